@@ -1,0 +1,43 @@
+# One word per job; a bare `make` lists them.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+MAKEFLAGS += --no-print-directory
+.DEFAULT_GOAL := help
+
+BIN := .venv/bin
+READY := .venv/ready
+CODE := $(wildcard src tests docs bench examples)
+NOT_SLOW := $(if $(SLOW),,-m "not slow")
+
+.PHONY: help setup demo test check bench docs
+
+help:
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(READY) ## build .venv, every package pinned by constraints.txt
+	@echo "ready: $(BIN)"
+
+demo: $(READY) ## save, change, save again, look: a tour in under a minute
+	@$(BIN)/python examples/demo.py
+
+test: $(READY) ## run the tests (SLOW=1: the slow ones too; ARGS=... goes to pytest)
+	@$(BIN)/python -m pytest --hypothesis-profile=ci $(NOT_SLOW) $(ARGS)
+
+check: $(READY) ## format, lint, types, architecture, generated pages
+	@$(BIN)/ruff format --check $(CODE)
+	@$(BIN)/ruff check $(CODE)
+	@$(BIN)/mypy --strict $(CODE)
+	@$(BIN)/python docs/generate.py --check
+	@$(BIN)/python -m pytest -q tests/architecture
+
+bench: $(READY) ## measure (QUICK=1: a smoke run)
+	@$(BIN)/python bench/run.py $(if $(QUICK),--quick)
+
+docs: $(READY) ## rewrite the generated pages
+	@$(BIN)/python docs/generate.py
+
+# PIP_CONSTRAINT and not -c: it holds for the build backend as well.
+$(READY): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || python3 -m venv .venv
+	@PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[dev]'
+	@touch $@

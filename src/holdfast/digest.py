@@ -1,0 +1,60 @@
+"""The two hashes: BLAKE3-256, which names and proves; XXH3-128, which only notices accidents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, NewType
+
+from blake3 import blake3
+from xxhash import xxh3_128_digest
+
+from holdfast.errors import Corrupt
+
+Digest = NewType("Digest", bytes)
+"""32 bytes of BLAKE3."""
+
+Buffer = bytes | bytearray | memoryview
+
+DIGEST_BYTES: Final = 32
+FINGERPRINT_BYTES: Final = 16
+
+
+def hash_bytes(data: Buffer) -> Digest:
+    """Return the BLAKE3-256 of `data`; frees the GIL."""
+    return Digest(blake3(data).digest())
+
+
+def hash_parts(parts: Iterable[Buffer]) -> Digest:
+    """Return the BLAKE3-256 of `parts` as if they were one buffer."""
+    hasher = blake3()
+    for part in parts:
+        hasher.update(part)
+    return Digest(hasher.digest())
+
+
+def hash_kind(kind: str, parts: Iterable[Buffer]) -> Digest:
+    """Return a content digest: BLAKE3 in derive-key mode, so that no kind collides with another or with a chunk."""
+    hasher = blake3(derive_key_context=f"holdfast v1 {kind}")
+    for part in parts:
+        hasher.update(part)
+    return Digest(hasher.digest())
+
+
+def fingerprint(data: Buffer) -> bytes:
+    """Return the XXH3-128 of stored bytes: finds accidents at memory speed, never a name."""
+    return xxh3_128_digest(data)
+
+
+def parse_digest(text: object, *, where: str) -> Digest:
+    """Read 64 lower-case hex digits, or raise Corrupt that says where they stood."""
+    if isinstance(text, str) and len(text) == 2 * DIGEST_BYTES and text == text.lower():
+        try:
+            return Digest(bytes.fromhex(text))
+        except ValueError:
+            pass
+    raise Corrupt(f"{where}: {str(text)[:80]!r} is not a digest", key=where)
+
+
+def short_hex(digest: bytes) -> str:
+    """Return the first 12 hex digits, for messages."""
+    return digest[:6].hex()

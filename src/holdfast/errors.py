@@ -1,0 +1,122 @@
+"""The whole exception tree, and nothing else.
+
+Grouped by what a handler does next::
+
+    HoldfastError
+      NotFound (KeyError)           no such name, entry or object: check the spelling, list what is there
+      BadName (ValueError)          a name or key that no store accepts: choose another
+      NameInUse                     the name holds something else: choose another, or overwrite=True
+      NotAStore                     nothing here that Holdfast wrote: check the path, or init
+        NewerFormat                 a later Holdfast wrote this: upgrade
+      Corrupt                       bytes are not what was saved: run check, restore from a copy
+        DigestMismatch              they are there and differ
+        MissingChunk                they are not there
+      StoreError (OSError)          the object store refused or failed: the cause is in the text
+        StoreFull                   no room: free some
+        ReadOnlyStore (PermissionError)   no right to write: open another, or get the right
+        ObjectExists (FileExistsError)    create met an object: somebody was first
+      LeaseLost                     this save was given up on by a collector: save again
+      CommitUnknown                 the commit was sent and its fate is not known: look, then save again
+
+Texts name the thing and the next step; facts are attributes.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import Literal
+
+Fate = Literal["absent", "unknown", "volatile"]
+"""What became of a create that raised: certainly not there; perhaps there; there but perhaps not durable."""
+
+
+class HoldfastError(Exception):
+    """Anything that Holdfast raises on purpose."""
+
+
+class NotFound(HoldfastError, KeyError):
+    """No such snapshot, entry, tag or object."""
+
+    def __init__(self, message: str, *, name: str = "") -> None:
+        super().__init__(message)
+        self.name = name
+
+    # KeyError shows the repr of its argument; a sentence should be shown as one.
+    __str__ = Exception.__str__
+
+
+class BadName(HoldfastError, ValueError):
+    """A name or key that is refused before anything is touched."""
+
+
+class NameInUse(HoldfastError):
+    """The name is taken, or somebody else took it while we were saving."""
+
+    def __init__(self, message: str, *, name: str) -> None:
+        super().__init__(message)
+        self.name = name
+
+
+class NotAStore(HoldfastError):
+    """There is no Holdfast store at this place."""
+
+
+class NewerFormat(NotAStore):
+    """The store uses a format or feature that this version does not know."""
+
+
+class Corrupt(HoldfastError):
+    """Stored bytes are damaged; none of them was returned."""
+
+    def __init__(self, message: str, *, key: str = "") -> None:
+        super().__init__(message)
+        self.key = key
+
+
+class DigestMismatch(Corrupt):
+    """Stored bytes are present and differ from what was saved."""
+
+
+class MissingChunk(Corrupt):
+    """No intact copy of a chunk is left in the store."""
+
+
+class StoreError(HoldfastError, OSError):
+    """The object store failed; `fate` says what became of a create."""
+
+    def __init__(self, message: str, *, key: str = "", fate: Fate = "absent", code: int | None = None) -> None:
+        super().__init__(message)
+        self.key = key
+        self.fate: Fate = fate
+        self.errno = code
+
+    __str__ = Exception.__str__
+
+
+class StoreFull(StoreError):
+    """There is no room for the bytes to be written."""
+
+    def __init__(self, message: str, *, key: str = "", needed_bytes: int = 0, free_bytes: int = 0) -> None:
+        super().__init__(message, key=key, code=errno.ENOSPC)
+        self.needed_bytes = needed_bytes
+        self.free_bytes = free_bytes
+
+
+class ReadOnlyStore(StoreError, PermissionError):
+    """The store was opened read-only, or the filesystem does not let us write."""
+
+
+class ObjectExists(StoreError, FileExistsError):
+    """Create met an object under that key; nothing was changed."""
+
+
+class LeaseLost(HoldfastError):
+    """A collector fenced this save; nothing of it is visible."""
+
+
+class CommitUnknown(HoldfastError):
+    """The commit was sent and its fate is not known: the name shows the old or the new state."""
+
+    def __init__(self, message: str, *, name: str) -> None:
+        super().__init__(message)
+        self.name = name

@@ -1,0 +1,161 @@
+"""Checks every record of a store: config, snapshots, tags, leases, marks; yields findings and collects the roots."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from holdfast.errors import Corrupt, HoldfastError, NewerFormat, NotFound
+from holdfast.repo.config import parse_config
+from holdfast.repo.findings import Finding, Severity, Tally
+from holdfast.repo.generations import iter_stems, read_record
+from holdfast.repo.layout import (
+    BAD,
+    CONFIG,
+    INDEX,
+    LEASES,
+    MANIFESTS,
+    MARKS,
+    PACKS,
+    PREFIXES,
+    SNAPSHOTS,
+    TAGS,
+    escape_name,
+    generation_key,
+    is_file_id,
+    is_lease_id,
+    split_generation,
+)
+from holdfast.repo.leases import EXPIRE_S
+from holdfast.repo.record import Fields
+from holdfast.repo.snapshots import Snapshot, parse_snapshot
+from holdfast.store.listing import iter_objects
+from holdfast.store.protocol import ObjectInfo, ObjectStore
+
+
+@dataclass(slots=True)
+class Roots:
+    """What the records lead to."""
+
+    current: list[Snapshot] = field(default_factory=list)
+    superseded: list[Snapshot] = field(default_factory=list)
+
+
+def check_records(store: ObjectStore, roots: Roots, tally: Tally) -> Iterator[Finding]:
+    """Check all records, the newest and those it has replaced."""
+    yield from _check_config(store)
+    for prefix in (SNAPSHOTS, TAGS):
+        for stem, generations in iter_stems(store, prefix):
+            tally.objects += len(generations)
+            yield from _check_name(store, stem, generations, roots)
+    for prefix in (LEASES, MARKS, BAD):
+        for info in iter_objects(store, prefix):
+            tally.objects += 1
+            yield from _check_passing(store, info)
+    yield from _check_keys(store)
+
+
+def _check_config(store: ObjectStore) -> Iterator[Finding]:
+    infos = list(iter_objects(store, CONFIG))
+    if not infos:
+        yield Finding("error", "config-missing", CONFIG, "the store has no config", "restore config/ from a copy")
+    for info in infos:
+        try:
+            fields = read_record(store, info.key)
+            if fields is None:
+                yield _torn(info.key)
+                continue
+            split = split_generation(info.key)
+            fields.expect(generation=split[1] if split else -1)
+            parse_config(fields, url=store.url)
+        except HoldfastError as error:
+            severity: Severity = "error" if info is infos[-1] else "warning"
+            yield Finding(
+                severity, "config-damaged", info.key, str(error), "restore this file from a copy of the store"
+            )
+
+
+def _check_name(store: ObjectStore, stem: str, generations: list[int], roots: Roots) -> Iterator[Finding]:
+    """Check all generations of a name, the highest first: the first that is not torn is the one that counts."""
+    is_current = True
+    for generation in reversed(generations):
+        key = generation_key(stem, generation)
+        try:
+            fields = read_record(store, key)
+            if fields is None:
+                yield _torn(key)
+                continue
+            _check_fields(fields, stem, generation, roots.current if is_current else roots.superseded)
+        except NotFound:
+            continue  # collected while we were looking
+        except (Corrupt, NewerFormat) as error:
+            severity: Severity = "error" if is_current else "warning"
+            advice = "nothing needs it any more: garbage collection removes it"
+            if is_current:
+                advice = "restore this file from a copy of the store; reading the name fails until then"
+            yield Finding(severity, "record-damaged", key, str(error), advice, snapshot=stem.partition("/")[2])
+        is_current = False
+
+
+def _check_fields(fields: Fields, stem: str, generation: int, found: list[Snapshot]) -> None:
+    kind = "snapshot" if stem.startswith(SNAPSHOTS) else "tag"
+    fields.expect(kind=kind, generation=generation)
+    prefix = stem.partition("/")[0] + "/"
+    if prefix + escape_name(fields.text("name")) != stem:
+        raise Corrupt(f"record {fields.key} holds a name that belongs elsewhere", key=fields.key)
+    state = fields.text("state")
+    if state not in ("live", "deleted"):
+        raise Corrupt(f"record {fields.key} is in the unknown state {state[:40]!r}", key=fields.key)
+    if kind == "snapshot" and state == "live":
+        found.append(parse_snapshot(fields))
+    if kind == "tag" and state == "live":
+        fields.digest("digest")
+
+
+def _check_passing(store: ObjectStore, info: ObjectInfo) -> Iterator[Finding]:
+    """Check a record that is there only while somebody works."""
+    try:
+        fields = read_record(store, info.key)
+        if fields is None:
+            yield _torn(info.key)
+            return
+        if info.key.startswith(LEASES):
+            stem, generation = split_generation(info.key) or (info.key, -1)
+            fields.expect(kind="lease", lease=stem.removeprefix(LEASES), generation=generation)
+            if fields.text("state") == "live" and store.clock() - info.modified_s > EXPIRE_S:
+                text = f"a save on {fields.text('host')} ended without releasing its lease: {fields.text('purpose')}"
+                yield Finding("note", "lease-abandoned", info.key, text, "garbage collection removes it")
+    except NotFound:
+        return
+    except (Corrupt, NewerFormat) as error:
+        advice = "nothing saved depends on it; delete the file when nobody is saving or collecting"
+        yield Finding("warning", "record-damaged", info.key, str(error), advice)
+
+
+def _check_keys(store: ObjectStore) -> Iterator[Finding]:
+    for info in iter_objects(store, ""):
+        if not _is_known(info.key):
+            text = f"{info.key} is nothing that this version of Holdfast writes"
+            advice = "if a later version put it there, upgrade; otherwise move it away"
+            yield Finding("warning", "unknown-object", info.key, text, advice)
+
+
+def _is_known(key: str) -> bool:
+    prefix = key.partition("/")[0] + "/"
+    rest = key.removeprefix(prefix)
+    if prefix not in PREFIXES:
+        return False
+    if prefix in (PACKS, MANIFESTS):
+        return is_file_id(rest)
+    if prefix in (CONFIG, SNAPSHOTS, TAGS):
+        return split_generation(key) is not None
+    if prefix == LEASES:
+        return is_lease_id(rest.partition("@")[0]) and split_generation(key) is not None
+    if prefix == INDEX:
+        return len(rest) == 64 and all(char in "0123456789abcdef" for char in rest)
+    return True
+
+
+def _torn(key: str) -> Finding:
+    text = f"record {key} was cut short while it was being written; it never counted"
+    return Finding("note", "record-torn", key, text, "garbage collection removes it")

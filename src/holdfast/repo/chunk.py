@@ -1,0 +1,55 @@
+"""Chunks: how bytes are cut into them, what identifies one, and where a copy of it lies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from holdfast.digest import Digest, hash_bytes, short_hex
+from holdfast.errors import DigestMismatch
+
+CHUNK_BYTES: Final = 1 << 20
+"""The grid: a chunk never crosses a multiple of this."""
+UNIT_BYTES: Final = 8 << 20
+"""How much of adjacent chunks is read or written at once."""
+INLINE_BYTES: Final = 512
+"""Chunks up to this size live in the manifest itself."""
+RAW: Final = 0
+"""The only codec so far: stored bytes are the bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """Where one copy of a chunk lies; believed only after a look."""
+
+    pack_id: str
+    offset: int
+    stored_bytes: int
+    codec: int
+    fingerprint: bytes
+    """XXH3-128 of the stored bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkRef:
+    """One chunk of an entry: its identity (digest and length), and where to find it."""
+
+    digest: Digest
+    size_bytes: int
+    location: Location | None
+    """None if the bytes are inline."""
+    inline: bytes = b""
+    box: tuple[int, ...] = ()
+    """Starts, then sizes, in the entry's global shape; empty for a plain span of bytes."""
+
+
+def cut(size_bytes: int) -> list[tuple[int, int]]:
+    """Return the (start, stop) of each chunk of a span of bytes."""
+    return [(start, min(start + CHUNK_BYTES, size_bytes)) for start in range(0, size_bytes, CHUNK_BYTES)]
+
+
+def verify_chunk(data: memoryview, digest: Digest, *, what: str) -> None:
+    """Raise DigestMismatch unless `data` is the chunk that `digest` names."""
+    found = hash_bytes(data)
+    if found != digest:
+        raise DigestMismatch(f"{what}: the stored bytes have digest {short_hex(found)}, not {short_hex(digest)}")

@@ -1,0 +1,137 @@
+"""Tables: a JSON head for strings and self-described little-endian columns: the body of footers and manifests."""
+
+from __future__ import annotations
+
+import struct
+import sys
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from holdfast.digest import Buffer
+from holdfast.errors import Corrupt, NewerFormat
+from holdfast.repo.record import Json, canonical_json, parse_json
+
+MAX_TABLE_BYTES: Final = 1 << 30
+MAX_COLUMNS: Final = 256
+_START: Final = struct.Struct("<IHH")
+_COLUMN: Final = struct.Struct("<20sBBHQ")
+Letter = Literal["B", "H", "I", "Q", "q"]
+_SIZES: Final[dict[Letter, int]] = {"B": 1, "H": 2, "I": 4, "Q": 8, "q": 8}
+_MANDATORY: Final = 1
+_ALIGN: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """The type of a column: a struct letter of fixed size, and how many of them make a row."""
+
+    letter: Letter
+    width: int = 1
+    mandatory: bool = True
+    """A reader that does not know a mandatory column must refuse the table."""
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes per row."""
+        return _SIZES[self.letter] * self.width
+
+
+Schema = Mapping[str, Kind]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A decoded table: each column is a view of native numbers, `width` of them to a row."""
+
+    head: dict[str, Json]
+    columns: dict[str, memoryview]
+
+
+def column(letter: Letter, values: list[int]) -> memoryview:
+    """Return `values` as a column of native numbers."""
+    # array's own letters for 4 and 8 bytes differ by platform; struct's standard sizes do not.
+    return memoryview(struct.pack(f"={len(values)}{letter}", *values)).cast("B").cast(letter)
+
+
+def encode_table(head: Mapping[str, Json], columns: Mapping[str, memoryview], schema: Schema) -> bytes:
+    """Encode a table; `columns` holds every column of `schema`."""
+    encoded_head = canonical_json(head)
+    parts: list[Buffer] = [_START.pack(len(encoded_head), len(schema), 0)]
+    bodies: list[Buffer] = [encoded_head, _padding(len(encoded_head))]
+    for name, kind in schema.items():
+        body = _swap(columns[name], kind.letter)
+        rows, rest = divmod(body.nbytes, kind.row_bytes)
+        assert not rest, name
+        flags = _MANDATORY if kind.mandatory else 0
+        parts.append(_COLUMN.pack(name.encode(), ord(kind.letter), flags, kind.width, rows))
+        bodies += [body, _padding(body.nbytes)]
+    return b"".join([*parts, *bodies])
+
+
+def decode_table(data: memoryview, schema: Schema, *, where: str) -> Table:
+    """Decode a table, checking every length before it is used; raises Corrupt or NewerFormat."""
+    cursor = _Cursor(data, where)
+    head_bytes, count, reserved = _START.unpack(cursor.take(_START.size))
+    if count > MAX_COLUMNS or reserved:
+        raise Corrupt(f"{where}: the table has an impossible start", key=where)
+    described = [_COLUMN.unpack(cursor.take(_COLUMN.size)) for _ in range(count)]
+    head = parse_json(cursor.take_padded(head_bytes), where=where)
+    if not isinstance(head, dict):
+        raise Corrupt(f"{where}: the head of the table is not an object", key=where)
+    columns: dict[str, memoryview] = {}
+    for name_bytes, letter_code, flags, width, rows in described:
+        name, letter = name_bytes.rstrip(b"\0").decode("ascii", "replace"), chr(letter_code)
+        item_bytes = next((size for known, size in _SIZES.items() if known == letter), 0)
+        if not item_bytes or name in columns:
+            raise Corrupt(f"{where}: column {name!r} is repeated or of an unknown type", key=where)
+        body = cursor.take_padded(item_bytes * width * rows)
+        if name not in schema:
+            if flags & _MANDATORY:
+                raise NewerFormat(f"{where} needs the column {name!r}, which this Holdfast does not know: upgrade")
+            continue
+        if (letter, width) != (schema[name].letter, schema[name].width):
+            raise Corrupt(f"{where}: column {name!r} has the wrong type", key=where)
+        columns[name] = _swap(body.cast(schema[name].letter), schema[name].letter)
+    missing = [name for name in schema if name not in columns]
+    if missing or cursor.rest:
+        raise Corrupt(f"{where}: " + (f"column {missing[0]!r} is missing" if missing else "bytes after the table"))
+    return Table(head, columns)
+
+
+class _Cursor:
+    """Takes bytes from the front of a buffer, never past its end."""
+
+    def __init__(self, data: memoryview, where: str) -> None:
+        self._data = data
+        self._where = where
+
+    @property
+    def rest(self) -> int:
+        return len(self._data)
+
+    def take(self, size: int) -> memoryview:
+        if size > len(self._data):
+            raise Corrupt(f"{self._where}: the table ends {size - len(self._data)} bytes early", key=self._where)
+        taken, self._data = self._data[:size], self._data[size:]
+        return taken
+
+    def take_padded(self, size: int) -> memoryview:
+        taken = self.take(size)
+        if any(self.take(-size % _ALIGN)):
+            raise Corrupt(f"{self._where}: padding in the table is not zero", key=self._where)
+        return taken
+
+
+def _padding(size: int) -> bytes:
+    return bytes(-size % _ALIGN)
+
+
+def _swap(view: memoryview, letter: Letter) -> memoryview:
+    """Turn native numbers into little-endian ones or back: nothing to do on nearly every machine."""
+    if sys.byteorder == "little" or letter == "B":
+        return view
+    swapped = array(letter, view.tolist())
+    swapped.byteswap()
+    return memoryview(swapped)

@@ -1,0 +1,109 @@
+"""The config record: what makes a place a store, and which versions may do what to it."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import Final
+
+from holdfast.errors import NewerFormat, NotAStore, ObjectExists
+from holdfast.repo.generations import create_generation, read_newest
+from holdfast.repo.layout import CONFIG, PREFIXES
+from holdfast.repo.record import Fields
+from holdfast.store.protocol import ObjectStore
+
+FORMAT_MAJOR: Final = 0
+FORMAT_MINOR: Final = 0
+OPERATIONS: Final = ("read", "write", "collect")
+"""What a feature flag can be mandatory for."""
+_KNOWN_FEATURES: Final[frozenset[str]] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """What a store says about itself."""
+
+    store_id: str
+    major: int
+    minor: int
+    features: dict[str, tuple[str, ...]]
+    """Per operation, the features that whoever does it must know."""
+
+    def verify_may(self, operation: str, *, url: str) -> None:
+        """Raise NewerFormat unless this version knows all that `operation` needs here."""
+        unknown = sorted(set(self.features.get(operation, ())) - _KNOWN_FEATURES)
+        if unknown:
+            raise NewerFormat(
+                f"{url} needs the feature {unknown[0]!r} to {operation}, which this Holdfast does not know: upgrade"
+            )
+
+
+def create_config(store: ObjectStore) -> Config:
+    """Make an empty place a store; raises ObjectExists if it is one already."""
+    config = Config(secrets.token_hex(16), FORMAT_MAJOR, FORMAT_MINOR, dict.fromkeys(OPERATIONS, ()))
+    fields = {
+        "kind": "config",
+        "write_id": config.store_id,
+        "store_id": config.store_id,
+        "format": {"major": config.major, "minor": config.minor},
+        "features": {operation: list(names) for operation, names in config.features.items()},
+    }
+    create_generation(store, CONFIG, 0, fields)
+    return config
+
+
+def ensure_config(store: ObjectStore) -> Config:
+    """Return the config, creating it if the place is empty; two that come at once agree on one."""
+    config = find_config(store)
+    if config is None:
+        verify_empty(store)
+        try:
+            return create_config(store)
+        except ObjectExists:
+            config = find_config(store)
+    if config is None:
+        raise NotAStore(f"{store.url}: its config was created and is gone again")
+    return config
+
+
+def verify_empty(store: ObjectStore) -> None:
+    """Raise NotAStore if there are objects without a config: a damaged store, or somebody else's files."""
+    page = store.list("", limit=1)
+    if page:
+        raise NotAStore(
+            f"{store.url} is not empty and has no config, so it is no store: {page[0].key!r} is there."
+            " Choose an empty place; if this was a store, its config/ was lost: restore it from a copy"
+        )
+
+
+def find_config(store: ObjectStore) -> Config | None:
+    """Return the config of a store, None if there is none; raises NewerFormat for one we may not read."""
+    newest = read_newest(store, CONFIG)
+    return parse_config(newest.fields, url=store.url) if newest.fields else None
+
+
+def parse_config(fields: Fields, *, url: str) -> Config:
+    """Check and convert the fields of a config record."""
+    fields.expect(kind="config")
+    version = Fields(fields.key, fields.mapping("format"))
+    major, minor = version.integer("major"), version.integer("minor")
+    if major > FORMAT_MAJOR:
+        raise NewerFormat(f"{url} has format {major}.{minor}, this Holdfast reads up to {FORMAT_MAJOR}: upgrade")
+    lists = Fields(fields.key, fields.mapping("features"))
+    features = {operation: lists.texts(operation) for operation in lists.values}
+    config = Config(fields.text("store_id"), major, minor, features)
+    config.verify_may("read", url=url)
+    return config
+
+
+def find_unknown_prefix(store: ObjectStore) -> str | None:
+    """Return the first key outside the format's prefixes: a later version may have put it there."""
+    after = ""
+    while True:
+        page = store.list("", after=after, limit=1)
+        if not page:
+            return None
+        prefix = page[0].key.partition("/")[0] + "/"
+        if prefix not in PREFIXES:
+            return page[0].key
+        after = prefix + "\x7f"

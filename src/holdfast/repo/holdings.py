@@ -1,0 +1,86 @@
+"""What the store already holds: finds a copy of a chunk that a save may rely on, and never a rotten one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from holdfast.digest import Digest, fingerprint
+from holdfast.errors import Corrupt, NotFound
+from holdfast.repo.chunk import RAW, Location
+from holdfast.repo.generations import read_newest
+from holdfast.repo.index import Index
+from holdfast.repo.layout import SNAPSHOTS, escape_prefix, pack_key, split_generation
+from holdfast.repo.manifest import Manifest, read_manifest
+from holdfast.repo.repository import Repository
+from holdfast.repo.snapshots import Snapshot, parse_snapshot
+from holdfast.store.listing import iter_objects
+from holdfast.store.protocol import ObjectStore
+
+
+class Holdings:
+    """Looks chunks up in base manifests first, then in the index; used by one thread."""
+
+    def __init__(self, repo: Repository, bases: Sequence[Manifest], *, avoid: frozenset[str]) -> None:
+        """Search `bases` and the store's index; packs whose key is in `avoid` count as absent."""
+        self._store = repo.store
+        self._avoid = avoid
+        self._bases = [(base, base.locate_all()) for base in bases]
+        self._index = Index(repo.store, limit_bytes=repo.budget_bytes // 4)
+        self._pack_sizes: dict[str, int] = {}
+
+    def find(self, digest: Digest, size_bytes: int) -> list[Location]:
+        """Return the places where a whole copy of the chunk should lie, by all that can be known without reading it."""
+        return [at for at in self._iter_candidates(digest, size_bytes) if self._is_usable(at, size_bytes)]
+
+    def is_intact(self, location: Location, data: memoryview) -> bool:
+        """Read a copy and tell whether it still is `data`; safe in any thread."""
+        stored = memoryview(bytearray(location.stored_bytes))
+        try:
+            self._store.read_into(pack_key(location.pack_id), location.offset, stored)
+        except (NotFound, Corrupt):
+            return False
+        return fingerprint(stored) == fingerprint(data)
+
+    def _iter_candidates(self, digest: Digest, size_bytes: int) -> Iterator[Location]:
+        for base, rows in self._bases:
+            if digest in rows:
+                yield base.location(rows[digest])
+        yield from self._index.find(digest, size_bytes)
+
+    def _is_usable(self, location: Location, size_bytes: int) -> bool:
+        key = pack_key(location.pack_id)
+        if key in self._avoid or location.codec != RAW or location.stored_bytes != size_bytes:
+            return False
+        if key not in self._pack_sizes:
+            try:
+                self._pack_sizes[key] = self._store.stat(key).size_bytes
+            except NotFound:
+                self._pack_sizes[key] = 0
+        return location.offset + location.stored_bytes <= self._pack_sizes[key]
+
+
+def read_bases(store: ObjectStore, candidates: Sequence[Snapshot | None]) -> list[Manifest]:
+    """Read the manifests of snapshots to build upon; one that is gone or damaged is no base, and no error."""
+    manifests: dict[str, Manifest] = {}
+    for snapshot in candidates:
+        if snapshot and snapshot.manifest.manifest_id not in manifests:
+            try:
+                manifests[snapshot.manifest.manifest_id] = read_manifest(store, snapshot.manifest)
+            except (NotFound, Corrupt):
+                continue
+    return list(manifests.values())
+
+
+def find_base(store: ObjectStore, name: str) -> Snapshot | None:
+    """Return the newest snapshot under the same prefix as `name`: most likely the step before."""
+    prefix = name.rpartition("/")[0]
+    listed = iter_objects(store, SNAPSHOTS + escape_prefix(prefix + "/" if prefix else ""))
+    newest = max(listed, key=lambda info: info.modified_s, default=None)
+    split = split_generation(newest.key) if newest else None
+    if split is None:
+        return None
+    try:
+        fields = read_newest(store, split[0]).fields
+        return parse_snapshot(fields) if fields and fields.text("state") == "live" else None
+    except Corrupt:
+        return None

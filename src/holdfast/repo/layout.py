@@ -1,0 +1,147 @@
+"""Every key of the format and the rules for names; no other module builds a key."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import unicodedata
+from typing import Final
+
+from holdfast.digest import hash_bytes
+from holdfast.errors import BadName
+
+CONFIG: Final = "config/"
+PACKS: Final = "packs/"
+MANIFESTS: Final = "manifests/"
+SNAPSHOTS: Final = "snapshots/"
+TAGS: Final = "tags/"
+LEASES: Final = "leases/"
+MARKS: Final = "marks/"
+BAD: Final = "bad/"
+INDEX: Final = "index/"
+PREFIXES: Final = (CONFIG, PACKS, MANIFESTS, SNAPSHOTS, TAGS, LEASES, MARKS, BAD, INDEX)
+
+MAX_NAME_BYTES: Final = 4096
+MAX_ESCAPED_BYTES: Final = 200
+MAX_GENERATION: Final = 99_999_999
+
+_PLAIN: Final = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789._-")
+# An escaped name never holds "%_", so the digest form of a long name cannot be mistaken for one.
+_DIGEST_FORM: Final = "%_"
+_GENERATION: Final = re.compile(r"[0-9]{8}\Z")
+_FILE_ID: Final = re.compile(r"[0-9a-f]{24}-[0-9a-f]{16}\Z")
+_LEASE_ID: Final = re.compile(r"[0-9a-f]{24}\Z")
+_DIGITS: Final = re.compile(r"([0-9]+)")
+
+
+def verify_name(name: str, *, what: str = "snapshot") -> str:
+    """Return `name` in NFC, or raise BadName that says which rule it breaks."""
+    why = _name_fault(name)
+    if why:
+        raise BadName(f"{what} name {name[:80]!r} is refused: {why}")
+    return unicodedata.normalize("NFC", name)
+
+
+def _name_fault(name: str) -> str:
+    """Say what is wrong with `name`, or nothing."""
+    if not name:
+        return "it is empty"
+    try:
+        encoded = unicodedata.normalize("NFC", name).encode()
+    except UnicodeEncodeError:
+        return "it is not valid Unicode"
+    if len(encoded) > MAX_NAME_BYTES:
+        return f"it is longer than {MAX_NAME_BYTES} bytes"
+    if any(unicodedata.category(char) in ("Cc", "Cs") for char in name):
+        return "it holds control characters"
+    if "\\" in name:
+        return "it holds a backslash; use '/'"
+    if any(part in ("", ".", "..") for part in name.split("/")):
+        return "each part between slashes must be there, and be neither '.' nor '..'"
+    return ""
+
+
+def escape_name(name: str) -> str:
+    """Turn a verified name into one key component that is the same on every filesystem."""
+    encoded = name.encode()
+    text = "".join(chr(byte) if byte in _PLAIN else f"%{byte:02x}" for byte in encoded)
+    if text.startswith("."):
+        text = "%2e" + text[1:]
+    return text if len(text) <= MAX_ESCAPED_BYTES else _DIGEST_FORM + hash_bytes(encoded).hex()
+
+
+def escape_prefix(prefix: str) -> str:
+    """Turn the start of a name into the start of its escaped form; wider than exact for long names."""
+    text = escape_name(prefix) if prefix else ""
+    return "" if text.startswith(_DIGEST_FORM) else text
+
+
+def natural_order(name: str) -> tuple[tuple[int, int, str], ...]:
+    """Return a sort key by which step-99 comes before step-100."""
+    return tuple((1, int(part), part) if part.isdigit() else (0, 0, part) for part in _DIGITS.split(name))
+
+
+def snapshot_stem(name: str) -> str:
+    """Return the key of a snapshot without its generation."""
+    return SNAPSHOTS + escape_name(name)
+
+
+def tag_stem(name: str) -> str:
+    """Return the key of a tag without its generation."""
+    return TAGS + escape_name(name)
+
+
+def lease_stem(lease_id: str) -> str:
+    """Return the key of a lease without its generation."""
+    return LEASES + lease_id
+
+
+def generation_key(stem: str, generation: int) -> str:
+    """Return the key of one generation; generations of one stem sort by number."""
+    if not 0 <= generation <= MAX_GENERATION:
+        raise BadName(f"{stem} has used up its {MAX_GENERATION} generations; use another name")
+    return f"{stem}{generation:08d}" if stem.endswith("/") else f"{stem}@{generation:08d}"
+
+
+def split_generation(key: str) -> tuple[str, int] | None:
+    """Split a key into stem and generation, or return None if it is not one of ours."""
+    prefix, _, last = key.rpartition("/")
+    stem, at, number = last.rpartition("@")
+    if not _GENERATION.match(number) or bool(at) == (prefix + "/" == CONFIG):
+        return None
+    return f"{prefix}/{stem}", int(number)
+
+
+def pack_key(pack_id: str) -> str:
+    """Return the key of a pack."""
+    return PACKS + pack_id
+
+
+def manifest_key(manifest_id: str) -> str:
+    """Return the key of a manifest."""
+    return MANIFESTS + manifest_id
+
+
+def index_key(digest_hex: str) -> str:
+    """Return the key of an index fragment."""
+    return INDEX + digest_hex
+
+
+def new_lease_id() -> str:
+    """Return a random lease id."""
+    return secrets.token_hex(12)
+
+
+def new_file_id(lease_id: str) -> str:
+    """Return a random id for a pack or manifest; its lease is in it, so that a collector can tell whose it is."""
+    return f"{lease_id}-{secrets.token_hex(8)}"
+
+
+def is_file_id(text: str) -> bool:
+    """Tell whether `text` has the form of a pack or manifest id."""
+    return bool(_FILE_ID.match(text))
+
+
+def is_lease_id(text: str) -> bool:
+    """Tell whether `text` has the form of a lease id."""
+    return bool(_LEASE_ID.match(text))

@@ -1,0 +1,75 @@
+"""Leases: how a save tells collectors that it is alive; taking the next generation of one is how it is fenced."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from typing import Final, Literal
+
+from holdfast.errors import LeaseLost, ObjectExists, StoreError
+from holdfast.repo.generations import create_generation, list_generations
+from holdfast.repo.layout import generation_key, lease_stem, new_lease_id
+from holdfast.store.protocol import ObjectStore
+
+RENEW_S: Final = 60.0
+"""A save that moves bytes shows a new generation this often."""
+EXPIRE_S: Final = 900.0
+"""A lease that has shown no new generation for so long may be fenced."""
+
+LeaseState = Literal["live", "released", "fenced"]
+
+
+class Lease:
+    """One save's lease; used by one thread."""
+
+    def __init__(self, store: ObjectStore, *, purpose: str) -> None:
+        """Take a new lease: from now on, collectors wait for it."""
+        self.lease_id = new_lease_id()
+        self._store = store
+        self._purpose = purpose
+        self._generation = -1
+        self._shown_s = 0.0
+        self._advance("live")
+
+    def keep_alive(self) -> None:
+        """Renew if it is time to; cheap enough to be called for every bit of work."""
+        if self._store.clock() - self._shown_s >= RENEW_S:
+            self.renew()
+
+    def renew(self) -> None:
+        """Show that the save is alive; raises LeaseLost if it has been fenced."""
+        self._advance("live")
+
+    def release(self) -> None:
+        """End the lease; raises LeaseLost if it has been fenced before."""
+        self._advance("released")
+
+    def forget(self) -> None:
+        """Remove the files of a lease that has ended: the last one last, so that it never seems alive again."""
+        try:
+            for generation in list_generations(self._store, lease_stem(self.lease_id)):
+                self._store.delete(generation_key(lease_stem(self.lease_id), generation))
+        except StoreError:
+            return  # a collector removes them in time
+
+    def _advance(self, state: LeaseState) -> None:
+        fields = {
+            "kind": "lease",
+            "lease": self.lease_id,
+            "state": state,
+            "write_id": secrets.token_hex(16),
+            "purpose": self._purpose,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "time": self._store.clock(),
+        }
+        try:
+            create_generation(self._store, lease_stem(self.lease_id), self._generation + 1, fields, durable=False)
+        except ObjectExists as error:
+            raise LeaseLost(
+                f"{self._purpose}: a collector took this save for dead and fenced its lease {self.lease_id};"
+                " nothing of it is visible. Save again"
+            ) from error
+        self._generation += 1
+        self._shown_s = self._store.clock()

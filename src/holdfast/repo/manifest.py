@@ -1,0 +1,326 @@
+"""What a snapshot holds: entries by name, each a list of chunks with their identity and a hint where they lie."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import Final
+
+import zstandard
+
+from holdfast.digest import DIGEST_BYTES, Digest, hash_bytes, hash_kind
+from holdfast.errors import Corrupt, DigestMismatch, NewerFormat, NotFound
+from holdfast.repo.chunk import CHUNK_BYTES, RAW, ChunkRef, Location
+from holdfast.repo.columns import MAX_TABLE_BYTES, Kind, Schema, Table, column, decode_table, encode_table
+from holdfast.repo.layout import is_file_id, manifest_key
+from holdfast.repo.record import Json, canonical_json
+from holdfast.store.protocol import ObjectStore
+
+MANIFEST_MAJOR: Final = 0
+MANIFEST_MINOR: Final = 0
+INLINE: Final = 0xFFFFFFFF
+"""In the pack column: the bytes are in the inline column."""
+NO_RANK: Final = 0xFFFFFFFF
+"""In the rank column: the entry is the same for all ranks."""
+
+_HEADER: Final = struct.Struct("<8sHHIQ")
+_MAGIC: Final = b"HFMANIF\n"
+_ZSTD_LEVEL: Final = 3
+# Digests do not compress, so an honest table never shrinks by more; a small file must not unfold into a huge one.
+_MAX_RATIO: Final = 200
+
+_SCHEMA: Final[Schema] = {
+    "entry_bytes": Kind("Q"),
+    "entry_chunks": Kind("I"),
+    "entry_spec": Kind("I"),
+    "entry_note": Kind("I", mandatory=False),
+    "entry_dims": Kind("B"),
+    "entry_alias": Kind("I"),
+    "entry_rank": Kind("I"),
+    "chunk_digest": Kind("B", 32),
+    "chunk_bytes": Kind("I"),
+    "chunk_pack": Kind("I"),
+    "chunk_offset": Kind("Q"),
+    "chunk_stored": Kind("I"),
+    "chunk_codec": Kind("B"),
+    "chunk_xxh3": Kind("B", 16),
+    "box": Kind("q"),
+    "inline": Kind("B"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One leaf of a snapshot: `size_bytes` bytes with a meaning (`spec`) that the layers above give it."""
+
+    name: str
+    size_bytes: int
+    chunks: tuple[ChunkRef, ...]
+    spec: Json = None
+    """Part of the content: two entries that differ in it are different."""
+    note: Json = None
+    """Not part of the content: where it came from, when, and the like."""
+    dims: int = 0
+    """0: a plain span of bytes, its chunks in order. Otherwise each chunk has a box of that many dimensions."""
+    alias: int = 0
+    """Entries with the same number, if not 0, share memory."""
+    rank: int = NO_RANK
+
+
+def digest_entry(entry: Entry) -> Digest:
+    """Return the content digest of an entry: what it is, not where it lies."""
+    spec = canonical_json(entry.spec)
+    name = entry.name.encode()
+    head = struct.pack(
+        "<QQIIIQQ", len(name), len(spec), entry.dims, entry.alias, entry.rank, entry.size_bytes, len(entry.chunks)
+    )
+    boxes = [value for chunk in entry.chunks for value in chunk.box]
+    chunks = [struct.pack("<Q", chunk.size_bytes) + chunk.digest for chunk in entry.chunks]
+    return hash_kind("entry", [head, name, spec, struct.pack(f"<{len(boxes)}q", *boxes), *chunks])
+
+
+def digest_snapshot(spec: Json, entries: Sequence[Entry]) -> Digest:
+    """Return the content digest of a snapshot: its spec and its entries in order."""
+    encoded = canonical_json(spec)
+    head = struct.pack("<QQ", len(encoded), len(entries))
+    return hash_kind("snapshot", [head, encoded, *map(digest_entry, entries)])
+
+
+def encode_manifest(spec: Json, entries: Sequence[Entry]) -> bytes:
+    """Encode a manifest file."""
+    chunks = [chunk for entry in entries for chunk in entry.chunks]
+    packs = _Numbers()
+    specs, notes = _Numbers(), _Numbers()
+    inline_ends = list(accumulate((len(chunk.inline) for chunk in chunks), initial=0))
+    columns = {
+        "entry_bytes": column("Q", [entry.size_bytes for entry in entries]),
+        "entry_chunks": column("I", [len(entry.chunks) for entry in entries]),
+        "entry_spec": column("I", [specs.number(canonical_json(entry.spec), entry.spec) for entry in entries]),
+        "entry_note": column("I", [notes.number(canonical_json(entry.note), entry.note) for entry in entries]),
+        "entry_dims": column("B", [entry.dims for entry in entries]),
+        "entry_alias": column("I", [entry.alias for entry in entries]),
+        "entry_rank": column("I", [entry.rank for entry in entries]),
+        "chunk_digest": memoryview(b"".join(chunk.digest for chunk in chunks)),
+        "chunk_bytes": column("I", [chunk.size_bytes for chunk in chunks]),
+        "chunk_pack": column(
+            "I", [packs.number(at.pack_id, at.pack_id) if (at := c.location) else INLINE for c in chunks]
+        ),
+        "chunk_offset": column(
+            "Q", [at.offset if (at := c.location) else i for c, i in zip(chunks, inline_ends, strict=False)]
+        ),
+        "chunk_stored": column("I", [at.stored_bytes if (at := c.location) else len(c.inline) for c in chunks]),
+        "chunk_codec": column("B", [at.codec if (at := c.location) else RAW for c in chunks]),
+        "chunk_xxh3": memoryview(b"".join(at.fingerprint if (at := c.location) else bytes(16) for c in chunks)),
+        "box": column("q", [value for chunk in chunks for value in chunk.box]),
+        "inline": memoryview(b"".join(chunk.inline for chunk in chunks)),
+    }
+    head = {
+        "spec": spec,
+        "names": [entry.name for entry in entries],
+        "specs": specs.values,
+        "notes": notes.values,
+        "packs": packs.values,
+        "parts": [],
+    }
+    table = encode_table(head, columns, _SCHEMA)
+    header = _HEADER.pack(_MAGIC, MANIFEST_MAJOR, MANIFEST_MINOR, 0, len(table))
+    data = header + zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(table)
+    # The referrer keeps the digest of the whole file; this one proves a manifest that nobody refers to any more.
+    return data + hash_bytes(data)
+
+
+class _Numbers:
+    """Numbers distinct values in the order in which they come."""
+
+    def __init__(self) -> None:
+        self.values: list[Json] = []
+        self._numbers: dict[bytes | str, int] = {}
+
+    def number(self, identity: bytes | str, value: Json) -> int:
+        if identity not in self._numbers:
+            self._numbers[identity] = len(self.values)
+            self.values.append(value)
+        return self._numbers[identity]
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestRef:
+    """How a record points to a manifest: the referrer keeps the digest."""
+
+    manifest_id: str
+    digest: Digest
+    size_bytes: int
+
+
+def read_manifest(store: ObjectStore, ref: ManifestRef) -> Manifest:
+    """Read and check a manifest; raises NotFound, Corrupt or NewerFormat."""
+    key = manifest_key(ref.manifest_id)
+    data = store.read(key, limit_bytes=ref.size_bytes)
+    if hash_bytes(data) != ref.digest:
+        raise DigestMismatch(f"{key} is damaged: its digest is not the one its snapshot keeps", key=key)
+    return decode_manifest(data, where=key)
+
+
+def decode_manifest(data: bytes, *, where: str) -> Manifest:
+    """Decode a manifest file, every length checked before it is used."""
+    data, own_digest = data[:-DIGEST_BYTES], data[-DIGEST_BYTES:]
+    if len(data) < _HEADER.size:
+        raise Corrupt(f"{where} is too short for a manifest", key=where)
+    magic, major, _minor, reserved, table_bytes = _HEADER.unpack_from(data)
+    if magic != _MAGIC or reserved:
+        raise Corrupt(f"{where} does not start as a manifest", key=where)
+    if major > MANIFEST_MAJOR:
+        raise NewerFormat(f"{where} has manifest version {major}, this Holdfast reads up to {MANIFEST_MAJOR}: upgrade")
+    if hash_bytes(data) != own_digest:
+        raise DigestMismatch(f"{where} is damaged: it does not have the digest that it states", key=where)
+    if table_bytes > min(MAX_TABLE_BYTES, _MAX_RATIO * len(data) + (1 << 20)):
+        raise Corrupt(f"{where} claims to unfold into {table_bytes} bytes, more than it can hold", key=where)
+    try:
+        # A frame states its own size as well; the decompressor must not trust that one before ours.
+        if zstandard.frame_content_size(data[_HEADER.size :]) != table_bytes:
+            raise Corrupt(f"{where}: the sizes in its two headers differ", key=where)
+        table = zstandard.ZstdDecompressor().decompress(data[_HEADER.size :], allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise Corrupt(f"{where} does not decompress: {error}", key=where) from error
+    return Manifest(decode_table(memoryview(table), _SCHEMA, where=where), where)
+
+
+class Manifest:
+    """A decoded manifest; entries are built when they are asked for."""
+
+    def __init__(self, table: Table, where: str) -> None:
+        """Check that the columns fit each other."""
+        self._where = where
+        self._columns = table.columns
+        self._head = table.head
+        self.spec: Json = table.head.get("spec")
+        self.names: list[str] = self._strings("names")
+        self.packs: list[str] = self._strings("packs")
+        if self._head.get("parts") != []:
+            raise NewerFormat(f"{where} was written by many ranks, which this Holdfast does not read yet: upgrade")
+        self._verify()
+        self._chunk_ends = list(accumulate(self._columns["entry_chunks"]))
+        steps = zip(self._columns["entry_chunks"], self._columns["entry_dims"], strict=True)
+        self._box_ends = list(accumulate(2 * chunks * dims for chunks, dims in steps))
+        self._digests = bytes(self._columns["chunk_digest"])
+        self._verify_spans()
+
+    def __len__(self) -> int:
+        """Return the number of entries."""
+        return len(self.names)
+
+    @property
+    def num_chunks(self) -> int:
+        """Return the number of chunks of all entries."""
+        return len(self._columns["chunk_bytes"])
+
+    @cached_property
+    def _positions(self) -> dict[str, int]:
+        return {name: position for position, name in enumerate(self.names)}
+
+    def find_entry(self, name: str) -> Entry:
+        """Return the entry of that name, or raise NotFound."""
+        position = self._positions.get(name)
+        if position is None:
+            raise NotFound(f"no entry {name!r} in {self._where}", name=name)
+        return self.entry(position)
+
+    def iter_entries(self) -> Iterator[Entry]:
+        """Yield the entries in order."""
+        return (self.entry(position) for position in range(len(self)))
+
+    def entry(self, position: int) -> Entry:
+        """Build the entry at `position`."""
+        columns = self._columns
+        first = self._chunk_ends[position - 1] if position else 0
+        box = self._box_ends[position - 1] if position else 0
+        step = 2 * columns["entry_dims"][position]
+        chunks = tuple(
+            self._chunk(row, tuple(columns["box"][box + step * i : box + step * (i + 1)]))
+            for i, row in enumerate(range(first, self._chunk_ends[position]))
+        )
+        return Entry(
+            self.names[position],
+            columns["entry_bytes"][position],
+            chunks,
+            self._head["specs"][columns["entry_spec"][position]],
+            self._head["notes"][columns["entry_note"][position]],
+            columns["entry_dims"][position],
+            columns["entry_alias"][position],
+            columns["entry_rank"][position],
+        )
+
+    def sizes(self) -> list[int]:
+        """Return the size in bytes of each entry, without building them."""
+        return list(self._columns["entry_bytes"])
+
+    def locate_all(self) -> dict[Digest, int]:
+        """Return a row number, good for `location`, for every chunk that lies in a pack."""
+        packs = self._columns["chunk_pack"]
+        return {self._digest(row): row for row in range(self.num_chunks) if packs[row] != INLINE}
+
+    def location(self, row: int) -> Location:
+        """Return where the chunk in `row` lies; it must not be inline."""
+        columns = self._columns
+        return Location(
+            self.packs[columns["chunk_pack"][row]],
+            columns["chunk_offset"][row],
+            columns["chunk_stored"][row],
+            columns["chunk_codec"][row],
+            bytes(columns["chunk_xxh3"][16 * row : 16 * row + 16]),
+        )
+
+    def _digest(self, row: int) -> Digest:
+        return Digest(self._digests[32 * row : 32 * row + 32])
+
+    def _chunk(self, row: int, box: tuple[int, ...]) -> ChunkRef:
+        columns = self._columns
+        size = columns["chunk_bytes"][row]
+        if columns["chunk_pack"][row] != INLINE:
+            return ChunkRef(self._digest(row), size, self.location(row), box=box)
+        start = columns["chunk_offset"][row]
+        return ChunkRef(self._digest(row), size, None, bytes(columns["inline"][start : start + size]), box)
+
+    def _strings(self, field: str) -> list[str]:
+        values = self._head.get(field)
+        if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+            raise Corrupt(f"{self._where}: {field!r} is not a list of strings", key=self._where)
+        return values
+
+    def _verify(self) -> None:
+        """Check that every number in a column points to something that is there."""
+        columns, where = self._columns, self._where
+        entries, chunks = len(self.names), len(columns["chunk_bytes"])
+        for name, kind in _SCHEMA.items():
+            rows = entries if name.startswith("entry_") else chunks
+            if name.startswith(("entry_", "chunk_")) and len(columns[name]) != rows * kind.width:
+                raise Corrupt(f"{where}: column {name!r} has the wrong length", key=where)
+        for field, name in (("specs", "entry_spec"), ("notes", "entry_note")):
+            values = self._head.get(field)
+            if not isinstance(values, list) or max(columns[name], default=-1) >= len(values):
+                raise Corrupt(f"{where}: {name!r} points outside the head", key=where)
+        if len(set(self.names)) != entries:
+            raise Corrupt(f"{where}: two entries have one name", key=where)
+        if not all(map(is_file_id, self.packs)):
+            raise Corrupt(f"{where}: a pack id is malformed", key=where)
+        inline = len(columns["inline"])
+        placed = ("chunk_pack", "chunk_offset", "chunk_bytes", "chunk_stored")
+        for pack, offset, size, stored in zip(*(columns[name] for name in placed), strict=True):
+            fits = pack < len(self.packs) if pack != INLINE else offset + size <= inline and stored == size
+            if not fits or not 0 < size <= CHUNK_BYTES or offset >= 1 << 62:
+                raise Corrupt(f"{where}: a chunk lies where it cannot be", key=where)
+
+    def _verify_spans(self) -> None:
+        """Check that chunks, boxes and sizes of the entries add up."""
+        columns, where = self._columns, self._where
+        ends = list(accumulate(columns["chunk_bytes"], initial=0))
+        if (self._chunk_ends or [0])[-1] != self.num_chunks or (self._box_ends or [0])[-1] != len(columns["box"]):
+            raise Corrupt(f"{where}: entries and chunks do not add up", key=where)
+        first = 0
+        for size, dims, last in zip(columns["entry_bytes"], columns["entry_dims"], self._chunk_ends, strict=True):
+            if not dims and ends[last] - ends[first] != size:
+                raise Corrupt(f"{where}: the chunks of an entry do not add up to its size", key=where)
+            first = last

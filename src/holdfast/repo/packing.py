@@ -1,0 +1,58 @@
+"""Fills packs one after the other on behalf of one save, and tells the index about each."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from holdfast.digest import Digest
+from holdfast.errors import StoreError
+from holdfast.repo.chunk import Location
+from holdfast.repo.index import write_fragment
+from holdfast.repo.layout import new_file_id
+from holdfast.repo.leases import Lease
+from holdfast.repo.pack import PackBuilder
+from holdfast.store.protocol import ObjectStore
+
+_log = logging.getLogger(__name__)
+
+
+class Packer:
+    """The packs of one save; used by one thread."""
+
+    def __init__(self, store: ObjectStore, lease: Lease) -> None:
+        """Begin with no pack: one is opened when the first chunk comes."""
+        self._store = store
+        self._lease = lease
+        self._open: PackBuilder | None = None
+
+    def append(self, chunks: Sequence[tuple[Digest, memoryview]], *, alignment: int) -> list[Location]:
+        """Append chunks back to back, in a new pack if the open one is full."""
+        self._lease.keep_alive()
+        if self._open is not None and self._open.is_full:
+            self.seal()
+        if self._open is None:
+            self._open = PackBuilder(self._store, new_file_id(self._lease.lease_id))
+        return self._open.append(chunks, alignment=alignment)
+
+    def seal(self) -> None:
+        """Make what was appended durable; the index learns of it only then."""
+        if self._open is None:
+            return
+        pack, self._open = self._open, None
+        try:
+            pack.seal()
+        except BaseException:
+            pack.abort()
+            raise
+        try:
+            # Before the commit: if this save dies, the next one need not write these bytes again.
+            write_fragment(self._store, pack.rows)
+        except StoreError as error:
+            _log.warning("pack %s is not in the index, its chunks may be stored twice: %s", pack.pack_id, error)
+
+    def abort(self) -> None:
+        """Drop the open pack; sealed ones are left to a collector."""
+        if self._open is not None:
+            self._open.abort()
+            self._open = None

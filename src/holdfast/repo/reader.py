@@ -1,0 +1,205 @@
+"""Verified reads: exact ranges of entries into the caller's buffer, from the hint or from any other intact copy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from holdfast.digest import short_hex
+from holdfast.errors import Corrupt, DigestMismatch, MissingChunk, NewerFormat, NotFound, StoreError
+from holdfast.repo.chunk import RAW, UNIT_BYTES, ChunkRef, Location, verify_chunk
+from holdfast.repo.copies import iter_copies
+from holdfast.repo.layout import pack_key
+from holdfast.repo.manifest import Entry, read_manifest
+from holdfast.repo.repository import Repository, count_threads
+from holdfast.repo.snapshots import Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """A chunk and where it stands in its entry."""
+
+    ref: ChunkRef
+    start: int
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.ref.size_bytes
+
+
+class SnapshotReader:
+    """Reads entries of one snapshot; every byte it returns has been verified. Use it in a `with`."""
+
+    def __init__(self, repo: Repository, snapshot: Snapshot) -> None:
+        """Read the manifest; raises NotFound if the snapshot has been collected, Corrupt if it is damaged."""
+        self.snapshot = snapshot
+        self.manifest = read_manifest(repo.store, snapshot.manifest)
+        self._repo = repo
+        self._store = repo.store
+        self._pool = ThreadPoolExecutor(count_threads(), "holdfast-read")
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the threads."""
+        self._pool.shutdown(cancel_futures=True)
+
+    def find_entry(self, name: str) -> Entry:
+        """Return the entry of that name, or raise NotFound that helps."""
+        try:
+            return self.manifest.find_entry(name)
+        except NotFound:
+            raise NotFound(
+                f"no entry {name!r} in {self.snapshot.name!r}; `holdfast show {self.snapshot.name}` lists them",
+                name=name,
+            ) from None
+
+    def read_entry(self, name: str) -> bytearray:
+        """Read a whole entry into new memory."""
+        entry = self.find_entry(name)
+        data = bytearray(entry.size_bytes)
+        self.read_into(entry, 0, memoryview(data))
+        return data
+
+    def read_into(self, entry: Entry, start: int, buffer: memoryview) -> None:
+        """Fill `buffer` with the bytes of `entry` from `start` on; reads only the chunks that these lie in."""
+        stop = start + buffer.nbytes
+        if start < 0 or stop > entry.size_bytes:
+            raise ValueError(f"bytes {start} to {stop} of {entry.name!r}, which has {entry.size_bytes}")
+        slots = [slot for slot in _place(entry) if slot.start < stop and slot.stop > start]
+        whole = [slot for slot in slots if start <= slot.start and slot.stop <= stop]
+        tasks = [self._pool.submit(self._read_run, entry, run, buffer, start) for run in _split_runs(whole)]
+        for slot in slots:
+            if not (start <= slot.start and slot.stop <= stop):
+                first, last = max(slot.start, start), min(slot.stop, stop)
+                data = self._read_chunk(entry, slot)
+                buffer[first - start : last - start] = data[first - slot.start : last - slot.start]
+        for task in tasks:
+            task.result()
+
+    def iter_entry(self, entry: Entry) -> Iterator[memoryview]:
+        """Yield an entry piece by piece, never holding more than a few pieces, whatever its size."""
+        for start in range(0, entry.size_bytes, UNIT_BYTES):
+            piece = memoryview(bytearray(min(UNIT_BYTES, entry.size_bytes - start)))
+            self.read_into(entry, start, piece)
+            yield piece
+
+    def _read_run(self, entry: Entry, run: Sequence[_Slot], buffer: memoryview, start: int) -> None:
+        """Read chunks that lie back to back in one pack, straight into the buffer."""
+        target = buffer[run[0].start - start : run[-1].stop - start]
+        first = run[0].ref.location
+        if first is not None and len(run) > 1:
+            try:
+                self._store.read_into(pack_key(first.pack_id), first.offset, target)
+            except (NotFound, Corrupt, StoreError):
+                self._read_singly(entry, run, target)
+                return
+            self._verify_run(entry, run, target)
+        else:
+            self._read_singly(entry, run, target)
+
+    def _verify_run(self, entry: Entry, run: Sequence[_Slot], target: memoryview) -> None:
+        for slot in run:
+            part = target[slot.start - run[0].start : slot.stop - run[0].start]
+            try:
+                verify_chunk(part, slot.ref.digest, what=entry.name)
+            except DigestMismatch:
+                part[:] = self._read_chunk(entry, slot)
+
+    def _read_singly(self, entry: Entry, run: Sequence[_Slot], target: memoryview) -> None:
+        for slot in run:
+            target[slot.start - run[0].start : slot.stop - run[0].start] = self._read_chunk(entry, slot)
+
+    def _read_chunk(self, entry: Entry, slot: _Slot) -> memoryview:
+        """Read one chunk from wherever an intact copy is left."""
+        ref = slot.ref
+        what = self._describe(entry, slot)
+        if ref.location is None:
+            data = memoryview(ref.inline)
+            verify_chunk(data, ref.digest, what=f"{what}, inline in its manifest")
+            return data
+        try:
+            return self._read_copy(ref, ref.location, what)
+        except (NotFound, Corrupt, StoreError) as error:
+            # A hint is only a hint. Other snapshots, or repairs, may have left another copy.
+            for location in iter_copies(self._repo, ref):
+                try:
+                    return self._read_copy(ref, location, what)
+                except (NotFound, Corrupt, StoreError):
+                    continue
+            raise self._lost(error, what, ref.location) from error
+
+    def _read_copy(self, ref: ChunkRef, location: Location, what: str) -> memoryview:
+        key = pack_key(location.pack_id)
+        if location.codec != RAW:
+            raise NewerFormat(
+                f"{what} is stored with codec {location.codec}, which this Holdfast does not know: upgrade"
+            )
+        if location.stored_bytes != ref.size_bytes:
+            raise Corrupt(f"{what}: {location.stored_bytes} stored bytes cannot hold {ref.size_bytes}", key=key)
+        data = memoryview(bytearray(location.stored_bytes))
+        self._store.read_into(key, location.offset, data)
+        verify_chunk(data, ref.digest, what=f"{what}, pack {location.pack_id}")
+        return data
+
+    def _describe(self, entry: Entry, slot: _Slot) -> str:
+        chunk = f"chunk {short_hex(slot.ref.digest)} (bytes {slot.start} to {slot.stop})"
+        return f"{self.snapshot.name!r}, entry {entry.name!r}, {chunk}"
+
+    def _lost(self, error: Exception, what: str, location: Location) -> Exception:
+        """Say what is lost, where it was, and what to do."""
+        key = pack_key(location.pack_id)
+        advice = "no other intact copy is in the store. Run `holdfast check --read`; restore the pack from a copy"
+        if isinstance(error, NotFound):
+            return MissingChunk(f"{what}: its pack {location.pack_id} is gone, and {advice}", key=key)
+        if isinstance(error, Corrupt):
+            return DigestMismatch(f"{what}: damaged in pack {location.pack_id}, and {advice}", key=key)
+        return StoreError(f"{what}: pack {location.pack_id} cannot be read ({error}), and {advice}", key=key)
+
+
+def _place(entry: Entry) -> list[_Slot]:
+    if entry.dims:
+        raise NewerFormat(f"{entry.name!r} is sharded, which this Holdfast does not read yet: upgrade")
+    slots = []
+    end = 0
+    for ref in entry.chunks:
+        slots.append(_Slot(ref, end))
+        end += ref.size_bytes
+    return slots
+
+
+def _split_runs(slots: Sequence[_Slot]) -> list[list[_Slot]]:
+    """Split chunks into runs that one read can fetch: adjacent in the entry and in one pack."""
+    runs: list[list[_Slot]] = []
+    for slot in slots:
+        before = runs[-1][-1] if runs else None
+        room = UNIT_BYTES - (slot.stop - runs[-1][0].start) if runs else -1
+        if before is None or room < 0 or not _adjoins(before, slot):
+            runs.append([])
+        runs[-1].append(slot)
+    return runs
+
+
+def _adjoins(before: _Slot, slot: _Slot) -> bool:
+    first, second = before.ref.location, slot.ref.location
+    if first is None or second is None or before.stop != slot.start:
+        return False
+    is_raw = first.codec == second.codec == RAW and first.stored_bytes == before.ref.size_bytes
+    return is_raw and first.pack_id == second.pack_id and first.offset + first.stored_bytes == second.offset
+
+
+def open_snapshot(repo: Repository, snapshot: Snapshot) -> SnapshotReader:
+    """Open a snapshot for reading; if it was overwritten and collected meanwhile, raises NotFound."""
+    try:
+        return SnapshotReader(repo, snapshot)
+    except NotFound as error:
+        raise NotFound(
+            f"{snapshot.name!r} is gone: its manifest was collected or lost; list again", name=snapshot.name
+        ) from error

@@ -1,0 +1,60 @@
+"""The handle on one repository: its object store, its config and its budget."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Final
+
+from holdfast.errors import NotAStore, ObjectExists
+from holdfast.repo.config import Config, create_config, ensure_config, find_config, verify_empty
+from holdfast.store.protocol import ObjectStore
+
+DEFAULT_BUDGET_BYTES: Final = 256 << 20
+MIN_BUDGET_BYTES: Final = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Repository:
+    """An open repository; opening and reading never write."""
+
+    store: ObjectStore
+    config: Config | None
+    """None as long as nothing was saved: the first save creates the store."""
+    budget_bytes: int = DEFAULT_BUDGET_BYTES
+
+    def verify_may_write(self) -> Config:
+        """Return the config for a writer, creating it at the first save; raises NewerFormat, StoreError."""
+        config = self.config or ensure_config(self.store)
+        config.verify_may("write", url=self.store.url)
+        return config
+
+
+def open_repository(
+    store: ObjectStore, *, budget_bytes: int = DEFAULT_BUDGET_BYTES, create: bool = False
+) -> Repository:
+    """Open a repository; raises NotAStore if there is none, unless the first save may create it."""
+    if budget_bytes < MIN_BUDGET_BYTES:
+        raise ValueError(f"budget_bytes must be at least {MIN_BUDGET_BYTES}, not {budget_bytes}")
+    config = find_config(store)
+    if config is None:
+        verify_empty(store)
+        if not create:
+            raise NotAStore(f"{store.url} holds no store; make one with `holdfast -s {store.url} init`")
+    return Repository(store, config, budget_bytes)
+
+
+def init_repository(store: ObjectStore) -> Config:
+    """Make an empty place a store; raises NotAStore if it is one already, or not empty."""
+    if find_config(store) is not None:
+        raise NotAStore(f"{store.url} is a store already; nothing was changed")
+    verify_empty(store)
+    try:
+        return create_config(store)
+    except ObjectExists as error:
+        raise NotAStore(f"{store.url} was made a store by somebody else just now; nothing was changed") from error
+
+
+def count_threads() -> int:
+    """Return how many threads may compute at once: the cores this process may use."""
+    return max(1, len(os.sched_getaffinity(0)))

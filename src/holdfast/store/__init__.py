@@ -1,0 +1,1 @@
+"""Object stores: keys to bytes, and nothing about what the bytes mean."""

@@ -1,0 +1,237 @@
+"""The object store in a directory: key `k` is the file `root/k`, created by link() and durable by fsync."""
+
+from __future__ import annotations
+
+import errno
+import os
+from contextlib import suppress
+from heapq import heapify, heappop, heappush
+from time import time
+from typing import Final
+
+from holdfast.digest import Buffer
+from holdfast.errors import BadName, Corrupt, NotFound, ReadOnlyStore, StoreError
+from holdfast.store.files import Files, FileStat, PosixFiles
+from holdfast.store.local_upload import LocalUpload, WriteTarget, begin_upload, explain_write_error, flatten
+from holdfast.store.naming import FileNamer, Naming
+from holdfast.store.protocol import PAGE_LIMIT, ObjectInfo, StoreTraits, verify_key, verify_prefix
+
+# What stands where no object is.
+_ABSENT: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP})
+# Whatever is not here may be shared with other hosts.
+_LOCAL_TYPES: Final = frozenset(
+    {"ext2", "ext3", "ext4", "xfs", "btrfs", "bcachefs", "zfs", "f2fs", "jfs", "reiserfs", "overlay", "tmpfs"}
+    | {"ramfs", "vfat", "exfat", "ntfs", "ntfs3", "fuseblk", "apfs", "hfs", "simulated"}
+)
+_VOLATILE_TYPES: Final = frozenset({"tmpfs", "ramfs"})
+
+# Inside the class `list` is its method.
+_Names = list[str]
+
+
+class LocalStore:
+    """Objects as files below `root`, which the first write makes."""
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        *,
+        read_only: bool = False,
+        single_writer: bool = False,
+        files: Files | None = None,
+    ) -> None:
+        self._root = os.path.abspath(root)
+        self._read_only = read_only
+        self._single_writer = single_writer
+        self._files: Files = PosixFiles() if files is None else files
+        self._namer = FileNamer(self._files)
+
+    @property
+    def url(self) -> str:
+        """The absolute path of the root."""
+        return self._root
+
+    @property
+    def traits(self) -> StoreTraits:
+        """What the filesystem below the root can do; tried out if it is there and may be written."""
+        exclusive = True
+        if not self._read_only:
+            # Where nothing can be tried, create itself refuses if this proves untrue.
+            with suppress(OSError):
+                exclusive = self._namer.read_naming(self._root) is not Naming.CHECKED_RENAME
+        filesystem_type = self._files.read_filesystem_type(self._root)
+        return StoreTraits(
+            exclusive_create=exclusive,
+            durable=filesystem_type not in _VOLATILE_TYPES,
+            network=filesystem_type not in _LOCAL_TYPES,
+        )
+
+    def create(self, key: str, data: Buffer, *, durable: bool = True) -> None:
+        """Create the file of `key`; without `durable` nothing is fsynced."""
+        with self._begin(key, durable=durable) as upload:
+            upload.append(data)
+            upload.commit()
+
+    def upload(self, key: str) -> LocalUpload:
+        """Begin a durable create that streams into a temporary file."""
+        return self._begin(key, durable=True)
+
+    def read(self, key: str, *, limit_bytes: int) -> bytes:
+        """Return the whole object."""
+        handle = self._open(key)
+        try:
+            status = self._files.stat_handle(handle)
+            if status.kind != "file":
+                raise self._not_found(key)
+            if status.size_bytes > limit_bytes:
+                raise Corrupt(
+                    f"{self._path(key)} holds {status.size_bytes} bytes, more than the {limit_bytes} it may; run check",
+                    key=key,
+                )
+            data = bytearray(status.size_bytes)
+            self._fill(key, handle, 0, memoryview(data))
+            return bytes(data)
+        except OSError as error:
+            raise self._read_error(error, key) from error
+        finally:
+            self._files.close(handle)
+
+    def read_into(self, key: str, start: int, buffer: memoryview) -> None:
+        """Fill `buffer` with the bytes from `start` on."""
+        handle = self._open(key)
+        try:
+            self._fill(key, handle, start, flatten(buffer))
+        except OSError as error:
+            raise self._read_error(error, key) from error
+        finally:
+            self._files.close(handle)
+
+    def list(self, prefix: str, *, after: str = "", limit: int = PAGE_LIMIT) -> list[ObjectInfo]:
+        """Return one page; only names that may be on it are looked at."""
+        verify_prefix(prefix)
+        # Every key below the directory `k` is greater than `k`: taking the least name, and putting back the
+        # names below it if it is a directory, yields keys in order however directories nest.
+        names = self._find_names(prefix[: prefix.rfind("/") + 1], prefix, after)
+        heapify(names)
+        page: list[ObjectInfo] = []
+        while names and len(page) < limit:
+            key = heappop(names)
+            status = self._find_stat(key) if _is_key(key) else None
+            if status is None:
+                continue
+            if status.kind == "directory":
+                for name in self._find_names(key + "/", prefix, after):
+                    heappush(names, name)
+            elif status.kind == "file" and key > after:
+                page.append(ObjectInfo(key=key, size_bytes=status.size_bytes, modified_s=status.modified_s))
+        return page
+
+    def delete(self, key: str) -> None:
+        """Remove the file of `key` if it is there; not fsynced, so the loss of power may bring it back."""
+        self._verify_writable(key)
+        path = self._path(key)
+        try:
+            self._files.unlink(path)
+        except OSError as error:
+            if error.errno in _ABSENT:
+                return
+            raise explain_write_error(error, key=key, path=path) from error
+        # Names come and go below the top directories; their empty remains would slow every list.
+        if key.count("/") > 1:
+            with suppress(OSError):
+                self._files.remove_directory(os.path.dirname(path))
+
+    def stat(self, key: str) -> ObjectInfo:
+        """Return the size and time of the file of `key`."""
+        verify_key(key)
+        status = self._find_stat(key)
+        if status is None or status.kind != "file":
+            raise self._not_found(key)
+        return ObjectInfo(key=key, size_bytes=status.size_bytes, modified_s=status.modified_s)
+
+    def clock(self) -> float:
+        """Return this host's time."""
+        return time()
+
+    def find_free_bytes(self) -> int | None:
+        """Return what the filesystem has left for us; before the first write, that of the nearest parent."""
+        path = self._root
+        while True:
+            try:
+                return self._files.read_free_bytes(path)
+            except FileNotFoundError:
+                path = os.path.dirname(path)
+            except OSError as error:
+                raise StoreError(f"cannot read the free space of {path}: {error.strerror}", code=error.errno) from error
+
+    def _path(self, key: str) -> str:
+        return os.path.join(self._root, key)
+
+    def _verify_writable(self, key: str) -> None:
+        verify_key(key)
+        if self._read_only:
+            raise ReadOnlyStore(
+                f"cannot write {self._path(key)}: the store was opened read-only; open it without read_only=True",
+                key=key,
+                code=errno.EROFS,
+            )
+
+    def _begin(self, key: str, *, durable: bool) -> LocalUpload:
+        self._verify_writable(key)
+        target = WriteTarget(self._files, self._namer, key=key, path=self._path(key))
+        return begin_upload(target, durable=durable, single_writer=self._single_writer)
+
+    def _open(self, key: str) -> int:
+        verify_key(key)
+        try:
+            return self._files.open_file(self._path(key))
+        except OSError as error:
+            raise self._read_error(error, key) from error
+
+    def _fill(self, key: str, handle: int, start: int, buffer: memoryview) -> None:
+        filled = 0
+        while filled < buffer.nbytes:
+            count = self._files.read_into(handle, start + filled, buffer[filled:])
+            if not count:
+                raise Corrupt(
+                    f"{self._path(key)} ends at byte {self._files.stat_handle(handle).size_bytes},"
+                    f" before the {buffer.nbytes} bytes at {start} that it should hold; run check",
+                    key=key,
+                )
+            filled += count
+
+    def _find_names(self, base: str, prefix: str, after: str) -> _Names:
+        """Return what the directory `base` (empty, or ending in "/") has that may be, or hold, a wanted key."""
+        try:
+            names = self._files.list_directory(self._path(base))
+        except OSError as error:
+            if error.errno in _ABSENT:
+                return []
+            raise self._read_error(error, base) from error
+        start = prefix[len(base) :]
+        # "0" follows "/": all that is below the directory `k` is less than `k0`.
+        return [base + name for name in names if name.startswith(start) and f"{base}{name}0" > after]
+
+    def _find_stat(self, key: str) -> FileStat | None:
+        try:
+            return self._files.stat(self._path(key))
+        except OSError as error:
+            if error.errno in _ABSENT:
+                return None
+            raise self._read_error(error, key) from error
+
+    def _not_found(self, key: str) -> NotFound:
+        return NotFound(f"no object {key} in {self._root}", name=key)
+
+    def _read_error(self, error: OSError, key: str) -> NotFound | StoreError:
+        if error.errno in _ABSENT:
+            return self._not_found(key)
+        return StoreError(f"cannot read {self._path(key)}: {error.strerror}", key=key, code=error.errno)
+
+
+def _is_key(name: str) -> bool:
+    try:
+        verify_key(name)
+    except BadName:
+        return False
+    return True

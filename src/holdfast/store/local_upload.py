@@ -1,0 +1,211 @@
+"""Writing one object of a local store: a temporary file, made durable, then named; and what each failure means."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections import deque
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from types import TracebackType
+from typing import Final, Self
+
+from holdfast.digest import Buffer
+from holdfast.errors import ObjectExists, ReadOnlyStore, StoreError, StoreFull
+from holdfast.store.files import Files
+from holdfast.store.naming import UNSUPPORTED, FileNamer, Naming
+
+_MAX_BUFFERS: Final = 1024  # IOV_MAX of Linux and macOS
+
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+_FORBIDDEN: Final = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
+# What a filesystem answers before it does anything; after any other error the name may yet appear.
+_REFUSALS: Final = _FULL | _FORBIDDEN | UNSUPPORTED | {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}
+
+
+@dataclass(frozen=True, slots=True)
+class WriteTarget:
+    """Where an object is to be created, and with what."""
+
+    files: Files
+    namer: FileNamer
+    key: str
+    path: str
+
+    @property
+    def directory(self) -> str:
+        return os.path.dirname(self.path)
+
+    def explain(self, error: OSError, *, needed_bytes: int = 0) -> StoreError:
+        """Return what to raise for an error that came before anything was created."""
+        free_bytes = 0
+        if error.errno in _FULL:
+            with suppress(OSError):
+                free_bytes = self.files.read_free_bytes(self.directory)
+        return explain_write_error(
+            error, key=self.key, path=self.path, needed_bytes=needed_bytes, free_bytes=free_bytes
+        )
+
+
+def explain_write_error(
+    error: OSError, *, key: str, path: str, needed_bytes: int = 0, free_bytes: int = 0
+) -> StoreError:
+    """Return what to raise for a write to `path` that failed and changed nothing."""
+    text = f"cannot write {path}: {error.strerror}"
+    if error.errno in _FULL:
+        text += f" ({needed_bytes} bytes needed, {free_bytes} free); free some space or raise the quota"
+        return StoreFull(text, key=key, needed_bytes=needed_bytes, free_bytes=free_bytes)
+    if error.errno in _FORBIDDEN:
+        text += "; let this user write there, or open the store with read_only=True"
+        return ReadOnlyStore(text, key=key, code=error.errno)
+    return StoreError(text, key=key, code=error.errno)
+
+
+def begin_upload(target: WriteTarget, *, durable: bool, single_writer: bool) -> LocalUpload:
+    """Make the temporary file, and make sure that it can be named safely before a byte is written."""
+    try:
+        temp, handle = target.namer.create_temp(target.directory)
+    except OSError as error:
+        raise target.explain(error) from error
+    upload = LocalUpload(target, temp=temp, handle=handle, durable=durable)
+    try:
+        naming = target.namer.read_naming(target.directory)
+    except OSError as error:
+        upload.abort()
+        raise target.explain(error) from error
+    if naming is Naming.CHECKED_RENAME and not single_writer:
+        upload.abort()
+        raise StoreError(
+            f"cannot create {target.path} safely: this filesystem has neither hard links nor rename without"
+            " replacement, so two writers could overwrite each other; pass single_writer=True if there is only one",
+            key=target.key,
+            code=errno.EOPNOTSUPP,
+        )
+    return upload
+
+
+class LocalUpload:
+    """An object under way: a temporary file beside its final name."""
+
+    def __init__(self, target: WriteTarget, *, temp: str, handle: int, durable: bool) -> None:
+        self._target = target
+        self._files = target.files
+        self._temp = temp
+        self._handle: int | None = handle
+        self._durable = durable
+        self._ended = False
+
+    def append(self, *buffers: Buffer) -> None:
+        """Append `buffers`; a failure ends the upload."""
+        handle = self._verify_open()
+        views = [flatten(buffer) for buffer in buffers]
+        try:
+            _write_all(self._files, handle, views)
+        except OSError as error:
+            self.abort()
+            raise self._target.explain(error, needed_bytes=sum(view.nbytes for view in views)) from error
+        except BaseException:
+            # How much was written is not known: it must never be committed.
+            self.abort()
+            raise
+
+    def commit(self) -> None:
+        """Give the file its name; any failure ends the upload."""
+        handle = self._verify_open()
+        try:
+            identity = self._seal(handle)
+            self._give_name(identity)
+        finally:
+            self.abort()
+        if self._durable:
+            self._sync_name()
+
+    def abort(self) -> None:
+        """Remove the temporary file."""
+        if self._ended:
+            return
+        self._ended = True
+        if self._handle is not None:
+            with suppress(OSError):
+                self._files.close(self._handle)
+        self._target.namer.discard(self._temp)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.abort()
+
+    def _verify_open(self) -> int:
+        if self._ended or self._handle is None:
+            raise StoreError(f"the upload of {self._target.path} has ended; begin a new one", key=self._target.key)
+        return self._handle
+
+    def _seal(self, handle: int) -> tuple[int, int]:
+        """Finish the temporary file, and the directories that lead to it; return its identity."""
+        try:
+            if self._durable:
+                self._files.sync_file(handle)
+            identity = self._files.stat_handle(handle).identity
+            # The number is free for others even if closing fails.
+            self._handle = None
+            self._files.close(handle)
+            if self._durable:
+                self._target.namer.sync_new_directories(self._target.directory)
+        except OSError as error:
+            raise self._target.explain(error) from error
+        return identity
+
+    def _give_name(self, identity: tuple[int, int]) -> None:
+        key, path = self._target.key, self._target.path
+        try:
+            self._target.namer.give_name(self._temp, path, identity)
+        except FileExistsError as error:
+            if self._is_directory(path):
+                text = f"cannot create {path}: a directory is there; choose a key that is not the start of another"
+                raise StoreError(text, key=key, code=errno.EISDIR) from error
+            raise ObjectExists(f"{path} is already there", key=key, code=errno.EEXIST) from error
+        except OSError as error:
+            if error.errno in _REFUSALS:
+                raise self._target.explain(error) from error
+            text = f"cannot tell whether {path} was created: {error.strerror}; look whether it is there"
+            raise StoreError(text, key=key, fate="unknown", code=error.errno) from error
+
+    def _is_directory(self, path: str) -> bool:
+        try:
+            return self._files.stat(path).kind == "directory"
+        except OSError:
+            return False
+
+    def _sync_name(self) -> None:
+        try:
+            self._files.sync_directory(self._target.directory)
+        except OSError as error:
+            raise StoreError(
+                f"{self._target.path} is there, but its directory could not be made durable: {error.strerror};"
+                " the disk may be failing, and no retry can mend this",
+                key=self._target.key,
+                fate="volatile",
+                code=error.errno,
+            ) from error
+
+
+def flatten(buffer: Buffer) -> memoryview:
+    """Return the bytes of `buffer` as one row; a view with a zero in its shape cannot be cast."""
+    view = memoryview(buffer)
+    return view.cast("B") if view.nbytes else memoryview(b"")
+
+
+def _write_all(files: Files, handle: int, views: Iterable[memoryview]) -> None:
+    """Write every byte, however few each call takes."""
+    left = deque(view for view in views if view.nbytes)
+    while left:
+        written = files.write(handle, list(islice(left, _MAX_BUFFERS)))
+        while left and written >= left[0].nbytes:
+            written -= left.popleft().nbytes
+        if written:
+            left[0] = left[0][written:]

@@ -1,0 +1,155 @@
+"""What an object store must do: the contract that every store keeps and every caller may rely on."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final, Protocol, Self, runtime_checkable
+
+from holdfast.digest import Buffer
+from holdfast.errors import BadName
+
+MAX_KEY_BYTES: Final = 512
+MAX_COMPONENT_BYTES: Final = 240
+PAGE_LIMIT: Final = 1000
+
+# Lower case only: two keys that differ in case would be one file on some filesystems. No component starts
+# with a dot: that excludes `.` and `..` and keeps dot-names for a store's own temporary files.
+_COMPONENT: Final = re.compile(r"[a-z0-9_%@=-][a-z0-9._%@=-]*\Z")
+
+
+def verify_key(key: str) -> str:
+    """Return `key`, or raise BadName if it could leave the store, hide in it, or collide with another."""
+    if len(key) > MAX_KEY_BYTES or not all(
+        len(part) <= MAX_COMPONENT_BYTES and _COMPONENT.match(part) for part in key.split("/")
+    ):
+        raise BadName(
+            f"object key {key[:80]!r} is refused: components of a-z 0-9 . _ % @ = - joined by '/',"
+            f" none empty or starting with a dot, each at most {MAX_COMPONENT_BYTES} bytes"
+        )
+    return key
+
+
+def verify_prefix(prefix: str) -> str:
+    """Return `prefix` if some valid key could start with it, or raise BadName."""
+    if prefix:
+        verify_key(prefix + "0" if prefix.endswith("/") else prefix)
+    return prefix
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """What a store knows about one object without reading it."""
+
+    key: str
+    size_bytes: int
+    modified_s: float
+    """When it was created, by the store's own clock (`ObjectStore.clock`)."""
+    version: str = ""
+    """Opaque; changes whenever the object does. Empty if the store has no conditional writes."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreTraits:
+    """What a store can do beyond the contract, and where it falls short of it."""
+
+    exclusive_create: bool
+    """`create` is certain to refuse a key that is present. If False, only one writer at a time is safe."""
+    durable: bool
+    """What was created durably survives the loss of power."""
+    network: bool
+    """Other hosts may reach it, so their clocks and caches count."""
+    replace_if_match: bool = False
+    delete_if_match: bool = False
+
+
+class Upload(Protocol):
+    """An object under way: appended to, then committed whole or not at all."""
+
+    def append(self, *buffers: Buffer) -> None:
+        """Append `buffers`; they may be reused once this returns. Raises StoreFull, StoreError."""
+
+    def commit(self) -> None:
+        """Make the object visible, whole and durable; the same outcomes as `ObjectStore.create`."""
+
+    def abort(self) -> None:
+        """Drop what was appended; after a commit, or twice, does nothing. Never raises StoreError."""
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Abort unless committed."""
+
+
+class ObjectStore(Protocol):
+    """Keys to bytes.
+
+    Every method may be called from any thread. Keys obey `verify_key`; a key that does not raises BadName
+    before anything is touched. Objects are immutable: they are created once and may be deleted. A read
+    that starts after a create returned MUST see it, and so MUST a list (strong consistency).
+    """
+
+    @property
+    def url(self) -> str:
+        """Where this is, for messages and for opening it again."""
+
+    @property
+    def traits(self) -> StoreTraits:
+        """What this store can do; may probe it once, writing and removing a scratch object."""
+
+    def create(self, key: str, data: Buffer, *, durable: bool = True) -> None:
+        """Create `key` holding `data`, if and only if no object is there.
+
+        Atomic: others see nothing or all of it. Of many concurrent creates of one key exactly one returns.
+        With `durable` it MUST survive the loss of power once this returned, name included.
+
+        Raises:
+            ObjectExists: an object is there and nothing was changed. It may be our own, created by an
+                attempt whose reply was lost: only a look at its bytes can tell (see `store.settle`).
+            StoreFull, ReadOnlyStore: nothing was created.
+            StoreError: with `fate` "absent", nothing was created; "unknown", it may have been; "volatile", it
+                is there but may not survive, and no retry can mend that.
+        """
+
+    def upload(self, key: str) -> Upload:
+        """Begin a durable create of an object too large to hold in memory."""
+
+    def read(self, key: str, *, limit_bytes: int) -> bytes:
+        """Return the whole object; raises NotFound, or Corrupt if it is larger than `limit_bytes`."""
+
+    def read_into(self, key: str, start: int, buffer: memoryview) -> None:
+        """Fill `buffer` with the bytes from `start` on; raises NotFound, or Corrupt if the object ends before."""
+
+    def list(self, prefix: str, *, after: str = "", limit: int = PAGE_LIMIT) -> list[ObjectInfo]:
+        """Return one page: the first `limit` objects, ordered by key, whose key starts with `prefix` and is > `after`.
+
+        A page shorter than `limit` is the last. Objects present during the whole call MUST be in it;
+        those created or deleted meanwhile may be.
+        """
+
+    def delete(self, key: str) -> None:
+        """Delete `key`; an absent one is no error (so that a retry is harmless)."""
+
+    def stat(self, key: str) -> ObjectInfo:
+        """Return what is known of `key` without reading it; raises NotFound."""
+
+    def clock(self) -> float:
+        """Return the time by the clock that stamps `modified_s`, in seconds since 1970."""
+
+    def find_free_bytes(self) -> int | None:
+        """Return how many bytes may still be written, or None where there is no such limit."""
+
+
+@runtime_checkable
+class ConditionalStore(Protocol):
+    """The optional half: mutation guarded by a version. No safety rule of the repository needs it."""
+
+    def replace_if_match(self, key: str, data: Buffer, *, version: str) -> ObjectInfo:
+        """Replace `key` if its version is still `version`; raises ObjectExists if it changed, NotFound if it is gone."""
+
+    def delete_if_match(self, key: str, *, version: str) -> None:
+        """Delete `key` if its version is still `version`; raises ObjectExists if it changed, NotFound if it is gone."""

@@ -1,0 +1,191 @@
+"""A store that fails on cue: at the n-th operation, in each way that a store can fail."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from enum import Enum
+from types import TracebackType
+from typing import Final, Self, TypeVar
+
+from holdfast.digest import Buffer
+from holdfast.errors import ObjectExists, StoreError, StoreFull
+from holdfast.store.protocol import PAGE_LIMIT, ObjectInfo, ObjectStore, StoreTraits, Upload
+
+T = TypeVar("T")
+
+
+class Crashed(BaseException):
+    """The process died here. Not an Exception: no handler of the code under test may survive it."""
+
+
+class Fault(Enum):
+    """What happens at the chosen operation."""
+
+    ONCE = "it is not performed and raises StoreError with fate unknown; later ones work"
+    FOR_GOOD = "it and all later ones are not performed and raise StoreError with fate unknown"
+    CRASH = "the process dies before it is performed"
+    CRASH_AFTER = "it is performed, then the process dies"
+    REPLY_LOST = "it is performed, then raises StoreError with fate unknown; later ones work"
+    TORN_WRITE = "a create or commit leaves an object holding a part of the bytes, then the process dies"
+    NO_SPACE = "from here on what writes raises StoreFull; the rest works"
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One call that the store met: the method's name (`append`, `commit` and `abort` of uploads too) and the key."""
+
+    name: str
+    key: str
+
+
+_WRITES: Final = frozenset({"create", "upload", "append", "commit"})
+
+
+class FaultyStore:
+    """Passes every operation on to `inner`, but for the fault at the `at`-th (the first is 1).
+
+    Run once without a fault, take `len(store.log)`, then run once for each `at` up to it. `url`, `traits`
+    and `clock` are no operations. Conditional writes are not offered.
+    """
+
+    def __init__(self, inner: ObjectStore, *, fault: Fault | None = None, at: int = 1) -> None:
+        self._inner = inner
+        self._fault = fault
+        self._at = at
+        self._lock = threading.Lock()
+        self._log: list[Operation] = []
+        self._dead = False
+
+    @property
+    def log(self) -> Sequence[Operation]:
+        """What was met so far, the failed ones included."""
+        with self._lock:
+            return tuple(self._log)
+
+    @property
+    def url(self) -> str:
+        return self._inner.url
+
+    @property
+    def traits(self) -> StoreTraits:
+        return replace(self._inner.traits, replace_if_match=False, delete_if_match=False)
+
+    def create(self, key: str, data: Buffer, *, durable: bool = True) -> None:
+        def tear() -> None:
+            self._inner.create(key, _cut(bytes(data)), durable=durable)
+
+        self._perform("create", key, lambda: self._inner.create(key, data, durable=durable), tear=tear)
+
+    def upload(self, key: str) -> Upload:
+        return _FaultyUpload(self, key, self._perform("upload", key, lambda: self._inner.upload(key)))
+
+    def read(self, key: str, *, limit_bytes: int) -> bytes:
+        return self._perform("read", key, lambda: self._inner.read(key, limit_bytes=limit_bytes))
+
+    def read_into(self, key: str, start: int, buffer: memoryview) -> None:
+        self._perform("read_into", key, lambda: self._inner.read_into(key, start, buffer))
+
+    def list(self, prefix: str, *, after: str = "", limit: int = PAGE_LIMIT) -> list[ObjectInfo]:
+        return self._perform("list", prefix, lambda: self._inner.list(prefix, after=after, limit=limit))
+
+    def delete(self, key: str) -> None:
+        self._perform("delete", key, lambda: self._inner.delete(key))
+
+    def stat(self, key: str) -> ObjectInfo:
+        return self._perform("stat", key, lambda: self._inner.stat(key))
+
+    def clock(self) -> float:
+        return self._inner.clock()
+
+    def find_free_bytes(self) -> int | None:
+        return self._perform("find_free_bytes", "", self._inner.find_free_bytes)
+
+    def _perform(self, name: str, key: str, act: Callable[[], T], *, tear: Callable[[], None] | None = None) -> T:
+        fault = self._meet(name, key)
+        if fault is Fault.TORN_WRITE and tear is not None:
+            with suppress(ObjectExists):
+                tear()
+        if fault in (Fault.CRASH, Fault.TORN_WRITE):
+            raise Crashed(f"before {name} {key}")
+        if fault in (Fault.ONCE, Fault.FOR_GOOD):
+            raise StoreError(f"{name} {key} failed on cue and was not performed", key=key, fate="unknown")
+        if fault is Fault.NO_SPACE:
+            raise StoreFull(f"no room for {name} {key}: the store is full on cue; delete some", key=key)
+        result = act()
+        if fault is Fault.CRASH_AFTER:
+            raise Crashed(f"after {name} {key}")
+        if fault is Fault.REPLY_LOST:
+            raise StoreError(f"the reply to {name} {key} was lost on cue", key=key, fate="unknown")
+        return result
+
+    def _meet(self, name: str, key: str) -> Fault | None:
+        """Log an operation and return the fault that it meets."""
+        with self._lock:
+            if self._dead:
+                raise Crashed(f"dead before {name} {key}")
+            self._log.append(Operation(name, key))
+            count = len(self._log)
+            if self._fault is Fault.FOR_GOOD:
+                return self._fault if count >= self._at else None
+            if self._fault is Fault.NO_SPACE:
+                return self._fault if count >= self._at and name in _WRITES else None
+            if count != self._at:
+                return None
+            self._dead = self._fault in (Fault.CRASH, Fault.CRASH_AFTER, Fault.TORN_WRITE)
+            return self._fault
+
+
+class _FaultyUpload:
+    """An upload whose every step is an operation of its store."""
+
+    def __init__(self, store: FaultyStore, key: str, inner: Upload) -> None:
+        self._store = store
+        self._key = key
+        self._inner = inner
+        self._broken = False
+        # Kept only where the fault needs them: uploads may be large.
+        self._kept: list[bytes] = []
+
+    def append(self, *buffers: Buffer) -> None:
+        if self._store._fault is Fault.TORN_WRITE:
+            self._kept += [bytes(buffer) for buffer in buffers]
+        self._step("append", lambda: self._inner.append(*buffers))
+
+    def commit(self) -> None:
+        self._step("commit", self._inner.commit, tear=self._tear)
+
+    def abort(self) -> None:
+        try:
+            self._store._perform("abort", self._key, self._inner.abort)
+        except StoreError:
+            # An abort never fails; whether anything is left behind is nobody's business but the store's.
+            return
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.abort()
+
+    def _step(self, name: str, act: Callable[[], None], *, tear: Callable[[], None] | None = None) -> None:
+        """Perform one step; as in every store, a step that failed ends the upload."""
+        if self._broken:
+            raise StoreError(f"the upload of {self._key} has ended; begin a new one", key=self._key)
+        try:
+            self._store._perform(name, self._key, act, tear=tear)
+        except StoreError:
+            self._broken = True
+            raise
+
+    def _tear(self) -> None:
+        self._store._inner.create(self._key, _cut(b"".join(self._kept)))
+
+
+def _cut(data: bytes) -> bytes:
+    """Return a part of `data` that is not all of it, if that is possible."""
+    return data[: len(data) // 2]

@@ -1,0 +1,329 @@
+"""A disk in memory that loses power: of what was written it keeps what POSIX promises, and no more."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import threading
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from time import time
+from typing import Literal
+
+from holdfast.store.files import FileStat
+from holdfast.testing.faults import Crashed
+
+SyncKind = Literal["file", "directory"]
+
+
+@dataclass(frozen=True, slots=True)
+class SyncSite:
+    """Where an fsync happened: of a file or a directory, below which top-level directory of the store.
+
+    The root of the store is ".", what is outside of it is "..".
+    """
+
+    kind: SyncKind
+    top: str
+
+
+@dataclass(slots=True, eq=False)
+class _File:
+    number: int
+    data: bytearray = field(default_factory=bytearray)
+    durable_data: bytes = b""
+    modified_s: float = field(default_factory=time)
+
+
+@dataclass(slots=True, eq=False)
+class _Directory:
+    number: int
+    entries: dict[str, _Node] = field(default_factory=dict)
+    durable_entries: dict[str, _Node] = field(default_factory=dict)
+    unsynced: list[dict[str, _Node | None]] = field(default_factory=list)
+    """Changes since the last fsync, each applied whole or not at all: names, and what they lead to."""
+    modified_s: float = field(default_factory=time)
+
+    def change(self, names: dict[str, _Node | None]) -> None:
+        _apply(self.entries, names)
+        self.unsynced.append(names)
+
+
+_Node = _File | _Directory
+
+
+class SimulatedDisk:
+    """`Files` for an unchanged LocalStore at `root`: counts fsyncs or ignores them, dies on cue, loses power."""
+
+    def __init__(self, *, root: str = "/store", ignore: Collection[SyncSite] = (), stop_at: int | None = None) -> None:
+        """Make an empty disk; the `stop_at`-th mutating call (the first is 1) and all that follows raise Crashed."""
+        self._root = root
+        self._ignore = frozenset(ignore)
+        self._stop_at = stop_at
+        self._lock = threading.RLock()
+        self._numbers = count(1)
+        self._top = _Directory(next(self._numbers))
+        self._handles: dict[int, tuple[_File, str]] = {}
+        self._syncs: Counter[SyncSite] = Counter()
+        self._mutations = 0
+        self._dead = False
+
+    @property
+    def syncs(self) -> Counter[SyncSite]:
+        """How many fsyncs were asked for at each site, the ignored ones included."""
+        with self._lock:
+            return Counter(self._syncs)
+
+    @property
+    def mutations(self) -> int:
+        """How many mutating calls there were: an fsync is one, closing is none."""
+        return self._mutations
+
+    @property
+    def open_handles(self) -> int:
+        """How many handles were not closed."""
+        return len(self._handles)
+
+    def power_loss(self, rng: random.Random | None = None) -> SimulatedDisk:
+        """Return the disk as it is found when power is back.
+
+        Without `rng` whatever was not fsynced is gone. With it, any part of that is there: some of the
+        changes of a directory and not others, and torn files that end early or in zeros.
+        """
+        with self._lock:
+            survivor = SimulatedDisk(root=self._root)
+            survivor._top = _Survival(survivor._numbers, rng).keep_directory(self._top)
+            return survivor
+
+    def create_file(self, path: str) -> int:
+        with self._lock:
+            self._mutate()
+            directory, name = self._find_parent(path)
+            if name in directory.entries:
+                raise _failure(errno.EEXIST, path)
+            file = _File(next(self._numbers))
+            directory.change({name: file})
+            return self._open(file, path)
+
+    def open_file(self, path: str) -> int:
+        with self._lock:
+            node = self._find(path)
+            if isinstance(node, _Directory):
+                raise _failure(errno.EISDIR, path)
+            return self._open(node, path)
+
+    def close(self, handle: int) -> None:
+        with self._lock:
+            self._verify_alive()
+            del self._handles[handle]
+
+    def write(self, handle: int, buffers: Sequence[memoryview]) -> int:
+        with self._lock:
+            self._mutate()
+            file, _ = self._handles[handle]
+            for buffer in buffers:
+                file.data += buffer
+            file.modified_s = time()
+            return sum(buffer.nbytes for buffer in buffers)
+
+    def read_into(self, handle: int, start: int, buffer: memoryview) -> int:
+        with self._lock:
+            self._verify_alive()
+            found = self._handles[handle][0].data[start : start + buffer.nbytes]
+            buffer[: len(found)] = found
+            return len(found)
+
+    def sync_file(self, handle: int) -> None:
+        with self._lock:
+            self._mutate()
+            file, path = self._handles[handle]
+            if self._count_sync("file", path):
+                file.durable_data = bytes(file.data)
+
+    def sync_directory(self, path: str) -> None:
+        with self._lock:
+            self._mutate()
+            directory = self._find_directory(path)
+            if self._count_sync("directory", path):
+                directory.durable_entries = dict(directory.entries)
+                directory.unsynced.clear()
+
+    def stat(self, path: str) -> FileStat:
+        with self._lock:
+            return _describe(self._find(path))
+
+    def stat_handle(self, handle: int) -> FileStat:
+        with self._lock:
+            self._verify_alive()
+            return _describe(self._handles[handle][0])
+
+    def list_directory(self, path: str) -> list[str]:
+        with self._lock:
+            return list(self._find_directory(path).entries)
+
+    def link(self, source: str, target: str) -> None:
+        with self._lock:
+            self._mutate()
+            node = self._find(source)
+            directory, name = self._find_parent(target)
+            if name in directory.entries:
+                raise _failure(errno.EEXIST, target)
+            directory.change({name: node})
+
+    def rename_noreplace(self, source: str, target: str) -> None:
+        with self._lock:
+            self._mutate()
+            directory, name = self._find_parent(target)
+            if name in directory.entries:
+                raise _failure(errno.EEXIST, target)
+            self._rename(source, target)
+
+    def rename(self, source: str, target: str) -> None:
+        with self._lock:
+            self._mutate()
+            self._rename(source, target)
+
+    def unlink(self, path: str) -> None:
+        with self._lock:
+            self._mutate()
+            if isinstance(self._find(path), _Directory):
+                raise _failure(errno.EISDIR, path)
+            directory, name = self._find_parent(path)
+            directory.change({name: None})
+
+    def make_directory(self, path: str) -> None:
+        with self._lock:
+            self._mutate()
+            directory, name = self._find_parent(path)
+            if name in directory.entries:
+                raise _failure(errno.EEXIST, path)
+            directory.change({name: _Directory(next(self._numbers))})
+
+    def remove_directory(self, path: str) -> None:
+        with self._lock:
+            self._mutate()
+            if self._find_directory(path).entries:
+                raise _failure(errno.ENOTEMPTY, path)
+            directory, name = self._find_parent(path)
+            directory.change({name: None})
+
+    def read_free_bytes(self, path: str) -> int:
+        with self._lock:
+            self._find(path)
+            return 1 << 40
+
+    def read_filesystem_type(self, path: str) -> str:
+        return "simulated"
+
+    def _verify_alive(self) -> None:
+        if self._dead:
+            raise Crashed("the process that used this disk is dead")
+
+    def _mutate(self) -> None:
+        self._verify_alive()
+        self._mutations += 1
+        if self._mutations == self._stop_at:
+            self._dead = True
+            raise Crashed(f"at mutating call {self._mutations}")
+
+    def _open(self, file: _File, path: str) -> int:
+        handle = next(self._numbers)
+        self._handles[handle] = (file, path)
+        return handle
+
+    def _rename(self, source: str, target: str) -> None:
+        node = self._find(source)
+        old, old_name = self._find_parent(source)
+        new, new_name = self._find_parent(target)
+        assert old is new, "a rename between directories is not modelled"
+        old.change({old_name: None, new_name: node})
+
+    def _find(self, path: str) -> _Node:
+        self._verify_alive()
+        node: _Node = self._top
+        for name in _split(path):
+            if not isinstance(node, _Directory):
+                raise _failure(errno.ENOTDIR, path)
+            if name not in node.entries:
+                raise _failure(errno.ENOENT, path)
+            node = node.entries[name]
+        return node
+
+    def _find_directory(self, path: str) -> _Directory:
+        node = self._find(path)
+        if not isinstance(node, _Directory):
+            raise _failure(errno.ENOTDIR, path)
+        return node
+
+    def _find_parent(self, path: str) -> tuple[_Directory, str]:
+        directory, name = os.path.split(path)
+        return self._find_directory(directory), name
+
+    def _count_sync(self, kind: SyncKind, path: str) -> bool:
+        """Count an fsync and tell whether it is to be performed."""
+        below = os.path.relpath(path, self._root).split("/")
+        # A file in the root itself has no top-level directory.
+        top = "." if kind == "file" and len(below) == 1 else below[0]
+        site = SyncSite(kind, top)
+        self._syncs[site] += 1
+        return site not in self._ignore
+
+
+class _Survival:
+    """What is left of each file and directory; one file under two names stays one."""
+
+    def __init__(self, numbers: count[int], rng: random.Random | None) -> None:
+        self._numbers = numbers
+        self._rng = rng
+        self._kept: dict[int, _Node] = {}
+
+    def keep_directory(self, directory: _Directory) -> _Directory:
+        entries = dict(directory.durable_entries)
+        for names in directory.unsynced:
+            if self._rng is not None and self._rng.random() < 0.5:
+                _apply(entries, names)
+        kept = {name: self._keep(node) for name, node in entries.items()}
+        return _Directory(
+            next(self._numbers), entries=dict(kept), durable_entries=kept, modified_s=directory.modified_s
+        )
+
+    def _keep(self, node: _Node) -> _Node:
+        if node.number not in self._kept:
+            self._kept[node.number] = self.keep_directory(node) if isinstance(node, _Directory) else self._tear(node)
+        return self._kept[node.number]
+
+    def _tear(self, file: _File) -> _File:
+        data = file.durable_data
+        if self._rng is not None and len(data) < len(file.data):
+            size_bytes = self._rng.randint(len(data), len(file.data))
+            written_bytes = self._rng.randint(len(data), size_bytes)
+            data = bytes(file.data[:written_bytes]).ljust(size_bytes, b"\0")
+        return _File(next(self._numbers), data=bytearray(data), durable_data=data, modified_s=file.modified_s)
+
+
+def _apply(entries: dict[str, _Node], names: dict[str, _Node | None]) -> None:
+    for name, node in names.items():
+        if node is None:
+            entries.pop(name, None)
+        else:
+            entries[name] = node
+
+
+def _describe(node: _Node) -> FileStat:
+    return FileStat(
+        kind="file" if isinstance(node, _File) else "directory",
+        size_bytes=len(node.data) if isinstance(node, _File) else 0,
+        modified_s=node.modified_s,
+        identity=(0, node.number),
+    )
+
+
+def _split(path: str) -> list[str]:
+    return [name for name in path.split("/") if name]
+
+
+def _failure(code: int, path: str) -> OSError:
+    return OSError(code, os.strerror(code), path)

@@ -1,0 +1,251 @@
+"""Who may import whom, and which few files may print, read the environment or import late."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from graphlib import CycleError, TopologicalSorter
+from typing import Final
+
+import pytest
+
+from tests.architecture.sources import Import, Source, iter_imports, parse_source, read_sources
+
+# Low to high. A module imports from lower lines and from its own package; names on one line stay apart.
+# Every top-level module or folder of the package stands here or in ASIDE: a new one is a decision, made here.
+LAYERS: Final = (
+    ("errors",),
+    ("progress", "digest"),
+    ("store",),
+    ("repo",),
+    ("tensors", "trees"),
+    ("snapshot",),
+    ("distributed",),
+    ("content_store", "compile_cache", "capture", "convert"),
+    ("report",),
+    ("cli",),
+)
+LEVEL: Final = {name: level for level, names in enumerate(LAYERS) for name in names}
+
+# Shipped for people who write stores; sees what they see, and nothing in the package needs it.
+ASIDE: Final = {"testing": "repo"}
+
+# `ls`, `check` and `gc` must start fast and run where torch is not wanted.
+TORCH_FREE: Final = {"", "errors", "progress", "digest", "store", "repo", "cli", "testing"}
+
+# Foreign modules that have one home, or none.
+HOME_OF_MODULE: Final[dict[str, set[str]]] = {
+    "rich": {"cli/output.py"},
+    "obstore": {"store/cloud.py"},
+    # What unpickles or unmarshals runs code from the store.
+    "pickle": set(),
+    "_pickle": set(),
+    "marshal": set(),
+    "shelve": set(),
+    "dill": set(),
+    "cloudpickle": set(),
+}
+
+# Names whose use, however they are spelled (`os.environ`, `from os import environ`), has few homes or none.
+HOME_OF_NAME: Final[dict[str, set[str]]] = {
+    "environ": {"cli/main.py"},
+    "environb": {"cli/main.py"},
+    "getenv": {"cli/main.py"},
+    "getenvb": {"cli/main.py"},
+    "putenv": set(),
+    "unsetenv": set(),
+    "expandvars": {"cli/main.py"},
+    "print": {"cli/output.py"},
+    "eval": set(),
+    "exec": set(),
+    "torch.load": set(),
+    "torch.save": set(),
+    # Late imports: a verb loads its modules when it runs; the public face loads a name when it is used.
+    "import_module": {"cli/main.py", "__init__.py"},
+    "__import__": set(),
+}
+
+# A method may share their name: `model.eval()` is nobody's business here.
+BUILTINS: Final = {"print", "eval", "exec", "__import__"}
+
+LATE_IMPORTS: Final = {"cli/main.py"}
+
+# Anything in cli/ may hold a stream in its hands; below it nothing may.
+STREAMS: Final = {"sys.stdout", "sys.stderr", "sys.stdin"}
+
+
+def find_violations(sources: Iterable[Source]) -> list[str]:
+    """Return a line for each broken rule: layers, confined modules and names, late imports, cycles."""
+    files = list(sources)
+    found = [line for source in files for line in _check_source(source)]
+    return found + find_cycles(files)
+
+
+def find_cycles(sources: Iterable[Source]) -> list[str]:
+    """Return a line naming the modules of an import cycle, if there is one."""
+    by_name = {source.module: source for source in sources}
+    graph = {
+        name: {target for found in iter_imports(source) if (target := _resolve(found, by_name)) and target != name}
+        for name, source in by_name.items()
+    }
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return ["import cycle: " + " <- ".join(error.args[1])]
+    return []
+
+
+def _resolve(found: Import, known: Iterable[str]) -> str | None:
+    return next((name for name in (found.full, found.module) if name in known), None)
+
+
+def _check_source(source: Source) -> Iterator[str]:
+    if source.unit and source.unit not in LEVEL and source.unit not in ASIDE:
+        yield f"{source.path}: {source.unit!r} has no line in the layer table"
+        return
+    for found in iter_imports(source):
+        for reason in _check_import(source, found):
+            yield f"{source.path}:{found.line}: {reason}"
+    for line, reason in _check_names(source):
+        yield f"{source.path}:{line}: {reason}"
+
+
+def _check_import(source: Source, found: Import) -> Iterator[str]:
+    top = found.module.split(".")[0]
+    if found.late and source.in_package not in LATE_IMPORTS:
+        yield f"imports {found.full} inside a function"
+    if found.module.startswith("."):
+        yield f"imports {found.full} relatively"
+    if top == "torch" and source.unit in TORCH_FREE:
+        yield "imports torch, which this layer does without"
+    if source.in_package not in HOME_OF_MODULE.get(top, {source.in_package}):
+        yield f"imports {top}, {_describe(HOME_OF_MODULE[top])}"
+    if top == "holdfast":
+        yield from _check_layer(source, found)
+
+
+def _check_layer(source: Source, found: Import) -> Iterator[str]:
+    if source.unit == "":
+        if not found.typing_only:
+            yield f"the public face loads {found.full} at once"
+        return
+    target = [*found.full.split("."), ""][1]
+    if target == source.unit or found.full == "holdfast.__version__":
+        return
+    if target not in LEVEL and target not in ASIDE:
+        yield f"imports {found.full} through the public face instead of the module that owns it"
+    elif not _may_import(source.unit, target):
+        yield f"{source.unit} imports {target}, which is not below it"
+
+
+def _may_import(unit: str, target: str) -> bool:
+    if target in ASIDE:
+        return False
+    if unit in ASIDE:
+        return LEVEL[target] <= LEVEL[ASIDE[unit]]
+    return LEVEL[target] < LEVEL[unit]
+
+
+def _check_names(source: Source) -> Iterator[tuple[int, str]]:
+    for line, name in _iter_names(source.tree):
+        owner, _, short = name.rpartition(".")
+        is_method = short in BUILTINS and owner not in ("", "builtins")
+        for rule in {name, name if is_method else short} & HOME_OF_NAME.keys():
+            if source.in_package not in HOME_OF_NAME[rule]:
+                yield line, f"uses {rule}, {_describe(HOME_OF_NAME[rule])}"
+        if name in STREAMS and source.unit != "cli":
+            yield line, f"uses {name}, only code in cli/ talks to a terminal"
+
+
+def _iter_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield names as they are read: `print`, `os.environ`, and `os.environ` for `from os import environ`."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name, ctx=ast.Load()):
+                yield node.lineno, name
+            case ast.Attribute(value=ast.Name(id=owner), attr=name):
+                yield node.lineno, f"{owner}.{name}"
+            case ast.Attribute(value=ast.Attribute(attr=owner), attr=name):
+                yield node.lineno, f"{owner}.{name}"
+            case ast.ImportFrom(module=str(module), names=names):
+                yield from ((node.lineno, f"{module}.{alias.name}") for alias in names)
+
+
+def _describe(homes: set[str]) -> str:
+    return f"only {' and '.join(sorted(homes))} may" if homes else "which nothing may"
+
+
+def test_every_module_keeps_to_its_layer() -> None:
+    assert find_violations(read_sources("src/holdfast")) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "code", "reason"),
+    [
+        ("surprise/__init__.py", "", "no line in the layer table"),
+        ("store/local.py", "from holdfast.repo.pack import read_footer", "store imports repo"),
+        ("store/local.py", "from holdfast import repo", "store imports repo"),
+        ("tensors/spec.py", "import holdfast.trees.walk", "tensors imports trees"),
+        ("digest.py", "from holdfast.progress import Silent", "digest imports progress"),
+        ("cli/main.py", "from holdfast.testing import faults", "cli imports testing"),
+        ("testing/ranks.py", "from holdfast.tensors import spec", "testing imports tensors"),
+        ("repo/pack.py", "from holdfast import NotFound", "through the public face"),
+        ("repo/pack.py", "import holdfast", "through the public face"),
+        ("repo/pack.py", "from .layout import key", "relatively"),
+        ("__init__.py", "from holdfast.errors import NotFound", "loads holdfast.errors.NotFound at once"),
+        ("repo/pack.py", "import torch.distributed", "imports torch"),
+        ("repo/pack.py", "if TYPE_CHECKING:\n    from torch import Tensor", "imports torch"),
+        ("cli/commands.py", "from rich.table import Table", "imports rich"),
+        ("store/local.py", "import obstore", "imports obstore"),
+        ("trees/walk.py", "import pickle", "imports pickle"),
+        ("trees/walk.py", "from marshal import loads", "imports marshal"),
+        ("trees/walk.py", "eval('1')", "uses eval"),
+        ("trees/walk.py", "run = exec", "uses exec"),
+        ("trees/walk.py", "import builtins\nbuiltins.eval('1')", "uses eval"),
+        ("trees/walk.py", "import torch\ntorch.load('x')", "uses torch.load"),
+        ("trees/walk.py", "from torch import load", "uses torch.load"),
+        ("store/local.py", "import os\nhome = os.environ['HOME']", "uses environ"),
+        ("store/local.py", "from os import getenv", "uses getenv"),
+        ("store/local.py", "import os\nhome = os.path.expandvars('$HOME')", "uses expandvars"),
+        ("repo/check.py", "print('done')", "uses print"),
+        ("repo/check.py", "import sys\nsys.stderr.write('done')", "uses sys.stderr"),
+        ("repo/check.py", "def check() -> None:\n    import json", "inside a function"),
+        ("repo/check.py", "from importlib import import_module", "uses import_module"),
+    ],
+)
+def test_a_planted_violation_is_reported(path: str, code: str, reason: str) -> None:
+    found = find_violations([parse_source(f"src/holdfast/{path}", code)])
+
+    assert len(found) == 1
+    assert reason in found[0]
+
+
+@pytest.mark.parametrize(
+    ("path", "code"),
+    [
+        ("repo/pack.py", "from holdfast.store.protocol import ObjectStore\nfrom holdfast.repo.layout import key"),
+        ("repo/pack.py", "from holdfast import digest"),
+        ("tensors/spec.py", "import torch"),
+        ("testing/faults.py", "from holdfast.repo.writer import Writer"),
+        ("cli/output.py", "import sys\nfrom rich.table import Table\nprint('x', file=sys.stderr)"),
+        ("cli/main.py", "import os\nstore = os.environ.get('HOLDFAST_STORE')"),
+        ("cli/main.py", "def run() -> None:\n    from holdfast.repo import check"),
+        ("__init__.py", "if TYPE_CHECKING:\n    from holdfast.errors import NotFound"),
+        ("cli/main.py", "from holdfast import __version__"),
+        ("trees/walk.py", "import torch\nfast = torch.compile(model.eval())"),
+    ],
+)
+def test_what_is_allowed_is_not_reported(path: str, code: str) -> None:
+    assert find_violations([parse_source(f"src/holdfast/{path}", code)]) == []
+
+
+def test_a_planted_cycle_is_reported() -> None:
+    init = parse_source("src/holdfast/repo/__init__.py", "from holdfast.repo.pack import Pack")
+    pack = parse_source("src/holdfast/repo/pack.py", "from holdfast.repo.index import Index")
+    through_module = parse_source("src/holdfast/repo/index.py", "from holdfast.repo import pack")
+    through_package = parse_source("src/holdfast/repo/index.py", "from holdfast.repo import Pack")
+    harmless = parse_source("src/holdfast/repo/index.py", "from holdfast.repo import layout")
+
+    assert len(find_cycles([init, pack, through_module])) == 1
+    assert len(find_cycles([init, pack, through_package])) == 1
+    assert find_cycles([pack, harmless]) == []

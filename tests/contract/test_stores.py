@@ -1,0 +1,75 @@
+"""Every store that Holdfast ships, under the contract that it ships."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from holdfast.store.files import PosixFiles
+from holdfast.store.local import LocalStore
+from holdfast.store.memory import MemoryStore
+from holdfast.store.protocol import ObjectStore
+from holdfast.testing.faults import FaultyStore
+from holdfast.testing.power import SimulatedDisk
+from holdfast.testing.store_contract import StoreContract
+
+
+class WithoutLinks(PosixFiles):
+    """A filesystem without hard links."""
+
+    def link(self, source: str, target: str) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM), source, None, target)
+
+
+class WithoutLinksOrNoReplace(WithoutLinks):
+    """A filesystem that knows neither links nor rename without replacement."""
+
+    def rename_noreplace(self, source: str, target: str) -> None:
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), source, None, target)
+
+
+class TestMemoryStore(StoreContract):
+    @pytest.fixture(autouse=True)
+    def _no_places(self) -> None:
+        self.places: dict[Path, MemoryStore] = {}
+
+    def make_store(self, place: Path, *, read_only: bool = False) -> ObjectStore:
+        store = self.places.setdefault(place, MemoryStore())
+        return store.clone(read_only=True) if read_only else store
+
+
+class TestLocalStore(StoreContract):
+    def make_store(self, place: Path, *, read_only: bool = False) -> ObjectStore:
+        return LocalStore(place / "store", read_only=read_only)
+
+
+class TestLocalStoreWithoutLinks(StoreContract):
+    def make_store(self, place: Path, *, read_only: bool = False) -> ObjectStore:
+        return LocalStore(place / "store", read_only=read_only, files=WithoutLinks())
+
+
+class TestLocalStoreOfASingleWriter(StoreContract):
+    def make_store(self, place: Path, *, read_only: bool = False) -> ObjectStore:
+        return LocalStore(place / "store", read_only=read_only, single_writer=True, files=WithoutLinksOrNoReplace())
+
+
+class TestLocalStoreOnASimulatedDisk(StoreContract):
+    @pytest.fixture(autouse=True)
+    def _no_places(self) -> None:
+        self.places: dict[Path, SimulatedDisk] = {}
+
+    def make_store(self, place: Path, *, read_only: bool = False) -> ObjectStore:
+        return LocalStore("/store", read_only=read_only, files=self.places.setdefault(place, SimulatedDisk()))
+
+
+class TestFaultyStoreWithoutAFault(StoreContract):
+    @pytest.fixture(autouse=True)
+    def _no_places(self) -> None:
+        self.places: dict[Path, MemoryStore] = {}
+
+    def make_store(self, place: Path, *, read_only: bool = False) -> ObjectStore:
+        store = self.places.setdefault(place, MemoryStore())
+        return FaultyStore(store.clone(read_only=True) if read_only else store)

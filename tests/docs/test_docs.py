@@ -1,0 +1,98 @@
+"""Every python, console and bash block in the documentation runs, and says what the page shows."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.docs.blocks import BlockFailed, iter_blocks, matches, run_page
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+PAGES: Final = ["README.md", *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if (ROOT / page).is_file()])
+def test_page_does_what_it_shows(page: str, folder: Path) -> None:
+    run_page(page, (ROOT / page).read_text(encoding="utf-8"), folder)
+
+
+def _fence(language: str, code: str, above: str = "") -> str:
+    return f"{above}\n```{language}\n{code}\n```\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (_fence("python", "1 / 0"), "page.md:3: ZeroDivisionError"),
+        (_fence("python", "assert 1 == 2"), "AssertionError"),
+        (_fence("python", "x = 1") + _fence("python", "y = z"), "name 'z' is not defined"),
+        (_fence("python", ">>> 1"), "SyntaxError"),
+        (_fence("bash", "false"), "ended with status 1"),
+        (_fence("bash", "false\ntrue"), "ended with status 1"),
+        (_fence("console", "$ exit 0"), "ended the shell"),
+        (_fence("console", "$ no-such-command-anywhere"), "status 127"),
+        (_fence("console", "$ echo one\ntwo"), "but said:\none"),
+        (_fence("console", "$ true\nsomething"), "shows:\nsomething"),
+        (_fence("console", "$ echo one\none\n$ echo two\none"), "page.md:5: echo two"),
+        (_fence("console", "no prompt"), "starts with a command"),
+        (_fence("sh", "true"), "'sh' blocks are not run"),
+        (_fence("python", "1 / 0", above="<!-- not run: -->"), "ZeroDivisionError"),
+    ],
+)
+def test_a_planted_wrong_block_is_reported(text: str, reason: str, folder: Path) -> None:
+    with pytest.raises(BlockFailed) as caught:
+        run_page("page.md", text, folder)
+
+    assert reason in str(caught.value)
+
+
+def test_blocks_of_a_page_share_names_and_folder(folder: Path) -> None:
+    run_page(
+        "page.md",
+        _fence("python", "text = 'kept'")
+        + _fence("python", "from pathlib import Path\nPath('note').write_text(text)")
+        + _fence("console", "$ mkdir below && cd below\n$ cat ../note\nkept\n$ echo \\\n> 'one ... two'\none...")
+        + _fence("bash", "mv note moved\ncp moved copied")
+        + _fence("text", "not code")
+        + _fence("python", "1 / 0", above="<!-- not run: it cannot end well -->"),
+        folder,
+    )
+
+    assert (folder / "copied").read_text(encoding="utf-8") == "kept"
+
+
+def test_commands_find_the_interpreter_of_the_tests(folder: Path) -> None:
+    run_page("page.md", _fence("console", f"$ command -v python\n{Path(sys.executable).parent}/python"), folder)
+
+
+@pytest.mark.parametrize(
+    ("shown", "said", "same"),
+    [
+        ("a\nb\n", "a\nb\n\n", True),
+        ("a ... c", "a b c", True),
+        ("a\n...\nz", "a\nb\nc\nz", True),
+        ("a.b", "acb", False),
+        ("a", "a\nb", False),
+        ("  a", "a", False),
+    ],
+)
+def test_three_dots_match_anything_and_nothing_else_does(shown: str, said: str, *, same: bool) -> None:
+    assert matches(shown, said) is same
+
+
+def test_blocks_are_found_in_lists_and_longer_fences() -> None:
+    text = "- item\n\n  ```python\n  x = 1\n  ```\n\n````text\n```python\n1 / 0\n```\n````\n"
+
+    assert [(block.language, block.code) for block in iter_blocks(text)] == [
+        ("python", "x = 1\n"),
+        ("text", "```python\n1 / 0\n```\n"),
+    ]
