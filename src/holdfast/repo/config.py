@@ -48,6 +48,7 @@ def create_config(store: ObjectStore) -> Config:
         "format": {"major": config.major, "minor": config.minor},
         "features": {operation: list(names) for operation, names in config.features.items()},
     }
+    store.prepare(PREFIXES)
     create_generation(store, CONFIG, 0, fields)
     return config
 

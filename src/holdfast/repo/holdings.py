@@ -9,7 +9,7 @@ from holdfast.errors import Corrupt, NotFound
 from holdfast.repo.chunk import RAW, Location
 from holdfast.repo.generations import read_newest
 from holdfast.repo.index import Index
-from holdfast.repo.layout import SNAPSHOTS, escape_prefix, pack_key, split_generation
+from holdfast.repo.layout import SNAPSHOTS, escape_prefix, pack_key, split_generation, split_prefix
 from holdfast.repo.manifest import Manifest, read_manifest
 from holdfast.repo.repository import Repository
 from holdfast.repo.snapshots import Snapshot, parse_snapshot
@@ -71,10 +71,13 @@ def read_bases(store: ObjectStore, candidates: Sequence[Snapshot | None]) -> lis
     return list(manifests.values())
 
 
-def find_base(store: ObjectStore, name: str) -> Snapshot | None:
+def find_base(repo: Repository, name: str) -> Snapshot | None:
     """Return the newest snapshot under the same prefix as `name`: most likely the step before."""
-    prefix = name.rpartition("/")[0]
-    listed = iter_objects(store, SNAPSHOTS + escape_prefix(prefix + "/" if prefix else ""))
+    remembered = repo.recent.find(name)
+    if remembered:
+        return remembered
+    store = repo.store
+    listed = iter_objects(store, SNAPSHOTS + escape_prefix(split_prefix(name)))
     newest = max(listed, key=lambda info: info.modified_s, default=None)
     split = split_generation(newest.key) if newest else None
     if split is None:

@@ -76,6 +76,11 @@ def escape_prefix(prefix: str) -> str:
     return "" if text.startswith(_DIGEST_FORM) else text
 
 
+def split_prefix(name: str) -> str:
+    """Return what a name has in common with its neighbours: all up to the last slash, or nothing."""
+    return name[: name.rfind("/") + 1]
+
+
 def natural_order(name: str) -> tuple[tuple[int, int, str], ...]:
     """Return a sort key by which step-99 comes before step-100."""
     return tuple((1, int(part), part) if part.isdigit() else (0, 0, part) for part in _DIGITS.split(name))

@@ -3,15 +3,37 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections import OrderedDict
+from dataclasses import dataclass, field
 from typing import Final
 
 from holdfast.errors import NotAStore, ObjectExists
 from holdfast.repo.config import Config, create_config, ensure_config, find_config, verify_empty
+from holdfast.repo.layout import split_prefix
+from holdfast.repo.snapshots import Snapshot
 from holdfast.store.protocol import ObjectStore
 
 DEFAULT_BUDGET_BYTES: Final = 256 << 20
 MIN_BUDGET_BYTES: Final = 16 << 20
+_RECENT_PREFIXES: Final = 64
+
+
+class RecentSnapshots:
+    """The snapshot last saved under each prefix by this handle: a save finds the step before without a listing."""
+
+    def __init__(self) -> None:
+        """Remember nothing yet."""
+        self._snapshots: OrderedDict[str, Snapshot] = OrderedDict()
+
+    def find(self, name: str) -> Snapshot | None:
+        """Return the snapshot last saved beside `name`; it may be gone since."""
+        return self._snapshots.get(split_prefix(name))
+
+    def remember(self, snapshot: Snapshot) -> None:
+        """Remember `snapshot`, forgetting the oldest prefix if there are many."""
+        self._snapshots[split_prefix(snapshot.name)] = snapshot
+        if len(self._snapshots) > _RECENT_PREFIXES:
+            self._snapshots.popitem(last=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +44,7 @@ class Repository:
     config: Config | None
     """None as long as nothing was saved: the first save creates the store."""
     budget_bytes: int = DEFAULT_BUDGET_BYTES
+    recent: RecentSnapshots = field(default_factory=RecentSnapshots)
 
     def verify_may_write(self) -> Config:
         """Return the config for a writer, creating it at the first save; raises NewerFormat, StoreError."""

@@ -138,7 +138,7 @@ def _verify_room(repo: Repository, request: Request, pieces: Sequence[Piece], po
     free = repo.store.find_free_bytes()
     if free is None or sum(source.size_bytes for source in request.sources) <= free:
         return
-    holdings = Holdings(repo, read_bases(repo.store, [find_base(repo.store, request.name)]), avoid=frozenset())
+    holdings = Holdings(repo, read_bases(repo.store, [find_base(repo, request.name)]), avoid=frozenset())
     new: dict[Digest, int] = {}
     for ref in iter_digests(pieces, pool):
         if ref.size_bytes <= INLINE_BYTES or not (ref.digest in new or holdings.find(ref.digest, ref.size_bytes)):
@@ -189,6 +189,7 @@ class _Save:
         except BaseException:
             self._give_up()
             raise
+        self._repo.recent.remember(snapshot)
         seconds = time.monotonic() - started
         size = snapshot.logical_bytes
         return SaveResult(request.name, snapshot.digest, snapshot.generation, size, filler.new_bytes, seconds)
@@ -196,7 +197,7 @@ class _Save:
     def _prepare_filler(self) -> Filler:
         # Marks are listed after the lease was taken: a collector that marks later will wait for us.
         avoid = read_marked(self._store) | read_bad_packs(self._store)
-        bases = read_bases(self._store, [self._state.snapshot, find_base(self._store, self._request.name)])
+        bases = read_bases(self._store, [self._state.snapshot, find_base(self._repo, self._request.name)])
         holdings = Holdings(self._repo, bases, avoid=avoid)
         return Filler(holdings, self._packer, self._pool, verify_reuse=self._request.verify_reuse)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from heapq import heapify, heappop, heappush
 from time import time
@@ -65,6 +66,15 @@ class LocalStore:
             durable=filesystem_type not in _VOLATILE_TYPES,
             network=filesystem_type not in _LOCAL_TYPES,
         )
+
+    def prepare(self, prefixes: Sequence[str]) -> None:
+        """Make a directory for each prefix, and what leads to it, durable, whoever made it."""
+        for prefix in prefixes:
+            self._verify_writable(prefix.rstrip("/"))
+        try:
+            self._namer.make_directories([self._root, *(self._path(prefix.rstrip("/")) for prefix in prefixes)])
+        except OSError as error:
+            raise explain_write_error(error, key="", path=self._root) from error
 
     def create(self, key: str, data: Buffer, *, durable: bool = True) -> None:
         """Create the file of `key`; without `durable` nothing is fsynced."""
@@ -209,8 +219,9 @@ class LocalStore:
                 return []
             raise self._read_error(error, base) from error
         start = prefix[len(base) :]
+        keys = [base + name for name in names if name.startswith(start)]
         # "0" follows "/": all that is below the directory `k` is less than `k0`.
-        return [base + name for name in names if name.startswith(start) and f"{base}{name}0" > after]
+        return [key for key in keys if key + "0" > after] if after else keys
 
     def _find_stat(self, key: str) -> FileStat | None:
         try:

@@ -64,13 +64,16 @@ def explain_write_error(
 
 
 def begin_upload(target: WriteTarget, *, durable: bool, single_writer: bool) -> LocalUpload:
-    """Make the temporary file, and make sure that it can be named safely before a byte is written."""
+    """Make the temporary file and its directories, and find out that it can be named before a byte is written."""
     try:
         temp, handle = target.namer.create_temp(target.directory)
     except OSError as error:
         raise target.explain(error) from error
     upload = LocalUpload(target, temp=temp, handle=handle, durable=durable)
     try:
+        if durable:
+            # At once: until then another process finds the directory and takes it for durable.
+            target.namer.sync_new_directories(target.directory)
         naming = target.namer.read_naming(target.directory)
     except OSError as error:
         upload.abort()
@@ -146,7 +149,7 @@ class LocalUpload:
         return self._handle
 
     def _seal(self, handle: int) -> tuple[int, int]:
-        """Finish the temporary file, and the directories that lead to it; return its identity."""
+        """Finish the temporary file; return its identity."""
         try:
             if self._durable:
                 self._files.sync_file(handle)
@@ -154,8 +157,6 @@ class LocalUpload:
             # The number is free for others even if closing fails.
             self._handle = None
             self._files.close(handle)
-            if self._durable:
-                self._target.namer.sync_new_directories(self._target.directory)
         except OSError as error:
             raise self._target.explain(error) from error
         return identity

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Protocol, Self
@@ -85,6 +85,11 @@ class MemoryStore:
         """Return a copy of the keys and their bytes, as they are now."""
         with self._lock:
             return {key: found.data for key, found in self._objects.items()}
+
+    def prepare(self, prefixes: Sequence[str]) -> None:
+        """Do nothing: a dict is ready for any key."""
+        for prefix in prefixes:
+            self._verify_writable(prefix.rstrip("/"))
 
     def create(self, key: str, data: Buffer, *, durable: bool = True) -> None:
         """Create `key` holding `data`; `durable` means nothing here."""

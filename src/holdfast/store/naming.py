@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import Enum
 from typing import Final
@@ -70,6 +70,13 @@ class FileNamer:
         """Remove what is left of a temporary file, if that is possible."""
         with suppress(OSError):
             self._files.unlink(temp)
+
+    def make_directories(self, paths: Sequence[str]) -> None:
+        """Make directories, and make their entries durable even if they are there: who made them may be dead."""
+        for path in paths:
+            self._make_directory(path)
+        for path in paths:
+            self.sync_new_directories(path)
 
     def sync_new_directories(self, directory: str) -> None:
         """Make the entries of the directories that we made on the way to `directory` durable."""

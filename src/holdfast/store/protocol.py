@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Protocol, Self, runtime_checkable
@@ -101,6 +102,13 @@ class ObjectStore(Protocol):
     def traits(self) -> StoreTraits:
         """What this store can do; may probe it once, writing and removing a scratch object."""
 
+    def prepare(self, prefixes: Sequence[str]) -> None:
+        """Make ready, durably, for keys that start with one of `prefixes` (each a component and "/").
+
+        Called before a store's first object is created; repeating it is harmless. Where keys need directories,
+        who dies between making one and making it durable would otherwise leave a trap for whoever comes next.
+        """
+
     def create(self, key: str, data: Buffer, *, durable: bool = True) -> None:
         """Create `key` holding `data`, if and only if no object is there.
 
@@ -149,7 +157,7 @@ class ConditionalStore(Protocol):
     """The optional half: mutation guarded by a version. No safety rule of the repository needs it."""
 
     def replace_if_match(self, key: str, data: Buffer, *, version: str) -> ObjectInfo:
-        """Replace `key` if its version is still `version`; raises ObjectExists if it changed, NotFound if it is gone."""
+        """Replace `key` if its version is still `version`; raises ObjectExists if it changed, NotFound if gone."""
 
     def delete_if_match(self, key: str, *, version: str) -> None:
         """Delete `key` if its version is still `version`; raises ObjectExists if it changed, NotFound if it is gone."""

@@ -41,7 +41,7 @@ class Operation:
     key: str
 
 
-_WRITES: Final = frozenset({"create", "upload", "append", "commit"})
+_WRITES: Final = frozenset({"prepare", "create", "upload", "append", "commit"})
 
 
 class FaultyStore:
@@ -72,6 +72,9 @@ class FaultyStore:
     @property
     def traits(self) -> StoreTraits:
         return replace(self._inner.traits, replace_if_match=False, delete_if_match=False)
+
+    def prepare(self, prefixes: Sequence[str]) -> None:
+        self._perform("prepare", "", lambda: self._inner.prepare(prefixes))
 
     def create(self, key: str, data: Buffer, *, durable: bool = True) -> None:
         def tear() -> None:

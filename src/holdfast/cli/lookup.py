@@ -1,0 +1,56 @@
+"""From what a user types to a repository and a snapshot: names first, then tags, then a hint at what was meant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from difflib import get_close_matches
+
+from holdfast.errors import NotFound
+from holdfast.repo.repository import Repository, open_repository
+from holdfast.repo.snapshots import DamagedName, Snapshot, iter_names, read_name, read_snapshot
+from holdfast.repo.tags import Tag, iter_tags, read_tag
+from holdfast.store.protocol import ObjectStore
+from holdfast.store.url import open_store
+
+
+def open_to_read(url: str) -> Repository:
+    """Open a repository that nothing will be written to."""
+    return open_repository(open_store(url, read_only=True))
+
+
+def open_to_write(url: str) -> Repository:
+    """Open a repository that this version may write to."""
+    repo = open_repository(open_store(url))
+    repo.verify_may_write()
+    return repo
+
+
+def find_snapshot(store: ObjectStore, name: str) -> tuple[Snapshot, Tag | None]:
+    """Return the snapshot that a name or tag means, and the tag if it was one; raises NotFound with close matches."""
+    snapshot = read_name(store, name).snapshot
+    if snapshot:
+        return snapshot, None
+    tag = read_tag(store, name)
+    if tag is None:
+        raise explain_missing(store, name)
+    try:
+        return read_snapshot(store, tag.snapshot_name), tag
+    except NotFound as error:
+        raise NotFound(
+            f"tag {name!r} points to {tag.snapshot_name!r}, which is gone;"
+            f" move it (`holdfast tag {name} NAME --move`) or delete it (`holdfast tag --delete {name}`)",
+            name=name,
+        ) from error
+
+
+def explain_missing(store: ObjectStore, name: str) -> NotFound:
+    """Return the error for a name that is neither a snapshot nor a tag."""
+    close = get_close_matches(name, [*_iter_spellings(store)], n=3)
+    hint = f"did you mean {' or '.join(map(repr, close))}?" if close else "`holdfast ls` lists what is there"
+    return NotFound(f"no snapshot or tag {name!r} in {store.url}; {hint}", name=name)
+
+
+def _iter_spellings(store: ObjectStore) -> Iterator[str]:
+    for found in (*iter_names(store), *iter_tags(store)):
+        if not isinstance(found, DamagedName):
+            yield found.name
