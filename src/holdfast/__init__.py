@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         ReadOnlyStore,
         StoreError,
         StoreFull,
+        TooLarge,
     )
 
 __version__ = "0.1.0.dev0"
@@ -42,6 +43,7 @@ __all__ = [
     "ReadOnlyStore",
     "StoreError",
     "StoreFull",
+    "TooLarge",
     "__version__",
 ]
 
@@ -63,6 +65,7 @@ _HOME: Final = {
     "ReadOnlyStore": "holdfast.errors",
     "StoreError": "holdfast.errors",
     "StoreFull": "holdfast.errors",
+    "TooLarge": "holdfast.errors",
 }
 
 

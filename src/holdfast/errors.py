@@ -5,6 +5,9 @@ Grouped by what a handler does next::
     HoldfastError
       NotFound (KeyError)           no such name, entry or object: check the spelling, list what is there
       BadName (ValueError)          a name or key that no store accepts: choose another
+      TooLarge (ValueError)         more than one snapshot or record can hold: split it
+      Unsupported (TypeError)       a value that the format has no form for: convert it
+      SourceChanged                 what was being saved changed meanwhile: save again
       NameInUse                     the name holds something else: choose another, or overwrite=True
       NotAStore                     nothing here that Holdfast wrote: check the path, or init
         NewerFormat                 a later Holdfast wrote this: upgrade
@@ -47,6 +50,18 @@ class NotFound(HoldfastError, KeyError):
 
 class BadName(HoldfastError, ValueError):
     """A name or key that is refused before anything is touched."""
+
+
+class TooLarge(HoldfastError, ValueError):
+    """More than the format can hold in one piece; nothing was written."""
+
+
+class Unsupported(HoldfastError, TypeError):
+    """A value that cannot be saved as it is; nothing was written."""
+
+
+class SourceChanged(HoldfastError):
+    """What was being saved changed while it was being read; nothing was committed."""
 
 
 class NameInUse(HoldfastError):

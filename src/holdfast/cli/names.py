@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 from holdfast.cli.lookup import explain_missing, find_snapshot, open_to_read, open_to_write
 from holdfast.cli.output import Output, count, format_bytes, format_time, format_utc
 from holdfast.digest import short_hex
-from holdfast.errors import HoldfastError, NameInUse, NotFound
+from holdfast.errors import BadName, Corrupt, HoldfastError, NameInUse, NotFound
 from holdfast.repo.layout import SNAPSHOTS, TAGS, natural_order
 from holdfast.repo.record import Json, canonical_json
 from holdfast.repo.repository import init_repository
@@ -16,6 +17,8 @@ from holdfast.repo.snapshots import DamagedName, Snapshot, delete_snapshot, iter
 from holdfast.repo.tags import Tag, delete_tag, iter_tags, read_tag, set_tag
 from holdfast.store.protocol import ObjectStore
 from holdfast.store.url import open_store
+
+_Found = TypeVar("_Found", Snapshot, Tag)
 
 
 def run_init(options: Namespace, url: str, output: Output) -> int:
@@ -35,7 +38,9 @@ def run_ls(options: Namespace, url: str, output: Output) -> int:
     broken = [*damaged, *damaged_tags]
     if options.json:
         described = [describe_snapshot(snapshot, tags) for snapshot in snapshots]
-        output.json({"store": store.url, "snapshots": described, "damaged": [_describe_damage(name) for name in broken]})
+        output.json(
+            {"store": store.url, "snapshots": described, "damaged": [_describe_damage(name) for name in broken]}
+        )
     else:
         _print_snapshots(snapshots, damaged, tags, output, long=options.long)
         _print_damage(broken, output)
@@ -110,8 +115,16 @@ def label_tags(snapshot: Snapshot, tags: Iterable[Tag]) -> str:
     return ", ".join(tag.name if tag.digest == snapshot.digest else f"{tag.name} (changed since)" for tag in own)
 
 
-def _split[Found](found: Iterable[Found | DamagedName]) -> tuple[list[Found], list[DamagedName]]:
-    ...
+def _split(found: Iterable[_Found | DamagedName]) -> tuple[list[_Found], list[DamagedName]]:
+    """Split a listing into what is well and what is damaged."""
+    well: list[_Found] = []
+    damaged: list[DamagedName] = []
+    for item in found:
+        if isinstance(item, DamagedName):
+            damaged.append(item)
+        else:
+            well.append(item)
+    return well, damaged
 
 
 def _print_snapshots(
@@ -155,14 +168,17 @@ def _list_tags(store: ObjectStore, output: Output, *, as_json: bool) -> int:
         described = [_describe_tag(tag, state) for tag, state in zip(tags, states, strict=True)]
         output.json({"store": store.url, "tags": described, "damaged": [_describe_damage(name) for name in damaged]})
     else:
-        rows = [[tag.name, tag.snapshot_name, format_time(tag.time_s), state] for tag, state in zip(tags, states, strict=True)]
+        rows = [
+            [tag.name, tag.snapshot_name, format_time(tag.time_s), state]
+            for tag, state in zip(tags, states, strict=True)
+        ]
         rows += [[name.stem.removeprefix(TAGS), "-", "-", "damaged"] for name in damaged]
         if rows:
             output.table(["TAG", "SNAPSHOT", "SET", "STATE"], rows)
         else:
             output.note(f"no tags in {store.url}; set one with `holdfast tag TAG NAME`")
         _print_damage(damaged, output)
-    return 1 if damaged or "missing" in states else 0
+    return 1 if damaged or {"missing", "damaged"} & set(states) else 0
 
 
 def _print_tag(store: ObjectStore, name: str, output: Output, *, as_json: bool) -> int:
@@ -178,7 +194,10 @@ def _print_tag(store: ObjectStore, name: str, output: Output, *, as_json: bool) 
 
 def _judge_tag(store: ObjectStore, tag: Tag) -> str:
     """Say whether a tag still points to what it pointed to when it was set."""
-    snapshot = read_name(store, tag.snapshot_name).snapshot
+    try:
+        snapshot = read_name(store, tag.snapshot_name).snapshot
+    except (Corrupt, BadName):
+        return "damaged"
     if snapshot is None:
         return "missing"
     return "ok" if snapshot.digest == tag.digest else "changed since"

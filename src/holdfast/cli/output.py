@@ -76,6 +76,10 @@ class Output:
         """Tell on standard error what is not part of the answer."""
         print(f"holdfast: {clean(text)}", file=sys.stderr)
 
+    def trace(self, error: BaseException) -> None:
+        """Tell on standard error where an error came from."""
+        sys.__excepthook__(type(error), error, error.__traceback__)
+
     def json(self, value: Json) -> None:
         """Print the answer as JSON; ASCII only, so that no name in it can command a terminal."""
         print(json.dumps(value, indent=2))

@@ -12,7 +12,7 @@ from typing import Final
 import zstandard
 
 from holdfast.digest import DIGEST_BYTES, Digest, hash_bytes, hash_kind
-from holdfast.errors import Corrupt, DigestMismatch, NewerFormat, NotFound
+from holdfast.errors import Corrupt, DigestMismatch, NewerFormat, NotFound, TooLarge
 from holdfast.repo.chunk import CHUNK_BYTES, RAW, ChunkRef, Location
 from holdfast.repo.columns import MAX_TABLE_BYTES, Kind, Schema, Table, column, decode_table, encode_table
 from holdfast.repo.layout import is_file_id, manifest_key
@@ -29,8 +29,11 @@ NO_RANK: Final = 0xFFFFFFFF
 _HEADER: Final = struct.Struct("<8sHHIQ")
 _MAGIC: Final = b"HFMANIF\n"
 _ZSTD_LEVEL: Final = 3
-# Digests do not compress, so an honest table never shrinks by more; a small file must not unfold into a huge one.
-_MAX_RATIO: Final = 200
+# A small file must not unfold into a huge one. What would shrink by more, because its chunks are all the same, is
+# stored as it is.
+_MAX_RATIO: Final = 64
+_RAW_TABLE: Final = 0
+_ZSTD_TABLE: Final = 1
 
 _SCHEMA: Final[Schema] = {
     "entry_bytes": Kind("Q"),
@@ -126,8 +129,12 @@ def encode_manifest(spec: Json, entries: Sequence[Entry]) -> bytes:
         "parts": [],
     }
     table = encode_table(head, columns, _SCHEMA)
-    header = _HEADER.pack(_MAGIC, MANIFEST_MAJOR, MANIFEST_MINOR, 0, len(table))
-    data = header + zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(table)
+    if len(table) > MAX_TABLE_BYTES:
+        raise TooLarge(f"a snapshot of {len(chunks)} chunks in {len(entries)} entries is too large for one manifest")
+    codec, body = _ZSTD_TABLE, zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(table)
+    if len(table) > _MAX_RATIO * len(body):
+        codec, body = _RAW_TABLE, table
+    data = _HEADER.pack(_MAGIC, MANIFEST_MAJOR, MANIFEST_MINOR, codec, len(table)) + body
     # The referrer keeps the digest of the whole file; this one proves a manifest that nobody refers to any more.
     return data + hash_bytes(data)
 
@@ -169,23 +176,36 @@ def decode_manifest(data: bytes, *, where: str) -> Manifest:
     data, own_digest = data[:-DIGEST_BYTES], data[-DIGEST_BYTES:]
     if len(data) < _HEADER.size:
         raise Corrupt(f"{where} is too short for a manifest", key=where)
-    magic, major, _minor, reserved, table_bytes = _HEADER.unpack_from(data)
-    if magic != _MAGIC or reserved:
+    magic, major, _minor, codec, table_bytes = _HEADER.unpack_from(data)
+    if magic != _MAGIC:
         raise Corrupt(f"{where} does not start as a manifest", key=where)
     if major > MANIFEST_MAJOR:
         raise NewerFormat(f"{where} has manifest version {major}, this Holdfast reads up to {MANIFEST_MAJOR}: upgrade")
     if hash_bytes(data) != own_digest:
         raise DigestMismatch(f"{where} is damaged: it does not have the digest that it states", key=where)
-    if table_bytes > min(MAX_TABLE_BYTES, _MAX_RATIO * len(data) + (1 << 20)):
+    table = _unfold(memoryview(data)[_HEADER.size :], codec, table_bytes, where)
+    return Manifest(decode_table(table, _SCHEMA, where=where), where)
+
+
+def _unfold(body: memoryview, codec: int, table_bytes: int, where: str) -> memoryview:
+    """Return the table in the body of a manifest, bounded before memory is taken for it."""
+    if codec not in (_RAW_TABLE, _ZSTD_TABLE):
+        raise NewerFormat(f"{where} is compressed with codec {codec}, which this Holdfast does not know: upgrade")
+    if table_bytes > min(MAX_TABLE_BYTES, _MAX_RATIO * len(body)):
         raise Corrupt(f"{where} claims to unfold into {table_bytes} bytes, more than it can hold", key=where)
-    try:
-        # A frame states its own size as well; the decompressor must not trust that one before ours.
-        if zstandard.frame_content_size(data[_HEADER.size :]) != table_bytes:
-            raise Corrupt(f"{where}: the sizes in its two headers differ", key=where)
-        table = zstandard.ZstdDecompressor().decompress(data[_HEADER.size :], allow_extra_data=False)
-    except zstandard.ZstdError as error:
-        raise Corrupt(f"{where} does not decompress: {error}", key=where) from error
-    return Manifest(decode_table(memoryview(table), _SCHEMA, where=where), where)
+    if codec == _RAW_TABLE:
+        table = body
+    else:
+        try:
+            # A frame states its own size as well; the decompressor must not trust that one before ours.
+            if zstandard.frame_content_size(body) != table_bytes:
+                raise Corrupt(f"{where}: the sizes in its two headers differ", key=where)
+            table = memoryview(zstandard.ZstdDecompressor().decompress(body, allow_extra_data=False))
+        except zstandard.ZstdError as error:
+            raise Corrupt(f"{where} does not decompress: {error}", key=where) from error
+    if len(table) != table_bytes:
+        raise Corrupt(f"{where} holds {len(table)} bytes of table, not {table_bytes}", key=where)
+    return table
 
 
 class Manifest:

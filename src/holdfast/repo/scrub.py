@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -17,7 +18,8 @@ from holdfast.repo.pack import PAGE_BYTES, Footer, PackedChunk
 from holdfast.store.protocol import ObjectStore
 
 _AHEAD: Final = 32
-_BUFFER_BYTES: Final = UNIT_BYTES + PAGE_BYTES
+_BUFFER_BYTES: Final = UNIT_BYTES + 2 * PAGE_BYTES
+_ZEROS: Final = bytes(PAGE_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,7 @@ class Scrubber:
             yield waiting.popleft().result()
 
     def _scrub_one(self, stretch: Stretch) -> Scrubbed:
-        data = self._buffer(stretch.stop - stretch.start)
+        data = self._buffer(stretch)
         try:
             self._store.read_into(pack_key(stretch.pack_id), stretch.start, data)
         except (NotFound, Corrupt, StoreError) as error:
@@ -85,15 +87,26 @@ class Scrubber:
         end = 0
         for chunk in stretch.chunks:
             first = chunk.location.offset - stretch.start
-            is_clean = is_clean and not any(data[end:first])
+            is_clean = is_clean and _is_zero(data[end:first])
             end = first + chunk.location.stored_bytes
             if hash_bytes(data[first:end]) != chunk.digest:
                 bad.append(chunk)
-        is_clean = is_clean and not any(data[end:])
+        is_clean = is_clean and _is_zero(data[end:])
         return Scrubbed(stretch, tuple(bad), has_bad_padding=not is_clean)
 
-    def _buffer(self, size: int) -> memoryview:
+    def _buffer(self, stretch: Stretch) -> memoryview:
+        """Return memory that lies on its pages as the stretch does on those of the file.
+
+        Where it lies a few bytes further on, as the memory of a bytearray does, processors whose `rep movsb` is slow
+        for such copies take five times as long to copy from the page cache.
+        """
         if not hasattr(self._local, "buffer"):
-            self._local.buffer = memoryview(bytearray(_BUFFER_BYTES))
+            self._local.buffer = memoryview(mmap.mmap(-1, _BUFFER_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
         held: memoryview = self._local.buffer
-        return held[:size] if size <= len(held) else memoryview(bytearray(size))
+        first = stretch.start % PAGE_BYTES
+        size = stretch.stop - stretch.start
+        return held[first : first + size] if first + size <= len(held) else memoryview(bytearray(size))
+
+
+def _is_zero(padding: memoryview) -> bool:
+    return padding == _ZEROS[: len(padding)]

@@ -11,7 +11,17 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from holdfast.digest import Digest, hash_bytes
-from holdfast.errors import BadName, CommitUnknown, Corrupt, LeaseLost, NameInUse, NotFound, StoreError, StoreFull
+from holdfast.errors import (
+    BadName,
+    CommitUnknown,
+    Corrupt,
+    LeaseLost,
+    NameInUse,
+    NotFound,
+    StoreError,
+    StoreFull,
+    TooLarge,
+)
 from holdfast.progress import Progress, Silent
 from holdfast.repo.chunk import INLINE_BYTES, ChunkRef
 from holdfast.repo.fill import Filler, iter_digests
@@ -102,7 +112,7 @@ def save(repo: Repository, request: Request, *, progress: Progress | None = None
 
 def _verify_request(request: Request) -> Request:
     """Refuse what could not be read back, before anything is touched."""
-    names = [source.name for source in request.sources]
+    names = [_verify_entry_name(source.name, request.name) for source in request.sources]
     if len(set(names)) != len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise BadName(f"two entries of {request.name!r} would have the name {twice[:80]!r}")
@@ -111,10 +121,20 @@ def _verify_request(request: Request) -> Request:
     except (TypeError, ValueError) as error:
         raise BadName(f"the metadata of {request.name!r} is not plain JSON: {error}") from error
     if size > MAX_METADATA_BYTES:
-        raise BadName(
+        raise TooLarge(
             f"the metadata of {request.name!r} has {size} bytes, more than {MAX_METADATA_BYTES}; save it as an entry"
         )
     return replace(request, name=verify_name(request.name), metadata=dict(request.metadata))
+
+
+def _verify_entry_name(name: str, snapshot_name: str) -> str:
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise BadName(
+            f"an entry of {snapshot_name!r} has the name {name[:80]!r}, which is not valid Unicode"
+        ) from error
+    return name
 
 
 def _find_same(
@@ -240,10 +260,8 @@ class _Save:
     def _end(self, snapshot: Snapshot, entries: Sequence[Entry]) -> None:
         """Release the lease; only then may the save return. Fenced: the snapshot stands only if all it uses does."""
         try:
-            self._lease.release()
-        except LeaseLost:
-            self._confirm_or_withdraw(snapshot, entries)
-        except StoreError as error:
+            self._release_or_withdraw(snapshot, entries)
+        except (StoreError, Corrupt) as error:
             raise CommitUnknown(
                 f"{snapshot.name!r} was committed, but then the store failed, so it is not known whether a collector"
                 f" had given up on it: {error}. Check it with `holdfast check`, or save again",
@@ -254,11 +272,15 @@ class _Save:
             merge_tiers(self._store)
         self._lease.forget()
 
-    def _confirm_or_withdraw(self, snapshot: Snapshot, entries: Sequence[Entry]) -> None:
+    def _release_or_withdraw(self, snapshot: Snapshot, entries: Sequence[Entry]) -> None:
+        with suppress(LeaseLost):
+            self._lease.release()
+            return
         used = {pack_key(chunk.location.pack_id) for entry in entries for chunk in entry.chunks if chunk.location}
         used.add(manifest_key(snapshot.manifest.manifest_id))
         if used & read_marked(self._store) or not all(map(self._is_present, used)):
-            withdraw_snapshot(self._store, snapshot, self._state.snapshot)
+            with suppress(NameInUse):  # somebody has overwritten it already
+                withdraw_snapshot(self._store, snapshot, self._state.snapshot)
             raise LeaseLost(
                 f"save {snapshot.name!r} was taken for dead by a collector, which removed bytes that it used;"
                 " the snapshot was withdrawn. Save again"

@@ -120,9 +120,10 @@ def test_a_torn_create_leaves_a_part() -> None:
 def test_a_torn_commit_leaves_a_part() -> None:
     inner = MemoryStore()
     store = FaultyStore(inner, fault=Fault.TORN_WRITE, at=4)
-    with pytest.raises(Crashed), store.upload("packs/one") as upload:
-        upload.append(b"12", b"34")
-        upload.append(b"5678")
+    upload = store.upload("packs/one")
+    upload.append(b"12", b"34")
+    upload.append(b"5678")
+    with pytest.raises(Crashed):
         upload.commit()
     assert inner.contents() == {"packs/one": b"1234"}
 

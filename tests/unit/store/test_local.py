@@ -119,6 +119,12 @@ def test_a_rename_whose_source_is_gone_because_we_made_it_is_our_success(tmp_pat
     assert found_below(tmp_path) == ["packs/one"]
 
 
+def test_a_link_that_refuses_every_name_is_not_used(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path, files=Scripted(before={"link": fail(errno.EEXIST)}))
+    store.create("packs/one", b"data")
+    assert found_below(tmp_path) == ["packs/one"]
+
+
 @pytest.mark.parametrize("code", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS])
 def test_without_hard_links_files_are_renamed_without_replacement(tmp_path: Path, code: int) -> None:
     files = Scripted(before={"link": fail(code)})

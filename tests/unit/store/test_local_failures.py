@@ -59,10 +59,11 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_disk_that_really_runs_full_is_told_and_usable_afterwards(tiny_disk: Path) -> None:
     store = LocalStore(tiny_disk)
-    with store.upload("packs/large") as upload, pytest.raises(StoreFull) as caught:
-        for _ in range(10):
-            upload.append(bytes(64 << 10))
-    assert caught.value.needed_bytes == 64 << 10
+    upload = store.upload("packs/large")
+    upload.append(bytes(64 << 10))
+    with pytest.raises(StoreFull) as caught:
+        upload.append(*[bytes(64 << 10)] * 4)
+    assert caught.value.needed_bytes == 256 << 10
     with pytest.raises(StoreError, match="has ended"):
         upload.commit()
     assert found_below(tiny_disk) == []

@@ -1,0 +1,207 @@
+"""The verbs about health: check, doctor."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Final, Literal
+
+from holdfast.cli.output import Output, count, format_bytes
+from holdfast.errors import Corrupt, NotAStore
+from holdfast.repo.check import Checker
+from holdfast.repo.config import FORMAT_MAJOR, FORMAT_MINOR, Config, find_config, find_unknown_prefix
+from holdfast.repo.findings import Finding, Tally
+from holdfast.repo.layout import CONFIG, INDEX, LEASES, MANIFESTS, PACKS
+from holdfast.repo.record import Json
+from holdfast.repo.snapshots import DamagedName, iter_names
+from holdfast.repo.tags import iter_tags
+from holdfast.store.listing import iter_objects
+from holdfast.store.probe import Place, probe_place
+from holdfast.store.protocol import ObjectStore
+from holdfast.store.url import open_store
+
+_SLOW_SYNC_MS: Final = 50.0
+_LITTLE_BYTES: Final = 1 << 30
+
+
+def run_check(options: Namespace, url: str, output: Output) -> int:
+    """Check a store and print what is found as it is found."""
+    store = _open_objects(url)
+    checker = Checker(store, read=options.read, progress=output.progress())
+    seen: Counter[str] = Counter()
+    findings: list[Json] = []
+    for finding in checker.iter_findings():
+        seen[finding.severity] += 1
+        if options.json:
+            findings.append(asdict(finding))
+        else:
+            _print_finding(finding, output)
+    if options.json:
+        output.json({"store": store.url, "findings": findings, "checked": asdict(checker.tally)})
+    else:
+        output.line(_summarise(checker.tally, seen, read=options.read))
+    return 1 if seen["error"] or seen["warning"] else 0
+
+
+def _open_objects(url: str) -> ObjectStore:
+    """Open the objects alone: a store whose config is damaged or lost needs a check more than any other."""
+    store = open_store(url, read_only=True)
+    if not store.list("", limit=1):
+        raise NotAStore(f"{store.url} holds no store; make one with `holdfast -s {store.url} init`")
+    return store
+
+
+def _print_finding(finding: Finding, output: Output) -> None:
+    output.line(f"{finding.severity}: {finding.message} [{finding.code}]")
+    if finding.advice:
+        output.line(f"    {finding.advice}")
+
+
+def _summarise(tally: Tally, seen: Counter[str], *, read: bool) -> str:
+    looked = ", ".join(
+        (
+            count(tally.snapshots, "snapshot"),
+            count(tally.manifests, "manifest"),
+            count(tally.packs, "pack"),
+            count(tally.chunks, "chunk"),
+        )
+    )
+    depth = f"{format_bytes(tally.bytes_read)} read" if read else "structure only; --read reads every byte"
+    kinds = ("error", "warning", "note")
+    found = ", ".join(count(seen[kind], kind) for kind in kinds if seen[kind]) or "nothing to report"
+    return f"checked {looked} ({depth}): {found}"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One sentence of a doctor, and what it means."""
+
+    verdict: Literal["ok", "note", "warning", "error"]
+    topic: str
+    text: str
+
+
+def run_doctor(options: Namespace, url: str, output: Output) -> int:
+    """Say what the place of a store can do and how the store is."""
+    store = _open_objects(url)
+    place = probe_place(store.url)
+    counts = _count_objects(store)
+    verdicts = [*_judge_format(store), *_judge_place(place), *_judge_counts(counts)]
+    if options.json:
+        described = [asdict(verdict) for verdict in verdicts]
+        output.json({"store": store.url, "verdicts": described, "place": asdict(place), "counts": counts})
+    else:
+        output.line(f"store {store.url}")
+        for verdict in verdicts:
+            output.line(f"{verdict.verdict:7}  {verdict.text}")
+    return 1 if {verdict.verdict for verdict in verdicts} & {"warning", "error"} else 0
+
+
+def _judge_format(store: ObjectStore) -> Iterator[Verdict]:
+    try:
+        config = find_config(store)
+    except Corrupt as error:
+        yield Verdict("error", "format", f"the config cannot be believed: {error}; restore {CONFIG} from a copy")
+        return
+    if config is None:
+        yield Verdict("error", "format", f"there is no config, so this is no store; restore {CONFIG} from a copy")
+        return
+    yield _judge_version(config)
+    unknown = find_unknown_prefix(store)
+    if unknown:
+        text = f"{unknown} is not part of the format: a later Holdfast put it there, or somebody else; look at it"
+        yield Verdict("warning", "foreign", text)
+
+
+def _judge_version(config: Config) -> Verdict:
+    version = f"format {config.major}.{config.minor}, store id {config.store_id}"
+    needed = sorted({feature for features in config.features.values() for feature in features})
+    if needed:
+        return Verdict("note", "format", f"{version}; it needs {', '.join(needed)} for some operations")
+    if config.minor > FORMAT_MINOR:
+        own = f"{FORMAT_MAJOR}.{FORMAT_MINOR}"
+        return Verdict("note", "format", f"{version}; this Holdfast knows {own} and can read it; upgrade when you can")
+    return Verdict("ok", "format", f"{version}; this Holdfast reads and writes it")
+
+
+def _judge_place(place: Place) -> Iterator[Verdict]:
+    kind = place.filesystem or "unknown"
+    yield _judge_reach(place, kind)
+    if not place.durable:
+        yield Verdict("warning", "durable", f"{kind} is lost on reboot; keep what matters elsewhere")
+    yield _judge_room(place.free_bytes)
+    if not place.writable:
+        text = f"the directory cannot be written ({place.refusal}), so nothing can be saved or deleted; reading works"
+        yield Verdict("note", "writable", text)
+        return
+    yield _judge_naming(place)
+    yield _judge_sync(place.sync_ms or 0.0)
+    if place.direct_io:
+        yield Verdict("ok", "direct-io", "direct I/O works: large packs can bypass the page cache")
+    else:
+        yield Verdict("note", "direct-io", "direct I/O does not work here: large saves go through the page cache")
+    case = "case-sensitive" if place.case_sensitive else "not case-sensitive"
+    yield Verdict("ok", "case", f"names are {case}; the format uses lower case only, so either will do")
+
+
+def _judge_reach(place: Place, kind: str) -> Verdict:
+    if place.network:
+        text = f"the filesystem is {kind}, which other hosts may share: clocks and caches differ between them"
+        return Verdict("note", "filesystem", text)
+    return Verdict("ok", "filesystem", f"the filesystem is {kind}, local to this host")
+
+
+def _judge_room(free_bytes: int) -> Verdict:
+    if free_bytes < _LITTLE_BYTES:
+        return Verdict("warning", "room", f"only {format_bytes(free_bytes)} are free; free some space before you save")
+    return Verdict("ok", "room", f"{format_bytes(free_bytes)} are free")
+
+
+def _judge_naming(place: Place) -> Verdict:
+    if place.hard_links:
+        return Verdict("ok", "exclusive", "hard links work: two writers cannot overwrite each other")
+    if place.rename_noreplace:
+        text = "there are no hard links, but rename without replacement works: two writers cannot overwrite each other"
+        return Verdict("ok", "exclusive", text)
+    text = (
+        "neither hard links nor rename without replacement work: two writers could overwrite each other."
+        " Use another filesystem, or single_writer=True if there is only ever one"
+    )
+    return Verdict("warning", "exclusive", text)
+
+
+def _judge_sync(sync_ms: float) -> Verdict:
+    text = f"making a small write durable takes {sync_ms:.1f} ms; a small save needs about six of them"
+    if sync_ms > _SLOW_SYNC_MS:
+        return Verdict("note", "sync", text + ", which is slow: save less often, or to another disk")
+    return Verdict("ok", "sync", text)
+
+
+def _count_objects(store: ObjectStore) -> dict[str, int]:
+    names = [isinstance(name, DamagedName) for name in iter_names(store)]
+    tags = [isinstance(tag, DamagedName) for tag in iter_tags(store)]
+    packs = [info.size_bytes for info in iter_objects(store, PACKS)]
+    return {
+        "snapshots": names.count(False),
+        "tags": tags.count(False),
+        "damaged_names": names.count(True) + tags.count(True),
+        "packs": len(packs),
+        "pack_bytes": sum(packs),
+        "manifests": sum(1 for _ in iter_objects(store, MANIFESTS)),
+        "index_fragments": sum(1 for _ in iter_objects(store, INDEX)),
+        "lease_records": sum(1 for _ in iter_objects(store, LEASES)),
+    }
+
+
+def _judge_counts(counts: dict[str, int]) -> Iterator[Verdict]:
+    packs = f"{count(counts['packs'], 'pack')} of {format_bytes(counts['pack_bytes'])} together"
+    text = f"{count(counts['snapshots'], 'snapshot')}, {count(counts['tags'], 'tag')}, {packs}"
+    yield Verdict("ok", "counts", f"{text}, {count(counts['manifests'], 'manifest')}")
+    if counts["damaged_names"]:
+        text = f"{count(counts['damaged_names'], 'damaged name')}: run `holdfast check`"
+        yield Verdict("error", "damaged", text)
+    if counts["lease_records"]:
+        text = f"{count(counts['lease_records'], 'lease record')}: saves under way, or left by saves that were killed"
+        yield Verdict("note", "leases", text)

@@ -1,0 +1,24 @@
+"""A clock, a store in memory and a repository in it."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.repo.repository import Repository
+from holdfast.store.memory import MemoryStore, VirtualClock
+from tests.unit.repo.saving import new_repo
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock()
+
+
+@pytest.fixture
+def store(clock: VirtualClock) -> MemoryStore:
+    return MemoryStore(clock=clock)
+
+
+@pytest.fixture
+def repo(store: MemoryStore) -> Repository:
+    return new_repo(store)

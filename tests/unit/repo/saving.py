@@ -1,0 +1,177 @@
+"""Small repositories in memory, and ways to look at and to damage them, for the tests of the repository layer."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TypedDict, Unpack
+
+from holdfast.digest import Buffer, Digest, fingerprint, hash_bytes
+from holdfast.errors import StoreError
+from holdfast.repo.chunk import RAW, ChunkRef, Location
+from holdfast.repo.findings import Finding
+from holdfast.repo.layout import PACKS
+from holdfast.repo.manifest import Entry
+from holdfast.repo.pack import PackedChunk
+from holdfast.repo.reader import SnapshotReader
+from holdfast.repo.record import Json
+from holdfast.repo.repository import Repository, open_repository
+from holdfast.repo.snapshots import Snapshot, read_snapshot
+from holdfast.repo.source import BytesSource
+from holdfast.repo.writer import Request, SaveResult, save
+from holdfast.store.memory import MemoryStore
+from holdfast.store.protocol import PAGE_LIMIT, ObjectInfo, ObjectStore, StoreTraits, Upload
+
+MIB = 1 << 20
+PACK_ID = f"{'0' * 24}-{'0' * 16}"
+
+
+class Options(TypedDict, total=False):
+    """What `Request` takes beside name and sources."""
+
+    spec: Json
+    metadata: Mapping[str, Json]
+    overwrite: bool
+    verify_reuse: bool
+
+
+def new_repo(store: ObjectStore | None = None) -> Repository:
+    return open_repository(MemoryStore() if store is None else store, create=True)
+
+
+def save_bytes(repo: Repository, name: str, entries: Mapping[str, Buffer], **options: Unpack[Options]) -> SaveResult:
+    sources = [BytesSource(entry, data) for entry, data in entries.items()]
+    return save(repo, Request(name, sources, **options))
+
+
+def load_bytes(repo: Repository, name: str) -> dict[str, bytes]:
+    with SnapshotReader(repo, read_snapshot(repo.store, name)) as reader:
+        return {entry: bytes(reader.read_entry(entry)) for entry in reader.manifest.names}
+
+
+def read_entries(repo: Repository, name: str) -> dict[str, Entry]:
+    with SnapshotReader(repo, read_snapshot(repo.store, name)) as reader:
+        return {entry.name: entry for entry in reader.manifest.iter_entries()}
+
+
+def noise(size_bytes: int, seed: int = 0) -> bytes:
+    """Return bytes that nothing else holds, the same for the same seed."""
+    return random.Random(seed).randbytes(size_bytes)
+
+
+def keys(store: ObjectStore, prefix: str) -> list[str]:
+    return [info.key for info in store.list(prefix)]
+
+
+def stored_bytes(store: ObjectStore) -> int:
+    return sum(info.size_bytes for info in store.list("", limit=1_000_000))
+
+
+def replace_object(store: ObjectStore, key: str, data: bytes) -> None:
+    store.delete(key)
+    store.create(key, data)
+
+
+def flip(data: bytes, position: int, bit: int = 0) -> bytes:
+    changed = bytearray(data)
+    changed[position] ^= 1 << bit
+    return bytes(changed)
+
+
+def rot(store: ObjectStore, key: str, position: int) -> None:
+    """Flip one bit of an object."""
+    replace_object(store, key, flip(store.read(key, limit_bytes=1 << 40), position))
+
+
+def pack_of(repo: Repository, name: str, entry: str) -> Location:
+    """Return where the first chunk of an entry lies."""
+    location = read_entries(repo, name)[entry].chunks[0].location
+    assert location is not None
+    return location
+
+
+def only_pack(store: ObjectStore) -> str:
+    """Return the key of the one pack."""
+    (key,) = keys(store, PACKS)
+    return key
+
+
+def packed(data: bytes, *, pack_id: str = PACK_ID, offset: int = 64) -> PackedChunk:
+    return PackedChunk(hash_bytes(data), len(data), Location(pack_id, offset, len(data), RAW, fingerprint(data)))
+
+
+def placed(digest: bytes, *, pack_id: str = PACK_ID, offset: int = 64, size_bytes: int = 1000) -> PackedChunk:
+    """Return a row for a digest of your choice."""
+    return PackedChunk(Digest(digest), size_bytes, Location(pack_id, offset, size_bytes, RAW, bytes(16)))
+
+
+def inline_ref(data: bytes, *, box: tuple[int, ...] = ()) -> ChunkRef:
+    return ChunkRef(hash_bytes(data), len(data), None, data, box)
+
+
+def packed_ref(data: bytes, *, offset: int = 64, box: tuple[int, ...] = ()) -> ChunkRef:
+    return replace(ChunkRef(hash_bytes(data), len(data), packed(data, offset=offset).location), box=box)
+
+
+def codes(findings: Sequence[Finding]) -> Counter[str]:
+    return Counter(finding.code for finding in findings)
+
+
+def snapshot_of(repo: Repository, name: str) -> Snapshot:
+    return read_snapshot(repo.store, name)
+
+
+class Watched:
+    """Passes everything on, counts what is read, and fails reads of the keys that it was told."""
+
+    def __init__(self, inner: ObjectStore) -> None:
+        self.inner = inner
+        self.reads: list[tuple[str, int, int]] = []
+        self.failing: set[str] = set()
+        self._lock = threading.Lock()
+
+    def _meet(self, key: str, start: int, size: int) -> None:
+        with self._lock:
+            self.reads.append((key, start, size))
+        if key in self.failing:
+            raise StoreError(f"input/output error on {key}", key=key)
+
+    @property
+    def url(self) -> str:
+        return self.inner.url
+
+    @property
+    def traits(self) -> StoreTraits:
+        return self.inner.traits
+
+    def create(self, key: str, data: Buffer, *, durable: bool = True) -> None:
+        self.inner.create(key, data, durable=durable)
+
+    def upload(self, key: str) -> Upload:
+        return self.inner.upload(key)
+
+    def read(self, key: str, *, limit_bytes: int) -> bytes:
+        self._meet(key, 0, -1)
+        return self.inner.read(key, limit_bytes=limit_bytes)
+
+    def read_into(self, key: str, start: int, buffer: memoryview) -> None:
+        self._meet(key, start, buffer.nbytes)
+        self.inner.read_into(key, start, buffer)
+
+    def list(self, prefix: str, *, after: str = "", limit: int = PAGE_LIMIT) -> list[ObjectInfo]:
+        return self.inner.list(prefix, after=after, limit=limit)
+
+    def delete(self, key: str) -> None:
+        self.inner.delete(key)
+
+    def stat(self, key: str) -> ObjectInfo:
+        return self.inner.stat(key)
+
+    def clock(self) -> float:
+        return self.inner.clock()
+
+    def find_free_bytes(self) -> int | None:
+        return self.inner.find_free_bytes()

@@ -1,0 +1,104 @@
+"""Errors read as sentences, carry facts as attributes, are caught as builtins, and cross processes."""
+
+from __future__ import annotations
+
+import errno
+import pickle
+
+import pytest
+
+from holdfast import errors
+from holdfast.errors import (
+    BadName,
+    CommitUnknown,
+    Corrupt,
+    DigestMismatch,
+    HoldfastError,
+    LeaseLost,
+    MissingChunk,
+    NameInUse,
+    NewerFormat,
+    NotAStore,
+    NotFound,
+    ObjectExists,
+    ReadOnlyStore,
+    StoreError,
+    StoreFull,
+)
+
+SENTENCE = "no snapshot 'a' in memory://; `holdfast ls` lists what is there"
+
+EXAMPLES: list[HoldfastError] = [
+    HoldfastError(SENTENCE),
+    NotFound(SENTENCE, name="a"),
+    BadName(SENTENCE),
+    NameInUse(SENTENCE, name="a"),
+    NotAStore(SENTENCE),
+    NewerFormat(SENTENCE),
+    Corrupt(SENTENCE, key="packs/x"),
+    DigestMismatch(SENTENCE, key="packs/x"),
+    MissingChunk(SENTENCE, key="packs/x"),
+    StoreError(SENTENCE, key="packs/x", fate="unknown", code=errno.EIO),
+    StoreFull(SENTENCE, key="packs/x", needed_bytes=5, free_bytes=3),
+    ReadOnlyStore(SENTENCE, key="packs/x", code=errno.EROFS),
+    ObjectExists(SENTENCE, key="packs/x"),
+    LeaseLost(SENTENCE),
+    CommitUnknown(SENTENCE, name="a"),
+]
+
+
+def name_of(error: HoldfastError) -> str:
+    return type(error).__name__
+
+
+def test_there_is_an_example_of_every_error() -> None:
+    classes = {value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, HoldfastError)}
+    assert {type(error) for error in EXAMPLES} == classes
+
+
+@pytest.mark.parametrize("error", EXAMPLES, ids=name_of)
+def test_every_error_shows_its_sentence(error: HoldfastError) -> None:
+    assert str(error) == SENTENCE
+
+
+@pytest.mark.parametrize("error", EXAMPLES, ids=name_of)
+def test_every_error_crosses_processes_with_its_facts(error: HoldfastError) -> None:
+    received = pickle.loads(pickle.dumps(error))
+    assert (type(received), str(received), vars(received)) == (type(error), SENTENCE, vars(error))
+
+
+@pytest.mark.parametrize(
+    ("cls", "builtin"),
+    [
+        (NotFound, KeyError),
+        (BadName, ValueError),
+        (StoreError, OSError),
+        (StoreFull, OSError),
+        (ReadOnlyStore, PermissionError),
+        (ObjectExists, FileExistsError),
+    ],
+)
+def test_errors_are_caught_as_the_builtin_that_they_are(cls: type, builtin: type) -> None:
+    assert issubclass(cls, builtin)
+
+
+def test_facts_are_attributes() -> None:
+    full = StoreFull("full", key="packs/x", needed_bytes=5, free_bytes=3)
+    assert (full.key, full.needed_bytes, full.free_bytes, full.errno, full.fate) == (
+        "packs/x",
+        5,
+        3,
+        errno.ENOSPC,
+        "absent",
+    )
+    assert StoreError("lost", fate="unknown").fate == "unknown"
+    assert (NotFound("no", name="a").name, NameInUse("no", name="b").name, CommitUnknown("?", name="c").name) == tuple(
+        "abc"
+    )
+    assert MissingChunk("gone", key="packs/y").key == "packs/y"
+
+
+def test_a_missing_object_is_no_store_failure() -> None:
+    assert not issubclass(NotFound, OSError)
+    assert not issubclass(Corrupt, OSError)
+    assert not issubclass(NewerFormat, Corrupt)
