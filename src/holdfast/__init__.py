@@ -20,9 +20,11 @@ if TYPE_CHECKING:
         NotFound,
         ObjectExists,
         ReadOnlyStore,
+        SourceChanged,
         StoreError,
         StoreFull,
         TooLarge,
+        Unsupported,
     )
 
 __version__ = "0.1.0.dev0"
@@ -41,9 +43,11 @@ __all__ = [
     "NotFound",
     "ObjectExists",
     "ReadOnlyStore",
+    "SourceChanged",
     "StoreError",
     "StoreFull",
     "TooLarge",
+    "Unsupported",
     "__version__",
 ]
 
@@ -63,9 +67,11 @@ _HOME: Final = {
     "NotFound": "holdfast.errors",
     "ObjectExists": "holdfast.errors",
     "ReadOnlyStore": "holdfast.errors",
+    "SourceChanged": "holdfast.errors",
     "StoreError": "holdfast.errors",
     "StoreFull": "holdfast.errors",
     "TooLarge": "holdfast.errors",
+    "Unsupported": "holdfast.errors",
 }
 
 

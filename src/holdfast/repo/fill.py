@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from holdfast.digest import Digest, hash_bytes
-from holdfast.errors import Corrupt
+from holdfast.errors import SourceChanged
 from holdfast.progress import Progress
 from holdfast.repo.chunk import INLINE_BYTES, UNIT_BYTES, ChunkRef, Location
 from holdfast.repo.holdings import Holdings
@@ -34,7 +34,9 @@ def hash_piece(piece: Piece) -> HashedPiece:
     """Read and hash one piece."""
     data = piece.source.read(piece.start, piece.stop)
     if data.nbytes != piece.stop - piece.start:
-        raise Corrupt(f"{piece.source.name!r} gave {data.nbytes} bytes for {piece.stop - piece.start}: did it shrink?")
+        raise SourceChanged(
+            f"{piece.source.name!r} gave {data.nbytes} bytes for {piece.stop - piece.start}: did it shrink?"
+        )
     return HashedPiece(piece, data, hash_bytes(data))
 
 
@@ -93,7 +95,7 @@ class Filler:
         for batch in iter_hashed(pieces, self._pool):
             refs += self._write(batch)
         if [ref.digest for ref in refs] != [ref.digest for ref in expected]:
-            raise Corrupt("what is being saved changed meanwhile; nothing was committed. Save again")
+            raise SourceChanged("what is being saved changed meanwhile; nothing was committed. Save again")
         return refs
 
     def _write(self, batch: Sequence[HashedPiece]) -> list[ChunkRef]:

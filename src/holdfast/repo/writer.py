@@ -21,6 +21,7 @@ from holdfast.errors import (
     StoreError,
     StoreFull,
     TooLarge,
+    Unsupported,
 )
 from holdfast.progress import Progress, Silent
 from holdfast.repo.chunk import INLINE_BYTES, ChunkRef
@@ -119,7 +120,7 @@ def _verify_request(request: Request) -> Request:
     try:
         size = len(canonical_json(dict(request.metadata)))
     except (TypeError, ValueError) as error:
-        raise BadName(f"the metadata of {request.name!r} is not plain JSON: {error}") from error
+        raise Unsupported(f"the metadata of {request.name!r} is not plain JSON: {error}") from error
     if size > MAX_METADATA_BYTES:
         raise TooLarge(
             f"the metadata of {request.name!r} has {size} bytes, more than {MAX_METADATA_BYTES}; save it as an entry"
