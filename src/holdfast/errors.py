@@ -67,7 +67,7 @@ class SourceChanged(HoldfastError):
 class NameInUse(HoldfastError):
     """The name is taken, or somebody else took it while we were saving."""
 
-    def __init__(self, message: str, *, name: str) -> None:
+    def __init__(self, message: str, *, name: str = "") -> None:
         super().__init__(message)
         self.name = name
 
@@ -132,6 +132,6 @@ class LeaseLost(HoldfastError):
 class CommitUnknown(HoldfastError):
     """The commit was sent and its fate is not known: the name shows the old or the new state."""
 
-    def __init__(self, message: str, *, name: str) -> None:
+    def __init__(self, message: str, *, name: str = "") -> None:
         super().__init__(message)
         self.name = name

@@ -22,8 +22,11 @@ from holdfast.errors import (
     NotFound,
     ObjectExists,
     ReadOnlyStore,
+    SourceChanged,
     StoreError,
     StoreFull,
+    TooLarge,
+    Unsupported,
 )
 
 SENTENCE = "no snapshot 'a' in memory://; `holdfast ls` lists what is there"
@@ -32,6 +35,9 @@ EXAMPLES: list[HoldfastError] = [
     HoldfastError(SENTENCE),
     NotFound(SENTENCE, name="a"),
     BadName(SENTENCE),
+    TooLarge(SENTENCE),
+    Unsupported(SENTENCE),
+    SourceChanged(SENTENCE),
     NameInUse(SENTENCE, name="a"),
     NotAStore(SENTENCE),
     NewerFormat(SENTENCE),
@@ -72,6 +78,8 @@ def test_every_error_crosses_processes_with_its_facts(error: HoldfastError) -> N
     [
         (NotFound, KeyError),
         (BadName, ValueError),
+        (TooLarge, ValueError),
+        (Unsupported, TypeError),
         (StoreError, OSError),
         (StoreFull, OSError),
         (ReadOnlyStore, PermissionError),

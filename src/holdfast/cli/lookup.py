@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from difflib import get_close_matches
 
-from holdfast.errors import NotFound
+from holdfast.cli.output import Output
+from holdfast.errors import NotAStore, NotFound
 from holdfast.repo.repository import Repository, open_repository
-from holdfast.repo.snapshots import DamagedName, Snapshot, iter_names, read_name, read_snapshot
-from holdfast.repo.tags import Tag, iter_tags, read_tag
+from holdfast.repo.snapshots import DamagedName, Snapshot, iter_names, read_name
+from holdfast.repo.tags import iter_tags, read_tag
 from holdfast.store.protocol import ObjectStore
 from holdfast.store.url import open_store
 
@@ -25,22 +26,32 @@ def open_to_write(url: str) -> Repository:
     return repo
 
 
-def find_snapshot(store: ObjectStore, name: str) -> tuple[Snapshot, Tag | None]:
-    """Return the snapshot that a name or tag means, and the tag if it was one; raises NotFound with close matches."""
+def open_objects(url: str) -> ObjectStore:
+    """Open the objects alone: a store whose config is damaged or lost needs a check more than any other."""
+    store = open_store(url, read_only=True)
+    if not store.list("", limit=1):
+        raise NotAStore(f"{store.url} holds no store; make one with `holdfast -s {store.url} init`")
+    return store
+
+
+def find_snapshot(store: ObjectStore, name: str, output: Output) -> Snapshot:
+    """Return the snapshot that a name or tag means; raises NotFound with close matches."""
     snapshot = read_name(store, name).snapshot
     if snapshot:
-        return snapshot, None
+        return snapshot
     tag = read_tag(store, name)
     if tag is None:
         raise explain_missing(store, name)
-    try:
-        return read_snapshot(store, tag.snapshot_name), tag
-    except NotFound as error:
+    snapshot = read_name(store, tag.snapshot_name).snapshot
+    if snapshot is None:
         raise NotFound(
             f"tag {name!r} points to {tag.snapshot_name!r}, which is gone;"
             f" move it (`holdfast tag {name} NAME --move`) or delete it (`holdfast tag --delete {name}`)",
             name=name,
-        ) from error
+        )
+    if snapshot.digest != tag.digest:
+        output.note(f"{snapshot.name!r} was overwritten after the tag {name!r} was set; this is the newer content")
+    return snapshot
 
 
 def explain_missing(store: ObjectStore, name: str) -> NotFound:

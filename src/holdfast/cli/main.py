@@ -30,12 +30,12 @@ _HOME: Final = {
     "ls": "holdfast.cli.names",
     "tag": "holdfast.cli.names",
     "rm": "holdfast.cli.names",
-    "show": "holdfast.cli.contents",
-    "put": "holdfast.cli.contents",
-    "get": "holdfast.cli.contents",
-    "cat": "holdfast.cli.contents",
-    "check": "holdfast.cli.health",
-    "doctor": "holdfast.cli.health",
+    "show": "holdfast.cli.show",
+    "put": "holdfast.cli.transfer",
+    "get": "holdfast.cli.transfer",
+    "cat": "holdfast.cli.transfer",
+    "check": "holdfast.cli.check",
+    "doctor": "holdfast.cli.doctor",
 }
 
 

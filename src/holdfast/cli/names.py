@@ -63,7 +63,7 @@ def run_tag(options: Namespace, url: str, output: Output) -> int:
     if options.snapshot is None:
         return _print_tag(open_to_read(url).store, options.tag, output, as_json=options.json)
     store = open_to_write(url).store
-    snapshot, _ = find_snapshot(store, options.snapshot)
+    snapshot = find_snapshot(store, options.snapshot, output)
     if read_name(store, options.tag).snapshot:
         raise NameInUse(
             f"{options.tag!r} is the name of a snapshot, which would hide a tag of that name; choose another tag",

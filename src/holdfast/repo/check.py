@@ -63,6 +63,7 @@ class Checker:
         self._rows_held = budget_bytes // 4 // _ROW_COST_BYTES
         self._footers: OrderedDict[str, dict[int, PackedChunk]] = OrderedDict()
         self._bad_footers: dict[str, str] = {}
+        self._damaged_packs: dict[str, str] = {}
         self._bad_places: dict[Place, str] = {}
         self._used_packs: set[str] = set()
 
@@ -80,17 +81,13 @@ class Checker:
         self._progress.begin("check packs", sum(info.size_bytes for info in packs))
         try:
             with ThreadPoolExecutor(2 * count_threads(), "holdfast-scrub") as pool:
-                findings: list[Finding] = []
-                stretches = self._iter_stretches([info.key for info in packs], findings)
+                stretches = self._iter_stretches([info.key for info in packs])
                 for outcome in Scrubber(self._store, pool).scrub(stretches):
-                    yield from findings
-                    findings.clear()
                     yield from self._judge(outcome)
-                yield from findings
         finally:
             self._progress.end()
 
-    def _iter_stretches(self, keys: list[str], findings: list[Finding]) -> Iterator[Stretch]:
+    def _iter_stretches(self, keys: list[str]) -> Iterator[Stretch]:
         """Check each pack's footer and, if all is to be read, yield its stretches."""
         for key in keys:
             pack_id = parse_pack_key(key)
@@ -103,9 +100,7 @@ class Checker:
             except NotFound:
                 continue
             except (Corrupt, NewerFormat, StoreError) as error:
-                self._bad_footers[pack_id] = str(error)
-                advice = f"its chunks may still be read by the snapshots that use it; {_RESTORE}"
-                findings.append(Finding("error", "pack-damaged", key, str(error), advice, pack=pack_id))
+                self._bad_footers[pack_id] = self._damaged_packs[pack_id] = str(error)
                 continue
             self.tally.chunks += len(footer.chunks)
             if self._read:
@@ -146,11 +141,22 @@ class Checker:
                 continue
             problems += self._iter_problems(snapshot, manifest)
         yield from self._report(problems)
+        yield from self._report_packs()
         for info in iter_objects(self._store, PACKS):
             pack_id = parse_pack_key(info.key)
             if pack_id and pack_id not in self._used_packs:
                 text = f"no snapshot uses {info.key} ({info.size_bytes} bytes)"
                 yield Finding("note", "pack-unused", info.key, text, "garbage collection removes it", pack=pack_id)
+
+    def _report_packs(self) -> Iterator[Finding]:
+        """Tell which packs are damaged as a whole; if no snapshot uses one, nothing that was saved is hit."""
+        for pack_id, text in self._damaged_packs.items():
+            is_used = pack_id in self._used_packs
+            severity: Severity = "error" if is_used else "warning"
+            advice = f"its chunks may still be read by the snapshots that use it; {_RESTORE}"
+            if not is_used:
+                advice = "no snapshot that can be read uses it"
+            yield Finding(severity, "pack-damaged", pack_key(pack_id), text, advice, pack=pack_id)
 
     def _check_record_against(self, snapshot: Snapshot, manifest: Manifest) -> Iterator[Finding]:
         self.tally.manifests += 1

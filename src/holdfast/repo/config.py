@@ -39,7 +39,11 @@ class Config:
 
 
 def create_config(store: ObjectStore) -> Config:
-    """Make an empty place a store; raises ObjectExists if it is one already."""
+    """Make an empty place a store; raises ObjectExists if it is one already, NotAStore if it is not empty."""
+    newest = read_newest(store, CONFIG)
+    if newest.fields:
+        raise ObjectExists(f"{store.url} has a config already", key=newest.fields.key)
+    verify_empty(store)
     config = Config(secrets.token_hex(16), FORMAT_MAJOR, FORMAT_MINOR, dict.fromkeys(OPERATIONS, ()))
     fields = {
         "kind": "config",
@@ -49,7 +53,8 @@ def create_config(store: ObjectStore) -> Config:
         "features": {operation: list(names) for operation, names in config.features.items()},
     }
     store.prepare(PREFIXES)
-    create_generation(store, CONFIG, 0, fields)
+    # Not always 0: who was first may have died over it, and a torn record never counted.
+    create_generation(store, CONFIG, newest.next_generation, fields)
     return config
 
 
@@ -57,7 +62,6 @@ def ensure_config(store: ObjectStore) -> Config:
     """Return the config, creating it if the place is empty; two that come at once agree on one."""
     config = find_config(store)
     if config is None:
-        verify_empty(store)
         try:
             return create_config(store)
         except ObjectExists:
@@ -70,7 +74,10 @@ def ensure_config(store: ObjectStore) -> Config:
 def verify_empty(store: ObjectStore) -> None:
     """Raise NotAStore if there are objects without a config: a damaged store, or somebody else's files."""
     page = store.list("", limit=1)
-    if page:
+    if page and page[0].key.startswith(CONFIG):
+        page = store.list("", after=CONFIG + "\x7f", limit=1)
+    # Whoever is making it a store just now has created the config before anything else.
+    if page and find_config(store) is None:
         raise NotAStore(
             f"{store.url} is not empty and has no config, so it is no store: {page[0].key!r} is there."
             " Choose an empty place; if this was a store, its config/ was lost: restore it from a copy"

@@ -83,7 +83,9 @@ def split_prefix(name: str) -> str:
 
 def natural_order(name: str) -> tuple[tuple[int, int, str], ...]:
     """Return a sort key by which step-99 comes before step-100."""
-    return tuple((1, int(part), part) if part.isdigit() else (0, 0, part) for part in _DIGITS.split(name))
+    # What is split at comes second, so that no other script's digits, which int() may refuse, pass for numbers.
+    parts = enumerate(_DIGITS.split(name))
+    return tuple((1, int(part), part) if position % 2 else (0, 0, part) for position, part in parts)
 
 
 def snapshot_stem(name: str) -> str:
@@ -112,7 +114,8 @@ def split_generation(key: str) -> tuple[str, int] | None:
     """Split a key into stem and generation, or return None if it is not one of ours."""
     prefix, _, last = key.rpartition("/")
     stem, at, number = last.rpartition("@")
-    if not _GENERATION.match(number) or bool(at) == (prefix + "/" == CONFIG):
+    is_config = prefix + "/" == CONFIG
+    if not _GENERATION.match(number) or bool(at) == is_config or bool(stem) == is_config:
         return None
     return f"{prefix}/{stem}", int(number)
 

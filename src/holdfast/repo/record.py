@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,8 +23,24 @@ Json = Any
 
 
 def canonical_json(value: Json) -> bytes:
-    """Encode a JSON value in the one way that equal values share."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+    """Encode a JSON value in the one way that equal values share; raises TypeError or ValueError if it is none."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    _verify_keys(value)
+    return text.encode()
+
+
+def _verify_keys(value: Json) -> None:
+    """Refuse keys that are no strings: JSON turns them into such, which then sort otherwise when they come back."""
+    waiting = [value]
+    while waiting:
+        found = waiting.pop()
+        if isinstance(found, dict):
+            odd = [key for key in found if not isinstance(key, str)]
+            if odd:
+                raise TypeError(f"the key {odd[0]!r} is not a string")
+            waiting.extend(found.values())
+        elif isinstance(found, list | tuple):
+            waiting.extend(found)
 
 
 def encode_record(fields: Mapping[str, Json]) -> bytes:
@@ -64,13 +81,24 @@ def decode_record(data: bytes, *, key: str) -> Fields | None:
 def parse_json(data: bytes | memoryview, *, where: str) -> Json:
     """Parse JSON from a store, or raise Corrupt."""
     try:
-        return json.loads(bytes(data), parse_constant=_refuse_constant)
+        text = bytes(data).decode()
+        value = json.loads(text, parse_constant=_refuse_constant, parse_float=_parse_finite)
+        if "\\u" in text:
+            canonical_json(value)  # half a surrogate pair is no text, though JSON can spell it
+        return value
     except (ValueError, RecursionError) as error:
         raise Corrupt(f"{where} does not hold valid JSON: {error}", key=where) from error
 
 
 def _refuse_constant(text: str) -> float:
     raise ValueError(f"{text} is not JSON")
+
+
+def _parse_finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"{text[:40]} is out of range")
+    return value
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,6 @@ def init_repository(store: ObjectStore) -> Config:
     """Make an empty place a store; raises NotAStore if it is one already, or not empty."""
     if find_config(store) is not None:
         raise NotAStore(f"{store.url} is a store already; nothing was changed")
-    verify_empty(store)
     try:
         return create_config(store)
     except ObjectExists as error:

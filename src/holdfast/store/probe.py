@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from statistics import median
 from typing import Final
 
 from holdfast.errors import StoreError
@@ -137,7 +136,7 @@ def _measure_sync(scratch: _Scratch) -> float:
             times_s.append(time.perf_counter() - started)
     finally:
         scratch.files.close(handle)
-    return 1000 * median(times_s)
+    return 1000 * sorted(times_s)[_SYNCS // 2]
 
 
 def _is_exclusive(scratch: _Scratch, give_name: Callable[[str, str], None]) -> bool:

@@ -147,6 +147,9 @@ class Watched:
     def traits(self) -> StoreTraits:
         return self.inner.traits
 
+    def prepare(self, prefixes: Sequence[str]) -> None:
+        self.inner.prepare(prefixes)
+
     def create(self, key: str, data: Buffer, *, durable: bool = True) -> None:
         self.inner.create(key, data, durable=durable)
 

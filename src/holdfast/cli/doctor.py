@@ -1,77 +1,25 @@
-"""The verbs about health: check, doctor."""
+"""The verb `doctor`: what the place of a store can do and how the store is, a verdict to each sentence."""
 
 from __future__ import annotations
 
 from argparse import Namespace
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Final, Literal
 
+from holdfast.cli.lookup import open_objects
 from holdfast.cli.output import Output, count, format_bytes
-from holdfast.errors import Corrupt, NotAStore
-from holdfast.repo.check import Checker
+from holdfast.errors import Corrupt
 from holdfast.repo.config import FORMAT_MAJOR, FORMAT_MINOR, Config, find_config, find_unknown_prefix
-from holdfast.repo.findings import Finding, Tally
 from holdfast.repo.layout import CONFIG, INDEX, LEASES, MANIFESTS, PACKS
-from holdfast.repo.record import Json
 from holdfast.repo.snapshots import DamagedName, iter_names
 from holdfast.repo.tags import iter_tags
 from holdfast.store.listing import iter_objects
 from holdfast.store.probe import Place, probe_place
 from holdfast.store.protocol import ObjectStore
-from holdfast.store.url import open_store
 
 _SLOW_SYNC_MS: Final = 50.0
 _LITTLE_BYTES: Final = 1 << 30
-
-
-def run_check(options: Namespace, url: str, output: Output) -> int:
-    """Check a store and print what is found as it is found."""
-    store = _open_objects(url)
-    checker = Checker(store, read=options.read, progress=output.progress())
-    seen: Counter[str] = Counter()
-    findings: list[Json] = []
-    for finding in checker.iter_findings():
-        seen[finding.severity] += 1
-        if options.json:
-            findings.append(asdict(finding))
-        else:
-            _print_finding(finding, output)
-    if options.json:
-        output.json({"store": store.url, "findings": findings, "checked": asdict(checker.tally)})
-    else:
-        output.line(_summarise(checker.tally, seen, read=options.read))
-    return 1 if seen["error"] or seen["warning"] else 0
-
-
-def _open_objects(url: str) -> ObjectStore:
-    """Open the objects alone: a store whose config is damaged or lost needs a check more than any other."""
-    store = open_store(url, read_only=True)
-    if not store.list("", limit=1):
-        raise NotAStore(f"{store.url} holds no store; make one with `holdfast -s {store.url} init`")
-    return store
-
-
-def _print_finding(finding: Finding, output: Output) -> None:
-    output.line(f"{finding.severity}: {finding.message} [{finding.code}]")
-    if finding.advice:
-        output.line(f"    {finding.advice}")
-
-
-def _summarise(tally: Tally, seen: Counter[str], *, read: bool) -> str:
-    looked = ", ".join(
-        (
-            count(tally.snapshots, "snapshot"),
-            count(tally.manifests, "manifest"),
-            count(tally.packs, "pack"),
-            count(tally.chunks, "chunk"),
-        )
-    )
-    depth = f"{format_bytes(tally.bytes_read)} read" if read else "structure only; --read reads every byte"
-    kinds = ("error", "warning", "note")
-    found = ", ".join(count(seen[kind], kind) for kind in kinds if seen[kind]) or "nothing to report"
-    return f"checked {looked} ({depth}): {found}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +33,7 @@ class Verdict:
 
 def run_doctor(options: Namespace, url: str, output: Output) -> int:
     """Say what the place of a store can do and how the store is."""
-    store = _open_objects(url)
+    store = open_objects(url)
     place = probe_place(store.url)
     counts = _count_objects(store)
     verdicts = [*_judge_format(store), *_judge_place(place), *_judge_counts(counts)]

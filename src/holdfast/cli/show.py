@@ -1,122 +1,44 @@
-"""The verbs about what snapshots hold: show, put, get, cat."""
+"""The verb `show`: a snapshot's record, its entries and where they lie."""
 
 from __future__ import annotations
 
-import time
 from argparse import Namespace
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from holdfast.cli.lookup import find_snapshot, open_to_read, open_to_write
+from holdfast.cli.lookup import find_snapshot, open_to_read
 from holdfast.cli.names import describe_snapshot, label_tags
 from holdfast.cli.output import Output, count, format_bytes, format_time
 from holdfast.digest import short_hex
-from holdfast.errors import BadName, NameInUse, NotFound
-from holdfast.repo.filetree import is_below, plan_files, restore
+from holdfast.errors import NotFound
 from holdfast.repo.layout import pack_key
-from holdfast.repo.manifest import Entry
-from holdfast.repo.reader import SnapshotReader, open_snapshot
+from holdfast.repo.manifest import Entry, Manifest, read_manifest
 from holdfast.repo.record import Json, canonical_json
-from holdfast.repo.repository import Repository
-from holdfast.repo.snapshots import DamagedName, Snapshot, read_name
-from holdfast.repo.tags import Tag, iter_tags, read_tag
-from holdfast.repo.writer import Request, save
+from holdfast.repo.snapshots import DamagedName, Snapshot
+from holdfast.repo.tags import Tag, iter_tags
 from holdfast.store.protocol import ObjectStore
 
 
 def run_show(options: Namespace, url: str, output: Output) -> int:
     """Show a snapshot's record, its entries and the packs they lie in."""
-    repo = open_to_read(url)
-    tags = [tag for tag in iter_tags(repo.store) if not isinstance(tag, DamagedName)]
-    with _open(repo, options.name, output) as reader:
-        entries = list(reader.manifest.iter_entries())
-        packs = _read_packs(repo.store, entries)
-        if options.json:
-            output.json(_describe(reader, entries, packs, tags))
-        else:
-            _print_record(reader, tags, output)
-            _print_entries(reader.snapshot, entries, output)
-            if options.chunks:
-                _print_chunks(entries, output)
-            _print_packs(packs, output)
+    store = open_to_read(url).store
+    tags = [tag for tag in iter_tags(store) if not isinstance(tag, DamagedName)]
+    snapshot = find_snapshot(store, options.name, output)
+    manifest = read_manifest(store, snapshot.manifest)
+    entries = list(manifest.iter_entries())
+    packs = _read_packs(store, entries)
+    if options.json:
+        output.json(_describe(snapshot, manifest, packs, tags))
+    else:
+        _print_record(snapshot, manifest, tags, output)
+        _print_entries(snapshot, entries, output)
+        if options.chunks:
+            _print_chunks(entries, output)
+        _print_packs(packs, output)
     missing = [pack for pack in packs if pack.file_bytes is None]
     for pack in missing:
         output.note(f"pack {pack.pack_id} is missing; run `holdfast check` to see what is lost")
     return 1 if missing else 0
-
-
-def run_put(options: Namespace, url: str, output: Output) -> int:
-    """Save files as a snapshot."""
-    metadata = _parse_metadata(options.meta)
-    repo = open_to_write(url)
-    _verify_no_tag(repo.store, options.name)
-    sources = plan_files(options.paths, outside=repo.store.url)
-    if not sources:
-        raise NotFound(f"there are no files in {', '.join(options.paths)}; nothing was saved")
-    request = Request(options.name, sources, metadata=metadata, overwrite=options.overwrite)
-    result = save(repo, request, progress=output.progress())
-    what = f"{result.name}: {count(len(sources), 'file')}, {format_bytes(result.logical_bytes)}"
-    if result.existed:
-        output.line(f"{what}; it held exactly this already, nothing was written")
-        return 0
-    sizes = f"{format_bytes(result.new_bytes)} new, {format_bytes(result.reused_bytes)} reused"
-    output.line(f"saved {what} ({sizes}) in {result.seconds:.2f} s; digest {short_hex(result.digest)}")
-    return 0
-
-
-def run_get(options: Namespace, url: str, output: Output) -> int:
-    """Write the entries of a snapshot as files."""
-    repo = open_to_read(url)
-    if is_below(options.directory, repo.store.url):
-        raise BadName(f"{options.directory} lies inside the store {repo.store.url}; choose a directory outside of it")
-    started = time.monotonic()
-    with _open(repo, options.name, output) as reader:
-        done = restore(
-            reader, options.directory, only=options.only, overwrite=options.overwrite, progress=output.progress()
-        )
-    seconds = time.monotonic() - started
-    size = f"{count(done.num_files, 'file')}, {format_bytes(done.num_bytes)}"
-    output.line(f"wrote {size} to {options.directory} in {seconds:.2f} s")
-    return 0
-
-
-def run_cat(options: Namespace, url: str, output: Output) -> int:
-    """Write the bytes of one entry to standard output, each piece verified before it is written."""
-    with _open(open_to_read(url), options.name, output) as reader:
-        for piece in reader.iter_entry(reader.find_entry(options.entry)):
-            output.raw(piece)
-    return 0
-
-
-def _open(repo: Repository, name: str, output: Output) -> SnapshotReader:
-    """Open the snapshot that a name or tag means; a tag whose snapshot has changed since is worth a word."""
-    snapshot, tag = find_snapshot(repo.store, name)
-    if tag and tag.digest != snapshot.digest:
-        output.note(f"tag {tag.name!r} was set before {snapshot.name!r} was overwritten; this is the newer content")
-    return open_snapshot(repo, snapshot)
-
-
-def _verify_no_tag(store: ObjectStore, name: str) -> None:
-    """Refuse a new name that would hide a tag: names are looked up before tags."""
-    tag = read_tag(store, name) if read_name(store, name).snapshot is None else None
-    if tag:
-        raise NameInUse(
-            f"{name!r} is a tag for {tag.snapshot_name!r}, which a snapshot of that name would hide;"
-            " choose another name, or delete the tag",
-            name=name,
-        )
-
-
-def _parse_metadata(pairs: Iterable[str]) -> dict[str, Json]:
-    metadata: dict[str, Json] = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not equals or not key:
-            raise BadName(f"--meta {pair!r} is not of the form KEY=VALUE")
-        if key in metadata:
-            raise BadName(f"--meta gives the key {key!r} twice")
-        metadata[key] = value
-    return metadata
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,15 +88,14 @@ def _new_bytes(snapshot: Snapshot, entry: Entry) -> int:
     return sum(chunk.size_bytes for chunk in entry.chunks if chunk.location and chunk.location.pack_id.startswith(own))
 
 
-def _print_record(reader: SnapshotReader, tags: Iterable[Tag], output: Output) -> None:
-    snapshot = reader.snapshot
+def _print_record(snapshot: Snapshot, manifest: Manifest, tags: Iterable[Tag], output: Output) -> None:
     facts = [
         ("name", snapshot.name),
         ("tags", label_tags(snapshot, tags) or "none"),
         ("saved", format_time(snapshot.time_s)),
         ("digest", snapshot.digest.hex()),
         ("size", f"{format_bytes(snapshot.logical_bytes)} ({snapshot.logical_bytes} bytes)"),
-        ("entries", f"{snapshot.num_entries} in {count(reader.manifest.num_chunks, 'chunk')}"),
+        ("entries", f"{snapshot.num_entries} in {count(manifest.num_chunks, 'chunk')}"),
         ("manifest", f"{snapshot.manifest.manifest_id} ({format_bytes(snapshot.manifest.size_bytes)})"),
         ("generation", str(snapshot.generation)),
     ]
@@ -229,9 +150,8 @@ def _print_packs(packs: Sequence[_PackUse], output: Output) -> None:
 
 
 def _describe(
-    reader: SnapshotReader, entries: Iterable[Entry], packs: Iterable[_PackUse], tags: Iterable[Tag]
+    snapshot: Snapshot, manifest: Manifest, packs: Iterable[_PackUse], tags: Iterable[Tag]
 ) -> dict[str, Json]:
-    snapshot = reader.snapshot
     return {
         **describe_snapshot(snapshot, tags),
         "manifest": {
@@ -239,8 +159,8 @@ def _describe(
             "digest": snapshot.manifest.digest.hex(),
             "bytes": snapshot.manifest.size_bytes,
         },
-        "spec": reader.manifest.spec,
-        "content": [_describe_entry(snapshot, entry) for entry in entries],
+        "spec": manifest.spec,
+        "content": [_describe_entry(snapshot, entry) for entry in manifest.iter_entries()],
         "packs": [
             {"id": p.pack_id, "chunks": p.num_chunks, "used_bytes": p.used_bytes, "file_bytes": p.file_bytes}
             for p in packs

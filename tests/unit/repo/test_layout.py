@@ -1,0 +1,240 @@
+"""Names and keys: which names are refused, how the others become keys, and how they are ordered."""
+
+from __future__ import annotations
+
+import unicodedata
+
+import pytest
+
+from holdfast.errors import BadName
+from holdfast.repo.layout import (
+    CONFIG,
+    MAX_GENERATION,
+    MAX_NAME_BYTES,
+    PREFIXES,
+    SNAPSHOTS,
+    escape_name,
+    escape_prefix,
+    generation_key,
+    index_key,
+    is_file_id,
+    is_lease_id,
+    lease_stem,
+    manifest_key,
+    natural_order,
+    new_file_id,
+    new_lease_id,
+    pack_key,
+    snapshot_stem,
+    split_generation,
+    split_prefix,
+    tag_stem,
+    verify_name,
+)
+from holdfast.store.protocol import verify_key
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("", "empty"),
+        ("\0", "control"),
+        ("a\nb", "control"),
+        ("a\x7f", "control"),
+        ("a\x85b", "control"),
+        ("a\\b", "backslash"),
+        ("\ud800", "Unicode"),
+        ("a\udcff", "Unicode"),
+        (".", "each part"),
+        ("..", "each part"),
+        ("a/../b", "each part"),
+        ("a/./b", "each part"),
+        ("a//b", "each part"),
+        ("/a", "each part"),
+        ("a/", "each part"),
+        ("/", "each part"),
+        ("x" * (MAX_NAME_BYTES + 1), "longer"),
+        ("\u00e9" * (MAX_NAME_BYTES // 2 + 1), "longer"),
+    ],
+)
+def test_names_that_would_make_trouble_are_refused_with_a_reason(name: str, reason: str) -> None:
+    with pytest.raises(BadName, match=rf"snapshot name .* is refused: .*{reason}"):
+        verify_name(name)
+
+
+def test_a_refused_name_is_shown_shortened_and_as_what_it_was_meant() -> None:
+    with pytest.raises(BadName, match=r"^tag name 'x{80}' is refused: it is longer than 4096 bytes$"):
+        verify_name("x" * 5000, what="tag")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a",
+        "a/b",
+        "Run",
+        "run 1",
+        "100%",
+        "%2f",
+        "a.b",
+        ".hidden",
+        "...",
+        "-",
+        "@",
+        "a@00000000",
+        "\u00e9",
+        "\u6a5f/\U0001f600",
+    ],
+)
+def test_names_that_people_use_are_accepted_as_they_are(name: str) -> None:
+    assert verify_name(name) == name
+    verify_key(generation_key(snapshot_stem(name), 0))
+
+
+def test_a_name_of_4096_bytes_is_accepted() -> None:
+    name = "x" * MAX_NAME_BYTES
+    assert verify_name(name) == name
+    verify_key(generation_key(snapshot_stem(name), MAX_GENERATION))
+
+
+def test_two_spellings_of_one_name_are_one_name() -> None:
+    composed = "caf\u00e9"
+    assert verify_name(unicodedata.normalize("NFD", composed)) == composed
+
+
+def test_names_that_a_filesystem_might_confuse_have_keys_that_it_cannot() -> None:
+    names = ["a", "a/b", "a%2fb", "Run", "run", "%52un", "%", "%25", "\u00e9", "e", "a@00000000", ".a", "%2ea", "_a"]
+    escaped = [escape_name(name) for name in names]
+    assert len(set(escaped)) == len(names)
+    assert all(text == text.lower() for text in escaped)
+
+
+@pytest.mark.parametrize(
+    ("name", "escaped"),
+    [
+        ("run1/step-100", "run1%2fstep-100"),
+        ("Run", "%52un"),
+        ("100%", "100%25"),
+        ("\u00e9", "%c3%a9"),
+        (".hidden", "%2ehidden"),
+        ("a..b", "a..b"),
+        ("_x", "_x"),
+    ],
+)
+def test_a_name_is_escaped_byte_by_byte(name: str, escaped: str) -> None:
+    assert escape_name(name) == escaped
+
+
+def test_a_name_of_up_to_200_escaped_bytes_is_kept_and_a_longer_one_becomes_a_digest() -> None:
+    assert escape_name("x" * 200) == "x" * 200
+    long = escape_name("x" * 201)
+    assert long.startswith("%_")
+    assert len(long) == 66
+    assert long != escape_name("x" * 202)
+    assert escape_name("\u00e9" * 34).startswith("%_")
+
+
+def test_a_digest_form_cannot_be_typed_as_a_name() -> None:
+    assert escape_name(escape_name("x" * 201)).startswith("%25_")
+
+
+@pytest.mark.parametrize("prefix", ["", ".", "r", "run/", "Run", "\u00e9", "%"])
+def test_the_escape_of_a_prefix_begins_the_escape_of_the_name(prefix: str) -> None:
+    assert escape_name(prefix + "rest").startswith(escape_prefix(prefix))
+
+
+def test_a_prefix_too_long_to_be_escaped_begins_every_name() -> None:
+    assert escape_prefix("x" * 300) == ""
+
+
+@pytest.mark.parametrize(("name", "prefix"), [("a", ""), ("a/b", "a/"), ("a/b/c", "a/b/")])
+def test_neighbours_share_all_up_to_the_last_slash(name: str, prefix: str) -> None:
+    assert split_prefix(name) == prefix
+
+
+def test_numbers_in_names_sort_by_value() -> None:
+    names = ["step-100", "step-99", "step-9", "10", "9", "a", "", "step-099", "step-99b", "step"]
+    assert sorted(names, key=natural_order) == [
+        "",
+        "9",
+        "10",
+        "a",
+        "step",
+        "step-9",
+        "step-099",
+        "step-99",
+        "step-99b",
+        "step-100",
+    ]
+
+
+@pytest.mark.parametrize("name", ["\u00b2", "1\u00b22", "\u0663", "\u2460", "1" * 4096])
+def test_digits_of_any_script_can_be_sorted(name: str) -> None:
+    assert sorted(["b", name, "a", "7"], key=natural_order)
+
+
+def test_a_generation_is_a_file_of_its_stem_and_sorts_by_number() -> None:
+    assert generation_key(SNAPSHOTS + "a", 7) == "snapshots/a@00000007"
+    assert generation_key(CONFIG, 7) == "config/00000007"
+    assert generation_key("tags/x", 99) < generation_key("tags/x", 100)
+
+
+@pytest.mark.parametrize("generation", [-1, MAX_GENERATION + 1])
+def test_a_name_without_generations_left_is_refused(generation: int) -> None:
+    with pytest.raises(BadName, match="use another name"):
+        generation_key("tags/x", generation)
+
+
+@pytest.mark.parametrize("stem", [CONFIG, "snapshots/a", tag_stem("a/b"), lease_stem("0" * 24)])
+def test_a_key_splits_into_stem_and_generation(stem: str) -> None:
+    assert split_generation(generation_key(stem, 12345678)) == (stem, 12345678)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "snapshots/a",
+        "snapshots/a@1",
+        "snapshots/a@000000001",
+        "snapshots/a@0000000x",
+        "snapshots/00000000",
+        "snapshots/@00000000",
+        "config/a@00000000",
+        "config/@00000000",
+        "config/0",
+        "",
+        "snapshots/a@\u0660\u0660\u0660\u0660\u0660\u0660\u0660\u0660",
+    ],
+)
+def test_other_keys_do_not_split(key: str) -> None:
+    assert split_generation(key) is None
+
+
+def test_ids_are_random_and_a_file_tells_its_lease() -> None:
+    lease_id = new_lease_id()
+    file_id = new_file_id(lease_id)
+    assert is_lease_id(lease_id)
+    assert is_file_id(file_id)
+    assert file_id.startswith(lease_id + "-")
+    assert new_file_id(lease_id) != file_id
+    assert new_lease_id() != lease_id
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "x", "0" * 24, f"{'0' * 24}-{'0' * 15}", f"{'0' * 24}-{'g' * 16}", "0" * 41, f"{'0' * 24}-{'0' * 16}\n"],
+)
+def test_other_texts_are_no_file_ids(text: str) -> None:
+    assert not is_file_id(text)
+
+
+def test_every_key_that_is_built_is_valid_and_below_a_known_prefix() -> None:
+    file_id = new_file_id(new_lease_id())
+    built = [
+        pack_key(file_id),
+        manifest_key(file_id),
+        index_key("0" * 64),
+        generation_key(lease_stem(new_lease_id()), 3),
+    ]
+    for key in built:
+        assert verify_key(key).startswith(PREFIXES)
