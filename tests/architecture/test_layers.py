@@ -68,7 +68,7 @@ HOME_OF_NAME: Final[dict[str, set[str]]] = {
 # A method may share their name: `model.eval()` is nobody's business here.
 BUILTINS: Final = {"print", "eval", "exec", "__import__"}
 
-LATE_IMPORTS: Final = {"cli/main.py"}
+LATE_IMPORTS: Final = {"cli/main.py", "cli/output.py"}
 
 # Anything in cli/ may hold a stream in its hands; below it nothing may.
 STREAMS: Final = {"sys.stdout", "sys.stderr", "sys.stdin"}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import count
 from typing import Final, Literal
 
 from holdfast.errors import CommitUnknown, HoldfastError, StoreError
@@ -61,14 +62,13 @@ def iter_runs(
     open_clean: Callable[[], ObjectStore],
     *,
     wrap: Callable[[ObjectStore], ObjectStore] = _as_it_is,
+    ats: Iterable[int] | None = None,
 ) -> Iterator[Run]:
     """Yield a run for each operation of `verb`, each on a store of its own, until one passes without the fault.
 
-    What `wrap` puts around the clean store is not seen by the fault.
+    What `wrap` puts around the clean store is not seen by the fault; `ats` thins the loop out.
     """
-    at = 0
-    while True:
-        at += 1
+    for at in ats or count(1):
         clean = open_clean()
         faulty = FaultyStore(wrap(clean), fault=fault, at=at)
         outcome, error = attempt(verb, faulty)
@@ -79,14 +79,17 @@ def iter_runs(
 
 
 def find_wrong(run: Run, old: State, new: State) -> list[str]:
-    """Return what is wrong with what a run left behind; a retry must then bring about the new state."""
+    """Return what is wrong with what a run left behind; the next attempt must then bring about the new state."""
     wrong = _find_wrong_state(run, old, new) + _find_wrong_findings(run)
     outcome, error = attempt(run.verb, run.store)
     if outcome != "returned" and not _is_done_already(run, new):
         wrong.append(f"the next attempt ended with {outcome}: {error!r}")
-    if not wrong and read_state(run.store) != new:
-        wrong.append("the next attempt did not bring about the new state")
-    return [f"{run}: {reason}" for reason in wrong + _find_wrong_findings(run)]
+    # What a failure leaves is in nobody's way; a death may leave more.
+    if run.outcome in ("died", "unknown"):
+        if not wrong and read_state(run.store) != new:
+            wrong.append("the next attempt did not bring about the new state")
+        wrong += _find_wrong_findings(run)
+    return [f"{run}: {reason}" for reason in wrong]
 
 
 def _find_wrong_state(run: Run, old: State, new: State) -> list[str]:

@@ -117,6 +117,23 @@ def _prepare_two(store: ObjectStore) -> None:
     set_tag(store, "best", read_snapshot(store, "run/step-1"))
 
 
+def _prepare_small(store: ObjectStore) -> None:
+    """Names and a tag, for verbs that touch no bytes."""
+    save_content(store, "run/step-1", {"own": FIRST["own"]})
+    save_content(store, "run/step-2", THIRD)
+    set_tag(store, "best", read_snapshot(store, "run/step-1"))
+
+
+def _prepare_seven(store: ObjectStore) -> None:
+    """Save seven times, so that the next save finds eight fragments of the index and merges them."""
+    for number in range(7):
+        save_content(store, "run/step-1", {"own": random_bytes(f"number {number}", 700)}, overwrite=True)
+
+
+def _save_eighth(store: ObjectStore) -> None:
+    save_content(store, "run/step-2", {"own": random_bytes("number 7", 700), "again": random_bytes("number 0", 700)})
+
+
 def _save_first(store: ObjectStore) -> None:
     save_content(store, "run/step-1", FIRST)
 
@@ -157,11 +174,23 @@ FIRST_SAVE: Final = Verb("first save", _prepare_nothing, _save_first)
 SAVE_BESIDE: Final = Verb("save beside others", _prepare_two, _save_beside)
 OVERWRITE: Final = Verb("overwrite", _prepare_two, _overwrite)
 SAVE_AGAIN: Final = Verb("repeated save", _prepare_two, _save_again)
-DELETE: Final = Verb("delete", _prepare_two, _delete)
-SET_TAG: Final = Verb("set tag", _prepare_two, _set_tag)
-MOVE_TAG: Final = Verb("move tag", _prepare_two, _move_tag)
-DELETE_TAG: Final = Verb("delete tag", _prepare_two, _delete_tag)
+DELETE: Final = Verb("delete", _prepare_small, _delete)
+SET_TAG: Final = Verb("set tag", _prepare_small, _set_tag)
+MOVE_TAG: Final = Verb("move tag", _prepare_small, _move_tag)
+DELETE_TAG: Final = Verb("delete tag", _prepare_small, _delete_tag)
+SAVE_AND_MERGE: Final = Verb("save that merges the index", _prepare_seven, _save_eighth)
 INIT: Final = Verb("init", _prepare_nothing, _init)
 
-VERBS: Final = (FIRST_SAVE, SAVE_BESIDE, OVERWRITE, SAVE_AGAIN, DELETE, SET_TAG, MOVE_TAG, DELETE_TAG, INIT)
+VERBS: Final = (
+    FIRST_SAVE,
+    SAVE_BESIDE,
+    SAVE_AND_MERGE,
+    OVERWRITE,
+    SAVE_AGAIN,
+    DELETE,
+    SET_TAG,
+    MOVE_TAG,
+    DELETE_TAG,
+    INIT,
+)
 SAVES: Final = (FIRST_SAVE, SAVE_BESIDE, OVERWRITE)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
+from itertools import count
 
 import pytest
 
+from holdfast.errors import ObjectExists
 from holdfast.store.memory import MemoryStore
 from holdfast.store.protocol import ObjectStore
 from holdfast.testing.faults import Fault, FaultyStore, Operation
@@ -100,7 +103,9 @@ def test_a_save_that_fails_takes_nothing_from_another_that_relies_on_its_packs(f
         # At this moment the pack is sealed and in the index, and nothing refers to it yet.
         return HookedStore(clean, before=once("create", "manifests/", save_other))
 
-    for run in iter_runs(SAVE_BESIDE, fault, base.clone, wrap=add_other):
+    # Every other operation: the faults differ in which.
+    ats = count(1 + list(Fault).index(fault) % 2, 2)
+    for run in iter_runs(SAVE_BESIDE, fault, base.clone, wrap=add_other, ats=ats):
         others = {name: held for name, held in read_state(run.store).names.items() if name == "other"}
         assert holds(State(names=others), "other", shared) == bool(others)
         assert find_wrong(run, with_names(old, others), with_names(new, others)) == []
@@ -110,3 +115,29 @@ def test_a_save_that_fails_takes_nothing_from_another_that_relies_on_its_packs(f
 
 def with_names(state: State, names: Names) -> State:
     return replace(state, names={**state.names, **names})
+
+
+def test_the_loop_reports_a_failure_that_was_not_invisible() -> None:
+    def act(store: ObjectStore) -> None:
+        SAVE_BESIDE.act(store)
+        store.list("tags/")
+
+    verb = Verb("a save that goes on after its commit", SAVE_BESIDE.prepare, act)
+    base = prepared(verb)
+    runs = [run for run in iter_runs(verb, Fault.ONCE, base.clone) if run.met == Operation("list", "tags/")]
+    assert len(runs) == 1
+    assert "neither old nor new" in find_wrong(runs[0], read_state(base), done(verb, base))[0]
+
+
+def test_the_loop_reports_a_record_that_comes_before_its_bytes() -> None:
+    def act(store: ObjectStore) -> None:
+        done_store = prepared(SAVE_BESIDE)
+        SAVE_BESIDE.act(done_store)
+        # The last first: what a writer would do that commits before it has written.
+        for key, data in sorted(done_store.contents().items(), reverse=True):
+            with suppress(ObjectExists):
+                store.create(key, data)
+
+    verb = Verb("a save in the wrong order", lambda store: None, act)
+    run = next(run for run in iter_runs(verb, Fault.CRASH, MemoryStore) if run.met.key.startswith("packs/"))
+    assert find_wrong(run, State(), State()) != []

@@ -31,9 +31,9 @@ _HOME: Final = {
     "tag": "holdfast.cli.names",
     "rm": "holdfast.cli.names",
     "show": "holdfast.cli.show",
-    "put": "holdfast.cli.transfer",
-    "get": "holdfast.cli.transfer",
-    "cat": "holdfast.cli.transfer",
+    "put": "holdfast.cli.put",
+    "get": "holdfast.cli.get",
+    "cat": "holdfast.cli.get",
     "check": "holdfast.cli.check",
     "doctor": "holdfast.cli.doctor",
 }
@@ -170,14 +170,15 @@ def _add_json(parser: ArgumentParser) -> None:
 
 def _add_init(verbs: Verbs) -> None:
     more = (
-        "The place must be empty or not exist yet. Without PATH: the place that -s or $HOLDFAST_STORE names, else here."
+        "The place must be empty, or not exist yet. Without PATH it is what -s or\n"
+        "$HOLDFAST_STORE names, else the current directory."
     )
     parser = _add(verbs, "init", "make a directory a store", more=more, examples=["holdfast init ckpts"])
     parser.add_argument("path", metavar="PATH", nargs="?", help="the directory; made if need be")
 
 
 def _add_ls(verbs: Verbs) -> None:
-    more = "In natural order: step-99 comes before step-100. Exits with 1 if a name is damaged."
+    more = "In natural order: step-99 comes before step-100. Exits with 1 if a name is\ndamaged."
     parser = _add(verbs, "ls", "list snapshots", more=more, examples=["holdfast ls", "holdfast ls run1/ --json"])
     parser.add_argument("prefix", metavar="PREFIX", nargs="?", default="", help="only names that start with this")
     parser.add_argument("-l", "--long", action="store_true", help="whole digests, generations and metadata too")
@@ -259,7 +260,7 @@ def _add_rm(verbs: Verbs) -> None:
 
 
 def _add_check(verbs: Verbs) -> None:
-    more = "Never writes. Exits with 1 if there is an error or a warning; notes alone are fine."
+    more = "Never writes. Exits with 1 if there is an error or a warning; notes are fine."
     examples = ["holdfast check", "holdfast check --read --json"]
     parser = _add(verbs, "check", "look for damage", more=more, examples=examples)
     parser.add_argument("--read", action="store_true", help="read and verify every byte, not only the structure")

@@ -96,7 +96,9 @@ class Output:
     def raw(self, data: memoryview) -> None:
         """Write bytes of the answer as they are."""
         sys.stdout.flush()
-        sys.stdout.buffer.write(data)
+        while data:
+            # Under PYTHONUNBUFFERED this is a plain write(), which may take only some of it.
+            data = data[sys.stdout.buffer.write(data) :]
 
     def progress(self) -> Progress:
         """Return what shows progress: a bar on a terminal, nothing elsewhere."""

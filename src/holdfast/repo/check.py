@@ -197,9 +197,9 @@ class Checker:
             return self._bad_places[at.pack_id, at.offset]
         rows = self._find_rows(at.pack_id)
         if at.pack_id in self._bad_footers:
-            if not self._read:
-                return f"its pack is damaged: {self._bad_footers[at.pack_id]}"
-            return "" if self._is_intact(at, ref.digest) else "its bytes are damaged"
+            if self._read and self._is_intact(at, ref.digest):
+                return ""
+            return f"its pack is damaged: {self._bad_footers[at.pack_id]}"
         row = rows.get(at.offset)
         if row is None or (row.digest, row.size_bytes, row.location) != (ref.digest, ref.size_bytes, at):
             return "its pack holds something else at that place"

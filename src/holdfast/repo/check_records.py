@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from holdfast.errors import Corrupt, HoldfastError, NewerFormat, NotFound
+from holdfast.errors import Corrupt, HoldfastError, NewerFormat, NotFound, StoreError
 from holdfast.repo.config import parse_config
 from holdfast.repo.findings import Finding, Severity, Tally
 from holdfast.repo.generations import iter_stems, read_record
@@ -43,26 +43,30 @@ class Roots:
 
 def check_records(store: ObjectStore, roots: Roots, tally: Tally) -> Iterator[Finding]:
     """Check all records, the newest and those it has replaced."""
-    yield from _check_config(store)
+    yield from _check_config(store, tally)
     for prefix in (SNAPSHOTS, TAGS):
         for stem, generations in iter_stems(store, prefix):
             tally.objects += len(generations)
             yield from _check_name(store, stem, generations, roots)
     for prefix in (LEASES, MARKS, BAD):
-        for info in iter_objects(store, prefix):
+        infos = list(iter_objects(store, prefix))
+        # Keys are ordered, so the last of a lease is the one that tells its state.
+        last = {info.key.rpartition("@")[0]: info.key for info in infos}
+        for info in infos:
             tally.objects += 1
-            yield from _check_passing(store, info)
+            yield from _check_passing(store, info, is_last=last[info.key.rpartition("@")[0]] == info.key)
     yield from _check_keys(store)
 
 
-def _check_config(store: ObjectStore) -> Iterator[Finding]:
+def _check_config(store: ObjectStore, tally: Tally) -> Iterator[Finding]:
     infos = list(iter_objects(store, CONFIG))
-    if not infos:
-        yield Finding("error", "config-missing", CONFIG, "the store has no config", "restore config/ from a copy")
+    tally.objects += len(infos)
+    num_torn = 0
     for info in infos:
         try:
             fields = read_record(store, info.key)
             if fields is None:
+                num_torn += 1
                 yield _torn(info.key)
                 continue
             split = split_generation(info.key)
@@ -73,6 +77,14 @@ def _check_config(store: ObjectStore) -> Iterator[Finding]:
             yield Finding(
                 severity, "config-damaged", info.key, str(error), "restore this file from a copy of the store"
             )
+    # One that is torn never counted. If nothing else is here, that is how making a store ended before it began.
+    if num_torn == len(infos) and (not infos or any(not key.startswith(CONFIG) for key in _iter_first_keys(store))):
+        yield Finding("error", "config-missing", CONFIG, "the store has no config", "restore config/ from a copy")
+
+
+def _iter_first_keys(store: ObjectStore) -> Iterator[str]:
+    """Yield the first key of each prefix of the format that holds anything."""
+    return (info.key for prefix in PREFIXES for info in store.list(prefix, limit=1))
 
 
 def _check_name(store: ObjectStore, stem: str, generations: list[int], roots: Roots) -> Iterator[Finding]:
@@ -88,7 +100,7 @@ def _check_name(store: ObjectStore, stem: str, generations: list[int], roots: Ro
             _check_fields(fields, stem, generation, roots.current if is_current else roots.superseded)
         except NotFound:
             continue  # collected while we were looking
-        except (Corrupt, NewerFormat) as error:
+        except (Corrupt, NewerFormat, StoreError) as error:
             severity: Severity = "error" if is_current else "warning"
             advice = "nothing needs it any more: garbage collection removes it"
             if is_current:
@@ -112,7 +124,7 @@ def _check_fields(fields: Fields, stem: str, generation: int, found: list[Snapsh
         fields.digest("digest")
 
 
-def _check_passing(store: ObjectStore, info: ObjectInfo) -> Iterator[Finding]:
+def _check_passing(store: ObjectStore, info: ObjectInfo, *, is_last: bool) -> Iterator[Finding]:
     """Check a record that is there only while somebody works."""
     try:
         fields = read_record(store, info.key)
@@ -122,12 +134,15 @@ def _check_passing(store: ObjectStore, info: ObjectInfo) -> Iterator[Finding]:
         if info.key.startswith(LEASES):
             stem, generation = split_generation(info.key) or (info.key, -1)
             fields.expect(kind="lease", lease=stem.removeprefix(LEASES), generation=generation)
-            if fields.text("state") == "live" and store.clock() - info.modified_s > EXPIRE_S:
+            if is_last and fields.text("state") == "live" and store.clock() - info.modified_s > EXPIRE_S:
                 text = f"a save on {fields.text('host')} ended without releasing its lease: {fields.text('purpose')}"
                 yield Finding("note", "lease-abandoned", info.key, text, "garbage collection removes it")
+        if info.key.startswith(MARKS):
+            fields.expect(kind="mark")
+            fields.texts("keys")
     except NotFound:
         return
-    except (Corrupt, NewerFormat) as error:
+    except (Corrupt, NewerFormat, StoreError) as error:
         advice = "nothing saved depends on it; delete the file when nobody is saving or collecting"
         yield Finding("warning", "record-damaged", info.key, str(error), advice)
 

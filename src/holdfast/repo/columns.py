@@ -96,7 +96,8 @@ def decode_table(data: memoryview, schema: Schema, *, where: str) -> Table:
         columns[name] = _swap(body.cast(schema[name].letter), schema[name].letter)
     missing = [name for name in schema if name not in columns]
     if missing or cursor.rest:
-        raise Corrupt(f"{where}: " + (f"column {missing[0]!r} is missing" if missing else "bytes after the table"))
+        what = f"column {missing[0]!r} is missing" if missing else "bytes after the table"
+        raise Corrupt(f"{where}: {what}", key=where)
     return Table(head, columns)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from holdfast.errors import Corrupt, NewerFormat, NotFound
+from holdfast.errors import Corrupt, NewerFormat, NotFound, StoreError
 from holdfast.repo.chunk import ChunkRef, Location
 from holdfast.repo.index import Index
 from holdfast.repo.layout import PACKS
@@ -35,5 +35,5 @@ def iter_footers(store: ObjectStore) -> Iterator[tuple[str, Footer]]:
         if pack_id:
             try:
                 yield pack_id, read_footer(store, pack_id)
-            except (NotFound, Corrupt, NewerFormat):
+            except (NotFound, Corrupt, NewerFormat, StoreError):
                 continue

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final
 
-from holdfast.errors import BadName, Corrupt, NameInUse, NotFound
+from holdfast.errors import BadName, NameInUse, NotFound, SourceChanged
 from holdfast.progress import Progress, Silent
 from holdfast.repo.filetarget import FileTarget
 from holdfast.repo.layout import verify_name
@@ -47,7 +47,7 @@ class FileSource:
         return {"mtime_ns": self.mtime_ns}
 
     def read(self, start: int, stop: int) -> memoryview:
-        """Return the bytes from `start` to `stop` in new memory; raises Corrupt if the file is not what it was."""
+        """Return the bytes from `start` to `stop` in new memory; raises SourceChanged if the file did."""
         # A pipe that took the file's place must not make us wait for its writer.
         handle = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK)
         try:
@@ -75,8 +75,8 @@ class FileSource:
         if status.st_mtime_ns != self.mtime_ns:
             raise self._changed("it was written to")
 
-    def _changed(self, how: str) -> Corrupt:
-        return Corrupt(
+    def _changed(self, how: str) -> SourceChanged:
+        return SourceChanged(
             f"{self.path} changed while it was being saved: {how}. Nothing was committed;"
             " save again when nobody writes to it"
         )

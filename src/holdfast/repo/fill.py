@@ -32,7 +32,7 @@ class HashedPiece:
 
 def hash_piece(piece: Piece) -> HashedPiece:
     """Read and hash one piece."""
-    data = piece.source.read(piece.start, piece.stop)
+    data = piece.source.read(piece.start, piece.stop).cast("B")
     if data.nbytes != piece.stop - piece.start:
         raise SourceChanged(
             f"{piece.source.name!r} gave {data.nbytes} bytes for {piece.stop - piece.start}: did it shrink?"
@@ -82,6 +82,7 @@ class Filler:
         """Return a reference for every piece, having written those that the store does not hold."""
         refs: list[ChunkRef] = []
         for batch in iter_hashed(pieces, self._pool):
+            self._packer.keep_alive()
             self._known.update(self._find_reusable(batch))
             refs += self._write(batch)
             progress.advance(sum(item.data.nbytes for item in batch))

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 from holdfast.digest import Digest, fingerprint
-from holdfast.errors import Corrupt, NotFound
+from holdfast.errors import Corrupt, NewerFormat, NotFound, StoreError
 from holdfast.repo.chunk import RAW, Location
 from holdfast.repo.generations import read_newest
 from holdfast.repo.index import Index
-from holdfast.repo.layout import SNAPSHOTS, escape_prefix, pack_key, split_generation, split_prefix
+from holdfast.repo.layout import pack_key, snapshot_prefixes, split_generation, split_prefix
 from holdfast.repo.manifest import Manifest, read_manifest
 from holdfast.repo.repository import Repository
 from holdfast.repo.snapshots import Snapshot, parse_snapshot
 from holdfast.store.listing import iter_objects
 from holdfast.store.protocol import ObjectStore
+
+_BASE_CANDIDATES: Final = 8
+"""How many of the newest records are looked at for a base: those that delete are passed over."""
 
 
 class Holdings:
@@ -37,8 +42,8 @@ class Holdings:
         stored = memoryview(bytearray(location.stored_bytes))
         try:
             self._store.read_into(pack_key(location.pack_id), location.offset, stored)
-        except (NotFound, Corrupt):
-            return False
+        except (NotFound, Corrupt, StoreError):
+            return False  # a sector that cannot be read is rot as well, and must not forbid this save for ever
         return fingerprint(stored) == fingerprint(data)
 
     def _iter_candidates(self, digest: Digest, size_bytes: int) -> Iterator[Location]:
@@ -66,7 +71,7 @@ def read_bases(store: ObjectStore, candidates: Sequence[Snapshot | None]) -> lis
         if snapshot and snapshot.manifest.manifest_id not in manifests:
             try:
                 manifests[snapshot.manifest.manifest_id] = read_manifest(store, snapshot.manifest)
-            except (NotFound, Corrupt):
+            except (NotFound, Corrupt, NewerFormat):
                 continue
     return list(manifests.values())
 
@@ -76,14 +81,20 @@ def find_base(repo: Repository, name: str) -> Snapshot | None:
     remembered = repo.recent.find(name)
     if remembered:
         return remembered
-    store = repo.store
-    listed = iter_objects(store, SNAPSHOTS + escape_prefix(split_prefix(name)))
-    newest = max(listed, key=lambda info: info.modified_s, default=None)
-    split = split_generation(newest.key) if newest else None
-    if split is None:
-        return None
+    store, prefix = repo.store, split_prefix(name)
+    listed = (info for key_prefix in snapshot_prefixes(prefix) for info in iter_objects(store, key_prefix))
+    for info in heapq.nlargest(_BASE_CANDIDATES, listed, key=lambda info: info.modified_s):
+        snapshot = _read_candidate(store, info.key)
+        if snapshot and snapshot.name.startswith(prefix):
+            return snapshot
+    return None
+
+
+def _read_candidate(store: ObjectStore, key: str) -> Snapshot | None:
+    """Read what the name of a record holds now; None if that is nothing to build upon."""
+    split = split_generation(key)
     try:
-        fields = read_newest(store, split[0]).fields
+        fields = read_newest(store, split[0]).fields if split else None
         return parse_snapshot(fields) if fields and fields.text("state") == "live" else None
-    except Corrupt:
+    except (Corrupt, NewerFormat):
         return None

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from holdfast.digest import Digest, fingerprint, hash_bytes
-from holdfast.errors import Corrupt, NewerFormat, NotFound, ObjectExists
+from holdfast.errors import Corrupt, NewerFormat, NotFound, ObjectExists, StoreError
 from holdfast.repo.chunk import Location
 from holdfast.repo.columns import Kind, Schema, column, decode_table, encode_table
 from holdfast.repo.layout import INDEX, index_key, is_file_id
@@ -215,7 +215,7 @@ class Index:
         for fragment in list(self._fragments):
             try:
                 found += [at for size, at in fragment.find(digest, self._cache) if size == size_bytes]
-            except (NotFound, Corrupt) as error:
+            except (NotFound, Corrupt, StoreError) as error:
                 self._drop(fragment, error)
         return found
 
@@ -224,13 +224,13 @@ class Index:
             return Fragment(self._store, key, size_bytes)
         except NotFound:
             return None  # merged away since it was listed
-        except Corrupt:
+        except (Corrupt, NewerFormat, StoreError):
             self.damaged.append(key)
             return None
 
-    def _drop(self, fragment: Fragment, error: NotFound | Corrupt) -> None:
+    def _drop(self, fragment: Fragment, error: NotFound | Corrupt | StoreError) -> None:
         self._fragments.remove(fragment)
-        if isinstance(error, Corrupt):
+        if not isinstance(error, NotFound):
             self.damaged.append(fragment.key)
 
 
@@ -264,8 +264,8 @@ def apply_merge(store: ObjectStore, fragments: list[ObjectInfo]) -> None:
     for info in fragments:
         try:
             chunks += Fragment(store, info.key, info.size_bytes).iter_chunks()
-        except (NotFound, Corrupt):
-            continue  # merged by somebody else, or of no use to anybody
+        except (NotFound, Corrupt, NewerFormat):
+            continue  # merged by somebody else, or of no use to us; whoever has a use for it can rebuild it
     merged = write_fragment(store, chunks)
     for info in fragments:
         if info.key != merged:

@@ -63,7 +63,8 @@ def _name_fault(name: str) -> str:
 
 def escape_name(name: str) -> str:
     """Turn a verified name into one key component that is the same on every filesystem."""
-    encoded = name.encode()
+    # A name that is only looked for may hold what no verified one does.
+    encoded = name.encode(errors="surrogatepass")
     text = "".join(chr(byte) if byte in _PLAIN else f"%{byte:02x}" for byte in encoded)
     if text.startswith("."):
         text = "%2e" + text[1:]
@@ -74,6 +75,13 @@ def escape_prefix(prefix: str) -> str:
     """Turn the start of a name into the start of its escaped form; wider than exact for long names."""
     text = escape_name(prefix) if prefix else ""
     return "" if text.startswith(_DIGEST_FORM) else text
+
+
+def snapshot_prefixes(prefix: str) -> list[str]:
+    """Return how the keys of all snapshots begin whose name starts with `prefix`; other snapshots may be below too."""
+    escaped = escape_prefix(prefix)
+    # A name may be too long for its escaped form though its start is not.
+    return sorted(SNAPSHOTS + start for start in ((escaped, _DIGEST_FORM) if escaped else ("",)))
 
 
 def split_prefix(name: str) -> str:

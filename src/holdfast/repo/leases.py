@@ -30,7 +30,11 @@ class Lease:
         self._purpose = purpose
         self._generation = -1
         self._shown_s = 0.0
-        self._advance("live")
+        try:
+            self._advance("live")
+        except BaseException:
+            self.forget()  # it may be there, and nobody else knows of it
+            raise
 
     def keep_alive(self) -> None:
         """Renew if it is time to; cheap enough to be called for every bit of work."""

@@ -326,12 +326,24 @@ class Manifest:
             raise Corrupt(f"{where}: two entries have one name", key=where)
         if not all(map(is_file_id, self.packs)):
             raise Corrupt(f"{where}: a pack id is malformed", key=where)
-        inline = len(columns["inline"])
+        self._verify_places()
+
+    def _verify_places(self) -> None:
+        """Check that every chunk lies where one can be."""
+        columns, where = self._columns, self._where
         placed = ("chunk_pack", "chunk_offset", "chunk_bytes", "chunk_stored")
+        inline_end = 0
         for pack, offset, size, stored in zip(*(columns[name] for name in placed), strict=True):
-            fits = pack < len(self.packs) if pack != INLINE else offset + size <= inline and stored == size
+            if pack == INLINE:
+                # One after the other: many that shared a large one would unfold into far more than the file.
+                fits = offset == inline_end and stored == size
+                inline_end += size
+            else:
+                fits = pack < len(self.packs)
             if not fits or not 0 < size <= CHUNK_BYTES or offset >= 1 << 62:
                 raise Corrupt(f"{where}: a chunk lies where it cannot be", key=where)
+        if inline_end != len(columns["inline"]):
+            raise Corrupt(f"{where}: inline bytes belong to no chunk", key=where)
 
     def _verify_spans(self) -> None:
         """Check that chunks, boxes and sizes of the entries add up."""

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from holdfast.errors import NotFound
+from holdfast.errors import Corrupt, NotFound
 from holdfast.repo.generations import read_record
-from holdfast.repo.layout import BAD, MARKS, PACKS, is_file_id
+from holdfast.repo.layout import BAD, MANIFESTS, MARKS, PACKS, is_file_id
 from holdfast.store.listing import iter_objects
 from holdfast.store.protocol import ObjectStore
 
 
 def read_marked(store: ObjectStore) -> frozenset[str]:
-    """Return the keys of all packs and manifests that some collector has marked."""
+    """Return the keys of all packs and manifests that some collector has marked.
+
+    A mark that is damaged may have meant any of them, so then all count as marked: a save still works, but
+    builds on nothing that others wrote. Marks are not fsynced, so the loss of power can leave such a one.
+    """
     marked: set[str] = set()
     for info in iter_objects(store, MARKS):
         try:
             fields = read_record(store, info.key)
+            if fields:
+                fields.expect(kind="mark")
+                marked.update(fields.texts("keys"))
         except NotFound:
             continue  # its collector is done and has removed it
-        if fields:
-            fields.expect(kind="mark")
-            marked.update(fields.texts("keys"))
+        except Corrupt:
+            marked.update(found.key for prefix in (PACKS, MANIFESTS) for found in iter_objects(store, prefix))
     return frozenset(marked)
 
 

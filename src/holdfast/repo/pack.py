@@ -61,7 +61,11 @@ class PackBuilder:
         self._store = store
         self._upload = store.upload(pack_key(pack_id))
         self._size = 0
-        self._append(encode_header(pack_id))
+        try:
+            self._append(encode_header(pack_id))
+        except BaseException:
+            self.abort()  # nobody else holds it yet
+            raise
 
     @property
     def is_full(self) -> bool:
@@ -155,7 +159,8 @@ def read_footer(store: ObjectStore, pack_id: str) -> Footer:
         raise Corrupt(f"{key} has a damaged footer", key=key)
     table = decode_table(data, _FOOTER, where=key)
     # The footer's digest covers the version too: a header that says another one is damaged.
-    if header != _pack_header(pack_id, PACK_MAJOR, Fields(key, table.head).integer("minor")):
+    minor: int = HEADER.unpack(header)[2]
+    if minor != Fields(key, table.head).integer("minor") or header != _pack_header(pack_id, PACK_MAJOR, minor):
         raise Corrupt(f"{key} has a damaged header", key=key)
     return _place_chunks(table, pack_id, footer_offset=offset, pack_bytes=size)
 
@@ -187,11 +192,17 @@ def _place_chunks(table: Table, pack_id: str, *, footer_offset: int, pack_bytes:
     for chunk in chunks:
         gap = chunk.location.offset - end
         end = chunk.location.offset + chunk.location.stored_bytes
-        if not 0 <= gap < PAGE_BYTES or end > footer_offset or not 0 < chunk.size_bytes <= CHUNK_BYTES:
+        if not 0 <= gap < PAGE_BYTES or end > footer_offset or not _has_possible_size(chunk):
             raise Corrupt(f"{key}: the footer places chunks where they cannot be", key=key)
     if footer_offset - end >= PAGE_BYTES:
         raise Corrupt(f"{key}: {footer_offset - end} bytes before the footer belong to no chunk", key=key)
     return Footer(chunks, footer_offset, pack_bytes)
+
+
+def _has_possible_size(chunk: PackedChunk) -> bool:
+    stored = chunk.location.stored_bytes
+    is_whole = stored > 0 if chunk.location.codec != RAW else stored == chunk.size_bytes
+    return is_whole and 0 < chunk.size_bytes <= CHUNK_BYTES
 
 
 def _iter_rows(table: Table, pack_id: str) -> Iterator[PackedChunk]:

@@ -11,7 +11,7 @@ from holdfast.repo.chunk import Location
 from holdfast.repo.index import write_fragment
 from holdfast.repo.layout import new_file_id
 from holdfast.repo.leases import Lease
-from holdfast.repo.pack import PackBuilder
+from holdfast.repo.pack import PAGE_BYTES, PackBuilder
 from holdfast.store.protocol import ObjectStore
 
 _log = logging.getLogger(__name__)
@@ -28,12 +28,18 @@ class Packer:
 
     def append(self, chunks: Sequence[tuple[Digest, memoryview]], *, alignment: int) -> list[Location]:
         """Append chunks back to back, in a new pack if the open one is full."""
-        self._lease.keep_alive()
+        self.keep_alive()
         if self._open is not None and self._open.is_full:
             self.seal()
         if self._open is None:
             self._open = PackBuilder(self._store, new_file_id(self._lease.lease_id))
+            # A run that goes on in another pack begins there: it must lie as it would have at first.
+            alignment = PAGE_BYTES if alignment == 1 else alignment
         return self._open.append(chunks, alignment=alignment)
+
+    def keep_alive(self) -> None:
+        """Show that the save lives, if it is time to: hashing and finding all of it in the store takes long, too."""
+        self._lease.keep_alive()
 
     def seal(self) -> None:
         """Make what was appended durable; the index learns of it only then."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -70,19 +70,26 @@ class SnapshotReader:
 
     def read_into(self, entry: Entry, start: int, buffer: memoryview) -> None:
         """Fill `buffer` with the bytes of `entry` from `start` on; reads only the chunks that these lie in."""
+        buffer = buffer.cast("B")
         stop = start + buffer.nbytes
         if start < 0 or stop > entry.size_bytes:
             raise ValueError(f"bytes {start} to {stop} of {entry.name!r}, which has {entry.size_bytes}")
-        slots = [slot for slot in _place(entry) if slot.start < stop and slot.stop > start]
+        slots = [slot for slot in _place(entry) if max(slot.start, start) < min(slot.stop, stop)]
         whole = [slot for slot in slots if start <= slot.start and slot.stop <= stop]
         tasks = [self._pool.submit(self._read_run, entry, run, buffer, start) for run in _split_runs(whole)]
-        for slot in slots:
-            if not (start <= slot.start and slot.stop <= stop):
-                first, last = max(slot.start, start), min(slot.stop, stop)
-                data = self._read_chunk(entry, slot)
-                buffer[first - start : last - start] = data[first - slot.start : last - slot.start]
-        for task in tasks:
-            task.result()
+        try:
+            for slot in slots:
+                if not (start <= slot.start and slot.stop <= stop):
+                    first, last = max(slot.start, start), min(slot.stop, stop)
+                    data = self._read_chunk(entry, slot)
+                    buffer[first - start : last - start] = data[first - slot.start : last - slot.start]
+            for task in tasks:
+                task.result()
+        finally:
+            # After an error, too: nobody may write into the caller's buffer once this has returned.
+            for task in tasks:
+                task.cancel()
+            wait(tasks)
 
     def iter_entry(self, entry: Entry) -> Iterator[memoryview]:
         """Yield an entry piece by piece, never holding more than a few pieces, whatever its size."""
@@ -127,13 +134,15 @@ class SnapshotReader:
             return data
         try:
             return self._read_copy(ref, ref.location, what)
-        except (NotFound, Corrupt, StoreError) as error:
+        except (NotFound, Corrupt, NewerFormat, StoreError) as error:
             # A hint is only a hint. Other snapshots, or repairs, may have left another copy.
             for location in iter_copies(self._repo, ref):
                 try:
                     return self._read_copy(ref, location, what)
-                except (NotFound, Corrupt, StoreError):
+                except (NotFound, Corrupt, NewerFormat, StoreError):
                     continue
+            if isinstance(error, NewerFormat):
+                raise
             raise self._lost(error, what, ref.location) from error
 
     def _read_copy(self, ref: ChunkRef, location: Location, what: str) -> memoryview:

@@ -18,13 +18,15 @@ RECORD_VERSION: Final = 0
 _HEADER_BYTES: Final = 112
 _HEADER: Final = re.compile(rb"holdfast-record ([0-9a-f]{4}) ([0-9a-f]{8}) ([0-9a-f]{64}) ")
 
+_ENCODER: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
 Json = Any
 """A value that JSON can hold. (Any: a recursive alias would have to be narrowed at every use.)"""
 
 
 def canonical_json(value: Json) -> bytes:
     """Encode a JSON value in the one way that equal values share; raises TypeError or ValueError if it is none."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    text = _ENCODER.encode(value)
     _verify_keys(value)
     return text.encode()
 

@@ -32,6 +32,7 @@ class RecentSnapshots:
     def remember(self, snapshot: Snapshot) -> None:
         """Remember `snapshot`, forgetting the oldest prefix if there are many."""
         self._snapshots[split_prefix(snapshot.name)] = snapshot
+        self._snapshots.move_to_end(split_prefix(snapshot.name))
         if len(self._snapshots) > _RECENT_PREFIXES:
             self._snapshots.popitem(last=False)
 

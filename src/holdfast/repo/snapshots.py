@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import secrets
+import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
@@ -10,7 +12,7 @@ from typing import Final
 from holdfast.digest import Digest
 from holdfast.errors import Corrupt, NotFound
 from holdfast.repo.generations import Newest, change_name, iter_stems, read_listed, read_newest
-from holdfast.repo.layout import SNAPSHOTS, escape_name, escape_prefix, is_file_id, snapshot_stem, verify_name
+from holdfast.repo.layout import SNAPSHOTS, escape_name, is_file_id, snapshot_prefixes, snapshot_stem, verify_name
 from holdfast.repo.manifest import ManifestRef
 from holdfast.repo.record import Fields, Json
 from holdfast.store.protocol import ObjectStore
@@ -69,7 +71,9 @@ def read_snapshot(store: ObjectStore, name: str) -> Snapshot:
 
 def iter_names(store: ObjectStore, prefix: str = "") -> Iterator[Snapshot | DamagedName]:
     """Yield the snapshot of every name that starts with `prefix`, ordered by key, damaged ones too."""
-    for stem, generations in iter_stems(store, SNAPSHOTS + escape_prefix(prefix)):
+    prefix = unicodedata.normalize("NFC", prefix)
+    listed = (iter_stems(store, key_prefix) for key_prefix in snapshot_prefixes(prefix))
+    for stem, generations in itertools.chain.from_iterable(listed):
         try:
             newest = read_listed(store, stem, generations)
             state = _parse_state(newest, newest.fields.text("name")) if newest.fields else None

@@ -83,6 +83,9 @@ def _parse_tag(newest: Newest, name: str) -> Tag | None:
     fields.expect(kind="tag", name=name)
     if newest.stem != TAGS + escape_name(name):
         raise Corrupt(f"record {fields.key} holds the name {name[:80]!r}, which belongs elsewhere", key=fields.key)
-    if fields.text("state") == "deleted":
+    state = fields.text("state")
+    if state == "deleted":
         return None
+    if state != "live":
+        raise Corrupt(f"record {fields.key} is in the unknown state {state[:40]!r}", key=fields.key)
     return Tag(name, fields.text("snapshot"), fields.digest("digest"), fields.number("time"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -115,17 +116,25 @@ def _verify_request(request: Request) -> Request:
     """Refuse what could not be read back, before anything is touched."""
     names = [_verify_entry_name(source.name, request.name) for source in request.sources]
     if len(set(names)) != len(names):
-        twice = next(name for name in names if names.count(name) > 1)
+        ((twice, _),) = Counter(names).most_common(1)
         raise BadName(f"two entries of {request.name!r} would have the name {twice[:80]!r}")
-    try:
-        size = len(canonical_json(dict(request.metadata)))
-    except (TypeError, ValueError) as error:
-        raise Unsupported(f"the metadata of {request.name!r} is not plain JSON: {error}") from error
+    _verify_json(f"the spec of {request.name!r}", request.spec)
+    for source in request.sources:
+        _verify_json(f"the spec or note of entry {source.name!r} of {request.name!r}", [source.spec, source.note])
+    size = _verify_json(f"the metadata of {request.name!r}", dict(request.metadata))
     if size > MAX_METADATA_BYTES:
         raise TooLarge(
             f"the metadata of {request.name!r} has {size} bytes, more than {MAX_METADATA_BYTES}; save it as an entry"
         )
     return replace(request, name=verify_name(request.name), metadata=dict(request.metadata))
+
+
+def _verify_json(what: str, value: Json) -> int:
+    """Return the size of `value` in JSON, or raise Unsupported."""
+    try:
+        return len(canonical_json(value))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise Unsupported(f"{what} is not plain JSON: {error}") from error
 
 
 def _verify_entry_name(name: str, snapshot_name: str) -> str:
@@ -233,7 +242,7 @@ class _Save:
             create_settled(self._store, manifest_key(manifest.manifest_id), data)
             self._lease.renew()
             marked = read_marked(self._store)
-            stale = [i for i, ref in enumerate(refs) if ref.location and pack_key(ref.location.pack_id) in marked]
+            stale = [i for i, ref in enumerate(refs) if self._is_stale(ref, marked)]
             if not stale:
                 return entries, manifest
             again = filler.rewrite([pieces[i] for i in stale], [refs[i] for i in stale])
@@ -241,6 +250,12 @@ class _Save:
             for i, ref in zip(stale, again, strict=True):
                 refs[i] = ref
         raise LeaseLost(f"save {self._request.name!r}: collectors keep marking what it uses; save again")
+
+    def _is_stale(self, ref: ChunkRef, marked: frozenset[str]) -> bool:
+        # Whoever renewed the lease just now still owns what was written under it.
+        if ref.location is None or ref.location.pack_id.startswith(self._lease.lease_id):
+            return False
+        return pack_key(ref.location.pack_id) in marked
 
     def _commit(self, entries: Sequence[Entry], manifest: ManifestRef) -> Snapshot:
         snapshot = Snapshot(
@@ -299,4 +314,6 @@ class _Save:
         self._packer.abort()
         with suppress(StoreError, LeaseLost):
             self._lease.release()
-            self._lease.forget()
+        # Nothing counts that was done under it, so it may vanish unreleased: on a full store it has to, for
+        # otherwise a collector that is to make room would wait for it.
+        self._lease.forget()

@@ -75,15 +75,14 @@ def test_a_record_under_the_number_of_another_is_damage(store: MemoryStore) -> N
 
 
 def test_stems_that_begin_alike_are_kept_apart(store: MemoryStore) -> None:
-    for stem in ("tags/a", "tags/a-b", "tags/a.b", "tags/ab", "tags/a%2fb", "tags/a_b"):
+    stems = ("tags/a", "tags/a-b", "tags/a.b", "tags/ab", "tags/a%2fb", "tags/a_b")
+    for stem in stems:
         create(store, 0, stem=stem)
         create(store, 1, stem=stem)
     store.create("tags/a@x", b"")
     store.create("tags/a", b"")
     assert list_generations(store, "tags/a") == [0, 1]
-    assert dict(iter_stems(store, "tags/")) == dict.fromkeys(
-        ["tags/a", "tags/a-b", "tags/a.b", "tags/ab", "tags/a%2fb", "tags/a_b"], [0, 1]
-    )
+    assert sorted(iter_stems(store, "tags/")) == [(stem, [0, 1]) for stem in sorted(stems)]
 
 
 def test_generations_beyond_one_page_are_all_seen(store: MemoryStore) -> None:
@@ -158,7 +157,7 @@ def test_a_change_that_certainly_did_not_happen_raises_what_the_store_raised(sto
 
 
 def test_a_change_that_may_not_last_is_unknown(store: MemoryStore) -> None:
-    with pytest.raises(CommitUnknown, match="'x' .* shows the old or the new state") as caught:
+    with pytest.raises(CommitUnknown, match=r"'x' .* shows the old or the new state") as caught:
         change(Refusing(store, "volatile", keeps=True), 0)
     assert caught.value.name == "x"
 

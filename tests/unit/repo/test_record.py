@@ -39,7 +39,7 @@ def test_a_record_is_a_text_that_people_can_read() -> None:
 def test_equal_values_have_equal_bytes() -> None:
     assert (
         canonical_json({"b": 1, "a": [1, "\u00e9"]})
-        == canonical_json(dict(a=[1, "\u00e9"], b=1))
+        == canonical_json({"a": [1, "\u00e9"], "b": 1})
         == '{"a":[1,"é"],"b":1}'.encode()
     )
 

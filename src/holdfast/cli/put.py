@@ -1,17 +1,15 @@
-"""The verbs that move bytes: put, get, cat."""
+"""The verb `put`: files become a snapshot."""
 
 from __future__ import annotations
 
-import time
 from argparse import Namespace
 from collections.abc import Iterable
 
-from holdfast.cli.lookup import find_snapshot, open_to_read, open_to_write
+from holdfast.cli.lookup import open_to_write
 from holdfast.cli.output import Output, count, format_bytes
 from holdfast.digest import short_hex
 from holdfast.errors import BadName, NameInUse, NotFound
-from holdfast.repo.filetree import is_below, plan_files, restore
-from holdfast.repo.reader import open_snapshot
+from holdfast.repo.filetree import plan_files
 from holdfast.repo.record import Json
 from holdfast.repo.snapshots import read_name
 from holdfast.repo.tags import read_tag
@@ -35,31 +33,6 @@ def run_put(options: Namespace, url: str, output: Output) -> int:
         return 0
     sizes = f"{format_bytes(result.new_bytes)} new, {format_bytes(result.reused_bytes)} reused"
     output.line(f"saved {what} ({sizes}) in {result.seconds:.2f} s; digest {short_hex(result.digest)}")
-    return 0
-
-
-def run_get(options: Namespace, url: str, output: Output) -> int:
-    """Write the entries of a snapshot as files."""
-    repo = open_to_read(url)
-    if is_below(options.directory, repo.store.url):
-        raise BadName(f"{options.directory} lies inside the store {repo.store.url}; choose a directory outside of it")
-    started = time.monotonic()
-    with open_snapshot(repo, find_snapshot(repo.store, options.name, output)) as reader:
-        done = restore(
-            reader, options.directory, only=options.only, overwrite=options.overwrite, progress=output.progress()
-        )
-    seconds = time.monotonic() - started
-    size = f"{count(done.num_files, 'file')}, {format_bytes(done.num_bytes)}"
-    output.line(f"wrote {size} to {options.directory} in {seconds:.2f} s")
-    return 0
-
-
-def run_cat(options: Namespace, url: str, output: Output) -> int:
-    """Write the bytes of one entry to standard output, each piece verified before it is written."""
-    repo = open_to_read(url)
-    with open_snapshot(repo, find_snapshot(repo.store, options.name, output)) as reader:
-        for piece in reader.iter_entry(reader.find_entry(options.entry)):
-            output.raw(piece)
     return 0
 
 

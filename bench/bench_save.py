@@ -1,0 +1,206 @@
+"""Saving and loading: against raw durable writes and against hashing, and what small saves cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Final
+
+from bench.limits import count_cores, hash_memory, read_limits, write_limits
+from bench.measure import (
+    Contestant,
+    Goal,
+    Result,
+    Sizes,
+    Timings,
+    WrongResult,
+    count_bytes,
+    drop_pages,
+    list_files,
+    load_pages,
+    race,
+    random_bytes,
+    random_entries,
+    throughput,
+)
+from bench.stores import (
+    CountingFiles,
+    Entries,
+    list_packs,
+    load_entries,
+    open_store,
+    remove_store,
+    save_entries,
+    verify_equal,
+)
+from holdfast.repo.repository import open_repository
+from holdfast.repo.writer import SaveResult
+from holdfast.store.local import LocalStore
+
+_SMALL_BYTES: Final = 4096
+
+
+def run(sizes: Sizes, work: Path) -> list[Result]:
+    """Measure first saves, saves of what is held, loads, and small saves."""
+    entries = random_entries(sizes.save_bytes, sizes.entries, seed=7)
+    measured = [
+        *_measure_first(sizes, work, entries),
+        *_measure_held(sizes, work, entries),
+        *_measure_small(sizes, work),
+        _measure_flatness(sizes, work),
+    ]
+    remove_store(work / "held")
+    return measured
+
+
+def _total(entries: Entries) -> int:
+    return sum(len(data) for _, data in entries)
+
+
+def _verify_saved(result: object, *, new_bytes: int) -> None:
+    if not isinstance(result, SaveResult) or result.new_bytes != new_bytes:
+        raise WrongResult(f"a save that should have written {new_bytes} new bytes returned {result}")
+
+
+def _measure_first(sizes: Sizes, work: Path, entries: Entries) -> list[Result]:
+    root = work / "first"
+    size = _total(entries)
+    saving = Contestant(
+        lambda: save_entries(open_store(root), "run/first", entries),
+        partial(remove_store, root),
+        partial(_verify_saved, new_bytes=size),
+    )
+    data = random_bytes(size, seed=8)
+    name = "first save, durable"
+    timings = race({name: saving} | write_limits(work / "raw", data), rounds=max(1, sizes.rounds // 2))
+    verify_equal(load_entries(open_store(root), "run/first"), entries=entries)
+    (work / "raw").unlink()
+    remove_store(root)
+    return [throughput(name, timings, size, against="raw write")]
+
+
+def _measure_held(sizes: Sizes, work: Path, entries: Entries) -> list[Result]:
+    root = work / "held"
+    size = _total(entries)
+    repo = open_store(root)
+    save_entries(repo, "run/step-0", entries)
+    stored = count_bytes(root)
+    numbers = count(1)
+
+    def save_again(prefix: str, *, verify_reuse: bool) -> SaveResult:
+        return save_entries(repo, f"{prefix}{next(numbers)}", entries, verify_reuse=verify_reuse)
+
+    nothing_new = partial(_verify_saved, new_bytes=0)
+    load_pages(list_packs(root))
+    names = ("save again", "save again, verify_reuse=False", "load, in page cache")
+    held: dict[str, Contestant] = {
+        names[0]: Contestant(partial(save_again, "run/step-", verify_reuse=True), verify=nothing_new),
+        names[1]: Contestant(partial(save_again, "run/step-", verify_reuse=False), verify=nothing_new),
+        names[2]: _loading(root, entries),
+        "BLAKE3 of memory": Contestant(partial(hash_memory, random_bytes(size, seed=9), threads=count_cores())),
+    }
+    timings = race(held, rounds=sizes.rounds)
+    before = count_bytes(root)
+    save_again("elsewhere/", verify_reuse=True)
+    grown = 100 * (count_bytes(root) - before) / stored
+    return [
+        *(throughput(name, timings, size, against="BLAKE3 of memory") for name in names),
+        *_measure_cold_load(sizes, root, entries),
+        Result("growth by a save under an unrelated name", grown, "%", goal=Goal("figure", "<=", 1.0)),
+    ]
+
+
+def _loading(root: Path, entries: Entries, prepare: Callable[[], None] = lambda: None) -> Contestant:
+    return Contestant(
+        lambda: load_entries(open_store(root), "run/step-0"), prepare, partial(verify_equal, entries=entries)
+    )
+
+
+def _measure_cold_load(sizes: Sizes, root: Path, entries: Entries) -> list[Result]:
+    packs = list_packs(root)
+    name = "load, not in page cache"
+    contestants = {name: _loading(root, entries, partial(drop_pages, packs))}
+    timings = race(contestants | read_limits(packs), rounds=max(1, sizes.rounds // 2))
+    return [throughput(name, timings, _total(entries), against="raw read")]
+
+
+def _measure_small(sizes: Sizes, work: Path) -> list[Result]:
+    """Count the fsyncs of a small save into a store that is there, and weigh a thousand scalars."""
+    files = CountingFiles()
+    repo = open_repository(LocalStore(work / "small", files=files), create=True)
+    save_entries(repo, "run/first", _small(0))
+    files.syncs = 0
+    save_entries(repo, "run/second", _small(1))
+    syncs = files.syncs
+    remove_store(work / "small")
+    root = work / "tiny"
+    tiny = [(f"scalar-{i}", random_bytes(8, seed=i)) for i in range(sizes.tiny_entries)]
+    name = f"{sizes.tiny_entries} scalars"
+    contestant = Contestant(
+        lambda: save_entries(open_store(root), "run/tiny", tiny),
+        partial(remove_store, root),
+        partial(_verify_saved, new_bytes=_total(tiny)),
+    )
+    seconds = race({name: contestant}, rounds=sizes.rounds)[name]
+    verify_equal(load_entries(open_store(root), "run/tiny"), entries=tiny)
+    stored = count_bytes(root)
+    files_note = f"{len(list_files(root))} files"
+    remove_store(root)
+    return [
+        Result("fsyncs of a small save", syncs, "", goal=Goal("figure", "<=", 6)),
+        Result(
+            f"{name}, first save of a store", 1e3 * seconds.best, "ms", note=f"median {1e3 * seconds.median:.0f} ms"
+        ),
+        Result(f"{name}, stored", stored, "bytes", goal=Goal("figure", "<=", 200_000), note=files_note),
+    ]
+
+
+def _small(number: int) -> Entries:
+    return [("value", random_bytes(_SMALL_BYTES, seed=number))]
+
+
+@dataclass(frozen=True, slots=True)
+class _Crowd:
+    """A store with so many snapshots, each with bytes of its own."""
+
+    root: Path
+    snapshots: int
+
+    def fill(self) -> None:
+        repo = open_store(self.root)
+        for number in range(self.snapshots):
+            save_entries(repo, f"run-{number % 10}/step-{number}", _small(number))
+
+
+def _measure_flatness(sizes: Sizes, work: Path) -> Result:
+    """Compare the time of a small save with few snapshots in the store and with many."""
+    crowds = [_Crowd(work / "few", sizes.few_snapshots), _Crowd(work / "many", sizes.many_snapshots)]
+    numbers = count(1_000_000)
+    contestants = {}
+    for crowd in crowds:
+        crowd.fill()
+        contestants[str(crowd.snapshots)] = Contestant(
+            partial(_save_small, crowd.root, numbers), verify=partial(_verify_saved, new_bytes=_SMALL_BYTES)
+        )
+    timings = race(contestants, rounds=3 * sizes.rounds)
+    for crowd in crowds:
+        remove_store(crowd.root)
+    return _compare(timings, str(sizes.few_snapshots), str(sizes.many_snapshots))
+
+
+def _save_small(root: Path, numbers: count[int]) -> SaveResult:
+    number = next(numbers)
+    return save_entries(open_store(root), f"run-3/step-{number}", _small(number))
+
+
+def _compare(timings: dict[str, Timings], few: str, many: str) -> Result:
+    note = f"median {1e3 * timings[many].median:.1f} against {1e3 * timings[few].median:.1f} ms"
+    samples = {name: found.seconds for name, found in timings.items()}
+    workload = f"small save among {many} snapshots"
+    limit = 1e3 * timings[few].median
+    return Result(
+        workload, 1e3 * timings[many].median, "ms", f"among {few}", limit, Goal("ratio", "<=", 1.5), note, samples
+    )

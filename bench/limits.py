@@ -1,0 +1,171 @@
+"""What this machine can do at best, by bare loops over random bytes: hashing, copying, reading and writing files."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Final, TypeVar
+
+from blake3 import blake3
+from xxhash import xxh3_128_digest
+
+from bench.measure import Contestant, Result, Sizes, drop_pages, race, random_bytes, throughput
+
+CHUNK_BYTES: Final = 1 << 20
+UNIT_BYTES: Final = 8 << 20
+_CACHED_BYTES: Final = 1 << 20
+_ALIGNMENT: Final = 4096
+_MANY_THREADS: Final = (1, 2, 4, 8)
+
+Item = TypeVar("Item")
+Span = tuple[Path, int, int]
+"""A file, and the start and size of some bytes of it."""
+
+
+def count_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def hash_memory(data: memoryview, *, threads: int) -> None:
+    """BLAKE3 of every 1 MiB of `data`."""
+    _share(partial(_hash_all, blake3_of), _cut(data), threads)
+
+
+def hash_cached(data: memoryview, *, threads: int) -> None:
+    """BLAKE3 of as many bytes as `data` has, all from memory that fits into the caches."""
+    pieces = [data[i % threads * _CACHED_BYTES :][:_CACHED_BYTES] for i in range(len(data) // _CACHED_BYTES)]
+    _share(partial(_hash_all, blake3_of), pieces, threads)
+
+
+def fingerprint_memory(data: memoryview, *, threads: int) -> None:
+    """XXH3-128 of every 1 MiB of `data`."""
+    _share(partial(_hash_all, xxh3_128_digest), _cut(data), threads)
+
+
+def copy_memory(data: memoryview, target: memoryview) -> None:
+    """Copy `data`, once, on one core: memcpy holds the GIL."""
+    target[: len(data)] = data
+
+
+def read_files(paths: Sequence[Path], *, threads: int, direct: bool = False, then_hash: bool = False) -> None:
+    """Read every byte of files in units of 8 MiB and, if asked, hash each 1 MiB of them."""
+    _share(partial(_read_spans, direct=direct, then_hash=then_hash), cut_files(paths), threads)
+
+
+def write_file(path: Path, data: memoryview, *, direct: bool) -> None:
+    """Write a new file in units of 8 MiB and make it durable; a direct one leaves out the odd bytes at its end."""
+    path.unlink(missing_ok=True)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | (os.O_DIRECT if direct else 0))
+    try:
+        size = len(data) // _ALIGNMENT * _ALIGNMENT if direct else len(data)
+        for start in range(0, size, UNIT_BYTES):
+            unit = data[start : min(start + UNIT_BYTES, size)]
+            if os.writev(handle, [unit]) != len(unit):
+                raise OSError("the disk took only a part of a write; is it full?")
+        os.fdatasync(handle)
+    finally:
+        os.close(handle)
+
+
+def cut_files(paths: Sequence[Path]) -> list[Span]:
+    """Return all bytes of files as units of 8 MiB."""
+    return [
+        (path, start, min(UNIT_BYTES, path.stat().st_size - start))
+        for path in paths
+        for start in range(0, path.stat().st_size, UNIT_BYTES)
+    ]
+
+
+def aligned_memory(size_bytes: int) -> memoryview:
+    """Return memory that begins on a page, as direct reads and writes want it."""
+    return memoryview(mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+
+
+def blake3_of(data: memoryview) -> bytes:
+    """Return the BLAKE3-256 of `data`."""
+    return blake3(data).digest()
+
+
+def _share(act: Callable[[Iterator[Item]], None], items: Iterable[Item], threads: int) -> None:
+    """Let threads act on all items, each taking the next one when it is free: next() of a list is atomic."""
+    queue = iter(list(items))
+    with ThreadPoolExecutor(threads) as pool:
+        for future in [pool.submit(act, queue) for _ in range(threads)]:
+            future.result()
+
+
+def _cut(data: memoryview) -> list[memoryview]:
+    return [data[start : start + CHUNK_BYTES] for start in range(0, len(data), CHUNK_BYTES)]
+
+
+def _hash_all(digest: Callable[[memoryview], bytes], pieces: Iterator[memoryview]) -> None:
+    for piece in pieces:
+        digest(piece)
+
+
+def _read_spans(spans: Iterator[Span], *, direct: bool, then_hash: bool) -> None:
+    buffer = aligned_memory(UNIT_BYTES)
+    for path, start, size in spans:
+        handle = os.open(path, os.O_RDONLY | (os.O_DIRECT if direct else 0))
+        try:
+            # A direct read must be whole pages long; at the end of the file fewer bytes come.
+            count = os.preadv(handle, [buffer if direct else buffer[:size]], start)
+        finally:
+            os.close(handle)
+        if count != size:
+            raise OSError(f"{count} of {size} bytes came from {path}")
+        if then_hash:
+            for first in range(0, size, CHUNK_BYTES):
+                blake3_of(buffer[first : min(first + CHUNK_BYTES, size)])
+
+
+def memory_limits(data: memoryview) -> dict[str, Contestant]:
+    """Return the contestants that move nothing but memory."""
+    cores = count_cores()
+    target = aligned_memory(len(data))
+    return {
+        "BLAKE3 of memory": Contestant(partial(hash_memory, data, threads=cores)),
+        "cached BLAKE3": Contestant(partial(hash_cached, data, threads=cores)),
+        "XXH3 of memory": Contestant(partial(fingerprint_memory, data, threads=cores)),
+        "memcpy, one core": Contestant(partial(copy_memory, data, target)),
+    }
+
+
+def read_limits(paths: Sequence[Path], *, then_hash: bool = False) -> dict[str, Contestant]:
+    """Return raw reads of files that are not in the page cache; the fastest of them is the limit."""
+    verb = "raw read and BLAKE3" if then_hash else "raw read"
+    return {
+        f"{verb}, {'direct' if direct else 'buffered'}, {threads} threads": Contestant(
+            partial(read_files, paths, threads=threads, direct=direct, then_hash=then_hash),
+            prepare=partial(drop_pages, paths),
+        )
+        for direct in (True, False)
+        for threads in ((2, 4) if then_hash else _MANY_THREADS)
+    }
+
+
+def write_limits(path: Path, data: memoryview) -> dict[str, Contestant]:
+    """Return raw durable writes of `data`; the faster of them is the limit."""
+    aligned = aligned_memory(len(data))
+    aligned[:] = data
+    return {
+        "raw write, direct": Contestant(partial(write_file, path, aligned, direct=True)),
+        "raw write, buffered": Contestant(partial(write_file, path, aligned, direct=False)),
+    }
+
+
+def run(sizes: Sizes, work: Path) -> list[Result]:
+    """Measure the limits by themselves."""
+    data = random_bytes(sizes.save_bytes // 2, seed=1)
+    path = work / "raw"
+    timings = race(memory_limits(data) | write_limits(path, data), rounds=sizes.rounds)
+    reads = race(read_limits([path]), rounds=max(1, sizes.rounds // 2))
+    best = min(reads, key=lambda name: reads[name].best)
+    path.unlink()
+    every = timings | {best: reads[best]}
+    return [throughput(name, every, len(data)) for name in every]

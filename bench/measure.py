@@ -1,0 +1,268 @@
+"""How we measure: contestants in turns, results checked, page cache known, one table and one JSON file."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import mmap
+import os
+import platform
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Final, Literal
+
+import numpy as np
+
+from holdfast.store.files import PosixFiles
+
+RESULTS: Final = Path(__file__).resolve().parent / "results" / "local"
+
+
+class WrongResult(AssertionError):
+    """A contestant was fast and wrong: its figure means nothing, and the run fails."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How much each workload moves."""
+
+    check_bytes: int
+    save_bytes: int
+    entries: int
+    tiny_entries: int
+    few_snapshots: int
+    many_snapshots: int
+    rounds: int
+    starts: int
+
+
+FULL: Final = Sizes(2 << 30, 1 << 30, 64, 1000, 10, 1000, rounds=7, starts=15)
+QUICK: Final = Sizes(256 << 20, 128 << 20, 64, 1000, 10, 100, rounds=5, starts=10)
+TINY: Final = Sizes(4 << 20, 4 << 20, 4, 10, 2, 4, rounds=1, starts=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """Something to be timed: `prepare` is not timed, and `verify` raises if what `run` returned is not right."""
+
+    run: Callable[[], object]
+    prepare: Callable[[], None] = lambda: None
+    verify: Callable[[object], None] = lambda result: None
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """The seconds that one contestant took in each round."""
+
+    seconds: tuple[float, ...]
+    cpu_seconds: tuple[float, ...] = ()
+    """Those of all threads of this process: what the work costs, however busy the neighbours are."""
+
+    @property
+    def best(self) -> float:
+        """The round that the neighbours disturbed least."""
+        return min(self.seconds)
+
+    @property
+    def median(self) -> float:
+        """The ordinary round."""
+        return statistics.median(self.seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What a figure, or its ratio to the limit, should be."""
+
+    of: Literal["figure", "ratio"]
+    relation: Literal[">=", "<="]
+    value: float
+
+    def is_met(self, value: float) -> bool:
+        return value >= self.value if self.relation == ">=" else value <= self.value
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One line of the table."""
+
+    workload: str
+    figure: float
+    unit: str
+    against: str = ""
+    limit: float | None = None
+    goal: Goal | None = None
+    note: str = ""
+    samples: Mapping[str, Sequence[float]] = field(default_factory=dict)
+
+    @property
+    def ratio(self) -> float | None:
+        return self.figure / self.limit if self.limit else None
+
+    @property
+    def verdict(self) -> str:
+        value = self.ratio if self.goal and self.goal.of == "ratio" else self.figure
+        if self.goal is None or value is None:
+            return ""
+        return "pass" if self.goal.is_met(value) else "MISSED"
+
+
+def race(contestants: Mapping[str, Contestant], *, rounds: int) -> dict[str, Timings]:
+    """Time all contestants in every round, in an order that changes, and check what each of them returned."""
+    seconds: dict[str, list[float]] = {name: [] for name in contestants}
+    cpu: dict[str, list[float]] = {name: [] for name in contestants}
+    for _ in range(rounds):
+        for name in random.sample(list(contestants), len(contestants)):
+            contestant = contestants[name]
+            contestant.prepare()
+            started, cpu_started = time.perf_counter(), time.process_time()
+            result = contestant.run()
+            seconds[name].append(time.perf_counter() - started)
+            cpu[name].append(time.process_time() - cpu_started)
+            contestant.verify(result)
+    return {name: Timings(tuple(values), tuple(cpu[name])) for name, values in seconds.items()}
+
+
+def throughput(
+    workload: str, timings: Mapping[str, Timings], size_bytes: int, *, against: str = "", goal: Goal | None = None
+) -> Result:
+    """Return the GB/s of `workload` against the fastest contestant whose name starts with `against`.
+
+    The best rounds are compared: each side's least disturbed one. All samples go to the JSON file.
+    """
+    limits = {name: found for name, found in timings.items() if against and name.startswith(against)}
+    fastest = min(limits, key=lambda name: limits[name].best, default="")
+    gigabytes = size_bytes / 1e9
+    own = timings[workload]
+    paired = _paired_ratio(own, limits[fastest]) if fastest else ""
+    return Result(
+        workload,
+        gigabytes / own.best,
+        "GB/s",
+        fastest,
+        gigabytes / limits[fastest].best if fastest else None,
+        goal,
+        f"median {gigabytes / own.median:.2f} GB/s{paired}",
+        {name: found.seconds for name, found in (limits | {workload: own}).items()},
+    )
+
+
+def _paired_ratio(own: Timings, limit: Timings) -> str:
+    ratios = [theirs / ours for ours, theirs in zip(own.seconds, limit.seconds, strict=True)]
+    text = f", median of rounds {statistics.median(ratios):.2f}"
+    if own.cpu_seconds and limit.cpu_seconds:
+        text += f", by CPU time {min(limit.cpu_seconds) / min(own.cpu_seconds):.2f}"
+    return text
+
+
+def random_bytes(size_bytes: int, *, seed: int) -> memoryview:
+    """Return bytes that neither compress nor repeat, the same for the same seed."""
+    words = -(-size_bytes // 8)
+    values = np.random.Generator(np.random.SFC64(seed)).integers(0, 1 << 64, words, dtype=np.uint64)
+    return values.data.cast("B")[:size_bytes]
+
+
+def random_entries(size_bytes: int, count: int, *, seed: int) -> list[tuple[str, memoryview]]:
+    """Return `count` named entries of equal size."""
+    each = size_bytes // count
+    data = random_bytes(each * count, seed=seed)
+    return [(f"entry-{i:04}", data[i * each : (i + 1) * each]) for i in range(count)]
+
+
+def list_files(root: Path) -> list[Path]:
+    """Return every file below `root`."""
+    return sorted(path for path in root.rglob("*") if path.is_file())
+
+
+def count_bytes(root: Path) -> int:
+    """Return the size of all files below `root`."""
+    return sum(path.stat().st_size for path in list_files(root))
+
+
+def drop_pages(paths: Iterable[Path]) -> None:
+    """Take files out of the page cache; raises if they stay in it (a tmpfs, a map that somebody holds)."""
+    for path in paths:
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)  # dirty pages cannot be dropped
+            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(handle)
+        if resident := count_resident_bytes(path):
+            raise WrongResult(f"{resident} bytes of {path} are still in the page cache")
+
+
+def load_pages(paths: Iterable[Path]) -> None:
+    """Bring files into the page cache."""
+    for path in paths:
+        with path.open("rb", buffering=0) as file:
+            while file.read(8 << 20):
+                pass
+
+
+def count_resident_bytes(path: Path) -> int:
+    """Return how many bytes of a file are in the page cache, by mincore(2)."""
+    size = path.stat().st_size
+    if not size:
+        return 0
+    with path.open("rb") as file, mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as view:
+        pages = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
+        # An array over the map tells where it begins; it must be gone before the map is closed.
+        address = np.frombuffer(view, np.uint8).ctypes.data
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.mincore(ctypes.c_void_p(address), ctypes.c_size_t(size), pages):
+            raise OSError(ctypes.get_errno(), "mincore failed", str(path))
+    return min(int((np.frombuffer(bytes(pages), np.uint8) & 1).sum()) * mmap.PAGESIZE, size)
+
+
+def describe_machine(path: Path) -> dict[str, object]:
+    """Return what a reader must know to judge the figures."""
+    cpu = Path("/proc/cpuinfo").read_text(encoding="utf-8") if Path("/proc/cpuinfo").exists() else ""
+    models = [line.partition(":")[2].strip() for line in cpu.splitlines() if line.startswith("model name")]
+    return {
+        "cpu": models[0] if models else platform.processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "kernel": platform.release(),
+        "filesystem": PosixFiles().read_filesystem_type(str(path)),
+        "python": platform.python_version(),
+        "load": [round(value, 2) for value in os.getloadavg()],
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+def format_table(results: Sequence[Result]) -> str:
+    """Return all results as one table; a goal that was missed says so."""
+    head = ("workload", "figure", "against", "limit", "ratio", "goal", "", "note")
+    rows = [head, *(_format_row(result) for result in results)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
+
+
+def _format_row(result: Result) -> tuple[str, ...]:
+    goal = result.goal
+    return (
+        result.workload,
+        f"{_format_number(result.figure)} {result.unit}",
+        result.against,
+        "" if result.limit is None else f"{_format_number(result.limit)} {result.unit}",
+        "" if result.ratio is None else f"{result.ratio:.2f}",
+        f"{goal.of} {goal.relation} {goal.value:g}" if goal else "",
+        result.verdict,
+        result.note,
+    )
+
+
+def _format_number(value: float) -> str:
+    return f"{value:,.0f}" if value == int(value) or value >= 1000 else f"{value:.3g}"
+
+
+def write_json(path: Path, machine: Mapping[str, object], results: Sequence[Result]) -> None:
+    """Write everything that was measured, samples included."""
+    rows = [asdict(result) | {"ratio": result.ratio, "verdict": result.verdict} for result in results]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"machine": dict(machine), "results": rows}, indent=1) + "\n", encoding="utf-8")

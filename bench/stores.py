@@ -1,0 +1,95 @@
+"""The stores that benchmarks work on, and proof that what they hold is right."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from bench.measure import WrongResult, random_entries
+from holdfast.repo.check import Checker
+from holdfast.repo.reader import open_snapshot
+from holdfast.repo.repository import Repository, open_repository
+from holdfast.repo.snapshots import read_snapshot
+from holdfast.repo.source import BytesSource
+from holdfast.repo.writer import Request, SaveResult, save
+from holdfast.store.files import PosixFiles
+from holdfast.store.local import LocalStore
+
+Entries = Sequence[tuple[str, memoryview]]
+
+
+class CountingFiles(PosixFiles):
+    """The kernel's calls, the costly ones counted."""
+
+    def __init__(self) -> None:
+        self.syncs = 0
+
+    def sync_file(self, handle: int) -> None:
+        self.syncs += 1
+        super().sync_file(handle)
+
+    def sync_directory(self, path: str) -> None:
+        self.syncs += 1
+        super().sync_directory(path)
+
+
+def open_store(root: Path) -> Repository:
+    """Open the store at `root`; the first save makes it."""
+    return open_repository(LocalStore(root), create=True)
+
+
+def save_entries(repo: Repository, name: str, entries: Entries, *, verify_reuse: bool = True) -> SaveResult:
+    """Save entries as one snapshot."""
+    sources = [BytesSource(entry, data) for entry, data in entries]
+    return save(repo, Request(name, sources, verify_reuse=verify_reuse))
+
+
+def fill_store(root: Path, size_bytes: int, *, packs: int) -> None:
+    """Make a store of random bytes: one snapshot, and so one pack, after the other."""
+    repo = open_store(root)
+    for number in range(packs):
+        save_entries(repo, f"run/step-{number}", random_entries(size_bytes // packs, 8, seed=100 + number))
+
+
+def remove_store(root: Path) -> None:
+    """Remove a store, if it is there."""
+    shutil.rmtree(root, ignore_errors=True)
+
+
+def check_store(root: Path, *, read: bool) -> tuple[int, list[str]]:
+    """Check a store; return how many bytes were read and what was found."""
+    checker = Checker(LocalStore(root, read_only=True), read=read)
+    found = [finding.message for finding in checker.iter_findings()]
+    return checker.tally.bytes_read, found
+
+
+def verify_nothing_found(result: object, *, read_bytes: int) -> None:
+    """Raise unless a check read at least that much and found nothing."""
+    if not isinstance(result, tuple) or result[1] or result[0] < read_bytes:
+        raise WrongResult(f"check of an intact store of {read_bytes} bytes returned {str(result)[:500]}")
+
+
+def load_entries(repo: Repository, name: str) -> dict[str, bytearray]:
+    """Load every entry of a snapshot, verified."""
+    with open_snapshot(repo, read_snapshot(repo.store, name)) as reader:
+        return {entry: reader.read_entry(entry) for entry in reader.manifest.names}
+
+
+def verify_equal(result: object, *, entries: Entries) -> None:
+    """Raise unless exactly these entries were loaded."""
+    if not isinstance(result, dict) or list(result) != [name for name, _ in entries]:
+        raise WrongResult("the loaded entries are not those that were saved")
+    for name, data in entries:
+        if result[name] != data:
+            raise WrongResult(f"the loaded bytes of {name!r} are not those that were saved")
+
+
+def list_packs(root: Path) -> list[Path]:
+    """Return the pack files of a store."""
+    return sorted((root / "packs").iterdir())
+
+
+def sum_sizes(paths: Iterable[Path]) -> int:
+    """Return the size of all these files."""
+    return sum(path.stat().st_size for path in paths)

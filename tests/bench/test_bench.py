@@ -1,0 +1,136 @@
+"""The benchmarks run, and a contestant that is fast but wrong ends the run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from bench import bench_check, bench_save, measure
+from bench.bench_cli import verify_output
+from bench.measure import TINY, Contestant, Goal, Result, Timings, WrongResult, race, random_bytes
+from bench.stores import (
+    check_store,
+    fill_store,
+    list_packs,
+    load_entries,
+    open_store,
+    save_entries,
+    verify_equal,
+    verify_nothing_found,
+)
+
+
+def _damage(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.chmod(0o644)
+    path.write_bytes(data)
+
+
+def test_the_check_suite_measures_each_workload(tmp_path: Path) -> None:
+    results = bench_check.run(TINY, tmp_path)
+
+    assert {result.workload for result in results} == {
+        "check --read, in page cache",
+        "check --read, not in page cache",
+        "check",
+    }
+    assert all(result.figure > 0 for result in results)
+
+
+def test_the_save_suite_measures_each_workload(tmp_path: Path) -> None:
+    results = bench_save.run(TINY, tmp_path)
+
+    assert {result.unit for result in results} == {"GB/s", "%", "", "ms", "bytes"}
+    assert all(result.figure >= 0 for result in results)
+
+
+def test_a_check_that_finds_damage_ends_the_run(tmp_path: Path) -> None:
+    fill_store(tmp_path, 1 << 20, packs=1)
+    _damage(list_packs(tmp_path)[0])
+    contestant = Contestant(
+        partial(check_store, tmp_path, read=True), verify=partial(verify_nothing_found, read_bytes=1 << 20)
+    )
+
+    with pytest.raises(WrongResult, match="damaged"):
+        race({"check": contestant}, rounds=1)
+
+
+def test_a_check_that_reads_too_little_ends_the_run(tmp_path: Path) -> None:
+    fill_store(tmp_path, 1 << 20, packs=1)
+
+    with pytest.raises(WrongResult, match="1048576"):
+        verify_nothing_found(check_store(tmp_path, read=False), read_bytes=1 << 20)
+
+
+def test_a_load_of_other_bytes_ends_the_run(tmp_path: Path) -> None:
+    entries = [("a", random_bytes(5000, seed=1)), ("b", random_bytes(5000, seed=2))]
+    save_entries(open_store(tmp_path), "name", entries)
+    changed = [entries[0], ("b", random_bytes(5000, seed=3))]
+    contestant = Contestant(
+        lambda: load_entries(open_store(tmp_path), "name"), verify=partial(verify_equal, entries=changed)
+    )
+
+    verify_equal(load_entries(open_store(tmp_path), "name"), entries=entries)
+    with pytest.raises(WrongResult, match="'b'"):
+        race({"load": contestant}, rounds=1)
+
+
+@pytest.mark.parametrize(
+    ("code", "output"), [(1, b"run/step-9"), (0, b"something else")], ids=["failed", "said something else"]
+)
+def test_a_command_that_goes_wrong_ends_the_run(code: int, output: bytes) -> None:
+    with pytest.raises(WrongResult):
+        verify_output(subprocess.CompletedProcess(["holdfast"], code, output, b""), expected="run/step-9")
+
+
+def test_pages_that_were_dropped_are_out_of_the_cache(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(1 << 20))
+    assert measure.count_resident_bytes(path) == 1 << 20
+    try:
+        measure.drop_pages([path])
+    except WrongResult:
+        pytest.skip("this filesystem lives in memory")
+
+    assert measure.count_resident_bytes(path) == 0
+
+
+@pytest.mark.parametrize(
+    ("goal", "verdict"),
+    [
+        (Goal("ratio", ">=", 0.5), "pass"),
+        (Goal("ratio", ">=", 0.6), "MISSED"),
+        (Goal("figure", "<=", 1), "pass"),
+        (Goal("figure", "<=", 0.9), "MISSED"),
+        (None, ""),
+    ],
+)
+def test_a_goal_that_is_missed_is_said(goal: Goal | None, verdict: str) -> None:
+    result = Result("work", 1.0, "GB/s", "limit", 2.0, goal)
+
+    assert result.verdict == verdict
+    assert verdict in measure.format_table([result])
+
+
+def test_a_throughput_is_compared_with_the_fastest_peer() -> None:
+    timings = {"own": Timings((2.0, 3.0)), "raw, 1": Timings((4.0, 2.0)), "raw, 2": Timings((1.0, 5.0))}
+
+    result = measure.throughput("own", timings, 10**9, against="raw")
+
+    assert (result.against, result.figure, result.limit) == ("raw, 2", 0.5, 1.0)
+
+
+def test_the_json_file_holds_samples_and_verdicts(tmp_path: Path) -> None:
+    result = Result("work", 1.0, "ms", goal=Goal("figure", "<=", 2), samples={"work": (0.001,)})
+
+    measure.write_json(tmp_path / "new" / "out.json", {"cores": 2}, [result])
+
+    written = json.loads((tmp_path / "new" / "out.json").read_text())
+    assert written["machine"] == {"cores": 2}
+    assert written["results"][0]["verdict"] == "pass"
+    assert written["results"][0]["samples"] == {"work": [0.001]}

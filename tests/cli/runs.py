@@ -1,0 +1,70 @@
+"""Run the command line inside this process, and tell whether a store has changed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.cli.main import main
+
+
+@dataclass(frozen=True)
+class Ran:
+    """How one command ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """What it printed, parsed."""
+        return json.loads(self.out)
+
+
+class Cli:
+    """Runs commands in a directory of its own, which holds a store `ckpts` and files in `data`."""
+
+    def __init__(self, folder: Path, capture: pytest.CaptureFixture[bytes]) -> None:
+        self.folder = folder
+        self.store = folder / "ckpts"
+        self._capture = capture
+
+    def __call__(self, *words: str) -> Ran:
+        """Run one command on the store."""
+        return self.bare("-s", str(self.store), *words)
+
+    def bare(self, *words: str) -> Ran:
+        """Run one command as it is."""
+        self._capture.readouterr()
+        code = main(words)
+        out, err = self._capture.readouterr()
+        return Ran(code, out.decode(), err.decode())
+
+    def ok(self, *words: str) -> str:
+        """Run a command that must succeed in silence, and return what it printed."""
+        ran = self(*words)
+        assert (ran.code, ran.err) == (0, "")
+        return ran.out
+
+    def find(self, prefix: str) -> Path:
+        """Return the only object below a prefix."""
+        (path,) = [path for path in (self.store / prefix).iterdir() if not path.name.startswith(".")]
+        return path
+
+
+def digest_tree(top: Path) -> str:
+    """Return a digest of every name, mode, link and byte below `top`."""
+    hasher = hashlib.sha256()
+    for path in sorted(top.rglob("*")):
+        status = path.lstat()
+        content = os.readlink(path).encode() if path.is_symlink() else path.read_bytes() if path.is_file() else b""
+        fact = f"{path.relative_to(top)} {status.st_mode} {status.st_mtime_ns if path.is_file() else 0} {len(content)} "
+        hasher.update(fact.encode(errors="surrogateescape") + content)
+    return hasher.hexdigest()

@@ -1,0 +1,223 @@
+"""show, put, get and cat."""
+
+from __future__ import annotations
+
+import os
+import re
+
+import pytest
+
+from tests.cli.runs import Cli, digest_tree
+
+
+@pytest.fixture
+def saved(cli: Cli) -> Cli:
+    """One snapshot with metadata, and one that reuses its bytes."""
+    cli.ok("put", "first", "data", "--meta", "epoch=3")
+    cli.ok("put", "second", "data/")
+    return cli
+
+
+# --- put
+
+
+def test_put_says_what_was_stored_and_what_was_there(cli: Cli) -> None:
+    first = cli.ok("put", "first", "data")
+    again = cli.ok("put", "first", "data")
+    second = cli.ok("put", "second", "data")
+
+    assert re.fullmatch(
+        r"saved first: 3 files, 2\.4 MiB \(2\.4 MiB new, 0 B reused\) in \d+\.\d\d s; digest [0-9a-f]{12}\n", first
+    )
+    assert again == "first: 3 files, 2.4 MiB; it held exactly this already, nothing was written\n"
+    assert "(20 B new, 2.4 MiB reused)" in second
+
+
+def test_put_overwrites_if_told(saved: Cli) -> None:
+    saved.ok("put", "first", "data/sub", "--overwrite")
+
+    assert saved("show", "first", "--json").json["generation"] == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (
+            ["put", "first", "data/sub"],
+            "'first' is in use and holds other content; nothing was written. Choose another",
+        ),
+        (["put", "first", "data"], "'first' is in use"),  # without its metadata it is not the same
+        (["put", "x", "data/nothing"], "data/nothing: No such file or directory"),
+        (["put", "x", "data/config.json", "data/config.json"], "would both be the entry 'config.json'"),
+        (["put", "x", "data", "--meta", "epoch"], "--meta 'epoch' is not of the form KEY=VALUE"),
+        (["put", "x", "data", "--meta", "=3"], "is not of the form KEY=VALUE"),
+        (["put", "x", "data", "--meta", "a=1", "--meta", "a=2"], "gives the key 'a' twice"),
+        (["put", "../x", "data"], "snapshot name '../x' is refused"),
+        (["put", "x", "."], ". holds the store"),
+        (["put", "x", "ckpts/packs"], "ckpts/packs lies inside the store"),
+        (["put", "x", "void/"], "there are no files in void/; nothing was saved"),
+    ],
+)
+def test_put_refuses(saved: Cli, words: list[str], reason: str) -> None:
+    (saved.folder / "void").mkdir()
+    before = digest_tree(saved.folder)
+
+    ran = saved(*words)
+
+    assert (ran.code, ran.out) == (2, "")
+    assert reason in ran.err
+    assert ran.err.startswith("holdfast: ")
+    assert ran.err.count("\n") == 1
+    assert digest_tree(saved.folder) == before
+
+
+# --- show
+
+
+def test_show_prints_record_entries_and_packs(saved: Cli) -> None:
+    text = re.sub(r"[0-9a-f]{24}-[0-9a-f]{16}", "<id>".ljust(41), saved.ok("show", "first"))
+
+    record, entries, packs = text.split("\n\n")
+    assert [line.split()[0] for line in record.splitlines()] == [
+        "name", "tags", "saved", "digest", "size", "entries", "manifest", "generation", "meta",
+    ]  # fmt: skip
+    assert "size        2.4 MiB (2500020 bytes)" in record
+    assert "entries     3 in 5 chunks" in record
+    assert "meta epoch  3" in record
+    assert entries == (
+        "ENTRY             KIND     SIZE  CHUNKS      NEW  INLINE\n"
+        "data/config.json  file     10 B       1      0 B    10 B\n"
+        "data/model.bin    file  2.4 MiB       3  2.4 MiB     0 B\n"
+        "data/sub/run.sh   file     10 B       1      0 B    10 B"
+    )
+    assert packs.splitlines()[1] == "<id>".ljust(41) + "       3  2.4 MiB  2.4 MiB"
+
+
+def test_show_tells_reused_from_new(saved: Cli) -> None:
+    entries = saved("show", "second", "--json").json["content"]
+
+    assert [(entry["name"], entry["bytes"], entry["new_bytes"], entry["inline_bytes"]) for entry in entries] == [
+        ("config.json", 10, 0, 10),
+        ("model.bin", 2_500_000, 0, 0),
+        ("sub/run.sh", 10, 0, 10),
+    ]
+
+
+def test_show_as_json_is_complete(saved: Cli) -> None:
+    found = saved("show", "first", "--json").json
+
+    assert found["metadata"] == {"epoch": "3"}
+    assert found["manifest"]["id"] == saved("show", "first", "--json").json["manifest"]["id"]
+    script = found["content"][2]
+    assert (script["kind"], script["spec"]) == ("file", {"type": "file", "executable": True})
+    assert list(script["note"]) == ["mtime_ns"]
+    (pack,) = found["packs"]
+    assert (pack["chunks"], pack["used_bytes"]) == (3, 2_500_000)
+    assert pack["file_bytes"] == saved.find("packs").stat().st_size
+    assert [chunk["pack"] for chunk in found["content"][1]["chunks"]] == [pack["id"]] * 3
+
+
+def test_show_lists_chunks(saved: Cli) -> None:
+    chunks = saved.ok("show", "first", "--chunks").split("\n\n")[2].splitlines()
+
+    assert chunks[0].split() == ["ENTRY", "START", "BYTES", "DIGEST", "PACK", "OFFSET"]
+    assert [line.split()[:3] for line in chunks[2:5]] == [
+        ["data/model.bin", "0", "1048576"],
+        ["data/model.bin", "1048576", "1048576"],
+        ["data/model.bin", "2097152", "402848"],
+    ]
+    assert chunks[1].split()[4:] == ["inline", "-"]
+
+
+def test_show_notices_a_missing_pack(saved: Cli) -> None:
+    pack = saved.find("packs")
+    pack.unlink()
+
+    ran = saved("show", "first")
+
+    assert ran.code == 1
+    assert ran.out.endswith("missing\n")
+    assert ran.err == f"holdfast: pack {pack.name} is missing; run `holdfast check` to see what is lost\n"
+
+
+@pytest.mark.parametrize("verb", [["show", "frist"], ["get", "frist", "out"], ["cat", "frist", "x"]])
+def test_a_missing_name_suggests_close_ones(saved: Cli, verb: list[str]) -> None:
+    ran = saved(*verb)
+
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err == f"holdfast: no snapshot or tag 'frist' in {saved.store}; did you mean 'first'?\n"
+
+
+def test_a_name_like_no_other_points_to_ls(saved: Cli) -> None:
+    assert "`holdfast ls` lists what is there" in saved("show", "qqqqqq").err
+
+
+# --- get
+
+
+def test_get_restores_files(saved: Cli) -> None:
+    out = saved.ok("get", "second", "out")
+
+    assert re.fullmatch(r"wrote 3 files, 2\.4 MiB to out in \d+\.\d\d s\n", out)
+    assert digest_tree(saved.folder / "out") == digest_tree(saved.folder / "data")
+    assert os.access("out/sub/run.sh", os.X_OK)
+
+
+def test_get_takes_a_tag_and_a_glob(saved: Cli) -> None:
+    saved.ok("tag", "best", "second")
+
+    saved.ok("get", "best", "out", "--only", "*.json")
+
+    assert os.listdir("out") == ["config.json"]
+
+
+def test_get_names_what_is_in_the_way_unless_it_may_replace_it(saved: Cli) -> None:
+    saved.ok("get", "second", "out")
+    (saved.folder / "out/config.json").write_text("mine")
+    before = digest_tree(saved.folder)
+
+    ran = saved("get", "second", "out", "--only", "*n")
+
+    assert (ran.code, ran.out) == (2, "")
+    assert f"2 of 2 files are there already in {saved.folder}/out: config.json, model.bin. Nothing" in ran.err
+    assert digest_tree(saved.folder) == before
+    saved.ok("get", "second", "out", "--overwrite")
+    assert digest_tree(saved.folder / "out") == digest_tree(saved.folder / "data")
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["get", "first", "ckpts"], "ckpts lies inside the store"),
+        (["get", "first", "ckpts/packs/new"], "lies inside the store"),
+        (["get", "first", "out", "--only", "*.pt"], "no entry of 'first' matches '*.pt'"),
+        (["get", "first", "data/config.json"], "data/config.json: Not a directory"),
+        (["cat", "first", "config.json"], "no entry 'config.json' in 'first'; `holdfast show first` lists them"),
+    ],
+)
+def test_reading_refuses(saved: Cli, words: list[str], reason: str) -> None:
+    before = digest_tree(saved.folder)
+
+    ran = saved(*words)
+
+    assert (ran.code, ran.out) == (2, "")
+    assert reason in ran.err
+    assert digest_tree(saved.folder) == before
+
+
+# --- cat
+
+
+def test_cat_writes_the_bytes(saved: Cli) -> None:
+    assert saved.ok("cat", "first", "data/config.json") == '{"lr": 1}\n'
+
+
+def test_reading_verbs_write_nothing(saved: Cli) -> None:
+    before = digest_tree(saved.store)
+
+    for words in (["ls"], ["show", "first"], ["get", "first", "out"], ["cat", "first", "data/config.json"]):
+        saved.ok(*words)
+    saved("tag")
+    saved.ok("check", "--read")
+
+    assert digest_tree(saved.store) == before

@@ -1,0 +1,178 @@
+"""check and doctor."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from holdfast.cli import doctor
+from holdfast.store.probe import Place, probe_place
+from tests.cli.runs import Cli, digest_tree
+
+
+@pytest.fixture
+def saved(cli: Cli) -> Cli:
+    """A store with one snapshot."""
+    cli.ok("put", "snap", "data/")
+    return cli
+
+
+def _flip(path: Path, position: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1
+    path.write_bytes(data)
+
+
+# --- check
+
+
+def test_a_sound_store_has_nothing_to_report(saved: Cli) -> None:
+    looked = "checked 1 snapshot, 1 manifest, 1 pack, 3 chunks"
+    assert saved.ok("check") == f"{looked} (structure only; --read reads every byte): nothing to report\n"
+    assert re.fullmatch(
+        rf"{looked} \(2\.4 MiB read\): nothing to report\n",
+        saved.ok("check", "--read"),
+    )
+
+
+def test_notes_alone_are_fine(saved: Cli) -> None:
+    saved.ok("rm", "snap", "--yes")
+
+    out = saved.ok("check")
+
+    assert re.search(r"^note: no snapshot uses manifests/\S+ \(\d+ bytes\) \[manifest-unused\]$", out, re.MULTILINE)
+    assert "    garbage collection removes it\n" in out
+    assert out.endswith(": 2 notes\n")
+
+
+def test_a_flipped_bit_is_found_by_reading(saved: Cli) -> None:
+    _flip(saved.find("packs"), 1_500_000)
+    before = digest_tree(saved.store)
+
+    assert saved("check").code == 0
+    ran = saved("check", "--read")
+
+    assert (ran.code, ran.err) == (1, "")
+    assert "error: snapshot 'snap', entry 'model.bin': chunk" in ran.out
+    assert "[chunk-lost]" in ran.out
+    assert re.search(r"1 error, 1 warning\n$", ran.out)
+    assert digest_tree(saved.store) == before
+
+
+def test_check_as_json(saved: Cli) -> None:
+    saved.find("packs").unlink()
+
+    ran = saved("check", "--json")
+
+    assert ran.code == 1
+    assert {finding["code"] for finding in ran.json["findings"]} == {"chunk-lost"}
+    assert {finding["entry"] for finding in ran.json["findings"]} == {"model.bin"}
+    assert ran.json["checked"]["snapshots"] == 1
+
+
+@pytest.mark.parametrize("damage", [lambda path: _flip(path, -5), lambda path: path.unlink()])
+def test_check_works_without_a_config(saved: Cli, damage: Callable[[Path], None]) -> None:
+    damage(saved.find("config"))
+
+    ran = saved("check", "--read")
+
+    assert ran.code == 1
+    assert "error: " in ran.out
+    assert "config" in ran.out
+
+
+@pytest.mark.parametrize("verb", ["check", "doctor"])
+def test_an_empty_place_is_no_store(empty: Cli, verb: str) -> None:
+    (empty.folder / "void").mkdir()
+
+    for place in ("void", "nowhere"):
+        ran = empty.bare("-s", place, verb)
+        path = empty.folder / place
+        assert (ran.code, ran.out) == (2, "")
+        assert ran.err == f"holdfast: {path} holds no store; make one with `holdfast -s {path} init`\n"
+    assert not (empty.folder / "nowhere").exists()
+
+
+# --- doctor
+
+
+def test_doctor_says_how_the_place_is(saved: Cli) -> None:
+    before = digest_tree(saved.store)
+
+    ran = saved("doctor")
+
+    assert (ran.code, ran.err) == (0, "")
+    lines = ran.out.splitlines()
+    assert lines[0] == f"store {saved.store}"
+    assert re.fullmatch(r"ok       format 0\.0, store id [0-9a-f]{32}; this Holdfast reads and writes it", lines[1])
+    assert "ok       hard links work: two writers cannot overwrite each other" in lines
+    assert "ok       1 snapshot, 0 tags, 1 pack of 2.4 MiB together, 1 manifest" in lines
+    assert {line.split()[0] for line in lines[1:]} <= {"ok", "note"}
+    assert digest_tree(saved.store) == before
+
+
+def test_doctor_as_json(saved: Cli) -> None:
+    found = saved("doctor", "--json").json
+
+    assert found["place"]["path"] == str(saved.store)
+    assert found["place"]["hard_links"] is True
+    assert found["counts"]["snapshots"] == 1
+    assert {verdict["topic"] for verdict in found["verdicts"]} >= {"format", "filesystem", "room", "exclusive", "sync"}
+
+
+@pytest.mark.parametrize(
+    ("change", "verdict"),
+    [
+        ({"network": True, "filesystem": "nfs4"}, "note     the filesystem is nfs4, which other hosts may share"),
+        ({"durable": False, "filesystem": "tmpfs"}, "warning  tmpfs is lost on reboot"),
+        ({"free_bytes": 999}, "warning  only 999 B are free"),
+        (
+            {"writable": False, "refusal": "Read-only file system"},
+            "note     the directory cannot be written (Read-only",
+        ),
+        ({"hard_links": False}, "ok       there are no hard links, but rename without replacement works"),
+        (
+            {"hard_links": False, "rename_noreplace": False},
+            "warning  neither hard links nor rename without replacement",
+        ),
+        ({"sync_ms": 80.0}, "note     making a small write durable takes 80.0 ms"),
+        ({"direct_io": False}, "note     direct I/O does not work here"),
+        ({"case_sensitive": False}, "ok       names are not case-sensitive"),
+    ],
+)
+def test_doctor_judges(saved: Cli, monkeypatch: pytest.MonkeyPatch, change: dict[str, object], verdict: str) -> None:
+    def probe(path: str) -> Place:
+        return replace(probe_place(path), **change)  # type: ignore[arg-type]  # the table above names real fields
+
+    monkeypatch.setattr(doctor, "probe_place", probe)
+
+    ran = saved("doctor")
+
+    assert verdict in ran.out
+    assert ran.code == (1 if verdict.startswith("warning") else 0)
+
+
+def test_doctor_looks_at_a_store_whose_config_is_damaged(saved: Cli) -> None:
+    _flip(saved.find("config"), -5)
+
+    ran = saved("doctor")
+
+    assert ran.code == 1
+    assert "error    the config cannot be believed: record config/00000000 is damaged" in ran.out
+    assert "hard links work" in ran.out
+
+
+def test_doctor_points_out_foreign_objects_and_damage(saved: Cli) -> None:
+    (saved.store / "zebra").mkdir()
+    (saved.store / "zebra/stripe").touch()
+    _flip(saved.find("snapshots"), -5)
+
+    ran = saved("doctor")
+
+    assert ran.code == 1
+    assert "warning  zebra/stripe is not part of the format" in ran.out
+    assert "error    1 damaged name: run `holdfast check`" in ran.out

@@ -1,0 +1,125 @@
+"""Which store is meant, how a run ends, and what help says."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast import __version__
+from holdfast.cli import names
+from holdfast.cli.main import build_parser
+from tests.cli.runs import Cli
+
+VERBS = ["init", "ls", "show", "put", "get", "cat", "tag", "rm", "check", "doctor"]
+
+
+def _find_store(cli: Cli, *words: str) -> str:
+    return str(cli.bare(*words, "ls", "--json").json["store"])
+
+
+def test_the_option_wins_over_the_environment_and_that_over_the_directory(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b"):
+        cli.bare("init", name)
+    monkeypatch.chdir(cli.store / "config")
+    a, b = (str(cli.folder / name) for name in ("a", "b"))
+
+    assert _find_store(cli) == str(cli.store)
+    monkeypatch.setenv("HOLDFAST_STORE", a)
+    assert _find_store(cli) == a
+    assert _find_store(cli, "-s", b) == b
+    assert _find_store(cli, "--store", f"file://{b}") == b
+    monkeypatch.setenv("HOLDFAST_STORE", "")
+    assert _find_store(cli) == str(cli.store)
+
+
+def test_a_tilde_means_home(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(cli.folder))
+    monkeypatch.setenv("HOLDFAST_STORE", "~/ckpts")
+
+    assert _find_store(cli) == str(cli.store)
+
+
+def test_no_verb_prints_help_and_exits_with_2(empty: Cli) -> None:
+    ran = empty.bare()
+
+    assert ran.code == 2
+    assert ran.out.startswith("usage: holdfast [-h] [-s STORE]")
+
+
+def _exit(cli: Cli, capture: pytest.CaptureFixture[bytes], *words: str) -> tuple[object, str]:
+    with pytest.raises(SystemExit) as caught:
+        cli.bare(*words)
+    out, err = capture.readouterr()
+    return caught.value.code, (out + err).decode()
+
+
+def test_version(empty: Cli, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    assert _exit(empty, capsysbinary, "--version") == (0, f"holdfast {__version__}\n")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_help_with_an_example(empty: Cli, verb: str, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    code, text = _exit(empty, capsysbinary, verb, "--help")
+
+    assert code == 0
+    assert f"\nExample:\n\n    holdfast {verb}" in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_the_verbs_are_these() -> None:
+    assert build_parser().format_usage() == "usage: holdfast [-h] [-s STORE] [--debug] [--version] VERB ...\n"
+    help_text = build_parser().format_help()
+    assert [line.split()[0] for line in help_text.partition("  VERB\n")[2].partition("\n\n")[0].splitlines()] == VERBS
+
+
+@pytest.mark.parametrize(
+    "words", [["frob"], ["ls", "--jso"], ["show"], ["put", "x"], ["get", "x"], ["rm"], ["ls", "a", "b"], ["--frob"]]
+)
+def test_bad_usage_exits_with_2(empty: Cli, words: list[str], capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    code, text = _exit(empty, capsysbinary, *words)
+
+    assert code == 2
+    assert text.startswith("usage: holdfast")
+
+
+def test_debug_shows_the_traceback(empty: Cli) -> None:
+    ran = empty.bare("--debug", "-s", "nowhere", "ls")
+
+    assert ran.code == 2
+    assert ran.err.startswith("Traceback")
+    assert ran.err.splitlines()[-1].startswith("holdfast: ")
+
+
+def test_an_interrupt_ends_with_130(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(names, "run_ls", interrupt)
+
+    ran = cli("ls")
+
+    assert (ran.code, ran.out, ran.err) == (130, "", "holdfast: interrupted\n")
+
+
+def test_a_bug_does_not_pass_for_findings(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> int:
+        raise ZeroDivisionError("oops")
+
+    monkeypatch.setattr(names, "run_ls", fail)
+
+    ran = cli("ls")
+
+    assert ran.code == 2
+    assert "Traceback" in ran.err
+    assert ran.err.splitlines()[-1] == (
+        "holdfast: ZeroDivisionError: oops (this is a bug in Holdfast; please report it)"
+    )
+
+
+def test_an_error_of_many_lines_is_one_line(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = cli("show", "a\nb\x1b[31m")
+
+    assert ran.code == 2
+    assert ran.err.count("\n") == 1
+    assert "\x1b" not in ran.err

@@ -1,0 +1,53 @@
+"""A filesystem call fails: what was not seen to be durable is never called saved, and the next save works."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from holdfast.errors import CommitUnknown, StoreError
+from holdfast.store.local import LocalStore
+from tests.faults.disk_scenario import ROOT, WORK, Work, find_wrong, open_disk, prepared_disk
+from tests.faults.scenario import State, read_state
+from tests.faults.troubled_files import Trouble, TroubledFiles
+
+
+def rehearse(work: Work) -> tuple[State, State, int]:
+    disk = prepared_disk(work)
+    old = read_state(open_disk(disk))
+    files = TroubledFiles(disk)
+    work.act(LocalStore(ROOT, files=files))
+    return old, read_state(open_disk(disk)), files.mutations
+
+
+@pytest.mark.parametrize("trouble", [Trouble.FAILS, Trouble.LIES], ids=lambda trouble: trouble.name.lower())
+@pytest.mark.parametrize("work", WORK, ids=str)
+def test_a_call_that_fails_leaves_the_old_or_the_new_state_and_what_returned_is_durable(
+    work: Work, trouble: Trouble
+) -> None:
+    old, new, mutations = rehearse(work)
+    blank = [State(is_store=True)] if not old.is_store else []
+    wrong = []
+    for at in range(1, mutations + 1):
+        disk = prepared_disk(work)
+        files = TroubledFiles(disk, at=at, trouble=trouble)
+        what = f"{trouble.name} at call {at}"
+        try:
+            work.act(LocalStore(ROOT, files=files))
+            allowed = [new]
+            # An fsync that failed may have dropped the bytes: no second one can mend that.
+            if files.met.startswith("sync"):
+                wrong.append(f"{what}, {files.met} failed and was passed over")
+        except CommitUnknown:
+            allowed = [old, new, *blank]
+        except StoreError as error:
+            # Making a store has no name that could be in doubt: its error may come when it is there already.
+            allowed = [new, old] if str(work) == "init" else [old, *blank]
+            if error.errno != errno.EIO and not isinstance(error.__cause__, StoreError):
+                wrong.append(f"{what}, {files.met}: the error hides its cause: {error}")
+        if read_state(open_disk(disk)) not in allowed:
+            wrong.append(f"{what}, {files.met}: the state is {read_state(open_disk(disk))}")
+        wrong += [f"{what}, {files.met}, then power is lost: {why}" for why in find_wrong(disk.power_loss(), allowed)]
+        assert disk.open_handles == 0, what
+    assert wrong == []

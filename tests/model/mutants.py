@@ -1,0 +1,80 @@
+"""The mutants: each breaks one rule, and names the scene that shows it and the invariant that falls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from tests.model.world import Rules
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One rule broken."""
+
+    title: str
+    rules: Rules
+    scene: str
+    breaks: str
+
+
+MUTANTS: Final = (
+    Mutant("marks are listed before the lease is taken", Rules(lists_marks="before lease"), "first save, collector", "I1"),
+    Mutant("marks are not checked again", Rules(rechecks_marks=False), "first save, collector", "I7"),
+    Mutant("the lease is not renewed before the commit", Rules(renews=False), "first save, collector", "I7"),
+    Mutant("a fence is not noticed at the release", Rules(release="ignore"), "first save, collector", "I1"),
+    Mutant("the snapshot comes before its manifest", Rules(commits_last=False), "first save, collector", "I1"),
+    Mutant("files are named by their content", Rules(random_names=False), "first save, collector", "I1"),
+    Mutant("leases are listed before the mark", Rules(lists_leases="before mark"), "first save, collector", "I1"),
+    Mutant("nobody is waited for", Rules(waits=False), "first save, collector", "I1"),
+    Mutant("the live set is older than the wait", Rules(live_set="before waiting"), "first save, collector", "I1"),
+    Mutant("files of live leases are marked", Rules(spares_live_leases=False), "first save, collector", "I8"),
+    Mutant("the mark goes before the files", Rules(mark_ends="before deletes"), "first save, collector", "I1"),
+    Mutant("the mark goes though a file stays", Rules(mark_ends="after deletes"), "overwrite, two collectors", "I1"),
+    Mutant(
+        "lease files go during life and a fence is not looked at again",
+        Rules(trims_lease=True, relists_fence=False),
+        "save of many renewals, collector",
+        "I1",
+    ),
+    Mutant("a superseded record is no root", Rules(keeps_superseded="never"), "overwrite, two collectors", "I1"),
+    Mutant(
+        "a superseded record is a root until the lease after it has ended",
+        Rules(keeps_superseded="until ended"),
+        "overwrite, two collectors",
+        "I1",
+    ),
+    Mutant(
+        "a superseded record is a root until its successor is fenced and complete",
+        Rules(keeps_superseded="until ended and complete", mark_ends="after deletes"),
+        "overwrite, collector, another collector",
+        "I1",
+    ),
+    Mutant(
+        "a superseded record is a root while its successor is incomplete",
+        Rules(keeps_superseded="until ended and complete"),
+        "overwrite, collector",
+        "I4",
+    ),
+    Mutant(
+        "a withdrawal restores what was there, whatever it is",
+        Rules(restores="newest"),
+        "overwrite of a doomed save, two collectors",
+        "I1",
+    ),
+    Mutant(
+        "a sweep reads leases before records",
+        Rules(sweep_reads="leases first"),
+        "overwrite beside a mark on what it replaces, two collectors",
+        "I1",
+    ),
+    Mutant("a fenced lease is removed", Rules(removes_fenced=True), "overwrite, collector", "I1"),
+    Mutant(
+        "a tombstone goes while no lease is alive",
+        Rules(tombstones="no live lease"),
+        "two first saves after a delete, purger",
+        "I3",
+    ),
+    Mutant("a tombstone goes at once", Rules(tombstones="at once"), "two first saves after a delete, purger", "I3"),
+    Mutant("dead records go highest first", Rules(purges="highest first"), "delete, first save, collector", "I2"),
+)

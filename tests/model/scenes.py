@@ -1,0 +1,107 @@
+"""The scenes: small casts that together cover saves, overwrites, repacks, deletes, collectors and fences."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.model.collector import Collect
+from tests.model.explore import OLD_FILES, Scene
+from tests.model.world import Mark, Record
+from tests.model.writer import Delete, Save, Writer
+
+OLD: Final = Record(0, -1, True, manifest="m:old:0", packs=frozenset(["p:old:a"]), content="a")
+TOMBSTONE: Final = Record(1, -1, is_live=False)
+ORPHAN: Final = frozenset(["p:old:b"])
+"""A pack that no snapshot needs, and that a save may find and reuse."""
+
+FULL: Final = frozenset(["m:old:0", "p:old:ab"])
+MOSTLY_DEAD: Final = OLD._replace(packs=frozenset(["p:old:ab"]))
+REPACK: Final = Save("repack", avoid=frozenset(["p:old:ab"]))
+
+# A save that was fenced, lost the orphan to a collector, committed all the same, and has not looked yet.
+DOOMED: Final = Record(1, 0, True, 0, "m:0:0", ORPHAN, "b")
+DOOMED_WRITER: Final = Writer("release", 1, None, (OLD,), content="b", packs=ORPHAN, manifest=0, lease_generation=1)
+FENCED: Final = ((0, "live"), (1, "live"), (2, "fenced"))
+
+SCENES: Final = {
+    scene.title: scene
+    for scene in (
+        Scene("first save, collector", (Save("first"), Collect(purges=True))),
+        Scene("first save that forgets, collector", (Save("first", content="ab", forgets=True, keeps_alive=1), Collect())),
+        Scene("two first saves, collector", (Save("first"), Save("first", content="b"), Collect())),
+        Scene(
+            "overwrite, collector",
+            (Save("overwrite", content="ab"), Collect(purges=True)),
+            OLD_FILES | ORPHAN,
+            ((OLD,),),
+        ),
+        Scene(
+            "overwrite, two collectors",
+            (Save("overwrite", content="b"), Collect(), Collect(adopts=True)),
+            OLD_FILES | ORPHAN,
+            ((OLD,),),
+        ),
+        Scene(
+            "two overwrites, collector",
+            (Save("overwrite", content="b"), Save("overwrite", content="ab"), Collect(purges=True)),
+            OLD_FILES | ORPHAN,
+            ((OLD,),),
+        ),
+        Scene(
+            "overwrite of a doomed save, collector",
+            (Save("overwrite", content="b"), Save("overwrite", content="c"), Collect(purges=True)),
+            OLD_FILES | {"m:0:0", "p:old:c"},
+            ((OLD, DOOMED),),
+            under_way=((0, DOOMED_WRITER, FENCED),),
+        ),
+        Scene(
+            "overwrite of a save whose pack is marked, two collectors",
+            (Save("overwrite", content="b"), Save("overwrite", content="c"), Collect(adopts=True), Collect()),
+            OLD_FILES | ORPHAN | {"m:0:0", "p:old:c"},
+            ((OLD, DOOMED),),
+            frozenset([Mark(9, ORPHAN)]),
+            under_way=((0, DOOMED_WRITER, FENCED[:2]),),
+        ),
+        Scene(
+            "save of many renewals, collector",
+            (Save("first", content="ab", keeps_alive=2), Collect(expires=True)),
+        ),
+        Scene(
+            "overwrite beside a mark on what it replaces, two collectors",
+            (Save("overwrite", content="b"), Collect(adopts=True), Collect()),
+            OLD_FILES | ORPHAN,
+            ((OLD,),),
+            frozenset([Mark(9, frozenset(["p:old:a"]), frozenset())]),
+        ),
+        Scene(
+            "repack, overwrite, collector",
+            (REPACK, Save("overwrite", content="ab"), Collect()),
+            FULL,
+            ((MOSTLY_DEAD,),),
+        ),
+        Scene("delete, first save, collector", (Delete(), Save("first"), Collect(purges=True)), names=((OLD,),)),
+        Scene(
+            "two first saves after a delete, purger",
+            (Save("first"), Save("first", content="b"), Collect(sweeps=False, purges=True)),
+            OLD_FILES,
+            ((OLD, TOMBSTONE),),
+        ),
+        Scene(
+            "delete, save under another name, collector",
+            (Delete(0), Save("first", 1, "a"), Collect(purges=True)),
+            names=((OLD,), ()),
+        ),
+    )
+}
+
+SLOW_SCENES: Final = {
+    scene.title: scene
+    for scene in (
+        Scene(
+            "overwrite, repack, two collectors",
+            (Save("overwrite", content="b"), REPACK, Collect(), Collect(adopts=True, purges=True)),
+            FULL,
+            ((MOSTLY_DEAD,),),
+        ),
+    )
+}

@@ -1,0 +1,339 @@
+"""The actors that change names: a save (first, overwriting or repacking) and a delete, one store operation a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import product
+from typing import Final, Literal, NamedTuple
+
+from tests.model.world import (
+    WITHDRAWER,
+    Ident,
+    Record,
+    Rules,
+    Steps,
+    World,
+    add_lease,
+    chunks_of,
+    create_record,
+    has_generation,
+    lease_state,
+    list_marked,
+    move,
+    newest,
+    owner_of,
+    set_lease,
+    walk_unsettled,
+)
+
+EMPTY: Final[frozenset[str]] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """What a writer is asked to do."""
+
+    kind: Literal["first", "overwrite", "repack"]
+    name: int = 0
+    content: str = "a"
+    """Its chunks; a repack keeps those that it finds."""
+    avoid: frozenset[str] = EMPTY
+    """Packs that it is to get rid of."""
+    keeps_alive: int = 0
+    """How often it renews its lease while it writes."""
+    forgets: bool = False
+    """Removes the files of its lease in the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Delete a name, without a lease."""
+
+    name: int = 0
+
+
+class Writer(NamedTuple):
+    """Where a save is, and what it remembers."""
+
+    at: str = "name"
+    generation: int = -1
+    seen: Ident | None = None
+    """The live record that it is about to replace."""
+    options: tuple[Record, ...] = ()
+    """What a withdrawal may have to restore, best first; after "choose" the one that it will."""
+    skipped: frozenset[int] = frozenset()
+    """Authors of records that cannot be restored any more."""
+    content: str = ""
+    marked: frozenset[str] = EMPTY
+    packs: frozenset[str] = EMPTY
+    manifest: int = -1
+    lease_generation: int = -1
+    is_stale: bool = False
+    """Not known to the writer: its commit replaced something that it had not seen."""
+    is_warned: bool = False
+    """Not known to it, unless it looks: it was fenced before it should renew, or what it reuses is marked after that."""
+    outcome: str = ""
+
+
+class Deleter(NamedTuple):
+    """Where a delete is."""
+
+    at: str = "name"
+    generation: int = -1
+    outcome: str = ""
+
+
+def step_delete(world: World, number: int, order: Delete, rules: Rules) -> Steps:  # noqa: ARG001
+    deleter = world.actors[number]
+    assert isinstance(deleter, Deleter)
+    if deleter.at == "name":
+        top = newest(world.names[order.name])
+        if not (top and top.is_live):
+            return [("finds nothing", move(world, number, Deleter("done", outcome="not found")))]
+        return [("reads the name", move(world, number, Deleter("tombstone", top.generation + 1)))]
+    if deleter.at == "tombstone":
+        created = create_record(world, order.name, Record(deleter.generation, number, is_live=False))
+        outcome = "deleted" if created else "lost"
+        return [(f"creates tombstone {deleter.generation}", move(created or world, number, Deleter("done", outcome=outcome)))]
+    return []
+
+
+class Turn(NamedTuple):
+    """One writer about to take one step."""
+
+    world: World
+    number: int
+    order: Save
+    rules: Rules
+    me: Writer
+
+    def to(self, label: str, world: World | None = None, **changes: object) -> Steps:
+        """Return the one step that this place allows."""
+        return [(label, move(world or self.world, self.number, self.me._replace(**changes)))]  # type: ignore[arg-type]  # fields by name
+
+    def end(self, label: str, outcome: str, world: World | None = None) -> Steps:
+        """Finish; whatever no longer matters is dropped, so that equal futures are equal states."""
+        me = self.me
+        at = "forget" if self.order.forgets and outcome in ("returned", "withdrawn", "lost") else "done"
+        done = Writer(at, me.generation, skipped=me.skipped, is_stale=me.is_stale, outcome=outcome)
+        return [(label, move(world or self.world, self.number, done))]
+
+    def is_taken(self) -> bool:
+        return has_generation(self.world.leases[self.number], self.me.lease_generation + 1)
+
+    def find_stale(self) -> frozenset[str]:
+        """Return what is reused and marked; own files do not count, for they are not marked while the lease lives."""
+        return frozenset(key for key in self.me.packs & list_marked(self.world) if owner_of(key) != self.number)
+
+    def record(self) -> Record:
+        me = self.me
+        manifest = f"m:{self.number}:{me.manifest}"
+        return Record(me.generation, self.number, True, self.number, manifest, me.packs, me.content)
+
+
+def step_save(world: World, number: int, order: Save, rules: Rules) -> Steps:
+    me = world.actors[number]
+    assert isinstance(me, Writer)
+    act = _ACTS.get(me.at)
+    return act(Turn(world, number, order, rules, me)) if act else []
+
+
+def _name(turn: Turn) -> Steps:
+    chain = turn.world.names[turn.order.name]
+    top = newest(chain)
+    is_held = top is not None and top.is_live
+    if is_held if turn.order.kind == "first" else not is_held:
+        return turn.end("finds the name in use, or gone", "in use")
+    return turn.to(
+        "reads the name",
+        at="lease" if turn.rules.lists_marks == "after lease" else "marks",
+        generation=top.generation + 1 if top else turn.world.floor,
+        seen=top.ident if top and is_held else None,
+        options=walk_unsettled(chain, turn.world.leases),
+        content=top.content if top and turn.order.kind == "repack" else turn.order.content,
+    )
+
+
+def _lease(turn: Turn) -> Steps:
+    world = add_lease(turn.world, turn.number, 0, "live")
+    after = "marks" if turn.rules.lists_marks == "after lease" else "choose"
+    return turn.to("takes a lease", world, at=after, lease_generation=0)
+
+
+def _marks(turn: Turn) -> Steps:
+    after = "choose" if turn.rules.lists_marks == "after lease" else "lease"
+    return turn.to("lists marks", at=after, marked=list_marked(turn.world))
+
+
+def _choose(turn: Turn) -> Steps:
+    """Choose what to restore if need be, then what to reuse; write the rest."""
+    judged = _judge_options(turn)
+    if judged is None:
+        return _give_up(turn, "cannot tell what it would replace", "busy")
+    before, skipped = judged
+    usable = sorted(turn.world.files - turn.me.marked - turn.order.avoid)
+    copies = [[key for key in usable if chunk in chunks_of(key)] or [""] for chunk in turn.me.content]
+    steps = []
+    after = "keep alive" if turn.order.keeps_alive else "manifest" if turn.rules.commits_last else "renew"
+    for chosen in sorted({tuple(sorted(set(choice) - {""})) for choice in product(*copies)}):
+        world, packs = _write_packs(turn, frozenset(chosen))
+        me = turn.me._replace(
+            at=after, marked=EMPTY, packs=packs, options=before, skipped=skipped, manifest=turn.me.manifest + 1
+        )
+        steps.append((f"reuses {sorted(chosen)}, has {sorted(packs)}", move(world, turn.number, me)))
+    return steps
+
+
+def _judge_options(turn: Turn) -> tuple[tuple[Record, ...], frozenset[int]] | None:
+    """Return the record that a withdrawal would restore, and the authors of those passed over; None if in doubt.
+
+    A record that was visible before the marks were listed, that is not marked then and is all there later, stays
+    so as long as it is a root.
+    """
+    options = turn.me.options
+    if turn.rules.restores == "newest":
+        return options[:1], frozenset()
+    skipped: set[int] = set()
+    for record in options:
+        is_settled = lease_state(turn.world.leases, record.lease) == "released"
+        if is_settled or (record.keys <= turn.world.files and not record.keys & turn.me.marked):
+            return (record,), frozenset(skipped)
+        if record.keys <= turn.world.files:
+            return None
+        skipped.add(record.author)
+    return (), frozenset(skipped)
+
+
+def _write_packs(turn: Turn, kept: frozenset[str]) -> tuple[World, frozenset[str]]:
+    """Write one pack with whatever `kept` lacks; returns all packs in use."""
+    missing = "".join(chunk for chunk in turn.me.content if not any(chunk in chunks_of(key) for key in kept))
+    if not missing:
+        return turn.world, kept
+    own = frozenset([f"p:{turn.number}:{missing}"])
+    if not turn.rules.random_names:
+        own = frozenset(f"p:old:{chunk}" for chunk in missing)
+    return turn.world._replace(files=turn.world.files | own), kept | own
+
+
+def _manifest(turn: Turn) -> Steps:
+    key = turn.record().manifest
+    world = turn.world._replace(files=turn.world.files | {key})
+    if not turn.rules.commits_last:
+        return turn.to(f"writes {key}", world, at="release")
+    if turn.rules.renews:
+        return turn.to(f"writes {key}", world, at="renew")
+    return turn.to(f"writes {key}", world, at="recheck", is_warned=turn.is_taken())
+
+
+def _keep_alive(turn: Turn) -> Steps:
+    after = "keep alive" if turn.me.lease_generation + 1 < turn.order.keeps_alive else "manifest"
+    return _renew(turn, after)
+
+
+def _renew(turn: Turn, after: str = "recheck") -> Steps:
+    if turn.is_taken():
+        return turn.end("finds its lease fenced, and stops", "fenced")
+    generation = turn.me.lease_generation + 1
+    world = add_lease(turn.world, turn.number, generation, "live")
+    if turn.rules.trims_lease:
+        world = set_lease(world, turn.number, [(generation, "live")])
+    return turn.to("renews its lease", world, at=after, lease_generation=generation)
+
+
+def _recheck(turn: Turn) -> Steps:
+    stale = turn.find_stale()
+    if not turn.rules.rechecks_marks:
+        return turn.to("goes on", at="commit", is_warned=turn.me.is_warned or bool(stale))
+    if not stale or not turn.rules.random_names:
+        return turn.to("lists marks again", at="commit")
+    world, packs = _write_packs(turn, turn.me.packs - stale)
+    label = f"lists marks again, writes {sorted(stale)} anew"
+    after = "manifest" if turn.rules.commits_last else "renew"
+    return turn.to(label, world, at=after, packs=packs, manifest=turn.me.manifest + 1)
+
+
+def _commit(turn: Turn) -> Steps:
+    top = newest(turn.world.names[turn.order.name])
+    world = create_record(turn.world, turn.order.name, turn.record())
+    if world is None:
+        return _give_up(turn, "finds its generation taken", "lost")
+    is_stale = (top.ident if top and top.is_live else None) != turn.me.seen
+    return turn.to(f"creates snapshot {turn.me.generation}", world, at="relist", is_stale=is_stale, seen=None)
+
+
+def _relist(turn: Turn) -> Steps:
+    if turn.world.names[turn.order.name][-1].generation != turn.me.generation:
+        return _give_up(turn, "finds a higher generation", "lost")
+    return turn.to("lists the name again", at="release" if turn.rules.commits_last else "manifest")
+
+
+def _release(turn: Turn) -> Steps:
+    if not turn.is_taken():
+        world = add_lease(turn.world, turn.number, turn.me.lease_generation + 1, "released")
+        return turn.end("releases its lease, returns", "returned", world)
+    if turn.rules.release == "ignore":
+        return turn.end("returns, though fenced", "returned")
+    return turn.to("finds its lease fenced", at="check marks")
+
+
+def _check_marks(turn: Turn) -> Steps:
+    return turn.to("lists marks", at="check files", marked=list_marked(turn.world))
+
+
+def _check_files(turn: Turn) -> Steps:
+    used = turn.record().keys
+    if used <= turn.world.files and not used & turn.me.marked:
+        return turn.to("finds all there", at="accept", marked=EMPTY, options=())
+    return turn.to("finds something marked or gone", at="withdraw", marked=EMPTY)
+
+
+def _accept(turn: Turn) -> Steps:
+    world = add_lease(turn.world, turn.number, turn.me.lease_generation + 2, "released")
+    return turn.end("releases its lease above the fence, returns", "returned", world)
+
+
+def _withdraw(turn: Turn) -> Steps:
+    generation, author = turn.me.generation + 1, turn.number + WITHDRAWER
+    record = Record(generation, author, is_live=False)
+    if turn.me.options and turn.me.options[0].is_live:
+        record = turn.me.options[0]._replace(generation=generation, author=author, lease=-1)
+    world = create_record(turn.world, turn.order.name, record)
+    if world is None:
+        # The fence stays: what we made was replaced, and must not look as if we stood by it.
+        return turn.end("cannot withdraw: replaced already", "unknown")
+    return turn.end(f"withdraws by snapshot {generation}", "withdrawn", world)
+
+
+def _give_up(turn: Turn, label: str, outcome: str) -> Steps:
+    world = turn.world
+    if not turn.is_taken():
+        world = add_lease(world, turn.number, turn.me.lease_generation + 1, "released")
+    return turn.end(label, outcome, world)
+
+
+def _forget(turn: Turn) -> Steps:
+    files = turn.world.leases[turn.number]
+    if not files:
+        return turn.to("is done", at="done")
+    return turn.to("removes a lease file", set_lease(turn.world, turn.number, files[1:]))
+
+
+_ACTS: Final[dict[str, Callable[[Turn], Steps]]] = {
+    "name": _name,
+    "lease": _lease,
+    "marks": _marks,
+    "choose": _choose,
+    "keep alive": _keep_alive,
+    "manifest": _manifest,
+    "renew": _renew,
+    "recheck": _recheck,
+    "commit": _commit,
+    "relist": _relist,
+    "release": _release,
+    "check marks": _check_marks,
+    "check files": _check_files,
+    "accept": _accept,
+    "withdraw": _withdraw,
+    "forget": _forget,
+}

@@ -1,0 +1,107 @@
+"""Opening never writes; the first save or `init` makes the store."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.errors import NewerFormat, NotAStore
+from holdfast.repo.config import create_config, find_config
+from holdfast.repo.layout import generation_key
+from holdfast.repo.record import encode_record
+from holdfast.repo.repository import (
+    MIN_BUDGET_BYTES,
+    RecentSnapshots,
+    count_threads,
+    init_repository,
+    open_repository,
+)
+from holdfast.store.memory import MemoryStore
+from tests.unit.repo.saving import new_repo, save_bytes, snapshot_of
+
+
+def test_opening_nothing_is_refused_with_the_next_step(store: MemoryStore) -> None:
+    with pytest.raises(NotAStore, match=r"memory:// holds no store; make one with `holdfast -s memory:// init`"):
+        open_repository(store)
+    assert store.contents() == {}
+
+
+def test_opening_for_a_first_save_writes_nothing(store: MemoryStore) -> None:
+    assert open_repository(store, create=True).config is None
+    assert store.contents() == {}
+
+
+def test_the_first_save_makes_the_store(store: MemoryStore) -> None:
+    repo = open_repository(store, create=True)
+    save_bytes(repo, "a", {"x": b"1"})
+    assert open_repository(store).config == find_config(store) != None  # noqa: E711
+
+
+def test_opening_reads_the_config_and_writes_nothing(store: MemoryStore) -> None:
+    config = init_repository(store)
+    before = store.contents()
+    assert open_repository(store).config == config
+    assert store.contents() == before
+
+
+def test_other_files_are_no_store(store: MemoryStore) -> None:
+    store.create("notes.txt", b"")
+    for create in (False, True):
+        with pytest.raises(NotAStore, match="notes"):
+            open_repository(store, create=create)
+    with pytest.raises(NotAStore):
+        init_repository(store)
+    assert list(store.contents()) == ["notes.txt"]
+
+
+def test_a_store_is_made_once(store: MemoryStore) -> None:
+    init_repository(store)
+    before = store.contents()
+    with pytest.raises(NotAStore, match="is a store already; nothing was changed"):
+        init_repository(store)
+    assert store.contents() == before
+
+
+def test_a_budget_too_small_to_work_with_is_refused(store: MemoryStore) -> None:
+    with pytest.raises(ValueError, match="at least"):
+        open_repository(store, budget_bytes=MIN_BUDGET_BYTES - 1, create=True)
+
+
+def test_a_store_whose_writers_need_a_later_feature_is_read_but_not_written(store: MemoryStore) -> None:
+    create_config(store)
+    fields = {
+        "kind": "config",
+        "generation": 1,
+        "write_id": "w",
+        "store_id": "s",
+        "format": {"major": 0, "minor": 9},
+        "features": {"read": [], "write": ["later"], "collect": []},
+    }
+    store.create(generation_key("config/", 1), encode_record(fields))
+    repo = open_repository(store)
+    before = store.contents()
+    with pytest.raises(NewerFormat, match="'later' to write"):
+        save_bytes(repo, "a", {"x": b"1"})
+    assert store.contents() == before
+
+
+def test_there_is_at_least_one_thread() -> None:
+    assert count_threads() >= 1
+
+
+def test_the_snapshot_saved_last_beside_a_name_is_remembered(store: MemoryStore) -> None:
+    repo = new_repo(store)
+    for name in ("run/1", "run/2", "other/1", "top"):
+        save_bytes(repo, name, {"x": b"1"})
+    assert repo.recent.find("run/3") == snapshot_of(repo, "run/2")
+    assert repo.recent.find("elsewhere") == snapshot_of(repo, "top")
+    assert repo.recent.find("none/1") is None
+
+
+def test_few_prefixes_are_remembered(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.repo.repository._RECENT_PREFIXES", 2)
+    repo = new_repo(store)
+    recent = RecentSnapshots()
+    for name in ("a/1", "b/1", "a/2", "c/1"):
+        save_bytes(repo, name, {"x": b"1"})
+        recent.remember(snapshot_of(repo, name))
+    assert [bool(recent.find(f"{prefix}/9")) for prefix in "abc"] == [True, False, True]

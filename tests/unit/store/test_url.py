@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import BadName, ReadOnlyStore, StoreError
+from holdfast.store.local import LocalStore
+from holdfast.store.memory import MemoryStore
+from holdfast.store.url import find_store_root, open_store
+
+
+@pytest.mark.parametrize(
+    ("url", "path"),
+    [
+        ("/data/ckpts", "/data/ckpts"),
+        ("/data/../ckpts", "/ckpts"),
+        ("file:///data/ckpts", "/data/ckpts"),
+        ("FILE:///data/ckpts", "/data/ckpts"),
+        ("file://localhost/data/ckpts", "/data/ckpts"),
+        ("file:///data/my%20ckpts%2f%C3%A4", "/data/my ckpts/ä"),
+        ("/data/a%20b", "/data/a%20b"),
+        ("/data/we://ird", "/data/we:/ird"),
+    ],
+)
+def test_a_path_or_file_url_is_a_directory(url: str, path: str) -> None:
+    store = open_store(url)
+
+    assert isinstance(store, LocalStore)
+    assert store.url == path
+
+
+def test_a_relative_path_starts_at_the_current_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    assert open_store("ckpts").url == str(tmp_path / "ckpts")
+
+
+def test_opening_touches_nothing(tmp_path: Path) -> None:
+    open_store(str(tmp_path / "ckpts"))
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_memory_stores_are_strangers_to_each_other() -> None:
+    first, second = open_store("memory://"), open_store("memory://")
+    first.create("packs/a", b"x")
+
+    assert isinstance(first, MemoryStore)
+    assert second.list("") == []
+    assert first.clock() > 1_600_000_000
+
+
+@pytest.mark.parametrize("url", ["memory://", "here"])
+def test_read_only_is_passed_on(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(ReadOnlyStore):
+        open_store(url, read_only=True).create("packs/a", b"x")
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/ckpts", "gs://bucket", "az://container/x", "S3://bucket"])
+def test_cloud_urls_are_refused_with_a_next_step(url: str) -> None:
+    with pytest.raises(StoreError) as caught:
+        open_store(url)
+
+    assert str(caught.value) == (
+        f"{url}: object stores in the cloud are not supported by this version; use a local path"
+    )
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("ftp://host/x", "nobody knows the scheme 'ftp'"),
+        ("file://host/x", "three slashes"),
+        ("file://relative", "three slashes"),
+        ("file://", "three slashes"),
+        ("file:///a%00b", "zero byte"),
+        ("", "no place for a store"),
+        ("a\0b", "no place for a store"),
+    ],
+)
+def test_what_cannot_be_a_store_is_refused(url: str, reason: str) -> None:
+    with pytest.raises(BadName, match=reason):
+        open_store(url)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A directory that looks like a store."""
+    (tmp_path / "ckpts/config").mkdir(parents=True)
+    (tmp_path / "ckpts/config/00000000").write_bytes(b"damaged or not")
+    (tmp_path / "ckpts/packs/deep").mkdir(parents=True)
+    return tmp_path / "ckpts"
+
+
+@pytest.mark.parametrize("below", ["", "packs", "packs/deep", "not/there"])
+def test_the_nearest_store_is_at_or_above(root: Path, below: str) -> None:
+    assert find_store_root(root / below) == str(root)
+
+
+def test_the_inner_of_two_nested_stores_is_nearest(root: Path) -> None:
+    inner = root / "packs/deep/config"
+    inner.mkdir()
+    (inner / "00000007").touch()
+
+    assert find_store_root(inner) == str(inner.parent)
+
+
+@pytest.mark.parametrize("name", ["settings.json", "0000000", "00000000.bak", ".tmp-00000000"])
+def test_a_config_directory_of_others_is_no_store(tmp_path: Path, name: str) -> None:
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / name).touch()
+
+    # Nothing above a temporary directory is a store either, or no test of this kind could work.
+    assert find_store_root(tmp_path) is None
+
+
+def test_the_root_of_the_filesystem_ends_the_search() -> None:
+    assert find_store_root(os.sep) is None
