@@ -39,7 +39,7 @@ SHARED: Final[Content] = {
     "packed": random_bytes("packed", 5_000),
     "two chunks": random_bytes("two chunks", TWO_CHUNKS_BYTES),
 }
-FIRST: Final[Content] = {**SHARED, "own": random_bytes("first", 3_000)}
+FIRST: Final[Content] = {"inline": b"first", "packed": SHARED["packed"], "own": random_bytes("first", 3_000)}
 SECOND: Final[Content] = {**SHARED, "own": random_bytes("second", 70_000), "own inline": b"second"}
 THIRD: Final[Content] = {"packed": SHARED["packed"], "own": random_bytes("third", 4_000), "empty": b""}
 
@@ -135,7 +135,7 @@ def _save_eighth(store: ObjectStore) -> None:
 
 
 def _save_first(store: ObjectStore) -> None:
-    save_content(store, "run/step-1", FIRST)
+    save_content(store, "run/step-1", SECOND)
 
 
 def _save_beside(store: ObjectStore) -> None:

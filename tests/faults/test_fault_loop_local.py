@@ -16,8 +16,8 @@ from holdfast.testing.faults import Fault
 from tests.faults.fault_loop import Run, find_wrong, iter_runs
 from tests.faults.scenario import DELETE, FIRST_SAVE, MOVE_TAG, OVERWRITE, Verb, read_state
 
-# A whole loop runs on the memory store; here each fault takes every fifth operation, the next fault another.
-_STEP: Final = 5
+# A whole loop runs on the memory store; here each fault takes every seventh operation, the next fault another.
+_STEP: Final = 7
 _CRASHES: Final = frozenset({Fault.CRASH, Fault.CRASH_AFTER, Fault.TORN_WRITE})
 
 

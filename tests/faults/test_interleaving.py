@@ -18,7 +18,6 @@ from tests.faults.hooked_store import HookedStore
 from tests.faults.scenario import (
     DELETE,
     DELETE_TAG,
-    FIRST,
     FIRST_SAVE,
     INIT,
     MOVE_TAG,
@@ -54,7 +53,7 @@ def _save_elsewhere(store: ObjectStore) -> None:
 
 
 def _save_the_same(store: ObjectStore) -> None:
-    save_content(store, "run/step-1", FIRST)
+    save_content(store, "run/step-1", SECOND)
 
 
 def _move_tag_elsewhere(store: ObjectStore) -> None:

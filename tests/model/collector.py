@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 from tests.model.world import (
@@ -103,7 +104,7 @@ def find_roots(world: World, chain: Chain, leases: tuple[LeaseFiles, ...], rules
     if rules.keeps_superseded == "until released":
         return walk_unsettled(chain, leases)
     roots = list(chain[-1:])
-    for record, successor in zip(chain, chain[1:], strict=False):
+    for record, successor in pairwise(chain):
         may_be_undone = lease_state(leases, successor.lease) == "live" or (
             rules.keeps_superseded == "until ended and complete"
             and bool(successor.keys - world.files or successor.keys & list_marked(world))
@@ -200,11 +201,11 @@ def _fence(turn: Turn) -> Steps:
 
 
 def _fenced(turn: Turn) -> Steps:
-    """Look whether the fence counts: the generation below it is there, and none above."""
+    """Look whether the fence counts: the live generation below it is there, and none above."""
     lease, generation = turn.me.fencing
     files = turn.world.leases[lease]
     world = turn.world
-    if files[-1:] != ((generation, "fenced"),) or not has_generation(files, generation - 1):
+    if files[-1:] != ((generation, "fenced"),) or (generation - 1, "live") not in files:
         # It had renewed, or ended and been removed, before we came: our file says nothing and goes.
         world = set_lease(world, lease, (file for file in files if file != (generation, "fenced")))
     return turn.to("lists the lease again", world, at=turn.before_fence, fencing=(-1, -1))

@@ -44,7 +44,7 @@ class Scene:
 
     def start(self) -> World:
         """Return the first state; there is a lease for each actor, and one for a save of each name in the end."""
-        actors = tuple(_ACTORS[type(order)]() for order in self.orders)
+        actors = tuple(_enter(order) for order in self.orders)
         leases: tuple[LeaseFiles, ...] = tuple(() for _ in range(len(self.orders) + len(self.names)))
         past = frozenset((name, *record.ident) for name, chain in enumerate(self.names) for record in chain[:-1])
         world = World(self.files, self.names, leases, self.marks, actors, past=past)
@@ -64,7 +64,14 @@ class Report:
     trace: list[str] = field(default_factory=list)
 
 
-_ACTORS: Final[dict[type, type[NamedTuple]]] = {Save: Writer, Delete: Deleter, Collect: Collector}  # type: ignore[dict-item]  # a NamedTuple class is no type[NamedTuple] to mypy
+def _enter(order: Order) -> NamedTuple:
+    match order:
+        case Save():
+            return Writer()
+        case Delete():
+            return Deleter()
+        case Collect():
+            return Collector()
 
 
 def step(world: World, number: int, order: Order, rules: Rules) -> Steps:
@@ -73,7 +80,7 @@ def step(world: World, number: int, order: Order, rules: Rules) -> Steps:
         case Save():
             return step_save(world, number, order, rules)
         case Delete():
-            return step_delete(world, number, order, rules)
+            return step_delete(world, number, order)
         case Collect():
             return step_collect(world, number, order, rules)
 
@@ -131,7 +138,11 @@ def _iter_broken(scene: Scene, world: World) -> Iterator[str]:
         top = newest(chain)
         if top and not is_complete(world, top) and not _may_be_withdrawn(world, top):
             is_restored = top.author >= WITHDRAWER
-            yield "I5: a withdrawal restored what is not all there" if is_restored else "I1: the newest record is not all there"
+            yield (
+                "I5: a withdrawal restored what is not all there"
+                if is_restored
+                else "I1: the newest record is not all there"
+            )
         if top and (name, *top.ident) in world.past:
             yield "I2: a record that had been replaced is the newest again"
     for number, order in enumerate(scene.orders):
@@ -190,9 +201,8 @@ def _save_again(world: World, number: int, name: int, rules: Rules) -> World:
     """Overwrite a name; if what it holds is in doubt, delete it first, as the error says."""
     actors = world.actors
     for order in (Save("overwrite", name, "z"), Delete(name), Save("first", name, "z")):
-        actor: NamedTuple = Deleter() if isinstance(order, Delete) else Writer()
         padding = (Deleter("done"),) * (number - len(actors))
-        world = _run(world._replace(actors=(*actors, *padding, actor)), number, order, rules)
+        world = _run(world._replace(actors=(*actors, *padding, _enter(order))), number, order, rules)
         world = world._replace(actors=actors)
         top = newest(world.names[name])
         if top and top.content == "z":
@@ -223,4 +233,3 @@ def _find_leak(world: World) -> str:
     if any(len(chain) > 1 for chain in world.names):
         return "I4: a dead record is never deleted"
     return ""
-

@@ -16,10 +16,14 @@ class Mutant:
     rules: Rules
     scene: str
     breaks: str
+    ends: bool = True
+    """Whether to look at what is left in the end; without, the exploration goes on to worse."""
 
 
 MUTANTS: Final = (
-    Mutant("marks are listed before the lease is taken", Rules(lists_marks="before lease"), "first save, collector", "I1"),
+    Mutant(
+        "marks are listed before the lease is taken", Rules(lists_marks="before lease"), "first save, collector", "I1"
+    ),
     Mutant("marks are not checked again", Rules(rechecks_marks=False), "first save, collector", "I7"),
     Mutant("the lease is not renewed before the commit", Rules(renews=False), "first save, collector", "I7"),
     Mutant("a fence is not noticed at the release", Rules(release="ignore"), "first save, collector", "I1"),
@@ -32,23 +36,30 @@ MUTANTS: Final = (
     Mutant("the mark goes before the files", Rules(mark_ends="before deletes"), "first save, collector", "I1"),
     Mutant("the mark goes though a file stays", Rules(mark_ends="after deletes"), "overwrite, two collectors", "I1"),
     Mutant(
+        "the mark goes though a file stays, and nobody is fenced",
+        Rules(mark_ends="after deletes"),
+        "delete, two collectors that adopt, save under another name",
+        "I1",
+    ),
+    Mutant(
         "lease files go during life and a fence is not looked at again",
         Rules(trims_lease=True, relists_fence=False),
         "save of many renewals, collector",
         "I1",
     ),
-    Mutant("a superseded record is no root", Rules(keeps_superseded="never"), "overwrite, two collectors", "I1"),
+    Mutant("a superseded record is no root", Rules(keeps_superseded="never"), "overwrite, two collectors", "I5"),
     Mutant(
         "a superseded record is a root until the lease after it has ended",
         Rules(keeps_superseded="until ended"),
         "overwrite, two collectors",
-        "I1",
+        "I5",
     ),
     Mutant(
         "a superseded record is a root until its successor is fenced and complete",
         Rules(keeps_superseded="until ended and complete", mark_ends="after deletes"),
-        "overwrite, collector, another collector",
-        "I1",
+        "overwrite, two collectors on their own",
+        "I5",
+        ends=False,
     ),
     Mutant(
         "a superseded record is a root while its successor is incomplete",
@@ -59,16 +70,22 @@ MUTANTS: Final = (
     Mutant(
         "a withdrawal restores what was there, whatever it is",
         Rules(restores="newest"),
-        "overwrite of a doomed save, two collectors",
-        "I1",
+        "overwrite of a doomed save, collector",
+        "I5",
     ),
     Mutant(
         "a sweep reads leases before records",
         Rules(sweep_reads="leases first"),
         "overwrite beside a mark on what it replaces, two collectors",
-        "I1",
+        "I5",
     ),
-    Mutant("a fenced lease is removed", Rules(removes_fenced=True), "overwrite, collector", "I1"),
+    Mutant(
+        "a save that withdrew removes its lease",
+        Rules(forgets_fenced=True),
+        "overwrite beside a mark on what it replaces, two collectors",
+        "I5",
+    ),
+    Mutant("a fenced lease is removed by a collector", Rules(removes_fenced=True), "overwrite, collector", "I1"),
     Mutant(
         "a tombstone goes while no lease is alive",
         Rules(tombstones="no live lease"),

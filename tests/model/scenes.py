@@ -27,7 +27,9 @@ SCENES: Final = {
     scene.title: scene
     for scene in (
         Scene("first save, collector", (Save("first"), Collect(purges=True))),
-        Scene("first save that forgets, collector", (Save("first", content="ab", forgets=True, keeps_alive=1), Collect())),
+        Scene(
+            "first save that forgets, collector", (Save("first", content="ab", forgets=True, keeps_alive=1), Collect())
+        ),
         Scene("two first saves, collector", (Save("first"), Save("first", content="b"), Collect())),
         Scene(
             "overwrite, collector",
@@ -37,7 +39,7 @@ SCENES: Final = {
         ),
         Scene(
             "overwrite, two collectors",
-            (Save("overwrite", content="b"), Collect(), Collect(adopts=True)),
+            (Save("overwrite", content="b", forgets=True), Collect(), Collect(adopts=True)),
             OLD_FILES | ORPHAN,
             ((OLD,),),
         ),
@@ -55,8 +57,8 @@ SCENES: Final = {
             under_way=((0, DOOMED_WRITER, FENCED),),
         ),
         Scene(
-            "overwrite of a save whose pack is marked, two collectors",
-            (Save("overwrite", content="b"), Save("overwrite", content="c"), Collect(adopts=True), Collect()),
+            "overwrite of a save whose pack is marked, collector",
+            (Save("overwrite", content="b"), Save("overwrite", content="c"), Collect(adopts=True)),
             OLD_FILES | ORPHAN | {"m:0:0", "p:old:c"},
             ((OLD, DOOMED),),
             frozenset([Mark(9, ORPHAN)]),
@@ -67,19 +69,25 @@ SCENES: Final = {
             (Save("first", content="ab", keeps_alive=2), Collect(expires=True)),
         ),
         Scene(
-            "overwrite beside a mark on what it replaces, two collectors",
-            (Save("overwrite", content="b"), Collect(adopts=True), Collect()),
-            OLD_FILES | ORPHAN,
-            ((OLD,),),
-            frozenset([Mark(9, frozenset(["p:old:a"]), frozenset())]),
-        ),
-        Scene(
             "repack, overwrite, collector",
             (REPACK, Save("overwrite", content="ab"), Collect()),
             FULL,
             ((MOSTLY_DEAD,),),
         ),
+        Scene(
+            "overwrite, repack, collector, purger",
+            (Save("overwrite", content="b"), REPACK, Collect(fences=False), Collect(sweeps=False, purges=True)),
+            FULL,
+            ((MOSTLY_DEAD,),),
+        ),
         Scene("delete, first save, collector", (Delete(), Save("first"), Collect(purges=True)), names=((OLD,),)),
+        Scene(
+            "delete, two collectors that adopt, save under another name",
+            (Delete(0), Collect(fences=False, adopts=True), Collect(fences=False, adopts=True), Save("first", 1, "a")),
+            OLD_FILES,
+            ((OLD,), ()),
+            frozenset([Mark(9, OLD_FILES, frozenset())]),
+        ),
         Scene(
             "two first saves after a delete, purger",
             (Save("first"), Save("first", content="b"), Collect(sweeps=False, purges=True)),
@@ -98,8 +106,35 @@ SLOW_SCENES: Final = {
     scene.title: scene
     for scene in (
         Scene(
-            "overwrite, repack, two collectors",
-            (Save("overwrite", content="b"), REPACK, Collect(), Collect(adopts=True, purges=True)),
+            "overwrite beside a mark on what it replaces, two collectors",
+            (Save("overwrite", content="b", forgets=True), Collect(adopts=True), Collect()),
+            OLD_FILES | ORPHAN,
+            ((OLD,),),
+            frozenset([Mark(9, frozenset(["p:old:a"]), frozenset())]),
+        ),
+        Scene(
+            "overwrite, two collectors on their own",
+            (Save("overwrite", content="b"), Collect(), Collect()),
+            OLD_FILES | ORPHAN,
+            ((OLD,),),
+        ),
+        Scene(
+            "overwrite of a save whose pack is marked, two collectors",
+            (Save("overwrite", content="b"), Save("overwrite", content="c"), Collect(adopts=True), Collect()),
+            OLD_FILES | ORPHAN | {"m:0:0", "p:old:c"},
+            ((OLD, DOOMED),),
+            frozenset([Mark(9, ORPHAN)]),
+            under_way=((0, DOOMED_WRITER, FENCED[:2]),),
+        ),
+        Scene(
+            "overwrite, repack, two collectors that fence",
+            (Save("overwrite", content="b"), REPACK, Collect(), Collect(adopts=True)),
+            FULL,
+            ((MOSTLY_DEAD,),),
+        ),
+        Scene(
+            "overwrite, repack, collector that purges, collector that adopts",
+            (Save("overwrite", content="b"), REPACK, Collect(fences=False, purges=True), Collect(adopts=True)),
             FULL,
             ((MOSTLY_DEAD,),),
         ),

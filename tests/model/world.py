@@ -33,6 +33,7 @@ class Rules:
     random_names: bool = True
     restores: Literal["verified", "newest"] = "verified"
     trims_lease: bool = False
+    forgets_fenced: bool = False
     # Collector
     lists_leases: Literal["after mark", "before mark"] = "after mark"
     waits: bool = True

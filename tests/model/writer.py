@@ -72,7 +72,7 @@ class Writer(NamedTuple):
     is_stale: bool = False
     """Not known to the writer: its commit replaced something that it had not seen."""
     is_warned: bool = False
-    """Not known to it, unless it looks: it was fenced before it should renew, or what it reuses is marked after that."""
+    """Not known to it, unless it looks: it was fenced before it should renew, or then reused what is marked."""
     outcome: str = ""
 
 
@@ -84,7 +84,7 @@ class Deleter(NamedTuple):
     outcome: str = ""
 
 
-def step_delete(world: World, number: int, order: Delete, rules: Rules) -> Steps:  # noqa: ARG001
+def step_delete(world: World, number: int, order: Delete) -> Steps:
     deleter = world.actors[number]
     assert isinstance(deleter, Deleter)
     if deleter.at == "name":
@@ -95,7 +95,12 @@ def step_delete(world: World, number: int, order: Delete, rules: Rules) -> Steps
     if deleter.at == "tombstone":
         created = create_record(world, order.name, Record(deleter.generation, number, is_live=False))
         outcome = "deleted" if created else "lost"
-        return [(f"creates tombstone {deleter.generation}", move(created or world, number, Deleter("done", outcome=outcome)))]
+        return [
+            (
+                f"creates tombstone {deleter.generation}",
+                move(created or world, number, Deleter("done", outcome=outcome)),
+            )
+        ]
     return []
 
 
@@ -114,10 +119,12 @@ class Turn(NamedTuple):
 
     def end(self, label: str, outcome: str, world: World | None = None) -> Steps:
         """Finish; whatever no longer matters is dropped, so that equal futures are equal states."""
-        me = self.me
-        at = "forget" if self.order.forgets and outcome in ("returned", "withdrawn", "lost") else "done"
+        me, world = self.me, world or self.world
+        # A lease without files counts as released: one that was fenced stays, or what it made would look settled.
+        has_released = lease_state(world.leases, self.number) == "released" or self.rules.forgets_fenced
+        at = "forget" if self.order.forgets and has_released else "done"
         done = Writer(at, me.generation, skipped=me.skipped, is_stale=me.is_stale, outcome=outcome)
-        return [(label, move(world or self.world, self.number, done))]
+        return [(label, move(world, self.number, done))]
 
     def is_taken(self) -> bool:
         return has_generation(self.world.leases[self.number], self.me.lease_generation + 1)

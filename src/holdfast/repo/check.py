@@ -17,8 +17,9 @@ from holdfast.repo.copies import iter_footers
 from holdfast.repo.findings import Finding, Severity, Tally
 from holdfast.repo.index import Fragment
 from holdfast.repo.layout import INDEX, MANIFESTS, PACKS, manifest_key, pack_key
-from holdfast.repo.manifest import Entry, Manifest, decode_manifest, digest_snapshot, read_manifest
-from holdfast.repo.pack import HEADER, PackedChunk, parse_pack_key, read_footer
+from holdfast.repo.manifest import Entry, decode_manifest, digest_snapshot, read_manifest
+from holdfast.repo.pack import HEADER, Footer, PackedChunk, parse_pack_key, read_footer
+from holdfast.repo.record import Json
 from holdfast.repo.repository import DEFAULT_BUDGET_BYTES, count_threads
 from holdfast.repo.scrub import Scrubbed, Scrubber, Stretch, cut_pack
 from holdfast.repo.snapshots import Snapshot
@@ -62,6 +63,9 @@ class Checker:
         self._progress = progress or Silent()
         self._rows_held = budget_bytes // 4 // _ROW_COST_BYTES
         self._footers: OrderedDict[str, dict[int, PackedChunk]] = OrderedDict()
+        self._num_rows = 0
+        self._has_unreadable = False
+        self._unreadable_packs: set[str] = set()
         self._bad_footers: dict[str, str] = {}
         self._damaged_packs: dict[str, str] = {}
         self._bad_places: dict[Place, str] = {}
@@ -70,7 +74,9 @@ class Checker:
     def iter_findings(self) -> Iterator[Finding]:
         """Yield all findings: records, packs, then what they mean for snapshots and entries."""
         roots = Roots()
-        yield from check_records(self._store, roots, self.tally)
+        for finding in check_records(self._store, roots, self.tally):
+            self._has_unreadable |= finding.code == "record-damaged"
+            yield finding
         yield from self._check_packs()
         yield from self._check_snapshots(roots)
         yield from self._check_other_manifests(roots)
@@ -103,6 +109,7 @@ class Checker:
                 self._bad_footers[pack_id] = self._damaged_packs[pack_id] = str(error)
                 continue
             self.tally.chunks += len(footer.chunks)
+            self._keep_rows(pack_id, footer)
             if self._read:
                 self.tally.bytes_read += footer.pack_bytes
                 yield from cut_pack(pack_id, footer, data_start=HEADER.size)
@@ -111,7 +118,8 @@ class Checker:
         stretch = outcome.stretch
         key = pack_key(stretch.pack_id)
         self._progress.advance(stretch.stop - stretch.start)
-        if outcome.error:
+        if outcome.error and stretch.pack_id not in self._unreadable_packs:
+            self._unreadable_packs.add(stretch.pack_id)
             text = f"{key} cannot be read: {outcome.error}"
             yield Finding("error", "pack-unreadable", key, text, _RESTORE, pack=stretch.pack_id)
         if outcome.has_bad_padding:
@@ -133,20 +141,29 @@ class Checker:
             self.tally.snapshots += 1
             try:
                 manifest = read_manifest(self._store, snapshot.manifest)
-                yield from self._check_record_against(snapshot, manifest)
+                entries = list(manifest.iter_entries())
+                yield from self._check_record_against(snapshot, manifest.spec, entries)
             except (HoldfastError, MemoryError) as error:
                 key = manifest_key(snapshot.manifest.manifest_id)
                 text = f"snapshot {snapshot.name!r} cannot be read: {error}"
                 yield Finding("error", "manifest-damaged", key, text, "restore it from a copy", snapshot=snapshot.name)
+                self._has_unreadable = True
                 continue
-            problems += self._iter_problems(snapshot, manifest)
+            self._used_packs.update(manifest.packs)
+            problems += self._iter_problems(snapshot, entries)
         yield from self._report(problems)
         yield from self._report_packs()
+        yield from self._report_unused()
+
+    def _report_unused(self) -> Iterator[Finding]:
+        advice = "garbage collection removes it"
+        if self._has_unreadable:
+            advice = "keep it: a snapshot that cannot be read now may need it"
         for info in iter_objects(self._store, PACKS):
             pack_id = parse_pack_key(info.key)
             if pack_id and pack_id not in self._used_packs:
-                text = f"no snapshot uses {info.key} ({info.size_bytes} bytes)"
-                yield Finding("note", "pack-unused", info.key, text, "garbage collection removes it", pack=pack_id)
+                text = f"no snapshot that can be read uses {info.key} ({info.size_bytes} bytes)"
+                yield Finding("note", "pack-unused", info.key, text, advice, pack=pack_id)
 
     def _report_packs(self) -> Iterator[Finding]:
         """Tell which packs are damaged as a whole; if no snapshot uses one, nothing that was saved is hit."""
@@ -158,29 +175,18 @@ class Checker:
                 advice = "no snapshot that can be read uses it"
             yield Finding(severity, "pack-damaged", pack_key(pack_id), text, advice, pack=pack_id)
 
-    def _check_record_against(self, snapshot: Snapshot, manifest: Manifest) -> Iterator[Finding]:
+    def _check_record_against(self, snapshot: Snapshot, spec: Json, entries: list[Entry]) -> Iterator[Finding]:
         self.tally.manifests += 1
         self.tally.objects += 1
-        found = digest_snapshot(manifest.spec, list(manifest.iter_entries()))
-        if (found, len(manifest), sum(manifest.sizes())) != (
-            snapshot.digest,
-            snapshot.num_entries,
-            snapshot.logical_bytes,
-        ):
+        found = digest_snapshot(spec, entries), len(entries), sum(entry.size_bytes for entry in entries)
+        if found != (snapshot.digest, snapshot.num_entries, snapshot.logical_bytes):
             key = manifest_key(snapshot.manifest.manifest_id)
             text = f"snapshot {snapshot.name!r} does not have the content that its record states"
-            yield Finding(
-                "error",
-                "digest-mismatch",
-                key,
-                text,
-                "save it again, or restore it from a copy",
-                snapshot=snapshot.name,
-            )
+            advice = "save it again, or restore it from a copy"
+            yield Finding("error", "digest-mismatch", key, text, advice, snapshot=snapshot.name)
 
-    def _iter_problems(self, snapshot: Snapshot, manifest: Manifest) -> Iterator[_Problem]:
-        self._used_packs.update(manifest.packs)
-        for entry in manifest.iter_entries():
+    def _iter_problems(self, snapshot: Snapshot, entries: list[Entry]) -> Iterator[_Problem]:
+        for entry in entries:
             start = 0
             for ref in entry.chunks:
                 reason = self._find_fault(ref)
@@ -210,17 +216,21 @@ class Checker:
         if pack_id in self._footers:
             self._footers.move_to_end(pack_id)
             return self._footers[pack_id]
-        rows: dict[int, PackedChunk] = {}
         if pack_id not in self._bad_footers:
             try:
-                rows = {chunk.location.offset: chunk for chunk in read_footer(self._store, pack_id).chunks}
+                return self._keep_rows(pack_id, read_footer(self._store, pack_id))
             except NotFound:
                 self._bad_footers[pack_id] = "the pack is missing"
             except (Corrupt, NewerFormat, StoreError) as error:
                 self._bad_footers[pack_id] = str(error)
+        return {}
+
+    def _keep_rows(self, pack_id: str, footer: Footer) -> dict[int, PackedChunk]:
+        rows = {chunk.location.offset: chunk for chunk in footer.chunks}
         self._footers[pack_id] = rows
-        while len(self._footers) > 1 and sum(map(len, self._footers.values())) > self._rows_held:
-            self._footers.popitem(last=False)
+        self._num_rows += len(rows)
+        while len(self._footers) > 1 and self._num_rows > self._rows_held:
+            self._num_rows -= len(self._footers.popitem(last=False)[1])
         return rows
 
     def _is_intact(self, at: Location, digest: Digest) -> bool:
@@ -271,8 +281,9 @@ class Checker:
                 continue
             self.tally.manifests += 1
             self.tally.objects += 1
-            text = f"no snapshot uses {info.key} ({info.size_bytes} bytes)"
-            yield Finding("note", "manifest-unused", info.key, text, "garbage collection removes it")
+            text = f"no snapshot that can be read uses {info.key} ({info.size_bytes} bytes)"
+            advice = "keep it: see the damaged records" if self._has_unreadable else "garbage collection removes it"
+            yield Finding("note", "manifest-unused", info.key, text, advice)
             try:
                 decode_manifest(self._store.read(info.key, limit_bytes=_MAX_MANIFEST_BYTES), where=info.key)
             except NotFound:

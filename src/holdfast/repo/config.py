@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import dataclass
 from typing import Final
 
 from holdfast.errors import NewerFormat, NotAStore, ObjectExists
 from holdfast.repo.generations import create_generation, read_newest
-from holdfast.repo.layout import CONFIG, PREFIXES
+from holdfast.repo.layout import CONFIG, PREFIXES, new_write_id
 from holdfast.repo.record import Fields
 from holdfast.store.protocol import ObjectStore
 
@@ -44,7 +43,7 @@ def create_config(store: ObjectStore) -> Config:
     if newest.fields:
         raise ObjectExists(f"{store.url} has a config already", key=newest.fields.key)
     verify_empty(store)
-    config = Config(secrets.token_hex(16), FORMAT_MAJOR, FORMAT_MINOR, dict.fromkeys(OPERATIONS, ()))
+    config = Config(new_write_id(), FORMAT_MAJOR, FORMAT_MINOR, dict.fromkeys(OPERATIONS, ()))
     fields = {
         "kind": "config",
         "write_id": config.store_id,

@@ -44,11 +44,13 @@ def _hash_batch(batch: Sequence[Piece]) -> list[HashedPiece]:
     return [hash_piece(piece) for piece in batch]
 
 
-def iter_hashed(pieces: Sequence[Piece], pool: ThreadPoolExecutor) -> Iterator[list[HashedPiece]]:
+def iter_hashed(
+    pieces: Sequence[Piece], pool: ThreadPoolExecutor, *, limit_bytes: int = UNIT_BYTES
+) -> Iterator[list[HashedPiece]]:
     """Yield all pieces in order and in batches, the next ones being read and hashed meanwhile."""
     waiting: deque[Future[list[HashedPiece]]] = deque()
     try:
-        for batch in group_pieces(pieces, limit_bytes=UNIT_BYTES):
+        for batch in group_pieces(pieces, limit_bytes=limit_bytes):
             waiting.append(pool.submit(_hash_batch, batch))
             if len(waiting) > _AHEAD:
                 yield waiting.popleft().result()
@@ -68,20 +70,29 @@ def iter_digests(pieces: Sequence[Piece], pool: ThreadPoolExecutor) -> Iterator[
 class Filler:
     """Fills packs with what the store does not hold; used by one thread, which owns the pool's results."""
 
-    def __init__(self, holdings: Holdings, packer: Packer, pool: ThreadPoolExecutor, *, verify_reuse: bool) -> None:
+    def __init__(
+        self,
+        holdings: Holdings,
+        packer: Packer,
+        pool: ThreadPoolExecutor,
+        *,
+        verify_reuse: bool,
+        batch_bytes: int = UNIT_BYTES,
+    ) -> None:
         """Look up in `holdings`, write to `packer`; with `verify_reuse`, read each chunk before relying on it."""
         self.new_bytes = 0
         self._holdings = holdings
         self._packer = packer
         self._pool = pool
         self._verify_reuse = verify_reuse
+        self._batch_bytes = batch_bytes
         self._known: dict[Digest, Location] = {}
         self._last: Piece | None = None
 
     def fill(self, pieces: Sequence[Piece], progress: Progress) -> list[ChunkRef]:
         """Return a reference for every piece, having written those that the store does not hold."""
         refs: list[ChunkRef] = []
-        for batch in iter_hashed(pieces, self._pool):
+        for batch in iter_hashed(pieces, self._pool, limit_bytes=self._batch_bytes):
             self._packer.keep_alive()
             self._known.update(self._find_reusable(batch))
             refs += self._write(batch)
@@ -93,7 +104,7 @@ class Filler:
         for ref in expected:
             self._known.pop(ref.digest, None)
         refs: list[ChunkRef] = []
-        for batch in iter_hashed(pieces, self._pool):
+        for batch in iter_hashed(pieces, self._pool, limit_bytes=self._batch_bytes):
             refs += self._write(batch)
         if [ref.digest for ref in refs] != [ref.digest for ref in expected]:
             raise SourceChanged("what is being saved changed meanwhile; nothing was committed. Save again")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import secrets
 import socket
 from typing import Final, Literal
 
 from holdfast.errors import LeaseLost, ObjectExists, StoreError
 from holdfast.repo.generations import create_generation, list_generations
-from holdfast.repo.layout import generation_key, lease_stem, new_lease_id
+from holdfast.repo.layout import generation_key, lease_stem, new_lease_id, new_write_id
 from holdfast.store.protocol import ObjectStore
 
 RENEW_S: Final = 60.0
@@ -62,7 +61,7 @@ class Lease:
             "kind": "lease",
             "lease": self.lease_id,
             "state": state,
-            "write_id": secrets.token_hex(16),
+            "write_id": new_write_id(),
             "purpose": self._purpose,
             "host": socket.gethostname(),
             "pid": os.getpid(),

@@ -15,7 +15,7 @@ from holdfast.digest import DIGEST_BYTES, Digest, hash_bytes, hash_kind
 from holdfast.errors import Corrupt, DigestMismatch, NewerFormat, NotFound, TooLarge
 from holdfast.repo.chunk import CHUNK_BYTES, RAW, ChunkRef, Location
 from holdfast.repo.columns import MAX_TABLE_BYTES, Kind, Schema, Table, column, decode_table, encode_table
-from holdfast.repo.layout import is_file_id, manifest_key
+from holdfast.repo.layout import ManifestRef, is_file_id, manifest_key
 from holdfast.repo.record import Json, canonical_json
 from holdfast.store.protocol import ObjectStore
 
@@ -151,15 +151,6 @@ class _Numbers:
             self._numbers[identity] = len(self.values)
             self.values.append(value)
         return self._numbers[identity]
-
-
-@dataclass(frozen=True, slots=True)
-class ManifestRef:
-    """How a record points to a manifest: the referrer keeps the digest."""
-
-    manifest_id: str
-    digest: Digest
-    size_bytes: int
 
 
 def read_manifest(store: ObjectStore, ref: ManifestRef) -> Manifest:

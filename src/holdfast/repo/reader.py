@@ -11,7 +11,7 @@ from typing import Self
 from holdfast.digest import short_hex
 from holdfast.errors import Corrupt, DigestMismatch, MissingChunk, NewerFormat, NotFound, StoreError
 from holdfast.repo.chunk import RAW, UNIT_BYTES, ChunkRef, Location, verify_chunk
-from holdfast.repo.copies import iter_copies
+from holdfast.repo.copies import Copies
 from holdfast.repo.layout import pack_key
 from holdfast.repo.manifest import Entry, read_manifest
 from holdfast.repo.repository import Repository, count_threads
@@ -37,7 +37,7 @@ class SnapshotReader:
         """Read the manifest; raises NotFound if the snapshot has been collected, Corrupt if it is damaged."""
         self.snapshot = snapshot
         self.manifest = read_manifest(repo.store, snapshot.manifest)
-        self._repo = repo
+        self._copies = Copies(repo)
         self._store = repo.store
         self._pool = ThreadPoolExecutor(count_threads(), "holdfast-read")
 
@@ -136,7 +136,7 @@ class SnapshotReader:
             return self._read_copy(ref, ref.location, what)
         except (NotFound, Corrupt, NewerFormat, StoreError) as error:
             # A hint is only a hint. Other snapshots, or repairs, may have left another copy.
-            for location in iter_copies(self._repo, ref):
+            for location in self._copies.iter_copies(ref):
                 try:
                     return self._read_copy(ref, location, what)
                 except (NotFound, Corrupt, NewerFormat, StoreError):

@@ -14,6 +14,7 @@ from holdfast.errors import Corrupt, NewerFormat
 
 MAX_RECORD_BYTES: Final = 64 << 20
 RECORD_VERSION: Final = 0
+MAX_DEPTH: Final = 100
 
 _HEADER_BYTES: Final = 112
 _HEADER: Final = re.compile(rb"holdfast-record ([0-9a-f]{4}) ([0-9a-f]{8}) ([0-9a-f]{64}) ")
@@ -32,17 +33,19 @@ def canonical_json(value: Json) -> bytes:
 
 
 def _verify_keys(value: Json) -> None:
-    """Refuse keys that are no strings: JSON turns them into such, which then sort otherwise when they come back."""
-    waiting = [value]
+    """Refuse what would not come back: keys that are no strings sort otherwise then, and deep nesting may not parse."""
+    waiting = [(value, 0)]
     while waiting:
-        found = waiting.pop()
+        found, depth = waiting.pop()
+        if depth > MAX_DEPTH:
+            raise ValueError(f"it is nested more than {MAX_DEPTH} deep")
         if isinstance(found, dict):
             odd = [key for key in found if not isinstance(key, str)]
             if odd:
                 raise TypeError(f"the key {odd[0]!r} is not a string")
-            waiting.extend(found.values())
+            waiting.extend((each, depth + 1) for each in found.values())
         elif isinstance(found, list | tuple):
-            waiting.extend(found)
+            waiting.extend((each, depth + 1) for each in found)
 
 
 def encode_record(fields: Mapping[str, Json]) -> bytes:

@@ -21,7 +21,7 @@ from holdfast.store.protocol import ObjectStore
 _READ_BYTES: Final = CHUNK_BYTES
 """How much is read at once: little enough to be hashed while it is still in the processor's cache."""
 _BATCH: Final = 16
-"""Stretches that a thread takes at once: handing over a single one would cost as much as reading it."""
+"""Stretches that a thread takes at once: to hand over a single one costs as much as to open its file."""
 _AHEAD: Final = 8
 _BUFFER_BYTES: Final = _READ_BYTES + 2 * PAGE_BYTES
 _ZEROS: Final = bytes(PAGE_BYTES)
@@ -106,8 +106,8 @@ class Scrubber:
     def _buffer(self, stretch: Stretch) -> memoryview:
         """Return memory that lies on its pages as the stretch does on those of the file.
 
-        The memory of a bytearray begins 16 bytes into a page. To copy there from the start of one, as the page cache
-        does, takes processors with a slow `rep movsb` (AMD Zen 3) five times as long.
+        The memory of a large bytearray begins 16 bytes into a page. To copy there from the start of one, as the page
+        cache does, takes processors with a slow `rep movsb` (AMD Zen 3) five times as long.
         """
         if not hasattr(self._local, "buffer"):
             self._local.buffer = memoryview(mmap.mmap(-1, _BUFFER_BYTES))

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import itertools
-import secrets
 import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
 from holdfast.digest import Digest
-from holdfast.errors import Corrupt, NotFound
+from holdfast.errors import Corrupt, NewerFormat, NotFound
 from holdfast.repo.generations import Newest, change_name, iter_stems, read_listed, read_newest
-from holdfast.repo.layout import SNAPSHOTS, escape_name, is_file_id, snapshot_prefixes, snapshot_stem, verify_name
-from holdfast.repo.manifest import ManifestRef
+from holdfast.repo.layout import (
+    SNAPSHOTS,
+    ManifestRef,
+    escape_name,
+    is_file_id,
+    new_write_id,
+    snapshot_prefixes,
+    snapshot_stem,
+    verify_name,
+)
 from holdfast.repo.record import Fields, Json
 from holdfast.store.protocol import ObjectStore
 
@@ -52,7 +59,7 @@ class DamagedName:
     """A name whose newest record cannot be believed."""
 
     stem: str
-    error: Corrupt
+    error: Corrupt | NewerFormat
 
 
 def read_name(store: ObjectStore, name: str) -> NameState:
@@ -77,7 +84,7 @@ def iter_names(store: ObjectStore, prefix: str = "") -> Iterator[Snapshot | Dama
         try:
             newest = read_listed(store, stem, generations)
             state = _parse_state(newest, newest.fields.text("name")) if newest.fields else None
-        except Corrupt as error:
+        except (Corrupt, NewerFormat) as error:
             yield DamagedName(stem, error)
             continue
         if state and state.snapshot and state.name.startswith(prefix):
@@ -96,7 +103,7 @@ def withdraw_snapshot(store: ObjectStore, snapshot: Snapshot, before: Snapshot |
     if before is None:
         _create_tombstone(store, snapshot.name, generation)
     else:
-        commit_snapshot(store, replace(before, generation=generation, write_id=secrets.token_hex(16)))
+        commit_snapshot(store, replace(before, generation=generation, write_id=new_write_id()))
 
 
 def delete_snapshot(store: ObjectStore, name: str) -> Snapshot:
@@ -113,7 +120,7 @@ def _create_tombstone(store: ObjectStore, name: str, generation: int) -> None:
         "kind": "snapshot",
         "name": name,
         "state": "deleted",
-        "write_id": secrets.token_hex(16),
+        "write_id": new_write_id(),
         "time": store.clock(),
     }
     change_name(store, snapshot_stem(name), generation, fields, name=name)

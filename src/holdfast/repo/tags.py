@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from holdfast.digest import Digest
-from holdfast.errors import Corrupt, NameInUse, NotFound
+from holdfast.errors import Corrupt, NameInUse, NewerFormat, NotFound
 from holdfast.repo.generations import Newest, change_name, iter_stems, read_listed, read_newest
-from holdfast.repo.layout import TAGS, escape_name, tag_stem, verify_name
+from holdfast.repo.layout import TAGS, escape_name, new_write_id, tag_stem, verify_name
 from holdfast.repo.record import Json
 from holdfast.repo.snapshots import DamagedName, Snapshot
 from holdfast.store.protocol import ObjectStore
@@ -38,7 +37,7 @@ def iter_tags(store: ObjectStore) -> Iterator[Tag | DamagedName]:
         try:
             newest = read_listed(store, stem, generations)
             tag = _parse_tag(newest, newest.fields.text("name")) if newest.fields else None
-        except Corrupt as error:
+        except (Corrupt, NewerFormat) as error:
             yield DamagedName(stem, error)
             continue
         if tag:
@@ -72,7 +71,7 @@ def delete_tag(store: ObjectStore, name: str) -> Tag:
 
 
 def _create(store: ObjectStore, newest: Newest, name: str, fields: dict[str, Json]) -> None:
-    identity = {"kind": "tag", "name": name, "write_id": secrets.token_hex(16)}
+    identity = {"kind": "tag", "name": name, "write_id": new_write_id()}
     change_name(store, newest.stem, newest.next_generation, {**identity, **fields}, name=name)
 
 

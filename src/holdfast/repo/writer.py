@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -25,15 +24,16 @@ from holdfast.errors import (
     Unsupported,
 )
 from holdfast.progress import Progress, Silent
-from holdfast.repo.chunk import INLINE_BYTES, ChunkRef
+from holdfast.repo.chunk import INLINE_BYTES, UNIT_BYTES, ChunkRef
 from holdfast.repo.fill import Filler, iter_digests
 from holdfast.repo.holdings import Holdings, find_base, read_bases
 from holdfast.repo.index import merge_tiers
-from holdfast.repo.layout import manifest_key, new_file_id, pack_key, verify_name
+from holdfast.repo.layout import ManifestRef, manifest_key, new_file_id, new_write_id, pack_key, verify_name
 from holdfast.repo.leases import Lease
-from holdfast.repo.manifest import Entry, ManifestRef, digest_snapshot, encode_manifest
+from holdfast.repo.manifest import Entry, digest_snapshot, encode_manifest
 from holdfast.repo.marks import read_bad_packs, read_marked
 from holdfast.repo.packing import Packer
+from holdfast.repo.reader import SnapshotReader
 from holdfast.repo.record import Json, canonical_json
 from holdfast.repo.repository import Repository, count_threads
 from holdfast.repo.snapshots import (
@@ -102,7 +102,9 @@ def save(repo: Repository, request: Request, *, progress: Progress | None = None
     logical_bytes = sum(source.size_bytes for source in request.sources)
     with ThreadPoolExecutor(count_threads(), "holdfast-hash") as pool:
         if state.snapshot and not request.overwrite:
-            return _find_same(request, pieces, state.snapshot, pool, started)
+            same = _find_same(repo, request, pieces, state.snapshot, pool)
+            if same:
+                return replace(same, seconds=time.monotonic() - started)
         _verify_room(repo, request, pieces, pool)
         repo.verify_may_write()
         progress.begin(f"save {request.name}", logical_bytes)
@@ -148,9 +150,12 @@ def _verify_entry_name(name: str, snapshot_name: str) -> str:
 
 
 def _find_same(
-    request: Request, pieces: Sequence[Piece], held: Snapshot, pool: ThreadPoolExecutor, started: float
-) -> SaveResult:
-    """Accept a repeated save of the same content and metadata; refuse any other before a byte is written."""
+    repo: Repository, request: Request, pieces: Sequence[Piece], held: Snapshot, pool: ThreadPoolExecutor
+) -> SaveResult | None:
+    """Accept a repeated save of the same content and metadata; refuse any other before a byte is written.
+
+    Returns None if the name holds the same, but it has rotted: then it has to be saved anew.
+    """
     refs = list(iter_digests(pieces, pool))
     digest = digest_snapshot(request.spec, _build_entries(request.sources, pieces, refs))
     if digest != held.digest or canonical_json(request.metadata) != canonical_json(held.metadata):
@@ -159,8 +164,21 @@ def _find_same(
             " Choose another name, or overwrite it (--overwrite, overwrite=True)",
             name=request.name,
         )
-    seconds = time.monotonic() - started
-    return SaveResult(request.name, digest, held.generation, held.logical_bytes, 0, seconds, existed=True)
+    if request.verify_reuse and not _is_readable(repo, held):
+        return None
+    return SaveResult(request.name, digest, held.generation, held.logical_bytes, 0, 0.0, existed=True)
+
+
+def _is_readable(repo: Repository, snapshot: Snapshot) -> bool:
+    """Read all of a snapshot and tell whether it is what it was."""
+    try:
+        with SnapshotReader(repo, snapshot) as reader:
+            for entry in reader.manifest.iter_entries():
+                for _ in reader.iter_entry(entry):
+                    pass
+    except (NotFound, Corrupt, StoreError):
+        return False
+    return True
 
 
 def _verify_room(repo: Repository, request: Request, pieces: Sequence[Piece], pool: ThreadPoolExecutor) -> None:
@@ -229,7 +247,10 @@ class _Save:
         avoid = read_marked(self._store) | read_bad_packs(self._store)
         bases = read_bases(self._store, [self._state.snapshot, find_base(self._repo, self._request.name)])
         holdings = Holdings(self._repo, bases, avoid=avoid)
-        return Filler(holdings, self._packer, self._pool, verify_reuse=self._request.verify_reuse)
+        # Batches are read ahead, hashed and written: a handful is in memory at any time.
+        batch_bytes = min(UNIT_BYTES, self._repo.budget_bytes // 8)
+        verify_reuse = self._request.verify_reuse
+        return Filler(holdings, self._packer, self._pool, verify_reuse=verify_reuse, batch_bytes=batch_bytes)
 
     def _write_manifest(
         self, pieces: Sequence[Piece], refs: list[ChunkRef], filler: Filler
@@ -268,7 +289,7 @@ class _Save:
             metadata=dict(self._request.metadata),
             lease_id=self._lease.lease_id,
             generation=self._state.next_generation,
-            write_id=secrets.token_hex(16),
+            write_id=new_write_id(),
         )
         commit_snapshot(self._store, snapshot)
         return snapshot

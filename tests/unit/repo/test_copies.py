@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.digest import hash_bytes
 from holdfast.repo.chunk import ChunkRef, Location
-from holdfast.repo.copies import iter_copies, iter_footers
+from holdfast.repo.copies import Copies, iter_footers
 from holdfast.repo.index import write_fragment
 from holdfast.repo.pack import PackBuilder
 from holdfast.repo.repository import Repository
@@ -38,18 +38,18 @@ def ref(location: Location, data: bytes = DATA) -> ChunkRef:
 def test_every_copy_but_the_hint_is_told_once_and_those_of_the_index_first(
     repo: Repository, copied: list[Location]
 ) -> None:
-    assert list(iter_copies(repo, ref(copied[0]))) == [copied[1], copied[2]]
-    assert list(iter_copies(repo, ref(copied[1]))) == [copied[0], copied[2]]
+    assert list(Copies(repo).iter_copies(ref(copied[0]))) == [copied[1], copied[2]]
+    assert list(Copies(repo).iter_copies(ref(copied[1]))) == [copied[0], copied[2]]
 
 
 def test_copies_are_found_without_an_index(repo: Repository, store: MemoryStore, copied: list[Location]) -> None:
     for key in keys(store, "index/"):
         store.delete(key)
-    assert list(iter_copies(repo, ref(copied[2]))) == [copied[0], copied[1]]
+    assert list(Copies(repo).iter_copies(ref(copied[2]))) == [copied[0], copied[1]]
 
 
 def test_a_chunk_of_another_size_is_no_copy(repo: Repository, copied: list[Location]) -> None:
-    assert list(iter_copies(repo, ChunkRef(hash_bytes(DATA), 4999, copied[0]))) == []
+    assert list(Copies(repo).iter_copies(ChunkRef(hash_bytes(DATA), 4999, copied[0]))) == []
 
 
 def test_packs_whose_footer_cannot_be_read_are_passed_over(store: MemoryStore, copied: list[Location]) -> None:
@@ -58,7 +58,7 @@ def test_packs_whose_footer_cannot_be_read_are_passed_over(store: MemoryStore, c
     watched = Watched(store)
     watched.failing.add(f"packs/{PACKS[1]}")
     assert [pack_id for pack_id, _ in iter_footers(watched)] == [PACKS[2]]
-    (found,) = iter_copies(new_repo_over(watched, store), ref(copied[0]))
+    (found,) = Copies(new_repo_over(watched, store)).iter_copies(ref(copied[0]))
     assert found == copied[2]
 
 

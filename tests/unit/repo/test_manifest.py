@@ -15,12 +15,11 @@ from holdfast.digest import Digest, hash_bytes
 from holdfast.errors import Corrupt, DigestMismatch, NewerFormat, NotFound, TooLarge
 from holdfast.repo.chunk import CHUNK_BYTES, ChunkRef, Location
 from holdfast.repo.columns import Kind
-from holdfast.repo.layout import manifest_key
+from holdfast.repo.layout import ManifestRef, manifest_key
 from holdfast.repo.manifest import (
     INLINE,
     Entry,
     Manifest,
-    ManifestRef,
     decode_manifest,
     digest_entry,
     digest_snapshot,
