@@ -54,9 +54,10 @@ class Cli:
         return ran.out
 
     def find(self, prefix: str) -> Path:
-        """Return the only object below a prefix."""
-        (path,) = [path for path in (self.store / prefix).iterdir() if not path.name.startswith(".")]
-        return path
+        """Return the only file below `prefix`; of the config's two generations, the one that counts."""
+        *others, found = sorted((self.store / prefix).iterdir())
+        assert not others or prefix == "config"
+        return found
 
 
 def digest_tree(top: Path) -> str:

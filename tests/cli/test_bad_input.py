@@ -67,7 +67,7 @@ def test_a_place_without_a_store(empty: Cli, store: str, verb: list[str], reason
 
 @pytest.mark.parametrize("verb", EVERY_VERB, ids=" ".join)
 def test_a_newer_format(saved: Cli, verb: list[str]) -> None:
-    config = {"kind": "config", "generation": 0, "store_id": "x", "format": {"major": 9, "minor": 1}, "features": {}}
+    config = {"kind": "config", "generation": 1, "store_id": "x", "format": {"major": 9, "minor": 1}, "features": {}}
     saved.find("config").write_bytes(encode_record(config))
 
     _verify_refusal(saved, ["-s", "ckpts", *verb], "has format 9.1, this Holdfast reads up to 0: upgrade")
@@ -80,7 +80,7 @@ def test_a_feature_that_writers_must_know(saved: Cli, verb: list[str]) -> None:
     features = {"read": [], "write": ["tides"], "collect": []}
     config = {
         "kind": "config",
-        "generation": 0,
+        "generation": 1,
         "store_id": "x",
         "format": {"major": 0, "minor": 1},
         "features": features,
@@ -105,7 +105,11 @@ def _truncate(prefix: str, size: int) -> Damage:
 
 
 def _remove(prefix: str) -> Damage:
-    return lambda cli: cli.find(prefix).unlink()
+    def damage(cli: Cli) -> None:
+        for path in (cli.store / prefix).iterdir():
+            path.unlink()
+
+    return damage
 
 
 @pytest.mark.parametrize(
@@ -116,7 +120,7 @@ def _remove(prefix: str) -> Damage:
         (_flip("manifests", 100), ["show", "snap"], "its digest is not the one its snapshot keeps"),
         (_flip("snapshots", -10), ["show", "snap"], "is damaged: its bytes do not have the digest that it states"),
         (_flip("snapshots", -10), ["rm", "snap", "--yes"], "is damaged"),
-        (_flip("config", -10), ["ls"], "record config/00000000 is damaged"),
+        (_flip("config", -10), ["ls"], "record config/00000001 is damaged"),
         (_truncate("packs", 1_000_000), ["cat", "snap", "model.bin"], "no other intact copy is in the store"),
         (_truncate("manifests", 50), ["cat", "snap", "model.bin"], "is damaged"),
         (_truncate("snapshots", 50), ["show", "snap"], "no snapshot or tag 'snap'"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Iterator
@@ -88,6 +89,15 @@ def _terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     os.close(person)
 
 
+def _read_all(terminal: int) -> str:
+    """Return all that was written; the terminal hands it out in pieces."""
+    seen = b""
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            seen += os.read(terminal, 1 << 16)
+    return seen.decode()
+
+
 def test_long_work_shows_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output, "_BAR_AFTER_S", -1.0)
     with _terminal(monkeypatch) as terminal:
@@ -98,7 +108,7 @@ def test_long_work_shows_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
         progress.end()
         progress.end()
 
-        seen = os.read(terminal, 1 << 16).decode()
+        seen = _read_all(terminal)
     assert r"save [bold]x\x1b" in seen
     assert "50/100 bytes" in seen
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Self
 
@@ -38,6 +39,17 @@ class HookedStore:
         self.inner.prepare(prefixes)
         self.after("prepare", "")
 
+    def hold(self, *, exclusive: bool) -> AbstractContextManager[bool]:
+        return self.inner.hold(exclusive=exclusive)
+
+    def remove_debris(self, *, older_than_s: float) -> int:
+        return self.inner.remove_debris(older_than_s=older_than_s)
+
+    def sync(self, prefix: str) -> None:
+        self.before("sync", prefix)
+        self.inner.sync(prefix)
+        self.after("sync", prefix)
+
     def create(self, key: str, data: Buffer, *, durable: bool = True) -> None:
         self.before("create", key)
         self.inner.create(key, data, durable=durable)
@@ -61,9 +73,9 @@ class HookedStore:
         self.after("list", prefix)
         return found
 
-    def delete(self, key: str) -> None:
+    def delete(self, key: str, *, durable: bool = False) -> None:
         self.before("delete", key)
-        self.inner.delete(key)
+        self.inner.delete(key, durable=durable)
         self.after("delete", key)
 
     def stat(self, key: str) -> ObjectInfo:

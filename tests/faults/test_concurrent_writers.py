@@ -86,7 +86,8 @@ def test_many_first_saves_into_an_empty_place_agree_on_one_store(crew: Crew, tmp
         root = tmp_path / str(number)
         assert crew.run([SaveTask(str(root), f"n{i}", content(i)) for i in range(crew.size)]) == ["saved"] * crew.size
         store = LocalStore(root)
-        assert len(store.list(CONFIG)) == 1
+        # The config, and its confirmation.
+        assert len(store.list(CONFIG)) == 2
         state = read_state(store)
         assert all(holds(state, f"n{i}", content(i)) for i in range(crew.size))
         verify_clean(root)

@@ -84,8 +84,8 @@ def test_the_verbs_meet_every_operation_of_a_store() -> None:
         verb.act(store)
         met |= {operation.name for operation in store.log}
     assert met == {
-        "prepare", "create", "upload", "append", "commit", "read", "read_into", "list", "stat", "delete",
-        "find_free_bytes",
+        "prepare", "sync", "create", "upload", "append", "commit", "read", "read_into", "list", "stat", "delete",
+        "find_free_bytes", "hold",
     }  # fmt: skip
 
 

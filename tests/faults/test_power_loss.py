@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 import pytest
 
 from holdfast.errors import NotAStore, NotFound
@@ -111,20 +109,7 @@ def save_after_a_death(work: Work, stop_at: int) -> SimulatedDisk | None:
     return disk
 
 
-NOT_SYNCED: Final = pytest.mark.xfail(
-    reason="who finds the record of a dead process relies on it without making its directory durable"
-)
-
-
-@pytest.mark.parametrize(
-    "work",
-    [
-        pytest.param(
-            work, marks=NOT_SYNCED if str(work) in ("first save", "save beside", "set tag") else (), id=str(work)
-        )
-        for work in WORK
-    ],
-)
+@pytest.mark.parametrize("work", WORK, ids=str)
 def test_what_returned_survives_even_if_it_builds_on_what_a_dead_process_left(work: Work) -> None:
     rehearsal = prepared_disk(work)
     files = TroubledFiles(rehearsal)

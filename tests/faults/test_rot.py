@@ -80,7 +80,6 @@ def test_an_overwrite_with_what_has_rotted_makes_it_whole_again(damage: Damage) 
     assert load(store, "a") == SHARED
 
 
-@pytest.mark.xfail(reason="a repeated save believes the record and does not look whether its bytes are still there")
 @pytest.mark.parametrize("prefix", [PACKS, MANIFESTS])
 @pytest.mark.parametrize("damage", [HALVED, ZEROED, SCRAMBLED, DELETED], ids=str)
 def test_a_repeated_save_of_what_has_rotted_does_not_return_unless_it_loads(damage: Damage, prefix: str) -> None:
@@ -237,7 +236,8 @@ def test_a_file_cut_short_is_found_and_never_read(prefix: str) -> None:
 @pytest.mark.parametrize("prefix", kinds())
 def test_a_file_that_is_gone_is_found_if_it_was_needed_and_never_read_around(prefix: str) -> None:
     base = full_store()
-    needed = prefix in ("config/", "packs/", "manifests/")
+    # Of the config there are two, and either will do.
+    needed = prefix in ("packs/", "manifests/")
     unused = {finding.key for finding in check_store(base)}
     for key in keys(base, prefix):
         store = base.clone()

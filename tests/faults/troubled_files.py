@@ -97,6 +97,9 @@ class TroubledFiles:
     def list_directory(self, path: str) -> list[str]:
         return self._live().list_directory(path)
 
+    def lock(self, path: str, *, exclusive: bool) -> int | None:
+        return self._live().lock(path, exclusive=exclusive)
+
     def link(self, source: str, target: str) -> None:
         self._mutate("link", lambda inner: inner.link(source, target))
 

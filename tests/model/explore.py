@@ -170,11 +170,11 @@ def _iter_broken_save(world: World, number: int, order: Save, writer: Writer) ->
             yield "I2: a save that returned is gone, and nobody replaced it"
         if writer.is_stale:
             yield "I3: a save won over another that it had not seen"
-    if writer.outcome == "withdrawn":
-        for author in writer.skipped:
-            other = world.actors[author % WITHDRAWER] if author >= 0 else None
-            if other is None or (isinstance(other, Writer) and other.outcome == "returned"):
-                yield "I2: a save that returned was undone by another's withdrawal"
+    for author in writer.skipped:
+        other = world.actors[author % WITHDRAWER] if author >= 0 else Writer(outcome="returned")
+        end = other.outcome if isinstance(other, Writer) else ""
+        if (writer.outcome, end) in (("withdrawn", "returned"), ("existed", "withdrawn")):
+            yield "I2: what a save had returned for was undone by a withdrawal"
 
 
 def find_broken_end(scene: Scene, world: World, rules: Rules) -> str:

@@ -74,6 +74,12 @@ MUTANTS: Final = (
         "I5",
     ),
     Mutant(
+        "a repeated save is content with what may be withdrawn",
+        Rules(repeats="any"),
+        "first save, the same again, collector",
+        "I2",
+    ),
+    Mutant(
         "a sweep reads leases before records",
         Rules(sweep_reads="leases first"),
         "overwrite beside a mark on what it replaces, two collectors",

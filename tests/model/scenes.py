@@ -31,6 +31,7 @@ SCENES: Final = {
             "first save that forgets, collector", (Save("first", content="ab", forgets=True, keeps_alive=1), Collect())
         ),
         Scene("two first saves, collector", (Save("first"), Save("first", content="b"), Collect())),
+        Scene("first save, the same again, collector", (Save("first"), Save("repeat"), Collect())),
         Scene(
             "overwrite, collector",
             (Save("overwrite", content="ab"), Collect(purges=True)),
@@ -45,7 +46,7 @@ SCENES: Final = {
         ),
         Scene(
             "two overwrites, collector",
-            (Save("overwrite", content="b"), Save("overwrite", content="ab"), Collect(purges=True)),
+            (Save("overwrite", content="b"), Save("overwrite", content="ab"), Collect()),
             OLD_FILES | ORPHAN,
             ((OLD,),),
         ),

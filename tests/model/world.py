@@ -32,6 +32,7 @@ class Rules:
     commits_last: bool = True
     random_names: bool = True
     restores: Literal["verified", "newest"] = "verified"
+    repeats: Literal["settled", "any"] = "settled"
     trims_lease: bool = False
     forgets_fenced: bool = False
     # Collector

@@ -34,7 +34,8 @@ EMPTY: Final[frozenset[str]] = frozenset()
 class Save:
     """What a writer is asked to do."""
 
-    kind: Literal["first", "overwrite", "repack"]
+    kind: Literal["first", "overwrite", "repack", "repeat"]
+    """A repeat is a first save that takes what it finds for its own earlier try, if the content is the same."""
     name: int = 0
     content: str = "a"
     """Its chunks; a repack keeps those that it finds."""
@@ -150,7 +151,9 @@ def _name(turn: Turn) -> Steps:
     chain = turn.world.names[turn.order.name]
     top = newest(chain)
     is_held = top is not None and top.is_live
-    if is_held if turn.order.kind == "first" else not is_held:
+    if top and is_held and turn.order.kind == "repeat" and top.content == turn.order.content:
+        return _find_same(turn, top)
+    if is_held == (turn.order.kind in ("first", "repeat")):
         return turn.end("finds the name in use, or gone", "in use")
     return turn.to(
         "reads the name",
@@ -160,6 +163,14 @@ def _name(turn: Turn) -> Steps:
         options=walk_unsettled(chain, turn.world.leases),
         content=top.content if top and turn.order.kind == "repack" else turn.order.content,
     )
+
+
+def _find_same(turn: Turn, top: Record) -> Steps:
+    """Be content with what is there, unless that may yet be withdrawn."""
+    if turn.rules.repeats == "settled" and lease_state(turn.world.leases, top.lease) != "released":
+        return turn.end("finds the same, but unsettled", "busy")
+    found = turn._replace(me=turn.me._replace(skipped=frozenset([top.author])))
+    return found.end("finds the same", "existed")
 
 
 def _lease(turn: Turn) -> Steps:

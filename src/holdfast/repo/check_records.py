@@ -172,5 +172,10 @@ def _is_known(key: str) -> bool:
 
 
 def _torn(key: str) -> Finding:
-    text = f"record {key} was cut short while it was being written; it never counted"
-    return Finding("note", "record-torn", key, text, "garbage collection removes it")
+    text = f"record {key} is cut short: it counts as never written"
+    # Where creates are atomic a crash cannot do this, so for what lasts it is worth a look.
+    is_lasting = key.startswith((SNAPSHOTS, TAGS, CONFIG))
+    advice = "if a save of that name had returned, restore this file from a copy; otherwise it is harmless"
+    if not is_lasting:
+        advice = "garbage collection removes it"
+    return Finding("warning" if is_lasting else "note", "record-torn", key, text, advice)

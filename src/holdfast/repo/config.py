@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Final
 
-from holdfast.errors import NewerFormat, NotAStore, ObjectExists
+from holdfast.errors import NewerFormat, NotAStore, ObjectExists, StoreError
 from holdfast.repo.generations import create_generation, read_newest
 from holdfast.repo.layout import CONFIG, PREFIXES, new_write_id
 from holdfast.repo.record import Fields
@@ -27,6 +28,8 @@ class Config:
     minor: int
     features: dict[str, tuple[str, ...]]
     """Per operation, the features that whoever does it must know."""
+    is_confirmed: bool = False
+    """It was written down a second time, after the first was durable: the store cannot vanish any more."""
 
     def verify_may(self, operation: str, *, url: str) -> None:
         """Raise NewerFormat unless this version knows all that `operation` needs here."""
@@ -46,28 +49,44 @@ def create_config(store: ObjectStore) -> Config:
     config = Config(new_write_id(), FORMAT_MAJOR, FORMAT_MINOR, dict.fromkeys(OPERATIONS, ()))
     fields = {
         "kind": "config",
-        "write_id": config.store_id,
         "store_id": config.store_id,
         "format": {"major": config.major, "minor": config.minor},
         "features": {operation: list(names) for operation, names in config.features.items()},
     }
     store.prepare(PREFIXES)
     # Not always 0: who was first may have died over it, and a torn record never counted.
-    create_generation(store, CONFIG, newest.next_generation, fields)
+    create_generation(store, CONFIG, newest.next_generation, {**fields, "write_id": new_write_id()})
+    with suppress(StoreError):  # it is durable and counts; the next writer confirms it
+        return confirm_config(store)
     return config
+
+
+def confirm_config(store: ObjectStore) -> Config:
+    """Write the config down a second time, unless that was done.
+
+    A config that is visible may not be durable yet, for whoever created it may have died over it. Its repetition is
+    created only after it is durable, so a writer that sees the repetition need not wonder, nor pay for an fsync.
+    """
+    newest = read_newest(store, CONFIG)
+    if newest.fields is None:
+        raise NotAStore(f"{store.url}: its config was created and is gone again")
+    config = parse_config(newest.fields, url=store.url)
+    config.verify_may("write", url=store.url)
+    if config.is_confirmed:
+        return config
+    store.sync(CONFIG)
+    repeated = {**newest.fields.values, "write_id": new_write_id(), "confirms": newest.generation}
+    with suppress(ObjectExists):  # somebody else did it, and had made the first one durable before
+        create_generation(store, CONFIG, newest.next_generation, repeated)
+    return replace(config, is_confirmed=True)
 
 
 def ensure_config(store: ObjectStore) -> Config:
-    """Return the config, creating it if the place is empty; two that come at once agree on one."""
-    config = find_config(store)
-    if config is None:
-        try:
+    """Return the config for a writer, creating it if the place is empty; two that come at once agree on one."""
+    if find_config(store) is None:
+        with suppress(ObjectExists):
             return create_config(store)
-        except ObjectExists:
-            config = find_config(store)
-    if config is None:
-        raise NotAStore(f"{store.url}: its config was created and is gone again")
-    return config
+    return confirm_config(store)
 
 
 def verify_empty(store: ObjectStore) -> None:
@@ -98,7 +117,7 @@ def parse_config(fields: Fields, *, url: str) -> Config:
         raise NewerFormat(f"{url} has format {major}.{minor}, this Holdfast reads up to {FORMAT_MAJOR}: upgrade")
     lists = Fields(fields.key, fields.mapping("features"))
     features = {operation: lists.texts(operation) for operation in lists.values}
-    config = Config(fields.text("store_id"), major, minor, features)
+    config = Config(fields.text("store_id"), major, minor, features, is_confirmed="confirms" in fields.values)
     config.verify_may("read", url=url)
     return config
 

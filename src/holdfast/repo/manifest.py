@@ -6,7 +6,8 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, chain, compress
+from operator import mul, ne, not_, sub
 from typing import Final
 
 import zstandard
@@ -214,8 +215,9 @@ class Manifest:
             raise NewerFormat(f"{where} was written by many ranks, which this Holdfast does not read yet: upgrade")
         self._verify()
         self._chunk_ends = list(accumulate(self._columns["entry_chunks"]))
-        steps = zip(self._columns["entry_chunks"], self._columns["entry_dims"], strict=True)
-        self._box_ends = list(accumulate(2 * chunks * dims for chunks, dims in steps))
+        # Two numbers per chunk and dimension.
+        boxes = accumulate(map(mul, self._columns["entry_chunks"], self._columns["entry_dims"]))
+        self._box_ends = [2 * end for end in boxes]
         self._digests = bytes(self._columns["chunk_digest"])
         self._verify_spans()
 
@@ -297,7 +299,7 @@ class Manifest:
 
     def _strings(self, field: str) -> list[str]:
         values = self._head.get(field)
-        if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        if not isinstance(values, list) or not set(map(type, values)) <= {str}:
             raise Corrupt(f"{self._where}: {field!r} is not a list of strings", key=self._where)
         return values
 
@@ -320,30 +322,33 @@ class Manifest:
         self._verify_places()
 
     def _verify_places(self) -> None:
-        """Check that every chunk lies where one can be."""
+        """Check that every chunk lies where one can be; built-ins, for there may be millions."""
         columns, where = self._columns, self._where
-        placed = ("chunk_pack", "chunk_offset", "chunk_bytes", "chunk_stored")
+        packs, sizes, offsets = columns["chunk_pack"], columns["chunk_bytes"], columns["chunk_offset"]
+        used = set(packs)
+        fits = all(pack < len(self.packs) for pack in used - {INLINE})
+        fits = fits and min(sizes, default=1) > 0 and max(sizes, default=1) <= CHUNK_BYTES
+        if not fits or max(offsets, default=0) >= 1 << 62:
+            raise Corrupt(f"{where}: a chunk lies where it cannot be", key=where)
         inline_end = 0
-        for pack, offset, size, stored in zip(*(columns[name] for name in placed), strict=True):
-            if pack == INLINE:
+        if INLINE in used:
+            rows = zip(offsets, sizes, columns["chunk_stored"], strict=True)
+            for offset, size, stored in compress(rows, map(INLINE.__eq__, packs)):
                 # One after the other: many that shared a large one would unfold into far more than the file.
-                fits = offset == inline_end and stored == size
+                if offset != inline_end or stored != size:
+                    raise Corrupt(f"{where}: a chunk lies where it cannot be", key=where)
                 inline_end += size
-            else:
-                fits = pack < len(self.packs)
-            if not fits or not 0 < size <= CHUNK_BYTES or offset >= 1 << 62:
-                raise Corrupt(f"{where}: a chunk lies where it cannot be", key=where)
         if inline_end != len(columns["inline"]):
             raise Corrupt(f"{where}: inline bytes belong to no chunk", key=where)
 
     def _verify_spans(self) -> None:
         """Check that chunks, boxes and sizes of the entries add up."""
         columns, where = self._columns, self._where
-        ends = list(accumulate(columns["chunk_bytes"], initial=0))
         if (self._chunk_ends or [0])[-1] != self.num_chunks or (self._box_ends or [0])[-1] != len(columns["box"]):
             raise Corrupt(f"{where}: entries and chunks do not add up", key=where)
-        first = 0
-        for size, dims, last in zip(columns["entry_bytes"], columns["entry_dims"], self._chunk_ends, strict=True):
-            if not dims and ends[last] - ends[first] != size:
-                raise Corrupt(f"{where}: the chunks of an entry do not add up to its size", key=where)
-            first = last
+        ends = list(accumulate(columns["chunk_bytes"], initial=0))
+        stops = list(map(ends.__getitem__, self._chunk_ends))
+        spans = map(sub, stops, chain((0,), stops))
+        is_plain = map(not_, columns["entry_dims"])
+        if any(compress(map(ne, spans, columns["entry_bytes"]), is_plain)):
+            raise Corrupt(f"{where}: the chunks of an entry do not add up to its size", key=where)

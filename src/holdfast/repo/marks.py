@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from holdfast.errors import Corrupt, NotFound
 from holdfast.repo.generations import read_record
 from holdfast.repo.layout import BAD, MANIFESTS, MARKS, PACKS, is_file_id
 from holdfast.store.listing import iter_objects
 from holdfast.store.protocol import ObjectStore
+
+_RELISTS: Final = 8
 
 
 def read_marked(store: ObjectStore) -> frozenset[str]:
@@ -15,18 +19,23 @@ def read_marked(store: ObjectStore) -> frozenset[str]:
     A mark that is damaged may have meant any of them, so then all count as marked: a save still works, but
     builds on nothing that others wrote. Marks are not fsynced, so the loss of power can leave such a one.
     """
-    marked: set[str] = set()
-    for info in iter_objects(store, MARKS):
+    for _ in range(_RELISTS):
         try:
-            fields = read_record(store, info.key)
-            if fields:
-                fields.expect(kind="mark")
-                marked.update(fields.texts("keys"))
+            return frozenset(key for info in iter_objects(store, MARKS) for key in _read_keys(store, info.key))
         except NotFound:
-            continue  # its collector is done and has removed it
-        except Corrupt:
-            marked.update(found.key for prefix in (PACKS, MANIFESTS) for found in iter_objects(store, prefix))
-    return frozenset(marked)
+            continue  # its collector is done and has removed it; what is there now is not what was listed
+    raise Corrupt(f"{store.url}: marks keep vanishing while they are read; try again", key=MARKS)
+
+
+def _read_keys(store: ObjectStore, key: str) -> list[str]:
+    try:
+        fields = read_record(store, key)
+        if fields is None:
+            return []
+        fields.expect(kind="mark")
+        return list(fields.texts("keys"))
+    except Corrupt:
+        return [info.key for prefix in (PACKS, MANIFESTS) for info in iter_objects(store, prefix)]
 
 
 def read_bad_packs(store: ObjectStore) -> frozenset[str]:

@@ -49,7 +49,7 @@ class Repository:
 
     def verify_may_write(self) -> Config:
         """Return the config for a writer, creating it at the first save; raises NewerFormat, StoreError."""
-        config = self.config or ensure_config(self.store)
+        config = self.config if self.config and self.config.is_confirmed else ensure_config(self.store)
         config.verify_may("write", url=self.store.url)
         return config
 

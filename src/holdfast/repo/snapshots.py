@@ -40,7 +40,7 @@ class Snapshot:
     logical_bytes: int
     metadata: dict[str, Json]
     lease_id: str
-    """The lease under which it was committed; until that has ended, the generation before is still a root."""
+    """The lease under which it was committed; until that was released, the generation before is still a root."""
     generation: int = -1
     write_id: str = ""
 
@@ -103,7 +103,8 @@ def withdraw_snapshot(store: ObjectStore, snapshot: Snapshot, before: Snapshot |
     if before is None:
         _create_tombstone(store, snapshot.name, generation)
     else:
-        commit_snapshot(store, replace(before, generation=generation, write_id=new_write_id()))
+        restored = replace(before, generation=generation, write_id=new_write_id(), lease_id="")
+        commit_snapshot(store, restored)
 
 
 def delete_snapshot(store: ObjectStore, name: str) -> Snapshot:

@@ -50,6 +50,7 @@ def set_tag(store: ObjectStore, name: str, snapshot: Snapshot, *, move: bool = F
     newest = read_newest(store, tag_stem(name))
     found = _parse_tag(newest, name)
     if found and (found.snapshot_name, found.digest) == (snapshot.name, snapshot.digest):
+        store.sync(TAGS)
         return found
     if found and not move:
         raise NameInUse(f"tag {name!r} points to {found.snapshot_name!r}; move it with --move (move=True)", name=name)

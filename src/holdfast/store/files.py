@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import os
 import stat
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol
-
-if sys.platform == "darwin":
-    import fcntl
 
 # From linux/fs.h and fcntl.h.
 _RENAME_NOREPLACE: Final = 1
@@ -82,6 +80,12 @@ class Files(Protocol):
 
     def remove_directory(self, path: str) -> None:
         """Remove a directory that is empty."""
+
+    def lock(self, path: str, *, exclusive: bool) -> int | None:
+        """Lock a file, made if need be, until its handle is closed or its process ends.
+
+        A shared lock is waited for; an exclusive one is None at once if somebody holds the file.
+        """
 
     def read_free_bytes(self, path: str) -> int:
         """Return how many bytes an ordinary user may still write below `path`."""
@@ -154,6 +158,17 @@ class PosixFiles:
 
     def remove_directory(self, path: str) -> None:
         os.rmdir(path)
+
+    def lock(self, path: str, *, exclusive: bool) -> int | None:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB if exclusive else fcntl.LOCK_SH)
+        except OSError as error:
+            os.close(handle)
+            if exclusive and error.errno in (errno.EAGAIN, errno.EACCES):
+                return None
+            raise
+        return handle
 
     def read_free_bytes(self, path: str) -> int:
         status = os.statvfs(path)

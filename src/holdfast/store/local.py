@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from heapq import heapify, heappop, heappush
 from time import time
 from typing import Final
@@ -14,7 +14,7 @@ from holdfast.digest import Buffer
 from holdfast.errors import BadName, Corrupt, NotFound, ReadOnlyStore, StoreError
 from holdfast.store.files import Files, FileStat, PosixFiles
 from holdfast.store.local_upload import LocalUpload, WriteTarget, begin_upload, explain_write_error, flatten
-from holdfast.store.naming import FileNamer, Naming
+from holdfast.store.naming import TEMP_PREFIX, FileNamer, Naming
 from holdfast.store.protocol import PAGE_LIMIT, ObjectInfo, StoreTraits, verify_key, verify_prefix
 
 # What stands where no object is.
@@ -25,6 +25,10 @@ _LOCAL_TYPES: Final = frozenset(
     | {"ramfs", "vfat", "exfat", "ntfs", "ntfs3", "fuseblk", "apfs", "hfs", "simulated"}
 )
 _VOLATILE_TYPES: Final = frozenset({"tmpfs", "ramfs"})
+
+# What answers a lock where there are none; leases alone then tell who is at work.
+_NO_LOCKS: Final = frozenset({errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
+_LOCK_NAME: Final = ".lock"
 
 # Inside the class `list` is its method.
 _Names = list[str]
@@ -75,6 +79,15 @@ class LocalStore:
             self._namer.make_directories([self._root, *(self._path(prefix.rstrip("/")) for prefix in prefixes)])
         except OSError as error:
             raise explain_write_error(error, key="", path=self._root) from error
+
+    def sync(self, prefix: str) -> None:
+        """Fsync the directory of `prefix`, if it is there."""
+        path = self._path(verify_prefix(prefix).rstrip("/"))
+        try:
+            self._files.sync_directory(path)
+        except OSError as error:
+            if error.errno not in _ABSENT:
+                raise StoreError(f"cannot make {path} durable: {error.strerror}", code=error.errno) from error
 
     def create(self, key: str, data: Buffer, *, durable: bool = True) -> None:
         """Create the file of `key`; without `durable` nothing is fsynced."""
@@ -136,20 +149,51 @@ class LocalStore:
                 page.append(ObjectInfo(key=key, size_bytes=status.size_bytes, modified_s=status.modified_s))
         return page
 
-    def delete(self, key: str) -> None:
-        """Remove the file of `key` if it is there; not fsynced, so the loss of power may bring it back."""
+    def delete(self, key: str, *, durable: bool = False) -> None:
+        """Remove the file of `key` if it is there; without `durable` the loss of power may bring it back."""
         self._verify_writable(key)
         path = self._path(key)
         try:
             self._files.unlink(path)
         except OSError as error:
-            if error.errno in _ABSENT:
-                return
-            raise explain_write_error(error, key=key, path=path) from error
+            if error.errno not in _ABSENT:
+                raise explain_write_error(error, key=key, path=path) from error
+        if durable:
+            self.sync(os.path.dirname(key) + "/")
         # Names come and go below the top directories; their empty remains would slow every list.
         if key.count("/") > 1:
             with suppress(OSError):
                 self._files.remove_directory(os.path.dirname(path))
+
+    @contextmanager
+    def hold(self, *, exclusive: bool) -> Iterator[bool]:
+        """Hold a lock file; it tells about this host only, so on network filesystems nobody is ever alone."""
+        if exclusive and self.traits.network:
+            yield False
+            return
+        try:
+            lock = self._files.lock(self._path(_LOCK_NAME), exclusive=exclusive)
+        except OSError as error:
+            if exclusive or error.errno in _NO_LOCKS:
+                yield not exclusive
+                return
+            raise explain_write_error(error, key=_LOCK_NAME, path=self._path(_LOCK_NAME)) from error
+        try:
+            yield lock is not None
+        finally:
+            if lock is not None:
+                self._files.close(lock)
+
+    def remove_debris(self, *, older_than_s: float) -> int:
+        """Remove temporary files of saves that were killed."""
+        removed = 0
+        for directory in ("", *self._find_directories()):
+            for name in self._list_names(directory):
+                path = os.path.join(self._root, directory, name)
+                if name.startswith(TEMP_PREFIX) and self._is_older(path, older_than_s):
+                    self._namer.discard(path)
+                    removed += 1
+        return removed
 
     def stat(self, key: str) -> ObjectInfo:
         """Return the size and time of the file of `key`."""
@@ -173,6 +217,28 @@ class LocalStore:
                 path = os.path.dirname(path)
             except OSError as error:
                 raise StoreError(f"cannot read the free space of {path}: {error.strerror}", code=error.errno) from error
+
+    def _find_directories(self) -> _Names:
+        found = []
+        for name in self._list_names(""):
+            status = self._find_stat(name) if _is_key(name) else None
+            if status and status.kind == "directory":
+                found.append(name)
+        return found
+
+    def _list_names(self, directory: str) -> _Names:
+        try:
+            return self._files.list_directory(self._path(directory))
+        except OSError as error:
+            if error.errno in _ABSENT:
+                return []
+            raise self._read_error(error, directory) from error
+
+    def _is_older(self, path: str, seconds: float) -> bool:
+        try:
+            return time() - self._files.stat(path).modified_s >= seconds
+        except OSError:
+            return False  # its writer is done with it
 
     def _path(self, key: str) -> str:
         return os.path.join(self._root, key)
@@ -212,12 +278,7 @@ class LocalStore:
 
     def _find_names(self, base: str, prefix: str, after: str) -> _Names:
         """Return what the directory `base` (empty, or ending in "/") has that may be, or hold, a wanted key."""
-        try:
-            names = self._files.list_directory(self._path(base))
-        except OSError as error:
-            if error.errno in _ABSENT:
-                return []
-            raise self._read_error(error, base) from error
+        names = self._list_names(base)
         start = prefix[len(base) :]
         keys = [base + name for name in names if name.startswith(start)]
         # "0" follows "/": all that is below the directory `k` is less than `k0`.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Protocol, Self
@@ -91,6 +92,10 @@ class MemoryStore:
         for prefix in prefixes:
             self._verify_writable(prefix.rstrip("/"))
 
+    def sync(self, prefix: str) -> None:
+        """Do nothing: memory does not last."""
+        verify_prefix(prefix)
+
     def create(self, key: str, data: Buffer, *, durable: bool = True) -> None:
         """Create `key` holding `data`; `durable` means nothing here."""
         self._verify_writable(key)
@@ -125,11 +130,20 @@ class MemoryStore:
             keys = sorted(key for key in self._objects if key.startswith(prefix) and key > after)
             return [_describe(key, self._objects[key]) for key in keys[: max(limit, 0)]]
 
-    def delete(self, key: str) -> None:
-        """Delete `key` if it is there."""
+    def delete(self, key: str, *, durable: bool = False) -> None:
+        """Delete `key` if it is there; `durable` means nothing here."""
         self._verify_writable(key)
         with self._lock:
             self._objects.pop(key, None)
+
+    @contextmanager
+    def hold(self, *, exclusive: bool) -> Iterator[bool]:
+        """Never be sure: another thread may be at work."""
+        yield not exclusive
+
+    def remove_debris(self, *, older_than_s: float) -> int:
+        """Find nothing: what is interrupted here leaves nothing behind."""
+        return 0
 
     def stat(self, key: str) -> ObjectInfo:
         """Return what is known of `key`."""

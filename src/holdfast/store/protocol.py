@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Protocol, Self, runtime_checkable
@@ -109,6 +110,13 @@ class ObjectStore(Protocol):
         who dies between making one and making it durable would otherwise leave a trap for whoever comes next.
         """
 
+    def sync(self, prefix: str) -> None:
+        """Make durable what others have created durably below `prefix` (a component and "/"), as far as it is visible.
+
+        Whoever created it may have died between making it visible and making it durable; who reports success on the
+        strength of it must be sure. Raises StoreError.
+        """
+
     def create(self, key: str, data: Buffer, *, durable: bool = True) -> None:
         """Create `key` holding `data`, if and only if no object is there.
 
@@ -139,8 +147,22 @@ class ObjectStore(Protocol):
         those created or deleted meanwhile may be.
         """
 
-    def delete(self, key: str) -> None:
-        """Delete `key`; an absent one is no error (so that a retry is harmless)."""
+    def delete(self, key: str, *, durable: bool = False) -> None:
+        """Delete `key`; an absent one is no error (so that a retry is harmless).
+
+        With `durable` it MUST NOT come back after a loss of power once this returned.
+        """
+
+    def hold(self, *, exclusive: bool) -> AbstractContextManager[bool]:
+        """Hold the store together with other writers, or alone; yields whether it is held.
+
+        A writer holds it for the whole of a save, waiting if need be; that always works. Alone means that no writer
+        holds it at this moment, on any host that can be told about: where a store cannot tell, and where somebody
+        else holds it, the answer is False at once. No rule of safety needs it; it only spares a collector the wait.
+        """
+
+    def remove_debris(self, *, older_than_s: float) -> int:
+        """Remove what interrupted creates have left behind, if it is older than that; return how many."""
 
     def stat(self, key: str) -> ObjectInfo:
         """Return what is known of `key` without reading it; raises NotFound."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from enum import Enum
 from types import TracebackType
@@ -76,6 +76,9 @@ class FaultyStore:
     def prepare(self, prefixes: Sequence[str]) -> None:
         self._perform("prepare", "", lambda: self._inner.prepare(prefixes))
 
+    def sync(self, prefix: str) -> None:
+        self._perform("sync", prefix, lambda: self._inner.sync(prefix))
+
     def create(self, key: str, data: Buffer, *, durable: bool = True) -> None:
         def tear() -> None:
             self._inner.create(key, _cut(bytes(data)), durable=durable)
@@ -94,8 +97,14 @@ class FaultyStore:
     def list(self, prefix: str, *, after: str = "", limit: int = PAGE_LIMIT) -> list[ObjectInfo]:
         return self._perform("list", prefix, lambda: self._inner.list(prefix, after=after, limit=limit))
 
-    def delete(self, key: str) -> None:
-        self._perform("delete", key, lambda: self._inner.delete(key))
+    def delete(self, key: str, *, durable: bool = False) -> None:
+        self._perform("delete", key, lambda: self._inner.delete(key, durable=durable))
+
+    def hold(self, *, exclusive: bool) -> AbstractContextManager[bool]:
+        return self._perform("hold", "", lambda: self._inner.hold(exclusive=exclusive))
+
+    def remove_debris(self, *, older_than_s: float) -> int:
+        return self._perform("remove_debris", "", lambda: self._inner.remove_debris(older_than_s=older_than_s))
 
     def stat(self, key: str) -> ObjectInfo:
         return self._perform("stat", key, lambda: self._inner.stat(key))

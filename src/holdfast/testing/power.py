@@ -67,6 +67,7 @@ class SimulatedDisk:
         self._numbers = count(1)
         self._top = _Directory(next(self._numbers))
         self._handles: dict[int, tuple[_File, str]] = {}
+        self._locks: dict[int, bool] = {}
         self._syncs: Counter[SyncSite] = Counter()
         self._mutations = 0
         self._dead = False
@@ -119,6 +120,7 @@ class SimulatedDisk:
         with self._lock:
             self._verify_alive()
             del self._handles[handle]
+            self._locks.pop(handle, None)
 
     def write(self, handle: int, buffers: Sequence[memoryview]) -> int:
         with self._lock:
@@ -209,6 +211,16 @@ class SimulatedDisk:
                 raise _failure(errno.ENOTEMPTY, path)
             directory, name = self._find_parent(path)
             directory.change({name: None})
+
+    def lock(self, path: str, *, exclusive: bool) -> int | None:
+        """Lock; who would have to wait is refused, for there is one process only."""
+        with self._lock:
+            self._verify_alive()
+            if any(held or exclusive for held in self._locks.values()):
+                return None
+            handle = self._open(_File(next(self._numbers)), path)
+            self._locks[handle] = exclusive
+            return handle
 
     def read_free_bytes(self, path: str) -> int:
         with self._lock:

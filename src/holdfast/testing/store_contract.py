@@ -12,6 +12,7 @@ import pytest
 
 from holdfast.errors import BadName, Corrupt, HoldfastError, NotFound, ObjectExists, ReadOnlyStore, StoreError
 from holdfast.store.protocol import MAX_COMPONENT_BYTES, MAX_KEY_BYTES, ConditionalStore, ObjectStore
+from holdfast.testing.housekeeping_contract import HousekeepingContract
 
 THREADS: Final = 16
 LIMIT_BYTES: Final = 1 << 20
@@ -48,21 +49,8 @@ WRITE_METHODS: Final = ("create", "upload", "delete")
 READ_METHODS: Final = ("read", "read_into", "stat")
 
 
-class StoreContract:
+class StoreContract(HousekeepingContract):
     """What `holdfast.store.protocol` demands, one test for each sentence of it."""
-
-    def make_store(self, place: Path, *, read_only: bool = False) -> ObjectStore:
-        """Return a store for the test that owns the empty directory `place`.
-
-        The first call of a test returns an empty store; later ones with the same `place` must return another
-        view of the same objects.
-        """
-        raise NotImplementedError
-
-    @pytest.fixture
-    def store(self, tmp_path: Path) -> ObjectStore:
-        """An empty store."""
-        return self.make_store(tmp_path)
 
     def test_what_was_created_is_read_back(self, store: ObjectStore) -> None:
         store.create("packs/one", b"first")

@@ -6,6 +6,7 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TypedDict, Unpack
 
@@ -150,6 +151,15 @@ class Watched:
     def prepare(self, prefixes: Sequence[str]) -> None:
         self.inner.prepare(prefixes)
 
+    def hold(self, *, exclusive: bool) -> AbstractContextManager[bool]:
+        return self.inner.hold(exclusive=exclusive)
+
+    def remove_debris(self, *, older_than_s: float) -> int:
+        return self.inner.remove_debris(older_than_s=older_than_s)
+
+    def sync(self, prefix: str) -> None:
+        self.inner.sync(prefix)
+
     def create(self, key: str, data: Buffer, *, durable: bool = True) -> None:
         self.inner.create(key, data, durable=durable)
 
@@ -167,8 +177,8 @@ class Watched:
     def list(self, prefix: str, *, after: str = "", limit: int = PAGE_LIMIT) -> list[ObjectInfo]:
         return self.inner.list(prefix, after=after, limit=limit)
 
-    def delete(self, key: str) -> None:
-        self.inner.delete(key)
+    def delete(self, key: str, *, durable: bool = False) -> None:
+        self.inner.delete(key, durable=durable)
 
     def stat(self, key: str) -> ObjectInfo:
         return self.inner.stat(key)

@@ -61,12 +61,13 @@ def test_every_record_is_counted(saved: MemoryStore) -> None:
 
 def test_a_store_without_config_is_an_error(saved: MemoryStore) -> None:
     saved.delete("config/00000000")
+    saved.delete("config/00000001")
     (finding,) = check(saved)
     assert (finding.severity, finding.code) == ("error", "config-missing")
 
 
 def test_a_damaged_config_is_an_error_and_the_rest_is_still_checked(saved: MemoryStore) -> None:
-    rot(saved, "config/00000000", 130)
+    rot(saved, "config/00000001", 130)
     rot(saved, "snapshots/b@00000000", 130)
     found = check(saved)
     assert [(finding.severity, finding.code) for finding in found] == [
@@ -86,10 +87,10 @@ def test_a_damaged_newest_record_is_an_error_and_an_older_one_a_warning(saved: M
     ]
 
 
-def test_a_torn_record_is_a_note_and_what_it_was_to_replace_counts(saved: MemoryStore) -> None:
+def test_a_torn_record_is_a_warning_and_what_it_was_to_replace_counts(saved: MemoryStore) -> None:
     saved.create("snapshots/b@00000001", b"holdfast-record 0000")
     (finding,) = check(saved)
-    assert (finding.severity, finding.code, finding.key) == ("note", "record-torn", "snapshots/b@00000001")
+    assert (finding.severity, finding.code, finding.key) == ("warning", "record-torn", "snapshots/b@00000001")
     assert ("b", 0) in roots(saved)[0]
 
 
@@ -121,10 +122,10 @@ def test_a_record_of_the_wrong_shape_is_damage(saved: MemoryStore, changes: dict
 
 def test_a_record_that_cannot_be_read_is_an_error_and_the_next_one_is_checked(saved: MemoryStore) -> None:
     watched = Watched(saved)
-    watched.failing |= {"snapshots/a@00000001", "tags/best@00000000", "config/00000000"}
+    watched.failing |= {"snapshots/a@00000001", "tags/best@00000000", "config/00000001"}
     rot(saved, "snapshots/b@00000000", 130)
     assert {finding.key: finding.severity for finding in check(watched)} == {
-        "config/00000000": "error",
+        "config/00000001": "error",
         "snapshots/a@00000001": "error",
         "snapshots/b@00000000": "error",
         "tags/best@00000000": "error",

@@ -43,7 +43,18 @@ def test_an_empty_place_has_no_config(store: MemoryStore) -> None:
 def test_what_was_created_is_found(store: MemoryStore) -> None:
     created = create_config(store)
     assert find_config(store) == created
-    assert keys(store, "") == ["config/00000000"]
+    assert keys(store, "") == ["config/00000000", "config/00000001"]
+
+
+def test_a_config_that_was_not_confirmed_is_by_the_first_writer(store: MemoryStore) -> None:
+    create_config(store)
+    store.delete("config/00000001")
+    found = find_config(store)
+    assert found is not None
+    assert not found.is_confirmed
+    assert ensure_config(store).is_confirmed
+    assert find_config(store) == ensure_config(store)
+    assert keys(store, "") == ["config/00000000", "config/00000001"]
 
 
 def test_a_second_creation_is_refused(store: MemoryStore) -> None:
@@ -90,7 +101,7 @@ def test_a_config_that_was_torn_is_made_again(store: MemoryStore) -> None:
     store.create("config/00000000", b"holdfast-rec")
     made = ensure_config(store)
     assert find_config(store) == made
-    assert keys(store, "") == ["config/00000000", "config/00000001"]
+    assert keys(store, "") == ["config/00000000", "config/00000001", "config/00000002"]
 
 
 def test_files_of_others_are_not_taken_for_an_empty_place(store: MemoryStore) -> None:
@@ -106,14 +117,15 @@ def test_a_store_that_lost_its_config_is_not_made_anew(store: MemoryStore) -> No
     ensure_config(store)
     store.create("packs/x", b"")
     store.delete("config/00000000")
+    store.delete("config/00000001")
     with pytest.raises(NotAStore, match="restore it from a copy"):
         ensure_config(store)
 
 
 def test_a_damaged_config_is_an_error(store: MemoryStore) -> None:
     create_config(store)
-    rot(store, "config/00000000", 150)
-    with pytest.raises(Corrupt, match="config/00000000"):
+    rot(store, "config/00000001", 150)
+    with pytest.raises(Corrupt, match="config/00000001"):
         find_config(store)
 
 
@@ -160,7 +172,7 @@ def test_a_config_of_the_wrong_shape_is_damage(changes: dict[str, Json]) -> None
 
 def test_the_highest_config_counts(store: MemoryStore) -> None:
     create_config(store)
-    store.create("config/00000001", encode_record({**GOOD, "generation": 1}))
+    store.create("config/00000002", encode_record({**GOOD, "generation": 2}))
     found = find_config(store)
     assert found is not None
     assert found.store_id == "s"

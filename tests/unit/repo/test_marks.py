@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.errors import NotFound
 from holdfast.repo.marks import read_bad_packs, read_marked
 from holdfast.repo.record import Json, encode_record
 from holdfast.store.memory import MemoryStore
@@ -45,7 +44,7 @@ class Vanishing(Watched):
 
     def read(self, key: str, *, limit_bytes: int) -> bytes:
         if key == "marks/0":
-            raise NotFound(f"no object {key}", name=key)
+            self.inner.delete(key)
         return super().read(key, limit_bytes=limit_bytes)
 
 

@@ -70,13 +70,13 @@ def test_a_store_whose_writers_need_a_later_feature_is_read_but_not_written(stor
     create_config(store)
     fields = {
         "kind": "config",
-        "generation": 1,
+        "generation": 2,
         "write_id": "w",
         "store_id": "s",
         "format": {"major": 0, "minor": 9},
         "features": {"read": [], "write": ["later"], "collect": []},
     }
-    store.create(generation_key("config/", 1), encode_record(fields))
+    store.create(generation_key("config/", 2), encode_record(fields))
     repo = open_repository(store)
     before = store.contents()
     with pytest.raises(NewerFormat, match="'later' to write"):

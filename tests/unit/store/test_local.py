@@ -287,3 +287,35 @@ def test_what_is_known_to_be_local_does_not(tmp_path: Path, kind: str) -> None:
 
 def test_this_machine_knows_the_type_of_its_filesystem(tmp_path: Path) -> None:
     assert PosixFiles().read_filesystem_type(str(tmp_path / "absent"))
+
+
+def test_what_a_killed_save_left_is_cleared_away(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    store.create("packs/one", b"first")
+    for name in ("packs/.tmp-1", ".tmp-2", "leases/.tmp-3"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"half")
+    assert store.remove_debris(older_than_s=3600.0) == 0
+    assert store.remove_debris(older_than_s=0.0) == 3
+    assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == ["one"]
+
+
+def test_alone_is_who_finds_no_other_holder(tmp_path: Path) -> None:
+    store, other = LocalStore(tmp_path), LocalStore(tmp_path)
+    with store.hold(exclusive=True) as is_alone:
+        assert is_alone
+        with other.hold(exclusive=True) as is_alone_too:
+            assert not is_alone_too
+    with other.hold(exclusive=False), store.hold(exclusive=True) as is_alone:
+        assert not is_alone
+    with store.hold(exclusive=True) as is_alone:
+        assert is_alone
+
+
+def test_on_a_network_filesystem_nobody_is_alone(tmp_path: Path) -> None:
+    class Remote(PosixFiles):
+        def read_filesystem_type(self, path: str) -> str:
+            return "nfs4"
+
+    with LocalStore(tmp_path, files=Remote()).hold(exclusive=True) as is_alone:
+        assert not is_alone
