@@ -9,7 +9,23 @@ from holdfast.cli import names
 from holdfast.cli.main import build_parser
 from tests.cli.runs import Cli
 
-VERBS = ["init", "ls", "show", "put", "get", "cat", "tag", "rm", "check", "doctor"]
+VERBS = [
+    "init",
+    "ls",
+    "show",
+    "put",
+    "get",
+    "cat",
+    "tag",
+    "rm",
+    "du",
+    "prune",
+    "gc",
+    "check",
+    "repair",
+    "copy",
+    "doctor",
+]
 
 
 def _find_store(cli: Cli, *words: str) -> str:

@@ -73,9 +73,9 @@ class HookedStore:
         self.after("list", prefix)
         return found
 
-    def delete(self, key: str, *, durable: bool = False) -> None:
+    def delete(self, key: str) -> None:
         self.before("delete", key)
-        self.inner.delete(key, durable=durable)
+        self.inner.delete(key)
         self.after("delete", key)
 
     def stat(self, key: str) -> ObjectInfo:

@@ -12,6 +12,7 @@ from holdfast.cli.output import Output, count, format_bytes
 from holdfast.errors import Corrupt
 from holdfast.repo.config import FORMAT_MAJOR, FORMAT_MINOR, Config, find_config, find_unknown_prefix
 from holdfast.repo.layout import CONFIG, INDEX, LEASES, MANIFESTS, PACKS
+from holdfast.repo.marks import find_abandoned
 from holdfast.repo.snapshots import DamagedName, iter_names
 from holdfast.repo.tags import iter_tags
 from holdfast.store.listing import iter_objects
@@ -36,7 +37,7 @@ def run_doctor(options: Namespace, url: str, output: Output) -> int:
     store = open_objects(url)
     place = probe_place(store.url)
     counts = _count_objects(store)
-    verdicts = [*_judge_format(store), *_judge_place(place), *_judge_counts(counts)]
+    verdicts = [*_judge_format(store), *_judge_place(place), *_judge_counts(counts), *_judge_collection(store)]
     if options.json:
         described = [asdict(verdict) for verdict in verdicts]
         output.json({"store": store.url, "verdicts": described, "place": asdict(place), "counts": counts})
@@ -61,6 +62,15 @@ def _judge_format(store: ObjectStore) -> Iterator[Verdict]:
     if unknown:
         text = f"{unknown} is not part of the format: a later Holdfast put it there, or somebody else; look at it"
         yield Verdict("warning", "foreign", text)
+
+
+def _judge_collection(store: ObjectStore) -> Iterator[Verdict]:
+    abandoned = find_abandoned(store)
+    if abandoned:
+        text = (
+            f"a garbage collection was given up ({abandoned[0]}): what it marked is not shared; run `holdfast gc --yes`"
+        )
+        yield Verdict("warning", "collection", text)
 
 
 def _judge_version(config: Config) -> Verdict:

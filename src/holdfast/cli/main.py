@@ -29,13 +29,18 @@ _HOME: Final = {
     "init": "holdfast.cli.names",
     "ls": "holdfast.cli.names",
     "tag": "holdfast.cli.names",
-    "rm": "holdfast.cli.names",
+    "rm": "holdfast.cli.rm",
     "show": "holdfast.cli.show",
     "put": "holdfast.cli.put",
     "get": "holdfast.cli.get",
     "cat": "holdfast.cli.get",
     "check": "holdfast.cli.check",
     "doctor": "holdfast.cli.doctor",
+    "du": "holdfast.cli.space",
+    "prune": "holdfast.cli.space",
+    "gc": "holdfast.cli.space",
+    "repair": "holdfast.cli.mend",
+    "copy": "holdfast.cli.mend",
 }
 
 
@@ -141,7 +146,12 @@ def build_parser() -> ArgumentParser:
         _add_cat,
         _add_tag,
         _add_rm,
+        _add_du,
+        _add_prune,
+        _add_gc,
         _add_check,
+        _add_repair,
+        _add_copy,
         _add_doctor,
     ):
         add(verbs)
@@ -275,3 +285,70 @@ def _add_doctor(verbs: Verbs) -> None:
     )
     parser = _add(verbs, "doctor", "say what the store's place can do", more=more, examples=["holdfast doctor"])
     _add_json(parser)
+
+
+def _add_yes(parser: ArgumentParser) -> None:
+    parser.add_argument("--yes", action="store_true", help="act; without, only say what would be done")
+
+
+def _add_du(verbs: Verbs) -> None:
+    more = (
+        "STORED is what a snapshot takes in packs and manifests, SHARED what others use\n"
+        "as well, OWN what deleting it can free."
+    )
+    parser = _add(verbs, "du", "say what takes the space", more=more, examples=["holdfast du", "holdfast du run1/"])
+    parser.add_argument("prefix", metavar="PREFIX", nargs="?", default="", help="only names that start with this")
+    _add_json(parser)
+
+
+def _add_prune(verbs: Verbs) -> None:
+    more = (
+        "A snapshot stays if any rule keeps it; tagged ones always stay. Prints its plan,\n"
+        "and acts only with --yes. Space is freed by `holdfast gc`."
+    )
+    examples = ["holdfast prune --keep-last 3 run1/", "holdfast prune --keep-every 1000 --keep-within 7d run1/ --yes"]
+    parser = _add(verbs, "prune", "delete old snapshots by rule", more=more, examples=examples)
+    parser.add_argument("prefix", metavar="PREFIX", nargs="?", default="", help="only names that start with this")
+    parser.add_argument("--keep-last", metavar="N", type=int, default=0, help="the newest N")
+    parser.add_argument("--keep-every", metavar="N", type=int, default=0, help="steps that are multiples of N")
+    parser.add_argument("--keep-within", metavar="TIME", help="those younger than TIME: 30m, 12h, 7d, 2w")
+    _add_yes(parser)
+    _add_json(parser)
+
+
+def _add_gc(verbs: Verbs) -> None:
+    more = (
+        "Safe beside saves under way. Where nobody is saving, a local store is freed at\n"
+        "once; otherwise files are marked and deleted when nobody can be using them, by\n"
+        "this run or the next. Prints its plan, and acts only with --yes."
+    )
+    parser = _add(verbs, "gc", "free the space of what nothing needs", more=more, examples=["holdfast gc --yes"])
+    parser.add_argument("--repack", action="store_true", help="also empty packs that are more than half dead")
+    parser.add_argument("--min-age", metavar="TIME", default="1h", help="leave younger files alone (default: 1h)")
+    parser.add_argument("--wait", metavar="TIME", default="0s", help="wait so long for saves under way")
+    _add_yes(parser)
+    _add_json(parser)
+
+
+def _add_repair(verbs: Verbs) -> None:
+    more = (
+        "Reads every byte. Rebuilds the index, lists damaged packs as bad, and lets\n"
+        "snapshots use other copies in the store. What is lost is named, and never\n"
+        "dropped. Prints its plan, and acts only with --yes. Exits with 1 if something is\n"
+        "lost."
+    )
+    parser = _add(verbs, "repair", "mend what can be mended", more=more, examples=["holdfast repair --yes"])
+    _add_yes(parser)
+    _add_json(parser)
+
+
+def _add_copy(verbs: Verbs) -> None:
+    more = (
+        "Only what is missing there moves, verified on both sides; content, digest,\n"
+        "metadata and commit time are kept. A copy that was cut off is simply repeated."
+    )
+    examples = ["holdfast copy run1/step-100 best --to /mnt/backup"]
+    parser = _add(verbs, "copy", "copy snapshots to another store", more=more, examples=examples)
+    parser.add_argument("names", metavar="NAME", nargs="+", help="a snapshot or a tag")
+    parser.add_argument("--to", metavar="STORE", required=True, help="the other store; made if need be")
+    parser.add_argument("--overwrite", action="store_true", help="replace what the names hold there")

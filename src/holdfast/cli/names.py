@@ -7,13 +7,13 @@ from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from holdfast.cli.lookup import explain_missing, find_snapshot, open_to_read, open_to_write
-from holdfast.cli.output import Output, count, format_bytes, format_time, format_utc
+from holdfast.cli.output import Output, format_bytes, format_time, format_utc
 from holdfast.digest import short_hex
 from holdfast.errors import BadName, Corrupt, HoldfastError, NameInUse, NotFound
 from holdfast.repo.layout import SNAPSHOTS, TAGS, natural_order
 from holdfast.repo.record import Json, canonical_json
 from holdfast.repo.repository import init_repository
-from holdfast.repo.snapshots import DamagedName, Snapshot, delete_snapshot, iter_names, read_name
+from holdfast.repo.snapshots import DamagedName, Snapshot, iter_names, read_name
 from holdfast.repo.tags import Tag, delete_tag, iter_tags, read_tag, set_tag
 from holdfast.store.protocol import ObjectStore
 from holdfast.store.url import open_store
@@ -32,8 +32,8 @@ def run_init(options: Namespace, url: str, output: Output) -> int:
 def run_ls(options: Namespace, url: str, output: Output) -> int:
     """List snapshots."""
     store = open_to_read(url).store
-    snapshots, damaged = _split(iter_names(store, options.prefix))
-    tags, damaged_tags = _split(iter_tags(store))
+    snapshots, damaged = split_damaged(iter_names(store, options.prefix))
+    tags, damaged_tags = split_damaged(iter_tags(store))
     snapshots.sort(key=lambda snapshot: natural_order(snapshot.name))
     broken = [*damaged, *damaged_tags]
     if options.json:
@@ -74,26 +74,6 @@ def run_tag(options: Namespace, url: str, output: Output) -> int:
     return 0
 
 
-def run_rm(options: Namespace, url: str, output: Output) -> int:
-    """Delete snapshots, if told that it is meant."""
-    repo = open_to_write(url) if options.yes else open_to_read(url)
-    tags, damaged = _split(iter_tags(repo.store))
-    doomed = [_find_deletable(repo.store, name, tags) for name in dict.fromkeys(options.names)]
-    for broken in damaged:
-        output.note(f"{broken.error}; whether it points to one of these is not known. Run `holdfast check`")
-    for snapshot in doomed:
-        if options.yes:
-            delete_snapshot(repo.store, snapshot.name)
-        size = f"{count(snapshot.num_entries, 'entry')}, {format_bytes(snapshot.logical_bytes)}"
-        verb = "deleted" if options.yes else "would delete"
-        output.line(f"{verb} {snapshot.name} ({size}, saved {format_time(snapshot.time_s)})")
-    if options.yes:
-        output.line("space is reclaimed by garbage collection")
-    else:
-        output.line(f"nothing was deleted; repeat with --yes to delete {count(len(doomed), 'snapshot')}")
-    return 0
-
-
 def describe_snapshot(snapshot: Snapshot, tags: Iterable[Tag]) -> dict[str, Json]:
     """Return what a snapshot's record says, for JSON."""
     return {
@@ -115,7 +95,7 @@ def label_tags(snapshot: Snapshot, tags: Iterable[Tag]) -> str:
     return ", ".join(tag.name if tag.digest == snapshot.digest else f"{tag.name} (changed since)" for tag in own)
 
 
-def _split(found: Iterable[_Found | DamagedName]) -> tuple[list[_Found], list[DamagedName]]:
+def split_damaged(found: Iterable[_Found | DamagedName]) -> tuple[list[_Found], list[DamagedName]]:
     """Split a listing into what is well and what is damaged."""
     well: list[_Found] = []
     damaged: list[DamagedName] = []
@@ -161,7 +141,7 @@ def _describe_damage(name: DamagedName) -> dict[str, Json]:
 
 
 def _list_tags(store: ObjectStore, output: Output, *, as_json: bool) -> int:
-    tags, damaged = _split(iter_tags(store))
+    tags, damaged = split_damaged(iter_tags(store))
     tags.sort(key=lambda tag: natural_order(tag.name))
     states = [_judge_tag(store, tag) for tag in tags]
     if as_json:
@@ -214,7 +194,8 @@ def _describe_tag(tag: Tag, state: str) -> dict[str, Json]:
     }
 
 
-def _find_deletable(store: ObjectStore, name: str, tags: Iterable[Tag]) -> Snapshot:
+def find_deletable(store: ObjectStore, name: str, tags: Iterable[Tag]) -> Snapshot:
+    """Return the snapshot of that name; raises NameInUse if a tag protects it."""
     snapshot = read_name(store, name).snapshot
     if snapshot is None:
         if read_tag(store, name):

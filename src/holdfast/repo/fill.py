@@ -13,7 +13,7 @@ from holdfast.errors import SourceChanged
 from holdfast.progress import Progress
 from holdfast.repo.chunk import INLINE_BYTES, UNIT_BYTES, ChunkRef, Location
 from holdfast.repo.holdings import Holdings
-from holdfast.repo.pack import LINE_BYTES, PAGE_BYTES, RUN_BYTES
+from holdfast.repo.pack import choose_alignment
 from holdfast.repo.packing import Packer
 from holdfast.repo.source import Piece, group_pieces
 
@@ -122,8 +122,8 @@ class Filler:
 
     def _append(self, run: Sequence[HashedPiece]) -> None:
         piece = run[0].piece
-        page = PAGE_BYTES if piece.source.size_bytes - piece.start >= RUN_BYTES else LINE_BYTES
-        alignment = 1 if self._last and _follows(piece, self._last) else page
+        goes_on = self._last is not None and _follows(piece, self._last)
+        alignment = 1 if goes_on else choose_alignment(piece.source.size_bytes - piece.start)
         locations = self._packer.append([(item.digest, item.data) for item in run], alignment=alignment)
         self._known.update((item.digest, location) for item, location in zip(run, locations, strict=True))
         self._last = run[-1].piece

@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from holdfast.digest import Digest, fingerprint
+from holdfast.digest import Digest, fingerprint, hash_bytes
 from holdfast.errors import Corrupt, NewerFormat, NotFound, StoreError
 from holdfast.repo.chunk import RAW, Location
 from holdfast.repo.generations import read_newest
@@ -37,14 +37,23 @@ class Holdings:
         """Return the places where a whole copy of the chunk should lie, by all that can be known without reading it."""
         return [at for at in self._iter_candidates(digest, size_bytes) if self._is_usable(at, size_bytes)]
 
+    def is_copy(self, location: Location, digest: Digest) -> bool:
+        """Read a copy and tell whether it is the chunk that `digest` names; safe in any thread."""
+        stored = self._read(location)
+        return stored is not None and hash_bytes(stored) == digest
+
     def is_intact(self, location: Location, data: memoryview) -> bool:
         """Read a copy and tell whether it still is `data`; safe in any thread."""
+        stored = self._read(location)
+        return stored is not None and fingerprint(stored) == fingerprint(data)
+
+    def _read(self, location: Location) -> memoryview | None:
         stored = memoryview(bytearray(location.stored_bytes))
         try:
             self._store.read_into(pack_key(location.pack_id), location.offset, stored)
         except (NotFound, Corrupt, StoreError):
-            return False  # a sector that cannot be read is rot as well, and must not forbid this save for ever
-        return fingerprint(stored) == fingerprint(data)
+            return None  # a sector that cannot be read is rot as well, and must not forbid this save for ever
+        return stored
 
     def _iter_candidates(self, digest: Digest, size_bytes: int) -> Iterator[Location]:
         for base, rows in self._bases:

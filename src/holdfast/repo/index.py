@@ -7,6 +7,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
+from collections.abc import Set as AbstractSet
 from typing import Final
 
 from holdfast.digest import Digest, fingerprint, hash_bytes
@@ -244,6 +245,21 @@ def write_fragment(store: ObjectStore, chunks: Iterable[PackedChunk]) -> str:
         # Only a damaged file can bear our name without our bytes; look-ups ignore it and so may we.
         return key
     return key
+
+
+def drop_missing(store: ObjectStore, present: AbstractSet[str]) -> None:
+    """Write fragments anew that know packs which are gone: they only cost look-ups."""
+    for info in list(iter_objects(store, INDEX)):
+        try:
+            fragment = Fragment(store, info.key, info.size_bytes)
+            if all(pack_id in present for pack_id in fragment.packs):
+                continue
+            kept = [chunk for chunk in fragment.iter_chunks() if chunk.location.pack_id in present]
+        except (NotFound, Corrupt, NewerFormat):
+            continue
+        if kept:
+            write_fragment(store, kept)
+        store.delete(info.key)
 
 
 def plan_merge(fragments: Iterable[ObjectInfo]) -> list[ObjectInfo]:

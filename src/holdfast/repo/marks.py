@@ -11,6 +11,7 @@ from holdfast.store.listing import iter_objects
 from holdfast.store.protocol import ObjectStore
 
 _RELISTS: Final = 8
+ABANDONED_S: Final = 6 * 3600.0
 
 
 def read_marked(store: ObjectStore) -> frozenset[str]:
@@ -36,6 +37,12 @@ def _read_keys(store: ObjectStore, key: str) -> list[str]:
         return list(fields.texts("keys"))
     except Corrupt:
         return [info.key for prefix in (PACKS, MANIFESTS) for info in iter_objects(store, prefix)]
+
+
+def find_abandoned(store: ObjectStore) -> list[str]:
+    """Return the marks of collections that seem to have been given up; what they marked is not shared until then."""
+    oldest_s = store.clock() - ABANDONED_S
+    return [info.key for info in iter_objects(store, MARKS) if info.modified_s < oldest_s]
 
 
 def read_bad_packs(store: ObjectStore) -> frozenset[str]:

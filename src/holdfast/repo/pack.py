@@ -106,6 +106,11 @@ class PackBuilder:
             self._append(_ZEROS[:gap])
 
 
+def choose_alignment(run_bytes: int) -> int:
+    """Return where a run of so many bytes should start."""
+    return PAGE_BYTES if run_bytes >= RUN_BYTES else LINE_BYTES
+
+
 def encode_header(pack_id: str) -> bytes:
     """Return the first bytes of a pack: they say what the file is and which one."""
     return _pack_header(pack_id, PACK_MAJOR, PACK_MINOR)

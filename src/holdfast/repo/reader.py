@@ -98,6 +98,11 @@ class SnapshotReader:
             self.read_into(entry, start, piece)
             yield piece
 
+    def read_chunk(self, entry: Entry, position: int) -> memoryview:
+        """Read one chunk of an entry, by its position among them."""
+        start = sum(ref.size_bytes for ref in entry.chunks[:position])
+        return self._read_chunk(entry, _Slot(entry.chunks[position], start))
+
     def _read_run(self, entry: Entry, run: Sequence[_Slot], buffer: memoryview, start: int) -> None:
         """Read chunks that lie back to back in one pack, straight into the buffer."""
         target = buffer[run[0].start - start : run[-1].stop - start]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
@@ -15,13 +16,15 @@ from holdfast.repo.index import merge_tiers
 from holdfast.repo.layout import ManifestRef, manifest_key, new_file_id, new_write_id, pack_key
 from holdfast.repo.leases import Lease
 from holdfast.repo.manifest import Entry, digest_snapshot, encode_manifest
-from holdfast.repo.marks import read_bad_packs, read_marked
+from holdfast.repo.marks import find_abandoned, read_bad_packs, read_marked
 from holdfast.repo.packing import Packer
 from holdfast.repo.record import Json
 from holdfast.repo.repository import Repository
 from holdfast.repo.settled import Before, find_before, is_present
 from holdfast.repo.snapshots import NameState, Snapshot, commit_snapshot, withdraw_snapshot
 from holdfast.store.settle import create_settled
+
+_log = logging.getLogger(__name__)
 
 _REWRITES: Final = 8
 """How often a commit writes anew what collectors have marked meanwhile, before it gives up."""
@@ -61,6 +64,8 @@ class Transaction:
             self.packer = Packer(self._store, self.lease)
             stack.push(self._leave)
             self.avoid = read_marked(self._store) | read_bad_packs(self._store)
+            for key in find_abandoned(self._store):
+                _log.warning("%s: a garbage collection was given up (%s); run it again", self._store.url, key)
             self._stack = stack.pop_all()
         return self
 

@@ -149,17 +149,16 @@ class LocalStore:
                 page.append(ObjectInfo(key=key, size_bytes=status.size_bytes, modified_s=status.modified_s))
         return page
 
-    def delete(self, key: str, *, durable: bool = False) -> None:
-        """Remove the file of `key` if it is there; without `durable` the loss of power may bring it back."""
+    def delete(self, key: str) -> None:
+        """Remove the file of `key` if it is there."""
         self._verify_writable(key)
         path = self._path(key)
         try:
             self._files.unlink(path)
         except OSError as error:
-            if error.errno not in _ABSENT:
-                raise explain_write_error(error, key=key, path=path) from error
-        if durable:
-            self.sync(os.path.dirname(key) + "/")
+            if error.errno in _ABSENT:
+                return
+            raise explain_write_error(error, key=key, path=path) from error
         # Names come and go below the top directories; their empty remains would slow every list.
         if key.count("/") > 1:
             with suppress(OSError):

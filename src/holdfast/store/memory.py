@@ -130,8 +130,8 @@ class MemoryStore:
             keys = sorted(key for key in self._objects if key.startswith(prefix) and key > after)
             return [_describe(key, self._objects[key]) for key in keys[: max(limit, 0)]]
 
-    def delete(self, key: str, *, durable: bool = False) -> None:
-        """Delete `key` if it is there; `durable` means nothing here."""
+    def delete(self, key: str) -> None:
+        """Delete `key` if it is there."""
         self._verify_writable(key)
         with self._lock:
             self._objects.pop(key, None)

@@ -147,11 +147,8 @@ class ObjectStore(Protocol):
         those created or deleted meanwhile may be.
         """
 
-    def delete(self, key: str, *, durable: bool = False) -> None:
-        """Delete `key`; an absent one is no error (so that a retry is harmless).
-
-        With `durable` it MUST NOT come back after a loss of power once this returned.
-        """
+    def delete(self, key: str) -> None:
+        """Delete `key`; an absent one is no error (so that a retry is harmless). A loss of power may bring it back."""
 
     def hold(self, *, exclusive: bool) -> AbstractContextManager[bool]:
         """Hold the store together with other writers, or alone; yields whether it is held.

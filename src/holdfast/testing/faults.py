@@ -97,8 +97,8 @@ class FaultyStore:
     def list(self, prefix: str, *, after: str = "", limit: int = PAGE_LIMIT) -> list[ObjectInfo]:
         return self._perform("list", prefix, lambda: self._inner.list(prefix, after=after, limit=limit))
 
-    def delete(self, key: str, *, durable: bool = False) -> None:
-        self._perform("delete", key, lambda: self._inner.delete(key, durable=durable))
+    def delete(self, key: str) -> None:
+        self._perform("delete", key, lambda: self._inner.delete(key))
 
     def hold(self, *, exclusive: bool) -> AbstractContextManager[bool]:
         return self._perform("hold", "", lambda: self._inner.hold(exclusive=exclusive))

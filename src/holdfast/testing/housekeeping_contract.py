@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.errors import NotFound, ReadOnlyStore
+from holdfast.errors import ReadOnlyStore
 from holdfast.store.protocol import ObjectStore
 
 
@@ -44,13 +44,6 @@ class HousekeepingContract:
         store.create("tags/one", b"first")
         store.sync("tags/")
         assert [info.key for info in store.list("")] == ["tags/one"]
-
-    def test_a_durable_delete_deletes_and_may_be_repeated(self, store: ObjectStore) -> None:
-        store.create("tags/one", b"first")
-        for _ in range(2):
-            store.delete("tags/one", durable=True)
-        with pytest.raises(NotFound):
-            store.stat("tags/one")
 
     def test_writers_hold_a_store_together_and_nobody_is_alone_meanwhile(self, store: ObjectStore) -> None:
         store.prepare(["packs/"])

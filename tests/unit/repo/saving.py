@@ -177,8 +177,8 @@ class Watched:
     def list(self, prefix: str, *, after: str = "", limit: int = PAGE_LIMIT) -> list[ObjectInfo]:
         return self.inner.list(prefix, after=after, limit=limit)
 
-    def delete(self, key: str, *, durable: bool = False) -> None:
-        self.inner.delete(key, durable=durable)
+    def delete(self, key: str) -> None:
+        self.inner.delete(key)
 
     def stat(self, key: str) -> ObjectInfo:
         return self.inner.stat(key)

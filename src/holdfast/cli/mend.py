@@ -1,0 +1,65 @@
+"""The verbs that bring things back: repair and copy."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+from holdfast.cli.lookup import find_snapshot, open_to_read, open_to_write
+from holdfast.cli.output import Output, count, format_bytes
+from holdfast.repo.copying import copy_snapshot
+from holdfast.repo.repair import RepairPlan, apply_repair, plan_repair
+from holdfast.repo.repository import open_repository
+from holdfast.store.url import open_store
+
+
+def run_repair(options: Namespace, url: str, output: Output) -> int:
+    """Print what can be mended and what is lost, and mend it with --yes; exits with 1 if something is lost."""
+    repo = open_to_write(url) if options.yes else open_to_read(url)
+    plan = plan_repair(repo, progress=output.progress())
+    if options.json:
+        output.json(_describe(plan))
+    else:
+        _print(plan, output)
+    if plan.actions and not options.yes:
+        output.note(f"nothing was changed; repeat with --yes for {count(len(plan.actions), 'action')}")
+    if options.yes:
+        done = apply_repair(repo, plan, progress=output.progress())
+        output.note(f"did {count(len(done), 'action')} of {len(plan.actions)}")
+    return 1 if plan.losses else 0
+
+
+def run_copy(options: Namespace, url: str, output: Output) -> int:
+    """Copy snapshots to another store, moving only what is missing there."""
+    source = open_to_read(url)
+    target = open_repository(open_store(options.to), create=True)
+    for name in options.names:
+        snapshot = find_snapshot(source.store, name, output)
+        result = copy_snapshot(source, snapshot, target, overwrite=options.overwrite, progress=output.progress())
+        if result.existed:
+            output.line(f"{snapshot.name}: {target.store.url} held exactly this already, nothing was copied")
+        else:
+            output.line(
+                f"copied {snapshot.name}: {count(snapshot.num_entries, 'entry')}, {format_bytes(result.logical_bytes)}"
+                f" ({format_bytes(result.new_bytes)} moved, {format_bytes(result.reused_bytes)} held)"
+                f" in {result.seconds:.2f} s"
+            )
+    return 0
+
+
+def _print(plan: RepairPlan, output: Output) -> None:
+    for action in plan.actions:
+        output.line(f"{action.kind}: {action.target}")
+        output.line(f"    {action.reason}")
+    for loss in plan.losses:
+        entry = f", entry {loss.entry!r}" if loss.entry else ""
+        output.line(f"lost: snapshot {loss.snapshot!r}{entry}")
+        output.line(f"    {loss.reason}")
+    if not plan.actions and not plan.losses:
+        output.line("nothing to repair")
+
+
+def _describe(plan: RepairPlan) -> dict[str, list[dict[str, str]]]:
+    return {
+        "actions": [{"kind": each.kind, "target": each.target, "reason": each.reason} for each in plan.actions],
+        "losses": [{"snapshot": each.snapshot, "entry": each.entry, "reason": each.reason} for each in plan.losses],
+    }

@@ -1,0 +1,45 @@
+"""The verb `rm`: what would be deleted and what that frees, and the deletion if it is meant."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Sequence
+
+from holdfast.cli.lookup import open_to_read, open_to_write
+from holdfast.cli.names import find_deletable, split_damaged
+from holdfast.cli.output import Output, count, format_bytes, format_time
+from holdfast.errors import Corrupt
+from holdfast.repo.roots import read_live
+from holdfast.repo.snapshots import Snapshot, delete_snapshot
+from holdfast.repo.tags import iter_tags
+from holdfast.repo.usage import find_freed_bytes
+from holdfast.store.protocol import ObjectStore
+
+
+def run_rm(options: Namespace, url: str, output: Output) -> int:
+    """Delete snapshots, if told that it is meant."""
+    repo = open_to_write(url) if options.yes else open_to_read(url)
+    tags, damaged = split_damaged(iter_tags(repo.store))
+    doomed = [find_deletable(repo.store, name, tags) for name in dict.fromkeys(options.names)]
+    for broken in damaged:
+        output.note(f"{broken.error}; whether it points to one of these is not known. Run `holdfast check`")
+    freed = _count_freed(repo.store, doomed)
+    for snapshot in doomed:
+        if options.yes:
+            delete_snapshot(repo.store, snapshot.name)
+        size = f"{count(snapshot.num_entries, 'entry')}, {format_bytes(snapshot.logical_bytes)}"
+        verb = "deleted" if options.yes else "would delete"
+        output.line(f"{verb} {snapshot.name} ({size}, saved {format_time(snapshot.time_s)})")
+    if options.yes:
+        output.line(f"`holdfast gc --yes` can now free {freed}")
+    else:
+        output.line(f"nothing was deleted; repeat with --yes to delete {count(len(doomed), 'snapshot')}, {freed}")
+    return 0
+
+
+def _count_freed(store: ObjectStore, doomed: Sequence[Snapshot]) -> str:
+    """Say how much only these snapshots use."""
+    try:
+        return format_bytes(find_freed_bytes(store, read_live(store).current, doomed))
+    except Corrupt:
+        return "an unknown amount: a snapshot cannot be read"

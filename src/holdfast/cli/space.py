@@ -1,0 +1,176 @@
+"""The verbs that look after space: du, prune and gc."""
+
+from __future__ import annotations
+
+import re
+from argparse import Namespace
+from dataclasses import asdict
+from typing import Final
+
+from holdfast.cli.lookup import open_to_read, open_to_write
+from holdfast.cli.output import Output, count, format_bytes, format_time
+from holdfast.errors import BadName
+from holdfast.repo.collect import Collected, CollectPlan, Rules, collect, plan_collect, verify_may_collect
+from holdfast.repo.layout import natural_order
+from holdfast.repo.prune import Keep, PrunePlan, apply_prune, read_prune_plan
+from holdfast.repo.repack import RepackPlan, apply_repack, plan_repack
+from holdfast.repo.repository import Repository
+from holdfast.repo.roots import read_live
+from holdfast.repo.usage import SnapshotUsage, Usage, read_usage
+
+_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_DURATION: Final = re.compile(r"([0-9]+)([smhdw])\Z")
+
+
+def parse_duration(text: str) -> float:
+    """Return the seconds that `7d`, `12h`, `90m` or `30s` mean."""
+    found = _DURATION.match(text)
+    if not found:
+        raise BadName(f"{text!r} is no duration; write a number and one of s, m, h, d, w, such as 7d")
+    return float(int(found[1]) * _UNITS[found[2]])
+
+
+def run_du(options: Namespace, url: str, output: Output) -> int:
+    """Print what takes the space."""
+    store = open_to_read(url).store
+    snapshots = sorted(read_live(store).current, key=lambda snapshot: natural_order(snapshot.name))
+    usage = read_usage(store, [snapshot for snapshot in snapshots if snapshot.name.startswith(options.prefix)])
+    whole = usage if not options.prefix else read_usage(store, snapshots)
+    if options.json:
+        output.json({"store": store.url, "snapshots": [_describe(each) for each in usage.snapshots], **_sum(whole)})
+        return 0
+    headers = ["NAME", "LOGICAL", "STORED", "SHARED", "OWN"]
+    rows = [
+        [
+            each.snapshot.name,
+            *map(format_bytes, (each.snapshot.logical_bytes, each.stored_bytes, each.shared_bytes, each.own_bytes)),
+        ]
+        for each in usage.snapshots
+    ]
+    if rows:
+        output.table(headers, rows, right="LOGICAL STORED SHARED OWN")
+    totals = _sum(whole)
+    output.line(
+        f"{count(len(whole.snapshots), 'snapshot')} of {format_bytes(totals['logical_bytes'])} in"
+        f" {format_bytes(totals['stored_bytes'])}; {format_bytes(totals['reclaimable_bytes'])} can be reclaimed"
+    )
+    return 0
+
+
+def run_prune(options: Namespace, url: str, output: Output) -> int:
+    """Print which snapshots would go, and delete them with --yes."""
+    try:
+        keep = Keep(options.keep_last, options.keep_every, parse_duration(options.keep_within or "0s"))
+    except ValueError as error:
+        raise BadName(str(error)) from error
+    store = (open_to_write(url) if options.yes else open_to_read(url)).store
+    plan = read_prune_plan(store, options.prefix, keep)
+    if options.json:
+        output.json({"store": store.url, "keep": _names(plan, keep=True), "delete": _names(plan, keep=False)})
+    else:
+        _print_prune(plan, output)
+    if not options.yes:
+        if plan.delete:
+            output.note(f"nothing was deleted; repeat with --yes to delete {count(len(plan.delete), 'snapshot')}")
+        return 0
+    deleted = apply_prune(store, plan)
+    output.note(f"deleted {count(len(deleted), 'snapshot')}; `holdfast gc --yes` frees the space")
+    return 0
+
+
+def run_gc(options: Namespace, url: str, output: Output) -> int:
+    """Print what nothing needs, and delete it with --yes."""
+    repo = open_to_write(url) if options.yes else open_to_read(url)
+    verify_may_collect(repo.store)
+    if options.repack:
+        _repack(repo, options, output)
+    if not options.yes:
+        _print_plan(plan_collect(repo.store, min_age_s=0.0), output, as_json=options.json)
+        return 0
+    rules = Rules(min_age_s=parse_duration(options.min_age), wait_s=parse_duration(options.wait))
+    outcome = collect(repo.store, rules)
+    if options.json:
+        output.json(asdict(outcome))
+    else:
+        _print_outcome(outcome, output)
+    return 0
+
+
+def _repack(repo: Repository, options: Namespace, output: Output) -> None:
+    plan: RepackPlan = plan_repack(repo, read_live(repo.store).current)
+    if not plan.victims:
+        output.note("no pack is more than half dead")
+        return
+    what = f"{count(len(plan.victims), 'pack')} used by {count(len(plan.snapshots), 'snapshot')}"
+    size = f"copying {format_bytes(plan.live_bytes)} to free {format_bytes(plan.freed_bytes)}"
+    if not options.yes:
+        output.note(f"would repack {what}: {size}")
+        return
+    moved = apply_repack(repo, plan, progress=output.progress())
+    output.note(f"repacked {count(len(moved), 'snapshot')} out of {what}: {size}")
+
+
+def _print_plan(plan: CollectPlan, output: Output, *, as_json: bool) -> None:
+    if as_json:
+        dead = [{"key": info.key, "bytes": info.size_bytes} for info in plan.dead]
+        output.json({"dead": dead, "dead_bytes": plan.dead_bytes, "live_bytes": plan.live_bytes})
+        return
+    for info in plan.dead:
+        output.line(f"would delete {info.key} ({format_bytes(info.size_bytes)})")
+    files = count(len(plan.dead), "file")
+    output.line(f"{files} of {format_bytes(plan.dead_bytes)} are not needed; {format_bytes(plan.live_bytes)} stay")
+    if plan.dead or plan.records:
+        output.note("nothing was deleted; repeat with --yes to delete what is old enough and nobody can be using")
+
+
+def _print_outcome(outcome: Collected, output: Output) -> None:
+    output.line(
+        f"deleted {count(outcome.deleted, 'file')}, {format_bytes(outcome.freed_bytes)};"
+        f" {count(outcome.records, 'old record')}, {count(outcome.leases, 'ended lease')},"
+        f" {count(outcome.debris, 'temporary file')}"
+    )
+    if outcome.pending_marks:
+        output.note(
+            f"{format_bytes(outcome.pending_bytes)} are marked and wait for {outcome.waiting_for[0]};"
+            " run gc again later, or with --wait 10m"
+        )
+
+
+def _print_prune(plan: PrunePlan, output: Output) -> None:
+    rows = [
+        [
+            "keep" if verdict.reasons else "delete",
+            verdict.snapshot.name,
+            format_time(verdict.snapshot.time_s),
+            format_bytes(verdict.snapshot.logical_bytes),
+            ", ".join(verdict.reasons),
+        ]
+        for verdict in plan.verdicts
+    ]
+    if rows:
+        output.table(["", "NAME", "WHEN", "SIZE", "WHY"], rows, right="SIZE")
+    else:
+        output.note("no snapshots there")
+
+
+def _names(plan: PrunePlan, *, keep: bool) -> list[str]:
+    return [snapshot.name for snapshot in (plan.keep if keep else plan.delete)]
+
+
+def _describe(usage: SnapshotUsage) -> dict[str, str | int]:
+    return {
+        "name": usage.snapshot.name,
+        "logical_bytes": usage.snapshot.logical_bytes,
+        "stored_bytes": usage.stored_bytes,
+        "shared_bytes": usage.shared_bytes,
+        "own_bytes": usage.own_bytes,
+    }
+
+
+def _sum(usage: Usage) -> dict[str, int]:
+    return {
+        "logical_bytes": usage.logical_bytes,
+        "stored_bytes": usage.stored_bytes,
+        "live_bytes": usage.live_bytes,
+        "reclaimable_bytes": usage.reclaimable_bytes,
+    }

@@ -1,0 +1,249 @@
+"""Garbage collection beside live writers: plan, mark, wait, sweep, and remove what interrupted work has left."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+from holdfast.errors import Corrupt, NewerFormat, NotFound
+from holdfast.repo.config import find_config, find_unknown_prefix
+from holdfast.repo.generations import read_record
+from holdfast.repo.index import drop_missing
+from holdfast.repo.layout import BAD, MANIFESTS, MARKS, PACKS, generation_key, is_file_id, lease_stem
+from holdfast.repo.leases import EXPIRE_S
+from holdfast.repo.roots import DeadRecords, LeaseView, Live, read_leases, read_live
+from holdfast.repo.sweep import Mark, fence, find_blockers, iter_marks, publish_mark, read_waiting, sweep
+from holdfast.store.listing import iter_objects
+from holdfast.store.protocol import ObjectInfo, ObjectStore
+
+NETWORK_GRACE_S: Final = 120.0
+"""On a network filesystem a listing may be that stale, whatever else is known."""
+MIN_AGE_S: Final = 3600.0
+_POLL_S: Final = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """When to act; safety never depends on it."""
+
+    min_age_s: float = MIN_AGE_S
+    """Younger files are left alone, unless it is certain that nobody is writing."""
+    grace_s: float = 0.0
+    """Time between mark and sweep; at least 120 s where a network is in between."""
+    expire_s: float = EXPIRE_S
+    """A lease that has shown nothing new for so long is fenced."""
+    wait_s: float = 0.0
+    """How long to wait for saves under way before the rest is left to the next collection."""
+    sleep: Callable[[float], None] = time.sleep
+
+
+@dataclass(frozen=True, slots=True)
+class CollectPlan:
+    """What nothing needs any more."""
+
+    dead: tuple[ObjectInfo, ...]
+    """Packs and manifests."""
+    records: tuple[DeadRecords, ...]
+    live_bytes: int
+    """Bytes of the packs and manifests that stay."""
+
+    @property
+    def dead_bytes(self) -> int:
+        """Bytes that sweeping will free."""
+        return sum(info.size_bytes for info in self.dead)
+
+
+@dataclass(slots=True)
+class Collected:
+    """What a collection did, and what it left for the next one."""
+
+    deleted: int = 0
+    freed_bytes: int = 0
+    records: int = 0
+    leases: int = 0
+    debris: int = 0
+    pending_marks: int = 0
+    pending_bytes: int = 0
+    waiting_for: list[str] = field(default_factory=list)
+    """Why pending marks were not swept: saves under way, or the grace time."""
+
+
+def verify_may_collect(store: ObjectStore) -> None:
+    """Raise unless this version knows everything that the store may hold."""
+    config = find_config(store)
+    if config is None:
+        raise Corrupt(f"{store.url} has no config; nothing is collected", key="config/")
+    config.verify_may("collect", url=store.url)
+    unknown = find_unknown_prefix(store)
+    if unknown:
+        raise NewerFormat(
+            f"{store.url} holds {unknown!r}, which this Holdfast does not know; nothing is collected: upgrade"
+        )
+
+
+def plan_collect(store: ObjectStore, *, min_age_s: float = MIN_AGE_S) -> CollectPlan:
+    """Find what is dead: unneeded, older than `min_age_s`, and not of a save under way. Reads only."""
+    files = [info for prefix in (MANIFESTS, PACKS) for info in iter_objects(store, prefix)]
+    # Files before leases: the lease of every file seen was there before it.
+    leases = read_leases(store)
+    live = read_live(store)
+    oldest_s = store.clock() - min_age_s
+    dead = tuple(info for info in files if _is_dead(info, live, leases, oldest_s))
+    stay = sum(info.size_bytes for info in files) - sum(info.size_bytes for info in dead)
+    return CollectPlan(dead, tuple(live.dead_records), stay)
+
+
+def _is_dead(info: ObjectInfo, live: Live, leases: dict[str, LeaseView], oldest_s: float) -> bool:
+    file_id = info.key.rpartition("/")[2]
+    lease = leases.get(file_id.partition("-")[0])
+    is_ended = is_file_id(file_id) and not (lease and lease.is_live)
+    return is_ended and info.key not in live.needs and info.modified_s <= oldest_s
+
+
+def collect(store: ObjectStore, rules: Rules | None = None) -> Collected:
+    """Delete what nothing needs; beside live writers it may leave a part to the next collection.
+
+    Raises:
+        Corrupt: a root cannot be read, so nobody can tell what it needs; nothing was deleted.
+        NewerFormat: the store holds something that this version does not know; nothing was deleted.
+    """
+    verify_may_collect(store)
+    return _Collection(store, rules or Rules()).run()
+
+
+def _find_remote(leases: Iterable[LeaseView]) -> list[LeaseView]:
+    """Return live leases of other hosts: they may write to the same files without sharing this host's locks."""
+    here = socket.gethostname()
+    return [lease for lease in leases if lease.is_live and lease.host != here]
+
+
+class _Collection:
+    """One run of a collector."""
+
+    def __init__(self, store: ObjectStore, rules: Rules) -> None:
+        self._store = store
+        self._rules = rules
+        self._outcome = Collected()
+
+    def run(self) -> Collected:
+        is_alone = self._clear_when_alone()
+        # First of all, for the files of a dead save are spared as long as its lease looks live.
+        self._fence_expired()
+        plan = plan_collect(self._store, min_age_s=0.0 if is_alone else self._rules.min_age_s)
+        marks = list(iter_marks(self._store))
+        marked = {key for mark in marks for key in mark.keys}
+        fresh = [info for info in plan.dead if info.key not in marked]
+        if fresh:
+            publish_mark(self._store, fresh)
+        for mark in list(iter_marks(self._store)):
+            self._sweep_when_ready(mark)
+        self._remove_records(plan)
+        self._remove_leases()
+        self._tidy()
+        return self._outcome
+
+    def _clear_when_alone(self) -> bool:
+        """If it is certain that nobody writes, remove what dead writers have left, and say so."""
+        with self._store.hold(exclusive=True) as is_held:
+            leases = read_leases(self._store)
+            if not is_held or _find_remote(leases.values()):
+                return False
+            self._outcome.debris += self._store.remove_debris(older_than_s=0.0)
+            self._remove_damaged_marks()
+            live = read_live(self._store)
+            for lease in leases.values():
+                # A fenced save that committed and died left a record that its fence alone explains.
+                if lease.standing != "fenced" or lease.lease_id not in live.committed_under:
+                    self._forget(lease)
+            return True
+
+    def _remove_damaged_marks(self) -> None:
+        """Remove marks that a loss of power has spoilt: they make every save write everything anew."""
+        for info in list(iter_objects(self._store, MARKS)):
+            try:
+                is_spoilt = read_record(self._store, info.key) is None
+            except NotFound:
+                continue
+            except Corrupt:
+                is_spoilt = True
+            if is_spoilt:
+                self._store.delete(info.key)
+                self._outcome.debris += 1
+
+    def _fence_expired(self) -> None:
+        for lease in read_leases(self._store).values():
+            if lease.is_live and self._store.clock() - lease.shown_s >= self._rules.expire_s:
+                fence(self._store, lease)
+
+    def _sweep_when_ready(self, mark: Mark) -> None:
+        sizes = self._read_sizes(mark)
+        reason = self._wait(mark)
+        if reason:
+            self._outcome.pending_marks += 1
+            self._outcome.pending_bytes += sum(sizes.values())
+            self._outcome.waiting_for.append(reason)
+            return
+        verify_may_collect(self._store)
+        deleted = sweep(self._store, mark, read_live(self._store))
+        self._outcome.deleted += len(deleted)
+        self._outcome.freed_bytes += sum(sizes.get(key, 0) for key in deleted)
+
+    def _read_sizes(self, mark: Mark) -> dict[str, int]:
+        sizes = {}
+        for key in mark.keys:
+            with suppress(NotFound):
+                sizes[key] = self._store.stat(key).size_bytes
+        return sizes
+
+    def _wait(self, mark: Mark) -> str:
+        """Wait until nobody can rely on what is marked; return why not, if it takes too long."""
+        waiting = read_waiting(self._store, mark.stem)
+        deadline_s = self._store.clock() + self._rules.wait_s
+        while True:
+            reason = self._find_reason(mark, waiting)
+            if not reason or self._store.clock() >= deadline_s:
+                return reason
+            self._rules.sleep(_POLL_S)
+
+    def _find_reason(self, mark: Mark, waiting: frozenset[str]) -> str:
+        # If nobody writes at this moment, whoever began before the mark has ended, whatever its lease says.
+        with self._store.hold(exclusive=True) as is_held:
+            if is_held and not _find_remote(read_leases(self._store).values()):
+                return ""
+        blockers = find_blockers(self._store, waiting, expire_s=self._rules.expire_s)
+        if blockers:
+            return f"{len(blockers)} under way: {blockers[0].purpose or blockers[0].lease_id}"
+        grace_s = max(self._rules.grace_s, NETWORK_GRACE_S if self._store.traits.network else 0.0)
+        left_s = mark.published_s + grace_s - self._store.clock()
+        return f"{left_s:.0f} s of grace" if left_s > 0 else ""
+
+    def _remove_records(self, plan: CollectPlan) -> None:
+        """Remove records that count no more, the lowest generation first."""
+        for dead in plan.records:
+            for generation in dead.generations:
+                self._store.delete(generation_key(dead.stem, generation))
+                self._outcome.records += 1
+
+    def _remove_leases(self) -> None:
+        """Remove what is left of leases that were released; one that was fenced must stay (see `settled`)."""
+        for lease in read_leases(self._store).values():
+            if lease.standing == "released":
+                self._forget(lease)
+
+    def _forget(self, lease: LeaseView) -> None:
+        for generation in lease.generations:
+            self._store.delete(generation_key(lease_stem(lease.lease_id), generation))
+        self._outcome.leases += 1
+
+    def _tidy(self) -> None:
+        """Clear away old temporary files, and let the index and the list of bad packs forget packs that are gone."""
+        self._outcome.debris += self._store.remove_debris(older_than_s=max(self._rules.min_age_s, EXPIRE_S))
+        present = {info.key.removeprefix(PACKS) for info in iter_objects(self._store, PACKS)}
+        drop_missing(self._store, present)
+        for info in list(iter_objects(self._store, BAD)):
+            if info.key.removeprefix(BAD).partition("@")[0] not in present:
+                self._store.delete(info.key)

@@ -1,0 +1,90 @@
+"""Repacking: live chunks of mostly dead packs move into new ones, by a new generation of whoever uses them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final
+
+from holdfast.errors import NameInUse
+from holdfast.progress import Progress, Silent
+from holdfast.repo.holdings import Holdings
+from holdfast.repo.layout import pack_key
+from holdfast.repo.manifest import read_manifest
+from holdfast.repo.reader import SnapshotReader
+from holdfast.repo.repository import Repository, count_threads
+from holdfast.repo.snapshots import NameState, Snapshot, read_name
+from holdfast.repo.transaction import Draft, Transaction
+from holdfast.repo.transfer import Transfer
+from holdfast.repo.usage import Usage, read_usage
+
+DEAD_SHARE: Final = 0.5
+"""A pack of which more than this is dead is worth repacking."""
+
+
+@dataclass(frozen=True, slots=True)
+class RepackPlan:
+    """Packs to be emptied, and the snapshots that use them."""
+
+    victims: frozenset[str]
+    """Pack ids."""
+    snapshots: tuple[Snapshot, ...]
+    live_bytes: int
+    """Bytes to be copied."""
+    freed_bytes: int
+    """Bytes that collecting the victims will free, less those copied."""
+
+
+def plan_repack(repo: Repository, snapshots: Sequence[Snapshot], *, dead_share: float = DEAD_SHARE) -> RepackPlan:
+    """Choose the packs that are dead by more than `dead_share` but still used. Reads only."""
+    usage: Usage = read_usage(repo.store, snapshots)
+    chosen = [pack for pack in usage.packs if 0 < pack.live_bytes < (1 - dead_share) * pack.size_bytes]
+    victims = frozenset(pack.pack_id for pack in chosen)
+    concerned = tuple(
+        snapshot for snapshot in snapshots if victims.intersection(read_manifest(repo.store, snapshot.manifest).packs)
+    )
+    live = sum(pack.live_bytes for pack in chosen)
+    return RepackPlan(victims, concerned, live, sum(pack.size_bytes for pack in chosen) - live)
+
+
+def apply_repack(repo: Repository, plan: RepackPlan, *, progress: Progress | None = None) -> list[Snapshot]:
+    """Give each snapshot a new generation that needs none of the victims; returns those that were moved.
+
+    The content digest, the commit time and the metadata stay. A name that changes meanwhile is passed over: what
+    it holds now is not what was planned for.
+    """
+    progress = progress or Silent()
+    repo.verify_may_write()
+    moved = []
+    for snapshot in plan.snapshots:
+        state = read_name(repo.store, snapshot.name)
+        if state.snapshot is None or state.snapshot.write_id != snapshot.write_id:
+            continue
+        try:
+            moved.append(move_snapshot(repo, state, snapshot, plan.victims, progress))
+        except NameInUse:
+            continue
+    return moved
+
+
+def move_snapshot(
+    repo: Repository, state: NameState, snapshot: Snapshot, victims: frozenset[str], progress: Progress
+) -> Snapshot:
+    """Commit a new generation of `snapshot` whose chunks lie anywhere but in `victims`."""
+    progress.begin(f"repack {snapshot.name}", snapshot.logical_bytes)
+    try:
+        with (
+            Transaction(repo, purpose=f"repack {snapshot.name!r}") as transaction,
+            SnapshotReader(repo, snapshot) as reader,
+            ThreadPoolExecutor(count_threads(), "holdfast-repack") as pool,
+        ):
+            avoid = transaction.avoid | {pack_key(pack_id) for pack_id in victims}
+            transfer = Transfer(reader, Holdings(repo, [], avoid=avoid), transaction.packer, pool)
+            entries = transfer.move(
+                list(reader.manifest.iter_entries()), progress, keeps=lambda at: pack_key(at.pack_id) not in avoid
+            )
+            draft = Draft(state, reader.manifest.spec, snapshot.metadata, snapshot.time_s)
+            return transaction.commit(draft, entries, rewrite=transfer.rewrite)
+    finally:
+        progress.end()

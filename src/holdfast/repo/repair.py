@@ -1,0 +1,133 @@
+"""Repair: from what a check has found to a plan that loses nothing silently, and the doing of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from holdfast.errors import NameInUse, ObjectExists
+from holdfast.progress import Progress, Silent
+from holdfast.repo.check import Checker
+from holdfast.repo.copies import iter_footers
+from holdfast.repo.generations import create_generation
+from holdfast.repo.index import Index, write_fragment
+from holdfast.repo.layout import BAD, INDEX, new_write_id
+from holdfast.repo.repack import move_snapshot
+from holdfast.repo.repository import Repository
+from holdfast.repo.snapshots import read_name
+
+ActionKind = Literal["reindex", "quarantine", "heal", "discard"]
+_DISCARDABLE: Final = frozenset({"index-damaged", "record-torn"})
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One thing to do: rebuild the index, list a pack as bad, point a snapshot to other copies, delete a file."""
+
+    kind: ActionKind
+    target: str
+    """A key, a pack id or a snapshot's name."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """An entry that cannot be read any more, and that nothing in this store can bring back."""
+
+    snapshot: str
+    entry: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RepairPlan:
+    """What can be mended, and what is lost; snapshots with losses stay, for their other entries can be read."""
+
+    actions: tuple[Action, ...]
+    losses: tuple[Loss, ...]
+
+
+def plan_repair(repo: Repository, *, progress: Progress | None = None) -> RepairPlan:
+    """Read every byte and decide what to do about what is found. Changes nothing."""
+    findings = list(Checker(repo.store, read=True, progress=progress).iter_findings())
+    packs: dict[str, str] = {}
+    heal: dict[str, str] = {}
+    losses: dict[tuple[str, str], str] = {}
+    for finding in findings:
+        if finding.pack and finding.code in ("chunk-damaged", "pack-damaged", "pack-unreadable", "padding"):
+            packs.setdefault(finding.pack, finding.message)
+        if finding.code == "chunk-hit":
+            heal.setdefault(finding.snapshot, finding.message)
+        if finding.severity == "error" and finding.snapshot:
+            losses.setdefault((finding.snapshot, finding.entry), finding.message)
+    actions = [Action("discard", finding.key, finding.message) for finding in findings if finding.code in _DISCARDABLE]
+    actions += [Action("quarantine", pack_id, reason) for pack_id, reason in packs.items()]
+    if not _covers_all(repo) or any(finding.code == "index-damaged" for finding in findings):
+        actions.append(Action("reindex", INDEX, "the index does not know every chunk"))
+    lost = {name for name, _ in losses}
+    actions += [Action("heal", name, reason) for name, reason in heal.items() if name not in lost]
+    return RepairPlan(tuple(actions), tuple(Loss(name, entry, reason) for (name, entry), reason in losses.items()))
+
+
+def apply_repair(repo: Repository, plan: RepairPlan, *, progress: Progress | None = None) -> list[Action]:
+    """Carry out a plan; returns what was done. Nothing that can still be read is deleted."""
+    done = []
+    bad = frozenset(action.target for action in plan.actions if action.kind == "quarantine")
+    for action in plan.actions:
+        if _apply(repo, action, bad, progress or Silent()):
+            done.append(action)
+    return done
+
+
+def _apply(repo: Repository, action: Action, bad: frozenset[str], progress: Progress) -> bool:
+    if action.kind == "discard":
+        repo.store.delete(action.target)
+        return True
+    if action.kind == "quarantine":
+        return _quarantine(repo, action)
+    if action.kind == "reindex":
+        rebuild_index(repo)
+        return True
+    state = read_name(repo.store, action.target)
+    if state.snapshot is None:
+        return False
+    try:
+        move_snapshot(repo, state, state.snapshot, bad, progress)
+    except NameInUse:
+        return False
+    return True
+
+
+def _quarantine(repo: Repository, action: Action) -> bool:
+    """List a pack as bad: nothing new is built on it; what can be read of it still is."""
+    fields = {"kind": "bad", "pack": action.target, "write_id": new_write_id(), "reason": action.reason}
+    try:
+        create_generation(repo.store, BAD + action.target, 0, fields, durable=False)
+    except ObjectExists:
+        return False
+    return True
+
+
+def _covers_all(repo: Repository) -> bool:
+    index = Index(repo.store, limit_bytes=repo.budget_bytes // 4)
+    return not any(_find_unknown(repo, index))
+
+
+def _find_unknown(repo: Repository, index: Index) -> Iterable[str]:
+    """Yield the packs of which the index does not know every chunk."""
+    for pack_id, footer in iter_footers(repo.store):
+        for chunk in footer.chunks:
+            if chunk.location not in index.find(chunk.digest, chunk.size_bytes):
+                yield pack_id
+                break
+
+
+def rebuild_index(repo: Repository) -> int:
+    """Write fragments for packs that the index does not know, from their footers; returns how many."""
+    index = Index(repo.store, limit_bytes=repo.budget_bytes // 4)
+    unknown = set(_find_unknown(repo, index))
+    for pack_id, footer in iter_footers(repo.store):
+        if pack_id in unknown:
+            write_fragment(repo.store, footer.chunks)
+    return len(unknown)

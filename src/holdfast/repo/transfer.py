@@ -1,0 +1,124 @@
+"""Gives the chunks of a snapshot a place in a target: where it holds them already, or in new packs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Final
+
+from holdfast.digest import Digest
+from holdfast.progress import Progress
+from holdfast.repo.chunk import ChunkRef, Location
+from holdfast.repo.holdings import Holdings
+from holdfast.repo.manifest import Entry
+from holdfast.repo.pack import choose_alignment
+from holdfast.repo.packing import Packer
+from holdfast.repo.reader import SnapshotReader
+
+_WINDOW: Final = 8
+"""Chunks that are looked up and read at once."""
+
+Keeps = Callable[[Location], bool]
+"""Tells whether a place in the target may be referred to as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One chunk of one entry, and where it stands."""
+
+    entry: Entry
+    position: int
+    start: int
+
+    @property
+    def ref(self) -> ChunkRef:
+        return self.entry.chunks[self.position]
+
+
+class Transfer:
+    """Moves what is missing, each chunk once, verified when it is read; used by one thread."""
+
+    def __init__(self, reader: SnapshotReader, holdings: Holdings, packer: Packer, pool: ThreadPoolExecutor) -> None:
+        """Read from `reader`, look up in `holdings`, write to `packer`."""
+        self.moved_bytes = 0
+        self._reader = reader
+        self._holdings = holdings
+        self._packer = packer
+        self._pool = pool
+        self._known: dict[Digest, Location] = {}
+        self._last: _Step | None = None
+
+    def move(self, entries: Sequence[Entry], progress: Progress, *, keeps: Keeps) -> list[Entry]:
+        """Return `entries` with places in the target for all their chunks."""
+        steps = [step for entry in entries for step in _iter_steps(entry) if step.ref.location]
+        for first in range(0, len(steps), _WINDOW):
+            window = steps[first : first + _WINDOW]
+            self._settle(window, keeps)
+            progress.advance(sum(step.ref.size_bytes for step in window))
+        return [_place(entry, self._known) for entry in entries]
+
+    def rewrite(self, refs: Sequence[ChunkRef]) -> list[ChunkRef]:
+        """Write chunks into packs of this transfer, wherever else they may be."""
+        wanted = {ref.digest for ref in refs}
+        steps: dict[Digest, _Step] = {}
+        for entry in self._reader.manifest.iter_entries():
+            for step in _iter_steps(entry):
+                if step.ref.digest in wanted:
+                    steps.setdefault(step.ref.digest, step)
+        for step in steps.values():
+            self._append(step, self._read(step))
+        return [replace(ref, location=self._known[ref.digest]) for ref in refs]
+
+    def _settle(self, window: Sequence[_Step], keeps: Keeps) -> None:
+        """Find or make a place for each chunk of the window."""
+        open_steps: dict[Digest, _Step] = {}
+        for step in window:
+            at = step.ref.location
+            if step.ref.digest in self._known or at is None:
+                continue
+            if keeps(at):
+                self._known[step.ref.digest] = at
+            else:
+                open_steps.setdefault(step.ref.digest, step)
+        asked = [(step, self._holdings.find(step.ref.digest, step.ref.size_bytes)) for step in open_steps.values()]
+        missing = []
+        for (step, _), found in zip(asked, self._pool.map(self._choose_intact, asked), strict=True):
+            if found:
+                self._known[step.ref.digest] = found
+            else:
+                missing.append(step)
+        for step, data in zip(missing, self._pool.map(self._read, missing), strict=True):
+            self._append(step, data)
+
+    def _choose_intact(self, asked: tuple[_Step, Sequence[Location]]) -> Location | None:
+        step, candidates = asked
+        return next((at for at in candidates if self._holdings.is_copy(at, step.ref.digest)), None)
+
+    def _read(self, step: _Step) -> memoryview:
+        return self._reader.read_chunk(step.entry, step.position)
+
+    def _append(self, step: _Step, data: memoryview) -> None:
+        last = self._last
+        goes_on = last is not None and last.entry is step.entry and last.position + 1 == step.position
+        alignment = 1 if goes_on else choose_alignment(step.entry.size_bytes - step.start)
+        (location,) = self._packer.append([(step.ref.digest, data)], alignment=alignment)
+        self._known[step.ref.digest] = location
+        self._last = step
+        self.moved_bytes += data.nbytes
+
+
+def _iter_steps(entry: Entry) -> list[_Step]:
+    steps = []
+    start = 0
+    for position, ref in enumerate(entry.chunks):
+        steps.append(_Step(entry, position, start))
+        start += ref.size_bytes
+    return steps
+
+
+def _place(entry: Entry, places: dict[Digest, Location]) -> Entry:
+    chunks = tuple(
+        replace(ref, location=places[ref.digest]) if ref.location is not None else ref for ref in entry.chunks
+    )
+    return replace(entry, chunks=chunks)

@@ -1,0 +1,119 @@
+"""What takes the space: logical, stored, shared and reclaimable bytes, per snapshot and in all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from holdfast.repo.layout import MANIFESTS, PACKS, pack_key
+from holdfast.repo.manifest import Manifest, read_manifest
+from holdfast.repo.snapshots import Snapshot
+from holdfast.store.listing import iter_objects
+from holdfast.store.protocol import ObjectStore
+
+Place = tuple[str, int]
+"""Pack id and offset of a stored chunk."""
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotUsage:
+    """What one snapshot takes."""
+
+    snapshot: Snapshot
+    stored_bytes: int
+    """Bytes of the chunks and the manifest it uses, each chunk once."""
+    own_bytes: int
+    """Bytes that no other snapshot uses: what deleting it can free."""
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes that other snapshots use as well."""
+        return self.stored_bytes - self.own_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PackUsage:
+    """How much of a pack is needed."""
+
+    pack_id: str
+    size_bytes: int
+    live_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What the whole store takes."""
+
+    snapshots: tuple[SnapshotUsage, ...]
+    packs: tuple[PackUsage, ...]
+    manifest_bytes: int
+    live_manifest_bytes: int
+
+    @property
+    def logical_bytes(self) -> int:
+        """What all snapshots would take without sharing."""
+        return sum(usage.snapshot.logical_bytes for usage in self.snapshots)
+
+    @property
+    def stored_bytes(self) -> int:
+        """What packs and manifests take."""
+        return sum(pack.size_bytes for pack in self.packs) + self.manifest_bytes
+
+    @property
+    def live_bytes(self) -> int:
+        """What is needed of that."""
+        return sum(pack.live_bytes for pack in self.packs) + self.live_manifest_bytes
+
+    @property
+    def reclaimable_bytes(self) -> int:
+        """What collecting, and repacking packs that are partly dead, can free."""
+        return self.stored_bytes - self.live_bytes
+
+
+def iter_places(manifest: Manifest) -> Iterator[tuple[Place, int]]:
+    """Yield each stored chunk that a manifest refers to, with its size; repeated ones again."""
+    for entry in manifest.iter_entries():
+        for ref in entry.chunks:
+            if ref.location:
+                yield (ref.location.pack_id, ref.location.offset), ref.location.stored_bytes
+
+
+def read_usage(store: ObjectStore, snapshots: Sequence[Snapshot]) -> Usage:
+    """Read the manifests of `snapshots`, the current ones of a store, and add up."""
+    users: dict[Place, int] = {}
+    sizes: dict[Place, int] = {}
+    held: list[set[Place]] = []
+    for snapshot in snapshots:
+        places = dict(iter_places(read_manifest(store, snapshot.manifest)))
+        sizes.update(places)
+        held.append(set(places))
+        for place in places:
+            users[place] = users.get(place, 0) + 1
+    usages = []
+    for snapshot, places_held in zip(snapshots, held, strict=True):
+        own = sum(sizes[place] for place in places_held if users[place] == 1)
+        stored = sum(sizes[place] for place in places_held)
+        own_manifest = snapshot.manifest.size_bytes
+        usages.append(SnapshotUsage(snapshot, stored + own_manifest, own + own_manifest))
+    live: dict[str, int] = {}
+    for (pack_id, _), size in sizes.items():
+        live[pack_key(pack_id)] = live.get(pack_key(pack_id), 0) + size
+    packs = tuple(
+        PackUsage(info.key.removeprefix(PACKS), info.size_bytes, live.get(info.key, 0))
+        for info in iter_objects(store, PACKS)
+    )
+    manifests = sum(info.size_bytes for info in iter_objects(store, MANIFESTS))
+    return Usage(tuple(usages), packs, manifests, sum(snapshot.manifest.size_bytes for snapshot in snapshots))
+
+
+def find_freed_bytes(store: ObjectStore, current: Sequence[Snapshot], doomed: Sequence[Snapshot]) -> int:
+    """Return how many bytes only `doomed` use, and so can be freed once they are deleted."""
+    names = {snapshot.name for snapshot in doomed}
+    places: dict[Place, int] = {}
+    for snapshot in doomed:
+        places.update(iter_places(read_manifest(store, snapshot.manifest)))
+    for snapshot in current:
+        if snapshot.name not in names:
+            for place, _ in iter_places(read_manifest(store, snapshot.manifest)):
+                places.pop(place, None)
+    return sum(places.values()) + sum(snapshot.manifest.size_bytes for snapshot in doomed)
