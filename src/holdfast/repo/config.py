@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
-from holdfast.errors import NewerFormat, NotAStore, ObjectExists, StoreError
+from holdfast.errors import NewerFormat, NotAStore, ObjectExists, StoreFull
 from holdfast.repo.generations import create_generation, read_newest
 from holdfast.repo.layout import CONFIG, PREFIXES, new_write_id
 from holdfast.repo.record import Fields
@@ -56,7 +56,7 @@ def create_config(store: ObjectStore) -> Config:
     store.prepare(PREFIXES)
     # Not always 0: who was first may have died over it, and a torn record never counted.
     create_generation(store, CONFIG, newest.next_generation, {**fields, "write_id": new_write_id()})
-    with suppress(StoreError):  # it is durable and counts; the next writer confirms it
+    with suppress(StoreFull):  # it is durable and counts; the next writer confirms it
         return confirm_config(store)
     return config
 
