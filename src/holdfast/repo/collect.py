@@ -154,10 +154,12 @@ class _Collection:
                 return False
             self._outcome.debris += self._store.remove_debris(older_than_s=0.0)
             self._remove_damaged_marks()
-            live = read_live(self._store)
+            # Saves wait as long as this is held, so roots are read only if they matter: a fenced save that committed
+            # and died left a record that its fence alone explains.
+            has_fenced = any(lease.standing == "fenced" for lease in leases.values())
+            explained = read_live(self._store).committed_under if has_fenced else set()
             for lease in leases.values():
-                # A fenced save that committed and died left a record that its fence alone explains.
-                if lease.standing != "fenced" or lease.lease_id not in live.committed_under:
+                if lease.standing != "fenced" or lease.lease_id not in explained:
                     self._forget(lease)
             return True
 
