@@ -38,11 +38,16 @@ class Sizes:
     many_snapshots: int
     rounds: int
     starts: int
+    growth: tuple[int, int, int] = (10, 1000, 5000)
+    """How many snapshots a store holds as it grows."""
+    growth_entries: int = 1000
 
 
 FULL: Final = Sizes(2 << 30, 1 << 30, 64, 1000, 10, 1000, rounds=7, starts=15)
-QUICK: Final = Sizes(256 << 20, 128 << 20, 64, 1000, 10, 100, rounds=5, starts=10)
-TINY: Final = Sizes(4 << 20, 4 << 20, 4, 10, 2, 4, rounds=1, starts=1)
+QUICK: Final = Sizes(
+    256 << 20, 128 << 20, 64, 1000, 10, 100, rounds=5, starts=10, growth=(10, 100, 500), growth_entries=100
+)
+TINY: Final = Sizes(4 << 20, 4 << 20, 4, 10, 2, 4, rounds=1, starts=1, growth=(2, 4, 8), growth_entries=10)
 
 
 @dataclass(frozen=True, slots=True)

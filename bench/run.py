@@ -13,7 +13,7 @@ from typing import Final
 # `python bench/run.py` puts bench/ itself on the path, and `import bench` needs what is above it.
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from bench import bench_check, bench_cli, bench_save, limits  # noqa: E402 - the path comes first
+from bench import bench_check, bench_cli, bench_growth, bench_save, limits  # noqa: E402 - the path comes first
 from bench.measure import (  # noqa: E402 - the path comes first
     FULL,
     QUICK,
@@ -30,6 +30,7 @@ SUITES: Final[Mapping[str, Callable[[Sizes, Path], list[Result]]]] = {
     "check": bench_check.run,
     "save": bench_save.run,
     "cli": bench_cli.run,
+    "growth": bench_growth.run,
 }
 
 

@@ -34,6 +34,16 @@ class CountingFiles(PosixFiles):
         super().sync_directory(path)
 
 
+class UnsyncedFiles(PosixFiles):
+    """The kernel's calls, but nothing is made durable: for stores that only have to be large."""
+
+    def sync_file(self, handle: int) -> None:
+        pass
+
+    def sync_directory(self, path: str) -> None:
+        pass
+
+
 def open_store(root: Path) -> Repository:
     """Open the store at `root`; the first save makes it."""
     return open_repository(LocalStore(root), create=True)

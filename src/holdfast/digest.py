@@ -36,10 +36,7 @@ def hash_parts(parts: Iterable[Buffer]) -> Digest:
 
 def hash_kind(kind: str, parts: Iterable[Buffer]) -> Digest:
     """Return a content digest: BLAKE3 in derive-key mode, so that no kind collides with another or with a chunk."""
-    hasher = blake3(derive_key_context=f"holdfast v1 {kind}")
-    for part in parts:
-        hasher.update(part)
-    return Digest(hasher.digest())
+    return Digest(blake3(b"".join(parts), derive_key_context=f"holdfast v1 {kind}").digest())
 
 
 def fingerprint(data: Buffer) -> bytes:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import bench_check, bench_save, measure
+from bench import bench_check, bench_growth, bench_save, measure
 from bench.bench_cli import verify_output
 from bench.measure import TINY, Contestant, Goal, Result, Timings, WrongResult, race, random_bytes
 from bench.stores import (
@@ -47,6 +47,21 @@ def test_the_save_suite_measures_each_workload(tmp_path: Path) -> None:
 
     assert {result.unit for result in results} == {"GB/s", "%", "", "ms", "bytes"}
     assert all(result.figure >= 0 for result in results)
+
+
+def test_the_growth_suite_measures_each_workload_and_leaves_nothing(tmp_path: Path) -> None:
+    results = bench_growth.run(TINY, tmp_path)
+
+    assert {result.unit for result in results} == {"ms", "us", "MB"}
+    assert all(result.figure > 0 for result in results)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_grown_store_that_lacks_a_snapshot_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_growth, "iter_names", lambda store: iter(()))
+
+    with pytest.raises(WrongResult, match="'list' in a store of"):
+        bench_growth.run(TINY, tmp_path)
 
 
 def test_a_check_that_finds_damage_ends_the_run(tmp_path: Path) -> None:

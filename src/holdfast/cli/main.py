@@ -69,6 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(options: Namespace, output: Output) -> int:
     url = _choose_init_place(options) if options.verb == "init" else _choose_store(options.store)
+    if options.verb == "copy":
+        options.to = _verify_lasting(options.to)
     run: Callable[[Namespace, str, Output], int] = getattr(import_module(_HOME[options.verb]), f"run_{options.verb}")
     return run(options, url, output)
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from holdfast.cli.lookup import open_to_read, open_to_write
 from holdfast.cli.names import find_deletable, split_damaged
 from holdfast.cli.output import Output, count, format_bytes, format_time
-from holdfast.errors import Corrupt
+from holdfast.errors import Corrupt, NewerFormat, NotFound
 from holdfast.repo.roots import read_live
 from holdfast.repo.snapshots import Snapshot, delete_snapshot
 from holdfast.repo.tags import iter_tags
@@ -41,5 +41,5 @@ def _count_freed(store: ObjectStore, doomed: Sequence[Snapshot]) -> str:
     """Say how much only these snapshots use."""
     try:
         return format_bytes(find_freed_bytes(store, read_live(store).current, doomed))
-    except Corrupt:
+    except (Corrupt, NewerFormat, NotFound):
         return "an unknown amount: a snapshot cannot be read"

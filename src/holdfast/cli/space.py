@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from argparse import Namespace
 from dataclasses import asdict
 from typing import Final
@@ -19,7 +20,7 @@ from holdfast.repo.roots import read_live
 from holdfast.repo.usage import SnapshotUsage, Usage, read_usage
 
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
-_DURATION: Final = re.compile(r"([0-9]+)([smhdw])\Z")
+_DURATION: Final = re.compile(r"([0-9]{1,12})([smhdw])\Z")
 
 
 def parse_duration(text: str) -> float:
@@ -34,10 +35,13 @@ def run_du(options: Namespace, url: str, output: Output) -> int:
     """Print what takes the space."""
     store = open_to_read(url).store
     snapshots = sorted(read_live(store).current, key=lambda snapshot: natural_order(snapshot.name))
-    usage = read_usage(store, [snapshot for snapshot in snapshots if snapshot.name.startswith(options.prefix)])
-    whole = usage if not options.prefix else read_usage(store, snapshots)
+    # Of the whole store, for what is shared with snapshots under other prefixes is shared as well.
+    usage = read_usage(store, snapshots)
+    prefix = unicodedata.normalize("NFC", options.prefix)
+    shown = [each for each in usage.snapshots if each.snapshot.name.startswith(prefix)]
+    totals = _sum(usage)
     if options.json:
-        output.json({"store": store.url, "snapshots": [_describe(each) for each in usage.snapshots], **_sum(whole)})
+        output.json({"store": store.url, "snapshots": [_describe(each) for each in shown], **totals})
         return 0
     headers = ["NAME", "LOGICAL", "STORED", "SHARED", "OWN"]
     rows = [
@@ -45,13 +49,12 @@ def run_du(options: Namespace, url: str, output: Output) -> int:
             each.snapshot.name,
             *map(format_bytes, (each.snapshot.logical_bytes, each.stored_bytes, each.shared_bytes, each.own_bytes)),
         ]
-        for each in usage.snapshots
+        for each in shown
     ]
     if rows:
         output.table(headers, rows, right="LOGICAL STORED SHARED OWN")
-    totals = _sum(whole)
     output.line(
-        f"{count(len(whole.snapshots), 'snapshot')} of {format_bytes(totals['logical_bytes'])} in"
+        f"{count(len(usage.snapshots), 'snapshot')} of {format_bytes(totals['logical_bytes'])} in"
         f" {format_bytes(totals['stored_bytes'])}; {format_bytes(totals['reclaimable_bytes'])} can be reclaimed"
     )
     return 0
@@ -80,6 +83,7 @@ def run_prune(options: Namespace, url: str, output: Output) -> int:
 
 def run_gc(options: Namespace, url: str, output: Output) -> int:
     """Print what nothing needs, and delete it with --yes."""
+    rules = Rules(min_age_s=parse_duration(options.min_age), wait_s=parse_duration(options.wait))
     repo = open_to_write(url) if options.yes else open_to_read(url)
     verify_may_collect(repo.store)
     if options.repack:
@@ -87,7 +91,6 @@ def run_gc(options: Namespace, url: str, output: Output) -> int:
     if not options.yes:
         _print_plan(plan_collect(repo.store, min_age_s=0.0), output, as_json=options.json)
         return 0
-    rules = Rules(min_age_s=parse_duration(options.min_age), wait_s=parse_duration(options.wait))
     outcome = collect(repo.store, rules)
     if options.json:
         output.json(asdict(outcome))

@@ -11,9 +11,9 @@ from typing import Final
 
 from holdfast.errors import Corrupt, NewerFormat, NotFound
 from holdfast.repo.config import find_config, find_unknown_prefix
-from holdfast.repo.generations import read_record
+from holdfast.repo.generations import iter_stems, read_record
 from holdfast.repo.index import drop_missing
-from holdfast.repo.layout import BAD, MANIFESTS, MARKS, PACKS, generation_key, is_file_id, lease_stem
+from holdfast.repo.layout import BAD, INDEX, MANIFESTS, MARKS, PACKS, generation_key, lease_stem, parse_file_key
 from holdfast.repo.leases import EXPIRE_S
 from holdfast.repo.roots import DeadRecords, LeaseView, Live, read_leases, read_live
 from holdfast.repo.sweep import Mark, fence, find_blockers, iter_marks, publish_mark, read_waiting, sweep
@@ -98,9 +98,11 @@ def plan_collect(store: ObjectStore, *, min_age_s: float = MIN_AGE_S) -> Collect
 
 
 def _is_dead(info: ObjectInfo, live: Live, leases: dict[str, LeaseView], oldest_s: float) -> bool:
-    file_id = info.key.rpartition("/")[2]
+    file_id = parse_file_key(info.key)
+    if file_id is None:
+        return False  # nothing that we wrote
     lease = leases.get(file_id.partition("-")[0])
-    is_ended = is_file_id(file_id) and not (lease and lease.is_live)
+    is_ended = not (lease and lease.is_live)
     return is_ended and info.key not in live.needs and info.modified_s <= oldest_s
 
 
@@ -143,6 +145,7 @@ class _Collection:
             self._sweep_when_ready(mark)
         self._remove_records(plan)
         self._remove_leases()
+        self._remove_spoilt_marks(is_alone=False)
         self._tidy()
         return self._outcome
 
@@ -153,28 +156,32 @@ class _Collection:
             if not is_held or _find_remote(leases.values()):
                 return False
             self._outcome.debris += self._store.remove_debris(older_than_s=0.0)
-            self._remove_damaged_marks()
+            self._remove_spoilt_marks(is_alone=True)
             # Saves wait as long as this is held, so roots are read only if they matter: a fenced save that committed
             # and died left a record that its fence alone explains.
             has_fenced = any(lease.standing == "fenced" for lease in leases.values())
             explained = read_live(self._store).committed_under if has_fenced else set()
             for lease in leases.values():
-                if lease.standing != "fenced" or lease.lease_id not in explained:
+                # Who was fenced on another host may only sleep: without its fence it would take itself for alive.
+                is_dead = lease.host == socket.gethostname() and lease.lease_id not in explained
+                if lease.standing != "fenced" or is_dead:
                     self._forget(lease)
             return True
 
-    def _remove_damaged_marks(self) -> None:
-        """Remove marks that a loss of power has spoilt: they make every save write everything anew."""
-        for info in list(iter_objects(self._store, MARKS)):
-            try:
-                is_spoilt = read_record(self._store, info.key) is None
-            except NotFound:
-                continue
-            except Corrupt:
-                is_spoilt = True
-            if is_spoilt:
-                self._store.delete(info.key)
-                self._outcome.debris += 1
+    def _remove_spoilt_marks(self, *, is_alone: bool) -> None:
+        """Remove marks that a loss of power has torn; damaged ones, which stand for everything, only when alone."""
+        for stem, generations in list(iter_stems(self._store, MARKS)):
+            for generation in generations:
+                try:
+                    is_spoilt = read_record(self._store, generation_key(stem, generation)) is None
+                except NotFound:
+                    continue
+                except Corrupt:
+                    is_spoilt = is_alone
+                # A list of leases without its mark: another collector swept while it was being written.
+                if is_spoilt or 0 not in generations:
+                    self._store.delete(generation_key(stem, generation))
+                    self._outcome.debris += 1
 
     def _fence_expired(self) -> None:
         for lease in read_leases(self._store).values():
@@ -244,8 +251,10 @@ class _Collection:
     def _tidy(self) -> None:
         """Clear away old temporary files, and let the index and the list of bad packs forget packs that are gone."""
         self._outcome.debris += self._store.remove_debris(older_than_s=max(self._rules.min_age_s, EXPIRE_S))
+        # Packs last: what is noted about a pack that is sealed meanwhile would seem to be about one that is gone.
+        fragments, bad = (list(iter_objects(self._store, prefix)) for prefix in (INDEX, BAD))
         present = {info.key.removeprefix(PACKS) for info in iter_objects(self._store, PACKS)}
-        drop_missing(self._store, present)
-        for info in list(iter_objects(self._store, BAD)):
+        drop_missing(self._store, fragments, present)
+        for info in bad:
             if info.key.removeprefix(BAD).partition("@")[0] not in present:
                 self._store.delete(info.key)

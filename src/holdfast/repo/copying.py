@@ -8,9 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from holdfast.errors import NameInUse
 from holdfast.progress import Progress, Silent
 from holdfast.repo.holdings import Holdings, find_base, read_bases
-from holdfast.repo.reader import SnapshotReader
+from holdfast.repo.layout import SNAPSHOTS
+from holdfast.repo.reader import SnapshotReader, is_readable
 from holdfast.repo.record import canonical_json
 from holdfast.repo.repository import Repository, count_threads
+from holdfast.repo.settled import is_settled
 from holdfast.repo.snapshots import Snapshot, read_name
 from holdfast.repo.transaction import Draft, Transaction
 from holdfast.repo.transfer import Transfer
@@ -34,10 +36,12 @@ def copy_snapshot(
     progress = progress or Silent()
     state = read_name(target.store, snapshot.name)
     held = state.snapshot
-    if held and held.digest == snapshot.digest and canonical_json(held.metadata) == canonical_json(snapshot.metadata):
+    is_same = held is not None and _is_same(held, snapshot)
+    if held and is_same and is_settled(target.store, held) and is_readable(target, held):
+        target.store.sync(SNAPSHOTS)
         seconds = time.monotonic() - started
         return SaveResult(snapshot.name, held.digest, held.generation, held.logical_bytes, 0, seconds, existed=True)
-    if held and not overwrite:
+    if held and not is_same and not overwrite:
         raise NameInUse(
             f"{snapshot.name!r} is in use in {target.store.url} and holds other content; nothing was copied."
             " Overwrite it (--overwrite, overwrite=True) or delete it there first",
@@ -61,3 +65,7 @@ def copy_snapshot(
     seconds = time.monotonic() - started
     moved = transfer.moved_bytes
     return SaveResult(copied.name, copied.digest, copied.generation, copied.logical_bytes, moved, seconds)
+
+
+def _is_same(held: Snapshot, snapshot: Snapshot) -> bool:
+    return held.digest == snapshot.digest and canonical_json(held.metadata) == canonical_json(snapshot.metadata)

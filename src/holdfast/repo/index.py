@@ -14,7 +14,7 @@ from holdfast.digest import Digest, fingerprint, hash_bytes
 from holdfast.errors import Corrupt, NewerFormat, NotFound, ObjectExists, StoreError
 from holdfast.repo.chunk import Location
 from holdfast.repo.columns import Kind, Schema, column, decode_table, encode_table
-from holdfast.repo.layout import INDEX, index_key, is_file_id
+from holdfast.repo.layout import INDEX, are_file_ids, index_key
 from holdfast.repo.pack import PackedChunk
 from holdfast.repo.record import Json
 from holdfast.store.listing import iter_objects
@@ -158,7 +158,7 @@ class Fragment:
 
 
 def _parse_packs(value: Json, key: str) -> list[str]:
-    if not isinstance(value, list) or not all(isinstance(name, str) and is_file_id(name) for name in value):
+    if not isinstance(value, list) or not set(map(type, value)) <= {str} or not are_file_ids(value):
         raise Corrupt(f"{key} names packs that cannot be", key=key)
     return value
 
@@ -247,9 +247,9 @@ def write_fragment(store: ObjectStore, chunks: Iterable[PackedChunk]) -> str:
     return key
 
 
-def drop_missing(store: ObjectStore, present: AbstractSet[str]) -> None:
+def drop_missing(store: ObjectStore, fragments: Iterable[ObjectInfo], present: AbstractSet[str]) -> None:
     """Write fragments anew that know packs which are gone: they only cost look-ups."""
-    for info in list(iter_objects(store, INDEX)):
+    for info in fragments:
         try:
             fragment = Fragment(store, info.key, info.size_bytes)
             if all(pack_id in present for pack_id in fragment.packs):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import unicodedata
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -32,6 +33,8 @@ _DIGEST_FORM: Final = "%_"
 _GENERATION: Final = re.compile(r"[0-9]{8}\Z")
 _FILE_ID: Final = re.compile(r"[0-9a-f]{24}-[0-9a-f]{16}\Z")
 _LEASE_ID: Final = re.compile(r"[0-9a-f]{24}\Z")
+_LEASE_ID_CHARS: Final = 24
+_FILE_ID_CHARS: Final = _LEASE_ID_CHARS + 1 + 16
 _DIGITS: Final = re.compile(r"([0-9]+)")
 
 
@@ -172,6 +175,21 @@ def new_write_id() -> str:
 def is_file_id(text: str) -> bool:
     """Tell whether `text` has the form of a pack or manifest id."""
     return bool(_FILE_ID.match(text))
+
+
+def parse_file_key(key: str) -> str | None:
+    """Return the id in the key of a pack or manifest, None for any other key: nothing else is ever swept."""
+    prefix, slash, file_id = key.partition("/")
+    return file_id if prefix + slash in (PACKS, MANIFESTS) and is_file_id(file_id) else None
+
+
+def are_file_ids(texts: Sequence[str]) -> bool:
+    """Tell whether each of `texts` is a file id, all at once: an index names thousands."""
+    joined, dashes = "".join(texts), "-" * len(texts)
+    if not set(map(len, texts)) <= {_FILE_ID_CHARS} or joined[_LEASE_ID_CHARS::_FILE_ID_CHARS] != dashes:
+        return False
+    # Every id has its dash where it belongs, so whatever else is not a digit would be left over.
+    return joined.encode(errors="replace").translate(None, b"0123456789abcdef") == dashes.encode()
 
 
 def is_lease_id(text: str) -> bool:

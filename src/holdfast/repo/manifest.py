@@ -16,7 +16,7 @@ from holdfast.digest import DIGEST_BYTES, Digest, hash_bytes, hash_kind
 from holdfast.errors import Corrupt, DigestMismatch, NewerFormat, NotFound, TooLarge
 from holdfast.repo.chunk import CHUNK_BYTES, RAW, ChunkRef, Location
 from holdfast.repo.columns import MAX_TABLE_BYTES, Kind, Schema, Table, column, decode_table, encode_table
-from holdfast.repo.layout import ManifestRef, is_file_id, manifest_key
+from holdfast.repo.layout import ManifestRef, are_file_ids, manifest_key
 from holdfast.repo.record import Json, canonical_json
 from holdfast.store.protocol import ObjectStore
 
@@ -28,11 +28,14 @@ NO_RANK: Final = 0xFFFFFFFF
 """In the rank column: the entry is the same for all ranks."""
 
 _HEADER: Final = struct.Struct("<8sHHIQ")
+_ENTRY_HEAD: Final = struct.Struct("<QQIIIQQ")
+_CHUNK: Final = struct.Struct("<Q32s")
 _MAGIC: Final = b"HFMANIF\n"
 _ZSTD_LEVEL: Final = 3
 # A small file must not unfold into a huge one. What would shrink by more, because its chunks are all the same, is
 # stored as it is.
 _MAX_RATIO: Final = 64
+_NO_FINGERPRINT: Final = bytes(16)
 _RAW_TABLE: Final = 0
 _ZSTD_TABLE: Final = 1
 
@@ -76,13 +79,16 @@ class Entry:
 
 def digest_entry(entry: Entry) -> Digest:
     """Return the content digest of an entry: what it is, not where it lies."""
-    spec = canonical_json(entry.spec)
+    return _digest_entry(entry, canonical_json(entry.spec))
+
+
+def _digest_entry(entry: Entry, spec: bytes) -> Digest:
     name = entry.name.encode()
-    head = struct.pack(
-        "<QQIIIQQ", len(name), len(spec), entry.dims, entry.alias, entry.rank, entry.size_bytes, len(entry.chunks)
+    head = _ENTRY_HEAD.pack(
+        len(name), len(spec), entry.dims, entry.alias, entry.rank, entry.size_bytes, len(entry.chunks)
     )
     boxes = [value for chunk in entry.chunks for value in chunk.box]
-    chunks = [struct.pack("<Q", chunk.size_bytes) + chunk.digest for chunk in entry.chunks]
+    chunks = [_CHUNK.pack(chunk.size_bytes, chunk.digest) for chunk in entry.chunks]
     return hash_kind("entry", [head, name, spec, struct.pack(f"<{len(boxes)}q", *boxes), *chunks])
 
 
@@ -90,43 +96,53 @@ def digest_snapshot(spec: Json, entries: Sequence[Entry]) -> Digest:
     """Return the content digest of a snapshot: its spec and its entries in order."""
     encoded = canonical_json(spec)
     head = struct.pack("<QQ", len(encoded), len(entries))
-    return hash_kind("snapshot", [head, encoded, *map(digest_entry, entries)])
+    specs = _encode_each([entry.spec for entry in entries])
+    return hash_kind("snapshot", [head, encoded, *map(_digest_entry, entries, specs)])
+
+
+def _encode_each(values: list[Json]) -> list[bytes]:
+    """Return the canonical JSON of each value; the same object, as the specs of many entries are, is encoded once."""
+    # By identity, not equality: 1, 1.0 and True are equal, and differ in JSON.
+    encoded = {key: canonical_json(value) for key, value in {id(value): value for value in values}.items()}
+    return [encoded[id(value)] for value in values]
 
 
 def encode_manifest(spec: Json, entries: Sequence[Entry]) -> bytes:
     """Encode a manifest file."""
     chunks = [chunk for entry in entries for chunk in entry.chunks]
-    packs = _Numbers()
-    specs, notes = _Numbers(), _Numbers()
-    inline_ends = list(accumulate((len(chunk.inline) for chunk in chunks), initial=0))
+    inline_at = accumulate((len(chunk.inline) for chunk in chunks), initial=0)
+    places = [
+        chunk.location or Location("", start, len(chunk.inline), RAW, _NO_FINGERPRINT)
+        for chunk, start in zip(chunks, inline_at, strict=False)
+    ]
+    specs, spec_numbers = _number_values([entry.spec for entry in entries])
+    notes, note_numbers = _number_values([entry.note for entry in entries])
+    packs = list(dict.fromkeys(at.pack_id for at in places if at.pack_id))
+    pack_numbers = {pack_id: number for number, pack_id in enumerate(packs)}
     columns = {
         "entry_bytes": column("Q", [entry.size_bytes for entry in entries]),
         "entry_chunks": column("I", [len(entry.chunks) for entry in entries]),
-        "entry_spec": column("I", [specs.number(canonical_json(entry.spec), entry.spec) for entry in entries]),
-        "entry_note": column("I", [notes.number(canonical_json(entry.note), entry.note) for entry in entries]),
+        "entry_spec": column("I", spec_numbers),
+        "entry_note": column("I", note_numbers),
         "entry_dims": column("B", [entry.dims for entry in entries]),
         "entry_alias": column("I", [entry.alias for entry in entries]),
         "entry_rank": column("I", [entry.rank for entry in entries]),
-        "chunk_digest": memoryview(b"".join(chunk.digest for chunk in chunks)),
+        "chunk_digest": memoryview(b"".join([chunk.digest for chunk in chunks])),
         "chunk_bytes": column("I", [chunk.size_bytes for chunk in chunks]),
-        "chunk_pack": column(
-            "I", [packs.number(at.pack_id, at.pack_id) if (at := c.location) else INLINE for c in chunks]
-        ),
-        "chunk_offset": column(
-            "Q", [at.offset if (at := c.location) else i for c, i in zip(chunks, inline_ends, strict=False)]
-        ),
-        "chunk_stored": column("I", [at.stored_bytes if (at := c.location) else len(c.inline) for c in chunks]),
-        "chunk_codec": column("B", [at.codec if (at := c.location) else RAW for c in chunks]),
-        "chunk_xxh3": memoryview(b"".join(at.fingerprint if (at := c.location) else bytes(16) for c in chunks)),
+        "chunk_pack": column("I", [pack_numbers.get(at.pack_id, INLINE) for at in places]),
+        "chunk_offset": column("Q", [at.offset for at in places]),
+        "chunk_stored": column("I", [at.stored_bytes for at in places]),
+        "chunk_codec": column("B", [at.codec for at in places]),
+        "chunk_xxh3": memoryview(b"".join([at.fingerprint for at in places])),
         "box": column("q", [value for chunk in chunks for value in chunk.box]),
-        "inline": memoryview(b"".join(chunk.inline for chunk in chunks)),
+        "inline": memoryview(b"".join([chunk.inline for chunk in chunks])),
     }
     head = {
         "spec": spec,
         "names": [entry.name for entry in entries],
-        "specs": specs.values,
-        "notes": notes.values,
-        "packs": packs.values,
+        "specs": specs,
+        "notes": notes,
+        "packs": packs,
         "parts": [],
     }
     table = encode_table(head, columns, _SCHEMA)
@@ -140,31 +156,39 @@ def encode_manifest(spec: Json, entries: Sequence[Entry]) -> bytes:
     return data + hash_bytes(data)
 
 
-class _Numbers:
-    """Numbers distinct values in the order in which they come."""
-
-    def __init__(self) -> None:
-        self.values: list[Json] = []
-        self._numbers: dict[bytes | str, int] = {}
-
-    def number(self, identity: bytes | str, value: Json) -> int:
-        if identity not in self._numbers:
-            self._numbers[identity] = len(self.values)
-            self.values.append(value)
-        return self._numbers[identity]
+def _number_values(values: list[Json]) -> tuple[list[Json], list[int]]:
+    """Return the values that differ, in the order in which they come, and the number of each value among them."""
+    encoded = _encode_each(values)
+    distinct = dict(zip(encoded, values, strict=True))
+    numbers = {text: number for number, text in enumerate(distinct)}
+    return list(distinct.values()), [numbers[text] for text in encoded]
 
 
 def read_manifest(store: ObjectStore, ref: ManifestRef) -> Manifest:
     """Read and check a manifest; raises NotFound, Corrupt or NewerFormat."""
+    return decode_manifest(_read_proven(store, ref), where=manifest_key(ref.manifest_id))
+
+
+def read_packs(store: ObjectStore, ref: ManifestRef) -> list[str]:
+    """Read which packs a manifest needs, and check no more of it than that; raises as `read_manifest` does."""
+    key = manifest_key(ref.manifest_id)
+    return _parse_packs(_decode_table(_read_proven(store, ref), key), key)
+
+
+def _read_proven(store: ObjectStore, ref: ManifestRef) -> bytes:
     key = manifest_key(ref.manifest_id)
     data = store.read(key, limit_bytes=ref.size_bytes)
     if hash_bytes(data) != ref.digest:
         raise DigestMismatch(f"{key} is damaged: its digest is not the one its snapshot keeps", key=key)
-    return decode_manifest(data, where=key)
+    return data
 
 
 def decode_manifest(data: bytes, *, where: str) -> Manifest:
     """Decode a manifest file, every length checked before it is used."""
+    return Manifest(_decode_table(data, where), where)
+
+
+def _decode_table(data: bytes, where: str) -> Table:
     data, own_digest = data[:-DIGEST_BYTES], data[-DIGEST_BYTES:]
     if len(data) < _HEADER.size:
         raise Corrupt(f"{where} is too short for a manifest", key=where)
@@ -176,7 +200,24 @@ def decode_manifest(data: bytes, *, where: str) -> Manifest:
     if hash_bytes(data) != own_digest:
         raise DigestMismatch(f"{where} is damaged: it does not have the digest that it states", key=where)
     table = _unfold(memoryview(data)[_HEADER.size :], codec, table_bytes, where)
-    return Manifest(decode_table(table, _SCHEMA, where=where), where)
+    return decode_table(table, _SCHEMA, where=where)
+
+
+def _parse_packs(table: Table, where: str) -> list[str]:
+    """Return the packs that a manifest names: all that it needs."""
+    if table.head.get("parts") != []:
+        raise NewerFormat(f"{where} was written by many ranks, which this Holdfast does not read yet: upgrade")
+    packs = _parse_strings(table, "packs", where)
+    if not are_file_ids(packs):
+        raise Corrupt(f"{where}: a pack id is malformed", key=where)
+    return packs
+
+
+def _parse_strings(table: Table, field: str, where: str) -> list[str]:
+    values = table.head.get(field)
+    if not isinstance(values, list) or not set(map(type, values)) <= {str}:
+        raise Corrupt(f"{where}: {field!r} is not a list of strings", key=where)
+    return values
 
 
 def _unfold(body: memoryview, codec: int, table_bytes: int, where: str) -> memoryview:
@@ -209,15 +250,14 @@ class Manifest:
         self._columns = table.columns
         self._head = table.head
         self.spec: Json = table.head.get("spec")
-        self.names: list[str] = self._strings("names")
-        self.packs: list[str] = self._strings("packs")
-        if self._head.get("parts") != []:
-            raise NewerFormat(f"{where} was written by many ranks, which this Holdfast does not read yet: upgrade")
+        self.names = _parse_strings(table, "names", where)
+        self.packs = _parse_packs(table, where)
         self._verify()
         self._chunk_ends = list(accumulate(self._columns["entry_chunks"]))
+        self._is_plain = not bytes(self._columns["entry_dims"]).strip(b"\0")
         # Two numbers per chunk and dimension.
         boxes = accumulate(map(mul, self._columns["entry_chunks"], self._columns["entry_dims"]))
-        self._box_ends = [2 * end for end in boxes]
+        self._box_ends = [0] * len(self) if self._is_plain else [2 * end for end in boxes]
         self._digests = bytes(self._columns["chunk_digest"])
         self._verify_spans()
 
@@ -297,12 +337,6 @@ class Manifest:
         start = columns["chunk_offset"][row]
         return ChunkRef(self._digest(row), size, None, bytes(columns["inline"][start : start + size]), box)
 
-    def _strings(self, field: str) -> list[str]:
-        values = self._head.get(field)
-        if not isinstance(values, list) or not set(map(type, values)) <= {str}:
-            raise Corrupt(f"{self._where}: {field!r} is not a list of strings", key=self._where)
-        return values
-
     def _verify(self) -> None:
         """Check that every number in a column points to something that is there."""
         columns, where = self._columns, self._where
@@ -317,8 +351,6 @@ class Manifest:
                 raise Corrupt(f"{where}: {name!r} points outside the head", key=where)
         if len(set(self.names)) != entries:
             raise Corrupt(f"{where}: two entries have one name", key=where)
-        if not all(map(is_file_id, self.packs)):
-            raise Corrupt(f"{where}: a pack id is malformed", key=where)
         self._verify_places()
 
     def _verify_places(self) -> None:
@@ -348,7 +380,12 @@ class Manifest:
             raise Corrupt(f"{where}: entries and chunks do not add up", key=where)
         ends = list(accumulate(columns["chunk_bytes"], initial=0))
         stops = list(map(ends.__getitem__, self._chunk_ends))
-        spans = map(sub, stops, chain((0,), stops))
-        is_plain = map(not_, columns["entry_dims"])
-        if any(compress(map(ne, spans, columns["entry_bytes"]), is_plain)):
+        if self._is_plain:
+            # Sums that agree at every entry do so for every entry, and are compared at once.
+            adds_up = stops == list(accumulate(columns["entry_bytes"]))
+        else:
+            spans = map(sub, stops, chain((0,), stops))
+            is_plain = map(not_, columns["entry_dims"])
+            adds_up = not any(compress(map(ne, spans, columns["entry_bytes"]), is_plain))
+        if not adds_up:
             raise Corrupt(f"{where}: the chunks of an entry do not add up to its size", key=where)

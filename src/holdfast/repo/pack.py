@@ -206,7 +206,8 @@ def _place_chunks(table: Table, pack_id: str, *, footer_offset: int, pack_bytes:
 
 def _has_possible_size(chunk: PackedChunk) -> bool:
     stored = chunk.location.stored_bytes
-    is_whole = stored > 0 if chunk.location.codec != RAW else stored == chunk.size_bytes
+    # Of a codec that is not known, only that it does not make things much larger; a hole in a file costs nothing.
+    is_whole = 0 < stored <= 2 * CHUNK_BYTES if chunk.location.codec != RAW else stored == chunk.size_bytes
     return is_whole and 0 < chunk.size_bytes <= CHUNK_BYTES
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from typing import Final
 
 from holdfast.errors import Corrupt, NameInUse
 from holdfast.repo.layout import natural_order
-from holdfast.repo.snapshots import DamagedName, Snapshot, delete_snapshot, iter_names, read_name
+from holdfast.repo.snapshots import DamagedName, Snapshot, delete_held, iter_names, read_name
 from holdfast.repo.tags import Tag, iter_tags
 from holdfast.store.protocol import ObjectStore
 
@@ -33,6 +34,8 @@ class Keep:
         """Refuse rules that would keep nothing by mistake."""
         if min(self.last, self.every, self.within_s) < 0:
             raise ValueError("rules of what to keep cannot be negative")
+        if math.isnan(self.within_s):
+            raise ValueError("keep_within= (within_s) is not a number")
         if not (self.last or self.every or self.within_s):
             raise ValueError("say what to keep: keep_last=, keep_every= or keep_within= (--keep-last, ...)")
 
@@ -100,13 +103,14 @@ def apply_prune(store: ObjectStore, plan: PrunePlan) -> list[Snapshot]:
     """Delete what the plan says, passing over names that changed since it was made; returns what was deleted."""
     deleted = []
     for snapshot in plan.delete:
-        held = read_name(store, snapshot.name).snapshot
-        if held is None or held.write_id != snapshot.write_id:
+        state = read_name(store, snapshot.name)
+        if state.snapshot is None or state.snapshot.write_id != snapshot.write_id:
             continue
         try:
-            deleted.append(delete_snapshot(store, snapshot.name))
+            delete_held(store, state)
         except NameInUse:
             continue  # overwritten just now: no longer what was planned for
+        deleted.append(state.snapshot)
     return deleted
 
 

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 from holdfast.digest import short_hex
 from holdfast.errors import Corrupt, DigestMismatch, MissingChunk, NewerFormat, NotFound, StoreError
 from holdfast.repo.chunk import RAW, UNIT_BYTES, ChunkRef, Location, verify_chunk
 from holdfast.repo.copies import Copies
 from holdfast.repo.layout import pack_key
-from holdfast.repo.manifest import Entry, read_manifest
+from holdfast.repo.manifest import Entry, Manifest, read_manifest
 from holdfast.repo.repository import Repository, count_threads
-from holdfast.repo.snapshots import Snapshot
+from holdfast.repo.snapshots import Snapshot, read_name
+
+_FOLLOWS: Final = 8
+"""How often a snapshot that keeps being repacked is followed before it counts as gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,7 @@ class SnapshotReader:
         self.snapshot = snapshot
         self.manifest = read_manifest(repo.store, snapshot.manifest)
         self._copies = Copies(repo)
+        self._successor = _Successor(repo, snapshot)
         self._store = repo.store
         self._pool = ThreadPoolExecutor(count_threads(), "holdfast-read")
 
@@ -148,6 +153,12 @@ class SnapshotReader:
                     continue
             if isinstance(error, NewerFormat):
                 raise
+            # Before it counts as lost: the snapshot may have been deleted or repacked, and its packs collected.
+            for location in self._successor.iter_places(entry, ref):
+                try:
+                    return self._read_copy(ref, location, what)
+                except (NotFound, Corrupt, StoreError):
+                    continue
             raise self._lost(error, what, ref.location) from error
 
     def _read_copy(self, ref: ChunkRef, location: Location, what: str) -> memoryview:
@@ -176,6 +187,53 @@ class SnapshotReader:
         if isinstance(error, Corrupt):
             return DigestMismatch(f"{what}: damaged in pack {location.pack_id}, and {advice}", key=key)
         return StoreError(f"{what}: pack {location.pack_id} cannot be read ({error}), and {advice}", key=key)
+
+
+class _Successor:
+    """What the name holds now, asked when a chunk is not where it was. Safe in any thread."""
+
+    def __init__(self, repo: Repository, snapshot: Snapshot) -> None:
+        self._store = repo.store
+        self._snapshot = snapshot
+        self._generation = snapshot.generation
+        self._manifest: Manifest | None = None
+        self._lock = threading.Lock()
+
+    def iter_places(self, entry: Entry, ref: ChunkRef) -> Iterator[Location]:
+        """Yield where the snapshot has the chunk since it was repacked; nothing if it was not.
+
+        Raises NotFound if it was deleted or overwritten: then nothing keeps its bytes any more.
+        """
+        for attempt in range(_FOLLOWS):
+            with self._lock:
+                # What was learnt for another chunk of a lost pack serves for this one, too.
+                is_known = attempt == 0 and self._manifest is not None
+                if not is_known and not self._follow():
+                    return
+                manifest = self._manifest
+            if manifest is not None:
+                held = manifest.find_entry(entry.name).chunks
+                yield from {at: None for other in held if other.digest == ref.digest and (at := other.location)}
+
+    def _follow(self) -> bool:
+        """Look at the name again; tell whether it has moved on, its content being the same."""
+        try:
+            newest = read_name(self._store, self._snapshot.name).snapshot
+            if newest and newest.generation == self._generation:
+                return False
+            if newest and newest.digest == self._snapshot.digest:
+                self._generation, self._manifest = newest.generation, None
+                self._manifest = read_manifest(self._store, newest.manifest)
+                return True
+        except NotFound:
+            return True  # repacked once more, and collected
+        except (Corrupt, NewerFormat, StoreError):
+            return False
+        raise NotFound(
+            f"{self._snapshot.name!r} was deleted or overwritten while it was read, and its bytes were collected;"
+            " list again",
+            name=self._snapshot.name,
+        )
 
 
 def _place(entry: Entry) -> list[_Slot]:
@@ -210,10 +268,28 @@ def _adjoins(before: _Slot, slot: _Slot) -> bool:
 
 
 def open_snapshot(repo: Repository, snapshot: Snapshot) -> SnapshotReader:
-    """Open a snapshot for reading; if it was overwritten and collected meanwhile, raises NotFound."""
+    """Open a snapshot for reading; if it was deleted or overwritten and collected meanwhile, raises NotFound."""
+    for _ in range(_FOLLOWS):
+        try:
+            return SnapshotReader(repo, snapshot)
+        except NotFound as error:
+            newest = read_name(repo.store, snapshot.name).snapshot
+            # A repack changes where the bytes lie, not what they are: what was asked for is still there.
+            if newest is None or newest.generation == snapshot.generation or newest.digest != snapshot.digest:
+                raise NotFound(
+                    f"{snapshot.name!r} is gone: its manifest was collected or lost; list again", name=snapshot.name
+                ) from error
+            snapshot = newest
+    raise NotFound(f"{snapshot.name!r} keeps being repacked while it is opened; try again", name=snapshot.name)
+
+
+def is_readable(repo: Repository, snapshot: Snapshot) -> bool:
+    """Read all of a snapshot and tell whether it is what it was."""
     try:
-        return SnapshotReader(repo, snapshot)
-    except NotFound as error:
-        raise NotFound(
-            f"{snapshot.name!r} is gone: its manifest was collected or lost; list again", name=snapshot.name
-        ) from error
+        with SnapshotReader(repo, snapshot) as reader:
+            for entry in reader.manifest.iter_entries():
+                for _ in reader.iter_entry(entry):
+                    pass
+    except (NotFound, Corrupt, StoreError):
+        return False
+    return True

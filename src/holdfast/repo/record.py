@@ -21,6 +21,8 @@ _HEADER: Final = re.compile(rb"holdfast-record ([0-9a-f]{4}) ([0-9a-f]{8}) ([0-9
 
 _ENCODER: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
+_NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
+
 Json = Any
 """A value that JSON can hold. (Any: a recursive alias would have to be narrowed at every use.)"""
 
@@ -90,9 +92,22 @@ def parse_json(data: bytes | memoryview, *, where: str) -> Json:
         value = json.loads(text, parse_constant=_refuse_constant, parse_float=_parse_finite)
         if "\\u" in text:
             canonical_json(value)  # half a surrogate pair is no text, though JSON can spell it
+        if _may_be_deep(text):
+            _verify_keys(value)
         return value
     except (ValueError, RecursionError) as error:
         raise Corrupt(f"{where} does not hold valid JSON: {error}", key=where) from error
+
+
+def _may_be_deep(text: str) -> bool:
+    """Tell whether `text` may be nested too deep; brackets in strings count as well, what is flat is passed fast."""
+    brackets = text.encode().translate(None, delete=_NO_BRACKETS)
+    for _ in range(MAX_DEPTH):
+        inner = brackets.replace(b"[]", b"").replace(b"{}", b"")
+        if len(inner) == len(brackets):
+            break
+        brackets = inner
+    return bool(brackets)
 
 
 def _refuse_constant(text: str) -> float:

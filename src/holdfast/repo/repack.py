@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
-from holdfast.errors import NameInUse
+from holdfast.errors import NameInUse, NotFound
 from holdfast.progress import Progress, Silent
 from holdfast.repo.holdings import Holdings
 from holdfast.repo.layout import pack_key
@@ -39,13 +39,13 @@ class RepackPlan:
 def plan_repack(repo: Repository, snapshots: Sequence[Snapshot], *, dead_share: float = DEAD_SHARE) -> RepackPlan:
     """Choose the packs that are dead by more than `dead_share` but still used. Reads only."""
     usage: Usage = read_usage(repo.store, snapshots)
-    chosen = [pack for pack in usage.packs if 0 < pack.live_bytes < (1 - dead_share) * pack.size_bytes]
+    chosen = [pack for pack in usage.packs if pack.live_bytes and pack.dead_share > dead_share]
     victims = frozenset(pack.pack_id for pack in chosen)
     concerned = tuple(
         snapshot for snapshot in snapshots if victims.intersection(read_manifest(repo.store, snapshot.manifest).packs)
     )
     live = sum(pack.live_bytes for pack in chosen)
-    return RepackPlan(victims, concerned, live, sum(pack.size_bytes for pack in chosen) - live)
+    return RepackPlan(victims, concerned, live, sum(pack.dead_bytes for pack in chosen))
 
 
 def apply_repack(repo: Repository, plan: RepackPlan, *, progress: Progress | None = None) -> list[Snapshot]:
@@ -65,6 +65,9 @@ def apply_repack(repo: Repository, plan: RepackPlan, *, progress: Progress | Non
             moved.append(move_snapshot(repo, state, snapshot, plan.victims, progress))
         except NameInUse:
             continue
+        except NotFound:
+            if read_name(repo.store, snapshot.name).next_generation == state.next_generation:
+                raise  # nobody has deleted it: it is lost
     return moved
 
 

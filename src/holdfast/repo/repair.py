@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from holdfast.errors import NameInUse, ObjectExists
+from holdfast.errors import Corrupt, NameInUse, NewerFormat, NotFound, ObjectExists
 from holdfast.progress import Progress, Silent
 from holdfast.repo.check import Checker
 from holdfast.repo.copies import iter_footers
+from holdfast.repo.findings import Finding
 from holdfast.repo.generations import create_generation
 from holdfast.repo.index import Index, write_fragment
-from holdfast.repo.layout import BAD, INDEX, new_write_id
+from holdfast.repo.layout import BAD, INDEX, LEASES, new_write_id, pack_key
+from holdfast.repo.manifest import read_manifest
+from holdfast.repo.marks import read_bad_packs
 from holdfast.repo.repack import move_snapshot
 from holdfast.repo.repository import Repository
-from holdfast.repo.snapshots import read_name
+from holdfast.repo.settled import is_present
+from holdfast.repo.snapshots import Snapshot, iter_names, read_name
 
 ActionKind = Literal["reindex", "quarantine", "heal", "discard"]
 _DISCARDABLE: Final = frozenset({"index-damaged", "record-torn"})
@@ -61,13 +66,32 @@ def plan_repair(repo: Repository, *, progress: Progress | None = None) -> Repair
             heal.setdefault(finding.snapshot, finding.message)
         if finding.severity == "error" and finding.snapshot:
             losses.setdefault((finding.snapshot, finding.entry), finding.message)
-    actions = [Action("discard", finding.key, finding.message) for finding in findings if finding.code in _DISCARDABLE]
-    actions += [Action("quarantine", pack_id, reason) for pack_id, reason in packs.items()]
+    for name, pack_id in _iter_users(repo, frozenset(packs)):
+        heal.setdefault(name, f"it uses the damaged pack {pack_id}")
+    known = read_bad_packs(repo.store)
+    actions = [Action("discard", finding.key, finding.message) for finding in findings if _is_discardable(finding)]
+    actions += [Action("quarantine", pack_id, why) for pack_id, why in packs.items() if pack_key(pack_id) not in known]
     if not _covers_all(repo) or any(finding.code == "index-damaged" for finding in findings):
         actions.append(Action("reindex", INDEX, "the index does not know every chunk"))
     lost = {name for name, _ in losses}
     actions += [Action("heal", name, reason) for name, reason in heal.items() if name not in lost]
     return RepairPlan(tuple(actions), tuple(Loss(name, entry, reason) for (name, entry), reason in losses.items()))
+
+
+def _is_discardable(finding: Finding) -> bool:
+    # A lease that cannot be read counts as live: only a collector can tell when nobody needs it any more.
+    # What is listed as bad is told by the key: a torn file there says all that a whole one does.
+    return finding.code in _DISCARDABLE and not finding.key.startswith((LEASES, BAD))
+
+
+def _iter_users(repo: Repository, packs: frozenset[str]) -> Iterator[tuple[str, str]]:
+    """Yield each snapshot that uses one of `packs`, and which: intact chunks in a damaged pack are in danger."""
+    for found in iter_names(repo.store) if packs else ():
+        if isinstance(found, Snapshot):
+            with suppress(NotFound, Corrupt, NewerFormat):  # then it is among the losses
+                used = packs.intersection(read_manifest(repo.store, found.manifest).packs)
+                if used:
+                    yield found.name, min(used)
 
 
 def apply_repair(repo: Repository, plan: RepairPlan, *, progress: Progress | None = None) -> list[Action]:
@@ -92,8 +116,10 @@ def _apply(repo: Repository, action: Action, bad: frozenset[str], progress: Prog
     state = read_name(repo.store, action.target)
     if state.snapshot is None:
         return False
+    packs = read_manifest(repo.store, state.snapshot.manifest).packs
+    gone = {pack_id for pack_id in packs if not is_present(repo.store, pack_key(pack_id))}
     try:
-        move_snapshot(repo, state, state.snapshot, bad, progress)
+        move_snapshot(repo, state, state.snapshot, bad | gone, progress)
     except NameInUse:
         return False
     return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -11,12 +12,13 @@ from holdfast.repo.layout import (
     LEASES,
     SNAPSHOTS,
     TAGS,
+    escape_name,
     generation_key,
     manifest_key,
     snapshot_stem,
 )
 from holdfast.repo.record import Fields
-from holdfast.repo.settled import LeaseStanding, iter_needed
+from holdfast.repo.settled import LeaseStanding, is_present, iter_needed, judge_standing
 from holdfast.repo.snapshots import Snapshot, parse_snapshot
 from holdfast.store.protocol import ObjectStore
 
@@ -83,8 +85,7 @@ def read_leases(store: ObjectStore) -> dict[str, LeaseView]:
             shown_s = store.stat(key).modified_s
             fields = read_record(store, key)
             if fields:
-                state = fields.text("state")
-                standing = "released" if state == "released" else "fenced" if state == "fenced" else "live"
+                standing = judge_standing(fields.text("state"), lowest=generations[0])
                 purpose, host = fields.text("purpose"), fields.text("host")
         except NotFound:
             continue  # it was released, and is being removed
@@ -115,13 +116,15 @@ def _read_live(store: ObjectStore) -> Live:
     live = Live()
     for stem, generations, chain in chains:
         kept = _keep_roots(chain, leases, live)
-        # A torn record never counted. A tombstone stays, so that the numbers of a name never start again.
-        dead = tuple(generation for generation in generations if generation not in kept)
+        # A torn record never counted. A tombstone stays, and so does whatever is highest: were a number free again,
+        # two writers could take different ones for the next, and both would win.
+        top = chain[0][0] if chain else generations[-1]
+        dead = tuple(generation for generation in generations if generation not in kept and generation < top)
         if dead:
             live.dead_records.append(DeadRecords(stem, dead))
     for snapshot in [*live.current, *live.superseded]:
         live.committed_under.add(snapshot.lease_id)
-        for key in _find_needed(store, snapshot, leases):
+        for key in _find_needed(store, snapshot, leases, live.superseded):
             live.needs.setdefault(key, []).append(snapshot)
     return live
 
@@ -132,6 +135,8 @@ def _read_chain(store: ObjectStore, stem: str, generations: list[int]) -> _Chain
     for generation in reversed(generations):
         try:
             fields = read_record(store, generation_key(stem, generation))
+            if fields:
+                _verify_own(fields, stem, generation)
         except NotFound as error:
             raise _Moved from error
         except (Corrupt, NewerFormat):
@@ -141,6 +146,17 @@ def _read_chain(store: ObjectStore, stem: str, generations: list[int]) -> _Chain
         if fields:
             chain.append((generation, fields))
     return chain
+
+
+def _verify_own(fields: Fields, stem: str, generation: int) -> None:
+    """Raise Corrupt for a record in another's place or in a state that is not known: it may hide a root."""
+    prefix = SNAPSHOTS if stem.startswith(SNAPSHOTS) else TAGS
+    fields.expect(kind="snapshot" if prefix == SNAPSHOTS else "tag", generation=generation)
+    if prefix + escape_name(fields.text("name")) != stem:
+        raise Corrupt(f"record {fields.key} holds a name that belongs elsewhere", key=fields.key)
+    state = fields.text("state")
+    if state not in ("live", "deleted"):
+        raise Corrupt(f"record {fields.key} is in the unknown state {state[:40]!r}", key=fields.key)
 
 
 def _keep_roots(chain: _Chain, leases: dict[str, LeaseView], live: Live) -> set[int]:
@@ -158,13 +174,19 @@ def _keep_roots(chain: _Chain, leases: dict[str, LeaseView], live: Live) -> set[
     return kept
 
 
-def _find_needed(store: ObjectStore, snapshot: Snapshot, leases: dict[str, LeaseView]) -> list[str]:
+def _find_needed(
+    store: ObjectStore, snapshot: Snapshot, leases: dict[str, LeaseView], superseded: Sequence[Snapshot]
+) -> list[str]:
     needed = list(iter_needed(store, snapshot))
     lease = leases.get(snapshot.lease_id)
     # A fenced save that died before it could withdraw: its record is broken, those below it are followed as well.
     if needed or (lease and lease.standing == "fenced"):
         return needed
-    if read_newest(store, snapshot_stem(snapshot.name)).generation != snapshot.generation:
+    stem = snapshot_stem(snapshot.name)
+    if read_newest(store, stem).generation != snapshot.generation:
+        if snapshot in superseded and is_present(store, generation_key(stem, snapshot.generation)):
+            # A loss of power has brought back its record, or the lease above it, but not its bytes.
+            return needed
         raise _Moved
     raise Corrupt(
         f"snapshot {snapshot.name!r} has lost its manifest, so nobody can tell which packs it needs;"

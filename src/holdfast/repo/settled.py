@@ -8,12 +8,23 @@ from typing import Literal
 from holdfast.errors import Corrupt, NewerFormat, NotFound
 from holdfast.repo.generations import list_generations, read_record
 from holdfast.repo.layout import generation_key, lease_stem, manifest_key, pack_key, snapshot_stem
-from holdfast.repo.manifest import read_manifest
+from holdfast.repo.manifest import read_packs
 from holdfast.repo.marks import read_marked
+from holdfast.repo.record import Fields
 from holdfast.repo.snapshots import NameState, Snapshot, parse_snapshot
 from holdfast.store.protocol import ObjectStore
 
 LeaseStanding = Literal["gone", "live", "released", "fenced"]
+
+
+def judge_standing(state: str, *, lowest: int) -> LeaseStanding:
+    """Return how a lease stands by the state of its highest generation and the number of its lowest.
+
+    A fence without the generations below it came when the owner had ended well and was removing its files.
+    """
+    if state == "fenced":
+        return "released" if lowest else "fenced"
+    return "released" if state == "released" else "live"
 
 
 def read_standing(store: ObjectStore, lease_id: str) -> LeaseStanding:
@@ -21,7 +32,8 @@ def read_standing(store: ObjectStore, lease_id: str) -> LeaseStanding:
     if not lease_id:
         return "gone"
     stem = lease_stem(lease_id)
-    for generation in reversed(list_generations(store, stem)):
+    generations = list_generations(store, stem)
+    for generation in reversed(generations):
         try:
             fields = read_record(store, generation_key(stem, generation))
         except NotFound:
@@ -30,8 +42,7 @@ def read_standing(store: ObjectStore, lease_id: str) -> LeaseStanding:
             return "live"
         if fields is None:
             return "live"  # torn by a loss of power: nobody can tell, so it is waited for
-        state = fields.text("state")
-        return "released" if state == "released" else "fenced" if state == "fenced" else "live"
+        return judge_standing(fields.text("state"), lowest=generations[0])
     return "gone"
 
 
@@ -51,7 +62,7 @@ def find_before(store: ObjectStore, state: NameState) -> Before:
     """
     stem = snapshot_stem(state.name)
     for generation in reversed(list_generations(store, stem)):
-        fields = read_record(store, generation_key(stem, generation)) if generation < state.next_generation else None
+        fields = _read_below(store, stem, generation) if generation < state.next_generation else None
         if fields is None:
             continue
         if fields.text("state") != "live":
@@ -67,14 +78,21 @@ def find_before(store: ObjectStore, state: NameState) -> Before:
     return None
 
 
+def _read_below(store: ObjectStore, stem: str, generation: int) -> Fields | None:
+    try:
+        return read_record(store, generation_key(stem, generation))
+    except NotFound:
+        return None  # collected, so a higher one is settled: the name has changed, and the commit will find out
+
+
 def iter_needed(store: ObjectStore, snapshot: Snapshot) -> Iterator[str]:
     """Yield the keys of the manifest and the packs of a snapshot; nothing if the manifest is gone."""
     try:
-        manifest = read_manifest(store, snapshot.manifest)
+        packs = read_packs(store, snapshot.manifest)
     except NotFound:
         return
     yield manifest_key(snapshot.manifest.manifest_id)
-    for pack_id in manifest.packs:
+    for pack_id in packs:
         yield pack_key(pack_id)
 
 

@@ -112,8 +112,13 @@ def delete_snapshot(store: ObjectStore, name: str) -> Snapshot:
     state = read_name(store, name)
     if state.snapshot is None:
         raise NotFound(f"no snapshot {name!r} in {store.url}; nothing was deleted", name=name)
-    _create_tombstone(store, state.name, state.next_generation)
+    delete_held(store, state)
     return state.snapshot
+
+
+def delete_held(store: ObjectStore, state: NameState) -> None:
+    """Delete just what the name held when `state` was read; raises NameInUse if it has changed since."""
+    _create_tombstone(store, state.name, state.next_generation)
 
 
 def _create_tombstone(store: ObjectStore, name: str, generation: int) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from holdfast.errors import NotFound, ObjectExists
+from holdfast.errors import Corrupt, NotFound, ObjectExists
 from holdfast.repo.generations import create_generation, iter_stems, list_generations, read_record
-from holdfast.repo.layout import MARKS, generation_key, lease_stem, new_lease_id, new_write_id
+from holdfast.repo.layout import MARKS, generation_key, lease_stem, new_lease_id, new_write_id, parse_file_key
+from holdfast.repo.record import Fields, Json, encode_record
 from holdfast.repo.roots import LeaseView, Live, read_leases
 from holdfast.repo.settled import is_present
 from holdfast.store.protocol import ObjectInfo, ObjectStore
+from holdfast.store.settle import create_settled
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,17 +32,31 @@ def iter_marks(store: ObjectStore) -> Iterable[Mark]:
         try:
             published_s = store.stat(key).modified_s
             fields = read_record(store, key)
-        except NotFound:
+        except (NotFound, Corrupt):
             continue
-        if fields:
-            yield Mark(stem, fields.texts("keys"), published_s)
+        mark = _parse_mark(stem, fields, published_s) if fields else None
+        if mark:
+            yield mark
+
+
+def _parse_mark(stem: str, fields: Fields, published_s: float) -> Mark | None:
+    """Return a mark with those of its keys that may be swept; None if it is no mark."""
+    try:
+        fields.expect(kind="mark")
+        named = fields.texts("keys")
+    except Corrupt:
+        return None
+    # Whatever else a mark names, by mistake or malice, is not a collector's to delete.
+    return Mark(stem, tuple(key for key in named if parse_file_key(key)), published_s)
 
 
 def publish_mark(store: ObjectStore, dead: Sequence[ObjectInfo]) -> str:
     """Tell all writers that `dead` is about to go: from now on, whoever starts treats it as absent."""
     stem = MARKS + new_lease_id()
-    fields = {"kind": "mark", "write_id": new_write_id(), "keys": [info.key for info in dead], "leases": []}
-    create_generation(store, stem, 0, fields, durable=False)
+    keys: list[Json] = [info.key for info in dead]
+    fields = {"kind": "mark", "write_id": new_write_id(), "generation": 0, "keys": keys, "leases": []}
+    # Not looked at again: its name is its own, and another collector may have gone on with it, or be done.
+    create_settled(store, generation_key(stem, 0), encode_record(fields), durable=False)
     return stem
 
 
@@ -66,8 +82,8 @@ def read_waiting(store: ObjectStore, stem: str) -> frozenset[str]:
 def _read_mark(store: ObjectStore, key: str) -> frozenset[str] | None:
     try:
         fields = read_record(store, key)
-    except NotFound:
-        return None
+    except (NotFound, Corrupt):
+        return None  # a spoilt list is as good as none: whoever is alive now is waited for
     return frozenset(fields.texts("leases")) if fields else None
 
 
@@ -92,7 +108,8 @@ def fence(store: ObjectStore, lease: LeaseView) -> bool:
         "state": "fenced",
         "write_id": new_write_id(),
         "purpose": lease.purpose,
-        "host": "",
+        # Kept: on its own host a lock tells whether its owner is dead, elsewhere nothing does.
+        "host": lease.host,
         "pid": 0,
         "time": store.clock(),
     }

@@ -55,6 +55,7 @@ class Transaction:
         self._purpose = purpose
         self._stack = ExitStack()
         self._is_committed = False
+        self._may_be_seen = False
 
     def __enter__(self) -> Self:
         """Take the lease, then look at the marks: a collector that marks later will wait for us."""
@@ -79,7 +80,7 @@ class Transaction:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         # Once it is committed only a lease that was released may vanish: one without files has ended well.
-        if error is not None and not self._is_committed:
+        if not self._is_committed:
             self._give_up()
 
     def commit(self, draft: Draft, entries: Sequence[Entry], *, rewrite: Rewrite) -> Snapshot:
@@ -99,6 +100,7 @@ class Transaction:
             generation=draft.state.next_generation,
             write_id=new_write_id(),
         )
+        self._may_be_seen = True
         try:
             commit_snapshot(self._store, snapshot)
             self._is_committed = True
@@ -178,8 +180,12 @@ class Transaction:
     def _give_up(self) -> None:
         """Leave as little behind as possible; what cannot be removed is for a collector."""
         self.packer.abort()
-        with suppress(StoreError, LeaseLost):
+        try:
             self.lease.release()
+        except (StoreError, LeaseLost):
+            # A record that was overtaken stands below another: without its fence it would pass for settled.
+            if self._may_be_seen:
+                return
         # Nothing counts that was done under it, so nobody need wait for it, whether or not it could be released.
         self.lease.forget()
 

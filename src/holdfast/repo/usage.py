@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
+from holdfast.errors import Corrupt, NewerFormat, NotFound
 from holdfast.repo.layout import MANIFESTS, PACKS, pack_key
 from holdfast.repo.manifest import Manifest, read_manifest
+from holdfast.repo.pack import parse_pack_key, read_footer
 from holdfast.repo.snapshots import Snapshot
 from holdfast.store.listing import iter_objects
-from holdfast.store.protocol import ObjectStore
+from holdfast.store.protocol import ObjectInfo, ObjectStore
 
 Place = tuple[str, int]
 """Pack id and offset of a stored chunk."""
@@ -38,6 +41,15 @@ class PackUsage:
     pack_id: str
     size_bytes: int
     live_bytes: int
+    """Bytes of the chunks in it that some snapshot uses."""
+    dead_bytes: int
+    """Bytes that go when nothing dead is left in it: those of unused chunks, or the whole pack if all are."""
+
+    @property
+    def dead_share(self) -> float:
+        """Which part of its chunks is dead, by their bytes."""
+        chunk_bytes = self.live_bytes + self.dead_bytes
+        return self.dead_bytes / chunk_bytes if chunk_bytes else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +73,14 @@ class Usage:
 
     @property
     def live_bytes(self) -> int:
-        """What is needed of that."""
-        return sum(pack.live_bytes for pack in self.packs) + self.live_manifest_bytes
+        """What is needed of that, with what packs take for their order."""
+        return self.stored_bytes - self.reclaimable_bytes
 
     @property
     def reclaimable_bytes(self) -> int:
         """What collecting, and repacking packs that are partly dead, can free."""
-        return self.stored_bytes - self.live_bytes
+        dead_manifest_bytes = self.manifest_bytes - self.live_manifest_bytes
+        return sum(pack.dead_bytes for pack in self.packs) + dead_manifest_bytes
 
 
 def iter_places(manifest: Manifest) -> Iterator[tuple[Place, int]]:
@@ -98,12 +111,20 @@ def read_usage(store: ObjectStore, snapshots: Sequence[Snapshot]) -> Usage:
     live: dict[str, int] = {}
     for (pack_id, _), size in sizes.items():
         live[pack_key(pack_id)] = live.get(pack_key(pack_id), 0) + size
-    packs = tuple(
-        PackUsage(info.key.removeprefix(PACKS), info.size_bytes, live.get(info.key, 0))
-        for info in iter_objects(store, PACKS)
-    )
+    packs = tuple(_weigh_pack(store, info, live.get(info.key, 0)) for info in iter_objects(store, PACKS))
     manifests = sum(info.size_bytes for info in iter_objects(store, MANIFESTS))
     return Usage(tuple(usages), packs, manifests, sum(snapshot.manifest.size_bytes for snapshot in snapshots))
+
+
+def _weigh_pack(store: ObjectStore, info: ObjectInfo, live_bytes: int) -> PackUsage:
+    pack_id = info.key.removeprefix(PACKS)
+    dead_bytes = 0 if live_bytes else info.size_bytes
+    if live_bytes and parse_pack_key(info.key):
+        # Not all that is not alive is dead: header, padding and footer are as large as many a small chunk.
+        with suppress(NotFound, Corrupt, NewerFormat):
+            rows = read_footer(store, pack_id).chunks
+            dead_bytes = max(sum(row.location.stored_bytes for row in rows) - live_bytes, 0)
+    return PackUsage(pack_id, info.size_bytes, live_bytes, dead_bytes)
 
 
 def find_freed_bytes(store: ObjectStore, current: Sequence[Snapshot], doomed: Sequence[Snapshot]) -> int:

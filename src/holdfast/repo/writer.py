@@ -11,10 +11,7 @@ from dataclasses import dataclass, field, replace
 from holdfast.digest import Digest
 from holdfast.errors import (
     BadName,
-    Corrupt,
     NameInUse,
-    NotFound,
-    StoreError,
     StoreFull,
     TooLarge,
     Unsupported,
@@ -25,7 +22,7 @@ from holdfast.repo.fill import Filler, iter_digests
 from holdfast.repo.holdings import Holdings, find_base, read_bases
 from holdfast.repo.layout import SNAPSHOTS, verify_name
 from holdfast.repo.manifest import Entry, digest_snapshot
-from holdfast.repo.reader import SnapshotReader
+from holdfast.repo.reader import is_readable
 from holdfast.repo.record import Json, canonical_json
 from holdfast.repo.repository import Repository, count_threads
 from holdfast.repo.settled import is_settled
@@ -148,22 +145,10 @@ def _find_same(
             name=request.name,
         )
     # Not settled: its save may still withdraw it, and then nothing would be there.
-    if not is_settled(repo.store, held) or (request.verify_reuse and not _is_readable(repo, held)):
+    if not is_settled(repo.store, held) or (request.verify_reuse and not is_readable(repo, held)):
         return None
     repo.store.sync(SNAPSHOTS)
     return SaveResult(request.name, digest, held.generation, held.logical_bytes, 0, 0.0, existed=True)
-
-
-def _is_readable(repo: Repository, snapshot: Snapshot) -> bool:
-    """Read all of a snapshot and tell whether it is what it was."""
-    try:
-        with SnapshotReader(repo, snapshot) as reader:
-            for entry in reader.manifest.iter_entries():
-                for _ in reader.iter_entry(entry):
-                    pass
-    except (NotFound, Corrupt, StoreError):
-        return False
-    return True
 
 
 def _verify_room(repo: Repository, request: Request, pieces: Sequence[Piece], pool: ThreadPoolExecutor) -> None:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from holdfast.store.protocol import PAGE_LIMIT, ObjectInfo, ObjectStore
+
+_MAX_PAGE: Final = 16 * PAGE_LIMIT
 
 
 def iter_objects(store: ObjectStore, prefix: str) -> Iterator[ObjectInfo]:
     """Yield every object whose key starts with `prefix`, ordered by key, holding one page at a time."""
-    after = ""
+    after, limit = "", PAGE_LIMIT
     while True:
-        page = store.list(prefix, after=after)
+        page = store.list(prefix, after=after, limit=limit)
         yield from page
-        if len(page) < PAGE_LIMIT:
+        if len(page) < limit:
             return
         after = page[-1].key
+        # A directory gives all its names for every page, so equal pages would cost the square of what they list.
+        limit = min(2 * limit, _MAX_PAGE)

@@ -19,7 +19,9 @@ def create_settled(store: ObjectStore, key: str, data: Buffer, *, durable: bool 
     """
     for attempt in range(ATTEMPTS):
         try:
-            store.create(key, data, durable=durable)
+            # Held: a collector that finds itself alone removes every temporary file.
+            with store.hold(exclusive=False):
+                store.create(key, data, durable=durable)
             return
         except StoreError as error:
             if not isinstance(error, ObjectExists) and error.fate != "unknown":

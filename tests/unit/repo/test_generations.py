@@ -175,7 +175,8 @@ def test_a_change_that_cannot_be_looked_at_is_unknown(store: MemoryStore) -> Non
 
 def test_a_change_that_was_made_but_not_seen_to_count_is_unknown(store: MemoryStore) -> None:
     with pytest.raises(CommitUnknown, match="not seen to count"):
-        change(FaultyStore(store, fault=Fault.ONCE, at=2), 0)
+        # Hold, create, list.
+        change(FaultyStore(store, fault=Fault.ONCE, at=3), 0)
     assert list_generations(store, STEM) == [0]
 
 

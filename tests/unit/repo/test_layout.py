@@ -13,6 +13,7 @@ from holdfast.repo.layout import (
     MAX_NAME_BYTES,
     PREFIXES,
     SNAPSHOTS,
+    are_file_ids,
     escape_name,
     escape_prefix,
     generation_key,
@@ -222,10 +223,27 @@ def test_ids_are_random_and_a_file_tells_its_lease() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "x", "0" * 24, f"{'0' * 24}-{'0' * 15}", f"{'0' * 24}-{'g' * 16}", "0" * 41, f"{'0' * 24}-{'0' * 16}\n"],
+    [
+        *["", "x", "0" * 24, f"{'0' * 24}-{'0' * 15}", f"{'0' * 24}-{'g' * 16}", "0" * 41, f"{'0' * 24}-{'0' * 16}\n"],
+        *[f"{'0' * 24}-{'0' * 15}-", f"{'0' * 23}--{'0' * 16}", f"-{'0' * 40}", f"{'0' * 24}-{'0' * 15}\u0660"],
+        *[f"{'0' * 24}-{'0' * 15}\ud800", f"{'0' * 24}-{'0' * 15}A", f"{'0' * 24}/{'0' * 16}"],
+    ],
 )
 def test_other_texts_are_no_file_ids(text: str) -> None:
+    file_id = new_file_id(new_lease_id())
     assert not is_file_id(text)
+    assert not any(map(are_file_ids, ([text], [file_id, text], [text, file_id])))
+
+
+def test_many_file_ids_are_told_at_once() -> None:
+    assert are_file_ids([])
+    assert are_file_ids([new_file_id(new_lease_id()) for _ in range(100)])
+
+
+def test_ids_that_are_cut_in_the_wrong_place_are_none() -> None:
+    joined = new_file_id(new_lease_id()) + new_file_id(new_lease_id())
+    assert not are_file_ids([joined[:40], joined[40:]])
+    assert not are_file_ids([joined, ""])
 
 
 def test_every_key_that_is_built_is_valid_and_below_a_known_prefix() -> None:

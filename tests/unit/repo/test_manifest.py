@@ -25,6 +25,7 @@ from holdfast.repo.manifest import (
     digest_snapshot,
     encode_manifest,
     read_manifest,
+    read_packs,
 )
 from holdfast.repo.record import Json
 from holdfast.store.memory import MemoryStore
@@ -102,6 +103,54 @@ def test_a_manifest_other_than_the_record_says_is_damage(store: MemoryStore) -> 
         read_manifest(store, replace(ref, digest=hash_bytes(b"")))
     with pytest.raises(Corrupt):
         read_manifest(store, replace(ref, size_bytes=10))
+
+
+def store_manifest(store: MemoryStore, data: bytes) -> ManifestRef:
+    ref = ManifestRef(PACK_ID, hash_bytes(data), len(data))
+    store.create(manifest_key(PACK_ID), data)
+    return ref
+
+
+def test_the_packs_of_a_manifest_are_read_without_the_rest(store: MemoryStore) -> None:
+    ref = store_manifest(store, encode_manifest(None, HONEST))
+    assert read_packs(store, ref) == read_manifest(store, ref).packs == [PACK_ID]
+
+
+def test_packs_are_not_read_from_a_manifest_other_than_the_record_says(store: MemoryStore) -> None:
+    ref = store_manifest(store, encode_manifest(None, HONEST))
+    with pytest.raises(DigestMismatch, match="its snapshot keeps"):
+        read_packs(store, replace(ref, digest=hash_bytes(b"another")))
+
+
+@pytest.mark.parametrize(
+    ("head", "error"),
+    [
+        ({"packs": ["../elsewhere"]}, Corrupt),
+        ({"packs": [1]}, Corrupt),
+        ({"packs": None}, Corrupt),
+        ({"parts": ["x"]}, NewerFormat),
+    ],
+)
+def test_packs_that_cannot_be_told_are_refused(
+    store: MemoryStore, head: Mapping[str, Json], error: type[Exception]
+) -> None:
+    ref = store_manifest(store, forge_manifest(head=head))
+    with pytest.raises(error):
+        read_packs(store, ref)
+
+
+@pytest.mark.parametrize("dims", [0, 1])
+def test_sizes_that_only_add_up_in_all_are_damage(dims: int) -> None:
+    boxed = Entry("boxed", 0, (), dims=dims)
+    entries = [replace(HONEST[2], size_bytes=HONEST[2].size_bytes + 1), replace(HONEST[0], size_bytes=2999), boxed]
+    with pytest.raises(Corrupt, match="do not add up to its size"):
+        decode(encode_manifest(None, entries))
+
+
+def test_equal_values_that_differ_in_json_stay_apart() -> None:
+    entries = [Entry(f"{i}", 0, (), spec, spec) for i, spec in enumerate([1, True, 1.0, {"a": 1}, {"a": True}, 1])]
+    found = [(entry.spec, entry.note) for entry in decode(encode_manifest(None, entries)).iter_entries()]
+    assert repr(found) == repr([(entry.spec, entry.note) for entry in entries])
 
 
 def test_a_later_major_version_asks_for_an_upgrade() -> None:

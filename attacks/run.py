@@ -1,0 +1,53 @@
+"""Runs every reading verb on a store in this process, and reports how each ended, its time and its memory as JSON."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import resource
+import sys
+import time
+from pathlib import Path
+
+from holdfast.cli.main import main
+
+VERBS = (
+    ("ls",), ("ls", "--json"), ("show", "evil"), ("show", "evil", "--chunks", "--json"), ("check",),
+    ("check", "--read"),
+    ("cat", "evil", "weights"), ("get", "evil", "OUT"), ("du",), ("gc",), ("repair",), ("gc", "--yes"),
+    ("cat", "good", "config.json"),
+)  # fmt: skip
+
+
+class _Bytes(io.TextIOWrapper):
+    """Standard output that remembers."""
+
+    def __init__(self) -> None:
+        super().__init__(io.BytesIO(), encoding="utf-8", write_through=True)
+
+    def text(self) -> str:
+        self.seek(0)
+        return self.read()
+
+
+def run(store: str, out: str) -> list[dict[str, object]]:
+    """Run all verbs on `store`; restores go to `out`."""
+    reports: list[dict[str, object]] = []
+    for verb in VERBS:
+        printed, said = _Bytes(), _Bytes()
+        started = time.monotonic()
+        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(said):
+            code = main(["-s", store, *(out if word == "OUT" else word for word in verb)])
+        reports.append({
+            "verb": " ".join(verb), "code": code, "seconds": time.monotonic() - started, "error": said.text()[-3000:],
+            "out": printed.text()[:3000], "peak_kib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+        })  # fmt: skip
+    return reports
+
+
+if __name__ == "__main__":
+    # The sound store first: what that takes is not the attack's doing.
+    run(sys.argv[1], str(Path(sys.argv[3]) / "sound"))
+    baseline = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    sys.stdout.write(json.dumps({"baseline_kib": baseline, "runs": run(sys.argv[2], str(Path(sys.argv[3]) / "evil"))}))

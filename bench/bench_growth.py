@@ -1,0 +1,188 @@
+"""What a store costs as it grows: look-ups and commits should not notice, the rest should grow with what it reads.
+
+One run of many steps, each a large frozen part and a small changed one. It is grown once, and copied by links on the
+way: objects never change, so a copy is a store of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Final
+
+from bench.measure import Contestant, Goal, Result, Sizes, Timings, WrongResult, count_bytes, race, random_bytes
+from bench.stores import UnsyncedFiles, open_store, remove_store, save_entries
+from holdfast.digest import Digest, hash_bytes
+from holdfast.repo.chunk import ChunkRef
+from holdfast.repo.collect import plan_collect
+from holdfast.repo.holdings import find_base
+from holdfast.repo.index import Index
+from holdfast.repo.manifest import Entry
+from holdfast.repo.repository import Repository, open_repository
+from holdfast.repo.snapshots import iter_names, read_name, read_snapshot
+from holdfast.repo.transaction import Draft, Transaction
+from holdfast.store.local import LocalStore
+
+_CHUNK_BYTES: Final = 600
+"""Just too large to lie in the manifest."""
+_CHANGED: Final = 100
+"""One entry of so many changes from step to step."""
+_SMALL_BYTES: Final = 4096
+_INDEX_BYTES: Final = 64 << 20
+_LOOK_UPS: Final = 100
+_NEW: Final = 10_000_000
+"""The first step that no store has yet."""
+_ABSENT: Final = [hash_bytes(number.to_bytes(4, "little")) for number in range(_LOOK_UPS)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Workload:
+    """What is done to a store of so many snapshots, whether the answer is right, and how its cost may grow."""
+
+    name: str
+    prepare: Callable[[Path, int], Callable[[], object]]
+    is_right: Callable[[object, int], bool]
+    is_flat: bool = True
+
+
+def run(sizes: Sizes, work: Path) -> list[Result]:
+    """Grow a store, and measure every operation on what it was at each size, in turns."""
+    roots = {snapshots: work / f"{snapshots}" for snapshots in sizes.growth}
+    for snapshots, grown in _grow(work / "growing", sizes):
+        shutil.copytree(grown, roots[snapshots], copy_function=os.link)
+    megabytes = count_bytes(roots[max(roots)]) / 1e6
+    results = [_measure(workload, roots, rounds=3 * sizes.rounds) for workload in _list_workloads(sizes)]
+    for root in (work / "growing", *roots.values()):
+        remove_store(root)
+    return [*results, Result(f"{max(roots)} snapshots of {sizes.growth_entries} entries", megabytes, "MB")]
+
+
+def _list_workloads(sizes: Sizes) -> list[_Workload]:
+    """Return all workloads; saves come last, for they make the small store grow most."""
+    held = [digest for digest, _ in _make_chunks(0, sizes.growth_entries)][:_LOOK_UPS]
+    return [
+        _Workload("read one record", _record_reader, lambda found, n: found == f"run/step-{n // 2}"),
+        _Workload("open the index", lambda root, n: partial(_open_index, root), lambda found, n: True),
+        _Workload(f"{len(held)} look-ups", partial(_look_up, held), lambda found, n: found == len(held)),
+        _Workload(f"{len(held)} look-ups in vain", partial(_look_up, _ABSENT), lambda found, n: found == 0),
+        _Workload("find a base", _base_finder, lambda found, n: found == f"run/step-{n - 1}", is_flat=False),
+        _Workload("list", _lister, lambda found, n: found == n, is_flat=False),
+        _Workload("plan a collection", _planner, lambda found, n: found == 0, is_flat=False),
+        _Workload("small save, same handle", partial(_saver, is_fresh=False), _is_saved),
+        _Workload("small save, fresh handle", partial(_saver, is_fresh=True), _is_saved),
+    ]
+
+
+def _grow(root: Path, sizes: Sizes) -> Iterator[tuple[int, Path]]:
+    """Commit step after step without a single fsync, yielding at each size that is to be measured."""
+    repo = open_repository(LocalStore(root, files=UnsyncedFiles()), create=True)
+    repo.verify_may_write()
+    entries: list[Entry] = []
+    changed = max(1, sizes.growth_entries // _CHANGED)
+    for step in range(max(sizes.growth)):
+        positions = [(step * changed + i) % sizes.growth_entries for i in range(changed)]
+        entries = _commit(repo, step, entries, positions if entries else range(sizes.growth_entries))
+        if step + 1 in sizes.growth:
+            yield step + 1, root
+
+
+def _make_chunks(step: int, number: int) -> list[tuple[Digest, memoryview]]:
+    data = random_bytes(_CHUNK_BYTES * number, seed=step)
+    chunks = [data[start : start + _CHUNK_BYTES] for start in range(0, len(data), _CHUNK_BYTES)]
+    return [(hash_bytes(chunk), chunk) for chunk in chunks]
+
+
+def _commit(repo: Repository, step: int, before: Sequence[Entry], positions: Sequence[int]) -> list[Entry]:
+    """Commit a snapshot that differs from the one before at `positions`; return its entries."""
+    chunks = _make_chunks(step, len(positions))
+    entries = dict(enumerate(before))
+    with Transaction(repo, purpose="growth") as transaction:
+        locations = transaction.packer.append(chunks, alignment=1)
+        for position, (digest, _), location in zip(positions, chunks, locations, strict=True):
+            ref = ChunkRef(digest, _CHUNK_BYTES, location)
+            entries[position] = Entry(f"layers.{position}.weight", _CHUNK_BYTES, (ref,))
+        committed = list(entries.values())
+        draft = Draft(read_name(repo.store, f"run/step-{step}"))
+        transaction.commit(draft, committed, rewrite=lambda stale: [])
+    return committed
+
+
+def _record_reader(root: Path, snapshots: int) -> Callable[[], str]:
+    return lambda: read_snapshot(open_store(root).store, f"run/step-{snapshots // 2}").name
+
+
+def _open_index(root: Path) -> Index:
+    return Index(LocalStore(root), limit_bytes=_INDEX_BYTES)
+
+
+def _look_up(digests: Sequence[Digest], root: Path, snapshots: int) -> Callable[[], int]:
+    index = _open_index(root)
+    return lambda: sum(len(index.find(digest, _CHUNK_BYTES)) for digest in digests)
+
+
+def _base_finder(root: Path, snapshots: int) -> Callable[[], str]:
+    def find() -> str:
+        found = find_base(open_store(root), f"run/step-{_NEW}")
+        return found.name if found else ""
+
+    return find
+
+
+def _lister(root: Path, snapshots: int) -> Callable[[], int]:
+    return lambda: sum(1 for _ in iter_names(LocalStore(root)))
+
+
+def _planner(root: Path, snapshots: int) -> Callable[[], int]:
+    return lambda: plan_collect(LocalStore(root), min_age_s=0.0).dead_bytes
+
+
+def _saver(root: Path, snapshots: int, *, is_fresh: bool) -> Callable[[], int]:
+    repo = open_store(root)
+    steps = count(_NEW + is_fresh * _NEW)
+
+    def save() -> int:
+        step = next(steps)
+        data = random_bytes(_SMALL_BYTES, seed=step)
+        return save_entries(open_store(root) if is_fresh else repo, f"run/step-{step}", [("value", data)]).new_bytes
+
+    return save
+
+
+def _is_saved(found: object, snapshots: int) -> bool:
+    return found == _SMALL_BYTES
+
+
+def _measure(workload: _Workload, roots: Mapping[int, Path], *, rounds: int) -> Result:
+    contestants = {
+        str(snapshots): Contestant(
+            workload.prepare(root, snapshots), verify=partial(_verify, workload=workload, snapshots=snapshots)
+        )
+        for snapshots, root in roots.items()
+    }
+    race(contestants, rounds=1)  # brings what is read into the page cache
+    timings = race(contestants, rounds=rounds)
+    return _judge(workload, {snapshots: timings[str(snapshots)] for snapshots in roots})
+
+
+def _verify(result: object, *, workload: _Workload, snapshots: int) -> None:
+    if not workload.is_right(result, snapshots):
+        raise WrongResult(f"{workload.name!r} in a store of {snapshots} snapshots returned {str(result)[:500]}")
+
+
+def _judge(workload: _Workload, timings: Mapping[int, Timings]) -> Result:
+    """Compare the largest store with the smallest; per snapshot, with the middle one: the smallest is all overhead."""
+    smallest, middle, largest = sorted(timings)
+    milliseconds = {snapshots: 1e3 * found.median for snapshots, found in timings.items()}
+    note = ", ".join(f"{figure:.3g} ms at {snapshots}" for snapshots, figure in milliseconds.items())
+    samples = {str(snapshots): found.seconds for snapshots, found in timings.items()}
+    if workload.is_flat:
+        figure, limit, against = milliseconds[largest], milliseconds[smallest], f"at {smallest}"
+        return Result(workload.name, figure, "ms", against, limit, Goal("ratio", "<=", 1.5), note, samples)
+    figure, limit = (1e3 * milliseconds[snapshots] / snapshots for snapshots in (largest, middle))
+    name = f"{workload.name}, per snapshot"
+    return Result(name, figure, "us", f"at {middle}", limit, Goal("ratio", "<=", 1.2), note, samples)

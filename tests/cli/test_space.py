@@ -1,0 +1,273 @@
+"""du, prune, gc and rm: plans first, deeds with --yes, and clear answers to bad input."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from holdfast.cli.space import parse_duration
+from holdfast.errors import BadName
+from tests.cli.runs import Cli, digest_tree
+
+
+@pytest.fixture
+def steps(cli: Cli) -> Cli:
+    """A store with four steps of one run and a snapshot that shares a file with them."""
+    for step in (90, 100, 110, 200):
+        (cli.folder / "data/step").write_bytes(bytes([step]) * 2000)
+        cli.ok("put", f"run/step-{step}", "data/step")
+    cli.ok("put", "twin", "data/step")
+    return cli
+
+
+# --- du
+
+
+def test_du_shows_each_snapshot_in_natural_order_and_the_sum(steps: Cli) -> None:
+    lines = steps.ok("du").splitlines()
+    assert lines[0].split() == ["NAME", "LOGICAL", "STORED", "SHARED", "OWN"]
+    assert [line.split()[0] for line in lines[1:6]] == [
+        "run/step-90", "run/step-100", "run/step-110", "run/step-200", "twin",
+    ]  # fmt: skip
+    assert re.fullmatch(r"5 snapshots of 9\.8 KiB in [0-9.]+ KiB; 0 B can be reclaimed", lines[6])
+
+
+def test_du_as_json_adds_up(steps: Cli) -> None:
+    found = steps("du", "--json").json
+    by_name = {each["name"]: each for each in found["snapshots"]}
+    assert by_name["twin"]["shared_bytes"] == by_name["run/step-200"]["shared_bytes"] == 2000
+    assert by_name["run/step-90"]["own_bytes"] == by_name["run/step-90"]["stored_bytes"]
+    assert found["live_bytes"] + found["reclaimable_bytes"] == found["stored_bytes"]
+    assert found["logical_bytes"] == 10_000
+
+
+def test_du_of_a_prefix_counts_what_is_shared_with_other_prefixes_as_shared(steps: Cli) -> None:
+    found = steps("du", "twin", "--json").json
+    assert [each["name"] for each in found["snapshots"]] == ["twin"]
+    assert found["snapshots"][0]["shared_bytes"] == 2000
+    assert found["logical_bytes"] == 10_000
+
+
+def test_du_of_an_empty_store(cli: Cli) -> None:
+    assert cli.ok("du") == "0 snapshots of 0 B in 0 B; 0 B can be reclaimed\n"
+
+
+# --- prune
+
+
+def test_prune_prints_its_plan_and_changes_nothing(steps: Cli) -> None:
+    before = digest_tree(steps.store)
+    ran = steps("prune", "--keep-last", "1", "run/")
+    assert ran.code == 0
+    rows = [line.split() for line in ran.out.splitlines()[1:]]
+    assert [row[:2] for row in rows] == [
+        ["delete", "run/step-90"], ["delete", "run/step-100"], ["delete", "run/step-110"], ["keep", "run/step-200"],
+    ]  # fmt: skip
+    assert ran.out.splitlines()[-1].endswith("among the last 1")
+    assert ran.err == "holdfast: nothing was deleted; repeat with --yes to delete 3 snapshots\n"
+    assert digest_tree(steps.store) == before
+
+
+def test_prune_with_yes_deletes(steps: Cli) -> None:
+    ran = steps("prune", "--keep-every", "100", "run/", "--yes")
+    assert (ran.code, ran.err) == (0, "holdfast: deleted 2 snapshots; `holdfast gc --yes` frees the space\n")
+    assert [each["name"] for each in steps("ls", "--json").json["snapshots"]] == [
+        "run/step-100",
+        "run/step-200",
+        "twin",
+    ]
+
+
+def test_prune_as_json(steps: Cli) -> None:
+    steps.ok("tag", "best", "run/step-90")
+    found = steps("prune", "--keep-last", "1", "run/", "--json").json
+    assert found["keep"] == ["run/step-90", "run/step-200"]
+    assert found["delete"] == ["run/step-100", "run/step-110"]
+
+
+def test_prune_keeps_what_is_recent(steps: Cli) -> None:
+    assert steps("prune", "--keep-within", "1h", "--json").json["delete"] == []
+
+
+def test_prune_where_there_is_nothing(cli: Cli) -> None:
+    ran = cli("prune", "--keep-last", "1")
+    assert (ran.code, ran.out, ran.err) == (0, "", "holdfast: no snapshots there\n")
+
+
+@pytest.mark.parametrize(("words", "text"), [
+    ([], "say what to keep"),
+    (["--keep-last", "0"], "say what to keep"),
+    (["--keep-last", "-1"], "cannot be negative"),
+    (["--keep-last", "two"], "invalid int value"),
+    (["--keep-within", "7"], "'7' is no duration; write a number and one of s, m, h, d, w, such as 7d"),
+    (["--keep-within", "7 d"], "is no duration"),
+    (["--keep-within", "-7d"], "expected one argument"),
+    (["--keep-within", "9" * 400 + "d"], "is no duration"),
+])  # fmt: skip
+def test_prune_refuses_bad_rules(steps: Cli, words: list[str], text: str) -> None:
+    before = digest_tree(steps.store)
+    ran = run(steps, "prune", *words, "--yes")
+    assert ran[0] == 2
+    assert text in ran[1]
+    assert "Traceback" not in ran[1]
+    assert digest_tree(steps.store) == before
+
+
+def run(cli: Cli, *words: str) -> tuple[int, str]:
+    """Run a command that may be refused by the grammar."""
+    try:
+        ran = cli(*words)
+    except SystemExit as end:
+        return int(end.code or 0), cli._capture.readouterr()[1].decode()
+    return ran.code, ran.err
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("0s", 0), ("90m", 5400), ("12h", 43200), ("7d", 604800), ("2w", 1209600)]
+)
+def test_durations_are_a_number_and_a_unit(text: str, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "d", "7", "7D", "1.5h", "7d ", "\u0667d", "1e3s", "-1s", "7dd", "9" * 5000 + "s"])
+def test_anything_else_is_no_duration(text: str) -> None:
+    with pytest.raises(BadName, match="is no duration"):
+        parse_duration(text)
+
+
+# --- gc
+
+
+def test_gc_prints_its_plan_and_changes_nothing(steps: Cli) -> None:
+    steps.ok("rm", "run/step-90", "--yes")
+    before = digest_tree(steps.store)
+    ran = steps("gc")
+    assert ran.code == 0
+    assert re.search(r"^would delete manifests/\S+ \(\d+ B\)$", ran.out, re.MULTILINE)
+    assert re.search(r"^would delete packs/\S+ \([0-9.]+ (B|KiB)\)$", ran.out, re.MULTILINE)
+    assert re.search(r"^2 files of .* are not needed; .* stay$", ran.out, re.MULTILINE)
+    assert ran.err.startswith("holdfast: nothing was deleted; repeat with --yes")
+    assert digest_tree(steps.store) == before
+
+
+def test_gc_with_yes_frees_at_once_where_nobody_saves(steps: Cli) -> None:
+    steps.ok("rm", "run/step-90", "--yes")
+    planned = steps("gc", "--json").json
+    done = steps("gc", "--yes", "--json").json
+    assert done["deleted"] == len(planned["dead"]) == 2
+    assert done["freed_bytes"] == planned["dead_bytes"]
+    assert done["pending_marks"] == 0
+    assert steps.ok("check", "--read")
+    assert steps("gc", "--json").json["dead"] == []
+
+
+def test_gc_with_nothing_to_do_says_so(steps: Cli) -> None:
+    ran = steps("gc", "--yes")
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out == "deleted 0 files, 0 B; 0 old records, 0 ended leases, 0 temporary files\n"
+
+
+def test_gc_can_repack(cli: Cli) -> None:
+    (cli.folder / "data/small").write_bytes(b"s" * 3000)
+    cli.ok("put", "both", "data/")
+    cli.ok("put", "one", "data/small")
+    cli.ok("rm", "both", "--yes")
+    ran = cli("gc", "--repack")
+    assert "holdfast: would repack 1 pack used by 1 snapshot: copying 2.9 KiB to free 2.4 MiB\n" in ran.err
+    assert cli("gc", "--repack", "--yes").code == 0
+    assert sum(path.stat().st_size for path in (cli.store / "packs").iterdir()) < 10_000
+    assert cli.ok("cat", "one", "small") == "s" * 3000
+    assert "no pack is more than half dead" in cli("gc", "--repack", "--yes").err
+
+
+@pytest.mark.parametrize("words", [["--min-age", "soon"], ["--wait", "1"], ["--yes", "--repack", "--min-age", "1y"]])
+def test_gc_refuses_bad_times_before_it_does_anything(steps: Cli, words: list[str]) -> None:
+    before = digest_tree(steps.store)
+    ran = steps("gc", *words)
+    assert (ran.code, ran.out) == (2, "")
+    assert "is no duration" in ran.err
+    assert digest_tree(steps.store) == before
+
+
+def test_gc_refuses_a_store_with_something_unknown(steps: Cli) -> None:
+    (steps.store / "extra").mkdir()
+    (steps.store / "extra/thing").write_bytes(b"")
+    for words in (["gc"], ["gc", "--yes"]):
+        ran = steps(*words)
+        assert (ran.code, ran.out) == (2, "")
+        assert "holds 'extra/thing', which this Holdfast does not know; nothing is collected" in ran.err
+
+
+def test_gc_refuses_while_a_name_is_damaged(steps: Cli) -> None:
+    path = next((steps.store / "snapshots").iterdir())
+    data = bytearray(path.read_bytes())
+    data[130] ^= 1
+    path.write_bytes(data)
+    before = digest_tree(steps.store)
+    ran = steps("gc", "--yes")
+    assert (ran.code, ran.out) == (2, "")
+    assert f"record snapshots/{path.name} is damaged" in ran.err
+    assert digest_tree(steps.store) == before
+
+
+# --- all of them
+
+
+@pytest.mark.parametrize("words", [["du"], ["prune", "--keep-last", "1"], ["gc"], ["gc", "--yes"], ["repair"]])
+def test_what_is_no_store_is_refused_and_left_alone(empty: Cli, words: list[str]) -> None:
+    (empty.folder / "ckpts").mkdir()
+    (empty.folder / "ckpts/mine.txt").write_text("mine")
+    ran = empty(*words)
+    assert ran.code == 2
+    assert "Traceback" not in ran.err
+    assert [path.name for path in empty.store.iterdir()] == ["mine.txt"]
+
+
+@pytest.mark.parametrize("verb", ["du", "prune", "gc", "repair", "copy", "rm"])
+def test_every_verb_has_help_with_an_example(empty: Cli, verb: str, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    with pytest.raises(SystemExit) as end:
+        empty.bare(verb, "--help")
+    assert end.value.code == 0
+    out = capsysbinary.readouterr()[0].decode()
+    assert f"holdfast {verb}" in out
+    assert "Example:" in out
+
+
+def test_plans_work_on_a_store_that_may_not_be_written(steps: Cli, tmp_path: Path) -> None:
+    before = digest_tree(steps.store)
+    for path in [steps.store, *steps.store.rglob("*")]:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    try:
+        for words in (["du"], ["prune", "--keep-last", "1"], ["gc"], ["gc", "--repack"], ["repair"], ["rm", "twin"]):
+            assert steps(*words).code == 0
+    finally:
+        for path in [steps.store, *steps.store.rglob("*")]:
+            path.chmod(0o755 if path.is_dir() else 0o644)
+    assert before  # modes differ now; that nothing else does is tested above
+
+
+# --- rm
+
+
+def test_rm_says_what_it_would_free(steps: Cli) -> None:
+    out = steps.ok("rm", "run/step-90", "twin")
+    assert re.search(r"nothing was deleted; repeat with --yes to delete 2 snapshots, [0-9.]+ KiB", out)
+    ran = steps("rm", "twin", "--yes")
+    assert re.search(r"deleted twin \(1 entry, 2.0 KiB, saved .*\)\n`holdfast gc --yes` can now free \d+ B\n", ran.out)
+
+
+@pytest.mark.parametrize("damage", ["lost", "flipped"])
+def test_rm_works_though_the_manifest_is_gone(cli: Cli, damage: str) -> None:
+    cli.ok("put", "snap", "data/")
+    path = cli.find("manifests")
+    if damage == "lost":
+        path.unlink()
+    else:
+        path.write_bytes(b"\0" + path.read_bytes()[1:])
+    ran = cli("rm", "snap", "--yes")
+    assert (ran.code, ran.err) == (0, "")
+    assert "an unknown amount: a snapshot cannot be read" in ran.out
+    assert cli("gc", "--yes").code == 0
+    assert list((cli.store / "packs").iterdir()) == []

@@ -1,0 +1,186 @@
+"""The process that the soak tests start: forks writers and collectors on one store, and kills them at random moments.
+
+Its arguments are a `Plan` as JSON. Each worker appends what it begins and what has returned to its own log.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from holdfast.errors import CommitUnknown, HoldfastError, LeaseLost, NameInUse, NotFound
+from holdfast.repo.collect import Rules, collect
+from holdfast.repo.copying import copy_snapshot
+from holdfast.repo.repack import apply_repack, plan_repack
+from holdfast.repo.repository import init_repository, open_repository
+from holdfast.repo.roots import read_live
+from holdfast.repo.snapshots import delete_snapshot, read_snapshot
+from holdfast.repo.source import BytesSource
+from holdfast.repo.writer import Request, save
+from holdfast.store.local import LocalStore
+from tests.faults.unsynced import UnsyncedFiles
+
+NAMES: Final = 4
+# Longer than any stall of a worker that lives: one that is fenced, commits and is killed before it can withdraw
+# leaves a name that cannot be read (see docs/design/0007).
+RULES: Final = Rules(min_age_s=0.0, expire_s=5.0, wait_s=0.02)
+_SHARED: Final = [random.Random(f"shared {number}").randbytes(60_000) for number in range(6)]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to run, and until when."""
+
+    root: str
+    logs: str
+    roles: list[str]
+    kills: int
+    seconds: float
+    seed: int = 0
+
+
+def content(name: str, version: int) -> dict[str, bytes]:
+    """Return what a worker saves: some of it shared with other versions and names, some of it its own."""
+    chance = random.Random(f"{name} {version}")
+    parts = {f"shared {number}": _SHARED[number] for number in chance.sample(range(len(_SHARED)), 3)}
+    return {**parts, "own": chance.randbytes(chance.randrange(20_000, 90_000)), "version": str(version).encode()}
+
+
+class Worker:
+    """One life of a worker: does things without end, and writes down what it does."""
+
+    def __init__(self, plan: Plan, slot: int, life: int) -> None:
+        self._store = LocalStore(plan.root, files=UnsyncedFiles())
+        self._source = LocalStore(plan.root + "-source", files=UnsyncedFiles())
+        self._log = os.open(os.path.join(plan.logs, f"{slot}.log"), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        self._slot = slot
+        self._version = life * 100_000
+        self._chance = random.Random(f"{plan.seed} {slot} {life}")
+        self._acts: dict[str, list[Callable[[], None]]] = {
+            "write": [self._save, self._save, self._save, self._delete],
+            "collect": [self._collect, self._collect, self._repack],
+            "mixed": [self._save, self._save, self._delete, self._collect, self._repack, self._copy],
+        }
+
+    def run(self, role: str) -> None:
+        while True:
+            self._chance.choice(self._acts[role])()
+
+    def _tell(self, line: str) -> None:
+        # One call for a whole line: a worker that dies cannot leave half of it.
+        os.write(self._log, f"{line}\n".encode())
+
+    def _change(self, name: str, state: str, act: Callable[[], object]) -> None:
+        self._tell(f"begin {name} {state}")
+        try:
+            act()
+        except (NameInUse, LeaseLost, NotFound) as error:
+            self._tell(f"undone {name} {state} {type(error).__name__}")
+        except CommitUnknown:
+            self._tell(f"unknown {name} {state}")
+        except HoldfastError as error:
+            self._tell(f"error {type(error).__name__}: {error}")
+        else:
+            self._tell(f"done {name} {state}")
+
+    def _name(self) -> str:
+        return f"w{self._slot}/{self._chance.randrange(NAMES)}"
+
+    def _save(self) -> None:
+        name, version = self._name(), self._version
+        self._version += 1
+        sources = [BytesSource(entry, data) for entry, data in content(name, version).items()]
+        request = Request(name, sources, metadata={"version": version}, overwrite=True)
+        self._change(name, str(version), lambda: save(open_repository(self._store, create=True), request))
+
+    def _delete(self) -> None:
+        name = self._name()
+        self._change(name, "deleted", lambda: delete_snapshot(self._store, name))
+
+    def _copy(self) -> None:
+        """Save into another store, and copy from there."""
+        name, version = self._name(), self._version
+        self._version += 1
+        sources = [BytesSource(entry, data) for entry, data in content(name, version).items()]
+        source = open_repository(self._source, create=True)
+        save(source, Request(name, sources, metadata={"version": version}, overwrite=True))
+        target = open_repository(self._store, create=True)
+        held = read_snapshot(self._source, name)
+        self._change(name, str(version), lambda: copy_snapshot(source, held, target, overwrite=True))
+
+    def _collect(self) -> None:
+        self._look_after("collect", lambda: collect(self._store, RULES).freed_bytes)
+
+    def _repack(self) -> None:
+        self._look_after("repack", lambda: len(self._repack_all()))
+
+    def _repack_all(self) -> list[object]:
+        repo = open_repository(self._store)
+        return list(apply_repack(repo, plan_repack(repo, read_live(self._store).current)))
+
+    def _look_after(self, what: str, act: Callable[[], int]) -> None:
+        try:
+            self._tell(f"did {what} {act()}")
+        except (NotFound, LeaseLost, CommitUnknown) as error:
+            self._tell(f"gave up {what}: {type(error).__name__}")
+        except HoldfastError as error:
+            self._tell(f"error {what}: {type(error).__name__}: {error}")
+
+
+def fork(plan: Plan, slot: int, life: int) -> int:
+    """Start a life of a worker; returns its process id."""
+    worker = os.fork()
+    if worker == 0:
+        try:
+            Worker(plan, slot, life).run(plan.roles[slot])
+        finally:
+            os._exit(3)
+    return worker
+
+
+def supervise(plan: Plan) -> int:
+    """Run the plan; returns how many were killed while at work."""
+    chance = random.Random(plan.seed)
+    init_repository(LocalStore(plan.root, files=UnsyncedFiles()))
+    os.makedirs(plan.logs, exist_ok=True)
+    lives = [0] * len(plan.roles)
+    workers = [fork(plan, slot, 0) for slot in range(len(plan.roles))]
+    killed = 0
+    deadline_s = time.monotonic() + plan.seconds
+    while killed < plan.kills and time.monotonic() < deadline_s:
+        select.select([], [], [], chance.uniform(0.0, 0.12) if len(workers) == 1 else chance.uniform(0.05, 0.4))
+        slot = chance.randrange(len(workers))
+        end(workers[slot])
+        killed += 1
+        lives[slot] += 1
+        workers[slot] = fork(plan, slot, lives[slot])
+    for worker in workers:
+        end(worker)
+    return killed
+
+
+def end(worker: int) -> None:
+    """Kill a worker that we forked; it must have been alive."""
+    os.kill(worker, signal.SIGKILL)
+    _, status = os.waitpid(worker, 0)
+    assert os.WIFSIGNALED(status), status
+
+
+def describe(plan: Plan) -> list[str]:
+    """Return the command that runs a plan."""
+    return [sys.executable, "-m", __name__, json.dumps(asdict(plan))]
+
+
+if __name__ == "__main__":
+    given = Plan(**json.loads(sys.argv[1]))
+    Path(given.logs).mkdir(parents=True, exist_ok=True)
+    Path(given.logs, "killed").write_text(str(supervise(given)))

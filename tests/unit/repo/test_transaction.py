@@ -1,0 +1,123 @@
+"""One commit under one lease: its order, what it leaves when it fails, and what is fenced or marked meanwhile."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from holdfast.errors import LeaseLost, NameInUse
+from holdfast.repo.layout import LEASES, MANIFESTS, PACKS, SNAPSHOTS, pack_key
+from holdfast.repo.manifest import Entry
+from holdfast.repo.marks import ABANDONED_S
+from holdfast.repo.repository import Repository
+from holdfast.repo.roots import read_leases
+from holdfast.repo.snapshots import read_name
+from holdfast.repo.sweep import fence
+from holdfast.repo.transaction import Draft, Transaction
+from holdfast.store.memory import MemoryStore, VirtualClock
+from tests.unit.repo.saving import inline_ref, keys, load_bytes, noise, pack_of, read_entries, save_bytes, snapshot_of
+from tests.unit.repo.standing import put_mark
+
+ENTRIES = [Entry("x", 4, (inline_ref(b"1234"),))]
+
+
+def commit(transaction: Transaction, repo: Repository, name: str = "a") -> None:
+    transaction.commit(Draft(read_name(repo.store, name)), ENTRIES, rewrite=list)
+
+
+def fence_all(store: MemoryStore) -> None:
+    for lease in read_leases(store).values():
+        fence(store, lease)
+
+
+@pytest.fixture
+def ready(repo: Repository) -> Repository:
+    """A repository that was made a store."""
+    repo.verify_may_write()
+    return repo
+
+
+def test_nothing_happens_before_it_is_entered(ready: Repository) -> None:
+    Transaction(ready, purpose="save")
+    assert keys(ready.store, LEASES) == []
+
+
+def test_inside_a_lease_tells_what_it_is_for(ready: Repository) -> None:
+    with Transaction(ready, purpose="save 'a'") as transaction:
+        assert read_leases(ready.store)[transaction.lease.lease_id].purpose == "save 'a'"
+        commit(transaction, ready)
+    assert keys(ready.store, LEASES) == []
+    assert load_bytes(ready, "a") == {"x": b"1234"}
+
+
+def test_a_draft_says_what_the_record_holds(ready: Repository, clock: VirtualClock) -> None:
+    clock.advance(77)
+    with Transaction(ready, purpose="save") as transaction:
+        draft = Draft(read_name(ready.store, "a"), spec=[1], metadata={"k": "v"}, time_s=5.0)
+        made = transaction.commit(draft, ENTRIES, rewrite=list)
+    assert made == snapshot_of(ready, "a")
+    assert (made.time_s, made.metadata, made.num_entries, made.logical_bytes) == (5.0, {"k": "v"}, 1, 4)
+    assert ready.recent.find("a") == made
+
+
+@pytest.mark.parametrize("error", [RuntimeError("mine"), KeyboardInterrupt()])
+def test_leaving_by_an_exception_leaves_nothing(ready: Repository, error: BaseException) -> None:
+    with pytest.raises(type(error)), Transaction(ready, purpose="save") as transaction:  # noqa: PT012 - its order
+        transaction.packer.append([(inline_ref(b"z").digest, memoryview(b"z"))], alignment=64)
+        raise error
+    assert keys(ready.store, LEASES) == keys(ready.store, PACKS) == keys(ready.store, SNAPSHOTS) == []
+
+
+def test_leaving_without_a_commit_leaves_no_lease(ready: Repository) -> None:
+    with Transaction(ready, purpose="save"):
+        pass
+    assert keys(ready.store, LEASES) == []
+
+
+def test_what_is_marked_or_bad_is_avoided(ready: Repository) -> None:
+    save_bytes(ready, "a", {"x": noise(2000, 1)})
+    save_bytes(ready, "b", {"x": noise(2000, 2)})
+    marked, bad = (pack_key(pack_of(ready, name, "x").pack_id) for name in "ab")
+    put_mark(ready.store, [marked])
+    ready.store.create(bad.replace("packs/", "bad/") + "@00000000", b"")
+    with Transaction(ready, purpose="save") as transaction:
+        assert transaction.avoid == {marked, bad}
+
+
+def test_a_collection_that_was_given_up_is_mentioned(
+    ready: Repository, clock: VirtualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    put_mark(ready.store, [])
+    clock.advance(ABANDONED_S + 1)
+    with caplog.at_level(logging.WARNING):
+        save_bytes(ready, "a", {"x": b"1"})
+    assert "a garbage collection was given up" in caplog.text
+
+
+def test_who_is_fenced_before_the_commit_commits_nothing(ready: Repository, store: MemoryStore) -> None:
+    with pytest.raises(LeaseLost), Transaction(ready, purpose="save") as transaction:  # noqa: PT012 - its order
+        fence_all(store)
+        commit(transaction, ready)
+    assert keys(store, SNAPSHOTS) == []
+
+
+def test_marks_that_never_end_make_it_give_up(ready: Repository, store: MemoryStore) -> None:
+    save_bytes(ready, "a", {"x": noise(2000)})
+    entry = read_entries(ready, "a")["x"]
+    put_mark(store, [pack_key(pack_of(ready, "a", "x").pack_id)])
+    with pytest.raises(LeaseLost, match="collectors keep marking what it uses"):
+        with Transaction(ready, purpose="save") as transaction:
+            transaction.commit(Draft(read_name(store, "b")), [entry], rewrite=list)
+    assert read_name(store, "b").snapshot is None
+
+
+def test_a_name_taken_meanwhile_is_a_conflict_and_only_leaves_a_manifest(ready: Repository) -> None:
+    state = read_name(ready.store, "a")
+    save_bytes(ready, "a", {"x": b"theirs"})
+    manifests = len(keys(ready.store, MANIFESTS))
+    with pytest.raises(NameInUse), Transaction(ready, purpose="save") as transaction:
+        transaction.commit(Draft(state), ENTRIES, rewrite=list)
+    assert load_bytes(ready, "a") == {"x": b"theirs"}
+    assert keys(ready.store, LEASES) == []
+    assert len(keys(ready.store, MANIFESTS)) == manifests + 1

@@ -1,0 +1,111 @@
+"""Moving chunks: each once, where it is kept, found or written, and in runs as before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+
+from holdfast.errors import DigestMismatch
+from holdfast.progress import Silent
+from holdfast.repo.chunk import ChunkRef, Location
+from holdfast.repo.holdings import Holdings
+from holdfast.repo.manifest import Entry
+from holdfast.repo.reader import SnapshotReader
+from holdfast.repo.repository import Repository
+from holdfast.repo.transaction import Transaction
+from holdfast.repo.transfer import Transfer
+from holdfast.store.memory import MemoryStore
+from tests.unit.repo.saving import MIB, new_repo, noise, pack_of, read_entries, rot, save_bytes, snapshot_of
+
+
+@pytest.fixture
+def source() -> Repository:
+    repo = new_repo(MemoryStore("memory://source"))
+    save_bytes(repo, "a", {"big": noise(2 * MIB + 999, 1), "twin": noise(MIB, 1)[:MIB], "tiny": b"x", "none": b""})
+    return repo
+
+
+@pytest.fixture
+def transfer(source: Repository, repo: Repository) -> Iterator[Transfer]:
+    repo.verify_may_write()
+    with (
+        Transaction(repo, purpose="test") as transaction,
+        SnapshotReader(source, snapshot_of(source, "a")) as reader,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        yield Transfer(reader, Holdings(repo, [], avoid=frozenset()), transaction.packer, pool)
+
+
+def entries_of(source: Repository) -> list[Entry]:
+    return list(read_entries(source, "a").values())
+
+
+def never(_at: Location) -> bool:
+    return False
+
+
+def places(entries: list[Entry]) -> list[Location | None]:
+    return [chunk.location for entry in entries for chunk in entry.chunks]
+
+
+def test_each_chunk_moves_once_and_keeps_what_it_is(transfer: Transfer, source: Repository) -> None:
+    before = entries_of(source)
+    after = transfer.move(before, Silent(), keeps=never)
+    assert transfer.moved_bytes == 2 * MIB + 999
+    assert [replace(entry, chunks=()) for entry in after] == [replace(entry, chunks=()) for entry in before]
+    assert [[(c.digest, c.size_bytes, c.inline) for c in entry.chunks] for entry in after] == [
+        [(c.digest, c.size_bytes, c.inline) for c in entry.chunks] for entry in before
+    ]
+    assert after[1].chunks[0].location == after[0].chunks[0].location
+
+
+def test_chunks_of_an_entry_lie_back_to_back(transfer: Transfer, source: Repository) -> None:
+    first, second, third = places(transfer.move(entries_of(source), Silent(), keeps=never)[:1])
+    assert first
+    assert second
+    assert third
+    assert (first.offset % 4096, second.offset - first.offset, third.offset - second.offset) == (0, MIB, MIB)
+
+
+def test_what_may_stay_is_neither_read_nor_written(transfer: Transfer, source: Repository) -> None:
+    before = entries_of(source)
+    assert transfer.move(before, Silent(), keeps=lambda _at: True) == before
+    assert transfer.moved_bytes == 0
+
+
+def test_inline_bytes_and_empty_entries_stay_as_they_are(transfer: Transfer, source: Repository) -> None:
+    before = entries_of(source)
+    assert transfer.move(before[2:], Silent(), keeps=never) == before[2:]
+
+
+def test_a_rewrite_writes_again_what_has_a_place(transfer: Transfer, source: Repository) -> None:
+    moved = transfer.move(entries_of(source), Silent(), keeps=never)
+    refs: list[ChunkRef] = list(moved[0].chunks[1:])
+    again = transfer.rewrite(refs)
+    assert [ref.digest for ref in again] == [ref.digest for ref in refs]
+    assert all(new.location != old.location for new, old in zip(again, refs, strict=True))
+    assert transfer.moved_bytes == 2 * MIB + 999 + MIB + 999
+
+
+def test_rotten_bytes_are_not_moved(transfer: Transfer, source: Repository) -> None:
+    at = pack_of(source, "a", "big")
+    rot(source.store, f"packs/{at.pack_id}", at.offset + 7)
+    with pytest.raises(DigestMismatch, match="'a', entry 'big'"):
+        transfer.move(entries_of(source), Silent(), keeps=never)
+
+
+class Counting(Silent):
+    def __init__(self) -> None:
+        self.num_bytes = 0
+
+    def advance(self, num_bytes: int) -> None:
+        self.num_bytes += num_bytes
+
+
+def test_progress_counts_what_was_looked_at(transfer: Transfer, source: Repository) -> None:
+    progress = Counting()
+    transfer.move(entries_of(source), progress, keeps=never)
+    assert progress.num_bytes == 3 * MIB + 999

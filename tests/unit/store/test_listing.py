@@ -1,0 +1,38 @@
+"""Walking a listing: everything once and in order, in few pages."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.store.listing import iter_objects
+from holdfast.store.memory import MemoryStore
+from holdfast.store.protocol import PAGE_LIMIT, ObjectInfo
+
+
+class PagedStore(MemoryStore):
+    """Remembers how large the pages were that it was asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.limits: list[int] = []
+
+    def list(self, prefix: str, *, after: str = "", limit: int = PAGE_LIMIT) -> list[ObjectInfo]:
+        self.limits.append(limit)
+        return super().list(prefix, after=after, limit=limit)
+
+
+@pytest.mark.parametrize("number", [0, 1, PAGE_LIMIT - 1, PAGE_LIMIT, PAGE_LIMIT + 1, 3 * PAGE_LIMIT, 3500])
+def test_every_object_comes_once_and_in_order(number: int) -> None:
+    store = PagedStore()
+    for i in range(number):
+        store.create(f"a/{i:05}", b"", durable=False)
+    store.create("b", b"")
+    assert [info.key for info in iter_objects(store, "a/")] == [f"a/{i:05}" for i in range(number)]
+
+
+def test_pages_grow_so_that_there_are_few() -> None:
+    store = PagedStore()
+    for i in range(3500):
+        store.create(f"a/{i:05}", b"", durable=False)
+    assert len(list(iter_objects(store, "a/"))) == 3500
+    assert store.limits == [PAGE_LIMIT, 2 * PAGE_LIMIT, 4 * PAGE_LIMIT]
