@@ -6,7 +6,7 @@ MAKEFLAGS += --no-print-directory
 
 BIN := .venv/bin
 READY := .venv/ready
-CODE := $(wildcard src tests docs bench examples)
+CODE := $(wildcard src tests docs bench examples attacks)
 NOT_SLOW := $(if $(SLOW),,-m "not slow")
 
 .PHONY: help setup demo test check bench docs

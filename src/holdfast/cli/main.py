@@ -325,7 +325,7 @@ def _add_gc(verbs: Verbs) -> None:
         "this run or the next. Prints its plan, and acts only with --yes."
     )
     parser = _add(verbs, "gc", "free the space of what nothing needs", more=more, examples=["holdfast gc --yes"])
-    parser.add_argument("--repack", action="store_true", help="also empty packs that are more than half dead")
+    parser.add_argument("--repack", action="store_true", help="also empty packs that are mostly dead")
     parser.add_argument("--min-age", metavar="TIME", default="1h", help="leave younger files alone (default: 1h)")
     parser.add_argument("--wait", metavar="TIME", default="0s", help="wait so long for saves under way")
     _add_yes(parser)

@@ -14,7 +14,7 @@ from holdfast.errors import BadName
 from holdfast.repo.collect import Collected, CollectPlan, Rules, collect, plan_collect, verify_may_collect
 from holdfast.repo.layout import natural_order
 from holdfast.repo.prune import Keep, PrunePlan, apply_prune, read_prune_plan
-from holdfast.repo.repack import RepackPlan, apply_repack, plan_repack
+from holdfast.repo.repack import SLACK_SHARE, RepackPlan, apply_repack, plan_repack
 from holdfast.repo.repository import Repository
 from holdfast.repo.roots import read_live
 from holdfast.repo.usage import SnapshotUsage, Usage, read_usage
@@ -100,9 +100,9 @@ def run_gc(options: Namespace, url: str, output: Output) -> int:
 
 
 def _repack(repo: Repository, options: Namespace, output: Output) -> None:
-    plan: RepackPlan = plan_repack(repo, read_live(repo.store).current)
+    plan: RepackPlan = plan_repack(repo, read_live(repo.store).current, slack_share=SLACK_SHARE)
     if not plan.victims:
-        output.note("no pack is more than half dead")
+        output.note("no pack is worth repacking")
         return
     what = f"{count(len(plan.victims), 'pack')} used by {count(len(plan.snapshots), 'snapshot')}"
     size = f"copying {format_bytes(plan.live_bytes)} to free {format_bytes(plan.freed_bytes)}"

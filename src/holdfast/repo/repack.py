@@ -17,10 +17,12 @@ from holdfast.repo.repository import Repository, count_threads
 from holdfast.repo.snapshots import NameState, Snapshot, read_name
 from holdfast.repo.transaction import Draft, Transaction
 from holdfast.repo.transfer import Transfer
-from holdfast.repo.usage import Usage, read_usage
+from holdfast.repo.usage import read_usage
 
 DEAD_SHARE: Final = 0.5
 """A pack of which more than this is dead is worth repacking."""
+SLACK_SHARE: Final = 0.1
+"""How much may stay dead after a thorough repack, as a share of what is live."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +38,26 @@ class RepackPlan:
     """Bytes that collecting the victims will free, less those copied."""
 
 
-def plan_repack(repo: Repository, snapshots: Sequence[Snapshot], *, dead_share: float = DEAD_SHARE) -> RepackPlan:
-    """Choose the packs that are dead by more than `dead_share` but still used. Reads only."""
-    usage: Usage = read_usage(repo.store, snapshots)
-    chosen = [pack for pack in usage.packs if pack.live_bytes and pack.dead_share > dead_share]
+def plan_repack(
+    repo: Repository,
+    snapshots: Sequence[Snapshot],
+    *,
+    dead_share: float = DEAD_SHARE,
+    slack_share: float | None = None,
+) -> RepackPlan:
+    """Choose the packs that are dead by more than `dead_share` but still used. Reads only.
+
+    With `slack_share`, also the next most dead ones, until what is dead in all others is at most that share of what
+    is live.
+    """
+    used = [pack for pack in read_usage(repo.store, snapshots).packs if pack.live_bytes]
+    left = sum(pack.dead_bytes for pack in used)
+    allowed = left if slack_share is None else slack_share * sum(pack.live_bytes for pack in used)
+    chosen = []
+    for pack in sorted(used, key=lambda pack: pack.dead_share, reverse=True):
+        if pack.dead_share > dead_share or (pack.dead_bytes and left > allowed):
+            chosen.append(pack)
+            left -= pack.dead_bytes
     victims = frozenset(pack.pack_id for pack in chosen)
     concerned = tuple(
         snapshot for snapshot in snapshots if victims.intersection(read_manifest(repo.store, snapshot.manifest).packs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Literal
 
 from holdfast.errors import Corrupt, NameInUse, NewerFormat, NotFound, ObjectExists
 from holdfast.progress import Progress, Silent
@@ -14,7 +14,7 @@ from holdfast.repo.copies import iter_footers
 from holdfast.repo.findings import Finding
 from holdfast.repo.generations import create_generation
 from holdfast.repo.index import Index, write_fragment
-from holdfast.repo.layout import BAD, INDEX, LEASES, new_write_id, pack_key
+from holdfast.repo.layout import BAD, INDEX, MARKS, new_write_id, pack_key
 from holdfast.repo.manifest import read_manifest
 from holdfast.repo.marks import read_bad_packs
 from holdfast.repo.repack import move_snapshot
@@ -23,7 +23,6 @@ from holdfast.repo.settled import is_present
 from holdfast.repo.snapshots import Snapshot, iter_names, read_name
 
 ActionKind = Literal["reindex", "quarantine", "heal", "discard"]
-_DISCARDABLE: Final = frozenset({"index-damaged", "record-torn"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +78,10 @@ def plan_repair(repo: Repository, *, progress: Progress | None = None) -> Repair
 
 
 def _is_discardable(finding: Finding) -> bool:
-    # A lease that cannot be read counts as live: only a collector can tell when nobody needs it any more.
-    # What is listed as bad is told by the key: a torn file there says all that a whole one does.
-    return finding.code in _DISCARDABLE and not finding.key.startswith((LEASES, BAD))
+    # A torn name is left as it is: it may be all that is left of a save, and its number must not be free again. A lease
+    # that cannot be read counts as live: only a collector can tell when nobody needs it any more.
+    is_passing = finding.code == "record-torn" and finding.key.startswith((MARKS, BAD))
+    return finding.code == "index-damaged" or is_passing
 
 
 def _iter_users(repo: Repository, packs: frozenset[str]) -> Iterator[tuple[str, str]]:

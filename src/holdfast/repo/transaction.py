@@ -55,7 +55,7 @@ class Transaction:
         self._purpose = purpose
         self._stack = ExitStack()
         self._is_committed = False
-        self._may_be_seen = False
+        self._is_overtaken = False
 
     def __enter__(self) -> Self:
         """Take the lease, then look at the marks: a collector that marks later will wait for us."""
@@ -100,10 +100,12 @@ class Transaction:
             generation=draft.state.next_generation,
             write_id=new_write_id(),
         )
-        self._may_be_seen = True
         try:
             commit_snapshot(self._store, snapshot)
             self._is_committed = True
+        except NameInUse:
+            self._is_overtaken = True  # or it was never there
+            raise
         except CommitUnknown:
             self._is_committed = True  # it may still arrive
             raise
@@ -184,7 +186,7 @@ class Transaction:
             self.lease.release()
         except (StoreError, LeaseLost):
             # A record that was overtaken stands below another: without its fence it would pass for settled.
-            if self._may_be_seen:
+            if self._is_overtaken:
                 return
         # Nothing counts that was done under it, so nobody need wait for it, whether or not it could be released.
         self.lease.forget()
