@@ -49,12 +49,15 @@ def test_of_many_that_save_different_content_as_one_name_one_wins(crew: Crew, tm
     verify_clean(tmp_path)
 
 
-def test_of_many_that_save_the_same_as_one_name_one_writes_it(crew: Crew, tmp_path: Path) -> None:
+def test_of_many_that_save_the_same_as_one_name_none_is_told_that_it_is_there_when_it_is_not(
+    crew: Crew, tmp_path: Path
+) -> None:
     for number in range(ROUNDS):
         name = f"run/{number}"
         ends = Counter(crew.run([SaveTask(str(tmp_path), name, content(0))] * crew.size))
-        # Who comes to the commit second has not looked at what the first one saved.
-        assert ends["saved"] == 1
+        # Who comes to the commit second has not looked at what the first one saved; who finds it before the first
+        # one has returned saves it again, for it might still be withdrawn.
+        assert ends["saved"] >= 1
         assert ends["saved"] + ends["existed"] + ends["NameInUse"] == crew.size
         assert holds(read_state(LocalStore(tmp_path)), name, content(0))
     verify_clean(tmp_path)

@@ -11,7 +11,7 @@ from holdfast.errors import NameInUse, NotFound
 from holdfast.progress import Progress, Silent
 from holdfast.repo.holdings import Holdings
 from holdfast.repo.layout import pack_key
-from holdfast.repo.manifest import read_manifest
+from holdfast.repo.manifest import read_packs
 from holdfast.repo.reader import SnapshotReader
 from holdfast.repo.repository import Repository, count_threads
 from holdfast.repo.snapshots import NameState, Snapshot, read_name
@@ -59,11 +59,16 @@ def plan_repack(
             chosen.append(pack)
             left -= pack.dead_bytes
     victims = frozenset(pack.pack_id for pack in chosen)
-    concerned = tuple(
-        snapshot for snapshot in snapshots if victims.intersection(read_manifest(repo.store, snapshot.manifest).packs)
-    )
+    concerned = tuple(snapshot for snapshot in snapshots if victims.intersection(_find_packs(repo, snapshot)))
     live = sum(pack.live_bytes for pack in chosen)
     return RepackPlan(victims, concerned, live, sum(pack.dead_bytes for pack in chosen))
+
+
+def _find_packs(repo: Repository, snapshot: Snapshot) -> list[str]:
+    try:
+        return read_packs(repo.store, snapshot.manifest)
+    except NotFound:
+        return []  # deleted and collected since it was listed
 
 
 def apply_repack(repo: Repository, plan: RepackPlan, *, progress: Progress | None = None) -> list[Snapshot]:

@@ -97,7 +97,10 @@ def read_usage(store: ObjectStore, snapshots: Sequence[Snapshot]) -> Usage:
     sizes: dict[Place, int] = {}
     held: list[set[Place]] = []
     for snapshot in snapshots:
-        places = dict(iter_places(read_manifest(store, snapshot.manifest)))
+        try:
+            places = dict(iter_places(read_manifest(store, snapshot.manifest)))
+        except NotFound:
+            places = {}  # deleted and collected since it was listed
         sizes.update(places)
         held.append(set(places))
         for place in places:
