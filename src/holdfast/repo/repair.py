@@ -78,10 +78,9 @@ def plan_repair(repo: Repository, *, progress: Progress | None = None) -> Repair
 
 
 def _is_discardable(finding: Finding) -> bool:
-    # A torn name is left as it is: it may be all that is left of a save, and its number must not be free again. A lease
-    # that cannot be read counts as live: only a collector can tell when nobody needs it any more.
-    is_passing = finding.code == "record-torn" and finding.key.startswith((MARKS, BAD))
-    return finding.code == "index-damaged" or is_passing
+    # A torn name is left as it is: it may be all that is left of a save, and its number must not be free again. A torn
+    # note in bad/ still names its pack, and a lease that cannot be read counts as live until a collector knows better.
+    return finding.code == "index-damaged" or (finding.code == "record-torn" and finding.key.startswith(MARKS))
 
 
 def _iter_users(repo: Repository, packs: frozenset[str]) -> Iterator[tuple[str, str]]:
