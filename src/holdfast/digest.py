@@ -26,14 +26,6 @@ def hash_bytes(data: Buffer) -> Digest:
     return Digest(blake3(data).digest())
 
 
-def hash_parts(parts: Iterable[Buffer]) -> Digest:
-    """Return the BLAKE3-256 of `parts` as if they were one buffer."""
-    hasher = blake3()
-    for part in parts:
-        hasher.update(part)
-    return Digest(hasher.digest())
-
-
 def hash_kind(kind: str, parts: Iterable[Buffer]) -> Digest:
     """Return a content digest: BLAKE3 in derive-key mode, so that no kind collides with another or with a chunk."""
     return Digest(blake3(b"".join(parts), derive_key_context=f"holdfast v1 {kind}").digest())

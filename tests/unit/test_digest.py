@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.digest import fingerprint, hash_bytes, hash_kind, hash_parts, parse_digest, short_hex
+from holdfast.digest import fingerprint, hash_bytes, hash_kind, parse_digest, short_hex
 from holdfast.errors import Corrupt
 
 EMPTY_BLAKE3 = "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262"
@@ -17,10 +17,6 @@ def test_bytes_are_named_by_their_blake3() -> None:
 
 def test_stored_bytes_are_guarded_by_their_xxh3() -> None:
     assert fingerprint(b"").hex() == EMPTY_XXH3_128
-
-
-def test_parts_hash_as_if_they_were_one_buffer() -> None:
-    assert hash_parts([b"ab", bytearray(b"c"), memoryview(b"de")]) == hash_bytes(b"abcde")
 
 
 def test_a_content_digest_is_neither_that_of_another_kind_nor_that_of_the_bytes() -> None:

@@ -306,10 +306,6 @@ class Manifest:
             columns["entry_rank"][position],
         )
 
-    def sizes(self) -> list[int]:
-        """Return the size in bytes of each entry, without building them."""
-        return list(self._columns["entry_bytes"])
-
     def locate_all(self) -> dict[Digest, int]:
         """Return a row number, good for `location`, for every chunk that lies in a pack."""
         packs = self._columns["chunk_pack"]
