@@ -20,7 +20,7 @@ from holdfast.repo.record import Json, canonical_json, encode_record
 from holdfast.store.local import LocalStore
 from tests.unit.repo import forging
 from tests.unit.repo.forging import forge_manifest, forge_pack, honest_table, row, seal_manifest, seal_pack
-from tests.unit.repo.saving import PACK_ID, inline_ref, new_repo, save_bytes
+from tests.unit.repo.saving import PACK_ID, inline_ref, misplaced_keys, new_repo, record_key, save_bytes
 
 GOOD: Final = {"config.json": b'{"lr": 1}', "model.bin": bytes(range(256)) * 20}
 MANIFEST_ID: Final = f"{'e' * 24}-{'e' * 16}"
@@ -50,7 +50,7 @@ class Nest:
             "manifest_digest": hash_bytes(data).hex(), "manifest_bytes": len(data), "digest": "0" * 64,
             "entries": 1, "logical_bytes": 1, "metadata": {}, "generation": 0,
         }  # fmt: skip
-        self.put_record("snapshots/evil@00000000", {**fields, **changes})
+        self.put_record(record_key("evil"), {**fields, **changes})
 
     def put_head(self, head: bytes) -> None:
         """Write a manifest whose JSON head is these bytes."""
@@ -144,7 +144,7 @@ def _mark(*named: str) -> Callable[[Nest], None]:
 
 def _wide_record(nest: Nest) -> None:
     body = b"[" + b"[]," * 200_000 + b"[]]"
-    nest.put_record("snapshots/evil@00000000", {"kind": "snapshot", "name": "evil", "metadata": json.loads(body)})
+    nest.put_record(record_key("evil"), {"kind": "snapshot", "name": "evil", "metadata": json.loads(body)})
 
 
 def _pipe(nest: Nest) -> None:
@@ -200,17 +200,20 @@ ATTACKS: Final[dict[str, Callable[[Nest], None]]] = {
     "an index of noise": lambda nest: nest.put("index/" + "1" * 64, os.urandom(4096)),
     "a record of many lists": _wide_record,
     "a record that is somebody else's": lambda nest: nest.put(
-        "snapshots/evil@00000000", (nest.root / "snapshots/good@00000000").read_bytes()
+        record_key("evil"), (nest.root / record_key("good")).read_bytes()
+    ),
+    "a record on the wrong shelf": lambda nest: nest.put(
+        misplaced_keys("good")[0], (nest.root / record_key("good")).read_bytes()
     ),
     "a record in an unknown state": lambda nest: nest.put_manifest(_entries("x"), state="asleep"),
     "a time that is no date": lambda nest: nest.put_manifest(_entries("x"), time=1e299),
     "the last generation there is": lambda nest: nest.put_record(
-        "snapshots/evil@99999999",
+        record_key("evil", 99_999_999),
         {"kind": "snapshot", "name": "evil", "state": "deleted", "time": 0, "generation": 99_999_999},
     ),
     "a lease at its last generation": lambda nest: nest.put(f"leases/{'d' * 24}@99999999", b""),
     "marks on what is no pack": _mark(
-        "snapshots/good@00000000", "config/00000000", "config/00000001", "../outside", "/etc/passwd", "", "packs/../x"
+        record_key("good"), "config/00000000", "config/00000001", "../outside", "/etc/passwd", "", "packs/../x"
     ),
     "a pipe for a manifest": _pipe,
     "an endless manifest": _endless,

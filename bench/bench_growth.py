@@ -22,9 +22,10 @@ from holdfast.repo.chunk import ChunkRef
 from holdfast.repo.collect import plan_collect
 from holdfast.repo.holdings import find_base
 from holdfast.repo.index import Index
+from holdfast.repo.layout import natural_order
 from holdfast.repo.manifest import Entry
 from holdfast.repo.repository import Repository, open_repository
-from holdfast.repo.snapshots import iter_names, read_name, read_snapshot
+from holdfast.repo.snapshots import Snapshot, iter_names, read_name, read_snapshot
 from holdfast.repo.transaction import Draft, Transaction
 from holdfast.store.local import LocalStore
 
@@ -67,14 +68,15 @@ def _list_workloads(sizes: Sizes) -> list[_Workload]:
     held = [digest for digest, _ in _make_chunks(0, sizes.growth_entries)][:_LOOK_UPS]
     return [
         _Workload("read one record", _record_reader, lambda found, n: found == f"run/step-{n // 2}"),
-        _Workload("open the index", lambda root, n: partial(_open_index, root), lambda found, n: True),
         _Workload(f"{len(held)} look-ups", partial(_look_up, held), lambda found, n: found == len(held)),
         _Workload(f"{len(held)} look-ups in vain", partial(_look_up, _ABSENT), lambda found, n: found == 0),
-        _Workload("find a base", _base_finder, lambda found, n: found == f"run/step-{n - 1}", is_flat=False),
+        _Workload("open the index", _index_opener, lambda found, n: found == n, is_flat=False),
+        _Workload("find a base without an index", _base_finder, _is_last, is_flat=False),
+        _Workload("latest under a prefix", _latest_finder, _is_last, is_flat=False),
         _Workload("list", _lister, lambda found, n: found == n, is_flat=False),
         _Workload("plan a collection", _planner, lambda found, n: found == 0, is_flat=False),
         _Workload("small save, same handle", partial(_saver, is_fresh=False), _is_saved),
-        _Workload("small save, fresh handle", partial(_saver, is_fresh=True), _is_saved),
+        _Workload("small save, fresh handle", partial(_saver, is_fresh=True), _is_saved, is_flat=False),
     ]
 
 
@@ -117,7 +119,11 @@ def _record_reader(root: Path, snapshots: int) -> Callable[[], str]:
 
 
 def _open_index(root: Path) -> Index:
-    return Index(LocalStore(root), limit_bytes=_INDEX_BYTES)
+    return Index(LocalStore(root), limit_bytes=_INDEX_BYTES).refresh()
+
+
+def _index_opener(root: Path, snapshots: int) -> Callable[[], int]:
+    return lambda: sum(len(fragment.packs) for fragment in _open_index(root)._fragments.values())
 
 
 def _look_up(digests: Sequence[Digest], root: Path, snapshots: int) -> Callable[[], int]:
@@ -129,6 +135,15 @@ def _base_finder(root: Path, snapshots: int) -> Callable[[], str]:
     def find() -> str:
         found = find_base(open_store(root), f"run/step-{_NEW}")
         return found.name if found else ""
+
+    return find
+
+
+def _latest_finder(root: Path, snapshots: int) -> Callable[[], str]:
+    def find() -> str:
+        found = (name for name in iter_names(LocalStore(root), "run/") if isinstance(name, Snapshot))
+        newest = max(found, key=lambda snapshot: (snapshot.time_s, natural_order(snapshot.name)), default=None)
+        return newest.name if newest else ""
 
     return find
 
@@ -151,6 +166,10 @@ def _saver(root: Path, snapshots: int, *, is_fresh: bool) -> Callable[[], int]:
         return save_entries(open_store(root) if is_fresh else repo, f"run/step-{step}", [("value", data)]).new_bytes
 
     return save
+
+
+def _is_last(found: object, snapshots: int) -> bool:
+    return found == f"run/step-{snapshots - 1}"
 
 
 def _is_saved(found: object, snapshots: int) -> bool:

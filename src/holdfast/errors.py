@@ -7,6 +7,8 @@ Grouped by what a handler does next::
       BadName (ValueError)          a name or key that no store accepts: choose another
       TooLarge (ValueError)         more than one snapshot or record can hold: split it
       Unsupported (TypeError)       a value that the format has no form for: convert it
+      Mismatch (ValueError)         what was saved does not fit what it is to be loaded into: nothing was changed
+      AmbiguousName (LookupError)   two leaves have this name: ask by path
       SourceChanged                 what was being saved changed meanwhile: save again
       NameInUse                     the name holds something else: choose another, or overwrite=True
       NotAStore                     nothing here that Holdfast wrote: check the path, or init
@@ -58,6 +60,23 @@ class TooLarge(HoldfastError, ValueError):
 
 class Unsupported(HoldfastError, TypeError):
     """A value that cannot be saved as it is; nothing was written."""
+
+
+class Mismatch(HoldfastError, ValueError):
+    """A snapshot that does not fit the tree it is loaded into; nothing was changed."""
+
+    def __init__(self, message: str, *, problems: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.problems = problems
+        """One line for each thing that does not fit."""
+
+
+class AmbiguousName(HoldfastError, LookupError):
+    """A name that two leaves of a tree share; a tuple of keys tells them apart."""
+
+    def __init__(self, message: str, *, paths: tuple[tuple[object, ...], ...] = ()) -> None:
+        super().__init__(message)
+        self.paths = paths
 
 
 class SourceChanged(HoldfastError):

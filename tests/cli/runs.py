@@ -55,7 +55,7 @@ class Cli:
 
     def find(self, prefix: str) -> Path:
         """Return the only file below `prefix`; of the config's two generations, the one that counts."""
-        *others, found = sorted((self.store / prefix).iterdir())
+        *others, found = sorted(path for path in (self.store / prefix).rglob("*") if path.is_file())
         assert not others or prefix == "config"
         return found
 

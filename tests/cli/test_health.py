@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,8 +12,11 @@ from shutil import rmtree
 import pytest
 
 from holdfast.cli import doctor
+from holdfast.repo.record import encode_record
+from holdfast.store.local import LocalStore
 from holdfast.store.probe import Place, probe_place
 from tests.cli.runs import Cli, digest_tree
+from tests.unit.repo.standing import put_mark
 
 
 @pytest.fixture
@@ -85,6 +89,20 @@ def test_check_works_without_a_config(saved: Cli, damage: Callable[[Path], None]
     assert ran.code == 1
     assert "error: " in ran.out
     assert "config" in ran.out
+
+
+def test_check_of_a_newer_format_asks_for_an_upgrade_and_tells_of_no_damage(saved: Cli) -> None:
+    config = {"kind": "config", "generation": 1, "store_id": "x", "format": {"major": 9, "minor": 1}, "features": {}}
+    saved.find("config").write_bytes(encode_record(config))
+    saved.find("packs").write_bytes(b"a pack of another kind")
+
+    ran = saved("check", "--read")
+
+    assert (ran.code, ran.err) == (1, "")
+    assert "has format 9.1, this Holdfast reads up to 0: upgrade [newer-format]\n" in ran.out
+    assert "    upgrade Holdfast; nothing else was checked" in ran.out
+    assert "damaged" not in ran.out
+    assert ran.out.endswith(": 1 error\n")
 
 
 @pytest.mark.parametrize("verb", ["check", "doctor"])
@@ -166,6 +184,45 @@ def test_doctor_looks_at_a_store_whose_config_is_damaged(saved: Cli) -> None:
     assert ran.code == 1
     assert "error    the config cannot be believed: record config/00000001 is damaged" in ran.out
     assert "hard links work" in ran.out
+
+
+def put_old_mark(cli: Cli, key: str) -> None:
+    """Leave a mark on `key` that was made a day ago."""
+    path = cli.store / put_mark(LocalStore(str(cli.store)), [key])
+    path = path.with_name(path.name + "@00000000")
+    os.utime(path, (path.stat().st_mtime - 86400,) * 2)
+
+
+def test_doctor_calls_a_collection_that_left_something_to_delete_given_up(saved: Cli) -> None:
+    dead = saved.store / "packs" / f"{'0' * 24}-{'0' * 16}"
+    dead.write_bytes(b"dead")
+    put_old_mark(saved, f"packs/{dead.name}")
+
+    ran = saved("doctor")
+
+    assert ran.code == 1
+    assert f"warning  a garbage collection was given up (marks/{'f' * 24}@00000000): what it marked is not" in ran.out
+
+
+def test_doctor_calls_a_mark_on_files_in_use_harmless_and_gc_removes_it(saved: Cli) -> None:
+    put_old_mark(saved, f"packs/{saved.find('packs').name}")
+
+    ran = saved("doctor")
+
+    assert ran.code == 0
+    assert (
+        f"note     the mark marks/{'f' * 24} names only files that are in use: that is harmless, but saves do not share"
+        " them until `holdfast gc --yes` runs while nobody else does anything\n"
+    ) in ran.out
+    assert saved("gc", "--yes").code == 0
+    assert "the mark" not in saved.ok("doctor")
+
+
+def test_doctor_calls_a_mark_given_up_where_nobody_can_tell_what_is_in_use(saved: Cli) -> None:
+    put_old_mark(saved, f"packs/{saved.find('packs').name}")
+    saved.find("manifests").unlink()
+
+    assert "warning  a garbage collection was given up" in saved("doctor").out
 
 
 def test_doctor_points_out_foreign_objects_and_damage(saved: Cli) -> None:

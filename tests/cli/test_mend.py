@@ -57,6 +57,16 @@ def test_a_loss_is_named_and_ends_with_1(saved: Cli) -> None:
     assert [action["kind"] for action in found.json["actions"]] == ["quarantine"]
 
 
+def test_a_damaged_tag_is_called_a_tag(saved: Cli) -> None:
+    saved.ok("tag", "best", "snap")
+    flip(saved.find("tags"), -5)
+    ran = saved("repair")
+    assert ran.code == 1
+    assert ran.out.startswith("lost: tag 'best'\n    record tags/best@00000000 is damaged")
+    assert "snapshot" not in ran.out
+    assert [(loss["tag"], loss["snapshot"]) for loss in saved("repair", "--json").json["losses"]] == [("best", "")]
+
+
 def test_a_loss_stays_named_after_the_repair_and_the_rest_stays_readable(saved: Cli) -> None:
     flip(saved.find("packs"), 1_500_000)
     assert saved("repair", "--yes").code == 1

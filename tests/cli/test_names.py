@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.repo.layout import snapshot_stem
 from holdfast.repo.repository import open_repository
 from holdfast.repo.snapshots import delete_snapshot
 from holdfast.store.url import open_store
 from tests.cli.runs import Cli, digest_tree
+from tests.unit.repo.saving import record_key
 
 TIME = re.compile(r"20[0-9]{2}-[01][0-9]-[0-3][0-9] [0-2][0-9]:[0-5][0-9]:[0-5][0-9]")
 DIGEST = re.compile(r"\b[0-9a-f]{12}\b")
@@ -143,7 +145,7 @@ def test_ls_of_an_empty_store_prints_nothing_but_a_word(cli: Cli) -> None:
 
 
 def test_ls_lists_damaged_names_and_exits_with_1(filled: Cli) -> None:
-    _damage(filled.store / "snapshots/run%2fstep-100@00000000")
+    _damage(filled.store / record_key("run/step-100"))
     _damage(filled.find("tags"))
 
     ran = filled("ls")
@@ -151,12 +153,12 @@ def test_ls_lists_damaged_names_and_exits_with_1(filled: Cli) -> None:
     assert ran.code == 1
     assert re.search(r"^run%2fstep-100 +damaged +- +- +-$", ran.out, re.MULTILINE)
     assert "run/step-99" in ran.out
-    assert "holdfast: snapshots/run%2fstep-100 is damaged: record" in ran.err
+    assert f"holdfast: {snapshot_stem('run/step-100')} is damaged: record" in ran.err
     assert "holdfast: tags/best is damaged" in ran.err
     assert "run `holdfast check`" in ran.err
     found = filled("ls", "--json")
     assert found.code == 1
-    assert [damage["key"] for damage in found.json["damaged"]] == ["snapshots/run%2fstep-100", "tags/best"]
+    assert [damage["key"] for damage in found.json["damaged"]] == [snapshot_stem("run/step-100"), "tags/best"]
 
 
 def test_a_name_cannot_command_the_terminal(cli: Cli) -> None:

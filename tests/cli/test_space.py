@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
 import pytest
 
+from holdfast.cli import space
 from holdfast.cli.space import parse_duration
 from holdfast.errors import BadName
+from holdfast.repo.layout import MAX_GENERATION
+from holdfast.repo.prune import Pruned, PrunePlan, apply_prune
+from holdfast.repo.snapshots import read_snapshot
+from holdfast.repo.tags import set_tag
+from holdfast.store.local import LocalStore
+from holdfast.store.protocol import ObjectStore
 from tests.cli.runs import Cli, digest_tree
+from tests.unit.repo.standing import LEASE_ID, put_lease
 
 
 @pytest.fixture
@@ -78,6 +87,32 @@ def test_prune_with_yes_deletes(steps: Cli) -> None:
         "run/step-200",
         "twin",
     ]
+
+
+@pytest.fixture
+def late(steps: Cli, monkeypatch: pytest.MonkeyPatch) -> Cli:
+    """The same, where somebody tags step 90 between the plan of a prune and its deed."""
+
+    def tag_and_apply(store: ObjectStore, plan: PrunePlan) -> Pruned:
+        set_tag(store, "best", read_snapshot(store, "run/step-90"))
+        return apply_prune(store, plan)
+
+    monkeypatch.setattr(space, "apply_prune", tag_and_apply)
+    return steps
+
+
+def test_prune_with_yes_keeps_what_is_tagged_meanwhile_and_says_so(late: Cli) -> None:
+    ran = late("prune", "--keep-last", "1", "run/", "--yes")
+    assert ran.code == 0
+    assert "holdfast: kept run/step-90 after all: tagged best\n" in ran.err
+    assert "holdfast: deleted 2 snapshots;" in ran.err
+    assert [each["name"] for each in late("ls", "run/", "--json").json["snapshots"]] == ["run/step-90", "run/step-200"]
+
+
+def test_prune_with_yes_as_json_tells_what_was_done(late: Cli) -> None:
+    found = late("prune", "--keep-last", "1", "run/", "--yes", "--json").json
+    assert found["keep"] == ["run/step-90", "run/step-200"]
+    assert found["delete"] == ["run/step-100", "run/step-110"]
 
 
 def test_prune_as_json(steps: Cli) -> None:
@@ -169,6 +204,19 @@ def test_gc_with_nothing_to_do_says_so(steps: Cli) -> None:
     assert ran.out == "deleted 0 files, 0 B; 0 old records, 0 ended leases, 0 temporary files\n"
 
 
+def test_gc_names_a_lease_that_it_cannot_fence(steps: Cli) -> None:
+    store = LocalStore(str(steps.store))
+    put_lease(store, MAX_GENERATION, host="elsewhere")
+    path = steps.store / f"leases/{LEASE_ID}@{MAX_GENERATION}"
+    os.utime(path, (path.stat().st_mtime - 86400,) * 2)
+    ran = steps("gc", "--yes")
+    assert ran.code == 0
+    assert (
+        f"holdfast: leases/{path.name} has shown nothing for long and cannot be fenced, for its numbers are used up:"
+        " what it might use stays. If its save is dead, delete that file and run gc again\n"
+    ) in ran.err
+
+
 def test_gc_can_repack(cli: Cli) -> None:
     (cli.folder / "data/small").write_bytes(b"s" * 3000)
     cli.ok("put", "both", "data/")
@@ -201,14 +249,14 @@ def test_gc_refuses_a_store_with_something_unknown(steps: Cli) -> None:
 
 
 def test_gc_refuses_while_a_name_is_damaged(steps: Cli) -> None:
-    path = next((steps.store / "snapshots").iterdir())
+    path = next(path for path in (steps.store / "snapshots").rglob("*") if path.is_file())
     data = bytearray(path.read_bytes())
     data[130] ^= 1
     path.write_bytes(data)
     before = digest_tree(steps.store)
     ran = steps("gc", "--yes")
     assert (ran.code, ran.out) == (2, "")
-    assert f"record snapshots/{path.name} is damaged" in ran.err
+    assert f"record {path.relative_to(steps.store)} is damaged" in ran.err
     assert digest_tree(steps.store) == before
 
 

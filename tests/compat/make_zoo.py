@@ -16,7 +16,17 @@ from holdfast.repo.layout import CONFIG, INDEX, PACKS, lease_stem, manifest_key,
 from holdfast.repo.repository import Repository
 from holdfast.repo.snapshots import delete_snapshot, read_snapshot
 from holdfast.store.memory import MemoryStore
-from tests.unit.repo.saving import keys, new_repo, noise, pack_of, replace_object, rot, save_bytes
+from tests.unit.repo.saving import (
+    keys,
+    misplaced_keys,
+    new_repo,
+    noise,
+    pack_of,
+    record_key,
+    replace_object,
+    rot,
+    save_bytes,
+)
 from tests.unit.repo.standing import put_mark
 
 ZOO: Final = Path(__file__).parent / "zoo"
@@ -43,6 +53,11 @@ def _manifest(repo: Repository) -> str:
 
 def _cut(repo: Repository, key: str, size: int) -> None:
     replace_object(repo.store, key, repo.store.read(key, limit_bytes=1 << 20)[:size])
+
+
+def _move(repo: Repository, key: str, target: str) -> None:
+    repo.store.create(target, repo.store.read(key, limit_bytes=1 << 20))
+    repo.store.delete(key)
 
 
 def _lose_config(repo: Repository) -> None:
@@ -84,8 +99,9 @@ CASES: Final[dict[str, Callable[[Repository], object]]] = {
     "flipped-header": lambda repo: rot(repo.store, _pack(repo), 3),
     "missing-manifest": lambda repo: repo.store.delete(_manifest(repo)),
     "flipped-manifest": lambda repo: rot(repo.store, _manifest(repo), 60),
-    "torn-record": lambda repo: _cut(repo, "snapshots/hit@00000000", 150),
-    "flipped-record": lambda repo: rot(repo.store, "snapshots/hit@00000000", 130),
+    "torn-record": lambda repo: _cut(repo, record_key("hit"), 150),
+    "flipped-record": lambda repo: rot(repo.store, record_key("hit"), 130),
+    "misplaced-record": lambda repo: _move(repo, record_key("hit"), misplaced_keys("hit")[0]),
     "missing-config": _lose_config,
     "swapped-packs": _swap_packs,
     "index-garbage": lambda repo: replace_object(repo.store, keys(repo.store, INDEX)[0], noise(500, 3)),

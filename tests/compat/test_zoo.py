@@ -27,6 +27,7 @@ FINDINGS: Final[dict[str, list[str]]] = {
     "flipped-manifest": ["error manifest-damaged", "note pack-unused"],
     "torn-record": ["note manifest-unused", "note pack-unused", "warning record-torn"],
     "flipped-record": ["error record-damaged", "note manifest-unused", "note pack-unused"],
+    "misplaced-record": ["error record-damaged", "note manifest-unused", "note pack-unused"],
     "missing-config": ["error config-missing"],
     "swapped-packs": ["error chunk-lost", "error pack-damaged"],
     "index-garbage": ["warning index-damaged"],
@@ -36,7 +37,7 @@ FINDINGS: Final[dict[str, list[str]]] = {
     "tombstone": ["note manifest-unused", "note pack-unused"],
     "unknown-prefix": ["warning unknown-object"],
     "newer-minor": [],
-    "newer-major": ["error config-damaged"],
+    "newer-major": ["error newer-format"],
 }
 CLOSED: Final = {"missing-config": NotAStore, "newer-major": NewerFormat}
 """Stores that are not opened at all."""

@@ -7,7 +7,7 @@ from typing import Final
 from holdfast.repo.collect import Rules, collect
 from holdfast.repo.copying import copy_snapshot
 from holdfast.repo.generations import create_generation
-from holdfast.repo.layout import INDEX, MARKS, PACKS, SNAPSHOTS, generation_key, lease_stem, new_lease_id
+from holdfast.repo.layout import INDEX, MARKS, PACKS, generation_key, lease_stem, new_lease_id, snapshot_stem
 from holdfast.repo.prune import Keep, prune
 from holdfast.repo.repack import apply_repack, plan_repack
 from holdfast.repo.repair import apply_repair, plan_repair
@@ -97,7 +97,7 @@ def prepare_damage(store: ObjectStore) -> None:
     data = store.read(rotten.key, limit_bytes=1 << 20)
     store.delete(rotten.key)
     store.create(rotten.key, flip(data, 100))
-    store.create(generation_key(SNAPSHOTS + "torn", 0), b"")
+    store.create(generation_key(snapshot_stem("torn"), 0), b"")
     store.create(generation_key(MARKS + new_lease_id(), 0), b"holdfast")
 
 

@@ -163,6 +163,7 @@ def count_missing_bytes(store: ObjectStore) -> int:
         bases = []
     else:
         bases = read_bases(store, [read_name(store, "run/1").snapshot, find_base(target, "run/1")])
+    target.index.refresh()
     holdings = Holdings(target, bases, avoid=frozenset())
     missing = {}
     for entry in read_manifest(SOURCE, snapshot.manifest).iter_entries():

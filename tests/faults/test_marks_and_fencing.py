@@ -241,6 +241,8 @@ class SlowSource:
         self.name = name
         self.spec = None
         self.note = None
+        self.alias = 0
+        self.cuts = ()
         self.size_bytes = len(data)
         self._data = data
         self._clock = clock

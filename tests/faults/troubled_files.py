@@ -97,6 +97,9 @@ class TroubledFiles:
     def list_directory(self, path: str) -> list[str]:
         return self._live().list_directory(path)
 
+    def list_subdirectories(self, path: str) -> list[str]:
+        return self._live().list_subdirectories(path)
+
     def lock(self, path: str, *, exclusive: bool) -> int | None:
         return self._live().lock(path, exclusive=exclusive)
 
@@ -114,9 +117,6 @@ class TroubledFiles:
 
     def make_directory(self, path: str) -> None:
         self._mutate("make_directory", lambda inner: inner.make_directory(path))
-
-    def remove_directory(self, path: str) -> None:
-        self._mutate("remove_directory", lambda inner: inner.remove_directory(path))
 
     def read_free_bytes(self, path: str) -> int:
         return self._live().read_free_bytes(path)

@@ -26,6 +26,7 @@ from tests.model.world import (
     set_lease,
     walk_unsettled,
 )
+from tests.model.writer import Writer
 
 EMPTY: Final[frozenset[str]] = frozenset()
 NO_MARK: Final = -1
@@ -47,6 +48,8 @@ class Collect:
     """Removes dead records as well."""
     sweeps: bool = True
     """Without, it only purges."""
+    withdraws: bool = False
+    """Removes the mark that it swept though a file stays, if the lock says that nobody is at work."""
 
 
 class Collector(NamedTuple):
@@ -182,6 +185,9 @@ def _start_fences(turn: Turn, alive: frozenset[int]) -> Steps:
 
 
 def _end_wait(turn: Turn) -> Steps:
+    """Take the lock together with others, and keep it until all is deleted; a mark that is gone by now is not swept."""
+    if turn.find_mark() is None:
+        return turn.after_sweep("finds the mark gone")
     if turn.rules.live_set == "before waiting":
         return turn.to("has waited", at="delete", leases=frozenset())
     if turn.rules.sweep_reads == "leases first":
@@ -243,7 +249,25 @@ def _end_mark(turn: Turn) -> Steps:
     mark = turn.find_mark()
     if mark and (turn.rules.mark_ends == "after deletes" or not mark.keys & turn.world.files):
         return turn.after_sweep("removes the mark", turn.world._replace(marks=turn.world.marks - {mark}))
+    if turn.order.withdraws:
+        return turn.to("leaves the mark", at="withdraw", keys=EMPTY)
     return turn.after_sweep("leaves the mark")
+
+
+def _withdraw(turn: Turn) -> Steps:
+    """Remove the mark while the lock is held alone; one step, for nobody else does anything meanwhile."""
+    mark = turn.find_mark()
+    if mark is None or not _is_alone(turn):
+        return turn.after_sweep("is not alone")
+    return turn.after_sweep("withdraws the mark", turn.world._replace(marks=turn.world.marks - {mark}))
+
+
+def _is_alone(turn: Turn) -> bool:
+    """Tell whether nobody holds the lock: saves do from before their lease to their end, and so do sweeps."""
+    others = [actor for number, actor in enumerate(turn.world.actors) if number != turn.number]
+    is_swept = any(isinstance(other, Collector) and other.at in ("sweep", "delete") for other in others)
+    is_saved = any(isinstance(other, Writer) and other.at not in ("name", "lease", "done") for other in others)
+    return not is_saved and not (is_swept and turn.rules.withdraws == "alone")
 
 
 def _purge_list(turn: Turn) -> Steps:
@@ -299,6 +323,7 @@ _ACTS: Final[dict[str, Callable[[Turn], Steps]]] = {
     "fenced": _fenced,
     "sweep": _sweep,
     "delete": _delete,
+    "withdraw": _withdraw,
     "purge list": _purge_list,
     "purge plan": _purge_plan,
     "purge": _purge,

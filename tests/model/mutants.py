@@ -42,6 +42,12 @@ MUTANTS: Final = (
         "I1",
     ),
     Mutant(
+        "a mark is withdrawn beside a sweep",
+        Rules(withdraws="beside sweeps"),
+        "delete, two collectors that adopt and withdraw, save under another name",
+        "I1",
+    ),
+    Mutant(
         "lease files go during life and a fence is not looked at again",
         Rules(trims_lease=True, relists_fence=False),
         "save of many renewals, collector",

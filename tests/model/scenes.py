@@ -90,6 +90,18 @@ SCENES: Final = {
             frozenset([Mark(9, OLD_FILES, frozenset())]),
         ),
         Scene(
+            "delete, two collectors that adopt and withdraw, save under another name",
+            (
+                Delete(0),
+                Collect(fences=False, adopts=True, withdraws=True),
+                Collect(fences=False, adopts=True, withdraws=True),
+                Save("first", 1, "a"),
+            ),
+            OLD_FILES,
+            ((OLD,), ()),
+            frozenset([Mark(9, OLD_FILES, frozenset())]),
+        ),
+        Scene(
             "two first saves after a delete, purger",
             (Save("first"), Save("first", content="b"), Collect(sweeps=False, purges=True)),
             OLD_FILES,
@@ -116,6 +128,16 @@ SLOW_SCENES: Final = {
         Scene(
             "overwrite, two collectors on their own",
             (Save("overwrite", content="b"), Collect(), Collect()),
+            OLD_FILES | ORPHAN,
+            ((OLD,),),
+        ),
+        Scene(
+            "overwrite, two collectors that withdraw",
+            (
+                Save("overwrite", content="b", forgets=True),
+                Collect(withdraws=True),
+                Collect(adopts=True, withdraws=True),
+            ),
             OLD_FILES | ORPHAN,
             ((OLD,),),
         ),

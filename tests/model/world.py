@@ -47,6 +47,7 @@ class Rules:
     tombstones: Literal["floor", "no live lease", "at once"] = "floor"
     purges: Literal["lowest first", "highest first"] = "lowest first"
     removes_fenced: bool = False
+    withdraws: Literal["alone", "beside sweeps"] = "alone"
 
 
 class Record(NamedTuple):

@@ -20,7 +20,7 @@ from holdfast.repo.pack import PackBuilder, PackedChunk, read_footer
 from holdfast.repo.record import Json, canonical_json, decode_record, encode_record, parse_json
 from holdfast.store.memory import MemoryStore
 from tests.unit.repo.forging import seal_manifest, seal_pack
-from tests.unit.repo.saving import PACK_ID, flip
+from tests.unit.repo.saving import PACK_ID, flip, iter_gaps
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=10)
 JSON = st.recursive(
@@ -145,7 +145,7 @@ def test_a_footer_tells_what_was_appended(runs: list[tuple[int, list[bytes]]]) -
     assert [content[at.offset : at.offset + at.stored_bytes] for at in places] == [
         data for _, run in runs for data in run
     ]
-    assert not any(any(content[start:stop]) for start, stop in footer.iter_gaps())
+    assert not any(any(content[start:stop]) for start, stop in iter_gaps(footer))
 
 
 PREFIXED = st.tuples(st.sampled_from([b"aaaa", b"aaab", b"zzzz"]), st.binary(min_size=28, max_size=28)).map(

@@ -9,11 +9,13 @@ from typing import Final, Literal
 
 from holdfast.cli.lookup import open_objects
 from holdfast.cli.output import Output, count, format_bytes
-from holdfast.errors import Corrupt
+from holdfast.errors import Corrupt, NewerFormat
 from holdfast.repo.config import FORMAT_MAJOR, FORMAT_MINOR, Config, find_config, find_unknown_prefix
 from holdfast.repo.layout import CONFIG, INDEX, LEASES, MANIFESTS, PACKS
 from holdfast.repo.marks import find_abandoned
+from holdfast.repo.roots import read_live
 from holdfast.repo.snapshots import DamagedName, iter_names
+from holdfast.repo.sweep import read_idle_marks
 from holdfast.repo.tags import iter_tags
 from holdfast.store.listing import iter_objects
 from holdfast.store.probe import Place, probe_place
@@ -66,11 +68,26 @@ def _judge_format(store: ObjectStore) -> Iterator[Verdict]:
 
 def _judge_collection(store: ObjectStore) -> Iterator[Verdict]:
     abandoned = find_abandoned(store)
-    if abandoned:
+    idle = _read_idle(store) if abandoned else []
+    given_up = [key for key in abandoned if key.partition("@")[0] not in idle]
+    if given_up:
         text = (
-            f"a garbage collection was given up ({abandoned[0]}): what it marked is not shared; run `holdfast gc --yes`"
+            f"a garbage collection was given up ({given_up[0]}): what it marked is not shared; run `holdfast gc --yes`"
         )
         yield Verdict("warning", "collection", text)
+    for stem in sorted({key.partition("@")[0] for key in abandoned}.intersection(idle)):
+        text = (
+            f"the mark {stem} names only files that are in use: that is harmless, but saves do not share them"
+            " until `holdfast gc --yes` runs while nobody else does anything"
+        )
+        yield Verdict("note", "collection", text)
+
+
+def _read_idle(store: ObjectStore) -> list[str]:
+    try:
+        return read_idle_marks(store, read_live(store))
+    except (Corrupt, NewerFormat):
+        return []  # a root cannot be read, so nobody can tell what is in use; see `_judge_counts`
 
 
 def _judge_version(config: Config) -> Verdict:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from dataclasses import asdict
 
 from holdfast.cli.lookup import find_snapshot, open_to_read, open_to_write
 from holdfast.cli.output import Output, count, format_bytes
@@ -52,7 +53,7 @@ def _print(plan: RepairPlan, output: Output) -> None:
         output.line(f"    {action.reason}")
     for loss in plan.losses:
         entry = f", entry {loss.entry!r}" if loss.entry else ""
-        output.line(f"lost: snapshot {loss.snapshot!r}{entry}")
+        output.line(f"lost: tag {loss.tag!r}" if loss.tag else f"lost: snapshot {loss.snapshot!r}{entry}")
         output.line(f"    {loss.reason}")
     if not plan.actions and not plan.losses:
         output.line("nothing to repair")
@@ -61,5 +62,5 @@ def _print(plan: RepairPlan, output: Output) -> None:
 def _describe(plan: RepairPlan) -> dict[str, list[dict[str, str]]]:
     return {
         "actions": [{"kind": each.kind, "target": each.target, "reason": each.reason} for each in plan.actions],
-        "losses": [{"snapshot": each.snapshot, "entry": each.entry, "reason": each.reason} for each in plan.losses],
+        "losses": [asdict(each) for each in plan.losses],
     }

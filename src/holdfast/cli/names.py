@@ -10,7 +10,7 @@ from holdfast.cli.lookup import explain_missing, find_snapshot, open_to_read, op
 from holdfast.cli.output import Output, format_bytes, format_time, format_utc
 from holdfast.digest import short_hex
 from holdfast.errors import BadName, Corrupt, HoldfastError, NameInUse, NotFound
-from holdfast.repo.layout import SNAPSHOTS, TAGS, natural_order
+from holdfast.repo.layout import TAGS, natural_order, split_stem
 from holdfast.repo.record import Json, canonical_json
 from holdfast.repo.repository import init_repository
 from holdfast.repo.snapshots import DamagedName, Snapshot, iter_names, read_name
@@ -122,7 +122,7 @@ def _print_snapshots(
         ]
         for snapshot in snapshots
     ]
-    rows += [[name.stem.removeprefix(SNAPSHOTS), "damaged", "-", "-", "-", ""] for name in damaged]
+    rows += [[split_stem(name.stem), "damaged", "-", "-", "-", ""] for name in damaged]
     if long:
         headers += ["GENERATION", "METADATA"]
         extra = [[str(snapshot.generation), canonical_json(snapshot.metadata).decode()] for snapshot in snapshots]

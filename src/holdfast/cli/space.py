@@ -13,7 +13,7 @@ from holdfast.cli.output import Output, count, format_bytes, format_time
 from holdfast.errors import BadName
 from holdfast.repo.collect import Collected, CollectPlan, Rules, collect, plan_collect, verify_may_collect
 from holdfast.repo.layout import natural_order
-from holdfast.repo.prune import Keep, PrunePlan, apply_prune, read_prune_plan
+from holdfast.repo.prune import Keep, Pruned, PrunePlan, apply_prune, read_prune_plan
 from holdfast.repo.repack import SLACK_SHARE, RepackPlan, apply_repack, plan_repack
 from holdfast.repo.repository import Repository
 from holdfast.repo.roots import read_live
@@ -68,16 +68,17 @@ def run_prune(options: Namespace, url: str, output: Output) -> int:
         raise BadName(str(error)) from error
     store = (open_to_write(url) if options.yes else open_to_read(url)).store
     plan = read_prune_plan(store, options.prefix, keep)
-    if options.json:
-        output.json({"store": store.url, "keep": _names(plan, keep=True), "delete": _names(plan, keep=False)})
-    else:
+    if not options.json:
         _print_prune(plan, output)
-    if not options.yes:
-        if plan.delete:
-            output.note(f"nothing was deleted; repeat with --yes to delete {count(len(plan.delete), 'snapshot')}")
-        return 0
-    deleted = apply_prune(store, plan)
-    output.note(f"deleted {count(len(deleted), 'snapshot')}; `holdfast gc --yes` frees the space")
+    done = apply_prune(store, plan) if options.yes else Pruned(plan.delete, ())
+    if options.json:
+        output.json({"store": store.url, **_describe_prune(plan, done)})
+    for verdict in done.kept:
+        output.note(f"kept {verdict.snapshot.name} after all: {', '.join(verdict.reasons)}")
+    if options.yes:
+        output.note(f"deleted {count(len(done.deleted), 'snapshot')}; `holdfast gc --yes` frees the space")
+    elif plan.delete:
+        output.note(f"nothing was deleted; repeat with --yes to delete {count(len(plan.delete), 'snapshot')}")
     return 0
 
 
@@ -137,6 +138,11 @@ def _print_outcome(outcome: Collected, output: Output) -> None:
             f"{format_bytes(outcome.pending_bytes)} are marked and wait for {outcome.waiting_for[0]};"
             " run gc again later, or with --wait 10m"
         )
+    for key in outcome.unfenced:
+        output.note(
+            f"{key} has shown nothing for long and cannot be fenced, for its numbers are used up: what it might use"
+            " stays. If its save is dead, delete that file and run gc again"
+        )
 
 
 def _print_prune(plan: PrunePlan, output: Output) -> None:
@@ -156,8 +162,12 @@ def _print_prune(plan: PrunePlan, output: Output) -> None:
         output.note("no snapshots there")
 
 
-def _names(plan: PrunePlan, *, keep: bool) -> list[str]:
-    return [snapshot.name for snapshot in (plan.keep if keep else plan.delete)]
+def _describe_prune(plan: PrunePlan, done: Pruned) -> dict[str, list[str]]:
+    kept = [*plan.keep, *(verdict.snapshot for verdict in done.kept)]
+    return {
+        "keep": sorted((snapshot.name for snapshot in kept), key=natural_order),
+        "delete": [snapshot.name for snapshot in done.deleted],
+    }
 
 
 def _describe(usage: SnapshotUsage) -> dict[str, str | int]:

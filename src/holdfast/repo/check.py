@@ -77,6 +77,8 @@ class Checker:
         for finding in check_records(self._store, roots, self.tally):
             self._has_unreadable |= finding.code == "record-damaged"
             yield finding
+        if roots.is_newer:
+            return
         yield from self._check_packs()
         yield from self._check_snapshots(roots)
         yield from self._check_other_manifests(roots)

@@ -20,11 +20,13 @@ from holdfast.repo.layout import (
     PREFIXES,
     SNAPSHOTS,
     TAGS,
-    escape_name,
     generation_key,
     is_file_id,
     is_lease_id,
+    snapshot_stem,
     split_generation,
+    split_stem,
+    tag_stem,
 )
 from holdfast.repo.leases import EXPIRE_S
 from holdfast.repo.record import Fields
@@ -38,12 +40,15 @@ class Roots:
     """What the records lead to."""
 
     current: list[Snapshot] = field(default_factory=list)
-    superseded: list[Snapshot] = field(default_factory=list)
+    is_newer: bool = False
+    """The store is of a format that this version does not know: whatever else it holds cannot be judged."""
 
 
 def check_records(store: ObjectStore, roots: Roots, tally: Tally) -> Iterator[Finding]:
     """Check all records, the newest and those it has replaced."""
-    yield from _check_config(store, tally)
+    yield from _check_config(store, roots, tally)
+    if roots.is_newer:
+        return
     for prefix in (SNAPSHOTS, TAGS):
         for stem, generations in iter_stems(store, prefix):
             tally.objects += len(generations)
@@ -58,11 +63,13 @@ def check_records(store: ObjectStore, roots: Roots, tally: Tally) -> Iterator[Fi
     yield from _check_keys(store)
 
 
-def _check_config(store: ObjectStore, tally: Tally) -> Iterator[Finding]:
+def _check_config(store: ObjectStore, roots: Roots, tally: Tally) -> Iterator[Finding]:
+    """Check all generations of the config, the highest first: the first that can be read is the one that counts."""
     infos = list(iter_objects(store, CONFIG))
     tally.objects += len(infos)
     num_torn = 0
-    for info in infos:
+    is_known = False
+    for info in reversed(infos):
         try:
             fields = read_record(store, info.key)
             if fields is None:
@@ -72,8 +79,15 @@ def _check_config(store: ObjectStore, tally: Tally) -> Iterator[Finding]:
             split = split_generation(info.key)
             fields.expect(generation=split[1] if split else -1)
             parse_config(fields, url=store.url)
+            is_known = True
+        except NewerFormat as error:
+            if not is_known:
+                roots.is_newer = True
+                advice = "upgrade Holdfast; nothing else was checked, for this version cannot judge it"
+                yield Finding("error", "newer-format", info.key, str(error), advice)
+                return
         except HoldfastError as error:
-            severity: Severity = "error" if info is infos[-1] else "warning"
+            severity: Severity = "warning" if is_known else "error"
             yield Finding(
                 severity, "config-damaged", info.key, str(error), "restore this file from a copy of the store"
             )
@@ -97,7 +111,9 @@ def _check_name(store: ObjectStore, stem: str, generations: list[int], roots: Ro
             if fields is None:
                 yield _torn(key)
                 continue
-            _check_fields(fields, stem, generation, roots.current if is_current else roots.superseded)
+            snapshot = _parse_fields(fields, stem, generation)
+            if snapshot and is_current:
+                roots.current.append(snapshot)
         except NotFound:
             continue  # collected while we were looking
         except (Corrupt, NewerFormat, StoreError) as error:
@@ -105,23 +121,26 @@ def _check_name(store: ObjectStore, stem: str, generations: list[int], roots: Ro
             advice = "nothing needs it any more: garbage collection removes it"
             if is_current:
                 advice = "restore this file from a copy of the store; reading the name fails until then"
-            yield Finding(severity, "record-damaged", key, str(error), advice, snapshot=stem.partition("/")[2])
+            name = split_stem(stem) if stem.startswith(SNAPSHOTS) else ""
+            yield Finding(severity, "record-damaged", key, str(error), advice, snapshot=name)
         is_current = False
 
 
-def _check_fields(fields: Fields, stem: str, generation: int, found: list[Snapshot]) -> None:
+def _parse_fields(fields: Fields, stem: str, generation: int) -> Snapshot | None:
+    """Check the fields of a snapshot or tag record; returns the snapshot if it is a live one."""
     kind = "snapshot" if stem.startswith(SNAPSHOTS) else "tag"
     fields.expect(kind=kind, generation=generation)
-    prefix = stem.partition("/")[0] + "/"
-    if prefix + escape_name(fields.text("name")) != stem:
+    name = fields.text("name")
+    if stem != (snapshot_stem(name) if kind == "snapshot" else tag_stem(name)):
         raise Corrupt(f"record {fields.key} holds a name that belongs elsewhere", key=fields.key)
     state = fields.text("state")
     if state not in ("live", "deleted"):
         raise Corrupt(f"record {fields.key} is in the unknown state {state[:40]!r}", key=fields.key)
     if kind == "snapshot" and state == "live":
-        found.append(parse_snapshot(fields))
+        return parse_snapshot(fields)
     if kind == "tag" and state == "live":
         fields.digest("digest")
+    return None
 
 
 def _check_passing(store: ObjectStore, info: ObjectInfo, *, is_last: bool) -> Iterator[Finding]:

@@ -16,7 +16,17 @@ from holdfast.repo.index import drop_missing
 from holdfast.repo.layout import BAD, INDEX, MANIFESTS, MARKS, PACKS, generation_key, lease_stem, parse_file_key
 from holdfast.repo.leases import EXPIRE_S
 from holdfast.repo.roots import DeadRecords, LeaseView, Live, read_leases, read_live
-from holdfast.repo.sweep import Mark, fence, find_blockers, iter_marks, publish_mark, read_waiting, sweep
+from holdfast.repo.sweep import (
+    Mark,
+    fence,
+    find_blockers,
+    is_standing,
+    iter_marks,
+    publish_marks,
+    read_waiting,
+    remove_mark,
+    sweep,
+)
 from holdfast.store.listing import iter_objects
 from holdfast.store.protocol import ObjectInfo, ObjectStore
 
@@ -70,6 +80,8 @@ class Collected:
     pending_bytes: int = 0
     waiting_for: list[str] = field(default_factory=list)
     """Why pending marks were not swept: saves under way, or the grace time."""
+    unfenced: list[str] = field(default_factory=list)
+    """Keys of leases that have shown nothing for long and cannot be fenced: what they might use stays."""
 
 
 def verify_may_collect(store: ObjectStore) -> None:
@@ -130,6 +142,7 @@ class _Collection:
         self._store = store
         self._rules = rules
         self._outcome = Collected()
+        self._swept: list[Mark] = []
 
     def run(self) -> Collected:
         is_alone = self._clear_when_alone()
@@ -140,9 +153,10 @@ class _Collection:
         marked = {key for mark in marks for key in mark.keys}
         fresh = [info for info in plan.dead if info.key not in marked]
         if fresh:
-            publish_mark(self._store, fresh)
+            publish_marks(self._store, fresh)
         for mark in list(iter_marks(self._store)):
             self._sweep_when_ready(mark)
+        self._remove_idle_marks()
         self._remove_records(plan)
         self._remove_leases()
         self._remove_spoilt_marks(is_alone=False)
@@ -185,7 +199,11 @@ class _Collection:
 
     def _fence_expired(self) -> None:
         for lease in read_leases(self._store).values():
-            if lease.is_live and self._store.clock() - lease.shown_s >= self._rules.expire_s:
+            if not lease.is_live or self._store.clock() - lease.shown_s < self._rules.expire_s:
+                continue
+            if lease.is_exhausted:
+                self._outcome.unfenced.append(generation_key(lease_stem(lease.lease_id), lease.generations[-1]))
+            else:
                 fence(self._store, lease)
 
     def _sweep_when_ready(self, mark: Mark) -> None:
@@ -196,10 +214,28 @@ class _Collection:
             self._outcome.pending_bytes += sum(sizes.values())
             self._outcome.waiting_for.append(reason)
             return
-        verify_may_collect(self._store)
-        deleted = sweep(self._store, mark, read_live(self._store))
+        # Held: who finds itself alone may remove a mark, and must not while we rely on this one.
+        with self._store.hold(exclusive=False):
+            if not is_standing(self._store, mark):
+                return
+            verify_may_collect(self._store)
+            deleted = sweep(self._store, mark, read_live(self._store))
+        self._swept.append(mark)
         self._outcome.deleted += len(deleted)
         self._outcome.freed_bytes += sum(sizes.get(key, 0) for key in deleted)
+
+    def _remove_idle_marks(self) -> None:
+        """Remove marks that were swept and still stand, for what they name is needed again; only when alone.
+
+        Beside another collector a mark must stay: that one may have read other roots, and be about to delete.
+        """
+        standing = [mark for mark in self._swept if is_standing(self._store, mark)]
+        if not standing:
+            return
+        with self._store.hold(exclusive=True) as is_held:
+            if is_held and not _find_remote(read_leases(self._store).values()):
+                for mark in standing:
+                    remove_mark(self._store, mark)
 
     def _read_sizes(self, mark: Mark) -> dict[str, int]:
         sizes = {}

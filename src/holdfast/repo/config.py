@@ -8,7 +8,7 @@ from typing import Final
 
 from holdfast.errors import NewerFormat, NotAStore, ObjectExists, StoreFull
 from holdfast.repo.generations import create_generation, read_newest
-from holdfast.repo.layout import CONFIG, PREFIXES, new_write_id
+from holdfast.repo.layout import CONFIG, PREFIXES, SHELVES, new_write_id
 from holdfast.repo.record import Fields
 from holdfast.store.protocol import ObjectStore
 
@@ -53,7 +53,7 @@ def create_config(store: ObjectStore) -> Config:
         "format": {"major": config.major, "minor": config.minor},
         "features": {operation: list(names) for operation, names in config.features.items()},
     }
-    store.prepare(PREFIXES)
+    store.prepare([*PREFIXES, *SHELVES])
     # Not always 0: who was first may have died over it, and a torn record never counted.
     create_generation(store, CONFIG, newest.next_generation, {**fields, "write_id": new_write_id()})
     with suppress(StoreFull):  # it is durable and counts; the next writer confirms it

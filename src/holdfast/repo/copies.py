@@ -9,7 +9,6 @@ from typing import Final
 from holdfast.digest import Digest
 from holdfast.errors import Corrupt, NewerFormat, NotFound, StoreError
 from holdfast.repo.chunk import ChunkRef, Location
-from holdfast.repo.index import Index
 from holdfast.repo.layout import PACKS
 from holdfast.repo.pack import Footer, PackedChunk, parse_pack_key, read_footer
 from holdfast.repo.repository import Repository
@@ -27,7 +26,8 @@ class Copies:
         self._store = repo.store
         self._limit_bytes = repo.budget_bytes // 4
         self._lock = threading.Lock()
-        self._index: Index | None = None
+        self._index = repo.index
+        self._is_refreshed = False
         self._in_footers: dict[Digest, list[PackedChunk]] | None = None
 
     def iter_copies(self, ref: ChunkRef) -> Iterator[Location]:
@@ -41,8 +41,9 @@ class Copies:
 
     def _find_in_index(self, ref: ChunkRef) -> list[Location]:
         with self._lock:
-            if self._index is None:
-                self._index = Index(self._store, limit_bytes=self._limit_bytes)
+            if not self._is_refreshed:
+                self._index.refresh()
+                self._is_refreshed = True
             return self._index.find(ref.digest, ref.size_bytes)
 
     def _find_in_footers(self, ref: ChunkRef) -> list[Location]:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 from holdfast.errors import NameInUse
 from holdfast.progress import Progress, Silent
-from holdfast.repo.holdings import Holdings, find_base, read_bases
-from holdfast.repo.layout import SNAPSHOTS
-from holdfast.repo.reader import SnapshotReader, is_readable
+from holdfast.repo.holdings import find_base
+from holdfast.repo.layout import find_shelf
+from holdfast.repo.reader import is_readable
 from holdfast.repo.record import canonical_json
-from holdfast.repo.repository import Repository, count_threads
+from holdfast.repo.repository import Repository
 from holdfast.repo.settled import is_settled
 from holdfast.repo.snapshots import Snapshot, read_name
-from holdfast.repo.transaction import Draft, Transaction
-from holdfast.repo.transfer import Transfer
+from holdfast.repo.transfer import Job, transfer_snapshot
 from holdfast.repo.writer import SaveResult
 
 
@@ -33,12 +31,11 @@ def copy_snapshot(
     Raises NameInUse if the target's name holds other content, unless `overwrite`.
     """
     started = time.monotonic()
-    progress = progress or Silent()
     state = read_name(target.store, snapshot.name)
     held = state.snapshot
     is_same = held is not None and _is_same(held, snapshot)
     if held and is_same and is_settled(target.store, held) and is_readable(target, held):
-        target.store.sync(SNAPSHOTS)
+        target.store.sync(find_shelf(snapshot.name))
         seconds = time.monotonic() - started
         return SaveResult(snapshot.name, held.digest, held.generation, held.logical_bytes, 0, seconds, existed=True)
     if held and not is_same and not overwrite:
@@ -48,22 +45,10 @@ def copy_snapshot(
             name=snapshot.name,
         )
     target.verify_may_write()
-    progress.begin(f"copy {snapshot.name}", snapshot.logical_bytes)
-    try:
-        with (
-            Transaction(target, purpose=f"copy {snapshot.name!r} from {source.store.url}") as transaction,
-            SnapshotReader(source, snapshot) as reader,
-            ThreadPoolExecutor(count_threads(), "holdfast-copy") as pool,
-        ):
-            bases = read_bases(target.store, [held, find_base(target, snapshot.name)])
-            transfer = Transfer(reader, Holdings(target, bases, avoid=transaction.avoid), transaction.packer, pool)
-            entries = transfer.move(list(reader.manifest.iter_entries()), progress, keeps=lambda _: False)
-            draft = Draft(state, reader.manifest.spec, snapshot.metadata, snapshot.time_s)
-            copied = transaction.commit(draft, entries, rewrite=transfer.rewrite)
-    finally:
-        progress.end()
+    target.index.refresh()
+    bases = (held, find_base(target, snapshot.name))
+    copied, moved = transfer_snapshot(Job("copy", source, snapshot, target, state, bases), progress or Silent())
     seconds = time.monotonic() - started
-    moved = transfer.moved_bytes
     return SaveResult(copied.name, copied.digest, copied.generation, copied.logical_bytes, moved, seconds)
 
 

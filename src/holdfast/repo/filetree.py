@@ -35,6 +35,8 @@ class FileSource:
     executable: bool
     identity: tuple[int, int]
     """Device and inode: another file that takes the path meanwhile is noticed."""
+    alias: int = 0
+    cuts: Sequence[int] = ()
 
     @property
     def spec(self) -> Json:

@@ -76,12 +76,19 @@ def read_record(store: ObjectStore, key: str) -> Fields | None:
 
 
 def create_generation(
-    store: ObjectStore, stem: str, generation: int, fields: Mapping[str, Json], *, durable: bool = True
+    store: ObjectStore,
+    stem: str,
+    generation: int,
+    fields: Mapping[str, Json],
+    *,
+    durable: bool = True,
+    may_vanish: bool = False,
 ) -> None:
     """Create `generation` of `stem`, or raise ObjectExists if somebody else was first.
 
     `fields` must hold a random write id. A higher generation that is there afterwards means that our view
-    was stale and our record does not count: that is a loss as well.
+    was stale and our record does not count: that is a loss as well. With `may_vanish` it is none if nothing is
+    there afterwards: the record has counted, and was then removed as one that has served.
     """
     key = generation_key(stem, generation)
     create_settled(store, key, encode_record({**fields, "generation": generation}), durable=durable)
@@ -89,7 +96,7 @@ def create_generation(
         highest = list_generations(store, stem)[-1:]
     except StoreError as error:
         raise StoreError(f"{key} was created, but not seen to count: {error}", key=key, fate="unknown") from error
-    if highest != [generation]:
+    if highest != [generation] and not (may_vanish and not highest):
         raise ObjectExists(f"{key} was overtaken by a higher generation", key=key)
 
 

@@ -10,8 +10,7 @@ from holdfast.digest import Digest, fingerprint, hash_bytes
 from holdfast.errors import Corrupt, NewerFormat, NotFound, StoreError
 from holdfast.repo.chunk import RAW, Location
 from holdfast.repo.generations import read_newest
-from holdfast.repo.index import Index
-from holdfast.repo.layout import pack_key, snapshot_prefixes, split_generation, split_prefix
+from holdfast.repo.layout import SNAPSHOTS, may_start_with, pack_key, split_generation, split_prefix
 from holdfast.repo.manifest import Manifest, read_manifest
 from holdfast.repo.repository import Repository
 from holdfast.repo.snapshots import Snapshot, parse_snapshot
@@ -26,11 +25,11 @@ class Holdings:
     """Looks chunks up in base manifests first, then in the index; used by one thread."""
 
     def __init__(self, repo: Repository, bases: Sequence[Manifest], *, avoid: frozenset[str]) -> None:
-        """Search `bases` and the store's index; packs whose key is in `avoid` count as absent."""
+        """Search `bases` and the index as last refreshed; packs whose key is in `avoid` count as absent."""
         self._store = repo.store
         self._avoid = avoid
         self._bases = [(base, base.locate_all()) for base in bases]
-        self._index = Index(repo.store, limit_bytes=repo.budget_bytes // 4)
+        self._index = repo.index
         self._pack_sizes: dict[str, int] = {}
 
     def find(self, digest: Digest, size_bytes: int) -> list[Location]:
@@ -86,13 +85,17 @@ def read_bases(store: ObjectStore, candidates: Sequence[Snapshot | None]) -> lis
 
 
 def find_base(repo: Repository, name: str) -> Snapshot | None:
-    """Return the newest snapshot under the same prefix as `name`: most likely the step before."""
+    """Return the newest snapshot under the same prefix as `name`: most likely the step before.
+
+    Who has not saved under that prefix yet has to list all names for it, and does so only if there is no index to ask.
+    """
     remembered = repo.recent.find(name)
-    if remembered:
+    if remembered or len(repo.index):
         return remembered
     store, prefix = repo.store, split_prefix(name)
-    listed = (info for key_prefix in snapshot_prefixes(prefix) for info in iter_objects(store, key_prefix))
-    for info in heapq.nlargest(_BASE_CANDIDATES, listed, key=lambda info: info.modified_s):
+    listed = iter_objects(store, SNAPSHOTS)
+    candidates = (info for info in listed if may_start_with(info.key, prefix))
+    for info in heapq.nlargest(_BASE_CANDIDATES, candidates, key=lambda info: info.modified_s):
         snapshot = _read_candidate(store, info.key)
         if snapshot and snapshot.name.startswith(prefix):
             return snapshot

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import struct
+import threading
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
-from typing import Final
+from typing import Final, Self
 
 from holdfast.digest import Digest, fingerprint, hash_bytes
 from holdfast.errors import Corrupt, NewerFormat, NotFound, ObjectExists, StoreError
 from holdfast.repo.chunk import Location
 from holdfast.repo.columns import Kind, Schema, column, decode_table, encode_table
+from holdfast.repo.guide import Guide
 from holdfast.repo.layout import INDEX, are_file_ids, index_key
 from holdfast.repo.pack import PackedChunk
 from holdfast.repo.record import Json
@@ -33,6 +35,12 @@ INDEX_MINOR: Final = 0
 _PREFIXES_PER_BLOCK: Final = 16384
 _ROWS_PER_BLOCK: Final = 512
 _MAX_DIRECTORY_BYTES: Final = 64 << 20
+_FIRST_READ_BYTES: Final = 16 << 10
+"""What is read to open a fragment: nearly always all that opening needs, and all of a small one."""
+_SEARCHES_PER_ROW: Final = 1 / 16
+"""After so many searches of fragments, to have put every row into a guide would have cost less."""
+_SLOTS_PER_ROW: Final = 16
+_FEWEST_SLOTS_PER_ROW: Final = 4
 _DIRECTORY: Final[Schema] = {
     "fanout": Kind("I"),
     "prefix_check": Kind("B", 16),
@@ -85,8 +93,11 @@ class Fragment:
         """Read header and directory; raises NotFound, Corrupt or NewerFormat."""
         self.key = key
         self._store = store
-        header = self._read(0, _HEADER.size)
-        magic, major, _minor, row_bytes, rows, directory_bytes, digest = _HEADER.unpack(header)
+        self._start = memoryview(b"")
+        self._start = self._read(0, min(size_bytes, _FIRST_READ_BYTES))
+        if size_bytes < _HEADER.size:
+            raise Corrupt(f"{key} is not an intact index fragment", key=key)
+        magic, major, _minor, row_bytes, rows, directory_bytes, digest = _HEADER.unpack_from(self._start)
         if magic == _MAGIC and major > INDEX_MAJOR:
             raise NewerFormat(f"{key} has index version {major}, this Holdfast reads up to {INDEX_MAJOR}: upgrade")
         self._prefixes_at = _HEADER.size + directory_bytes
@@ -103,6 +114,8 @@ class Fragment:
         self._fanout = list(table.columns["fanout"])
         self._prefix_checks = bytes(table.columns["prefix_check"])
         self._row_checks = bytes(table.columns["row_check"])
+        if size_bytes > len(self._start):
+            self._start = memoryview(b"")  # of a large fragment, the cache decides what stays in memory
         blocks = -(-rows // _PREFIXES_PER_BLOCK), -(-rows // _ROWS_PER_BLOCK)
         if (len(self._fanout), len(self._row_checks) // 16) != blocks or len(self._prefix_checks) != 16 * blocks[0]:
             raise Corrupt(f"{key} has an impossible directory", key=key)
@@ -130,6 +143,11 @@ class Fragment:
                         Digest(row[0]), row[1], Location(self.packs[row[2]], row[3], row[4], row[5], row[6])
                     )
 
+    def iter_prefixes(self, cache: BlockCache) -> Iterator[int]:
+        """Yield the first four bytes of every digest, as a number."""
+        for block in range(len(self._fanout)):
+            yield from cache.prefixes(self, block)
+
     def read_prefixes(self, block: int) -> array[int]:
         """Read one block of prefixes."""
         data = self._read_block(self._prefixes_at, block, 4, _PREFIXES_PER_BLOCK, self._prefix_checks)
@@ -152,6 +170,8 @@ class Fragment:
         return data
 
     def _read(self, start: int, size: int) -> memoryview:
+        if start + size <= len(self._start):
+            return self._start[start : start + size]
         data = memoryview(bytearray(size))
         self._store.read_into(self.key, start, data)
         return data
@@ -201,38 +221,93 @@ class BlockCache:
 
 
 class Index:
-    """All fragments of a store: finds copies of chunks. Best effort: what cannot be read is not found."""
+    """All fragments of a store: finds copies of chunks. Best effort: what cannot be read is not found.
+
+    Safe in any thread. A fragment never changes, so whoever keeps an index open pays only for new ones.
+    """
 
     def __init__(self, store: ObjectStore, *, limit_bytes: int) -> None:
-        """Open every fragment that is there; blocks are read when they are needed."""
-        self.damaged: list[str] = []
+        """Know of nothing before `refresh`; hold at most `limit_bytes` of what is read."""
+        self.damaged: set[str] = set()
         self._store = store
-        self._cache = BlockCache(limit_bytes)
-        self._fragments = [f for info in iter_objects(store, INDEX) if (f := self._open(info.key, info.size_bytes))]
+        self._max_slots = 1 << (limit_bytes // 4).bit_length() - 1
+        self._cache = BlockCache(limit_bytes - self._max_slots)
+        self._fragments: dict[str, Fragment] = {}
+        self._num_rows = 0
+        self._guide: Guide | None = None
+        self._num_searches = 0
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        """Return the number of fragments that can be searched."""
+        return len(self._fragments)
+
+    def refresh(self) -> Self:
+        """Open the fragments that are new, forget those that are gone; blocks are read when they are needed."""
+        with self._lock:
+            listed = {info.key: info.size_bytes for info in iter_objects(self._store, INDEX)}
+            for key in self._fragments.keys() - listed.keys():
+                self._forget(key)
+            self.damaged &= listed.keys()
+            for key in listed.keys() - self._fragments.keys() - self.damaged:
+                self._open(key, listed[key])
+        return self
 
     def find(self, digest: Digest, size_bytes: int) -> list[Location]:
         """Return where copies of a chunk may lie."""
         found = []
-        for fragment in list(self._fragments):
-            try:
-                found += [at for size, at in fragment.find(digest, self._cache) if size == size_bytes]
-            except (NotFound, Corrupt, StoreError) as error:
-                self._drop(fragment, error)
+        with self._lock:
+            for key in self._choose(int.from_bytes(digest[:4], "big")):
+                try:
+                    found += [at for size, at in self._fragments[key].find(digest, self._cache) if size == size_bytes]
+                except (NotFound, Corrupt, StoreError) as error:
+                    self._drop(key, error)
         return found
 
-    def _open(self, key: str, size_bytes: int) -> Fragment | None:
-        try:
-            return Fragment(self._store, key, size_bytes)
-        except NotFound:
-            return None  # merged away since it was listed
-        except (Corrupt, NewerFormat, StoreError):
-            self.damaged.append(key)
-            return None
+    def _choose(self, prefix: int) -> Iterable[str]:
+        """Return whom to search: all, until it pays to have a guide."""
+        if self._guide is None:
+            if self._num_searches < self._num_rows * _SEARCHES_PER_ROW:
+                self._num_searches += len(self._fragments)
+                return list(self._fragments)
+            self._guide = Guide(self._count_slots())
+            for key in list(self._fragments):
+                self._show(self._guide, key)
+        return self._guide.find(prefix)
 
-    def _drop(self, fragment: Fragment, error: NotFound | Corrupt | StoreError) -> None:
-        self._fragments.remove(fragment)
+    def _count_slots(self) -> int:
+        return min(self._max_slots, 1 << (_SLOTS_PER_ROW * self._num_rows).bit_length())
+
+    def _open(self, key: str, size_bytes: int) -> None:
+        try:
+            fragment = Fragment(self._store, key, size_bytes)
+        except NotFound:
+            return  # merged away since it was listed
+        except (Corrupt, NewerFormat, StoreError):
+            self.damaged.add(key)
+            return
+        self._fragments[key] = fragment
+        self._num_rows += fragment.num_rows
+        if self._guide and self._guide.num_slots < min(self._max_slots, _FEWEST_SLOTS_PER_ROW * self._num_rows):
+            self._guide, self._num_searches = None, 0
+        if self._guide:
+            self._show(self._guide, key)
+
+    def _show(self, guide: Guide, key: str) -> None:
+        try:
+            guide.add(key, self._fragments[key].iter_prefixes(self._cache))
+        except (NotFound, Corrupt, StoreError) as error:
+            self._drop(key, error)
+
+    def _drop(self, key: str, error: NotFound | Corrupt | StoreError) -> None:
+        self._forget(key)
         if not isinstance(error, NotFound):
-            self.damaged.append(fragment.key)
+            self.damaged.add(key)
+
+    def _forget(self, key: str) -> None:
+        self._num_rows -= self._fragments.pop(key).num_rows
+        if self._guide:
+            self._guide.forget(key)
 
 
 def write_fragment(store: ObjectStore, chunks: Iterable[PackedChunk]) -> str:

@@ -22,12 +22,15 @@ MARKS: Final = "marks/"
 BAD: Final = "bad/"
 INDEX: Final = "index/"
 PREFIXES: Final = (CONFIG, PACKS, MANIFESTS, SNAPSHOTS, TAGS, LEASES, MARKS, BAD, INDEX)
+SHELVES: Final = tuple(f"{SNAPSHOTS}{number:02x}/" for number in range(32))
+"""Snapshot records are spread over these: to look one name up, a directory has to be listed."""
 
 MAX_NAME_BYTES: Final = 4096
 MAX_ESCAPED_BYTES: Final = 200
 MAX_GENERATION: Final = 99_999_999
 
 _PLAIN: Final = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789._-")
+_ESCAPES: Final = tuple(chr(byte) if byte in _PLAIN else f"%{byte:02x}" for byte in range(256))
 # An escaped name never holds "%_", so the digest form of a long name cannot be mistaken for one.
 _DIGEST_FORM: Final = "%_"
 _GENERATION: Final = re.compile(r"[0-9]{8}\Z")
@@ -78,7 +81,7 @@ def escape_name(name: str) -> str:
     """Turn a verified name into one key component that is the same on every filesystem."""
     # A name that is only looked for may hold what no verified one does.
     encoded = name.encode(errors="surrogatepass")
-    text = "".join(chr(byte) if byte in _PLAIN else f"%{byte:02x}" for byte in encoded)
+    text = "".join(map(_ESCAPES.__getitem__, encoded))
     if text.startswith("."):
         text = "%2e" + text[1:]
     return text if len(text) <= MAX_ESCAPED_BYTES else _DIGEST_FORM + hash_bytes(encoded).hex()
@@ -90,11 +93,15 @@ def escape_prefix(prefix: str) -> str:
     return "" if text.startswith(_DIGEST_FORM) else text
 
 
-def snapshot_prefixes(prefix: str) -> list[str]:
-    """Return how the keys of all snapshots begin whose name starts with `prefix`; other snapshots may be below too."""
-    escaped = escape_prefix(prefix)
+def may_start_with(stem: str, prefix: str) -> bool:
+    """Tell whether the name at a snapshot's stem can start with `prefix`; only its record knows for certain."""
     # A name may be too long for its escaped form though its start is not.
-    return sorted(SNAPSHOTS + start for start in ((escaped, _DIGEST_FORM) if escaped else ("",)))
+    return split_stem(stem).startswith((escape_prefix(prefix), _DIGEST_FORM))
+
+
+def split_stem(stem: str) -> str:
+    """Return the escaped name in a stem."""
+    return stem.rpartition("/")[2]
 
 
 def split_prefix(name: str) -> str:
@@ -111,7 +118,18 @@ def natural_order(name: str) -> tuple[tuple[int, int, str], ...]:
 
 def snapshot_stem(name: str) -> str:
     """Return the key of a snapshot without its generation."""
-    return SNAPSHOTS + escape_name(name)
+    escaped = escape_name(name)
+    return _shelve(escaped) + escaped
+
+
+def find_shelf(name: str) -> str:
+    """Return the shelf that a snapshot's records lie on."""
+    return _shelve(escape_name(name))
+
+
+def _shelve(escaped: str) -> str:
+    # Of the escaped name, so that a key alone tells whether it is where it belongs.
+    return SHELVES[hash_bytes(escaped.encode())[0] % len(SHELVES)]
 
 
 def tag_stem(name: str) -> str:

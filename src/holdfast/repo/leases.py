@@ -68,7 +68,15 @@ class Lease:
             "time": self._store.clock(),
         }
         try:
-            create_generation(self._store, lease_stem(self.lease_id), self._generation + 1, fields, durable=False)
+            create_generation(
+                self._store,
+                lease_stem(self.lease_id),
+                self._generation + 1,
+                fields,
+                durable=False,
+                # A collector that sees a release removes the lease at once, perhaps before we have looked again.
+                may_vanish=state == "released",
+            )
         except ObjectExists as error:
             raise LeaseLost(
                 f"{self._purpose}: a collector took this save for dead and fenced its lease {self.lease_id};"

@@ -281,6 +281,10 @@ class Manifest:
             raise NotFound(f"no entry {name!r} in {self._where}", name=name)
         return self.entry(position)
 
+    def find_aliases(self, alias: int) -> list[int]:
+        """Return the numbers of the entries that share memory under that number."""
+        return [number for number, held in enumerate(self._columns["entry_alias"]) if held == alias]
+
     def iter_entries(self) -> Iterator[Entry]:
         """Yield the entries in order."""
         return (self.entry(position) for position in range(len(self)))

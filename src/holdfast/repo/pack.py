@@ -137,16 +137,6 @@ class Footer:
     footer_offset: int
     pack_bytes: int
 
-    def iter_gaps(self) -> Iterator[tuple[int, int]]:
-        """Yield the (start, stop) of each stretch of padding; it must be zero."""
-        end = HEADER.size
-        for chunk in self.chunks:
-            if chunk.location.offset > end:
-                yield end, chunk.location.offset
-            end = chunk.location.offset + chunk.location.stored_bytes
-        if self.footer_offset > end:
-            yield end, self.footer_offset
-
 
 def read_footer(store: ObjectStore, pack_id: str) -> Footer:
     """Read and check header, trailer and footer of a pack; raises NotFound, Corrupt or NewerFormat."""

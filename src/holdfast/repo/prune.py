@@ -53,6 +53,8 @@ class PrunePlan:
     """What to keep and what to delete, in natural order of names."""
 
     verdicts: tuple[Verdict, ...]
+    heeds_tags: bool = True
+    """What is tagged by the time at which it is carried out is kept, too."""
 
     @property
     def delete(self) -> tuple[Snapshot, ...]:
@@ -65,11 +67,18 @@ class PrunePlan:
         return tuple(verdict.snapshot for verdict in self.verdicts if verdict.reasons)
 
 
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """What became of the snapshots that a plan would delete."""
+
+    deleted: tuple[Snapshot, ...]
+    kept: tuple[Verdict, ...]
+    """Those that were tagged or overwritten since the plan was made."""
+
+
 def plan_prune(snapshots: Sequence[Snapshot], tags: Iterable[Tag], keep: Keep, *, now_s: float) -> PrunePlan:
     """Decide for each snapshot; pure."""
-    tagged: dict[str, list[str]] = {}
-    for tag in tags:
-        tagged.setdefault(tag.snapshot_name, []).append(tag.name)
+    tagged = _describe_tagged(tags) if keep.tagged else {}
     newest = sorted(snapshots, key=lambda snapshot: (snapshot.time_s, natural_order(snapshot.name)), reverse=True)
     last = {snapshot.name for snapshot in newest[: keep.last]}
     verdicts = []
@@ -82,38 +91,59 @@ def plan_prune(snapshots: Sequence[Snapshot], tags: Iterable[Tag], keep: Keep, *
             reasons.append(f"step is a multiple of {keep.every}")
         if keep.within_s and now_s - snapshot.time_s <= keep.within_s:
             reasons.append("recent")
-        if keep.tagged and snapshot.name in tagged:
-            reasons.append("tagged " + ", ".join(sorted(tagged[snapshot.name])))
+        if snapshot.name in tagged:
+            reasons.append(tagged[snapshot.name])
         verdicts.append(Verdict(snapshot, tuple(reasons)))
-    return PrunePlan(tuple(verdicts))
+    return PrunePlan(tuple(verdicts), heeds_tags=keep.tagged)
+
+
+def _describe_tagged(tags: Iterable[Tag]) -> dict[str, str]:
+    """Return why each snapshot that a tag points to stays, by name."""
+    tagged: dict[str, list[str]] = {}
+    for tag in tags:
+        tagged.setdefault(tag.snapshot_name, []).append(tag.name)
+    return {name: "tagged " + ", ".join(sorted(found)) for name, found in tagged.items()}
 
 
 def read_prune_plan(store: ObjectStore, prefix: str, keep: Keep) -> PrunePlan:
     """Read what is under `prefix` and decide; a tag that cannot be read is an error, for it might protect anything."""
+    tags = _read_tags(store)
+    snapshots = [found for found in iter_names(store, prefix) if isinstance(found, Snapshot)]
+    return plan_prune(snapshots, tags, keep, now_s=store.clock())
+
+
+def _read_tags(store: ObjectStore) -> list[Tag]:
     tags = []
     for tag in iter_tags(store):
         if isinstance(tag, DamagedName):
             raise Corrupt(f"{tag.error}; it might protect a snapshot, so nothing is pruned", key=tag.stem)
         tags.append(tag)
-    snapshots = [found for found in iter_names(store, prefix) if isinstance(found, Snapshot)]
-    return plan_prune(snapshots, tags, keep, now_s=store.clock())
+    return tags
 
 
-def apply_prune(store: ObjectStore, plan: PrunePlan) -> list[Snapshot]:
-    """Delete what the plan says, passing over names that changed since it was made; returns what was deleted."""
-    deleted = []
+def apply_prune(store: ObjectStore, plan: PrunePlan) -> Pruned:
+    """Delete what the plan says, but for what was tagged, overwritten or deleted since it was made."""
+    tagged = _describe_tagged(_read_tags(store)) if plan.heeds_tags and plan.delete else {}
+    deleted, kept = [], []
     for snapshot in plan.delete:
         state = read_name(store, snapshot.name)
-        if state.snapshot is None or state.snapshot.write_id != snapshot.write_id:
+        if state.snapshot is None:
             continue
-        try:
-            delete_held(store, state)
-        except NameInUse:
-            continue  # overwritten just now: no longer what was planned for
-        deleted.append(state.snapshot)
-    return deleted
+        reason = tagged.get(snapshot.name, "")
+        if state.snapshot.write_id != snapshot.write_id:
+            reason = "overwritten meanwhile"
+        if not reason:
+            try:
+                delete_held(store, state)
+            except NameInUse:
+                reason = "changed meanwhile"
+        if reason:
+            kept.append(Verdict(state.snapshot, (reason,)))
+        else:
+            deleted.append(state.snapshot)
+    return Pruned(tuple(deleted), tuple(kept))
 
 
 def prune(store: ObjectStore, prefix: str, keep: Keep) -> list[Snapshot]:
     """Decide and delete in one call; returns what was deleted."""
-    return apply_prune(store, read_prune_plan(store, prefix, keep))
+    return list(apply_prune(store, read_prune_plan(store, prefix, keep)).deleted)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Literal, Self
 
-from holdfast.digest import short_hex
+from holdfast.digest import fingerprint, hash_bytes, short_hex
 from holdfast.errors import Corrupt, DigestMismatch, MissingChunk, NewerFormat, NotFound, StoreError
 from holdfast.repo.chunk import RAW, UNIT_BYTES, ChunkRef, Location, verify_chunk
 from holdfast.repo.copies import Copies
@@ -17,6 +18,10 @@ from holdfast.repo.layout import pack_key
 from holdfast.repo.manifest import Entry, Manifest, read_manifest
 from holdfast.repo.repository import Repository, count_threads
 from holdfast.repo.snapshots import Snapshot, read_name
+from holdfast.store.protocol import MappableStore
+
+Verify = Literal["full", "fast", False]
+"""What proves bytes: BLAKE3 of each chunk; XXH3 of what is stored, which finds accidents only; nothing."""
 
 _FOLLOWS: Final = 8
 """How often a snapshot that keeps being repacked is followed before it counts as gone."""
@@ -37,14 +42,25 @@ class _Slot:
 class SnapshotReader:
     """Reads entries of one snapshot; every byte it returns has been verified. Use it in a `with`."""
 
-    def __init__(self, repo: Repository, snapshot: Snapshot) -> None:
+    def __init__(self, repo: Repository, snapshot: Snapshot, *, verify: Verify = "full") -> None:
         """Read the manifest; raises NotFound if the snapshot has been collected, Corrupt if it is damaged."""
+        self._verify: Verify = verify
         self.snapshot = snapshot
         self.manifest = read_manifest(repo.store, snapshot.manifest)
         self._copies = Copies(repo)
         self._successor = _Successor(repo, snapshot)
         self._store = repo.store
-        self._pool = ThreadPoolExecutor(count_threads(), "holdfast-read")
+        self.counters = repo.counters
+        self._threads = ThreadPoolExecutor(count_threads(), "holdfast-read")
+        self._pid = os.getpid()
+
+    @property
+    def _pool(self) -> ThreadPoolExecutor:
+        # A forked child has none of the threads, and a pool does not notice.
+        if os.getpid() != self._pid:
+            self._threads = ThreadPoolExecutor(count_threads(), "holdfast-read")
+            self._pid = os.getpid()
+        return self._threads
 
     def __enter__(self) -> Self:
         """Return itself."""
@@ -96,6 +112,35 @@ class SnapshotReader:
                 task.cancel()
             wait(tasks)
 
+    def read_all(self, wanted: Sequence[tuple[Entry, memoryview]]) -> None:
+        """Fill a buffer with each of these entries, all at once; whatever happens, nothing is written afterwards."""
+        runs = [
+            (entry, run, buffer) for entry, buffer in wanted for run in _split_runs(_place(entry)) if entry.size_bytes
+        ]
+        tasks = [self._pool.submit(self._read_batch, batch) for batch in _group_runs(runs)]
+        try:
+            for task in tasks:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            wait(tasks)
+
+    def _read_batch(self, batch: Sequence[tuple[Entry, Sequence[_Slot], memoryview]]) -> None:
+        for entry, run, buffer in batch:
+            self._read_run(entry, run, buffer, 0)
+
+    def map_entry(self, entry: Entry) -> memoryview | None:
+        """Return an entry as private memory over its pack, unverified; None if it does not lie there in one piece."""
+        runs = _split_runs(_place(entry), limit_bytes=entry.size_bytes)
+        first = runs[0][0].ref.location if len(runs) == 1 else None
+        if first is None or first.codec != RAW or not isinstance(self._store, MappableStore):
+            return None
+        try:
+            return self._store.map(pack_key(first.pack_id), first.offset, entry.size_bytes)
+        except (NotFound, Corrupt, StoreError):
+            return None  # reading it finds another copy, or says what is wrong
+
     def iter_entry(self, entry: Entry) -> Iterator[memoryview]:
         """Yield an entry piece by piece, never holding more than a few pieces, whatever its size."""
         for start in range(0, entry.size_bytes, UNIT_BYTES):
@@ -112,7 +157,7 @@ class SnapshotReader:
         """Read chunks that lie back to back in one pack, straight into the buffer."""
         target = buffer[run[0].start - start : run[-1].stop - start]
         first = run[0].ref.location
-        if first is not None and len(run) > 1:
+        if first is not None and first.codec == RAW and first.stored_bytes == run[0].ref.size_bytes:
             try:
                 self._store.read_into(pack_key(first.pack_id), first.offset, target)
             except (NotFound, Corrupt, StoreError):
@@ -125,10 +170,13 @@ class SnapshotReader:
     def _verify_run(self, entry: Entry, run: Sequence[_Slot], target: memoryview) -> None:
         for slot in run:
             part = target[slot.start - run[0].start : slot.stop - run[0].start]
-            try:
-                verify_chunk(part, slot.ref.digest, what=entry.name)
-            except DigestMismatch:
+            if not self._is_proven(part, slot.ref):
                 part[:] = self._read_chunk(entry, slot)
+
+    def _is_proven(self, data: memoryview, ref: ChunkRef) -> bool:
+        if self._verify == "full" or ref.location is None:
+            return hash_bytes(data) == ref.digest
+        return self._verify is False or fingerprint(data) == ref.location.fingerprint
 
     def _read_singly(self, entry: Entry, run: Sequence[_Slot], target: memoryview) -> None:
         for slot in run:
@@ -247,16 +295,36 @@ def _place(entry: Entry) -> list[_Slot]:
     return slots
 
 
-def _split_runs(slots: Sequence[_Slot]) -> list[list[_Slot]]:
+def _split_runs(slots: Sequence[_Slot], *, limit_bytes: int = UNIT_BYTES) -> list[list[_Slot]]:
     """Split chunks into runs that one read can fetch: adjacent in the entry and in one pack."""
     runs: list[list[_Slot]] = []
     for slot in slots:
         before = runs[-1][-1] if runs else None
-        room = UNIT_BYTES - (slot.stop - runs[-1][0].start) if runs else -1
+        room = limit_bytes - (slot.stop - runs[-1][0].start) if runs else -1
         if before is None or room < 0 or not _adjoins(before, slot):
             runs.append([])
         runs[-1].append(slot)
     return runs
+
+
+def _group_runs(
+    runs: Sequence[tuple[Entry, list[_Slot], memoryview]],
+) -> Iterator[list[tuple[Entry, list[_Slot], memoryview]]]:
+    """Yield batches of runs that are worth a thread's while."""
+    batch: list[tuple[Entry, list[_Slot], memoryview]] = []
+    room = 0
+    for item in runs:
+        size = item[1][-1].stop - item[1][0].start
+        # A small read costs as much as some bytes more.
+        room -= size + 4096
+        if batch and room < 0:
+            yield batch
+            batch = []
+        if not batch:
+            room = UNIT_BYTES - size
+        batch.append(item)
+    if batch:
+        yield batch
 
 
 def _adjoins(before: _Slot, slot: _Slot) -> bool:
@@ -267,11 +335,11 @@ def _adjoins(before: _Slot, slot: _Slot) -> bool:
     return is_raw and first.pack_id == second.pack_id and first.offset + first.stored_bytes == second.offset
 
 
-def open_snapshot(repo: Repository, snapshot: Snapshot) -> SnapshotReader:
+def open_snapshot(repo: Repository, snapshot: Snapshot, *, verify: Verify = "full") -> SnapshotReader:
     """Open a snapshot for reading; if it was deleted or overwritten and collected meanwhile, raises NotFound."""
     for _ in range(_FOLLOWS):
         try:
-            return SnapshotReader(repo, snapshot)
+            return SnapshotReader(repo, snapshot, verify=verify)
         except NotFound as error:
             newest = read_name(repo.store, snapshot.name).snapshot
             # A repack changes where the bytes lie, not what they are: what was asked for is still there.

@@ -12,9 +12,10 @@ from typing import Any, Final
 from holdfast.digest import Digest, fingerprint, hash_bytes, parse_digest
 from holdfast.errors import Corrupt, NewerFormat
 
-MAX_RECORD_BYTES: Final = 64 << 20
+MAX_RECORD_BYTES: Final = 4 << 20
+"""Whatever would be longer is split, or refused before it is written: metadata may have 1 MiB."""
 RECORD_VERSION: Final = 0
-MAX_DEPTH: Final = 100
+MAX_DEPTH: Final = 250
 
 _HEADER_BYTES: Final = 112
 _HEADER: Final = re.compile(rb"holdfast-record ([0-9a-f]{4}) ([0-9a-f]{8}) ([0-9a-f]{64}) ")

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
 from holdfast.errors import NameInUse, NotFound
 from holdfast.progress import Progress, Silent
-from holdfast.repo.holdings import Holdings
-from holdfast.repo.layout import pack_key
 from holdfast.repo.manifest import read_packs
-from holdfast.repo.reader import SnapshotReader
-from holdfast.repo.repository import Repository, count_threads
+from holdfast.repo.repository import Repository
 from holdfast.repo.snapshots import NameState, Snapshot, read_name
-from holdfast.repo.transaction import Draft, Transaction
-from holdfast.repo.transfer import Transfer
+from holdfast.repo.transfer import Job, transfer_snapshot
 from holdfast.repo.usage import read_usage
 
 DEAD_SHARE: Final = 0.5
@@ -98,19 +93,4 @@ def move_snapshot(
     repo: Repository, state: NameState, snapshot: Snapshot, victims: frozenset[str], progress: Progress
 ) -> Snapshot:
     """Commit a new generation of `snapshot` whose chunks lie anywhere but in `victims`."""
-    progress.begin(f"repack {snapshot.name}", snapshot.logical_bytes)
-    try:
-        with (
-            Transaction(repo, purpose=f"repack {snapshot.name!r}") as transaction,
-            SnapshotReader(repo, snapshot) as reader,
-            ThreadPoolExecutor(count_threads(), "holdfast-repack") as pool,
-        ):
-            avoid = transaction.avoid | {pack_key(pack_id) for pack_id in victims}
-            transfer = Transfer(reader, Holdings(repo, [], avoid=avoid), transaction.packer, pool)
-            entries = transfer.move(
-                list(reader.manifest.iter_entries()), progress, keeps=lambda at: pack_key(at.pack_id) not in avoid
-            )
-            draft = Draft(state, reader.manifest.spec, snapshot.metadata, snapshot.time_s)
-            return transaction.commit(draft, entries, rewrite=transfer.rewrite)
-    finally:
-        progress.end()
+    return transfer_snapshot(Job("repack", repo, snapshot, repo, state, victims=victims), progress)[0]

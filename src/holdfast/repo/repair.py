@@ -14,7 +14,7 @@ from holdfast.repo.copies import iter_footers
 from holdfast.repo.findings import Finding
 from holdfast.repo.generations import create_generation
 from holdfast.repo.index import Index, write_fragment
-from holdfast.repo.layout import BAD, INDEX, MARKS, new_write_id, pack_key
+from holdfast.repo.layout import BAD, INDEX, MARKS, TAGS, new_write_id, pack_key
 from holdfast.repo.manifest import read_manifest
 from holdfast.repo.marks import read_bad_packs
 from holdfast.repo.repack import move_snapshot
@@ -37,11 +37,13 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """An entry that cannot be read any more, and that nothing in this store can bring back."""
+    """An entry that cannot be read any more, or a tag, and that nothing in this store can bring back."""
 
     snapshot: str
     entry: str
     reason: str
+    tag: str = ""
+    """Of a tag only this is set: what it pointed to is not lost with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +59,15 @@ def plan_repair(repo: Repository, *, progress: Progress | None = None) -> Repair
     findings = list(Checker(repo.store, read=True, progress=progress).iter_findings())
     packs: dict[str, str] = {}
     heal: dict[str, str] = {}
-    losses: dict[tuple[str, str], str] = {}
+    losses: dict[tuple[str, str, str], Loss] = {}
     for finding in findings:
         if finding.pack and finding.code in ("chunk-damaged", "pack-damaged", "pack-unreadable", "padding"):
             packs.setdefault(finding.pack, finding.message)
         if finding.code == "chunk-hit":
             heal.setdefault(finding.snapshot, finding.message)
-        if finding.severity == "error" and finding.snapshot:
-            losses.setdefault((finding.snapshot, finding.entry), finding.message)
+        loss = _find_loss(finding)
+        if loss:
+            losses.setdefault((loss.tag, loss.snapshot, loss.entry), loss)
     for name, pack_id in _iter_users(repo, frozenset(packs)):
         heal.setdefault(name, f"it uses the damaged pack {pack_id}")
     known = read_bad_packs(repo.store)
@@ -72,9 +75,18 @@ def plan_repair(repo: Repository, *, progress: Progress | None = None) -> Repair
     actions += [Action("quarantine", pack_id, why) for pack_id, why in packs.items() if pack_key(pack_id) not in known]
     if not _covers_all(repo) or any(finding.code == "index-damaged" for finding in findings):
         actions.append(Action("reindex", INDEX, "the index does not know every chunk"))
-    lost = {name for name, _ in losses}
+    lost = {loss.snapshot for loss in losses.values()}
     actions += [Action("heal", name, reason) for name, reason in heal.items() if name not in lost]
-    return RepairPlan(tuple(actions), tuple(Loss(name, entry, reason) for (name, entry), reason in losses.items()))
+    return RepairPlan(tuple(actions), tuple(losses.values()))
+
+
+def _find_loss(finding: Finding) -> Loss | None:
+    """Return what is lost by a finding, or None."""
+    if finding.severity != "error":
+        return None
+    if finding.key.startswith(TAGS):
+        return Loss("", "", finding.message, tag=finding.key.removeprefix(TAGS).partition("@")[0])
+    return Loss(finding.snapshot, finding.entry, finding.message) if finding.snapshot else None
 
 
 def _is_discardable(finding: Finding) -> bool:
@@ -135,7 +147,7 @@ def _quarantine(repo: Repository, action: Action) -> bool:
 
 
 def _covers_all(repo: Repository) -> bool:
-    index = Index(repo.store, limit_bytes=repo.budget_bytes // 4)
+    index = Index(repo.store, limit_bytes=repo.budget_bytes // 4).refresh()
     return not any(_find_unknown(repo, index))
 
 
@@ -150,7 +162,7 @@ def _find_unknown(repo: Repository, index: Index) -> Iterable[str]:
 
 def rebuild_index(repo: Repository) -> int:
     """Write fragments for packs that the index does not know, from their footers; returns how many."""
-    index = Index(repo.store, limit_bytes=repo.budget_bytes // 4)
+    index = Index(repo.store, limit_bytes=repo.budget_bytes // 4).refresh()
     unknown = set(_find_unknown(repo, index))
     for pack_id, footer in iter_footers(repo.store):
         if pack_id in unknown:

@@ -9,6 +9,7 @@ from typing import Final
 
 from holdfast.errors import NotAStore, ObjectExists
 from holdfast.repo.config import Config, create_config, ensure_config, find_config, verify_empty
+from holdfast.repo.index import Index
 from holdfast.repo.layout import split_prefix
 from holdfast.repo.snapshots import Snapshot
 from holdfast.store.protocol import ObjectStore
@@ -37,6 +38,16 @@ class RecentSnapshots:
             self._snapshots.popitem(last=False)
 
 
+@dataclass(slots=True)
+class Counters:
+    """What a handle has done so far."""
+
+    mapped_entries: int = 0
+    """Entries that were mapped and not read."""
+    unmapped_entries: int = 0
+    """Entries that were to be mapped and had to be read: not in one piece, packed, or sharing memory."""
+
+
 @dataclass(frozen=True, slots=True)
 class Repository:
     """An open repository; opening and reading never write."""
@@ -46,6 +57,13 @@ class Repository:
     """None as long as nothing was saved: the first save creates the store."""
     budget_bytes: int = DEFAULT_BUDGET_BYTES
     recent: RecentSnapshots = field(default_factory=RecentSnapshots)
+    counters: Counters = field(default_factory=Counters)
+    index: Index = field(init=False)
+    """Kept open, so that a save reads only what is new in it; `refresh` it before relying on it."""
+
+    def __post_init__(self) -> None:
+        """Open nothing yet."""
+        object.__setattr__(self, "index", Index(self.store, limit_bytes=self.budget_bytes // 4))
 
     def verify_may_write(self) -> Config:
         """Return the config for a writer, creating it at the first save; raises NewerFormat, StoreError."""

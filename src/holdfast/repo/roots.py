@@ -10,12 +10,13 @@ from holdfast.errors import Corrupt, NewerFormat, NotFound
 from holdfast.repo.generations import iter_stems, read_newest, read_record
 from holdfast.repo.layout import (
     LEASES,
+    MAX_GENERATION,
     SNAPSHOTS,
     TAGS,
-    escape_name,
     generation_key,
     manifest_key,
     snapshot_stem,
+    tag_stem,
 )
 from holdfast.repo.record import Fields
 from holdfast.repo.settled import LeaseStanding, is_present, iter_needed, judge_standing
@@ -41,6 +42,11 @@ class LeaseView:
     def is_live(self) -> bool:
         """Tell whether its save may be at work; one that cannot be read counts as live."""
         return self.standing == "live"
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Tell whether its numbers are used up: nobody can fence it, so if it is live it stays so."""
+        return self.generations[-1] >= MAX_GENERATION
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +156,10 @@ def _read_chain(store: ObjectStore, stem: str, generations: list[int]) -> _Chain
 
 def _verify_own(fields: Fields, stem: str, generation: int) -> None:
     """Raise Corrupt for a record in another's place or in a state that is not known: it may hide a root."""
-    prefix = SNAPSHOTS if stem.startswith(SNAPSHOTS) else TAGS
-    fields.expect(kind="snapshot" if prefix == SNAPSHOTS else "tag", generation=generation)
-    if prefix + escape_name(fields.text("name")) != stem:
+    is_snapshot = stem.startswith(SNAPSHOTS)
+    fields.expect(kind="snapshot" if is_snapshot else "tag", generation=generation)
+    name = fields.text("name")
+    if (snapshot_stem(name) if is_snapshot else tag_stem(name)) != stem:
         raise Corrupt(f"record {fields.key} holds a name that belongs elsewhere", key=fields.key)
     state = fields.text("state")
     if state not in ("live", "deleted"):

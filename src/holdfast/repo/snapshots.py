@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import unicodedata
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from holdfast.digest import Digest
@@ -14,10 +13,9 @@ from holdfast.repo.generations import Newest, change_name, iter_stems, read_list
 from holdfast.repo.layout import (
     SNAPSHOTS,
     ManifestRef,
-    escape_name,
     is_file_id,
+    may_start_with,
     new_write_id,
-    snapshot_prefixes,
     snapshot_stem,
     verify_name,
 )
@@ -43,6 +41,8 @@ class Snapshot:
     """The lease under which it was committed; until that was released, the generation before is still a root."""
     generation: int = -1
     write_id: str = ""
+    environment: dict[str, Json] = field(default_factory=dict)
+    """Where and with what it was saved, if that was recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +77,11 @@ def read_snapshot(store: ObjectStore, name: str) -> Snapshot:
 
 
 def iter_names(store: ObjectStore, prefix: str = "") -> Iterator[Snapshot | DamagedName]:
-    """Yield the snapshot of every name that starts with `prefix`, ordered by key, damaged ones too."""
+    """Yield the snapshot of every name that starts with `prefix`, in no order, damaged ones too."""
     prefix = unicodedata.normalize("NFC", prefix)
-    listed = (iter_stems(store, key_prefix) for key_prefix in snapshot_prefixes(prefix))
-    for stem, generations in itertools.chain.from_iterable(listed):
+    for stem, generations in iter_stems(store, SNAPSHOTS):
+        if not may_start_with(stem, prefix):
+            continue
         try:
             newest = read_listed(store, stem, generations)
             state = _parse_state(newest, newest.fields.text("name")) if newest.fields else None
@@ -147,6 +148,7 @@ def _live_fields(snapshot: Snapshot) -> dict[str, Json]:
         "entries": snapshot.num_entries,
         "logical_bytes": snapshot.logical_bytes,
         "metadata": snapshot.metadata,
+        "environment": snapshot.environment,
     }
 
 
@@ -156,7 +158,7 @@ def _parse_state(newest: Newest, name: str) -> NameState:
     if fields is None:
         return NameState(name, None, newest.next_generation)
     fields.expect(kind="snapshot", name=name)
-    if newest.stem != SNAPSHOTS + escape_name(name):
+    if newest.stem != snapshot_stem(name):
         raise Corrupt(f"record {fields.key} holds the name {name[:80]!r}, which belongs elsewhere", key=fields.key)
     state = fields.text("state")
     if state == "deleted":
@@ -182,4 +184,5 @@ def parse_snapshot(fields: Fields) -> Snapshot:
         lease_id=fields.text("lease"),
         generation=fields.integer("generation"),
         write_id=fields.text("write_id"),
+        environment=fields.mapping("environment") if "environment" in fields.values else {},
     )

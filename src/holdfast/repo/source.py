@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
 from holdfast.digest import Buffer
@@ -34,6 +35,14 @@ class Source(Protocol):
     def note(self) -> Json:
         """What is worth knowing besides; not part of the content."""
 
+    @property
+    def alias(self) -> int:
+        """Sources with the same number, if not 0, share memory; part of the content."""
+
+    @property
+    def cuts(self) -> Sequence[int]:
+        """Where the chunks end, the last at the end of the bytes; nothing for the plain grid."""
+
     def read(self, start: int, stop: int) -> memoryview:
         """Return the bytes from `start` to `stop`; the view stays valid until the save is over."""
 
@@ -46,6 +55,8 @@ class BytesSource:
     data: Buffer
     spec: Json = None
     note: Json = None
+    alias: int = 0
+    cuts: Sequence[int] = ()
 
     @property
     def size_bytes(self) -> int:
@@ -73,7 +84,7 @@ def cut_sources(sources: Sequence[Source]) -> list[Piece]:
     return [
         Piece(source, position, start, stop)
         for position, source in enumerate(sources)
-        for start, stop in cut(source.size_bytes)
+        for start, stop in (pairwise((0, *source.cuts)) if source.cuts else cut(source.size_bytes))
     ]
 
 

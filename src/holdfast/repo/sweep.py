@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from holdfast.errors import Corrupt, NotFound, ObjectExists
 from holdfast.repo.generations import create_generation, iter_stems, list_generations, read_record
@@ -13,6 +14,9 @@ from holdfast.repo.roots import LeaseView, Live, read_leases
 from holdfast.repo.settled import is_present
 from holdfast.store.protocol import ObjectInfo, ObjectStore
 from holdfast.store.settle import create_settled
+
+MARK_KEYS: Final = 60_000
+"""How many files one mark names at most: 54 bytes each, which fits into a record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,11 @@ def _parse_mark(stem: str, fields: Fields, published_s: float) -> Mark | None:
         return None
     # Whatever else a mark names, by mistake or malice, is not a collector's to delete.
     return Mark(stem, tuple(key for key in named if parse_file_key(key)), published_s)
+
+
+def publish_marks(store: ObjectStore, dead: Sequence[ObjectInfo]) -> list[str]:
+    """Tell all writers that `dead` is about to go, by as many marks as it takes."""
+    return [publish_mark(store, dead[first : first + MARK_KEYS]) for first in range(0, len(dead), MARK_KEYS)]
 
 
 def publish_mark(store: ObjectStore, dead: Sequence[ObjectInfo]) -> str:
@@ -102,6 +111,8 @@ def find_blockers(store: ObjectStore, waiting: Iterable[str], *, expire_s: float
 
 def fence(store: ObjectStore, lease: LeaseView) -> bool:
     """Take the next generation of a lease, so that its owner cannot renew it; tell whether that worked."""
+    if lease.is_exhausted:
+        return False
     fields = {
         "kind": "lease",
         "lease": lease.lease_id,
@@ -136,7 +147,27 @@ def sweep(store: ObjectStore, mark: Mark, live: Live) -> list[str]:
             store.delete(key)
             deleted.append(key)
     if not any(is_present(store, key) for key in mark.keys):
-        # The list of leases first: a mark without it is only waited for anew, a list without its mark means nothing.
-        for generation in (1, 0):
-            store.delete(generation_key(mark.stem, generation))
+        remove_mark(store, mark)
     return deleted
+
+
+def is_standing(store: ObjectStore, mark: Mark) -> bool:
+    """Tell whether nobody has removed a mark since it was read."""
+    return is_present(store, generation_key(mark.stem, 0))
+
+
+def remove_mark(store: ObjectStore, mark: Mark) -> None:
+    """Remove a mark; only when nothing that it names is there, or nobody else is at work."""
+    # The list of leases first: a mark without it is only waited for anew, a list without its mark means nothing.
+    for generation in (1, 0):
+        store.delete(generation_key(mark.stem, generation))
+
+
+def read_idle_marks(store: ObjectStore, live: Live) -> list[str]:
+    """Return the stems of marks that have nothing to delete: all that is left of what they name is needed again."""
+    idle = []
+    for mark in iter_marks(store):
+        left = [key for key in mark.keys if is_present(store, key)]
+        if left and all(key in live.needs for key in left):
+            idle.append(mark.stem)
+    return idle

@@ -41,6 +41,7 @@ class Draft:
     """What the name holds now, and which generation this commit will be."""
     spec: Json = None
     metadata: Mapping[str, Json] = field(default_factory=dict)
+    environment: Mapping[str, Json] = field(default_factory=dict)
     time_s: float | None = None
     """When it was first committed, if this is a copy of it."""
 
@@ -58,13 +59,14 @@ class Transaction:
         self._is_overtaken = False
 
     def __enter__(self) -> Self:
-        """Take the lease, then look at the marks: a collector that marks later will wait for us."""
+        """Take the lease, then look at the marks and the index: a collector that marks later will wait for us."""
         with ExitStack() as stack:
             stack.enter_context(self._store.hold(exclusive=False))
             self.lease = Lease(self._store, purpose=self._purpose)
             self.packer = Packer(self._store, self.lease)
             stack.push(self._leave)
             self.avoid = read_marked(self._store) | read_bad_packs(self._store)
+            self._repo.index.refresh()
             for key in find_abandoned(self._store):
                 _log.warning("%s: a garbage collection was given up (%s); run it again", self._store.url, key)
             self._stack = stack.pop_all()
@@ -96,6 +98,7 @@ class Transaction:
             num_entries=len(entries),
             logical_bytes=sum(entry.size_bytes for entry in entries),
             metadata=dict(draft.metadata),
+            environment=dict(draft.environment),
             lease_id=self.lease.lease_id,
             generation=draft.state.next_generation,
             write_id=new_write_id(),

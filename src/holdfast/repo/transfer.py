@@ -1,4 +1,4 @@
-"""Gives the chunks of a snapshot a place in a target: where it holds them already, or in new packs."""
+"""Commits a snapshot again with its bytes elsewhere: where a target holds them already, or in new packs."""
 
 from __future__ import annotations
 
@@ -8,19 +8,81 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from holdfast.digest import Digest
+from holdfast.errors import DigestMismatch
 from holdfast.progress import Progress
 from holdfast.repo.chunk import ChunkRef, Location
-from holdfast.repo.holdings import Holdings
-from holdfast.repo.manifest import Entry
+from holdfast.repo.holdings import Holdings, read_bases
+from holdfast.repo.layout import manifest_key, pack_key
+from holdfast.repo.manifest import Entry, digest_snapshot
 from holdfast.repo.pack import choose_alignment
 from holdfast.repo.packing import Packer
 from holdfast.repo.reader import SnapshotReader
+from holdfast.repo.repository import Repository, count_threads
+from holdfast.repo.snapshots import NameState, Snapshot
+from holdfast.repo.transaction import Draft, Transaction
 
 _WINDOW: Final = 8
 """Chunks that are looked up and read at once."""
 
 Keeps = Callable[[Location], bool]
 """Tells whether a place in the target may be referred to as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A snapshot whose bytes are to lie elsewhere: in another repository, or in other packs of its own."""
+
+    verb: str
+    source: Repository
+    snapshot: Snapshot
+    target: Repository
+    state: NameState
+    """What the name holds in the target."""
+    bases: tuple[Snapshot | None, ...] = ()
+    """Snapshots of the target that are likely to hold much of it."""
+    victims: frozenset[str] | None = None
+    """Within one repository, the packs to leave: places in all others are kept. None keeps none, for a copy."""
+
+    def keeps(self, location: Location, avoid: frozenset[str]) -> bool:
+        """Tell whether a place may be referred to as it is."""
+        return self.victims is not None and pack_key(location.pack_id) not in avoid
+
+
+def transfer_snapshot(job: Job, progress: Progress) -> tuple[Snapshot, int]:
+    """Commit a snapshot in the target with its time, metadata and content digest; returns how many bytes moved, too."""
+    snapshot = job.snapshot
+    origin = "" if job.source is job.target else f" from {job.source.store.url}"
+    progress.begin(f"{job.verb} {snapshot.name}", snapshot.logical_bytes)
+    try:
+        with (
+            Transaction(job.target, purpose=f"{job.verb} {snapshot.name!r}{origin}") as transaction,
+            SnapshotReader(job.source, snapshot) as reader,
+            ThreadPoolExecutor(count_threads(), f"holdfast-{job.verb}") as pool,
+        ):
+            entries = _read_stated(reader, job.source)
+            avoid = transaction.avoid | {pack_key(pack_id) for pack_id in job.victims or ()}
+            holdings = Holdings(job.target, read_bases(job.target.store, job.bases), avoid=avoid)
+            transfer = Transfer(reader, holdings, transaction.packer, pool)
+            entries = transfer.move(entries, progress, keeps=lambda at: job.keeps(at, avoid))
+            draft = Draft(
+                job.state, reader.manifest.spec, snapshot.metadata, snapshot.environment, time_s=snapshot.time_s
+            )
+            return transaction.commit(draft, entries, rewrite=transfer.rewrite), transfer.moved_bytes
+    finally:
+        progress.end()
+
+
+def _read_stated(reader: SnapshotReader, source: Repository) -> list[Entry]:
+    """Return the entries of a snapshot, or raise: to commit others under its name would hide that it is damaged."""
+    snapshot = reader.snapshot
+    entries = list(reader.manifest.iter_entries())
+    if digest_snapshot(reader.manifest.spec, entries) != snapshot.digest:
+        raise DigestMismatch(
+            f"{snapshot.name!r} in {source.store.url} does not hold the content that its record states;"
+            " run `holdfast check` there, and save it again or restore it from a copy",
+            key=manifest_key(snapshot.manifest.manifest_id),
+        )
+    return entries
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +112,13 @@ class Transfer:
         self._last: _Step | None = None
 
     def move(self, entries: Sequence[Entry], progress: Progress, *, keeps: Keeps) -> list[Entry]:
-        """Return `entries` with places in the target for all their chunks."""
-        steps = [step for entry in entries for step in _iter_steps(entry) if step.ref.location]
+        """Return `entries` with places in the target for all their chunks; those that are inline are verified."""
+        steps = []
+        for step in (step for entry in entries for step in _iter_steps(entry)):
+            if step.ref.location:
+                steps.append(step)
+            else:
+                self._read(step)
         for first in range(0, len(steps), _WINDOW):
             window = steps[first : first + _WINDOW]
             self._settle(window, keeps)

@@ -20,13 +20,13 @@ from holdfast.progress import Progress, Silent
 from holdfast.repo.chunk import INLINE_BYTES, UNIT_BYTES, ChunkRef
 from holdfast.repo.fill import Filler, iter_digests
 from holdfast.repo.holdings import Holdings, find_base, read_bases
-from holdfast.repo.layout import SNAPSHOTS, verify_name
+from holdfast.repo.layout import find_shelf, verify_name
 from holdfast.repo.manifest import Entry, digest_snapshot
 from holdfast.repo.reader import is_readable
 from holdfast.repo.record import Json, canonical_json
 from holdfast.repo.repository import Repository, count_threads
 from holdfast.repo.settled import is_settled
-from holdfast.repo.snapshots import MAX_METADATA_BYTES, NameState, Snapshot, read_name
+from holdfast.repo.snapshots import MAX_METADATA_BYTES, NameState, Snapshot, read_name, read_snapshot
 from holdfast.repo.source import Piece, Source, cut_sources
 from holdfast.repo.transaction import Draft, Transaction
 
@@ -60,6 +60,10 @@ class Request:
     spec: Json = None
     """The snapshot's own spec: part of the content."""
     metadata: Mapping[str, Json] = field(default_factory=dict)
+    environment: Mapping[str, Json] = field(default_factory=dict)
+    """Where and with what it was saved; unlike the metadata, it may differ when a save is repeated."""
+    base: str | None = None
+    """The name of a snapshot to build upon, if another than the one before is closest."""
     overwrite: bool = False
     verify_reuse: bool = True
     """Read every chunk that is reused, and write it anew if it is rotten. Without, only its presence is checked."""
@@ -101,9 +105,11 @@ def _verify_request(request: Request) -> Request:
         ((twice, _),) = Counter(names).most_common(1)
         raise BadName(f"two entries of {request.name!r} would have the name {twice[:80]!r}")
     _verify_json(f"the spec of {request.name!r}", request.spec)
-    for source in request.sources:
-        _verify_json(f"the spec or note of entry {source.name!r} of {request.name!r}", [source.spec, source.note])
-    size = _verify_json(f"the metadata of {request.name!r}", dict(request.metadata))
+    described = [(source.name, source.spec, source.note) for source in request.sources]
+    # Many entries have one and the same spec, and need one look; all are held, so no two share an identity by chance.
+    for name, spec, note in {(id(spec), id(note)): (name, spec, note) for name, spec, note in described}.values():
+        _verify_json(f"the spec or note of entry {name!r} of {request.name!r}", [spec, note])
+    size = _verify_json(f"the metadata of {request.name!r}", [dict(request.metadata), dict(request.environment)])
     if size > MAX_METADATA_BYTES:
         raise TooLarge(
             f"the metadata of {request.name!r} has {size} bytes, more than {MAX_METADATA_BYTES}; save it as an entry"
@@ -147,7 +153,7 @@ def _find_same(
     # Not settled: its save may still withdraw it, and then nothing would be there.
     if not is_settled(repo.store, held) or (request.verify_reuse and not is_readable(repo, held)):
         return None
-    repo.store.sync(SNAPSHOTS)
+    repo.store.sync(find_shelf(request.name))
     return SaveResult(request.name, digest, held.generation, held.logical_bytes, 0, 0.0, existed=True)
 
 
@@ -156,6 +162,7 @@ def _verify_room(repo: Repository, request: Request, pieces: Sequence[Piece], po
     free = repo.store.find_free_bytes()
     if free is None or sum(source.size_bytes for source in request.sources) <= free:
         return
+    repo.index.refresh()
     holdings = Holdings(repo, read_bases(repo.store, [find_base(repo, request.name)]), avoid=frozenset())
     new: dict[Digest, int] = {}
     for ref in iter_digests(pieces, pool):
@@ -176,7 +183,7 @@ def _build_entries(sources: Sequence[Source], pieces: Sequence[Piece], refs: Seq
     for piece, ref in zip(pieces, refs, strict=True):
         chunks[piece.position].append(ref)
     return [
-        Entry(source.name, source.size_bytes, tuple(own), source.spec, source.note)
+        Entry(source.name, source.size_bytes, tuple(own), source.spec, source.note, alias=source.alias)
         for source, own in zip(sources, chunks, strict=True)
     ]
 
@@ -187,7 +194,8 @@ def _run(
     """Write what is not held and commit."""
     pieces = cut_sources(request.sources)
     with Transaction(repo, purpose=f"save {request.name!r}") as transaction:
-        bases = read_bases(repo.store, [state.snapshot, find_base(repo, request.name)])
+        base = read_snapshot(repo.store, request.base) if request.base else find_base(repo, request.name)
+        bases = read_bases(repo.store, [state.snapshot, base])
         filler = Filler(
             Holdings(repo, bases, avoid=transaction.avoid),
             transaction.packer,
@@ -204,6 +212,7 @@ def _run(
             return filler.rewrite([homes[ref.digest] for ref in distinct], distinct)
 
         entries = _build_entries(request.sources, pieces, refs)
-        snapshot = transaction.commit(Draft(state, request.spec, request.metadata), entries, rewrite=rewrite)
+        draft = Draft(state, request.spec, request.metadata, request.environment)
+        snapshot = transaction.commit(draft, entries, rewrite=rewrite)
     new_bytes = filler.new_bytes
     return SaveResult(request.name, snapshot.digest, snapshot.generation, snapshot.logical_bytes, new_bytes, 0.0)

@@ -63,6 +63,9 @@ class Files(Protocol):
     def list_directory(self, path: str) -> list[str]:
         """Return the names in a directory, in no order."""
 
+    def list_subdirectories(self, path: str) -> list[str]:
+        """Return the names of the directories in a directory, in no order."""
+
     def link(self, source: str, target: str) -> None:
         """Give a file a second name, if that name is free."""
 
@@ -77,9 +80,6 @@ class Files(Protocol):
 
     def make_directory(self, path: str) -> None:
         """Make one directory whose parent is there."""
-
-    def remove_directory(self, path: str) -> None:
-        """Remove a directory that is empty."""
 
     def lock(self, path: str, *, exclusive: bool) -> int | None:
         """Lock a file, made if need be, until its handle is closed or its process ends.
@@ -135,6 +135,10 @@ class PosixFiles:
     def list_directory(self, path: str) -> list[str]:
         return os.listdir(path)
 
+    def list_subdirectories(self, path: str) -> list[str]:
+        with os.scandir(path) as entries:
+            return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+
     def link(self, source: str, target: str) -> None:
         os.link(source, target)
 
@@ -155,9 +159,6 @@ class PosixFiles:
 
     def make_directory(self, path: str) -> None:
         os.mkdir(path)
-
-    def remove_directory(self, path: str) -> None:
-        os.rmdir(path)
 
     def lock(self, path: str, *, exclusive: bool) -> int | None:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)

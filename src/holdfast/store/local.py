@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -129,6 +130,22 @@ class LocalStore:
         finally:
             self._files.close(handle)
 
+    def map(self, key: str, start: int, size_bytes: int) -> memoryview:
+        """Map the file of `key`, copied on write."""
+        handle = self._open(key)
+        try:
+            status = self._files.stat_handle(handle)
+            # Memory beyond the end of a file is a trap: whoever touches it is killed.
+            if status.kind != "file" or start + size_bytes > status.size_bytes:
+                raise Corrupt(f"{self._path(key)} ends before byte {start + size_bytes}; run check", key=key)
+            page = start // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
+            whole = mmap.mmap(handle, start - page + size_bytes, access=mmap.ACCESS_COPY, offset=page)
+            return memoryview(whole)[start - page :]
+        except (OSError, ValueError) as error:
+            raise StoreError(f"cannot map {self._path(key)}: {error}", key=key) from error
+        finally:
+            self._files.close(handle)
+
     def list(self, prefix: str, *, after: str = "", limit: int = PAGE_LIMIT) -> list[ObjectInfo]:
         """Return one page; only names that may be on it are looked at."""
         verify_prefix(prefix)
@@ -159,10 +176,6 @@ class LocalStore:
             if error.errno in _ABSENT:
                 return
             raise explain_write_error(error, key=key, path=path) from error
-        # Names come and go below the top directories; their empty remains would slow every list.
-        if key.count("/") > 1:
-            with suppress(OSError):
-                self._files.remove_directory(os.path.dirname(path))
 
     @contextmanager
     def hold(self, *, exclusive: bool) -> Iterator[bool]:
@@ -186,7 +199,7 @@ class LocalStore:
     def remove_debris(self, *, older_than_s: float) -> int:
         """Remove temporary files of saves that were killed."""
         removed = 0
-        for directory in ("", *self._find_directories()):
+        for directory in self._iter_directories(""):
             for name in self._list_names(directory):
                 path = os.path.join(self._root, directory, name)
                 if name.startswith(TEMP_PREFIX) and self._is_older(path, older_than_s):
@@ -217,17 +230,17 @@ class LocalStore:
             except OSError as error:
                 raise StoreError(f"cannot read the free space of {path}: {error.strerror}", code=error.errno) from error
 
-    def _find_directories(self) -> _Names:
-        found = []
-        for name in self._list_names(""):
-            status = self._find_stat(name) if _is_key(name) else None
-            if status and status.kind == "directory":
-                found.append(name)
-        return found
+    def _iter_directories(self, base: str) -> Iterator[str]:
+        """Yield `base` (empty, or ending in "/") and every directory below it that may hold objects."""
+        yield base
+        for name in self._list_names(base, only_directories=True):
+            if _is_key(base + name):
+                yield from self._iter_directories(f"{base}{name}/")
 
-    def _list_names(self, directory: str) -> _Names:
+    def _list_names(self, directory: str, *, only_directories: bool = False) -> _Names:
+        list_names = self._files.list_subdirectories if only_directories else self._files.list_directory
         try:
-            return self._files.list_directory(self._path(directory))
+            return list_names(self._path(directory))
         except OSError as error:
             if error.errno in _ABSENT:
                 return []

@@ -104,14 +104,14 @@ class ObjectStore(Protocol):
         """What this store can do; may probe it once, writing and removing a scratch object."""
 
     def prepare(self, prefixes: Sequence[str]) -> None:
-        """Make ready, durably, for keys that start with one of `prefixes` (each a component and "/").
+        """Make ready, durably, for keys that start with one of `prefixes` (each ending in "/").
 
         Called before a store's first object is created; repeating it is harmless. Where keys need directories,
         who dies between making one and making it durable would otherwise leave a trap for whoever comes next.
         """
 
     def sync(self, prefix: str) -> None:
-        """Make durable what others have created durably below `prefix` (a component and "/"), as far as it is visible.
+        """Make durable what others have created durably below `prefix` (ending in "/"), as far as it is visible.
 
         Whoever created it may have died between making it visible and making it durable; who reports success on the
         strength of it must be sure. Raises StoreError.
@@ -169,6 +169,17 @@ class ObjectStore(Protocol):
 
     def find_free_bytes(self) -> int | None:
         """Return how many bytes may still be written, or None where there is no such limit."""
+
+
+@runtime_checkable
+class MappableStore(Protocol):
+    """The optional way to have an object in memory without reading it."""
+
+    def map(self, key: str, start: int, size_bytes: int) -> memoryview:
+        """Return bytes as private memory; raises NotFound, or Corrupt if the object ends before.
+
+        Changes to it are nobody else's. It stays valid when the object is deleted, as long as the view lives.
+        """
 
 
 @runtime_checkable

@@ -23,7 +23,7 @@ SyncKind = Literal["file", "directory"]
 class SyncSite:
     """Where an fsync happened: of a file or a directory, below which top-level directory of the store.
 
-    The root of the store is ".", what is outside of it is "..".
+    The root of the store is ".", what is outside of it is "..", a directory below a top-level one is "top/*".
     """
 
     kind: SyncKind
@@ -166,6 +166,11 @@ class SimulatedDisk:
         with self._lock:
             return list(self._find_directory(path).entries)
 
+    def list_subdirectories(self, path: str) -> list[str]:
+        with self._lock:
+            entries = self._find_directory(path).entries
+            return [name for name, node in entries.items() if isinstance(node, _Directory)]
+
     def link(self, source: str, target: str) -> None:
         with self._lock:
             self._mutate()
@@ -203,14 +208,6 @@ class SimulatedDisk:
             if name in directory.entries:
                 raise _failure(errno.EEXIST, path)
             directory.change({name: _Directory(next(self._numbers))})
-
-    def remove_directory(self, path: str) -> None:
-        with self._lock:
-            self._mutate()
-            if self._find_directory(path).entries:
-                raise _failure(errno.ENOTEMPTY, path)
-            directory, name = self._find_parent(path)
-            directory.change({name: None})
 
     def lock(self, path: str, *, exclusive: bool) -> int | None:
         """Lock; who would have to wait is refused, for there is one process only."""
@@ -277,8 +274,11 @@ class SimulatedDisk:
     def _count_sync(self, kind: SyncKind, path: str) -> bool:
         """Count an fsync and tell whether it is to be performed."""
         below = os.path.relpath(path, self._root).split("/")
-        # A file in the root itself has no top-level directory.
-        top = "." if kind == "file" and len(below) == 1 else below[0]
+        top = below[0]
+        if len(below) == 1 and kind == "file":
+            top = "."  # a file in the root itself has no top-level directory
+        elif len(below) > 1 and kind == "directory" and top != "..":
+            top += "/*"
         site = SyncSite(kind, top)
         self._syncs[site] += 1
         return site not in self._ignore

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TypedDict, Unpack
@@ -14,9 +14,9 @@ from holdfast.digest import Buffer, Digest, fingerprint, hash_bytes
 from holdfast.errors import StoreError
 from holdfast.repo.chunk import RAW, ChunkRef, Location
 from holdfast.repo.findings import Finding
-from holdfast.repo.layout import PACKS
+from holdfast.repo.layout import PACKS, SHELVES, SNAPSHOTS, escape_name, find_shelf, generation_key, snapshot_stem
 from holdfast.repo.manifest import Entry
-from holdfast.repo.pack import PackedChunk
+from holdfast.repo.pack import HEADER, Footer, PackedChunk
 from holdfast.repo.reader import SnapshotReader
 from holdfast.repo.record import Json
 from holdfast.repo.repository import Repository, open_repository
@@ -67,6 +67,17 @@ def keys(store: ObjectStore, prefix: str) -> list[str]:
     return [info.key for info in store.list(prefix)]
 
 
+def record_key(name: str, generation: int = 0) -> str:
+    """Return the key of a snapshot's record."""
+    return generation_key(snapshot_stem(name), generation)
+
+
+def misplaced_keys(name: str) -> list[str]:
+    """Return where a snapshot's record does not belong: another shelf, no shelf, and what is no shelf at all."""
+    wrong = next(shelf for shelf in SHELVES if shelf != find_shelf(name))
+    return [generation_key(place + escape_name(name), 0) for place in (wrong, SNAPSHOTS, SNAPSHOTS + "ff/")]
+
+
 def stored_bytes(store: ObjectStore) -> int:
     return sum(info.size_bytes for info in store.list("", limit=1_000_000))
 
@@ -107,6 +118,17 @@ def packed(data: bytes, *, pack_id: str = PACK_ID, offset: int = 64) -> PackedCh
 def placed(digest: bytes, *, pack_id: str = PACK_ID, offset: int = 64, size_bytes: int = 1000) -> PackedChunk:
     """Return a row for a digest of your choice."""
     return PackedChunk(Digest(digest), size_bytes, Location(pack_id, offset, size_bytes, RAW, bytes(16)))
+
+
+def iter_gaps(footer: Footer) -> Iterator[tuple[int, int]]:
+    """Yield the (start, stop) of each stretch of padding in a pack; it must be zero."""
+    end = HEADER.size
+    for chunk in footer.chunks:
+        if chunk.location.offset > end:
+            yield end, chunk.location.offset
+        end = chunk.location.offset + chunk.location.stored_bytes
+    if footer.footer_offset > end:
+        yield end, footer.footer_offset
 
 
 def inline_ref(data: bytes, *, box: tuple[int, ...] = ()) -> ChunkRef:

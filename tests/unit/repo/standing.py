@@ -21,12 +21,18 @@ NOW = Rules(min_age_s=0.0)
 
 def show_lease(store: ObjectStore, state: str, lease_id: str = LEASE_ID, **other: Json) -> None:
     """Create the next generation of a lease."""
-    stem = lease_stem(lease_id)
+    put_lease(store, len(list_generations(store, lease_stem(lease_id))), state, lease_id, **other)
+
+
+def put_lease(
+    store: ObjectStore, generation: int, state: str = "live", lease_id: str = LEASE_ID, **other: Json
+) -> None:
+    """Create any generation of a lease."""
     fields: dict[str, Json] = {
         "kind": "lease", "lease": lease_id, "state": state, "write_id": new_write_id(), "purpose": "save 'x'",
         "host": socket.gethostname(), "pid": os.getpid(), "time": store.clock(),
     }  # fmt: skip
-    create_generation(store, stem, len(list_generations(store, stem)), {**fields, **other})
+    create_generation(store, lease_stem(lease_id), generation, {**fields, **other})
 
 
 def put_under_lease(store: ObjectStore, name: str, lease_id: str = LEASE_ID) -> Snapshot:

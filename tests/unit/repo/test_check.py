@@ -29,6 +29,7 @@ from tests.unit.repo.saving import (
     noise,
     pack_of,
     read_entries,
+    record_key,
     replace_object,
     rot,
     save_bytes,
@@ -294,7 +295,7 @@ def test_many_damages_at_once_are_all_told(repo: Repository, store: MemoryStore)
         at = pack_of(repo, f"s{number}", "x")
         rot(store, pack_key(at.pack_id), at.offset + number)
     rot(store, manifest_key(snapshot_of(repo, "s8").manifest.manifest_id), 40)
-    replace_object(store, "snapshots/s9@00000000", b"")
+    replace_object(store, record_key("s9"), b"")
     store.create("stray", b"")
     found = check(store)
     counted = codes(found)

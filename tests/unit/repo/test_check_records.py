@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from holdfast.digest import fingerprint
 from holdfast.repo.check_records import Roots, check_records
 from holdfast.repo.findings import Finding, Tally
-from holdfast.repo.layout import generation_key
+from holdfast.repo.generations import create_generation
+from holdfast.repo.layout import CONFIG, generation_key, new_write_id
 from holdfast.repo.leases import EXPIRE_S, Lease
 from holdfast.repo.record import Json, encode_record
 from holdfast.repo.repository import Repository
@@ -15,20 +18,35 @@ from holdfast.repo.snapshots import delete_snapshot
 from holdfast.repo.tags import set_tag
 from holdfast.store.memory import MemoryStore, VirtualClock
 from holdfast.store.protocol import ObjectStore
-from tests.unit.repo.saving import PACK_ID, Watched, codes, keys, replace_object, rot, save_bytes, snapshot_of
+from tests.unit.repo.saving import (
+    PACK_ID,
+    Watched,
+    codes,
+    keys,
+    misplaced_keys,
+    record_key,
+    replace_object,
+    rot,
+    save_bytes,
+    snapshot_of,
+)
 
 
 def check(store: ObjectStore) -> list[Finding]:
     return list(check_records(store, Roots(), Tally()))
 
 
-def roots(store: ObjectStore) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
+def roots(store: ObjectStore) -> list[tuple[str, int]]:
     found = Roots()
     list(check_records(store, found, Tally()))
-    return (
-        [(snapshot.name, snapshot.generation) for snapshot in found.current],
-        [(snapshot.name, snapshot.generation) for snapshot in found.superseded],
-    )
+    return [(snapshot.name, snapshot.generation) for snapshot in found.current]
+
+
+def state_config(store: ObjectStore, generation: int, *, major: int = 0, features: Sequence[str] = ()) -> None:
+    format_ = {"major": major, "minor": 0}
+    needed = {"read": list(features), "write": [], "collect": []}
+    fields = {"kind": "config", "store_id": "s", "write_id": new_write_id(), "format": format_, "features": needed}
+    create_generation(store, CONFIG, generation, fields)
 
 
 @pytest.fixture
@@ -48,8 +66,8 @@ def test_a_clean_store_has_no_findings(saved: MemoryStore) -> None:
     assert check(saved) == []
 
 
-def test_the_roots_are_what_names_hold_now_and_held_before(saved: MemoryStore) -> None:
-    assert roots(saved) == ([("a", 1), ("b", 0)], [("a", 0), ("gone", 0)])
+def test_the_roots_are_what_names_hold_now(saved: MemoryStore) -> None:
+    assert sorted(roots(saved)) == [("a", 1), ("b", 0)]
 
 
 def test_every_record_is_counted(saved: MemoryStore) -> None:
@@ -68,7 +86,7 @@ def test_a_store_without_config_is_an_error(saved: MemoryStore) -> None:
 
 def test_a_damaged_config_is_an_error_and_the_rest_is_still_checked(saved: MemoryStore) -> None:
     rot(saved, "config/00000001", 130)
-    rot(saved, "snapshots/b@00000000", 130)
+    rot(saved, record_key("b"), 130)
     found = check(saved)
     assert [(finding.severity, finding.code) for finding in found] == [
         ("error", "config-damaged"),
@@ -76,22 +94,58 @@ def test_a_damaged_config_is_an_error_and_the_rest_is_still_checked(saved: Memor
     ]
 
 
+@pytest.mark.parametrize(
+    ("major", "features", "text"),
+    [(9, [], "has format 9.0, this Holdfast reads up to 0"), (0, ["tides"], "needs the feature 'tides' to read")],
+)
+def test_a_newer_format_is_not_called_damage_and_nothing_else_is_judged(
+    saved: MemoryStore, major: int, features: list[str], text: str
+) -> None:
+    state_config(saved, 2, major=major, features=features)
+    state_config(saved, 3, major=major, features=features)
+    rot(saved, keys(saved, "tags/")[0], 130)
+    saved.create("later/thing", b"")
+    found = Roots()
+    (finding,) = check_records(saved, found, Tally())
+    assert (finding.severity, finding.code, finding.key) == ("error", "newer-format", "config/00000003")
+    assert text in finding.message
+    assert finding.advice == "upgrade Holdfast; nothing else was checked, for this version cannot judge it"
+    assert found.is_newer
+    assert found.current == []
+
+
+def test_a_config_that_was_newer_once_does_not_count(saved: MemoryStore) -> None:
+    state_config(saved, 2, major=9)
+    state_config(saved, 3)
+    assert check(saved) == []
+
+
+def test_a_newer_config_below_one_that_is_torn_or_damaged_counts(saved: MemoryStore) -> None:
+    state_config(saved, 2, major=9)
+    saved.create("config/00000003", b"holdfast")
+    assert [finding.code for finding in check(saved)] == ["record-torn", "newer-format"]
+    replace_object(saved, "config/00000003", bytes(300))
+    assert [finding.code for finding in check(saved)] == ["config-damaged", "newer-format"]
+
+
 def test_a_damaged_newest_record_is_an_error_and_an_older_one_a_warning(saved: MemoryStore) -> None:
-    rot(saved, "snapshots/a@00000000", 130)
-    rot(saved, "snapshots/b@00000000", 5)
+    rot(saved, record_key("a"), 130)
+    rot(saved, record_key("b"), 5)
     rot(saved, "tags/best@00000000", 130)
-    assert [(finding.severity, finding.code, finding.key) for finding in check(saved)] == [
-        ("warning", "record-damaged", "snapshots/a@00000000"),
-        ("error", "record-damaged", "snapshots/b@00000000"),
-        ("error", "record-damaged", "tags/best@00000000"),
-    ]
+    found = check(saved)
+    assert {finding.code for finding in found} == {"record-damaged"}
+    assert {finding.key: finding.severity for finding in found} == {
+        record_key("a"): "warning",
+        record_key("b"): "error",
+        "tags/best@00000000": "error",
+    }
 
 
 def test_a_torn_record_is_a_warning_and_what_it_was_to_replace_counts(saved: MemoryStore) -> None:
-    saved.create("snapshots/b@00000001", b"holdfast-record 0000")
+    saved.create(record_key("b", 1), b"holdfast-record 0000")
     (finding,) = check(saved)
-    assert (finding.severity, finding.code, finding.key) == ("warning", "record-torn", "snapshots/b@00000001")
-    assert ("b", 0) in roots(saved)[0]
+    assert (finding.severity, finding.code, finding.key) == ("warning", "record-torn", record_key("b", 1))
+    assert ("b", 0) in roots(saved)
 
 
 @pytest.mark.parametrize(
@@ -115,26 +169,34 @@ def test_a_record_of_the_wrong_shape_is_damage(saved: MemoryStore, changes: dict
         "logical_bytes": 0,
         "metadata": {},
     }
-    saved.create("snapshots/new@00000000", encode_record({**fields, **changes}))
+    saved.create(record_key("new"), encode_record({**fields, **changes}))
     (finding,) = check(saved)
     assert (finding.severity, finding.code, finding.snapshot) == ("error", "record-damaged", "new")
 
 
+@pytest.mark.parametrize("key", misplaced_keys("b"))
+def test_a_record_on_the_wrong_shelf_is_damage(saved: MemoryStore, key: str) -> None:
+    saved.create(key, saved.contents()[record_key("b")])
+    (finding,) = check(saved)
+    assert (finding.severity, finding.code, finding.key) == ("error", "record-damaged", key)
+    assert "belongs elsewhere" in finding.message
+
+
 def test_a_record_that_cannot_be_read_is_an_error_and_the_next_one_is_checked(saved: MemoryStore) -> None:
     watched = Watched(saved)
-    watched.failing |= {"snapshots/a@00000001", "tags/best@00000000", "config/00000001"}
-    rot(saved, "snapshots/b@00000000", 130)
+    watched.failing |= {record_key("a", 1), "tags/best@00000000", "config/00000001"}
+    rot(saved, record_key("b"), 130)
     assert {finding.key: finding.severity for finding in check(watched)} == {
         "config/00000001": "error",
-        "snapshots/a@00000001": "error",
-        "snapshots/b@00000000": "error",
+        record_key("a", 1): "error",
+        record_key("b"): "error",
         "tags/best@00000000": "error",
     }
 
 
 def test_a_record_of_a_later_version_is_an_error_that_says_so(saved: MemoryStore) -> None:
-    data = saved.contents()["snapshots/b@00000000"]
-    replace_object(saved, "snapshots/b@00000000", _later(data))
+    data = saved.contents()[record_key("b")]
+    replace_object(saved, record_key("b"), _later(data))
     (finding,) = check(saved)
     assert (finding.severity, finding.code) == ("error", "record-damaged")
     assert "upgrade" in finding.message
@@ -211,5 +273,5 @@ def test_objects_that_nobody_writes_are_warnings(saved: MemoryStore) -> None:
 def test_many_damages_at_once_are_all_told(repo: Repository, store: MemoryStore) -> None:
     for number in range(20):
         save_bytes(repo, f"s{number}", {"x": b"1"})
-        rot(store, f"snapshots/s{number}@00000000", 100 + number)
+        rot(store, record_key(f"s{number}"), 100 + number)
     assert codes(check(store)) == {"record-damaged": 20}

@@ -10,7 +10,18 @@ from holdfast.errors import Corrupt, HoldfastError, NewerFormat
 from holdfast.repo.collect import NETWORK_GRACE_S, Rules, collect, plan_collect
 from holdfast.repo.generations import create_generation
 from holdfast.repo.index import Index
-from holdfast.repo.layout import BAD, CONFIG, INDEX, LEASES, MARKS, PACKS, SNAPSHOTS, new_write_id, pack_key
+from holdfast.repo.layout import (
+    BAD,
+    CONFIG,
+    INDEX,
+    LEASES,
+    MARKS,
+    MAX_GENERATION,
+    PACKS,
+    SNAPSHOTS,
+    new_write_id,
+    pack_key,
+)
 from holdfast.repo.leases import EXPIRE_S, Lease
 from holdfast.repo.repository import Repository
 from holdfast.repo.snapshots import Snapshot, delete_snapshot
@@ -26,11 +37,21 @@ from tests.unit.repo.saving import (
     noise,
     pack_of,
     read_entries,
+    record_key,
     rot,
     save_bytes,
     snapshot_of,
 )
-from tests.unit.repo.standing import LEASE_ID, NOW, collect_now, data_keys, put_mark, put_under_lease, show_lease
+from tests.unit.repo.standing import (
+    LEASE_ID,
+    NOW,
+    collect_now,
+    data_keys,
+    put_lease,
+    put_mark,
+    put_under_lease,
+    show_lease,
+)
 
 
 @pytest.fixture
@@ -127,9 +148,9 @@ def test_dead_records_go_lowest_first_and_the_tombstone_stays(repo: Repository) 
     watched = Deletions(repo.store)
     assert collect_now(watched).records == 4
     assert [key for key in watched.deleted if key.startswith(SNAPSHOTS)] == [
-        f"snapshots/a@0000000{i}" for i in range(3)
+        record_key("a", generation) for generation in range(3)
     ]
-    assert keys(repo.store, SNAPSHOTS) == ["snapshots/a@00000003", "snapshots/b@00000000"]
+    assert set(keys(repo.store, SNAPSHOTS)) == {record_key("a", 3), record_key("b")}
     assert keys(repo.store, "tags/") == ["tags/t@00000001"]
     assert save_bytes(repo, "a", {"x": b"again"}).generation == 4
 
@@ -154,9 +175,11 @@ class Deletions(Watched):
 def test_the_index_forgets_packs_that_are_gone(repo: Repository, dead: set[str]) -> None:
     here = read_entries(repo, "a")["x"].chunks[0]
     collect_now(repo.store)
-    index = Index(repo.store, limit_bytes=1 << 20)
+    index = Index(repo.store, limit_bytes=1 << 20).refresh()
     assert index.find(here.digest, here.size_bytes) == [here.location]
-    assert {pack for fragment in index._fragments for pack in fragment.packs} == {pack_of(repo, "a", "x").pack_id}
+    assert {pack for fragment in index._fragments.values() for pack in fragment.packs} == {
+        pack_of(repo, "a", "x").pack_id
+    }
     assert keys(repo.store, INDEX)
 
 
@@ -283,6 +306,21 @@ def test_a_mark_stays_while_what_it_names_is_needed_again(repo: Repository, dead
     assert load_bytes(repo, "a") == {"x": noise(2000, 1)}
 
 
+def test_more_dead_files_than_a_mark_can_name_go_too(
+    repo: Repository, dead: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.repo.sweep.MARK_KEYS", 1)
+    lease = Lease(repo.store, purpose="slow")
+    outcome = collect_now(repo.store)
+    assert (outcome.pending_marks, outcome.pending_bytes) == (
+        len(dead),
+        sum(repo.store.stat(key).size_bytes for key in dead),
+    )
+    lease.release()
+    assert collect_now(repo.store).deleted == len(dead)
+    assert keys(repo.store, MARKS) == []
+
+
 # --- when nothing may be touched
 
 
@@ -313,8 +351,8 @@ def test_a_lost_config_forbids_it(store: MemoryStore, repo: Repository, dead: se
 
 
 def test_a_damaged_name_forbids_it(store: MemoryStore, repo: Repository, dead: set[str]) -> None:
-    rot(store, "snapshots/a@00000000", 130)
-    refuse(store, Corrupt, "record snapshots/a@00000000")
+    rot(store, record_key("a"), 130)
+    refuse(store, Corrupt, f"record {record_key('a')}")
 
 
 def test_a_lost_manifest_forbids_it(store: MemoryStore, repo: Repository, dead: set[str]) -> None:
@@ -326,6 +364,23 @@ def test_a_store_that_is_empty_but_for_its_config_is_fine() -> None:
     store = MemoryStore()
     new_repo(store).verify_may_write()
     assert collect(store, NOW).deleted == 0
+
+
+def test_an_expired_lease_that_cannot_be_fenced_is_named_and_holds_up_all_that_it_might_use(
+    store: MemoryStore, repo: Repository, dead: set[str], clock: VirtualClock
+) -> None:
+    put_lease(store, MAX_GENERATION)
+    own = f"{PACKS}{LEASE_ID}-{'0' * 16}"
+    store.create(own, b"pack")
+    clock.advance(EXPIRE_S)
+    before = data_keys(store)
+    outcome = collect_now(store)
+    assert outcome.unfenced == [f"{LEASES}{LEASE_ID}@{MAX_GENERATION}"]
+    assert (outcome.deleted, outcome.pending_marks) == (0, 1)
+    assert data_keys(store) == before
+    store.delete(f"{LEASES}{LEASE_ID}@{MAX_GENERATION}")
+    collect_now(store)
+    assert data_keys(store) == before - dead - {own}
 
 
 def test_a_record_above_the_last_generation_does_no_harm(store: MemoryStore, repo: Repository, dead: set[str]) -> None:

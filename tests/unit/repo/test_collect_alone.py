@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import socket
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from holdfast.repo.collect import collect
-from holdfast.repo.layout import LEASES, MARKS
+from holdfast.repo.collect import Rules, collect
+from holdfast.repo.layout import LEASES, MARKS, PACKS, pack_key
 from holdfast.repo.leases import Lease
 from holdfast.repo.repository import Repository
 from holdfast.repo.snapshots import delete_snapshot
+from holdfast.repo.sweep import read_waiting
 from holdfast.store.local import LocalStore
-from tests.unit.repo.saving import keys, load_bytes, new_repo, noise, save_bytes
-from tests.unit.repo.standing import LEASE_ID, data_keys, show_lease
+from holdfast.store.protocol import ObjectStore
+from tests.unit.repo.saving import Watched, keys, load_bytes, new_repo, noise, pack_of, save_bytes
+from tests.unit.repo.standing import LEASE_ID, data_keys, put_mark, show_lease
 
 
 @pytest.fixture
@@ -75,6 +78,81 @@ def test_beside_a_writer_young_temporary_files_stay(local: Repository, tmp_path:
     with local.store.hold(exclusive=False):
         collect(local.store)
     assert (tmp_path / "store/packs/.tmp-young").exists()
+
+
+def needed_pack(local: Repository) -> str:
+    return pack_key(pack_of(local, "a", "x").pack_id)
+
+
+def test_alone_a_mark_on_what_is_needed_again_is_removed_and_that_is_shared_again(local: Repository) -> None:
+    put_mark(local.store, [needed_pack(local)])
+    assert collect(local.store).deleted == 2
+    assert keys(local.store, MARKS) == []
+    save_bytes(local, "b", {"y": noise(2000, 1)})
+    assert pack_key(pack_of(local, "b", "y").pack_id) == needed_pack(local)
+
+
+def test_alone_a_mark_goes_once_what_nobody_needs_has_gone(local: Repository) -> None:
+    put_mark(local.store, sorted(data_keys(local.store)))
+    assert collect(local.store).deleted == 2
+    assert keys(local.store, MARKS) == []
+    assert load_bytes(local, "a") == {"x": noise(2000, 1)}
+
+
+def test_beside_a_writer_a_mark_on_what_is_needed_again_stays(local: Repository) -> None:
+    put_mark(local.store, [needed_pack(local)])
+    with local.store.hold(exclusive=False):
+        collect(local.store)
+    assert len({key.partition("@")[0] for key in keys(local.store, MARKS)}) == 1
+
+
+def test_beside_a_save_of_another_host_a_mark_on_what_is_needed_again_stays(local: Repository) -> None:
+    put_mark(local.store, [needed_pack(local)])
+    read_waiting(local.store, MARKS + "f" * 24)
+    show_lease(local.store, "live", host=socket.gethostname() + "-other")
+    assert collect(local.store).pending_marks == 0
+    assert len({key.partition("@")[0] for key in keys(local.store, MARKS)}) == 1
+
+
+class Asking(Watched):
+    """Asks at each deletion of a pack whether somebody else would find itself alone."""
+
+    def __init__(self, inner: ObjectStore) -> None:
+        super().__init__(inner)
+        self.told: list[bool] = []
+
+    def delete(self, key: str) -> None:
+        if key.startswith(PACKS):
+            with LocalStore(self.inner.url).hold(exclusive=True) as is_alone:
+                self.told.append(is_alone)
+        super().delete(key)
+
+
+def test_nobody_is_alone_beside_a_sweep(local: Repository) -> None:
+    store = Asking(local.store)
+    assert collect(store).deleted == 2
+    assert store.told == [False]
+
+
+def test_a_mark_that_another_collector_removed_while_we_waited_is_not_swept(local: Repository) -> None:
+    """Who saves since then has not seen it, and may be about to rely on what it named."""
+    pack = needed_pack(local)
+    put_mark(local.store, [pack])
+    show_lease(local.store, "live")
+    other = LocalStore(local.store.url)
+    writer = ExitStack()
+    writer.enter_context(other.hold(exclusive=False))
+
+    def nap(_seconds: float) -> None:
+        writer.close()
+        collect(other)
+        delete_snapshot(other, "a")
+        writer.enter_context(other.hold(exclusive=False))
+
+    with writer:
+        assert collect(local.store, Rules(wait_s=60.0, sleep=nap)).deleted == 0
+    assert keys(local.store, MARKS) == []
+    assert pack in data_keys(local.store)
 
 
 @pytest.mark.parametrize("data", [b"", b"\0" * 500, b"holdfast-record damaged" + bytes(200)])

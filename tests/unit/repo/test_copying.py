@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
-from holdfast.errors import Corrupt, NameInUse, ReadOnlyStore
+from holdfast.digest import hash_bytes
+from holdfast.errors import Corrupt, DigestMismatch, NameInUse, ReadOnlyStore
 from holdfast.repo.check import Checker
 from holdfast.repo.copying import copy_snapshot
-from holdfast.repo.layout import LEASES, MANIFESTS, PACKS, SNAPSHOTS, manifest_key, pack_key
+from holdfast.repo.layout import (
+    LEASES,
+    MANIFESTS,
+    PACKS,
+    SNAPSHOTS,
+    ManifestRef,
+    manifest_key,
+    new_file_id,
+    new_write_id,
+    pack_key,
+)
+from holdfast.repo.manifest import Entry, encode_manifest
 from holdfast.repo.repository import Repository, open_repository
+from holdfast.repo.snapshots import commit_snapshot
 from holdfast.repo.writer import SaveResult
 from holdfast.store.memory import MemoryStore, VirtualClock
 from tests.unit.repo.saving import (
@@ -18,6 +35,7 @@ from tests.unit.repo.saving import (
     new_repo,
     noise,
     pack_of,
+    read_entries,
     rot,
     save_bytes,
     snapshot_of,
@@ -111,6 +129,45 @@ def test_a_rotten_source_is_an_error_and_nothing_is_committed(source: Repository
     else:
         source.store.delete(pack_key(at.pack_id))
     with pytest.raises(Corrupt):
+        copy(source, repo)
+    assert keys(repo.store, SNAPSHOTS) == keys(repo.store, MANIFESTS) == keys(repo.store, LEASES) == []
+
+
+def restate(repo: Repository, **changes: Any) -> None:
+    """Give `a` a new record that differs in `changes`, as somebody would whose program has a fault."""
+    old = snapshot_of(repo, "a")
+    commit_snapshot(
+        repo.store, replace(old, generation=old.generation + 1, write_id=new_write_id(), lease_id="", **changes)
+    )
+
+
+def put_manifest(repo: Repository, entries: Sequence[Entry]) -> ManifestRef:
+    data = encode_manifest(["tree"], entries)
+    manifest = ManifestRef(new_file_id("0" * 24), hash_bytes(data), len(data))
+    repo.store.create(manifest_key(manifest.manifest_id), data)
+    return manifest
+
+
+def test_a_source_whose_record_states_other_content_is_an_error(source: Repository, repo: Repository) -> None:
+    restate(source, digest=hash_bytes(b"other"))
+    with pytest.raises(DigestMismatch) as caught:
+        copy(source, repo)
+    assert str(caught.value) == (
+        "'a' in memory://source does not hold the content that its record states;"
+        " run `holdfast check` there, and save it again or restore it from a copy"
+    )
+    assert caught.value.key == manifest_key(snapshot_of(source, "a").manifest.manifest_id)
+    assert keys(repo.store, SNAPSHOTS) == keys(repo.store, MANIFESTS) == keys(repo.store, LEASES) == []
+
+
+def test_a_source_with_damaged_inline_bytes_is_an_error_that_names_the_entry(
+    source: Repository, repo: Repository
+) -> None:
+    entries = read_entries(source, "a")
+    (chunk,) = entries["tiny"].chunks
+    entries["tiny"] = replace(entries["tiny"], chunks=(replace(chunk, inline=b"INLINE"),))
+    restate(source, manifest=put_manifest(source, list(entries.values())))
+    with pytest.raises(DigestMismatch, match=r"'a', entry 'tiny', chunk .* inline in its manifest"):
         copy(source, repo)
     assert keys(repo.store, SNAPSHOTS) == keys(repo.store, MANIFESTS) == keys(repo.store, LEASES) == []
 

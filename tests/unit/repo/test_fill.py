@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -18,7 +18,7 @@ from holdfast.repo.repository import Repository
 from holdfast.repo.source import BytesSource, Piece, cut_sources
 from holdfast.repo.writer import Request, save
 from holdfast.store.memory import MemoryStore
-from tests.unit.repo.saving import MIB, keys, load_bytes, noise, only_pack, read_entries, save_bytes
+from tests.unit.repo.saving import MIB, iter_gaps, keys, load_bytes, noise, only_pack, read_entries, save_bytes
 
 
 def places(repo: Repository, entries: Mapping[str, Buffer]) -> dict[str, list[Location]]:
@@ -59,7 +59,7 @@ def test_all_padding_is_zero(repo: Repository, store: MemoryStore) -> None:
     data = store.contents()[only_pack(store)]
     pack_id = parse_pack_key(only_pack(store))
     assert pack_id
-    for start, stop in read_footer(store, pack_id).iter_gaps():
+    for start, stop in iter_gaps(read_footer(store, pack_id)):
         assert not any(data[start:stop])
 
 
@@ -93,7 +93,8 @@ def test_a_run_that_is_interrupted_by_what_is_held_starts_anew(repo: Repository)
 class Shrinking:
     """A source that has fewer bytes than it said."""
 
-    name, size_bytes, spec, note = "shrinking", 1000, None, None
+    name, size_bytes, spec, note, alias = "shrinking", 1000, None, None, 0
+    cuts: Sequence[int] = ()
 
     def read(self, start: int, stop: int) -> memoryview:
         return memoryview(b"few")
@@ -114,6 +115,8 @@ class Typed:
     name = "typed"
     spec: Json = None
     note: Json = None
+    alias = 0
+    cuts: Sequence[int] = ()
 
     @property
     def size_bytes(self) -> int:

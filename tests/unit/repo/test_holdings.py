@@ -6,10 +6,11 @@ import pytest
 
 from holdfast.digest import hash_bytes
 from holdfast.repo.holdings import Holdings, find_base, read_bases
-from holdfast.repo.layout import pack_key
+from holdfast.repo.layout import INDEX, MANIFESTS, SNAPSHOTS, pack_key, snapshot_stem
 from holdfast.repo.repository import Repository
 from holdfast.repo.snapshots import delete_snapshot
 from holdfast.store.memory import MemoryStore, VirtualClock
+from holdfast.store.protocol import PAGE_LIMIT, ObjectInfo, ObjectStore
 from tests.unit.repo.saving import (
     Watched,
     keys,
@@ -17,6 +18,7 @@ from tests.unit.repo.saving import (
     noise,
     only_pack,
     pack_of,
+    record_key,
     replace_object,
     rot,
     save_bytes,
@@ -35,6 +37,7 @@ def held(repo: Repository) -> Repository:
 
 def holdings(repo: Repository, *, base: str = "", avoid: frozenset[str] = frozenset()) -> Holdings:
     bases = read_bases(repo.store, [snapshot_of(repo, base)]) if base else []
+    repo.index.refresh()
     return Holdings(repo, bases, avoid=avoid)
 
 
@@ -108,6 +111,7 @@ def save_at(store: MemoryStore, clock: VirtualClock, *names: str) -> None:
 
 
 def base_of(store: MemoryStore, name: str) -> str | None:
+    """Return the base that a process finds which knows of no index."""
     found = find_base(new_repo(store), name)
     return found.name if found else None
 
@@ -143,7 +147,7 @@ def test_after_the_newest_was_deleted_the_one_before_is_the_base(store: MemorySt
 
 def test_a_damaged_newest_is_passed_over(store: MemoryStore, clock: VirtualClock) -> None:
     save_at(store, clock, "run/1", "run/2")
-    rot(store, "snapshots/run%2f2@00000000", 130)
+    rot(store, record_key("run/2"), 130)
     assert base_of(store, "run/3") == "run/1"
 
 
@@ -154,3 +158,53 @@ def test_what_this_handle_saved_last_is_the_base(store: MemoryStore, clock: Virt
     found = find_base(repo, "run/3")
     assert found is not None
     assert found.name == "run/1"
+
+
+def test_who_has_an_index_to_ask_does_not_list_names_for_a_base(store: MemoryStore, clock: VirtualClock) -> None:
+    save_bytes(new_repo(store), "run/1", {"x": DATA})
+    repo = new_repo(store)
+    repo.index.refresh()
+    assert find_base(repo, "run/2") is None
+
+
+class Listings(Watched):
+    """Notes every listing."""
+
+    def __init__(self, inner: ObjectStore) -> None:
+        super().__init__(inner)
+        self.listed: list[str] = []
+
+    def list(self, prefix: str, *, after: str = "", limit: int = PAGE_LIMIT) -> list[ObjectInfo]:
+        self.listed.append(prefix)
+        return super().list(prefix, after=after, limit=limit)
+
+
+def test_a_fresh_handle_reuses_chunks_through_the_index_without_listing_names(held: Repository) -> None:
+    for number in range(2, 40):
+        save_bytes(held, f"run/{number}", {"x": DATA, "number": noise(600, number)})
+    watched = Listings(held.store)
+    result = save_bytes(new_repo(watched), "run/new", {"x": DATA, "y": noise(3000, 1)})
+    assert result.new_bytes == 3000
+    about_names = [prefix for prefix in watched.listed if prefix.startswith(SNAPSHOTS)]
+    assert set(about_names) == {snapshot_stem("run/new") + "@"}
+    read = {key for key, _, _ in watched.reads if key.startswith((SNAPSHOTS, MANIFESTS))}
+    assert read == set()
+
+
+def test_a_fresh_handle_without_an_index_reuses_chunks_through_the_base(held: Repository) -> None:
+    for key in keys(held.store, INDEX):
+        held.store.delete(key)
+    watched = Listings(held.store)
+    result = save_bytes(new_repo(watched), "run/new", {"x": DATA, "y": noise(3000, 1)})
+    assert result.new_bytes == 3000
+    assert SNAPSHOTS in watched.listed
+
+
+def test_a_handle_lists_all_names_at_most_once_even_without_an_index(held: Repository) -> None:
+    watched = Listings(held.store)
+    repo = new_repo(watched)
+    for number in range(3):
+        for key in keys(held.store, INDEX):
+            held.store.delete(key)
+        assert save_bytes(repo, f"run/new-{number}", {"x": DATA, "number": noise(600, number)}).new_bytes == 600
+    assert watched.listed.count(SNAPSHOTS) == 1

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import unicodedata
+from collections import Counter
 
 import pytest
 
+from holdfast.digest import hash_bytes
 from holdfast.errors import BadName
 from holdfast.repo.layout import (
     CONFIG,
     MAX_GENERATION,
     MAX_NAME_BYTES,
     PREFIXES,
+    SHELVES,
     SNAPSHOTS,
     are_file_ids,
     escape_name,
     escape_prefix,
+    find_shelf,
     generation_key,
     index_key,
     is_file_id,
     is_lease_id,
     lease_stem,
     manifest_key,
+    may_start_with,
     natural_order,
     new_file_id,
     new_lease_id,
@@ -29,10 +34,11 @@ from holdfast.repo.layout import (
     snapshot_stem,
     split_generation,
     split_prefix,
+    split_stem,
     tag_stem,
     verify_name,
 )
-from holdfast.store.protocol import verify_key
+from holdfast.store.protocol import verify_key, verify_prefix
 
 
 @pytest.mark.parametrize(
@@ -174,8 +180,42 @@ def test_digits_of_any_script_can_be_sorted(name: str) -> None:
     assert sorted(["b", name, "a", "7"], key=natural_order)
 
 
+def test_a_name_is_found_on_its_shelf_by_itself_alone() -> None:
+    assert snapshot_stem("a") == "snapshots/17/a"
+    assert snapshot_stem("run1/step-100") == "snapshots/1c/run1%2fstep-100"
+    for name in ("a", "Run/\u00e9", "x" * 300):
+        shelf, _, escaped = snapshot_stem(name).rpartition("/")
+        assert (shelf + "/", escaped) == (find_shelf(name), escape_name(name))
+        assert shelf + "/" in SHELVES
+        assert split_stem(snapshot_stem(name)) == escape_name(name)
+        # What a record's own key says is enough to know where it belongs.
+        assert SHELVES[hash_bytes(escaped.encode())[0] % 32] == find_shelf(name)
+
+
+def test_shelves_are_directories_of_the_format() -> None:
+    assert len(set(SHELVES)) == 32
+    assert all(verify_prefix(shelf).startswith(SNAPSHOTS) and shelf.endswith("/") for shelf in SHELVES)
+    assert (SHELVES[0], SHELVES[31]) == ("snapshots/00/", "snapshots/1f/")
+
+
+def test_names_spread_over_all_shelves() -> None:
+    held = Counter(find_shelf(f"run/step-{number}") for number in range(3200))
+    assert len(held) == 32
+    assert max(held.values()) < 2 * 100
+
+
+@pytest.mark.parametrize(("name", "prefix", "expected"), [
+    ("run/1", "run/", True), ("run/1", "", True), ("run/1", "run/1", True), ("run/1", "run/12", False),
+    ("other/1", "run/", False), (".run", ".", True), ("Run", "r", False), ("x" * 300, "x", True),
+    ("x" * 300, "y", True), ("run/1", "x" * 300, True),
+])  # fmt: skip
+def test_a_stem_tells_which_prefixes_its_name_may_have(name: str, prefix: str, expected: bool) -> None:
+    assert may_start_with(snapshot_stem(name), prefix) == expected
+    assert may_start_with(generation_key(snapshot_stem(name), 7), prefix) == expected
+
+
 def test_a_generation_is_a_file_of_its_stem_and_sorts_by_number() -> None:
-    assert generation_key(SNAPSHOTS + "a", 7) == "snapshots/a@00000007"
+    assert generation_key("snapshots/17/a", 7) == "snapshots/17/a@00000007"
     assert generation_key(CONFIG, 7) == "config/00000007"
     assert generation_key("tags/x", 99) < generation_key("tags/x", 100)
 
@@ -186,7 +226,7 @@ def test_a_name_without_generations_left_is_refused(generation: int) -> None:
         generation_key("tags/x", generation)
 
 
-@pytest.mark.parametrize("stem", [CONFIG, "snapshots/a", tag_stem("a/b"), lease_stem("0" * 24)])
+@pytest.mark.parametrize("stem", [CONFIG, snapshot_stem("a/b"), tag_stem("a/b"), lease_stem("0" * 24)])
 def test_a_key_splits_into_stem_and_generation(stem: str) -> None:
     assert split_generation(generation_key(stem, 12345678)) == (stem, 12345678)
 
@@ -199,6 +239,8 @@ def test_a_key_splits_into_stem_and_generation(stem: str) -> None:
         "snapshots/a@000000001",
         "snapshots/a@0000000x",
         "snapshots/00000000",
+        "snapshots/00/00000000",
+        "snapshots/00/@00000000",
         "snapshots/@00000000",
         "config/a@00000000",
         "config/@00000000",
@@ -253,6 +295,8 @@ def test_every_key_that_is_built_is_valid_and_below_a_known_prefix() -> None:
         manifest_key(file_id),
         index_key("0" * 64),
         generation_key(lease_stem(new_lease_id()), 3),
+        generation_key(snapshot_stem("a/b"), 3),
+        generation_key(tag_stem("a/b"), 3),
     ]
     for key in built:
         assert verify_key(key).startswith(PREFIXES)

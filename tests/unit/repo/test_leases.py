@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from holdfast.digest import Buffer
 from holdfast.errors import LeaseLost, StoreError
 from holdfast.repo.generations import create_generation, list_generations, read_newest
-from holdfast.repo.layout import lease_stem
+from holdfast.repo.layout import generation_key, lease_stem
 from holdfast.repo.leases import RENEW_S, Lease
 from holdfast.store.memory import MemoryStore, VirtualClock
 from holdfast.testing.faults import Fault, FaultyStore
-from tests.unit.repo.saving import keys
+from tests.unit.repo.saving import Watched, keys
 
 
 def generations(store: MemoryStore, lease: Lease) -> list[int]:
@@ -49,6 +50,29 @@ def test_a_lease_is_renewed_when_it_is_time_and_not_before(store: MemoryStore, c
     lease.keep_alive()
     lease.keep_alive()
     assert generations(store, lease) == [0, 1]
+
+
+class RemovedOnRelease(Watched):
+    """A collector is so quick that whoever releases a lease finds nothing of it when it looks again."""
+
+    def create(self, key: str, data: Buffer, *, durable: bool = True) -> None:
+        super().create(key, data, durable=durable)
+        if b'"released"' in bytes(data):
+            for name in [info.key for info in self.list("leases/")]:
+                self.delete(name)
+
+
+def test_a_release_that_a_collector_has_cleared_away_already_is_one(store: MemoryStore) -> None:
+    lease = Lease(RemovedOnRelease(store), purpose="test")
+    lease.release()
+    assert keys(store, "leases/") == []
+
+
+def test_a_release_below_a_higher_generation_is_none(store: MemoryStore) -> None:
+    lease = Lease(store, purpose="test")
+    store.create(generation_key(lease_stem(lease.lease_id), 5), b"")
+    with pytest.raises(LeaseLost):
+        lease.release()
 
 
 def test_a_released_lease_has_ended(store: MemoryStore) -> None:

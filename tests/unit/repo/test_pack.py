@@ -13,7 +13,7 @@ from holdfast.repo.columns import Kind, column
 from holdfast.repo.pack import HEADER, TRAILER, Footer, PackBuilder, PackedChunk, parse_pack_key, read_footer
 from holdfast.store.memory import MemoryStore
 from tests.unit.repo.forging import forge_pack, row, seal_pack
-from tests.unit.repo.saving import PACK_ID, flip, keys, noise, packed
+from tests.unit.repo.saving import PACK_ID, flip, iter_gaps, keys, noise, packed
 
 KEY = f"packs/{PACK_ID}"
 
@@ -54,7 +54,7 @@ def test_all_that_is_no_chunk_is_zero(store: MemoryStore) -> None:
     build(store, (64, [b"a"]), (4096, [b"b"]), (64, [b"c"]))
     data = store.contents()[KEY]
     footer = read_footer(store, PACK_ID)
-    gaps = list(footer.iter_gaps())
+    gaps = list(iter_gaps(footer))
     assert gaps == [(65, 4096), (4097, 4160), (4161, footer.footer_offset)]
     assert not any(any(data[start:stop]) for start, stop in gaps)
     assert footer.footer_offset % 64 == 0

@@ -45,7 +45,7 @@ def test_a_sealed_pack_is_in_the_store_and_in_the_index(packer: Packer, store: M
     (key,) = keys(store, "packs/")
     assert parse_pack_key(key) == location.pack_id
     assert location.pack_id.startswith(lease.lease_id + "-")
-    assert Index(store, limit_bytes=1 << 20).find(hash_bytes(noise(1000)), 1000) == [location]
+    assert Index(store, limit_bytes=1 << 20).refresh().find(hash_bytes(noise(1000)), 1000) == [location]
 
 
 def test_a_full_pack_is_closed_before_the_next_chunk(

@@ -14,7 +14,7 @@ from holdfast.repo.repository import Repository
 from holdfast.repo.snapshots import Snapshot, delete_snapshot
 from holdfast.repo.tags import Tag, set_tag
 from holdfast.store.memory import MemoryStore, VirtualClock
-from tests.unit.repo.saving import PACK_ID, keys, load_bytes, rot, save_bytes, snapshot_of
+from tests.unit.repo.saving import PACK_ID, keys, load_bytes, record_key, rot, save_bytes, snapshot_of
 
 NO_DIGEST = Digest(bytes(32))
 
@@ -147,8 +147,43 @@ def test_a_name_that_changed_since_the_plan_is_passed_over(three: Repository) ->
     plan = read_prune_plan(three.store, "run/", Keep(last=1))
     save_bytes(three, "run/1", {"x": b"new"}, overwrite=True)
     delete_snapshot(three.store, "run/2")
-    assert apply_prune(three.store, plan) == []
+    done = apply_prune(three.store, plan)
+    assert done.deleted == ()
+    assert [(verdict.snapshot, verdict.reasons) for verdict in done.kept] == [
+        (snapshot_of(three, "run/1"), ("overwritten meanwhile",))
+    ]
     assert load_bytes(three, "run/1") == {"x": b"new"}
+
+
+def test_what_was_tagged_since_the_plan_is_kept_and_reported(three: Repository) -> None:
+    plan = read_prune_plan(three.store, "run/", Keep(last=1))
+    set_tag(three.store, "best", snapshot_of(three, "run/1"))
+    done = apply_prune(three.store, plan)
+    assert names(done.deleted) == ["run/2"]
+    assert [(verdict.snapshot.name, verdict.reasons) for verdict in done.kept] == [("run/1", ("tagged best",))]
+    assert load_bytes(three, "run/1") == {"x": b"run/1" * 200}
+
+
+def test_a_tag_moved_away_since_the_plan_does_not_make_more_go(three: Repository) -> None:
+    set_tag(three.store, "best", snapshot_of(three, "run/1"))
+    plan = read_prune_plan(three.store, "run/", Keep(last=1))
+    set_tag(three.store, "best", snapshot_of(three, "run/3"), move=True)
+    assert names(apply_prune(three.store, plan).deleted) == ["run/2"]
+
+
+def test_where_tags_do_not_count_one_set_since_the_plan_does_not_either(three: Repository) -> None:
+    plan = read_prune_plan(three.store, "run/", Keep(last=1, tagged=False))
+    set_tag(three.store, "best", snapshot_of(three, "run/1"))
+    assert names(apply_prune(three.store, plan).deleted) == ["run/1", "run/2"]
+
+
+def test_a_tag_damaged_since_the_plan_forbids_it(three: Repository) -> None:
+    set_tag(three.store, "best", snapshot_of(three, "run/3"))
+    plan = read_prune_plan(three.store, "run/", Keep(last=1))
+    rot(three.store, keys(three.store, "tags/")[0], 130)
+    with pytest.raises(Corrupt, match="it might protect a snapshot, so nothing is pruned"):
+        apply_prune(three.store, plan)
+    assert [load_bytes(three, name) for name in ("run/1", "run/2")] == [{"x": b"run/1" * 200}, {"x": b"run/2" * 200}]
 
 
 def test_a_tag_that_cannot_be_read_might_protect_anything(three: Repository) -> None:
@@ -159,5 +194,5 @@ def test_a_tag_that_cannot_be_read_might_protect_anything(three: Repository) -> 
 
 
 def test_a_damaged_snapshot_is_left_alone(three: Repository) -> None:
-    rot(three.store, "snapshots/run%2f1@00000000", 130)
+    rot(three.store, record_key("run/1"), 130)
     assert names(read_prune_plan(three.store, "run/", Keep(last=1)).delete) == ["run/2"]

@@ -102,6 +102,11 @@ def test_an_escaped_pair_of_surrogates_is_a_character() -> None:
     assert parse_json(rb'"\ud83d\ude00"', where="x") == "\U0001f600"
 
 
+def test_a_record_is_small() -> None:
+    with pytest.raises(ValueError, match=f"a record holds at most {4 << 20} bytes, this one has {(4 << 20) + 9}"):
+        encode_record({"x": "a" * (4 << 20)})
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), object(), b"", {1, 2}])
 def test_what_json_cannot_hold_is_not_encoded(value: object) -> None:
     with pytest.raises((TypeError, ValueError)):

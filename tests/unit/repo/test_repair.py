@@ -6,12 +6,23 @@ import pytest
 
 from holdfast.repo.check import Checker
 from holdfast.repo.index import Index
-from holdfast.repo.layout import BAD, INDEX, LEASES, PACKS, manifest_key, pack_key
+from holdfast.repo.layout import BAD, INDEX, LEASES, PACKS, TAGS, manifest_key, pack_key
 from holdfast.repo.repair import Action, RepairPlan, apply_repair, plan_repair, rebuild_index
 from holdfast.repo.repository import Repository
 from holdfast.repo.snapshots import delete_snapshot, read_snapshot
+from holdfast.repo.tags import set_tag
 from holdfast.store.memory import MemoryStore
-from tests.unit.repo.saving import keys, load_bytes, noise, pack_of, read_entries, rot, save_bytes, snapshot_of
+from tests.unit.repo.saving import (
+    keys,
+    load_bytes,
+    noise,
+    pack_of,
+    read_entries,
+    record_key,
+    rot,
+    save_bytes,
+    snapshot_of,
+)
 from tests.unit.repo.standing import collect_now
 
 CONTENT = {"x": noise(2000, 1), "y": noise(3000, 2), "tiny": b"inline"}
@@ -155,11 +166,22 @@ def test_a_lost_manifest_loses_the_whole_snapshot(repo: Repository, how: str) ->
 
 def test_a_damaged_record_is_a_loss_and_is_kept(repo: Repository) -> None:
     save_bytes(repo, "a", CONTENT)
-    rot(repo.store, "snapshots/a@00000000", 130)
+    rot(repo.store, record_key("a"), 130)
     plan = plan_repair(repo)
     assert [loss.snapshot for loss in plan.losses] == ["a"]
     apply_repair(repo, plan)
-    assert keys(repo.store, "snapshots/") == ["snapshots/a@00000000"]
+    assert keys(repo.store, "snapshots/") == [record_key("a")]
+
+
+def test_a_damaged_tag_is_a_loss_of_its_own_and_does_not_keep_its_namesake_from_being_healed(twice: Repository) -> None:
+    set_tag(twice.store, "a", snapshot_of(twice, "b"))
+    rot(twice.store, keys(twice.store, TAGS)[0], 130)
+    spoil(twice, "chunk")
+    plan = plan_repair(twice)
+    assert [(loss.tag, loss.snapshot, loss.entry) for loss in plan.losses] == [("a", "", "")]
+    assert [action.target for action in plan.actions if action.kind == "heal"] == ["a"]
+    apply_repair(twice, plan)
+    assert len(keys(twice.store, TAGS)) == 1
 
 
 def test_others_are_healed_beside_a_loss(twice: Repository) -> None:
@@ -183,7 +205,7 @@ def test_a_lost_index_is_rebuilt_from_the_packs(repo: Repository) -> None:
     assert kinds(plan) == ["reindex"]
     apply_repair(repo, plan)
     here = read_entries(repo, "a")["y"].chunks[0]
-    assert Index(repo.store, limit_bytes=1 << 20).find(here.digest, here.size_bytes) == [here.location]
+    assert Index(repo.store, limit_bytes=1 << 20).refresh().find(here.digest, here.size_bytes) == [here.location]
     assert plan_repair(repo) == RepairPlan((), ())
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from holdfast.errors import NewerFormat, NotAStore
 from holdfast.repo.config import create_config, find_config
-from holdfast.repo.layout import generation_key
+from holdfast.repo.layout import PREFIXES, SHELVES, generation_key
 from holdfast.repo.record import encode_record
 from holdfast.repo.repository import (
     MIN_BUDGET_BYTES,
@@ -15,8 +17,10 @@ from holdfast.repo.repository import (
     init_repository,
     open_repository,
 )
+from holdfast.store.local import LocalStore
 from holdfast.store.memory import MemoryStore
-from tests.unit.repo.saving import new_repo, save_bytes, snapshot_of
+from tests.faults.unsynced import UnsyncedFiles
+from tests.unit.repo.saving import keys, load_bytes, new_repo, noise, save_bytes, snapshot_of
 
 
 def test_opening_nothing_is_refused_with_the_next_step(store: MemoryStore) -> None:
@@ -105,3 +109,37 @@ def test_few_prefixes_are_remembered(store: MemoryStore, monkeypatch: pytest.Mon
         save_bytes(repo, name, {"x": b"1"})
         recent.remember(snapshot_of(repo, name))
     assert [bool(recent.find(f"{prefix}/9")) for prefix in "abc"] == [True, False, True]
+
+
+def list_directories(root: Path) -> set[str]:
+    return {f"{path.relative_to(root)}/" for path in root.rglob("*") if path.is_dir()}
+
+
+def test_a_new_store_has_every_directory_that_a_save_will_ever_need(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path, files=UnsyncedFiles())
+    init_repository(store)
+    assert list_directories(tmp_path) == {*PREFIXES, *SHELVES}
+    for number in range(40):
+        save_bytes(open_repository(store), f"run/{number}", {"x": b"1"})
+    assert list_directories(tmp_path) == {*PREFIXES, *SHELVES}
+
+
+def test_a_copy_of_a_store_that_lost_its_empty_directories_is_saved_to_as_before(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    init_repository(store)
+    for path in sorted(tmp_path.rglob("*"), reverse=True):
+        if path.is_dir() and not list(path.iterdir()):
+            path.rmdir()
+    assert list_directories(tmp_path) == {"config/"}
+    save_bytes(open_repository(store), "run/1", {"x": noise(2000)})
+    assert load_bytes(open_repository(store), "run/1") == {"x": noise(2000)}
+
+
+def test_a_handle_keeps_its_index_open_and_sees_what_others_have_saved(store: MemoryStore) -> None:
+    repo = new_repo(store)
+    save_bytes(repo, "a", {"x": noise(2000, 1)})
+    save_bytes(new_repo(store), "b", {"x": noise(2000, 2)})
+    index = repo.index
+    assert save_bytes(repo, "c", {"x": noise(2000, 1), "y": noise(2000, 2), "z": noise(2000, 3)}).new_bytes == 2000
+    assert repo.index is index
+    assert len(repo.index.refresh()) == len(keys(store, "index/"))

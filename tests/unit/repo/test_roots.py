@@ -13,10 +13,10 @@ from holdfast.repo.roots import DeadRecords, read_leases, read_live
 from holdfast.repo.snapshots import delete_snapshot
 from holdfast.repo.tags import delete_tag, set_tag
 from holdfast.store.memory import MemoryStore, VirtualClock
-from tests.unit.repo.saving import noise, replace_object, rot, save_bytes, snapshot_of
+from tests.unit.repo.saving import misplaced_keys, noise, record_key, replace_object, rot, save_bytes, snapshot_of
 from tests.unit.repo.standing import LEASE_ID, data_keys, put_under_lease, show_lease
 
-STEM = "snapshots/a"
+STEM = snapshot_stem("a")
 
 
 def save_twice(repo: Repository) -> None:
@@ -132,7 +132,7 @@ def test_a_torn_record_on_top_keeps_its_number(repo: Repository) -> None:
 # --- when nobody may decide
 
 
-@pytest.mark.parametrize("key", ["snapshots/a@00000001", "tags/best@00000000"])
+@pytest.mark.parametrize("key", [record_key("a", 1), "tags/best@00000000"])
 def test_damage_in_the_newest_record_forbids_to_decide(repo: Repository, key: str) -> None:
     save_twice(repo)
     set_tag(repo.store, "best", snapshot_of(repo, "a"))
@@ -156,6 +156,14 @@ def test_a_record_that_is_not_its_own_forbids_to_decide(repo: Repository, change
     fields = {"kind": "snapshot", "name": "a", "state": "deleted", "write_id": "w", "time": 0, "generation": 0}
     replace_object(repo.store, f"{STEM}@00000000", encode_record({**fields, **changes}))
     with pytest.raises(Corrupt, match=f"record {STEM}@00000000"):
+        read_live(repo.store)
+
+
+@pytest.mark.parametrize("key", misplaced_keys("a"))
+def test_a_record_on_the_wrong_shelf_forbids_to_decide(repo: Repository, key: str) -> None:
+    save_bytes(repo, "a", {"x": noise(2000)})
+    repo.store.create(key, repo.store.read(record_key("a"), limit_bytes=10_000))
+    with pytest.raises(Corrupt, match=f"record {key} holds a name that belongs elsewhere"):
         read_live(repo.store)
 
 

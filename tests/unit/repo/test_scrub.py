@@ -15,7 +15,7 @@ from holdfast.repo.pack import HEADER, Footer, PackBuilder, PackedChunk, read_fo
 from holdfast.repo.scrub import Scrubbed, Scrubber, Stretch, cut_pack
 from holdfast.store.memory import MemoryStore
 from holdfast.store.protocol import ObjectStore
-from tests.unit.repo.saving import MIB, PACK_ID, Watched, noise, rot
+from tests.unit.repo.saving import MIB, PACK_ID, Watched, iter_gaps, noise, rot
 
 KEY = pack_key(PACK_ID)
 
@@ -67,7 +67,7 @@ def test_every_chunk_that_is_hit_is_named_and_no_other(
 
 
 def test_every_stretch_of_padding_is_checked(store: MemoryStore, footer: Footer, pool: ThreadPoolExecutor) -> None:
-    for start, stop in footer.iter_gaps():
+    for start, stop in iter_gaps(footer):
         for position in (start, stop - 1):
             rot(store, KEY, position)
             outcomes = scrub(store, footer, pool)

@@ -9,7 +9,7 @@ from holdfast.repo.repository import Repository
 from holdfast.repo.settled import find_before, is_present, is_settled, iter_needed, read_standing
 from holdfast.repo.snapshots import delete_snapshot, read_name
 from holdfast.store.memory import MemoryStore
-from tests.unit.repo.saving import Watched, noise, pack_of, save_bytes, snapshot_of
+from tests.unit.repo.saving import Watched, noise, pack_of, record_key, save_bytes, snapshot_of
 from tests.unit.repo.standing import LEASE_ID, put_mark, put_under_lease, show_lease
 
 
@@ -109,7 +109,7 @@ def test_what_came_after_the_state_was_read_does_not_count(repo: Repository) -> 
 
 def test_a_torn_record_is_passed_over(repo: Repository) -> None:
     save_bytes(repo, "a", {"x": noise(2000, 1)})
-    repo.store.create("snapshots/a@00000001", b"torn")
+    repo.store.create(record_key("a", 1), b"torn")
     assert find_before(repo.store, read_name(repo.store, "a")) == snapshot_of(repo, "a")
 
 

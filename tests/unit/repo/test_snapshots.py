@@ -24,16 +24,11 @@ from holdfast.repo.snapshots import (
     withdraw_snapshot,
 )
 from holdfast.store.memory import MemoryStore, VirtualClock
-from tests.unit.repo.saving import load_bytes, rot, save_bytes, snapshot_of
+from tests.unit.repo.saving import load_bytes, misplaced_keys, record_key, rot, save_bytes, snapshot_of
 
 
 def names(store: MemoryStore, prefix: str = "") -> list[str]:
     return sorted(found.name for found in iter_names(store, prefix) if isinstance(found, Snapshot))
-
-
-def record_key(store: MemoryStore, name: str) -> str:
-    newest = read_newest(store, snapshot_stem(name))
-    return generation_key(newest.stem, newest.generation)
 
 
 def rewrite(store: MemoryStore, held: str, **changes: Json) -> None:
@@ -142,9 +137,9 @@ def test_a_prefix_that_no_name_can_have_lists_nothing(repo: Repository, store: M
 def test_a_damaged_name_is_listed_as_such_beside_the_others(repo: Repository, store: MemoryStore) -> None:
     for name in ("a", "b", "c"):
         save_bytes(repo, name, {"x": b"1"})
-    rot(store, record_key(store, "b"), 130)
+    rot(store, record_key("b"), 130)
     found = list(iter_names(store))
-    assert [item.stem for item in found if isinstance(item, DamagedName)] == ["snapshots/b"]
+    assert [item.stem for item in found if isinstance(item, DamagedName)] == [snapshot_stem("b")]
     assert names(store) == ["a", "c"]
 
 
@@ -167,19 +162,32 @@ def test_a_damaged_name_is_listed_as_such_beside_the_others(repo: Repository, st
 def test_a_record_of_the_wrong_shape_is_damage(repo: Repository, store: MemoryStore, changes: dict[str, Json]) -> None:
     save_bytes(repo, "a", {"x": b"1"})
     rewrite(store, "a", **changes)
-    with pytest.raises(Corrupt, match="snapshots/a@00000001"):
+    with pytest.raises(Corrupt, match=record_key("a", 1)):
         read_name(store, "a")
     assert [type(found) for found in iter_names(store)] == [DamagedName]
 
 
 def test_a_record_under_the_name_of_another_is_damage(repo: Repository, store: MemoryStore) -> None:
     save_bytes(repo, "a", {"x": b"1"})
-    store.create("snapshots/b@00000000", store.read("snapshots/a@00000000", limit_bytes=10_000))
+    store.create(record_key("b"), store.read(record_key("a"), limit_bytes=10_000))
     with pytest.raises(Corrupt, match="is not its own"):
         read_name(store, "b")
     assert names(store) == ["a"]
     (damaged,) = (found for found in iter_names(store) if isinstance(found, DamagedName))
     assert "belongs elsewhere" in str(damaged.error)
+
+
+@pytest.mark.parametrize("key", misplaced_keys("a"))
+def test_a_record_on_the_wrong_shelf_is_damage_and_its_name_holds_what_is_on_the_right_one(
+    repo: Repository, store: MemoryStore, key: str
+) -> None:
+    save_bytes(repo, "a", {"x": b"1"})
+    store.create(key, store.read(record_key("a"), limit_bytes=10_000))
+    assert names(store) == ["a"]
+    (damaged,) = (found for found in iter_names(store) if isinstance(found, DamagedName))
+    assert str(damaged.error) == f"record {key} holds the name 'a', which belongs elsewhere"
+    store.delete(record_key("a"))
+    assert read_name(store, "a").snapshot is None
 
 
 def test_a_record_with_fields_of_a_later_version_is_read(repo: Repository, store: MemoryStore) -> None:
@@ -190,6 +198,6 @@ def test_a_record_with_fields_of_a_later_version_is_read(repo: Repository, store
 
 def test_a_snapshot_survives_its_record(repo: Repository, store: MemoryStore) -> None:
     save_bytes(repo, "a", {"x": b"1"}, metadata={"deep": {"list": [1, 2.5, None]}})
-    fields = read_newest(store, "snapshots/a").fields
+    fields = read_newest(store, snapshot_stem("a")).fields
     assert fields
     assert parse_snapshot(fields) == snapshot_of(repo, "a")

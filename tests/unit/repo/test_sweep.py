@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.repo.layout import MARKS, PACKS, manifest_key, pack_key
+from holdfast.repo.layout import MANIFESTS, MARKS, MAX_GENERATION, PACKS, manifest_key, pack_key
 from holdfast.repo.leases import EXPIRE_S, Lease
 from holdfast.repo.marks import read_marked
-from holdfast.repo.record import Json, encode_record
+from holdfast.repo.record import MAX_RECORD_BYTES, Json, encode_record
 from holdfast.repo.repository import Repository
 from holdfast.repo.roots import Live, read_leases, read_live
-from holdfast.repo.sweep import fence, find_blockers, iter_marks, publish_mark, read_waiting, sweep
+from holdfast.repo.sweep import (
+    MARK_KEYS,
+    fence,
+    find_blockers,
+    iter_marks,
+    publish_mark,
+    publish_marks,
+    read_idle_marks,
+    read_waiting,
+    sweep,
+)
 from holdfast.store.listing import iter_objects
 from holdfast.store.memory import MemoryStore, VirtualClock
-from tests.unit.repo.saving import PACK_ID, keys, noise, rot, save_bytes, snapshot_of
-from tests.unit.repo.standing import LEASE_ID, collect_now, data_keys, put_mark, show_lease
+from tests.unit.repo.saving import PACK_ID, keys, noise, record_key, rot, save_bytes, snapshot_of
+from tests.unit.repo.standing import LEASE_ID, collect_now, data_keys, put_lease, put_mark, show_lease
 
 OTHER_ID = "b" * 24
 
@@ -26,6 +36,23 @@ def test_a_published_mark_tells_writers_and_collectors(store: MemoryStore, clock
     (mark,) = iter_marks(store)
     assert (mark.stem, mark.keys, mark.published_s) == (stem, (pack_key(PACK_ID),), store.clock())
     assert read_marked(store) == {pack_key(PACK_ID)}
+
+
+def test_more_than_one_mark_can_hold_is_told_by_several(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.repo.sweep.MARK_KEYS", 2)
+    dead = {f"{PACKS}{'0' * 24}-{number:016x}" for number in range(5)}
+    for key in dead:
+        store.create(key, b"dead")
+    stems = publish_marks(store, list(iter_objects(store, PACKS)))
+    assert sorted(len(mark.keys) for mark in iter_marks(store)) == [1, 2, 2]
+    assert {mark.stem for mark in iter_marks(store)} == set(stems)
+    assert read_marked(store) == dead
+
+
+def test_a_full_mark_fits_into_a_record() -> None:
+    longest = MANIFESTS + PACK_ID
+    fields = {"kind": "mark", "write_id": "0" * 32, "generation": 0, "keys": [longest] * MARK_KEYS, "leases": []}
+    assert len(encode_record(fields)) < MAX_RECORD_BYTES
 
 
 @pytest.mark.parametrize("data", [b"", b"\0" * 300, encode_record({"kind": "lease", "keys": []}),
@@ -56,8 +83,18 @@ def test_a_mark_stays_while_something_it_names_is_needed_again(repo: Repository)
     assert data_keys(repo.store) == needed
 
 
+def test_a_mark_is_idle_if_all_that_is_left_of_what_it_names_is_needed(repo: Repository) -> None:
+    save_bytes(repo, "a", {"x": noise(2000)})
+    needed = sorted(data_keys(repo.store))
+    repo.store.create(pack_key(PACK_ID), b"dead")
+    idle = put_mark(repo.store, [needed[0], manifest_key(PACK_ID)], "a" * 24)
+    put_mark(repo.store, [needed[0], pack_key(PACK_ID)], "b" * 24)
+    put_mark(repo.store, [manifest_key(PACK_ID)], "c" * 24)
+    assert read_idle_marks(repo.store, read_live(repo.store)) == [idle]
+
+
 HOSTILE: list[Json] = [
-    "snapshots/a@00000000", "config/00000000", "config/00000001", "tags/best@00000000", "index/" + "0" * 64,
+    record_key("a"), "config/00000000", "config/00000001", "tags/best@00000000", "index/" + "0" * 64,
     "packs/", "packs/../config/00000000", "../outside", "/etc/passwd", "", "packs", "packs/" + PACK_ID + "/x",
     "PACKS/" + PACK_ID, "manifests/" + PACK_ID.upper(), "packs/" + PACK_ID + "\n", "\x00", "packs/%2e%2e",
     "a" * 100_000,
@@ -139,8 +176,21 @@ def test_a_fence_on_a_lease_that_is_gone_leaves_no_trace(store: MemoryStore) -> 
     assert keys(store, "leases/") == []
 
 
+@pytest.mark.parametrize("generations", [(MAX_GENERATION,), (0, MAX_GENERATION)])
+def test_a_lease_whose_generations_are_used_up_cannot_be_fenced_and_counts_as_alive(
+    store: MemoryStore, clock: VirtualClock, generations: tuple[int, ...]
+) -> None:
+    for generation in generations:
+        put_lease(store, generation)
+    clock.advance(EXPIRE_S)
+    before = store.contents()
+    (view,) = find_blockers(store, [LEASE_ID], expire_s=EXPIRE_S)
+    assert (view.lease_id, view.is_exhausted) == (LEASE_ID, True)
+    assert store.contents() == before
+
+
 def test_the_snapshot_stays_whatever_is_swept(repo: Repository) -> None:
     save_bytes(repo, "a", {"x": noise(2000)})
-    put_mark(repo.store, ["snapshots/a@00000000", *data_keys(repo.store)])
+    put_mark(repo.store, [record_key("a"), *data_keys(repo.store)])
     collect_now(repo.store)
     assert snapshot_of(repo, "a").num_entries == 1

@@ -39,7 +39,7 @@ def test_the_sums_are_those_of_the_files(repo: Repository) -> None:
 def test_what_two_use_is_shared_and_the_rest_is_their_own(repo: Repository) -> None:
     save_bytes(repo, "a", {"x": noise(2000)})
     save_bytes(repo, "b", {"x": noise(2000), "z": noise(700, 1)})
-    one, other = usage_of(repo).snapshots
+    one, other = sorted(usage_of(repo).snapshots, key=lambda usage: usage.snapshot.name)
     assert (one.shared_bytes, one.own_bytes) == (2000, one.snapshot.manifest.size_bytes)
     assert (other.shared_bytes, other.own_bytes) == (2000, 700 + other.snapshot.manifest.size_bytes)
 

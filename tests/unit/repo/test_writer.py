@@ -240,7 +240,7 @@ def test_metadata_that_would_not_come_back_is_refused(repo: Repository, metadata
 
 
 def test_metadata_has_a_limit(repo: Repository) -> None:
-    save_bytes(repo, "fits", {}, metadata={"x": "y" * (MIB - 10)})
+    save_bytes(repo, "fits", {}, metadata={"x": "y" * (MIB - 20)})
     request = Request("a", [], metadata={"x": "y" * MIB})
     refuse(repo, TooLarge, "the metadata of 'a' has .* save it as an entry", request)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -13,7 +13,7 @@ import pytest
 from holdfast.digest import Buffer
 from holdfast.errors import HoldfastError, NameInUse, SourceChanged
 from holdfast.repo.generations import list_generations
-from holdfast.repo.layout import pack_key
+from holdfast.repo.layout import pack_key, snapshot_stem
 from holdfast.repo.leases import RENEW_S
 from holdfast.repo.record import Json, encode_record
 from holdfast.repo.repository import DEFAULT_BUDGET_BYTES
@@ -81,6 +81,8 @@ class Changing:
     name, size_bytes = "changing", 5000
     spec: Json = None
     note: Json = None
+    alias = 0
+    cuts: Sequence[int] = ()
 
     def __init__(self, first: bytes) -> None:
         self._data = first
@@ -96,7 +98,7 @@ def test_a_source_that_changed_when_it_must_be_read_again_commits_nothing(store:
     repo = new_repo(Meanwhile(store, "manifests/", lambda: mark(store, pack_key(marked))))
     with pytest.raises(SourceChanged, match=r"nothing was committed\. Save again"):
         save(repo, Request("b", [Changing(noise(5000))]))
-    assert list_generations(store, "snapshots/b") == []
+    assert list_generations(store, snapshot_stem("b")) == []
     assert keys(store, "leases/") == []
 
 
@@ -135,6 +137,8 @@ class Slow:
     name = "slow"
     spec: Json = None
     note: Json = None
+    alias = 0
+    cuts: Sequence[int] = ()
 
     def __init__(self, data: bytes, clock: VirtualClock) -> None:
         self._data = data
@@ -199,6 +203,8 @@ class Generated:
     name, size_bytes = "generated", 300 * MIB
     spec: Json = None
     note: Json = None
+    alias = 0
+    cuts: Sequence[int] = ()
 
     def read(self, start: int, stop: int) -> memoryview:
         data = bytearray(stop - start)
@@ -224,6 +230,8 @@ class Failing:
     name, size_bytes = "failing", 20 * MIB
     spec: Json = None
     note: Json = None
+    alias = 0
+    cuts: Sequence[int] = ()
 
     def read(self, start: int, stop: int) -> memoryview:
         if start >= 15 * MIB:

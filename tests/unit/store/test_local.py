@@ -209,17 +209,12 @@ def test_a_key_that_is_a_directory_cannot_be_created(tmp_path: Path) -> None:
     assert found_below(tmp_path) == ["packs/one"]
 
 
-def test_deleting_the_last_object_of_a_name_removes_its_directory(tmp_path: Path) -> None:
+def test_deleting_the_last_object_of_a_directory_leaves_it_for_the_next(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
-    store.create("leases/one/0", b"", durable=False)
-    store.create("leases/one/1", b"", durable=False)
-    store.delete("leases/one/0")
-    assert os.listdir(tmp_path / "leases") == ["one"]
-    store.delete("leases/one/1")
-    assert os.listdir(tmp_path / "leases") == []
-    store.create("packs/one", b"")
-    store.delete("packs/one")
-    assert sorted(os.listdir(tmp_path)) == ["leases", "packs"]
+    store.create("snapshots/00/one", b"")
+    store.delete("snapshots/00/one")
+    assert os.listdir(tmp_path / "snapshots") == ["00"]
+    assert store.list("") == []
 
 
 def test_a_create_survives_that_its_directory_is_removed_meanwhile(tmp_path: Path) -> None:
@@ -292,12 +287,23 @@ def test_this_machine_knows_the_type_of_its_filesystem(tmp_path: Path) -> None:
 def test_what_a_killed_save_left_is_cleared_away(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     store.create("packs/one", b"first")
-    for name in ("packs/.tmp-1", ".tmp-2", "leases/.tmp-3"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+    debris = ("packs/.tmp-1", ".tmp-2", "leases/.tmp-3", "snapshots/00/.tmp-4", "snapshots/1f/.tmp-5", "a/b/c/.tmp-6")
+    for name in debris:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"half")
     assert store.remove_debris(older_than_s=3600.0) == 0
-    assert store.remove_debris(older_than_s=0.0) == 3
+    assert store.remove_debris(older_than_s=0.0) == len(debris)
     assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == ["one"]
+
+
+def test_no_debris_is_looked_for_behind_links_and_in_directories_of_others(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "store")
+    store.create("packs/one", b"whole")
+    for directory in ("elsewhere", "store/.hidden", "store/Mine"):
+        (tmp_path / directory).mkdir()
+        (tmp_path / directory / ".tmp-1").write_bytes(b"not ours")
+    (tmp_path / "store/snapshots").symlink_to(tmp_path / "elsewhere")
+    assert store.remove_debris(older_than_s=0.0) == 0
 
 
 def test_alone_is_who_finds_no_other_holder(tmp_path: Path) -> None:

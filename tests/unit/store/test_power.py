@@ -193,6 +193,7 @@ SITES = [
     SyncSite("directory", "."),
     SyncSite("directory", "packs"),
     SyncSite("directory", "snapshots"),
+    SyncSite("directory", "snapshots/*"),
     SyncSite("file", "packs"),
     SyncSite("file", "snapshots"),
 ]
