@@ -58,9 +58,9 @@ def test_the_growth_suite_measures_each_workload_and_leaves_nothing(tmp_path: Pa
 
 
 def test_a_grown_store_that_lacks_a_snapshot_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_growth, "iter_names", lambda store: iter(()))
+    monkeypatch.setattr(bench_growth, "iter_names", lambda store, prefix="": iter(()))
 
-    with pytest.raises(WrongResult, match="'list' in a store of"):
+    with pytest.raises(WrongResult, match="'latest under a prefix' in a store of"):
         bench_growth.run(TINY, tmp_path)
 
 

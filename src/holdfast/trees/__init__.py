@@ -1,0 +1,1 @@
+"""Trees of state: walking, moving, packing and renaming what holds tensors."""

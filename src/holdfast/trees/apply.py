@@ -1,0 +1,226 @@
+"""Walks over trees: what holds tensors, in which order they are met, and how a container is rebuilt as what it was."""
+
+from __future__ import annotations
+
+import copy
+import reprlib
+from collections import deque
+from collections.abc import Callable, Container, Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cached_property
+from inspect import getattr_static
+from typing import Any, Final, TypeAlias, TypeVar, overload
+
+import torch
+from torch.nn.utils.rnn import PackedSequence
+
+from holdfast.errors import Unsupported
+
+MAX_DEPTH: Final = 200
+"""Containers inside one another; state is never this deep, a mistake is."""
+_SHOWN_KEYS: Final = 4
+_UNSET: Final = object()
+_ATOMS: Final = frozenset({bool, bytes, complex, float, int, str, type(None)})
+"""Never worth a step of their own: state may hold lists of a million numbers."""
+
+Path: TypeAlias = tuple[object, ...]
+"""Keys from the root: a dict's key, an index, the name of a field; in a set, a position that means nothing."""
+Tree = TypeVar("Tree")
+
+
+@overload
+def apply_to_tensors(function: Callable[[torch.Tensor], torch.Tensor], tree: Tree) -> Tree: ...
+@overload
+def apply_to_tensors(function: Callable[[torch.Tensor], object], tree: object) -> object: ...
+def apply_to_tensors(function: Callable[[torch.Tensor], object], tree: object) -> object:
+    """Return `tree` with `function` applied to every tensor, and every container of the type it was.
+
+    What is met twice is converted once, so that shared parts stay shared; a container in which nothing changed is
+    returned itself. An exception of `function` carries a note with the path of the tensor.
+    """
+    # The node stands beside its result to stay alive: an id is only good as long as that.
+    results: dict[int, tuple[object, object]] = {}
+    for step in _iter_steps(tree, results):
+        if step.parts is None:
+            result = _call(function, step)
+        else:
+            values = [results.get(id(value), (value, value))[1] for value in step.parts.values]
+            result = _rebuild(step, step.parts, values)
+        results[id(step.node)] = (step.node, result)
+    return results.get(id(tree), (tree, tree))[1]
+
+
+def iter_tensors(tree: object) -> Iterator[tuple[Path, torch.Tensor]]:
+    """Yield the path and tensor of every place in `tree` that holds one."""
+    for step in _iter_steps(tree, ()):
+        if isinstance(step.node, torch.Tensor):
+            yield step.find_path(), step.node
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What a container holds, and under which keys."""
+
+    keys: Sequence[object]
+    values: Sequence[object]
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A tensor (without parts), or a container after all that is in it."""
+
+    node: object
+    depth: int = 0
+    key: object = None
+    parent: _Step | None = None
+    parts: _Parts | None = None
+
+    def find_path(self) -> Path:
+        """Return the keys from the root to here."""
+        keys: list[object] = []
+        step = self
+        while step.parent is not None:
+            keys.append(step.key)
+            step = step.parent
+        return tuple(reversed(keys))
+
+
+def _iter_steps(tree: object, done: Container[int]) -> Iterator[_Step]:
+    """Yield tensors in order, and containers after their parts, leaving out what has its id in `done` by then."""
+    ancestors: set[int] = set()
+    # A stack of our own: no tree, however deep, meets the interpreter's limit.
+    waiting = [_Step(tree)]
+    while waiting:
+        step = waiting.pop()
+        if step.parts is not None:
+            ancestors.remove(id(step.node))
+            yield step
+        elif id(step.node) in ancestors:
+            raise Unsupported(f"{_describe(step)} is a {_class_of(step.node)} that contains itself; break the cycle")
+        elif id(step.node) in done:
+            continue
+        elif isinstance(step.node, torch.Tensor):
+            yield step
+        elif (parts := _find_parts(step.node)) is not None:
+            ancestors.add(id(step.node))
+            waiting += _open(step, parts)
+
+
+def _open(step: _Step, parts: _Parts) -> Iterator[_Step]:
+    """Yield what to do about a container: itself after its parts, so for a stack the last part comes last."""
+    if step.depth == MAX_DEPTH:
+        raise Unsupported(f"{_describe(step)} is nested deeper than {MAX_DEPTH} levels; flatten it")
+    yield _Step(step.node, step.depth, step.key, step.parent, parts)
+    for key, value in zip(reversed(parts.keys), reversed(parts.values), strict=True):
+        if type(value) not in _ATOMS:
+            yield _Step(value, step.depth + 1, key, step)
+
+
+def _find_parts(node: object) -> _Parts | None:
+    """Find what a container holds; None for whatever is not a container."""
+    if isinstance(node, dict):
+        return _Parts(list(node.keys()), list(node.values()))
+    if isinstance(node, tuple):
+        return _Parts(getattr(node, "_fields", range(len(node))), node)
+    if isinstance(node, list | deque | set | frozenset):
+        return _Parts(range(len(node)), list(node))
+    # A module that is also a dataclass keeps its tensors elsewhere than in its fields.
+    if is_dataclass(node) and not isinstance(node, type | torch.nn.Module):
+        held = [(field.name, getattr(node, field.name, _UNSET)) for field in fields(node)]
+        held = [(name, value) for name, value in held if value is not _UNSET]
+        return _Parts([name for name, _ in held], [value for _, value in held])
+    return None
+
+
+def _call(function: Callable[[torch.Tensor], object], step: _Step) -> object:
+    assert isinstance(step.node, torch.Tensor)
+    try:
+        return function(step.node)
+    except Exception as err:
+        err.add_note(f"at {_describe(step)}")
+        raise
+
+
+def _rebuild(step: _Step, parts: _Parts, values: Sequence[object]) -> object:
+    """Return the container with new values, or itself if they are the ones it has."""
+    old = step.node
+    if isinstance(old, PackedSequence):
+        values = _keep_batch_sizes(old, values)
+    if all(new is was for new, was in zip(values, parts.values, strict=True)):
+        return old
+    try:
+        new = _make(old, parts.keys, values)
+    except TypeError as err:
+        raise Unsupported(f"{_describe(step)}: a {_class_of(old)} cannot be rebuilt: {err}; unpack it first") from err
+    if new is old or type(new) is not type(old):
+        raise Unsupported(f"{_describe(step)}: the copy of a {_class_of(old)} is no new one; unpack it first")
+    return new
+
+
+def _make(old: object, keys: Sequence[object], values: Sequence[object]) -> object:
+    if isinstance(old, tuple):
+        return _make_tuple(old, values)
+    if isinstance(old, frozenset):
+        return _with_attributes(frozenset.__new__(type(old), values), old)
+    if isinstance(old, dict | list | deque | set):
+        return _refill(copy.copy(old), old, keys, values)
+    new = _with_attributes(object.__new__(type(old)), old)
+    for key, value in zip(keys, values, strict=True):
+        # Not through the class: it may be frozen, and its __init__ may not take every field.
+        object.__setattr__(new, str(key), value)
+    return new
+
+
+def _make_tuple(old: tuple[object, ...], values: Sequence[object]) -> object:
+    try:
+        new = tuple.__new__(type(old), values)
+    except TypeError:
+        # Struct sequences, such as torch.return_types, insist on their own constructor, which takes a sequence.
+        return type(old)(values)
+    return _with_attributes(new, old)
+
+
+def _refill(new: Any, old: object, keys: Sequence[object], values: Sequence[object]) -> object:
+    """Put `values` into a copy, which has kept what else the container knows: a factory, a length, attributes."""
+    if new is old:
+        return new
+    if isinstance(new, dict):
+        for key, value in zip(keys, values, strict=True):
+            new[key] = value
+        return new
+    new.clear()
+    if isinstance(new, set):
+        new.update(values)
+    else:
+        new.extend(values)
+    return new
+
+
+def _with_attributes(new: object, old: object) -> object:
+    """Give `new` what is in the dict and the slots of `old`, running no code of the class."""
+    state = object.__getstate__(old)
+    for attributes in state if isinstance(state, tuple) else (state,):
+        for name, value in (attributes or {}).items():
+            # What was computed from the old tensors is computed again.
+            if not isinstance(getattr_static(type(old), name, None), cached_property):
+                object.__setattr__(new, name, value)
+    return new
+
+
+def _keep_batch_sizes(old: PackedSequence, values: Sequence[object]) -> Sequence[object]:
+    """Leave the batch sizes where they are if they were moved: torch wants them on the CPU, whatever the device."""
+    data, sizes, *indices = values
+    if isinstance(sizes, torch.Tensor) and sizes.device.type != "cpu":
+        return [data, old.batch_sizes, *indices]
+    return values
+
+
+def _class_of(node: object) -> str:
+    return type(node).__qualname__
+
+
+def _describe(step: _Step) -> str:
+    """Say where a step is, by the start of its path if that is long."""
+    path = step.find_path()
+    shown = "".join(f"[{reprlib.repr(key)}]" for key in path[:_SHOWN_KEYS])
+    return f"tree{shown}" + ("..." if len(path) > _SHOWN_KEYS else "")

@@ -1,0 +1,131 @@
+"""Moving and casting the tensors of a tree: to another device, or to another floating dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias, TypeVar
+
+import torch
+
+from holdfast.errors import Unsupported
+from holdfast.trees.apply import apply_to_tensors
+
+Device: TypeAlias = torch.device | str | int
+Tree = TypeVar("Tree")
+
+
+def move_to_device(tree: Tree, device: Device, *, non_blocking: bool = False) -> Tree:
+    """Return `tree` with its tensors on `device`; what is there already is the same object.
+
+    Copies to an accelerator run on a side stream, for which the current one then waits. With `non_blocking` they may
+    still be running on return, so leave pinned sources alone until then; what is copied to the host is always complete.
+    """
+    target = _resolve(device)
+    if _is_accelerator(target):
+        return _move_on_side_stream(tree, target, non_blocking=non_blocking)
+    return _move_and_wait(tree, target, non_blocking=non_blocking)
+
+
+def to_kwargs(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], device: Device, *, non_blocking: bool = False
+) -> tuple[tuple[tuple[Any, ...]], tuple[dict[str, Any]]]:
+    """Return the arguments of a call on `device`, as a tuple of one args and a tuple of one kwargs, empty or not."""
+    moved_args, moved_kwargs = move_to_device((args, dict(kwargs)), device, non_blocking=non_blocking)
+    return (moved_args,), (moved_kwargs,)
+
+
+def cast_floating(tree: Tree, dtype: torch.dtype | None) -> Tree:
+    """Return `tree` with its floating tensors as `dtype`; None leaves all as it is.
+
+    What required grad still does. A leaf becomes a leaf, which collects its own gradient; anything else stays in its
+    graph.
+    """
+    if dtype is None:
+        return tree
+    if not dtype.is_floating_point:
+        raise Unsupported(f"floating tensors are not cast to {dtype}; choose a floating dtype such as torch.float64")
+
+    def cast(tensor: torch.Tensor) -> torch.Tensor:
+        return _cast(tensor, dtype)
+
+    return apply_to_tensors(cast, tree)
+
+
+def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    if not tensor.is_floating_point() or tensor.dtype == dtype:
+        return tensor
+    # Two values to an element: neither the shape nor any kernel of torch allows a cast.
+    if torch.float4_e2m1fn_x2 in (tensor.dtype, dtype):
+        raise Unsupported(f"a tensor of {tensor.dtype} cannot be cast to {dtype}; convert it by hand")
+    if tensor.is_leaf:
+        return tensor.detach().to(dtype).requires_grad_(tensor.requires_grad)
+    cast = tensor.to(dtype)
+    # Under no_grad the cast is a leaf of its own.
+    return cast if cast.requires_grad else cast.requires_grad_()
+
+
+def _move_on_side_stream(tree: Tree, target: torch.device, *, non_blocking: bool) -> Tree:
+    current = torch.accelerator.current_stream(target)
+    side = torch.Stream(device=target)
+    copies: list[torch.Tensor] = []
+
+    def move(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.device == target:
+            return tensor
+        _verify_data(tensor, target)
+        if not _has_one_storage(tensor):
+            return tensor.to(target, non_blocking=non_blocking)
+        with side:
+            copies.append(tensor.to(target, non_blocking=non_blocking))
+        return copies[-1]
+
+    moved = apply_to_tensors(move, tree)
+    if copies:
+        current.wait_stream(side)
+    for tensor in copies:
+        # Allocated on the side stream, used on the current one: the memory must not be given away before that is done.
+        tensor.record_stream(current)
+    return moved
+
+
+def _move_and_wait(tree: Tree, target: torch.device, *, non_blocking: bool) -> Tree:
+    sources: set[torch.device] = set()
+
+    def move(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.device == target:
+            return tensor
+        _verify_data(tensor, target)
+        sources.add(tensor.device)
+        return tensor.to(target, non_blocking=non_blocking)
+
+    moved = apply_to_tensors(move, tree)
+    for source in sources:
+        # One wait for all copies; without it the host could read what has not arrived.
+        if non_blocking and _is_accelerator(source):
+            torch.accelerator.current_stream(source).synchronize()
+    return moved
+
+
+def _resolve(device: Device) -> torch.device:
+    """Return the device as tensors on it name it, so that the two can be compared."""
+    return torch.empty(0, device=device).device
+
+
+def _is_accelerator(device: torch.device) -> bool:
+    accelerator = torch.accelerator.current_accelerator()
+    return accelerator is not None and device.type == accelerator.type
+
+
+def _has_one_storage(tensor: torch.Tensor) -> bool:
+    """Tell whether recording a stream reaches all memory of a tensor; not so if it is made of other tensors."""
+    return (
+        type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout == torch.strided and not tensor.is_nested
+    )
+
+
+def _verify_data(tensor: torch.Tensor, target: torch.device) -> None:
+    if tensor.is_meta and target.type != "meta":
+        raise Unsupported(
+            f"a meta tensor of shape {tuple(tensor.shape)} has no data to move to {target}; "
+            "load into it with assign=True, or make one with torch.empty_like"
+        )

@@ -1,0 +1,69 @@
+"""A part of an encoded tree, or the same tree under other keys: whoever loads it reads only what is wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Final
+
+from holdfast.errors import Mismatch
+from holdfast.repo.record import Json
+from holdfast.trees.outline import ITEMS_START, KEYED_START, PAIRS_START, has_children, key_text
+from holdfast.trees.rename import rename_name
+
+_NOTHING: Final = object()
+
+
+def matches(name: str, patterns: Sequence[str]) -> bool:
+    """Tell whether a leaf's name fits one of the patterns, or lies below one that is a plain name."""
+    return any(fnmatchcase(name, pattern) or name.startswith(pattern + ".") for pattern in patterns)
+
+
+def pick(node: Json, is_wanted: Callable[[str], bool]) -> Json:
+    """Return the tree with the leaves whose name is wanted.
+
+    What is not wanted is left out of dicts, and is None where others would move up. Without any, None.
+    """
+    found = _pick(node, None, is_wanted)
+    return None if found is _NOTHING else found
+
+
+def _pick(node: Json, name: str | None, is_wanted: Callable[[str], bool]) -> Json:
+    if not has_children(node):
+        return node if is_wanted(name or "") else _NOTHING
+    # A key may be the empty text, which is not the same as no key.
+    tag, prefix = node[0], "" if name is None else name + "."
+    start = ITEMS_START.get(tag) or KEYED_START[tag]
+    kept: list[Json] = []
+    is_empty = True
+    for key, child in _iter_children(node, start):
+        found = _pick(child, prefix + key_text(key), is_wanted)
+        is_empty = is_empty and found is _NOTHING
+        if found is _NOTHING and tag in PAIRS_START:
+            continue
+        found = None if found is _NOTHING else found
+        kept += [found] if tag in ITEMS_START else [key, found]
+    return _NOTHING if is_empty else [*node[:start], *kept]
+
+
+def rename_keys(node: Json, renames: Mapping[str, str]) -> Json:
+    """Return the tree with the prefixes of text keys replaced, in every dict; two that become one raise Mismatch."""
+    if not has_children(node):
+        return node
+    tag = node[0]
+    start = ITEMS_START.get(tag) or KEYED_START[tag]
+    renamed: list[Json] = list(node[:start])
+    taken: dict[str, str] = {}
+    for key, child in _iter_children(node, start):
+        new = rename_name(key, renames) if tag in PAIRS_START and isinstance(key, str) else key
+        if isinstance(new, str) and taken.setdefault(new, key) != key:
+            raise Mismatch(f"{taken[new]!r} and {key!r} would both become {new!r}; choose other prefixes")
+        moved = rename_keys(child, renames)
+        renamed += [moved] if tag in ITEMS_START else [new, moved]
+    return renamed
+
+
+def _iter_children(node: Sequence[Json], start: int) -> list[tuple[Json, Json]]:
+    if node[0] in ITEMS_START:
+        return list(enumerate(node[start:]))
+    return list(zip(node[start::2], node[start + 1 :: 2], strict=True))

@@ -1,0 +1,314 @@
+"""What a tree may be made of: the classes that the user has registered, and how they and containers are rebuilt."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import operator
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum, Flag
+from types import MemberDescriptorType
+from typing import Any, Final, Literal
+
+import torch
+
+from holdfast.errors import Unsupported
+from holdfast.repo.record import Json
+
+Kind = Literal["enum", "dataclass", "namedtuple", "tensor"]
+
+# Factories that are no code of the user: what they make is what an absent field would have held.
+_BUILTIN_FACTORIES: Final[tuple[Callable[[], object], ...]] = (list, dict, set)
+
+# A factory runs when a missing key is asked for: only these, which make empty builtins, are ever put in place.
+_FACTORIES: Final[Mapping[str | None, Callable[[], object] | None]] = {
+    None: None,
+    **{made.__name__: made for made in (bool, int, float, complex, str, bytes, bytearray, list, tuple, dict)},
+    **{made.__name__: made for made in (set, frozenset, OrderedDict, Counter, deque)},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """One class that a snapshot may name."""
+
+    cls: type[Any]
+    type_id: str
+    kind: Kind
+    fields: tuple[str, ...] = ()
+    defaults: Mapping[str, Callable[[], object]] = dataclasses.field(default_factory=dict)
+    """What fills a field that the class did not have yet when the value was saved."""
+
+
+class Types:
+    """The classes that a store was told about; nothing else is ever made, and no class is looked up by its name."""
+
+    def __init__(self, classes: Iterable[type] = ()) -> None:
+        self._by_id: dict[str, Registered] = {}
+        for cls in classes:
+            registered = _inspect(cls)
+            other = self._by_id.setdefault(registered.type_id, registered)
+            if other.cls is not cls:
+                raise Unsupported(f"two different classes passed in types= are called {registered.type_id}; rename one")
+        self._by_class = {registered.cls: registered for registered in self._by_id.values()}
+
+    @property
+    def classes(self) -> tuple[type, ...]:
+        """The registered classes, in the order in which they were passed."""
+        return tuple(self._by_class)
+
+    def find(self, type_id: str) -> type:
+        """Return the class that was saved under `type_id`, or raise Unsupported."""
+        return self.find_by_id(type_id).cls
+
+    def id_of(self, cls: type) -> str:
+        """Return the name under which values of `cls` are saved, or raise Unsupported."""
+        registered = self.find_by_class(cls)
+        if registered is None:
+            raise Unsupported(
+                f"class {cls.__qualname__} cannot be saved until it is registered:"
+                f" pass types=[{cls.__name__}] to holdfast.open(...)"
+            )
+        return registered.type_id
+
+    def find_by_id(self, type_id: str) -> Registered:
+        """Return what was registered under `type_id`, or raise Unsupported."""
+        registered = self._by_id.get(type_id)
+        if registered is None:
+            short = type_id[:200]
+            raise Unsupported(
+                f"it was saved as an object of class {short!r}, which this store was not told about:"
+                f" pass types=[{short.rpartition(':')[2].rpartition('.')[2]}] to holdfast.open(...)"
+            )
+        return registered
+
+    def find_by_class(self, cls: type) -> Registered | None:
+        """Return what was registered for `cls` itself; its base classes do not count."""
+        return self._by_class.get(cls)
+
+
+def find_kind(cls: type) -> Kind | None:
+    """Tell which kind of class that can be registered `cls` is, if any."""
+    if issubclass(cls, torch.Tensor):
+        return "tensor" if getattr(cls, "__tensor_flatten__", None) is not None else None
+    if issubclass(cls, Enum):
+        return "enum"
+    if dataclasses.is_dataclass(cls):
+        return "dataclass"
+    if issubclass(cls, tuple) and isinstance(getattr(cls, "_fields", None), tuple):
+        return "namedtuple"
+    return None
+
+
+def _inspect(cls: object) -> Registered:
+    kind = find_kind(cls) if isinstance(cls, type) else None
+    if kind is None or not isinstance(cls, type):
+        raise Unsupported(
+            "types= takes enums, dataclasses, named tuples and tensor classes with __tensor_flatten__,"
+            f" not {cls!r:.200}"
+        )
+    type_id = f"{cls.__module__}:{cls.__qualname__}"
+    if kind == "dataclass":
+        return _inspect_dataclass(cls, type_id)
+    if kind == "namedtuple":
+        fields, defaults = getattr(cls, "_fields", ()), getattr(cls, "_field_defaults", {})
+        return Registered(cls, type_id, kind, fields, {name: _always(value) for name, value in defaults.items()})
+    return Registered(cls, type_id, kind)
+
+
+def _inspect_dataclass(cls: type[Any], type_id: str) -> Registered:
+    fields = dataclasses.fields(cls)
+    names = tuple(field.name for field in fields)
+    try:
+        object.__new__(cls)
+    except TypeError as error:
+        raise Unsupported(f"dataclass {type_id} is abstract or holds more than its fields: {error}") from error
+    for name in names:
+        if _runs_code(inspect.getattr_static(cls, name, None)):
+            raise Unsupported(f"dataclass {type_id}: field {name!r} is a descriptor, and setting it would run its code")
+    hidden = sorted(_find_slots(cls) - set(names))
+    if hidden:
+        raise Unsupported(f"dataclass {type_id} has the slot {hidden[0]!r}, which is not a field: make it one")
+    return Registered(cls, type_id, "dataclass", names, _find_defaults(fields))
+
+
+def _runs_code(attribute: object) -> bool:
+    setter = getattr(type(attribute), "__set__", None)
+    return setter is not None and not isinstance(attribute, MemberDescriptorType)
+
+
+def _find_slots(cls: type) -> set[str]:
+    return {
+        name for base in cls.__mro__ for name, found in vars(base).items() if isinstance(found, MemberDescriptorType)
+    }
+
+
+def _find_defaults(fields: tuple[dataclasses.Field[Any], ...]) -> dict[str, Callable[[], object]]:
+    found: dict[str, Callable[[], object]] = {}
+    for field in fields:
+        if field.default is not dataclasses.MISSING:
+            found[field.name] = _always(field.default)
+        elif field.default_factory in _BUILTIN_FACTORIES:
+            found[field.name] = field.default_factory
+    return found
+
+
+def _always(value: object) -> Callable[[], object]:
+    return lambda: value
+
+
+def take_apart(registered: Registered, value: Any) -> list[tuple[str, object]]:
+    """Return the fields of a dataclass or named tuple, or raise Unsupported if they are not all there is to it."""
+    if registered.kind == "namedtuple":
+        found = list(zip(registered.fields, tuple.__iter__(value), strict=True))
+    else:
+        found = [(name, _read_field(registered, value, name)) for name in registered.fields]
+    # An attribute that is no field would be lost, and the value come back as another.
+    for name in getattr(value, "__dict__", {}):
+        if name not in registered.fields and not _is_cached(registered.cls, name):
+            raise Unsupported(
+                f"a {registered.cls.__qualname__} with the attribute {name!r}, which is not a field, cannot be saved;"
+                " make it a field"
+            )
+    return found
+
+
+def _read_field(registered: Registered, value: object, name: str) -> object:
+    try:
+        return getattr(value, name)
+    except AttributeError as error:
+        raise Unsupported(
+            f"a {registered.cls.__qualname__} whose field {name!r} is not set cannot be saved; set it"
+        ) from error
+
+
+def _is_cached(cls: type, name: str) -> bool:
+    return isinstance(inspect.getattr_static(cls, name, None), functools.cached_property)
+
+
+def put_together(registered: Registered, found: Mapping[Any, object]) -> object:
+    """Rebuild a dataclass or named tuple without running any code of its class; raises Unsupported or ValueError."""
+    if not all(type(name) is str for name in found):
+        raise ValueError("a field without a name")
+    gone = [name for name in found if name not in registered.fields]
+    if gone:
+        raise Unsupported(
+            f"field {gone[0][:80]!r} was saved, and class {registered.type_id} has it no more:"
+            " pass the class as it was in types="
+        )
+    values = [found[name] if name in found else _default(registered, name) for name in registered.fields]
+    if registered.kind == "namedtuple":
+        return tuple.__new__(registered.cls, values)
+    instance = object.__new__(registered.cls)
+    for name, value in zip(registered.fields, values, strict=True):
+        object.__setattr__(instance, name, value)
+    return instance
+
+
+def _default(registered: Registered, name: str) -> object:
+    make = registered.defaults.get(name)
+    if make is None:
+        raise Unsupported(
+            f"field {name!r} of class {registered.type_id} was not saved and has no plain default: give it one"
+        )
+    return make()
+
+
+def member_name(registered: Registered, value: Enum) -> str:
+    """Return the name of an enum member; a combination of flags is the names of its bits."""
+    if value.__class__.__members__.get(value._name_) is value:
+        return value._name_
+    # Only flags have values that are no members; unknown bits of one belong to no name.
+    names = [member._name_ for member in value] if isinstance(value, Flag) else []
+    text = "|".join(str(name) for name in names)
+    if not isinstance(value, Flag) or find_member(registered, text) is not value:
+        raise Unsupported(f"a {registered.cls.__qualname__} that is no combination of its members cannot be saved")
+    return text
+
+
+def find_member(registered: Registered, name: str) -> Enum:
+    """Return an enum member by its name, or raise Unsupported."""
+    members: Mapping[str, Enum] = registered.cls.__members__
+    if name in members:
+        return members[name]
+    names = name.split("|") if name else []
+    if not issubclass(registered.cls, Flag) or not all(part in members for part in names):
+        raise Unsupported(
+            f"member {name[:80]!r} was saved, and class {registered.type_id} has it no more:"
+            " pass the class as it was in types="
+        )
+    found: Enum = functools.reduce(operator.or_, [members[part] for part in names], registered.cls(0))
+    return found
+
+
+def is_known(factory: object) -> bool:
+    """Tell whether a defaultdict with this factory can be saved."""
+    return any(factory is known for known in _FACTORIES.values())
+
+
+# A key's hash and comparison may be a registered class's own, over whatever its fields hold.
+_HASH_ERRORS: Final = (TypeError, ValueError, ArithmeticError, AttributeError)
+
+
+def build_dict(values: list[Any]) -> dict[Any, Any]:
+    """Build a dict from keys and values in turn, or raise ValueError."""
+    keys = values[::2]
+    try:
+        found = dict(zip(keys, values[1::2], strict=True))
+    except _HASH_ERRORS as error:
+        raise ValueError("a key that cannot be one") from error
+    if len(found) != len(keys):
+        raise ValueError("a key stands twice")
+    return found
+
+
+def _build_set(values: list[Any]) -> set[Any]:
+    try:
+        found = set(values)
+    except _HASH_ERRORS as error:
+        raise ValueError("a member of a set that cannot be one") from error
+    if len(found) != len(values):
+        raise ValueError("a member of a set stands twice")
+    return found
+
+
+def _build_ordered(values: list[Any], make: Callable[[dict[Any, Any]], Any]) -> object:
+    found, attributes = make(build_dict(values[1:])), values[0]
+    hidden = set(dir(type(found)))
+    if type(attributes) is not dict or any(type(name) is not str or name in hidden for name in attributes):
+        raise ValueError("not the attributes of a dict")
+    vars(found).update(attributes)
+    return found
+
+
+def _build_defaulted(node: list[Json], values: list[Any]) -> object:
+    factory = node[1]
+    if (factory is not None and type(factory) is not str) or factory not in _FACTORIES:
+        raise ValueError("a defaultdict without a known factory")
+    return defaultdict(_FACTORIES[factory], build_dict(values))
+
+
+def _build_deque(node: list[Json], values: list[Any]) -> object:
+    limit = node[1] if len(node) > 1 else False
+    if limit is not None and (type(limit) is not int or not len(values) <= limit < 1 << 63):
+        raise ValueError("a deque of more than its limit")
+    return deque(values, limit)
+
+
+BUILDERS: Final[Mapping[str, Callable[[list[Json], list[Any]], Any]]] = {
+    "dict": lambda _node, values: build_dict(values),
+    "odict": lambda _node, values: OrderedDict(build_dict(values)),
+    "odict+": lambda _node, values: _build_ordered(values, OrderedDict),
+    "counter": lambda _node, values: Counter(build_dict(values)),
+    "counter+": lambda _node, values: _build_ordered(values, Counter),
+    "defaultdict": _build_defaulted,
+    "list": lambda _node, values: values,
+    "tuple": lambda _node, values: tuple(values),
+    "deque": _build_deque,
+    "set": lambda _node, values: _build_set(values),
+    "frozenset": lambda _node, values: frozenset(_build_set(values)),
+    "slice": lambda _node, values: slice(*values),
+}

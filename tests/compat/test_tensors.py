@@ -1,0 +1,77 @@
+"""A store with every kind of tensor, checked in: each of them still loads, bit for bit, and has the digest it had."""
+
+from __future__ import annotations
+
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.facade import Store
+from holdfast.facade import open as open_store
+from tests.compat.make_tensors import ARCHIVE, choose_names, make_plain, make_shared, make_tree
+from tests.tensor_zoo import DTYPES
+from tests.tensors import SUBCLASSES, TENSORS, assert_same_tensor, find_facts
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    place: Path = tmp_path_factory.mktemp("tensors")
+    with tarfile.open(ARCHIVE) as archive:
+        archive.extractall(place, filter="data")
+    with open_store(place, read_only=True, types=SUBCLASSES) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def tree(store: Store) -> Any:
+    return store.load("every")
+
+
+@pytest.mark.parametrize("kind", sorted({name.partition("/")[0] for name in choose_names()}))
+def test_tensors_of_old_stores_are_what_they_were(tree: Any, kind: str) -> None:
+    found = {name: tensor for name, tensor in tree["tensors"].items() if name.partition("/")[0] == kind}
+    assert found
+    assert [name for name, tensor in found.items() if find_facts(tensor) != find_facts(TENSORS[name]())] == []
+
+
+def test_plain_values_of_old_stores_are_what_they_were(store: Store) -> None:
+    found, wanted = store.load("every", only="plain")["plain"], make_plain()
+    states = [value["containers"][-1] for value in (found, wanted)]
+    arrays = [value["numpy"].pop() for value in (found, wanted)]
+    assert_same_tensor(states[0].pop("w"), states[1].pop("w"))
+    assert states[0]._metadata == states[1]._metadata
+    assert (arrays[0].dtype, arrays[0].tolist()) == (arrays[1].dtype, arrays[1].tolist())
+    assert repr(found) == repr(wanted)
+
+
+def test_memory_shared_in_old_stores_is_shared(store: Store) -> None:
+    found, wanted = store.load("every", only="shared")["shared"], make_shared()
+    for name, tensor in wanted.items():
+        assert_same_tensor(found[name], tensor)
+    assert found["base"] is found["same"]
+    found["base"][1001] = -1
+    assert (found["rows"][0, 1], found["stepped"][1001 // 3 + 1]) == (-1, 1002)
+    found["gappy"][3] = -2.0
+    assert found["tied"][3] == -2.0
+
+
+def test_an_old_store_checks_clean(store: Store) -> None:
+    assert store.check(read=True) == []
+
+
+@pytest.mark.slow
+def test_the_digest_is_what_saving_it_today_gives(store: Store) -> None:
+    today = open_store("memory://", types=SUBCLASSES)
+    names = list(store.load("every")["tensors"])
+    assert today.save("every", make_tree(names), grads=True).digest == store.snapshot("every").digest
+
+
+def test_every_dtype_and_layout_is_there_and_the_store_stays_small(tree: Any) -> None:
+    names = tree["tensors"].keys()
+    missing = [dtype for dtype in DTYPES if not any(name.startswith(dtype + "/") for name in names)]
+    assert missing == []
+    assert set(choose_names()) <= names
+    assert ARCHIVE.stat().st_size < 100_000

@@ -1,0 +1,112 @@
+"""The spec of a tensor: says all and nothing needless, comes back the same, and refuses what cannot be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from holdfast.errors import Corrupt, NewerFormat
+from holdfast.tensors.spec import (
+    MAX_DIMS,
+    TensorSpec,
+    contiguous_stride,
+    count_bytes,
+    decode_spec,
+    describe,
+    encode_spec,
+    find_span,
+)
+from tests.tensors import ORDINARY
+
+PLAIN: dict[str, Any] = {"type": "tensor", "dtype": "float32", "shape": [2, 3]}
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in ORDINARY if name.startswith(("float32/", "complex64/", "role/", "q"))]
+)
+def test_a_spec_comes_back_the_same(name: str) -> None:
+    spec = describe(ORDINARY[name]())
+    size = 0 if spec.meta else spec.span_bytes
+    assert decode_spec(encode_spec(spec), size_bytes=size, what="x") == spec
+
+
+def test_nothing_is_written_that_goes_without_saying() -> None:
+    assert encode_spec(describe(torch.ones(2, 3))) == PLAIN
+    assert encode_spec(describe(torch.ones(3, 2).t())) == {**PLAIN, "stride": [1, 2]}
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (0, 3), (3, 0, 2), (1,), (2, 3, 4), (1, 1, 5)])
+def test_contiguous_strides_are_those_of_torch(shape: tuple[int, ...]) -> None:
+    assert contiguous_stride(shape) == torch.empty(shape).stride()
+
+
+def test_a_span_reaches_from_the_first_item_to_the_last() -> None:
+    assert find_span((4, 6), (6, 1)) == 24
+    assert find_span((4, 6), (0, 2)) == 11
+    assert find_span((4, 0), (9, 9)) == 0
+    assert find_span((), ()) == 1
+    assert count_bytes(torch.quint4x2, 5) == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"type": "array"}, "is not described as a tensor"),
+        ({"dtype": 3}, "is not described as a tensor"),
+        ({"dtype": "Float32"}, "is not the name of a dtype"),
+        ({"shape": None}, "a shape or strides that cannot be"),
+        ({"shape": [1] * (MAX_DIMS + 1)}, "a shape or strides that cannot be"),
+        ({"shape": [2, -3]}, "a size, stride or offset that cannot be"),
+        ({"shape": [2, True]}, "a size, stride or offset that cannot be"),
+        ({"shape": [2, 1.5]}, "a size, stride or offset that cannot be"),
+        ({"shape": [1 << 61]}, "a size, stride or offset that cannot be"),
+        ({"shape": [1 << 40, 1 << 40], "stride": [0, 0]}, "larger than a tensor can be"),
+        ({"stride": [1]}, "strides that do not fit its shape"),
+        ({"stride": [4, 1]}, "needs 28 bytes, its entry holds 24"),
+        ({"shape": [2, 4]}, "needs 32 bytes, its entry holds 24"),
+        ({"offset": 1}, "needs 28 bytes, its entry holds 24"),
+        ({"at": 2}, "strides that do not fit its shape"),
+        ({"at": -4}, "a size, stride or offset that cannot be"),
+        ({"conj": True}, "flags that its dtype cannot have"),
+        ({"conj": 1}, "a spec that makes no sense"),
+        ({"role": "boss"}, "a spec that makes no sense"),
+        ({"role": []}, "a spec that makes no sense"),
+        ({"meta": True}, "needs 0 bytes, its entry holds 24"),
+        ({"packed": True, "shape": [2, 2]}, "needs 16 bytes, its entry holds 24"),
+        ({"packed": True, "offset": 1}, "is spread over more memory than a tensor can be"),
+        ({"packed": True, "stride": [1 << 50, 1]}, "is spread over more memory than a tensor can be"),
+        ({"quantizer": ["per_tensor", "0x1p0", 0]}, "flags that its dtype cannot have"),
+        ({"dtype": "quint8"}, "flags that its dtype cannot have"),
+        ({"quantizer": ["per_tensor", "one", 0]}, "a quantizer that makes no sense"),
+        ({"quantizer": ["per_channel", 70, "float64", "", "int64", ""]}, "a quantizer that makes no sense"),
+        ({"quantizer": 7}, "a quantizer that makes no sense"),
+        ({"quantizer": {}}, "a quantizer that makes no sense"),
+        ({"quantizer": ""}, "a quantizer that makes no sense"),
+        ({"quantizer": []}, "a quantizer that makes no sense"),
+        ({"quantizer": ["per_tensor", "0x1p99999", 0]}, "a quantizer that makes no sense"),
+        ({"quantizer": ["per_tensor", "0x1p0", 1 << 31]}, "a quantizer that makes no sense"),
+        ({"quantizer": ["per_tensor", "0x1p0", True]}, "a quantizer that makes no sense"),
+        ({"quantizer": ["per_channel", 0, "float64", "00", "int64", ""]}, "a quantizer that makes no sense"),
+        ({"quantizer": ["per_channel", 0, "bits8", "00", "int64", ""]}, "a quantizer that makes no sense"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_is_refused_by_name(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(Corrupt, match=words):
+        decode_spec({**PLAIN, **changes}, size_bytes=24, what="'run', w")
+
+
+def test_a_dtype_of_a_later_torch_asks_for_it() -> None:
+    with pytest.raises(NewerFormat, match="has no dtype 'float3'"):
+        decode_spec({**PLAIN, "dtype": "float3"}, size_bytes=24, what="x")
+
+
+def test_strides_of_dimensions_without_items_do_not_matter() -> None:
+    spec = decode_spec({**PLAIN, "shape": [0, 3], "stride": [1 << 60, 1 << 60]}, size_bytes=0, what="x")
+    assert spec.span_bytes == 0
+
+
+def test_packed_shapes_leave_repeats_out() -> None:
+    assert TensorSpec(torch.int8, (4, 5, 1), (0, 3, 0)).packed_shape == (5, 1)
