@@ -1,18 +1,27 @@
-"""A tour of the store on files: save, share, die in the middle, rot, be told, heal. Needs nothing but Holdfast."""
+"""A training is killed in the middle, goes on, and is proved equal to one that was left alone; from nothing.
+
+    python examples/demo.py [--keep DIR] [--steps 40] [--layers 4]
+
+The training itself, which is what you may want to copy, is in `train.py`.
+"""
 
 from __future__ import annotations
 
-import os
-import random
-import signal
+import argparse
+import shutil
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-HOLDFAST: Final = str(Path(sys.executable).with_name("holdfast"))
-MEBIBYTE: Final = 1 << 20
+import holdfast
+
+TRAIN: Final = Path(__file__).with_name("train.py")
+SHOWN_EVERY: Final = 5
 
 
 def say(text: str) -> None:
@@ -20,72 +29,183 @@ def say(text: str) -> None:
     print(f"\n# {text}", flush=True)
 
 
-def run(*words: str, expect: int = 0) -> None:
-    """Show a command, run it, and insist on its exit code."""
-    print("$ holdfast " + " ".join(words), flush=True)
-    code = subprocess.run([HOLDFAST, *words], check=False).returncode
-    if code != expect:
-        raise SystemExit(f"the demo expected exit code {expect}, not {code}")
+def expect(claim: str, *, holds: bool) -> None:
+    """Print a claim, and end the demo with exit code 1 if it does not hold."""
+    print(f"  {'yes' if holds else 'NO'}: {claim}", flush=True)
+    if not holds:
+        raise SystemExit(f"the demo failed: it does not hold that {claim}")
 
 
-def make_checkpoint(folder: Path, rng: random.Random) -> None:
-    """Write something like a small checkpoint: frozen base, trained head, tokenizer."""
-    folder.mkdir()
-    (folder / "base.bin").write_bytes(rng.randbytes(24 * MEBIBYTE))
-    (folder / "head.bin").write_bytes(rng.randbytes(2 * MEBIBYTE))
-    (folder / "tokenizer.json").write_text('{"model": "bpe", "vocab": 50257}\n')
+@contextmanager
+def training(store: holdfast.Store, run: str, *words: str) -> Iterator[subprocess.Popen[str]]:
+    """Start `train.py` in a process of its own; whatever happens here, it does not outlive the block."""
+    command = [sys.executable, str(TRAIN), store.url, "--run", run, *words]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        yield child
+    finally:
+        child.kill()
+        child.wait()
+        assert child.stdout is not None
+        child.stdout.close()
 
 
-def kill_while_saving(folder: Path) -> None:
-    """Start an overwriting save and kill it as soon as its lease shows that it is at work."""
-    print("$ holdfast put run/step-2 model --overwrite   # and kill -9", flush=True)
-    child = subprocess.Popen([HOLDFAST, "put", "run/step-2", "model", "--overwrite"], stdout=subprocess.DEVNULL)
-    while child.poll() is None and not any((folder / "store/leases").iterdir()):
-        pass
-    child.send_signal(signal.SIGKILL)
-    print(f"  exit code {child.wait()}", flush=True)
+def iter_lines(child: subprocess.Popen[str]) -> Iterator[str]:
+    """Yield what a training says as it says it, and show enough of it to see that it moves."""
+    assert child.stdout is not None
+    for line in child.stdout:
+        text = line.strip()
+        if find_step(text) % SHOWN_EVERY == 0:
+            print(f"  {text}", flush=True)
+        yield text
 
 
-def flip_a_bit(folder: Path) -> None:
-    """Damage the largest pack as a failing disk would."""
-    pack = max((folder / "store/packs").iterdir(), key=lambda path: path.stat().st_size)
-    with pack.open("r+b") as file:
-        file.seek(pack.stat().st_size // 2)
-        byte = file.read(1)[0]
-        file.seek(-1, os.SEEK_CUR)
-        file.write(bytes([byte ^ 1]))
-    print(f"  one bit of store/packs/{pack.name}", flush=True)
+def find_step(text: str) -> int:
+    """Return the number of the step that a line reports; 0 for any other line."""
+    return int(text.split()[1]) if text.startswith("step ") else 0
 
 
-def main() -> None:
-    """Run the tour in a temporary directory."""
-    rng = random.Random(0)
-    with tempfile.TemporaryDirectory(prefix="holdfast-demo-") as name:
-        folder = Path(name)
-        os.chdir(folder)
-        os.environ["HOLDFAST_STORE"] = "store"
-        make_checkpoint(folder / "model", rng)
-        say("A store is a directory. Save a checkpoint: 26 MiB, all new.")
-        run("init", "store")
-        run("put", "run/step-1", "model", "--meta", "loss=3.2")
-        say("Train the head only and save again: the frozen base is not stored twice.")
-        (folder / "model/head.bin").write_bytes(rng.randbytes(2 * MEBIBYTE))
-        run("put", "run/step-2", "model", "--meta", "loss=2.7")
-        run("ls")
-        say("Kill a save in the middle: the old state stays, whole.")
-        (folder / "model/base.bin").write_bytes(rng.randbytes(24 * MEBIBYTE))
-        kill_while_saving(folder)
-        run("check", "--read")
-        say("Let a bit rot: it is found and named, and never returned.")
-        flip_a_bit(folder)
-        run("check", "--read", expect=1)
-        run("get", "run/step-1", "restored", expect=2)
-        say("Save the base again under any name: the rotten chunk is not trusted, and older snapshots heal.")
-        rng = random.Random(0)
-        (folder / "base.bin").write_bytes(rng.randbytes(24 * MEBIBYTE))
-        run("put", "heal", "base.bin")
-        run("get", "run/step-1", "restored")
-        run("doctor")
+def kill_in_the_middle(child: subprocess.Popen[str], *, kill_at: int) -> None:
+    """Let a training come to a step, then kill it as the kernel does when memory is short."""
+    for line in iter_lines(child):
+        if find_step(line) >= kill_at:
+            break
+    child.kill()
+    expect(f"it was killed after step {kill_at}, by signal 9", holds=child.wait() == -9)
+
+
+def run_to_end(child: subprocess.Popen[str]) -> list[str]:
+    """Let a training end and return what it said."""
+    said = list(iter_lines(child))
+    expect("it ended well", holds=child.wait() == 0)
+    return said
+
+
+def prove_equal(store: holdfast.Store, name: str, reference: str) -> None:
+    """Compare a run with one that was not interrupted: every loss as a float, everything else by digest."""
+    losses = store.load(name, only="progress")["progress"]["losses"]
+    expected = store.load(reference, only="progress")["progress"]["losses"]
+    expect(f"all {len(expected)} losses are equal, to the last bit", holds=losses == expected)
+    found, wanted = store.snapshot(name).digest, store.snapshot(reference).digest
+    expect(
+        f"model, AdamW, schedule, sampler and random generators are equal: {found.hex()[:16]}... is the digest of both",
+        holds=found == wanted,
+    )
+
+
+def prove_sound(store: holdfast.Store, claim: str, *, read: bool) -> None:
+    """Check the store, with `read` every byte; what a killed save had begun to write is left over and harms nobody."""
+    findings = store.check(read=read)
+    harm = [finding.message for finding in findings if finding.severity != "note"]
+    expect("; ".join([claim, *harm]), holds=not harm)
+    if findings:
+        print(f"  (Left over from the save that was killed: {len(findings)} files, which `holdfast gc` removes.)")
+
+
+def count_new_bytes(snapshots: Sequence[holdfast.Snapshot]) -> list[int]:
+    """Return how much each snapshot added: a chunk is stored once, and the first that holds it pays."""
+    held: set[bytes] = set()
+    added = []
+    for snapshot in snapshots:
+        chunks = [chunk for entry in snapshot.open().reader.manifest.iter_entries() for chunk in entry.chunks]
+        sizes = {bytes(chunk.digest): chunk.size_bytes for chunk in chunks}
+        added.append(sum(size for digest, size in sizes.items() if digest not in held))
+        held |= sizes.keys()
+    return added
+
+
+def show_table(store: holdfast.Store, place: Path) -> None:
+    """Print what the store holds and what of it was new, in the order in which it was saved."""
+    snapshots = sorted(store.snapshots(), key=lambda snapshot: snapshot.time)
+    added = count_new_bytes(snapshots)
+    print(f"  {'SNAPSHOT':<20} {'LOGICAL':>10} {'NEW':>10} {'SHARED':>7}")
+    for snapshot, new in zip(snapshots, added, strict=True):
+        shared = 1 - new / snapshot.logical_bytes
+        print(f"  {snapshot.name:<20} {mebibytes(snapshot.logical_bytes)} {mebibytes(new)} {shared:>7.0%}")
+    logical = sum(snapshot.logical_bytes for snapshot in snapshots)
+    on_disk = sum(file.stat().st_size for file in place.rglob("*") if file.is_file())
+    print(f"  {'in all':<20} {mebibytes(logical)} {mebibytes(sum(added))} {1 - sum(added) / logical:>7.0%}")
+    print(f"  {'on disk':<20} {'':>10} {mebibytes(on_disk)}")
+
+
+def mebibytes(size_bytes: int) -> str:
+    """Write a size so that it fits into the table."""
+    return f"{size_bytes / (1 << 20):>6.1f} MiB"
+
+
+def run_demo(place: Path, *, num_steps: int, num_layers: int) -> None:
+    """Train, kill, resume, compare, fine-tune, look."""
+    save_every = max(num_steps // 4, 1)
+    last = f"step-{num_steps}"
+    sizes = ("--steps", str(num_steps), "--layers", str(num_layers))
+    often = ("--save-every", str(save_every))
+    seldom = ("--save-every", str(num_steps))
+    with holdfast.open(place) as store:
+        say(f"Train a {num_layers}-layer transformer in a process of its own; checkpoint interval: {save_every}.")
+        print(
+            "  (Beside it, the same training runs to its end undisturbed. Importing torch takes a while.)", flush=True
+        )
+        with training(store, "undisturbed/", *sizes, *seldom) as undisturbed:
+            with training(store, "run/", *sizes, *often) as child:
+                # The second save waited for the first one, so by now at least that is there.
+                kill_in_the_middle(child, kill_at=2 * save_every + 1 + save_every // 3)
+            prove_sound(store, "no half-written checkpoint is to be seen", read=False)
+
+            say("Start it again with the same words. It finds its newest checkpoint by itself.")
+            with training(store, "run/", *sizes, *often) as child:
+                said = run_to_end(child)
+            expect(f"it {said[0]}", holds=said[0].startswith("resumed from run/step-"))
+
+            say("Compare with the training that was left alone.")
+            undisturbed.communicate()
+            expect("that one ended well", holds=undisturbed.returncode == 0)
+        prove_equal(store, f"run/{last}", f"undisturbed/{last}")
+
+        num_frozen = max(num_layers - 1, 1)
+        say(f"Fine-tune the result with {num_frozen} of {num_layers} layers frozen.")
+        tuning = ("--start-from", f"run/{last}", "--freeze", str(num_frozen), "--layers", str(num_layers))
+        with training(store, "finetune/", *tuning, "--steps", str(2 * save_every), *often) as child:
+            run_to_end(child)
+
+        say("What is stored, in the order in which it was saved:")
+        show_table(store, place)
+        print(
+            "\n  AdamW changes every weight and both of its moments at each step, so the checkpoints of one dense run"
+            "\n  share next to nothing. Shared are frozen layers, and whatever is saved again: of the two trainings"
+            "\n  that ended equal, the second one to end stored nothing."
+        )
+        say("Read every byte back and compare it with its digest.")
+        prove_sound(store, "nothing is damaged or missing", read=True)
+
+
+def show_commands(place: Path, *, name: str, kept: bool) -> None:
+    """Print how to look further."""
+    if not kept:
+        say("The store was temporary. To keep one and look around in it: examples/demo.py --keep DIR")
+        return
+    say("Look around:")
+    command = "holdfast" if shutil.which("holdfast") else Path(sys.executable).with_name("holdfast")
+    for words in ("ls", f"show {name}", "du", "check --read"):
+        print(f"  {command} -s {place} {words}")
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Run the demo in a temporary directory, or in one that is to be kept."""
+    parser = argparse.ArgumentParser(description="Kill a training, resume it, prove that nothing is different.")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the store, in a new directory")
+    parser.add_argument("--steps", type=int, default=40, help="length of the training; at least 4")
+    parser.add_argument("--layers", type=int, default=4, help="layers of the transformer; at least 1")
+    options = parser.parse_args(words)
+    if options.steps < 4 or options.layers < 1:
+        parser.error("it takes at least 4 steps and 1 layer")
+    if options.keep is not None and options.keep.exists():
+        parser.error(f"{options.keep} exists; name a directory that does not")
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="holdfast-demo-") as folder:
+        place: Path = options.keep or Path(folder) / "store"
+        run_demo(place, num_steps=options.steps, num_layers=options.layers)
+        show_commands(place, name=f"run/step-{options.steps}", kept=options.keep is not None)
+    print(f"\nAll of it held. {time.monotonic() - started:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from holdfast.errors import (
+        AmbiguousName,
         BadName,
         CommitUnknown,
         Corrupt,
         DigestMismatch,
         HoldfastError,
         LeaseLost,
+        Mismatch,
         MissingChunk,
         NameInUse,
         NewerFormat,
@@ -23,19 +25,26 @@ if TYPE_CHECKING:
         SourceChanged,
         StoreError,
         StoreFull,
+        TensorNotFound,
         TooLarge,
         Unsupported,
     )
+    from holdfast.facade import Store, open
+    from holdfast.snapshot.lazy import LazyTensor, Snapshot
+    from holdfast.snapshot.resume import ResumableSampler, RngState
 
 __version__ = "0.1.0.dev0"
 
 __all__ = [
+    "AmbiguousName",
     "BadName",
     "CommitUnknown",
     "Corrupt",
     "DigestMismatch",
     "HoldfastError",
+    "LazyTensor",
     "LeaseLost",
+    "Mismatch",
     "MissingChunk",
     "NameInUse",
     "NewerFormat",
@@ -43,23 +52,32 @@ __all__ = [
     "NotFound",
     "ObjectExists",
     "ReadOnlyStore",
+    "ResumableSampler",
+    "RngState",
+    "Snapshot",
     "SourceChanged",
+    "Store",
     "StoreError",
     "StoreFull",
+    "TensorNotFound",
     "TooLarge",
     "Unsupported",
     "__version__",
+    "open",
 ]
 
 # Torch must not load for `import holdfast` or `holdfast ls`, so names are looked up late. The imports above are
 # the same table for type checkers; a test keeps the three lists equal.
 _HOME: Final = {
+    "AmbiguousName": "holdfast.errors",
     "BadName": "holdfast.errors",
     "CommitUnknown": "holdfast.errors",
     "Corrupt": "holdfast.errors",
     "DigestMismatch": "holdfast.errors",
     "HoldfastError": "holdfast.errors",
+    "LazyTensor": "holdfast.snapshot.lazy",
     "LeaseLost": "holdfast.errors",
+    "Mismatch": "holdfast.errors",
     "MissingChunk": "holdfast.errors",
     "NameInUse": "holdfast.errors",
     "NewerFormat": "holdfast.errors",
@@ -67,11 +85,17 @@ _HOME: Final = {
     "NotFound": "holdfast.errors",
     "ObjectExists": "holdfast.errors",
     "ReadOnlyStore": "holdfast.errors",
+    "ResumableSampler": "holdfast.snapshot.resume",
+    "RngState": "holdfast.snapshot.resume",
+    "Snapshot": "holdfast.snapshot.lazy",
     "SourceChanged": "holdfast.errors",
+    "Store": "holdfast.facade",
     "StoreError": "holdfast.errors",
     "StoreFull": "holdfast.errors",
+    "TensorNotFound": "holdfast.errors",
     "TooLarge": "holdfast.errors",
     "Unsupported": "holdfast.errors",
+    "open": "holdfast.facade",
 }
 
 

@@ -4,6 +4,7 @@ Grouped by what a handler does next::
 
     HoldfastError
       NotFound (KeyError)           no such name, entry or object: check the spelling, list what is there
+        TensorNotFound (FileNotFoundError)   the same in a content store, as PyTorch's says it
       BadName (ValueError)          a name or key that no store accepts: choose another
       TooLarge (ValueError)         more than one snapshot or record can hold: split it
       Unsupported (TypeError)       a value that the format has no form for: convert it
@@ -48,6 +49,10 @@ class NotFound(HoldfastError, KeyError):
 
     # KeyError shows the repr of its argument; a sentence should be shown as one.
     __str__ = Exception.__str__
+
+
+class TensorNotFound(NotFound, FileNotFoundError):
+    """No tensor of that name, or storage of that digest, in a content store."""
 
 
 class BadName(HoldfastError, ValueError):

@@ -13,6 +13,7 @@ VERBS = [
     "init",
     "ls",
     "show",
+    "diff",
     "put",
     "get",
     "cat",

@@ -9,12 +9,14 @@ import pytest
 
 from holdfast import errors
 from holdfast.errors import (
+    AmbiguousName,
     BadName,
     CommitUnknown,
     Corrupt,
     DigestMismatch,
     HoldfastError,
     LeaseLost,
+    Mismatch,
     MissingChunk,
     NameInUse,
     NewerFormat,
@@ -25,6 +27,7 @@ from holdfast.errors import (
     SourceChanged,
     StoreError,
     StoreFull,
+    TensorNotFound,
     TooLarge,
     Unsupported,
 )
@@ -34,9 +37,12 @@ SENTENCE = "no snapshot 'a' in memory://; `holdfast ls` lists what is there"
 EXAMPLES: list[HoldfastError] = [
     HoldfastError(SENTENCE),
     NotFound(SENTENCE, name="a"),
+    TensorNotFound(SENTENCE, name="a"),
     BadName(SENTENCE),
     TooLarge(SENTENCE),
     Unsupported(SENTENCE),
+    Mismatch(SENTENCE, problems=("'w' has shape [2], not [3]",)),
+    AmbiguousName(SENTENCE, paths=(("a", "b.c"), ("a.b", "c"))),
     SourceChanged(SENTENCE),
     NameInUse(SENTENCE, name="a"),
     NotAStore(SENTENCE),
@@ -77,9 +83,12 @@ def test_every_error_crosses_processes_with_its_facts(error: HoldfastError) -> N
     ("cls", "builtin"),
     [
         (NotFound, KeyError),
+        (TensorNotFound, FileNotFoundError),
         (BadName, ValueError),
         (TooLarge, ValueError),
         (Unsupported, TypeError),
+        (Mismatch, ValueError),
+        (AmbiguousName, LookupError),
         (StoreError, OSError),
         (StoreFull, OSError),
         (ReadOnlyStore, PermissionError),
@@ -104,6 +113,8 @@ def test_facts_are_attributes() -> None:
         "abc"
     )
     assert MissingChunk("gone", key="packs/y").key == "packs/y"
+    assert Mismatch("no", problems=("one", "two")).problems == ("one", "two")
+    assert AmbiguousName("which", paths=(("a", "b"),)).paths == (("a", "b"),)
 
 
 def test_a_missing_object_is_no_store_failure() -> None:

@@ -31,6 +31,7 @@ _HOME: Final = {
     "tag": "holdfast.cli.names",
     "rm": "holdfast.cli.rm",
     "show": "holdfast.cli.show",
+    "diff": "holdfast.cli.diff",
     "put": "holdfast.cli.put",
     "get": "holdfast.cli.get",
     "cat": "holdfast.cli.get",
@@ -71,6 +72,8 @@ def _run(options: Namespace, output: Output) -> int:
     url = _choose_init_place(options) if options.verb == "init" else _choose_store(options.store)
     if options.verb == "copy":
         options.to = _verify_lasting(options.to)
+    # For what only some runs of a verb need: torch, to name the largest.
+    options.load = import_module
     run: Callable[[Namespace, str, Output], int] = getattr(import_module(_HOME[options.verb]), f"run_{options.verb}")
     return run(options, url, output)
 
@@ -143,6 +146,7 @@ def build_parser() -> ArgumentParser:
         _add_init,
         _add_ls,
         _add_show,
+        _add_diff,
         _add_put,
         _add_get,
         _add_cat,
@@ -202,10 +206,34 @@ def _add_show(verbs: Verbs) -> None:
         "NEW is what this save added to the store, INLINE what lies in the manifest.\n"
         "Exits with 1 if a pack is missing."
     )
-    examples = ["holdfast show run1/step-100", "holdfast show best --chunks"]
+    examples = [
+        "holdfast show run1/step-100",
+        "holdfast show run1/step-100 model.weight",
+        "holdfast show best --chunks",
+    ]
     parser = _add(verbs, "show", "show what a snapshot holds and where it lies", more=more, examples=examples)
     parser.add_argument("name", metavar="NAME", help="a snapshot or a tag")
+    parser.add_argument("leaf", metavar="LEAF", nargs="?", help="only this leaf, or what lies below this name")
     parser.add_argument("--chunks", action="store_true", help="list every chunk")
+    _add_json(parser)
+
+
+def _add_diff(verbs: Verbs) -> None:
+    more = (
+        "Lines begin with + for what only B has, - for what only A has, ~ for what both\n"
+        "have and differs. Only manifests are read, unless a tensor was cut or laid out\n"
+        "in another way. --values reads what differs and says by how much; NaN in the\n"
+        "same place on both sides counts as equal. Exits with 1 if there is a difference."
+    )
+    examples = ["holdfast diff run1/step-100 run1/step-200", "holdfast diff best last --values --only 'model.*'"]
+    parser = _add(verbs, "diff", "say what differs between two snapshots", more=more, examples=examples)
+    parser.add_argument("a", metavar="A", help="a snapshot or a tag")
+    parser.add_argument("b", metavar="B", help="another one")
+    parser.add_argument("--values", action="store_true", help="measure how far values are apart; loads torch")
+    parser.add_argument(
+        "--only", metavar="PATTERN", action="append", default=[], help="only leaves that fit; may be repeated"
+    )
+    parser.add_argument("--all", action="store_true", help="print every line, not only the first 50")
     _add_json(parser)
 
 

@@ -16,6 +16,8 @@ from holdfast.repo.record import Json
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
 
+    from holdfast.diff.facts import Facts
+
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _BAR_AFTER_S: Final = 0.5
 """Work that ends sooner shows no bar, and does not pay for loading one."""
@@ -59,6 +61,17 @@ def clean(text: str) -> str:
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
+def describe_facts(facts: Facts) -> dict[str, Json]:
+    """Return what a leaf is, for JSON."""
+    return {
+        "kind": facts.kind,
+        "dtype": facts.dtype or None,
+        "shape": None if facts.shape is None else list(facts.shape),
+        "bytes": facts.size_bytes,
+        "text": facts.text or None,
+    }
+
+
 class Output:
     """Standard output and standard error of one run."""
 
@@ -86,9 +99,16 @@ class Output:
 
     def table(self, headers: Sequence[str], rows: Sequence[Sequence[str]], *, right: str = "") -> None:
         """Print rows below headers, columns aligned; those whose headers are words of `right` to the right."""
-        cells = [list(headers), *([clean(cell) for cell in row] for row in rows)]
+        self._align([list(headers), *rows], [header in right.split() for header in headers])
+
+    def columns(self, rows: Sequence[Sequence[str]]) -> None:
+        """Print rows without headers, columns aligned."""
+        if rows:
+            self._align(rows, [False] * len(rows[0]))
+
+    def _align(self, rows: Sequence[Sequence[str]], numeric: Sequence[bool]) -> None:
+        cells = [[clean(cell) for cell in row] for row in rows]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        numeric = [header in right.split() for header in headers]
         for row in cells:
             padded = zip(row, widths, numeric, strict=True)
             print("  ".join(cell.rjust(w) if to_right else cell.ljust(w) for cell, w, to_right in padded).rstrip())

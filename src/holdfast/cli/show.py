@@ -1,14 +1,16 @@
-"""The verb `show`: a snapshot's record, its entries and where they lie."""
+"""The verb `show`: a snapshot's record, its leaves or files, and where they lie."""
 
 from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from holdfast.cli.lookup import find_snapshot, open_to_read
 from holdfast.cli.names import describe_snapshot, label_tags
-from holdfast.cli.output import Output, count, format_bytes, format_time
+from holdfast.cli.output import Output, count, describe_facts, format_bytes, format_time
 from holdfast.digest import short_hex
 from holdfast.errors import NotFound
 from holdfast.repo.layout import pack_key
@@ -18,20 +20,33 @@ from holdfast.repo.snapshots import DamagedName, Snapshot
 from holdfast.repo.tags import Tag, iter_tags
 from holdfast.store.protocol import ObjectStore
 
+if TYPE_CHECKING:
+    from holdfast.diff.facts import Described, Part
+
+_TREE: Final = "tree"
+"""In a manifest's spec: the encoded tree. Files have none."""
+_NO_TREE: Final = object()
+
 
 def run_show(options: Namespace, url: str, output: Output) -> int:
-    """Show a snapshot's record, its entries and the packs they lie in."""
+    """Show a snapshot's record, its leaves or files and the packs they lie in; or one leaf."""
     store = open_to_read(url).store
     tags = [tag for tag in iter_tags(store) if not isinstance(tag, DamagedName)]
     snapshot = find_snapshot(store, options.name, output)
     manifest = read_manifest(store, snapshot.manifest)
-    entries = list(manifest.iter_entries())
+    leaves = _find_leaves(options, snapshot, manifest)
+    entries = _find_entries(options, snapshot, manifest, leaves)
     packs = _read_packs(store, entries)
     if options.json:
-        output.json(_describe(snapshot, manifest, packs, tags))
+        output.json(_describe(snapshot, manifest, entries, packs, tags) | _describe_leaves(leaves))
     else:
-        _print_record(snapshot, manifest, tags, output)
-        _print_entries(snapshot, entries, output)
+        if options.leaf is None:
+            _print_record(snapshot, manifest, tags, output)
+            output.line()
+        if leaves:
+            _print_leaves(snapshot, leaves, output)
+        else:
+            _print_entries(snapshot, entries, output)
         if options.chunks:
             _print_chunks(entries, output)
         _print_packs(packs, output)
@@ -39,6 +54,40 @@ def run_show(options: Namespace, url: str, output: Output) -> int:
     for pack in missing:
         output.note(f"pack {pack.pack_id} is missing; run `holdfast check` to see what is lost")
     return 1 if missing else 0
+
+
+def _find_leaves(options: Namespace, snapshot: Snapshot, manifest: Manifest) -> list[Described]:
+    """Return the leaves of a tree that are asked for; none of files."""
+    tree = manifest.spec.get(_TREE, _NO_TREE) if isinstance(manifest.spec, dict) else _NO_TREE
+    if tree is _NO_TREE:
+        return []
+    found: list[Described] = list(options.load("holdfast.diff.facts").iter_described(manifest, tree))
+    names = [described.leaf.name for described in found]
+    return [described for described in found if _is_wanted(described.leaf.name, options.leaf)] or _refuse(
+        options.leaf, snapshot, names
+    )
+
+
+def _find_entries(
+    options: Namespace, snapshot: Snapshot, manifest: Manifest, leaves: Sequence[Described]
+) -> list[Entry]:
+    """Return the entries that are asked for: those of the leaves, or files by name."""
+    if options.leaf is None:
+        return list(manifest.iter_entries())
+    if leaves:
+        return [part.entry for described in leaves for part in described.parts.values()]
+    found = [manifest.find_entry(name) for name in manifest.names if _is_wanted(name, options.leaf)]
+    return found or _refuse(options.leaf, snapshot, manifest.names)
+
+
+def _is_wanted(name: str, wanted: str | None) -> bool:
+    return wanted is None or name == wanted or name.startswith((f"{wanted}.", f"{wanted}/"))
+
+
+def _refuse(wanted: str | None, snapshot: Snapshot, names: Sequence[str]) -> NoReturn:
+    close = get_close_matches(wanted or "", names, n=3)
+    hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"`holdfast show {snapshot.name}` lists them"
+    raise NotFound(f"no leaf {wanted!r} in {snapshot.name!r}; {hint}", name=wanted or "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +148,54 @@ def _print_record(snapshot: Snapshot, manifest: Manifest, tags: Iterable[Tag], o
         ("manifest", f"{snapshot.manifest.manifest_id} ({format_bytes(snapshot.manifest.size_bytes)})"),
         ("generation", str(snapshot.generation)),
     ]
+    if snapshot.environment:
+        facts.append(("environment", ", ".join(map(_format_fact, snapshot.environment.items()))))
     for key, value in snapshot.metadata.items():
         facts.append((f"meta {key}", value if isinstance(value, str) else canonical_json(value).decode()))
     width = max(len(label) for label, _ in facts)
     for label, value in facts:
         output.line(f"{label.ljust(width)}  {value}")
+
+
+def _format_fact(item: tuple[str, Json]) -> str:
+    key, value = item
+    return f"{key.replace('_', ' ')} {value if isinstance(value, str) else canonical_json(value).decode()}"
+
+
+def _print_leaves(snapshot: Snapshot, leaves: Sequence[Described], output: Output) -> None:
+    rows = []
+    sharing: dict[int, str] = {}
+    for described in leaves:
+        name, parts = described.leaf.name or "(the tree)", described.parts
+        entries = [part.entry for part in parts.values()]
+        alias = parts[""].entry.alias if "" in parts else 0
+        first = sharing.setdefault(alias, name) if alias else name
+        what = _label(described) + ("" if first == name else f", shares memory with {first}")
+        new = sum(_new_bytes(snapshot, entry) for entry in entries)
+        sizes = [format_bytes(described.facts.size_bytes), format_bytes(new)] if parts else ["-", "-"]
+        rows.append([name, what, *sizes])
+        if len(entries) > 1:
+            rows += [_format_part(snapshot, role, part) for role, part in parts.items()]
+    output.table(["LEAF", "WHAT", "SIZE", "NEW"], rows, right="SIZE NEW")
+
+
+def _label(described: Described) -> str:
+    """Say what a leaf is, and of a tensor what else is out of the ordinary."""
+    part = described.parts.get("")
+    if part is None or part.kind != "tensor":
+        return str(described.facts)
+    more = [str(part.spec["role"])] if "role" in part.spec else []
+    more += [flag.replace("_", " ") for flag in ("requires_grad", "conj", "neg", "meta") if part.spec.get(flag)]
+    stride = part.spec.get("stride")
+    if isinstance(stride, list):
+        more.append(f"strides {tuple(stride)}")
+    return ", ".join([str(described.facts), *more])
+
+
+def _format_part(snapshot: Snapshot, role: str, part: Part) -> list[str]:
+    entry, shape = part.entry, part.spec.get("shape")
+    what = f"{part.spec.get('dtype', part.kind)} {tuple(shape) if isinstance(shape, list) else ''}".strip()
+    return [f"  {role or 'itself'}", what, format_bytes(entry.size_bytes), format_bytes(_new_bytes(snapshot, entry))]
 
 
 def _print_entries(snapshot: Snapshot, entries: Sequence[Entry], output: Output) -> None:
@@ -118,7 +210,6 @@ def _print_entries(snapshot: Snapshot, entries: Sequence[Entry], output: Output)
         ]
         for entry in entries
     ]
-    output.line()
     output.table(["ENTRY", "KIND", "SIZE", "CHUNKS", "NEW", "INLINE"], rows, right="SIZE CHUNKS NEW INLINE")
 
 
@@ -150,21 +241,42 @@ def _print_packs(packs: Sequence[_PackUse], output: Output) -> None:
 
 
 def _describe(
-    snapshot: Snapshot, manifest: Manifest, packs: Iterable[_PackUse], tags: Iterable[Tag]
+    snapshot: Snapshot,
+    manifest: Manifest,
+    entries: Iterable[Entry],
+    packs: Iterable[_PackUse],
+    tags: Iterable[Tag],
 ) -> dict[str, Json]:
     return {
         **describe_snapshot(snapshot, tags),
+        "environment": snapshot.environment,
         "manifest": {
             "id": snapshot.manifest.manifest_id,
             "digest": snapshot.manifest.digest.hex(),
             "bytes": snapshot.manifest.size_bytes,
         },
         "spec": manifest.spec,
-        "content": [_describe_entry(snapshot, entry) for entry in manifest.iter_entries()],
+        "content": [_describe_entry(snapshot, entry) for entry in entries],
         "packs": [
             {"id": p.pack_id, "chunks": p.num_chunks, "used_bytes": p.used_bytes, "file_bytes": p.file_bytes}
             for p in packs
         ],
+    }
+
+
+def _describe_leaves(leaves: Sequence[Described]) -> dict[str, Json]:
+    if not leaves:
+        return {}
+    return {
+        "leaves": [
+            {
+                "name": described.leaf.name,
+                "path": list(described.leaf.path_json),
+                **describe_facts(described.facts),
+                "entries": [part.entry.name for part in described.parts.values()],
+            }
+            for described in leaves
+        ]
     }
 
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Final
 
 import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from holdfast.errors import Mismatch, Unsupported
-
-_PER_BYTE: Final = {torch.quint4x2: 2, torch.quint2x4: 4}
-"""Dtypes that count their elements one by one and store several of a row in a byte."""
+from holdfast.tensors.dtypes import items_per_byte
 
 
 def alloc_storage(tensor: torch.Tensor, shape: Sequence[int]) -> bool:
@@ -101,17 +98,17 @@ def _resize(storage: torch.UntypedStorage, size_bytes: int, tensor: torch.Tensor
 
 def _count_bytes(shape: Sequence[int], dtype: torch.dtype) -> int:
     """Return what a contiguous tensor takes."""
-    if dtype not in _PER_BYTE or not shape:
+    if items_per_byte(dtype) == 1 or not shape:
         return math.prod(shape) * dtype.itemsize
     *rows, columns = shape
-    return math.prod(rows) * -(-columns // _PER_BYTE[dtype])
+    return math.prod(rows) * -(-columns // items_per_byte(dtype))
 
 
 def _span_bytes(tensor: torch.Tensor) -> int:
     """Return how far into its storage a tensor reaches."""
     if tensor.numel() == 0:
         return 0
-    if tensor.dtype in _PER_BYTE:
+    if items_per_byte(tensor.dtype) > 1:
         return _count_bytes(tensor.shape, tensor.dtype)
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return int(tensor.storage_offset() + last + 1) * tensor.dtype.itemsize

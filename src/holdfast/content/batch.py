@@ -1,0 +1,356 @@
+"""Tensors that wait to be committed together: copies of their bytes, and how these become one snapshot.
+
+The tree of such a snapshot is `{"tensors": {name: tensor}, "storages": {digest: bytes}}`. The note of an entry that has
+bytes holds, besides the device, `"storage": "group:at:digest:first:size"`. Entries of one group, in whatever snapshot,
+lie over one memory, this one beginning at byte `at` of it. The storage that the tensor is a view of has that digest and
+size, and begins `first` bytes after the entry does, or before it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import torch
+
+from holdfast.content.ledger import StorageLedger
+from holdfast.digest import hash_bytes
+from holdfast.errors import Unsupported
+from holdfast.repo.chunk import CHUNK_BYTES
+from holdfast.repo.record import Json
+from holdfast.repo.source import BytesSource, Source
+from holdfast.repo.writer import Request
+from holdfast.snapshot.leaves import GRAD, PARTS, TENSOR, LeafWriter
+from holdfast.snapshot.save import TREE
+from holdfast.snapshot.staging import StagedSource
+from holdfast.tensors.build import CPU, build_tensor, spread_items
+from holdfast.tensors.dtypes import item_bytes, items_per_byte
+from holdfast.tensors.layouts import ORDINARY_CLASSES
+from holdfast.tensors.memory import new_memory, view_bytes, view_storage, wrap_memory
+from holdfast.tensors.parts import verify_readable
+from holdfast.tensors.sources import TensorSource
+from holdfast.tensors.spec import TensorSpec, count_bytes, describe, encode_spec
+from holdfast.trees.encoding import encode_tree
+from holdfast.trees.registered import Types
+
+TENSORS: Final = "tensors"
+STORAGES: Final = "storages"
+_RECORD_BYTES: Final = 1024
+"""What a tensor costs in memory besides its bytes."""
+_ALIGNMENT: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """An ordinary tensor as it was when it was staged, and where in its storage it lay."""
+
+    spec: TensorSpec
+    device: str
+    group: str
+    """Empty if it has no bytes."""
+    start: int
+    stop: int
+
+    @property
+    def geometry(self) -> tuple[object, ...]:
+        """What tensors have in common that are the same items of a storage."""
+        return (self.start, self.stop, self.spec.shape, self.spec.stride, item_bytes(self.spec.dtype))
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """One name: its node, which counts its tensors from 0, and these."""
+
+    node: list[Json]
+    tensors: tuple[tuple[str, Staged], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """Bytes of a storage, as they were."""
+
+    start: int
+    stop: int
+    memory: torch.Tensor
+
+    def covers(self, start: int, stop: int) -> bool:
+        return self.start <= start and stop <= self.stop
+
+    def view(self, start: int, stop: int) -> torch.Tensor:
+        return self.memory[start - self.start : stop - self.start]
+
+
+class Batch:
+    """Tensors by name and storages by digest, to be committed as one snapshot. One thread at a time."""
+
+    def __init__(self, name: str) -> None:
+        """Be empty; `name` is the snapshot's."""
+        self.name = name
+        self.size_bytes = 0
+        self._records: dict[tuple[str, str], _Record] = {}
+        self._copies: dict[str, list[_Copy]] = {}
+        self._types = Types(())
+
+    def __len__(self) -> int:
+        """Return how many names are in it."""
+        return len(self._records)
+
+    def add_tensor(self, name: str, tensor: torch.Tensor, ledger: StorageLedger, types: Types, *, copy: bool) -> None:
+        """Take a tensor up; without `copy`, its memory must stay as it is until the batch was committed."""
+        node, tensors = _take_apart(name, tensor, types)
+        staged = tuple((own, self._stage(part, ledger, copy=copy)) for own, part in tensors)
+        self._records[TENSORS, name] = _Record(node, staged)
+        self.size_bytes += _RECORD_BYTES * max(1, len(staged))
+
+    def add_storage(self, digest: str, memory: torch.Tensor, ledger: StorageLedger, *, copy: bool) -> None:
+        """Take a whole storage up, given as a tensor of bytes over it."""
+        self._records[STORAGES, digest] = _Record([TENSOR, 0], ((digest, self._stage(memory, ledger, copy=copy)),))
+        self.size_bytes += _RECORD_BYTES
+
+    def _stage(self, tensor: torch.Tensor, ledger: StorageLedger, *, copy: bool) -> Staged:
+        spec = describe(tensor)
+        size_bytes = 0 if spec.meta else spec.span_bytes
+        if not size_bytes:
+            return Staged(spec, str(tensor.device), "", 0, 0)
+        per_byte = items_per_byte(spec.dtype)
+        start = int(tensor.storage_offset()) * item_bytes(spec.dtype) if per_byte == 1 else 0
+        stop = start + size_bytes
+        storage = tensor.untyped_storage()
+        group = ledger.find_group(storage, start, stop)
+        self._keep(group, storage, start, stop, copy=copy)
+        return Staged(spec, str(tensor.device), group, start, stop)
+
+    def _keep(self, group: str, storage: torch.UntypedStorage, start: int, stop: int, *, copy: bool) -> None:
+        copies = self._copies.setdefault(group, [])
+        # The largest comes first: a base is copied once, however many views of it follow.
+        if copies and copies[0].covers(start, stop):
+            return
+        memory = view_storage(storage, start, stop)
+        if copy or storage.device.type != "cpu":
+            memory = new_memory(stop - start, CPU).copy_(memory)
+        copies.append(_Copy(start, stop, memory))
+        if stop - start > copies[0].stop - copies[0].start:
+            copies[0], copies[-1] = copies[-1], copies[0]
+        self.size_bytes += stop - start
+
+    def make_request(self, environment: Mapping[str, Json]) -> Request:
+        """Return what a repository can save."""
+        nodes: dict[str, dict[str, _Node]] = {TENSORS: {}, STORAGES: {}}
+        named: list[tuple[str, Staged]] = []
+        for (kind, name), record in self._records.items():
+            nodes[kind][name] = _Node(renumber(record.node, len(named)))
+            named += [(f"{kind}.{own}", staged) for own, staged in record.tensors]
+
+        def encode_leaf(value: object, path: Sequence[object]) -> Json:
+            assert isinstance(value, _Node)
+            return value.json
+
+        spec = {TREE: encode_tree(nodes, types=self._types, encode_leaf=encode_leaf)}
+        return Request(self.name, _plan(_tell_apart(named), self._copies), spec, environment=environment)
+
+
+def _take_apart(name: str, tensor: torch.Tensor, types: Types) -> tuple[list[Json], list[tuple[str, torch.Tensor]]]:
+    """Return the node of a tensor and the ordinary tensors that it is made of; raises Unsupported, naming it."""
+    is_ordinary = type(tensor) in ORDINARY_CLASSES and tensor.layout == torch.strided and not tensor.is_nested
+    # Asking others than leaves for their gradient makes torch warn.
+    if is_ordinary and not (tensor.requires_grad and tensor.is_leaf and tensor.grad is not None):
+        try:
+            verify_readable(tensor)
+        except Unsupported as error:
+            raise Unsupported(f"{name}: {error}") from error
+        return [TENSOR, 0], [(name, tensor)]
+    leaf = LeafWriter(types, grads=True)
+    node = leaf.encode(tensor, (name,))
+    assert isinstance(node, list)
+    sources = leaf.make_sources()
+    return node, [(source.name, source.tensor) for source in sources if isinstance(source, TensorSource)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Node:
+    """What is encoded already."""
+
+    json: Json
+
+
+def renumber(node: Any, by: int) -> list[Json]:
+    """Return the node of a tensor with its entries counted from `by` on."""
+    if node[0] == TENSOR:
+        return [TENSOR, *(number + by for number in node[1:])]
+    if node[0] == GRAD:
+        return [GRAD, *(renumber(child, by) for child in node[1:])]
+    if node[0] != PARTS:
+        raise Unsupported(f"a leaf of kind {node[0]!r} is no tensor")
+    first = None if node[3] is None else node[3] + by
+    children = [renumber(child, by) if isinstance(child, list) else child for child in node[4:]]
+    return [*node[:3], first, *children]
+
+
+def _tell_apart(named: Iterable[tuple[str, Staged]]) -> list[tuple[str, Staged]]:
+    """Return the tensors under names of entries, which must differ: a tensor may be called like another's gradient."""
+    taken: dict[str, Staged] = {}
+    for name, staged in named:
+        own, count = name, 1
+        while own in taken:
+            count += 1
+            own = f"{name}#{count}"
+        taken[own] = staged
+    return list(taken.items())
+
+
+@dataclass(frozen=True, slots=True)
+class _Island:
+    """Bytes of one storage that tensors reach over without a gap between one and the next."""
+
+    start: int
+    stop: int
+    members: tuple[int, ...]
+    memory: torch.Tensor
+
+    def read(self, start: int, stop: int) -> memoryview:
+        return view_bytes(self.memory[start - self.start : stop - self.start])
+
+
+class _SpecTable:
+    """Encodes specs; equal ones become one object, which is then written once."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Json] = {}
+
+    def encode(self, spec: TensorSpec) -> Json:
+        encoded = encode_spec(spec)
+        return self._known.setdefault(repr(encoded), encoded)
+
+
+def _plan(named: Sequence[tuple[str, Staged]], copies: Mapping[str, Sequence[_Copy]]) -> list[Source]:
+    """Return a source for each tensor, in order."""
+    specs = _SpecTable()
+    groups: dict[str, list[int]] = {}
+    sources: dict[int, Source] = {}
+    for number, (name, staged) in enumerate(named):
+        if staged.group:
+            groups.setdefault(staged.group, []).append(number)
+        else:
+            empty = None if staged.spec.meta else ("", 0, hash_bytes(b"").hex(), 0, 0)
+            sources[number] = BytesSource(name, b"", specs.encode(staged.spec), _make_note(staged, empty))
+    alias = 0
+    for group, numbers in groups.items():
+        for island in _find_islands(numbers, named, copies[group]):
+            is_shared = len(island.members) > 1
+            alias += is_shared
+            sources.update(_plan_island(island, named, alias if is_shared else 0, specs))
+    return [sources[number] for number in range(len(named))]
+
+
+def _find_islands(
+    numbers: Sequence[int], named: Sequence[tuple[str, Staged]], copies: Sequence[_Copy]
+) -> Iterator[_Island]:
+    members: list[int] = []
+    low = high = 0
+    for number in sorted(numbers, key=lambda number: (named[number][1].start, -named[number][1].stop)):
+        staged = named[number][1]
+        if members and staged.start >= high:
+            yield _Island(low, high, tuple(members), _gather(low, high, copies))
+            members = []
+        low, high = (low, max(high, staged.stop)) if members else (staged.start, staged.stop)
+        members.append(number)
+    yield _Island(low, high, tuple(members), _gather(low, high, copies))
+
+
+def _gather(low: int, high: int, copies: Sequence[_Copy]) -> torch.Tensor:
+    """Return the bytes of an island from the copies of its parts, which agree where they overlap."""
+    whole = next((copy for copy in copies if copy.covers(low, high)), None)
+    if whole is not None:
+        return whole.view(low, high)
+    memory = new_memory(high - low, CPU)
+    for copy in copies:
+        start, stop = max(low, copy.start), min(high, copy.stop)
+        if start < stop:
+            memory[start - low : stop - low] = copy.view(start, stop)
+    return memory
+
+
+def _plan_island(
+    island: _Island, named: Sequence[tuple[str, Staged]], alias: int, specs: _SpecTable
+) -> Iterator[tuple[int, StagedSource]]:
+    """Plan who shares an island: all on one grid that begins with it, so that its chunks are the same in any batch."""
+    members = [named[number][1] for number in island.members]
+    if len(members) == 1 and not _has_gaps(members[0].spec):
+        yield island.members[0], _plan_alone(island, *named[island.members[0]], specs)
+        return
+    if len({staged.geometry for staged in members}) == 1 and _has_gaps(members[0].spec):
+        yield from _plan_packed(island, named, alias, specs)
+        return
+    is_whole = any((staged.start, staged.stop) == (island.start, island.stop) for staged in members)
+    digest = hash_bytes(island.read(island.start, island.stop)).hex() if is_whole else ""
+    pad = island.start % _ALIGNMENT if alias else 0
+    for number, staged in zip(island.members, members, strict=True):
+        item = item_bytes(staged.spec.dtype)
+        before = staged.start - island.start
+        # A view of larger items may lie askew over one of smaller ones; then its bytes are stored once more.
+        is_aligned = before % item == 0
+        start = island.start + before // CHUNK_BYTES * CHUNK_BYTES if is_aligned else staged.start
+        reach = -(-(staged.stop - island.start) // CHUNK_BYTES) * CHUNK_BYTES
+        stop = min(island.stop, island.start + reach) if is_aligned else staged.stop
+        spec = replace(staged.spec, offset=(staged.start - start) // item)
+        if alias:
+            spec = replace(spec, at=pad + start - island.start)
+        if is_whole and is_aligned:
+            storage = (digest, island.start - start, island.stop - island.start)
+        else:
+            own = hash_bytes(island.read(staged.start, staged.stop)).hex()
+            storage = (own, staged.start - start, staged.stop - staged.start)
+        note = _make_note(staged, (staged.group, start, *storage))
+
+        def fetch(first: int, last: int, start: int = start) -> memoryview:
+            return island.read(start + first, start + last)
+
+        yield number, StagedSource(named[number][0], stop - start, specs.encode(spec), note, alias, (), fetch)
+
+
+def _plan_alone(island: _Island, name: str, staged: Staged, specs: _SpecTable) -> StagedSource:
+    """Plan a tensor that has an island for itself, as most have."""
+    size_bytes = island.stop - island.start
+    data = view_bytes(island.memory)
+    note = _make_note(staged, (staged.group, island.start, hash_bytes(data).hex(), 0, size_bytes))
+    return StagedSource(name, size_bytes, specs.encode(staged.spec), note, 0, (), lambda start, stop: data[start:stop])
+
+
+def _plan_packed(
+    island: _Island, named: Sequence[tuple[str, Staged]], alias: int, specs: _SpecTable
+) -> Iterator[tuple[int, StagedSource]]:
+    """Plan a tensor that reaches over memory which nobody asked for: its items alone, one after the other."""
+    first = named[island.members[0]][1]
+    memory = island.memory
+    if memory.storage_offset() % item_bytes(first.spec.dtype):
+        memory = memory.clone()
+    size_bytes = count_bytes(first.spec.dtype, math.prod(first.spec.packed_shape))
+    # The storage that such a tensor comes back with has zeros between its items.
+    spread = torch.zeros(island.stop - island.start, dtype=torch.uint8)
+    digest = ""
+    for number in island.members:
+        name, staged = named[number]
+        twin = build_tensor(replace(staged.spec, at=int(memory.storage_offset())), memory, what=name)
+        spec = replace(staged.spec, packed=True)
+        source = TensorSource(name, twin, spec, size_bytes)
+        if not digest:
+            items = wrap_memory(memoryview(bytearray(source.read(0, size_bytes))))
+            spread_items(items, spec, spread, 0)
+            digest = hash_bytes(view_bytes(spread)).hex()
+        note = _make_note(staged, (staged.group, staged.start, digest, 0, spread.numel()))
+        yield number, StagedSource(name, size_bytes, specs.encode(spec), note, alias, (), source.read)
+
+
+def _has_gaps(spec: TensorSpec) -> bool:
+    """Tell whether the tensor reaches over memory that is not its own."""
+    return spec.span_items > math.prod(spec.packed_shape)
+
+
+def _make_note(staged: Staged, storage: Sequence[str | int] | None) -> Json:
+    note: dict[str, Json] = {} if staged.device in ("cpu", "meta") else {"device": staged.device}
+    if storage is not None:
+        # One text and not a list: there are many of these, and a text is encoded and checked in one go.
+        note["storage"] = ":".join(map(str, storage))
+    return note or None

@@ -1,0 +1,53 @@
+"""Spans of bytes, kept in order and apart: what is joined, and what is still missing."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Bytes from `start` to `stop`."""
+
+    start: int
+    stop: int
+    is_joined: bool = False
+    """It was put together from spans that were not all the same."""
+
+
+def join_span(spans: list[Span], new: Span) -> None:
+    """Put a span among others, which are in order and apart, joining it with those that it overlaps."""
+    low = bisect_right(spans, new.start, key=_find_start)
+    if low and spans[low - 1].stop > new.start:
+        low -= 1
+    high = max(low, bisect_left(spans, new.stop, key=_find_start))
+    touched = spans[low:high]
+    if touched:
+        is_joined = any(span.is_joined or (span.start, span.stop) != (new.start, new.stop) for span in touched)
+        new = Span(min(new.start, touched[0].start), max(new.stop, touched[-1].stop), is_joined)
+    spans[low:high] = [new]
+
+
+def find_span(spans: Sequence[Span], at: int) -> Span | None:
+    """Return the span that `at` lies in."""
+    number = bisect_right(spans, at, key=_find_start) - 1
+    return spans[number] if number >= 0 and at < spans[number].stop else None
+
+
+def iter_gaps(spans: Sequence[Span], start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """Yield what of [start, stop) is in none of the spans."""
+    at = start
+    for span in spans[max(0, bisect_right(spans, start, key=_find_start) - 1) :]:
+        if span.start >= stop:
+            break
+        if span.start > at:
+            yield at, span.start
+        at = max(at, span.stop)
+    if at < stop:
+        yield at, stop
+
+
+def _find_start(span: Span) -> int:
+    return span.start

@@ -1,0 +1,176 @@
+"""What a leaf of a snapshot is, told from the manifest alone: its kind, dtype, shape and size; needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from holdfast.errors import Corrupt, NewerFormat
+from holdfast.repo.manifest import Entry, Manifest
+from holdfast.repo.record import Json
+from holdfast.trees.outline import Leaf, format_value, iter_leaves
+
+_BLOBS: Final = frozenset({"@array", "@str", "@bytes", "@bytearray", "@pickle"})
+_MAX_DEPTH: Final = 12
+GRAD_ROLE: Final = "grad"
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is worth knowing about a leaf without reading it."""
+
+    kind: str
+    """"tensor", a layout ("sparse_coo"), a tensor class, "array", "file", or the type of a plain value."""
+    size_bytes: int = 0
+    """Of its entries; a plain value has none."""
+    dtype: str = ""
+    shape: tuple[int, ...] | None = None
+    text: str = ""
+    """Of a plain value."""
+
+    def __str__(self) -> str:
+        """Show it to a person."""
+        if not self.dtype:
+            return self.text or self.kind
+        kind = "" if self.kind == "tensor" else f"{self.kind} "
+        return kind + self.dtype + ("" if self.shape is None else f" {self.shape}")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One entry of a leaf."""
+
+    entry: Entry
+
+    @property
+    def spec(self) -> Mapping[str, Json]:
+        """What the entry says of itself."""
+        return self.entry.spec if isinstance(self.entry.spec, dict) else {}
+
+    @property
+    def kind(self) -> str:
+        """What the bytes are; nothing more than bytes unless they say so."""
+        kind = self.spec.get("type")
+        return kind if isinstance(kind, str) else "bytes"
+
+
+@dataclass(frozen=True, slots=True)
+class Shell:
+    """What a tensor that is made of others is besides them."""
+
+    kind: str
+    meta: Mapping[str, Json]
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """A stored leaf, taken apart: entries and shells by role, which is "" for the leaf itself."""
+
+    parts: dict[str, Part] = field(default_factory=dict)
+    shells: dict[str, Shell] = field(default_factory=dict)
+    objects: dict[str, tuple[str, int]] = field(default_factory=dict)
+    """By role, what is the same for all that were one object in memory."""
+
+
+def is_stored(leaf: Leaf) -> bool:
+    """Tell whether a leaf has entries; a plain value stands in the tree itself."""
+    return leaf.tag.startswith("@")
+
+
+def parse_leaf(manifest: Manifest, leaf: Leaf) -> Content:
+    """Take a stored leaf apart; raises Corrupt or NewerFormat if that makes no sense."""
+    content = Content()
+    _parse(manifest, leaf.node, "", leaf.name, content)
+    return content
+
+
+def _parse(manifest: Manifest, node: Json, role: str, name: str, content: Content) -> int:
+    """Take a node apart and return the number of its first entry, or -1."""
+    if not isinstance(node, list) or not node or role.count(".") > _MAX_DEPTH or role in content.objects:
+        raise _malformed(name)
+    tag, rest = node[0], node[1:]
+    if (tag in _BLOBS and len(rest) == 1) or (tag == "@tensor" and len(rest) in (1, 2)):
+        if not all(type(number) is int and 0 <= number < len(manifest) for number in rest):
+            raise _malformed(name)
+        content.parts[role] = Part(manifest.entry(rest[0]))
+        content.objects[role] = ("entry", rest[-1])
+        return int(rest[0])
+    if tag == "@grad" and len(rest) == 2:
+        number = _parse(manifest, rest[0], role, name, content)
+        _parse(manifest, rest[1], join_role(role, GRAD_ROLE), name, content)
+        return number
+    if tag == "@parts" and len(rest) >= 3 and len(rest) % 2:
+        return _parse_parts(manifest, rest, role, name, content)
+    if type(tag) is str and tag.startswith("@") and tag not in (*_BLOBS, "@tensor", "@grad", "@parts"):
+        raise NewerFormat(f"{name}: a leaf of kind {tag[1:40]!r} is not known to this Holdfast: upgrade")
+    raise _malformed(name)
+
+
+def _parse_parts(manifest: Manifest, rest: list[Json], role: str, name: str, content: Content) -> int:
+    kind, meta, first, *children = rest
+    if type(kind) is not str or not isinstance(meta, dict) or not (first is None or type(first) is int):
+        raise _malformed(name)
+    content.shells[role] = Shell(kind, meta)
+    numbers = [
+        _parse(manifest, child, join_role(role, str(child_role)), name, content)
+        for child_role, child in zip(children[::2], children[1::2], strict=True)
+    ]
+    number = next(iter(numbers), -1)
+    content.objects[role] = ("parts", number if first is None else first)
+    return number
+
+
+def join_role(role: str, more: str) -> str:
+    """Return the role of a part of a part, or a name with a role."""
+    return f"{role}.{more}" if role and more else role or more
+
+
+def _malformed(name: str) -> Corrupt:
+    return Corrupt(f"{name[:200]}: the stored tree has a leaf that makes no sense; run `holdfast check`", key=name)
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A leaf, what it is, and the entries that it is made of, by role."""
+
+    leaf: Leaf
+    facts: Facts
+    parts: Mapping[str, Part]
+
+
+def iter_described(manifest: Manifest, tree: Json) -> Iterator[Described]:
+    """Yield the leaves of a tree whose entries are those of the manifest."""
+    for leaf in iter_leaves(tree):
+        content = parse_leaf(manifest, leaf) if is_stored(leaf) else Content()
+        yield Described(leaf, find_facts(leaf, content), content.parts)
+
+
+def find_facts(leaf: Leaf, content: Content) -> Facts:
+    """Return what a leaf is; `content` is empty for a plain value."""
+    return _summarise(content, leaf.name) if is_stored(leaf) else Facts(leaf.tag, text=format_value(leaf.node))
+
+
+def _summarise(content: Content, name: str) -> Facts:
+    size_bytes = sum(part.entry.size_bytes for part in content.parts.values())
+    shell = content.shells.get("")
+    if shell is None:
+        if "" not in content.parts:
+            raise _malformed(name)
+        part = content.parts[""]
+        shape = parse_shape(part.spec.get("shape"), name) if "shape" in part.spec else None
+        return Facts(part.kind, size_bytes, str(part.spec.get("dtype", "")), shape)
+    values = content.parts.get("values") or next(iter(content.parts.values()), None)
+    dtype = str(values.spec.get("dtype", "")) if values else ""
+    kind = str(shell.meta.get("type", "")).rpartition(":")[2] if shell.kind == "subclass" else shell.kind
+    shape = parse_shape(shell.meta["shape"], name) if "shape" in shell.meta else None
+    return Facts(kind, size_bytes, dtype, shape)
+
+
+def parse_shape(value: Json, name: str) -> tuple[int, ...]:
+    """Check the shape or strides that a spec states; raises Corrupt."""
+    if not isinstance(value, list) or len(value) > 64:
+        raise _malformed(name)
+    if not all(type(size) is int and 0 <= size <= 1 << 60 for size in value):
+        raise _malformed(name)
+    return tuple(value)

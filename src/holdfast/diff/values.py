@@ -1,0 +1,310 @@
+"""How far the values of two snapshots are apart: both tensors read block by block, differences taken in float64."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from typing import Final
+
+import torch
+
+from holdfast.diff.compare import Change, Diff, Distance
+from holdfast.diff.facts import Part
+from holdfast.diff.items import Held, Layout, Tile, find_layout, is_tangled, iter_tiles
+from holdfast.diff.sides import Side, find_key
+from holdfast.repo.reader import open_snapshot
+from holdfast.repo.repository import Repository
+from holdfast.snapshot.opened import Opened
+from holdfast.tensors.memory import view_items, wrap_memory
+from holdfast.tensors.spec import TensorSpec, decode_spec, is_quantised
+
+_BLOCK_BYTES: Final = 64 << 20
+"""Of both sides together, as they are stored."""
+_BLOCK_ITEMS: Final = 1 << 20
+"""What is computed from a block takes 8 bytes an item, several times over."""
+_MEASURED: Final = frozenset({"values", "dtype", "conj", "neg", "quantizer"})
+_LOWEST: Final = -(1 << 63)
+_SAFE: Final = (1e-100, 1e100)
+"""Numbers up to the largest of which sums of squares neither overflow nor vanish."""
+_INTEGERS: Final = frozenset(
+    {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32}
+)
+_STORED_AS: Final = {torch.qint8: torch.int8, torch.quint8: torch.uint8, torch.qint32: torch.int32}
+_ARRAY_DTYPES: Final[Mapping[str, torch.dtype]] = {
+    "|b1": torch.bool,
+    "|i1": torch.int8,
+    "<i2": torch.int16,
+    "<i4": torch.int32,
+    "<i8": torch.int64,
+    "|u1": torch.uint8,
+    "<u2": torch.uint16,
+    "<u4": torch.uint32,
+    "<u8": torch.uint64,
+    "<f2": torch.float16,
+    "<f4": torch.float32,
+    "<f8": torch.float64,
+    "<c8": torch.complex64,
+    "<c16": torch.complex128,
+}
+"""Of numpy; others are compared as bytes."""
+
+
+def measure(repo: Repository, diff: Diff) -> Diff:
+    """Return the diff with the distances of all tensors and arrays that changed and kept their shape.
+
+    Never more than 64 MiB of stored bytes are in memory at a time.
+    """
+    if not any(_is_measurable(change) for change in diff.changes):
+        return diff
+    with Opened(open_snapshot(repo, diff.a)) as before, Opened(open_snapshot(repo, diff.b)) as after:
+        sides = Side(before), Side(after)
+        return replace(diff, changes=tuple(_measure_change(change, *sides) for change in diff.changes))
+
+
+def _is_measurable(change: Change) -> bool:
+    return change.kind == "changed" and any(aspect.what in _MEASURED for aspect in change.aspects)
+
+
+def _measure_change(change: Change, before: Side, after: Side) -> Change:
+    if not _is_measurable(change):
+        return change
+    key = find_key(change.path)
+    ours, theirs = (side.contents[key].parts if key in side.contents else {} for side in (before, after))
+    found = []
+    for role in dict.fromkeys(aspect.part for aspect in change.aspects if aspect.what in _MEASURED):
+        if role in ours and role in theirs:
+            distance = _measure_part((before, ours[role]), (after, theirs[role]))
+            found += [replace(distance, part=role)] if distance else []
+    return replace(change, distances=tuple(found))
+
+
+def _measure_part(before: tuple[Side, Part], after: tuple[Side, Part]) -> Distance | None:
+    a, b = (_open_values(*each) for each in (before, after))
+    if a is None or b is None or a.shape != b.shape:
+        return None
+    if a.can_convert() and b.can_convert():
+        return None if is_tangled(a.held, b.held) else _measure_numbers(a, b)
+    return _measure_bytes(a, b) if a.dtype == b.dtype and not is_tangled(a.held, b.held) else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Values:
+    """A tensor or an array that can be read in blocks."""
+
+    held: Held
+    shape: tuple[int, ...]
+    dtype: torch.dtype | str
+    """A text for arrays of what torch has no dtype for."""
+    spec: TensorSpec | None = None
+
+    def can_convert(self) -> bool:
+        """Tell whether torch makes numbers of the items."""
+        if self.spec and self.spec.quantizer is not None:
+            return self.dtype in _STORED_AS and self.spec.quantizer[0] == "per_tensor"
+        if not isinstance(self.dtype, torch.dtype) or is_quantised(self.dtype):
+            return False
+        if self.dtype.is_complex:
+            return True
+        try:
+            torch.zeros(self.dtype.itemsize, dtype=torch.uint8).view(self.dtype).to(torch.float64)
+        except (RuntimeError, NotImplementedError):
+            return False
+        return True
+
+    def read(self, tile: Tile) -> torch.Tensor:
+        """Read a block of numbers: integers as they are, others in float64 or complex128."""
+        assert isinstance(self.dtype, torch.dtype)
+        raw = self.read_raw(tile, self.held.layout)
+        if self.dtype.is_complex:
+            # Through its real numbers: torch warns of complex32, and knows little of it.
+            part = {4: torch.float16, 8: torch.float32, 16: torch.float64}[self.dtype.itemsize]
+            numbers = torch.view_as_complex(raw.flatten().view(part).reshape(*raw.shape, 2).double())
+        else:
+            numbers = raw.view(_STORED_AS.get(self.dtype, self.dtype))
+            is_integer = numbers.dtype in _INTEGERS or numbers.dtype == torch.uint64
+            numbers = numbers if is_integer else numbers.double()
+        if self.spec is None:
+            return numbers
+        if self.spec.quantizer is not None:
+            _, scale, zero = self.spec.quantizer
+            return numbers.double().sub(int(zero)).mul(float.fromhex(scale))
+        numbers = numbers.conj_physical() if self.spec.conj else numbers
+        return -numbers if self.spec.neg else numbers
+
+    def read_raw(self, tile: Tile, layout: Layout) -> torch.Tensor:
+        """Read a block of items as they are, in C order."""
+        memory = wrap_memory(memoryview(self.held.read(*tile.span(layout))))
+        return view_items(memory, layout.item_bytes, tile.shape, layout.stride, 0).contiguous()
+
+
+def _open_values(side: Side, part: Part) -> _Values | None:
+    entry = part.entry
+    held = Held(side.opened.reader, entry, find_layout(entry))
+    if part.kind == "array":
+        dtype = str(part.spec.get("dtype"))
+        return _Values(held, held.layout.shape, _ARRAY_DTYPES.get(dtype, dtype))
+    if part.kind != "tensor":
+        return None
+    spec = decode_spec(entry.spec, size_bytes=entry.size_bytes, what=f"{side.opened.name!r}, {entry.name}")
+    return None if spec.meta else _Values(held, spec.shape, spec.dtype, spec)
+
+
+def _measure_numbers(a: _Values, b: _Values) -> Distance:
+    tally = _Tally()
+    layouts = a.held.layout, b.held.layout
+    for tile in iter_tiles(*layouts, limit_bytes=_BLOCK_BYTES, limit_items=_BLOCK_ITEMS):
+        x, y = a.read(tile), b.read(tile)
+        if _is_exact(x, y):
+            tally.add_integers(tile, x, y)
+        else:
+            dtype = torch.complex128 if x.is_complex() or y.is_complex() else torch.float64
+            tally.add_floats(tile, x.to(dtype), y.to(dtype))
+    return tally.finish(math.prod(a.shape), _count_repeats(*layouts))
+
+
+def _is_exact(x: torch.Tensor, y: torch.Tensor) -> bool:
+    return {x.dtype, y.dtype} <= _INTEGERS or x.dtype == y.dtype == torch.uint64
+
+
+def _count_repeats(a: Layout, b: Layout) -> int:
+    """Return how often each item stands for itself, being the same one along some dimensions on both sides."""
+    steps = zip(a.shape, a.stride, b.stride, strict=True)
+    return math.prod(size for size, *both in steps if not any(both) and size)
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What is known of the differences so far."""
+
+    mismatches: int = 0
+    largest: float = 0.0
+    at: tuple[int, ...] | None = None
+    nan: list[int] = field(default_factory=lambda: [0, 0])
+    inf: list[int] = field(default_factory=lambda: [0, 0])
+    # Exact, so that the sums of neither huge nor tiny squares are lost.
+    squares: list[Fraction] = field(default_factory=lambda: [Fraction()] * 4)
+    """Of the difference, of what was, of what is, and of what was times what is."""
+
+    def add_integers(self, tile: Tile, x: torch.Tensor, y: torch.Tensor) -> None:
+        """Add a block of integers, whose differences are exact."""
+        if x.dtype == torch.uint64:
+            # In the order of unsigned numbers, which are as far apart as before.
+            ours, theirs = x.view(torch.int64) ^ _LOWEST, y.view(torch.int64) ^ _LOWEST
+        else:
+            ours, theirs = x.to(torch.int64), y.to(torch.int64)
+        self.mismatches += int((ours != theirs).sum())
+        # Modulo 2**64 the difference is right, and as an unsigned number it fits.
+        gap = (torch.maximum(ours, theirs) - torch.minimum(ours, theirs)).flatten()
+        place = int((gap ^ _LOWEST).argmax())
+        self._keep_largest(tile, int(gap[place]) % (1 << 64), place)
+        self._add_squares(x.double(), y.double())
+
+    def add_floats(self, tile: Tile, x: torch.Tensor, y: torch.Tensor) -> None:
+        """Add a block of floats or complex numbers."""
+        differ = x != y
+        is_finite = math.isfinite(_find_largest(x)) and math.isfinite(_find_largest(y))
+        if not is_finite:
+            differ &= ~(x.isnan() & y.isnan())
+            for side, numbers in enumerate((x, y)):
+                self.nan[side] += int(numbers.isnan().sum())
+                self.inf[side] += int(numbers.isinf().sum())
+        self.mismatches += int(differ.count_nonzero())
+        # Where infinity is subtracted from itself, or NaN from a number, there is nothing to tell.
+        gap = (x - y).abs().flatten().nan_to_num_(nan=0.0, posinf=math.inf)
+        place = int(gap.argmax())
+        self._keep_largest(tile, float(gap[place]), place)
+        if not is_finite:
+            finite = x.isfinite() & y.isfinite()
+            x, y = x[finite], y[finite]
+        self._add_squares(x, y)
+
+    def _keep_largest(self, tile: Tile, gap: float, place: int) -> None:
+        if gap <= self.largest:
+            return
+        self.largest = gap
+        index: list[int] = []
+        for size in reversed(tile.shape):
+            place, rest = divmod(place, size)
+            index.append(rest)
+        self.at = tuple(start + at for start, at in zip(tile.start, reversed(index), strict=True))
+
+    def _add_squares(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        if not x.numel():
+            return
+        x, y = (torch.view_as_real(side) if side.is_complex() else side for side in (x, y))
+        ours, theirs, gap = (_Scaled.make(vector.flatten()) for vector in (x, y, x - y))
+        if not gap:
+            # The difference of two floats may be larger than any float; half of it is not.
+            gap = _Scaled.make((x / 2 - y / 2).flatten(), 2)
+        assert ours and theirs and gap, "only what is finite is added"  # noqa: PT018  # one thing is meant
+        products = (gap.multiply(gap), ours.multiply(ours), theirs.multiply(theirs), ours.multiply(theirs))
+        self.squares = [old + new for old, new in zip(self.squares, products, strict=True)]
+
+    def finish(self, total: int, repeats: int) -> Distance:
+        """Return the distance."""
+        difference, was, now, both = self.squares
+        relative = _root(difference / was) if was else math.inf if difference else 0.0
+        cosine = min(1.0, _root(both * both / (was * now))) if was and now else None
+        return Distance(
+            total,
+            self.mismatches * repeats,
+            self.largest,
+            self.at,
+            relative,
+            -cosine if cosine and both < 0 else cosine,
+            (self.nan[0] * repeats, self.nan[1] * repeats),
+            (self.inf[0] * repeats, self.inf[1] * repeats),
+        )
+
+
+def _root(square: Fraction) -> float:
+    try:
+        return math.sqrt(square)
+    except OverflowError:
+        return math.inf
+
+
+def _find_largest(numbers: torch.Tensor) -> float:
+    """Return the largest magnitude of real numbers, or of the parts of complex ones; NaN if there is one."""
+    low, high = torch.aminmax(torch.view_as_real(numbers) if numbers.is_complex() else numbers)
+    return max(abs(float(low)), abs(float(high)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Scaled:
+    """A vector of numbers whose squares are floats, and what it has to be multiplied by."""
+
+    vector: torch.Tensor
+    scale: Fraction
+
+    @classmethod
+    def make(cls, vector: torch.Tensor, scale: int = 1) -> _Scaled | None:
+        """Scale a vector of any magnitude; None if it is not finite."""
+        largest = _find_largest(vector)
+        if not math.isfinite(largest):
+            return None
+        if largest == 0 or _SAFE[0] < largest < _SAFE[1]:
+            return cls(vector, Fraction(scale))
+        return cls(vector / largest, Fraction(largest) * scale)
+
+    def multiply(self, other: _Scaled) -> Fraction:
+        """Return the scalar product, exactly as float64 has it."""
+        return Fraction(float(torch.dot(self.vector, other.vector))) * self.scale * other.scale
+
+
+def _measure_bytes(a: _Values, b: _Values) -> Distance:
+    layouts = [_spell_bytes(values.held.layout) for values in (a, b)]
+    mismatches = 0
+    for tile in iter_tiles(*layouts, limit_bytes=_BLOCK_BYTES):
+        x, y = a.read_raw(tile, layouts[0]), b.read_raw(tile, layouts[1])
+        mismatches += int((x != y).sum())
+    return Distance(math.prod(layouts[0].shape), mismatches * _count_repeats(*layouts), unit="byte")
+
+
+def _spell_bytes(layout: Layout) -> Layout:
+    """Return the layout of the bytes of the items."""
+    size = layout.item_bytes
+    stride = (*(step * size for step in layout.stride), 1)
+    return Layout(1, (*layout.shape, size), stride, layout.offset * size)

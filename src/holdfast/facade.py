@@ -1,0 +1,378 @@
+"""The user's face of a store: every method is a line or three over a function of the layer that does the work.
+
+This is the one module that reaches the layers of torch by late imports: opening, listing and collecting never load it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from holdfast.errors import NotFound, StoreError
+from holdfast.progress import Progress
+from holdfast.repo.check import Checker
+from holdfast.repo.collect import Collected, Rules, collect
+from holdfast.repo.findings import Finding
+from holdfast.repo.layout import natural_order
+from holdfast.repo.prune import Keep, Pruned, PrunePlan, apply_prune, read_prune_plan
+from holdfast.repo.reader import Verify
+from holdfast.repo.record import Json
+from holdfast.repo.repository import DEFAULT_BUDGET_BYTES, Counters, Repository, open_repository
+from holdfast.repo.snapshots import Snapshot as Record
+from holdfast.repo.snapshots import delete_snapshot, iter_names, read_snapshot
+from holdfast.repo.tags import Tag, delete_tag, iter_tags, read_tag, set_tag
+from holdfast.repo.writer import SaveResult
+from holdfast.store.protocol import ObjectStore
+from holdfast.store.url import open_store
+
+if TYPE_CHECKING:
+    import torch
+
+    from holdfast.diff.compare import Diff
+    from holdfast.snapshot.lazy import Snapshot
+    from holdfast.snapshot.load import Aliases
+    from holdfast.snapshot.staging import AsyncSaver, SaveHandle, Staging
+    from holdfast.trees.registered import Types
+
+
+def open(
+    url: str | os.PathLike[str],
+    *,
+    read_only: bool = False,
+    budget_bytes: int = DEFAULT_BUDGET_BYTES,
+    single_writer: bool = False,
+    types: Iterable[type] = (),
+    environment: bool = True,
+) -> Store:
+    """Open the store at a path or URL; nothing is written before the first save, which creates it.
+
+    Args:
+        url: a path, `file://...`, or `memory://` for one that lives as long as it is open.
+        read_only: refuse to write.
+        budget_bytes: how much memory a save or load may take besides the tensors themselves.
+        single_writer: accept a filesystem where only one writer at a time is safe.
+        types: enums, dataclasses, named tuples and tensor classes that trees may hold.
+        environment: record host and versions with each snapshot.
+    """
+    place = os.fspath(url)
+    inner = open_store(place, read_only=read_only, single_writer=single_writer)
+    options = {"read_only": read_only, "single_writer": single_writer, "environment": environment}
+    return Store(inner, budget_bytes=budget_bytes, types=tuple(types), options=options)
+
+
+class Store:
+    """One content-addressed store. Safe in any thread; in a forked child it opens itself again.
+
+    Torch itself may hang in a forked child that computes with several threads: call `torch.set_num_threads(1)` there.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        *,
+        budget_bytes: int = DEFAULT_BUDGET_BYTES,
+        types: Sequence[type] = (),
+        options: Mapping[str, bool] | None = None,
+    ) -> None:
+        """Open the repository in `store`, which any object store can be."""
+        self._classes = tuple(types)
+        self._options = dict(options or {})
+        self._budget_bytes = budget_bytes
+        self._attach(store)
+
+    def _attach(self, store: ObjectStore) -> None:
+        self._pid = os.getpid()
+        self._handle = open_repository(store, budget_bytes=self._budget_bytes, create=True)
+        self._types_found: Types | None = None
+        self._saver: AsyncSaver | None = None
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        return self._handle.store.url
+
+    @property
+    def repository(self) -> Repository:
+        """The repository below, for functions that take one."""
+        if os.getpid() != self._pid:
+            self._attach(self._reopen())
+        return self._handle
+
+    def _reopen(self) -> ObjectStore:
+        if self.url.startswith("memory://"):
+            raise StoreError(f"{self.url} belongs to the process that opened it; use a path to share a store")
+        options = {name: self._options.get(name, False) for name in ("read_only", "single_writer")}
+        return open_store(self.url, **options)
+
+    def __repr__(self) -> str:
+        """Show where it is."""
+        return f"<Store {self.url}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle as the URL and the options; whoever unpickles it opens it again."""
+        if self.url.startswith("memory://"):
+            raise StoreError(f"{self.url} belongs to this process and cannot be pickled; use a path to share a store")
+        return _open_again, (self.url, self._budget_bytes, self._classes, self._options)
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Wait for a save under way."""
+        self.close()
+
+    # Saving
+
+    def save(
+        self,
+        name: str,
+        tree: object,
+        *,
+        overwrite: bool = False,
+        metadata: Mapping[str, Json] | None = None,
+        base: str | None = None,
+        allow_pickle: bool = False,
+        grads: bool = False,
+        progress: Progress | None = None,
+    ) -> SaveResult:
+        """Save a tree under a name: visible as a whole, and durable, once this returns.
+
+        Objects with `state_dict()` are saved as what that returns. Raises NameInUse if the name holds other
+        content, Unsupported, naming the leaf, for what has no form in the format.
+        """
+        from holdfast.snapshot.save import SaveOptions, save_tree
+
+        self._wait_for_save()
+        options = SaveOptions(overwrite, metadata or {}, base, allow_pickle, grads, self._records_environment)
+        return save_tree(self.repository, name, tree, options, types=self._types, progress=progress)
+
+    def save_async(
+        self,
+        name: str,
+        tree: object,
+        *,
+        staging: Staging = "full",
+        overwrite: bool = False,
+        metadata: Mapping[str, Json] | None = None,
+        base: str | None = None,
+        allow_pickle: bool = False,
+        grads: bool = False,
+    ) -> SaveHandle:
+        """Copy the tree and save the copy in the background; the tree may change once this returns.
+
+        staging="full" copies all of it into memory; "budget" copies at most half of the budget, and returns when the
+        rest is on disk. One save is under way at a time. Errors are raised by the handle's `wait`, or, if that is
+        never called, by the next save or `close`.
+        """
+        from holdfast.snapshot.save import SaveOptions, make_request
+
+        options = SaveOptions(overwrite, metadata or {}, base, allow_pickle, grads, self._records_environment)
+        repo = self.repository
+        return self._find_saver().start(repo, make_request(name, tree, options, self._types), staging=staging)
+
+    # Loading
+
+    def load(
+        self,
+        name: str | Snapshot,
+        *,
+        device: torch.device | str | None = "cpu",
+        only: str | Sequence[str] | None = None,
+        mmap: bool = False,
+        verify: Verify = "full",
+        rename: Mapping[str, str] | None = None,
+        aliases: Aliases = "preserve",
+        allow_pickle: bool = False,
+    ) -> Any:
+        """Load a tree into new memory: the same containers, values, tensors and sharing of memory.
+
+        Args:
+            name: a name, or a snapshot from `latest` or `snapshots`.
+            device: where tensors go; "saved" restores each to where it was.
+            only: patterns of leaf names, such as "model.*"; what does not fit is not read.
+            mmap: map tensors instead of reading them, where they lie in one piece; what is mapped is not verified.
+            verify: "full" checks BLAKE3, "fast" checks XXH3, which finds accidents only, False nothing.
+            rename: prefixes of keys to replace.
+            aliases: "preserve" what shared memory, or give each tensor "fresh" memory.
+            allow_pickle: unpickle what was pickled, which may run any code.
+        """
+        from holdfast.snapshot.load import LoadOptions
+
+        if aliases not in ("preserve", "fresh"):
+            raise ValueError(f"aliases must be 'preserve' or 'fresh', not {aliases!r}")
+        options = LoadOptions(device, only, _verify_mode(verify), mmap, rename or {}, aliases, allow_pickle)
+        return self._find(name).load(options)
+
+    def load_into(
+        self,
+        name: str | Snapshot,
+        tree: Any,
+        *,
+        strict: bool = True,
+        rename: Mapping[str, str] | None = None,
+        cast: bool = False,
+        assign: bool = False,
+        verify: Verify = "full",
+        allow_pickle: bool = False,
+    ) -> Any:
+        """Load into a tree that is there, in place, and return it; nothing changes unless everything fits.
+
+        Tensors are filled, plain values in dicts and lists replaced, objects with `load_state_dict` loaded through
+        it. Raises Mismatch that lists everything that does not fit.
+        """
+        from holdfast.snapshot.into_plan import IntoOptions
+
+        options = IntoOptions(strict, rename or {}, cast, assign, _verify_mode(verify), allow_pickle)
+        return self._find(name).load_into(tree, options)
+
+    # Names
+
+    def snapshot(self, name: str) -> Snapshot:
+        """Return the snapshot of a name or tag, to look into; raises NotFound."""
+        return self._find(name)
+
+    def snapshots(self, prefix: str = "") -> list[Snapshot]:
+        """Return the snapshots whose names begin with `prefix`, in natural order; damaged names are for `check`."""
+        found = [record for record in iter_names(self.repository.store, prefix) if isinstance(record, Record)]
+        return [self._wrap(record) for record in sorted(found, key=lambda record: natural_order(record.name))]
+
+    def latest(self, prefix: str = "") -> Snapshot | None:
+        """Return the newest snapshot whose name begins with `prefix`, by commit time; None if there is none."""
+        found = [record for record in iter_names(self.repository.store, prefix) if isinstance(record, Record)]
+        newest = max(found, key=lambda record: (record.time_s, natural_order(record.name)), default=None)
+        return None if newest is None else self._wrap(newest)
+
+    def delete(self, name: str) -> None:
+        """Delete a name; its bytes are freed by `gc`, unless others share them. Raises NotFound."""
+        delete_snapshot(self.repository.store, name)
+
+    def tag(self, tag: str, name: str | Snapshot, *, move: bool = False) -> Tag:
+        """Point a tag to a snapshot; one that points elsewhere is moved only if told."""
+        return set_tag(self.repository.store, tag, self._find(name).record, move=move)
+
+    def tags(self) -> list[Tag]:
+        """Return all tags."""
+        return [tag for tag in iter_tags(self.repository.store) if isinstance(tag, Tag)]
+
+    def untag(self, tag: str) -> None:
+        """Remove a tag; the snapshot stays."""
+        delete_tag(self.repository.store, tag)
+
+    # Health and space
+
+    def check(self, *, read: bool = False, progress: Progress | None = None) -> list[Finding]:
+        """Check the store, with `read` every byte of it; nothing but notes means that all is well."""
+        return list(Checker(self.repository.store, read=read, progress=progress).iter_findings())
+
+    def diff(self, a: str | Snapshot, b: str | Snapshot, *, values: bool = False) -> Diff:
+        """Tell what was added, removed and changed from `a` to `b`; with `values`, by how much."""
+        from holdfast.diff.compare import compare
+        from holdfast.diff.values import measure
+
+        found = compare(self.repository, self._find(a).record, self._find(b).record)
+        return measure(self.repository, found) if values else found
+
+    def plan_prune(
+        self,
+        prefix: str = "",
+        *,
+        keep_last: int = 0,
+        keep_every: int = 0,
+        keep_within: float | timedelta = 0.0,
+        keep_tagged: bool = True,
+    ) -> PrunePlan:
+        """Decide which snapshots under a prefix to delete, and delete none."""
+        within_s = keep_within.total_seconds() if isinstance(keep_within, timedelta) else float(keep_within)
+        return read_prune_plan(self.repository.store, prefix, Keep(keep_last, keep_every, within_s, keep_tagged))
+
+    def apply_prune(self, plan: PrunePlan) -> Pruned:
+        """Delete what a plan would delete, but for what was tagged or overwritten since."""
+        return apply_prune(self.repository.store, plan)
+
+    def prune(
+        self,
+        prefix: str = "",
+        *,
+        keep_last: int = 0,
+        keep_every: int = 0,
+        keep_within: float | timedelta = 0.0,
+        keep_tagged: bool = True,
+    ) -> Pruned:
+        """Delete the snapshots under a prefix that no rule keeps; `gc` then frees their bytes."""
+        plan = self.plan_prune(
+            prefix, keep_last=keep_last, keep_every=keep_every, keep_within=keep_within, keep_tagged=keep_tagged
+        )
+        return self.apply_prune(plan)
+
+    def gc(self, rules: Rules | None = None) -> Collected:
+        """Free what no snapshot needs; beside saves under way, a part may be left to the next time."""
+        return collect(self.repository.store, rules)
+
+    def statistics(self) -> Counters:
+        """Return what this handle has done so far."""
+        return replace(self.repository.counters)
+
+    def close(self) -> None:
+        """Wait for a save under way, raising its error if nobody was told, and give back the memory for copies."""
+        if self._saver is not None and os.getpid() == self._pid:
+            self._saver.close()
+
+    # Within
+
+    @property
+    def _types(self) -> Types:
+        from holdfast.trees.registered import Types
+
+        if self._types_found is None:
+            self._types_found = Types(self._classes)
+        return self._types_found
+
+    @property
+    def _records_environment(self) -> bool:
+        return self._options.get("environment", True)
+
+    def _find_saver(self) -> AsyncSaver:
+        from holdfast.snapshot.staging import AsyncSaver
+
+        if self._saver is None:
+            self._saver = AsyncSaver()
+        return self._saver
+
+    def _wait_for_save(self) -> None:
+        if self._saver is not None and os.getpid() == self._pid:
+            self._saver.wait()
+
+    def _find(self, name: str | Snapshot) -> Snapshot:
+        if not isinstance(name, str):
+            return name
+        store = self.repository.store
+        try:
+            return self._wrap(read_snapshot(store, name))
+        except NotFound:
+            tag = read_tag(store, name)
+            if tag is None:
+                raise
+            return self._wrap(read_snapshot(store, tag.snapshot_name))
+
+    def _wrap(self, record: Record) -> Snapshot:
+        from holdfast.snapshot.lazy import Snapshot
+
+        return Snapshot(self.repository, record, self._types)
+
+
+def _open_again(url: str, budget_bytes: int, classes: Sequence[type], options: Mapping[str, bool]) -> Store:
+    places = {name: options.get(name, False) for name in ("read_only", "single_writer")}
+    return Store(open_store(url, **places), budget_bytes=budget_bytes, types=classes, options=options)
+
+
+def _verify_mode(verify: Verify) -> Verify:
+    if verify not in ("full", "fast", False):
+        raise ValueError(f"verify must be 'full', 'fast' or False, not {verify!r}")
+    return verify

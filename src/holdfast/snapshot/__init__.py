@@ -1,0 +1,1 @@
+"""Snapshots of trees: saving, loading, looking into them, and telling two apart."""

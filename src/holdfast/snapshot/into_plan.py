@@ -1,0 +1,111 @@
+"""What it takes to load into a tree: collected while the tree is matched, carried out when everything fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast.errors import Corrupt
+from holdfast.repo.manifest import Entry
+from holdfast.repo.reader import Verify
+from holdfast.repo.record import Json
+from holdfast.snapshot.leaves import iter_entry_numbers
+from holdfast.snapshot.load import InPlace, LeafReader
+from holdfast.snapshot.opened import Opened
+from holdfast.snapshot.places import Claim
+from holdfast.tensors.spec import TensorSpec, decode_spec
+from holdfast.trees.encoding import decode_tree
+from holdfast.trees.outline import Path, iter_leaves, join_name
+from holdfast.trees.registered import Types
+
+Step = Callable[[LeafReader], Callable[[], None]]
+"""Decodes what was read into new memory, which may still be refused; what it returns puts that in place."""
+
+
+@dataclass(frozen=True, slots=True)
+class IntoOptions:
+    """How to load into a tree."""
+
+    strict: bool = True
+    rename: Mapping[str, str] = field(default_factory=dict)
+    cast: bool = False
+    assign: bool = False
+    verify: Verify = "full"
+    allow_pickle: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """An ordinary tensor in the snapshot."""
+
+    number: int
+    """Of its entry."""
+    entry: Entry
+    spec: TensorSpec
+
+
+@dataclass(slots=True)
+class IntoPlan:
+    """What is to be done once everything fits, and what does not."""
+
+    opened: Opened
+    options: IntoOptions
+    types: Types
+    problems: list[str] = field(default_factory=list)
+    nodes: list[tuple[str, Json]] = field(default_factory=list)
+    """Leaves to read, by name."""
+    in_place: dict[int, InPlace] = field(default_factory=dict)
+    """Entries whose bytes go straight to where they are wanted."""
+    names: dict[int, str] = field(default_factory=dict)
+    """Of what is read in place, for whoever has to say what was overwritten."""
+    claims: list[Claim] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    """In the order of the tree."""
+    is_replaced: bool = False
+    """Something takes the place of what is there, instead of being copied into it."""
+
+    def add_problem(self, path: Path, text: str) -> None:
+        """Note something that does not fit."""
+        self.problems.append(f"{join_name(path) or 'the tree'}: {text}")
+
+    def read_below(self, node: Json, path: Path) -> None:
+        """Read every leaf of a tree that is decoded as a whole."""
+        prefix = join_name(path)
+        for leaf in iter_leaves(node):
+            if leaf.tag.startswith("@"):
+                self.nodes.append((".".join(filter(None, (prefix, leaf.name))), leaf.node))
+
+    def find_meaning(self, node: Json, path: Path) -> Meaning:
+        """Return what an ordinary tensor's node stands for."""
+        what = f"{self.opened.name!r}, {join_name(path)}"
+        number = next(iter_entry_numbers(node, what=what))
+        entry = self.opened.entry(number)
+        return Meaning(number, entry, decode_spec(entry.spec, size_bytes=entry.size_bytes, what=what))
+
+    def fill(self, meaning: Meaning, place: InPlace, path: Path) -> None:
+        """Read an entry straight to where it is wanted."""
+        self.in_place[meaning.number] = place
+        self.names[meaning.number] = join_name(path)
+
+    def decode_plain(self, node: Json) -> Any:
+        """Return a plain value, a key for instance."""
+
+        def refuse(leaf: list[Json], path: Path) -> object:
+            raise Corrupt("a leaf where only plain values can be")
+
+        return decode_tree(node, types=self.types, decode_leaf=refuse)
+
+    def branch(self) -> IntoPlan:
+        """Return an empty plan for the same snapshot, to be absorbed or forgotten."""
+        return IntoPlan(self.opened, self.options, self.types)
+
+    def absorb(self, other: IntoPlan) -> None:
+        """Do what another plan does as well."""
+        self.problems += other.problems
+        self.nodes += other.nodes
+        self.in_place.update(other.in_place)
+        self.names.update(other.names)
+        self.claims += other.claims
+        self.steps += other.steps
+        self.is_replaced |= other.is_replaced

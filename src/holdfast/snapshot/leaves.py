@@ -1,0 +1,166 @@
+"""Leaves of a tree as entries: tensors, arrays and long values become nodes that name entries by number, and back.
+
+The nodes, which stand in the tree where the values stood::
+
+    ["@tensor", entry]                          an ordinary tensor
+    ["@tensor", entry, first]                   the same object as the tensor of entry `first`
+    ["@parts", kind, meta, first, role, node, ...]   a tensor made of others; `first` is null, or the entry with
+                                                which the same object began
+    ["@grad", node, node]                       a tensor and its gradient
+    ["@array" | "@str" | "@bytes" | "@bytearray" | "@pickle", entry]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+import torch
+
+from holdfast.errors import Corrupt, Unsupported
+from holdfast.repo.record import Json
+from holdfast.repo.source import BytesSource, Source
+from holdfast.snapshot.pickled import pickle_value
+from holdfast.tensors.arrays import make_source
+from holdfast.tensors.parts import split, verify_readable
+from holdfast.tensors.sources import plan_sources
+from holdfast.trees.encoding import encode_tree, refuse
+from holdfast.trees.outline import Path, join_name
+from holdfast.trees.registered import Types
+
+TENSOR: Final = "@tensor"
+PARTS: Final = "@parts"
+GRAD: Final = "@grad"
+ARRAY: Final = "@array"
+PICKLE: Final = "@pickle"
+BLOBS: Final = {"@str": str, "@bytes": bytes, "@bytearray": bytearray}
+_BLOB_TAGS: Final = {kind: tag for tag, kind in BLOBS.items()}
+_ENTRY_TAGS: Final = frozenset({TENSOR, ARRAY, PICKLE, *BLOBS})
+_MAX_PARTS_DEPTH: Final = 8
+
+
+class LeafWriter:
+    """Collects the leaves of one tree; the order in which they come is the order of the entries."""
+
+    def __init__(self, types: Types, *, allow_pickle: bool = False, grads: bool = False) -> None:
+        """Begin with no entries; with `grads`, gradients of tensors are kept, too."""
+        self._types = types
+        self._allow_pickle = allow_pickle
+        self._grads = grads
+        self._slots: list[tuple[str, torch.Tensor] | BytesSource] = []
+        self._names: set[str] = set()
+        # By identity, which holds because the slots keep every tensor alive; parts are kept here for the same reason.
+        self._first: dict[int, int] = {}
+        self._kept: list[torch.Tensor] = []
+
+    def encode(self, value: object, path: Path) -> Json:
+        """Return the node of a leaf, having taken its bytes up; raises Unsupported, naming the leaf."""
+        name = join_name(path)
+        try:
+            if isinstance(value, torch.Tensor):
+                return self._encode_tensor(value, name, 0)
+            if isinstance(value, np.ndarray):
+                return [ARRAY, self._add_blob(make_source(name, value))]
+        except Unsupported as error:
+            raise Unsupported(f"{name or 'the tree'}: {error}") from error
+        if isinstance(value, str) and type(value) is str:
+            return ["@str", self._add_blob(BytesSource(name, value.encode(errors="surrogatepass"), {"type": "str"}))]
+        if isinstance(value, bytes | bytearray) and type(value) in _BLOB_TAGS:
+            tag = _BLOB_TAGS[type(value)]
+            return [tag, self._add_blob(BytesSource(name, bytes(value), {"type": tag.removeprefix("@")}))]
+        if self._allow_pickle:
+            return [PICKLE, self._add_blob(BytesSource(name, pickle_value(value, name=name), {"type": "pickle"}))]
+        raise refuse(value, path)
+
+    def make_sources(self) -> list[Source]:
+        """Return the sources of all entries; the values must stay as they are while these are in use."""
+        tensors = [slot for slot in self._slots if isinstance(slot, tuple)]
+        planned = iter(plan_sources(tensors))
+        return [next(planned) if isinstance(slot, tuple) else slot for slot in self._slots]
+
+    def _encode_tensor(self, tensor: torch.Tensor, name: str, depth: int) -> Json:
+        node = self._encode_value(tensor, name, depth)
+        # Asking others for their gradient makes torch warn.
+        grad = tensor.grad if self._grads and tensor.is_leaf and tensor.requires_grad else None
+        return node if grad is None else [GRAD, node, self._encode_value(grad, f"{name}.grad", depth)]
+
+    def _encode_value(self, tensor: torch.Tensor, name: str, depth: int) -> Json:
+        if depth > _MAX_PARTS_DEPTH:
+            raise Unsupported("it is made of tensors that are made of tensors, too deep")
+        number = len(self._slots)
+        first = self._first.setdefault(id(tensor), number)
+        self._kept.append(tensor)
+        parts = split(tensor, types=self._types, encode_value=self._encode_plain)
+        if parts is None:
+            verify_readable(tensor)
+            self._slots.append((self._choose_name(name), tensor))
+            return [TENSOR, number] if first == number else [TENSOR, number, first]
+        nodes: list[Json] = [PARTS, parts.kind, parts.meta, None if first == number else first]
+        for role, part in parts.tensors.items():
+            nodes += [role, self._encode_value(part, f"{name}.{role}", depth + 1)]
+        return nodes
+
+    def _encode_plain(self, value: object) -> Json:
+        def refuse_leaf(leaf: object, path: Path) -> Json:
+            raise refuse(leaf, ("its context", *path))
+
+        return encode_tree(value, types=self._types, encode_leaf=refuse_leaf)
+
+    def _add_blob(self, source: BytesSource) -> int:
+        self._slots.append(replace(source, name=self._choose_name(source.name)))
+        return len(self._slots) - 1
+
+    def _choose_name(self, name: str) -> str:
+        """Return `name`, or one like it if another leaf has the same: entries must be told apart, leaves have paths."""
+        # Keys may be text that is not valid Unicode; entries must have names that are.
+        clean = name.encode(errors="backslashreplace").decode() or "value"
+        chosen, count = clean, 1
+        while chosen in self._names:
+            count += 1
+            chosen = f"{clean}#{count}"
+        self._names.add(chosen)
+        return chosen
+
+
+def iter_entry_numbers(node: Json, *, what: str) -> Iterator[int]:
+    """Yield the entries that a leaf's node names, checking its form; nothing for a plain value."""
+    if not isinstance(node, list) or not str(node[0]).startswith("@"):
+        return
+    yield from _iter_numbers(node, what, 0)
+
+
+def _iter_numbers(node: Json, what: str, depth: int) -> Iterator[int]:
+    if not isinstance(node, list) or not node or type(node[0]) is not str or depth > _MAX_PARTS_DEPTH + 2:
+        raise _malformed(what)
+    tag, rest = node[0], node[1:]
+    if tag in _ENTRY_TAGS:
+        if not 1 <= len(rest) <= (2 if tag == TENSOR else 1) or not all(type(number) is int for number in rest):
+            raise _malformed(what)
+        yield rest[0]
+    elif tag == GRAD and len(rest) == 2:
+        yield from _iter_numbers(rest[0], what, depth + 1)
+        yield from _iter_numbers(rest[1], what, depth + 1)
+    elif tag == PARTS and len(rest) >= 3 and len(rest) % 2 == 1:
+        if type(rest[0]) is not str or not (rest[2] is None or type(rest[2]) is int):
+            raise _malformed(what)
+        for child in rest[4::2]:
+            yield from _iter_numbers(child, what, depth + 1)
+    else:
+        raise _malformed(what)
+
+
+def _malformed(what: str) -> Corrupt:
+    return Corrupt(f"{what}: the stored tree has a leaf that makes no sense; run `holdfast check`", key=what)
+
+
+def list_parts(node: Sequence[Json], *, what: str) -> list[tuple[str, Json]]:
+    """Return the roles and nodes of what a tensor is made of."""
+    roles = node[4::2]
+    if not all(isinstance(role, str) for role in roles) or len(set(roles)) != len(roles):
+        raise _malformed(what)
+    return [(str(role), child) for role, child in zip(roles, node[5::2], strict=True)]
+
+
+DecodeLeaf = Callable[[list[Json], Path], object]

@@ -1,0 +1,325 @@
+"""Walks a target and an encoded tree side by side, and plans how the one gets into the other; changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from holdfast.errors import Unsupported
+from holdfast.repo.record import Json, canonical_json
+from holdfast.snapshot.into_plan import IntoPlan
+from holdfast.snapshot.leaves import ARRAY, BLOBS, GRAD, PARTS, PICKLE, TENSOR
+from holdfast.snapshot.load import LeafReader, LoadOptions, load_node
+from holdfast.snapshot.places import copy_into, find_place, is_ordinary, is_strided, make_claim, repeats_items
+from holdfast.snapshot.stateful import is_stateful
+from holdfast.tensors.dtypes import items_per_byte
+from holdfast.tensors.spec import TensorSpec
+from holdfast.trees.encoding import decode_tree, encode_tree, refuse
+from holdfast.trees.outline import FIELDS_START, ITEMS_START, KEYED_START, PAIRS_START, Path, join_name
+
+Put = Callable[[Any], None] | None
+"""Puts another value where the target's was; None where nothing can be put."""
+MatchState = Callable[[IntoPlan, Any, Json, Path], None]
+"""Plans how an object that keeps its state for itself gets it back."""
+_TENSOR_TAGS: Final = (TENSOR, PARTS, GRAD)
+_NAMES: Final[Mapping[str, str]] = {
+    TENSOR: "a tensor",
+    GRAD: "a tensor with its gradient",
+    ARRAY: "an array",
+    PICKLE: "a pickled object",
+    "odict": "an OrderedDict",
+    "odict+": "an OrderedDict",
+    "counter+": "a counter",
+    "int": "an int",
+    "enum": "an enum",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Setter:
+    """Puts a value into a dict or list."""
+
+    container: Any
+    key: Any
+
+    def __call__(self, value: Any) -> None:
+        """Put it there."""
+        self.container[self.key] = value
+
+
+@dataclass(frozen=True, slots=True)
+class _FieldSetter:
+    """Puts a value into a field of a dataclass."""
+
+    owner: Any
+    name: str
+
+    def __call__(self, value: Any) -> None:
+        setattr(self.owner, self.name, value)
+
+
+class TreeMatcher:
+    """Matches plain trees; what keeps its state for itself is left to a function of its own."""
+
+    def __init__(self, plan: IntoPlan, match_state: MatchState) -> None:
+        """Collect what is to be done in `plan`."""
+        self._plan = plan
+        self._match_state = match_state
+
+    def match(self, target: Any, node: Json, path: Path, put: Put) -> None:
+        """Plan how `node` gets into `target`, or takes its place."""
+        if isinstance(target, torch.Tensor):
+            self._match_tensor(target, node, path, put)
+        elif is_stateful(target):
+            self._match_state(self._plan, target, node, path)
+        elif isinstance(target, dict):
+            self._match_dict(target, node, path)
+        elif type(target) is list:
+            self._match_list(target, node, path)
+        elif _is_fixed(target):
+            self._match_fixed(target, node, path)
+        else:
+            self._match_plain(target, node, path, put)
+
+    def _match_tensor(self, target: torch.Tensor, node: Json, path: Path, put: Put) -> None:
+        tag = node[0] if isinstance(node, list) else ""
+        if tag not in _TENSOR_TAGS:
+            self._plan.add_problem(path, f"the target has a tensor here, the snapshot {tell(node)}")
+        elif torch.nn.parameter.is_lazy(target):
+            self._plan.add_problem(path, "the tensor in the target is not initialised yet; run its module once")
+        elif tag == GRAD:
+            self._match_grad(target, node, path, put)
+        elif tag == PARTS:
+            self._match_parts(target, node, path, put)
+        elif not is_strided(target) and not self._plan.options.assign:
+            text = f"the target has a {_describe_kind(target)} tensor here, the snapshot an ordinary one"
+            self._plan.add_problem(path, f"{text}; assign=True puts that in place")
+        else:
+            self._match_ordinary(target, node, path, put)
+
+    def _match_ordinary(self, target: torch.Tensor, node: list[Json], path: Path, put: Put) -> None:
+        plan = self._plan
+        meaning = plan.find_meaning(node, path)
+        if not self._check_fit(target, meaning.spec, path):
+            return
+        if plan.options.assign and (put is not None or target.is_meta or meaning.spec.meta):
+            self._replace(target, node, path, put)
+            return
+        if target.numel() == 0:
+            return
+        claim = make_claim(join_name(path), target, meaning.entry, meaning.spec)
+        plan.claims += [claim] if claim else []
+        plan.nodes.append((join_name(path), node))
+        place = find_place(target, meaning.spec)
+        if place is not None:
+            plan.fill(meaning, place, path)
+        elif items_per_byte(target.dtype) > 1:
+            plan.add_problem(path, "it was quantised in another way than the target; assign=True puts it in place")
+        elif repeats_items(target):
+            plan.add_problem(path, "the target is expanded, its items are one and the same memory; clone() it first")
+        else:
+            plan.steps.append(_Copy(target, node, path))
+
+    def _check_fit(self, target: torch.Tensor, spec: TensorSpec, path: Path) -> bool:
+        plan = self._plan
+        before = len(plan.problems)
+        if not is_strided(target):
+            return True
+        if tuple(target.shape) != spec.shape:
+            plan.add_problem(path, f"shape {tuple(target.shape)} in the target, {spec.shape} in the snapshot")
+        if target.dtype != spec.dtype and not plan.options.cast:
+            plan.add_problem(path, f"{target.dtype} in the target, {spec.dtype} in the snapshot; cast=True converts")
+        if (target.is_meta or spec.meta) and not plan.options.assign:
+            where = "target" if target.is_meta else "snapshot"
+            text = f"the tensor in the {where} is on the meta device; assign=True puts a new one in place"
+            plan.add_problem(path, text)
+        return len(plan.problems) == before
+
+    def _match_grad(self, target: torch.Tensor, node: list[Json], path: Path, put: Put) -> None:
+        """Match a tensor that was saved with its gradient: the target is filled, and gets that gradient."""
+        inner, grad = node[1], node[2]
+        if self._plan.options.assign or not is_ordinary(target) or inner[0] != TENSOR or not target.is_leaf:
+            self._replace(target, node, path, put)
+            return
+        self._match_tensor(target, inner, path, put)
+        self._plan.nodes.append((f"{join_name(path)}.grad", grad))
+
+        def prepare(reader: LeafReader) -> Callable[[], None]:
+            value = reader.decode(grad, (*path, "grad"))
+            return lambda: setattr(target, "grad", value)
+
+        self._plan.steps.append(prepare)
+
+    def _match_parts(self, target: torch.Tensor, node: list[Json], path: Path, put: Put) -> None:
+        """Match a tensor that is made of others, sparse for instance: a new one takes the target's place."""
+        if is_ordinary(target) and not self._plan.options.assign:
+            text = f"the target has an ordinary tensor here, the snapshot {tell(node)}; assign=True puts that in place"
+            self._plan.add_problem(path, text)
+        else:
+            self._replace(target, node, path, put)
+
+    def _replace(self, target: torch.Tensor, node: list[Json], path: Path, put: Put) -> None:
+        """Put what was saved in the place of a target that cannot be filled, or is not to be."""
+        plan = self._plan
+        if put is None:
+            text = "what was saved must take the target's place, which is in a tuple or frozen dataclass"
+            plan.add_problem(path, text)
+            return
+        plan.is_replaced = True
+        plan.nodes.append((join_name(path), node))
+
+        def prepare(reader: LeafReader) -> Callable[[], None]:
+            value = fit_replacement(plan, target, reader.decode(node, path), path)
+            return lambda: put(value)
+
+        plan.steps.append(prepare)
+
+    def _match_dict(self, target: dict[Any, Any], node: Json, path: Path) -> None:
+        children = find_children(node, PAIRS_START, self._plan.decode_plain)
+        if children is None:
+            self._plan.add_problem(path, f"the target has a dict here, the snapshot {tell(node)}")
+            return
+        for key, item in target.items():
+            if key in children:
+                self.match(item, children.pop(key), (*path, key), Setter(target, key))
+            elif self._plan.options.strict:
+                self._plan.add_problem((*path, key), "the target has it, the snapshot does not")
+        for key in children if self._plan.options.strict else ():
+            self._plan.add_problem((*path, key), "the snapshot has it, the target does not")
+
+    def _match_list(self, target: list[Any], node: Json, path: Path) -> None:
+        items = node[1:] if isinstance(node, list) and node[0] == "list" else None
+        if items is None or len(items) != len(target):
+            what = tell(node) if items is None else f"one of {len(items)}"
+            self._plan.add_problem(path, f"the target has a list of {len(target)} here, the snapshot {what}")
+            return
+        for index, (item, child) in enumerate(zip(target, items, strict=True)):
+            self.match(item, child, (*path, index), Setter(target, index))
+
+    def _match_fixed(self, target: Any, node: Json, path: Path) -> None:
+        """Match what has its places once and for all; only a dataclass that is not frozen takes other values."""
+        if type(target) is tuple:
+            held: dict[Any, Any] = dict(enumerate(target))
+            found = dict(enumerate(node[1:])) if isinstance(node, list) and node[0] == "tuple" else None
+        else:
+            names = getattr(target, "_fields", None) or [item.name for item in fields(target)]
+            held = {name: getattr(target, name) for name in names}
+            found = find_children(node, FIELDS_START, self._plan.decode_plain)
+        if found is None or found.keys() != held.keys():
+            text = f"the target has a {type(target).__name__} of {len(held)} here, the snapshot {tell(node)}"
+            self._plan.add_problem(path, text if found is None else f"{text} of {len(found)}")
+            return
+        is_open = not isinstance(target, tuple) and not type(target).__dataclass_params__.frozen
+        for key, item in held.items():
+            self.match(item, found[key], (*path, key), _FieldSetter(target, key) if is_open else None)
+
+    def _match_plain(self, target: Any, node: Json, path: Path, put: Put) -> None:
+        """Replace a plain value; a container or a tensor may only take the place of None or of its like."""
+        plan = self._plan
+        if target is not None and not _is_alike(target, node):
+            plan.add_problem(path, f"the target has a {type(target).__name__} here, the snapshot {tell(node)}")
+        elif put is not None:
+            plan.is_replaced = True
+            plan.read_below(node, path)
+
+            def prepare(reader: LeafReader) -> Callable[[], None]:
+                value = decode_tree(node, types=plan.types, decode_leaf=reader.decode)
+                return lambda: put(value)
+
+            plan.steps.append(prepare)
+        elif not self._is_same(target, node):
+            plan.add_problem(path, "it differs and stands in a tuple or frozen dataclass, which cannot be changed")
+
+    def _is_same(self, target: Any, node: Json) -> bool:
+        """Tell whether a plain value is what was saved; reads it if it is stored as a leaf of its own."""
+        tag = node[0] if isinstance(node, list) else ""
+        if tag in (ARRAY, *BLOBS):
+            saved = load_node(self._plan.opened, node, LoadOptions(), self._plan.types)
+            if tag != ARRAY:
+                return type(saved) is type(target) and bool(saved == target)
+            is_alike = (saved.dtype, saved.shape) == (target.dtype, target.shape)
+            return is_alike and bool(saved.tobytes() == target.tobytes())
+        try:
+            encoded = encode_tree(target, types=self._plan.types, encode_leaf=_refuse_leaf)
+        except Unsupported:
+            return False
+        return canonical_json(encoded) == canonical_json(node)
+
+
+def _refuse_leaf(value: object, path: Path) -> Json:
+    raise refuse(value, path)
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """Copies what was read into a target that has other strides, another dtype or another device."""
+
+    target: torch.Tensor
+    node: list[Json]
+    path: Path
+
+    def __call__(self, reader: LeafReader) -> Callable[[], None]:
+        saved = reader.decode(self.node, self.path)
+        return lambda: copy_into(self.target, saved, what=join_name(self.path))
+
+
+def fit_replacement(plan: IntoPlan, target: torch.Tensor, value: Any, path: Path) -> Any:
+    """Return what takes a target's place: of its dtype if that may be converted, and a parameter if it was one."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    # What is made of several tensors tells its shape and dtype only now.
+    if not (target.is_nested or value.is_nested) and target.shape != value.shape:
+        text = f"shape {tuple(target.shape)} in the target, {tuple(value.shape)} in the snapshot"
+        plan.add_problem(path, text)
+    if target.dtype != value.dtype and not plan.options.cast:
+        plan.add_problem(path, f"{target.dtype} in the target, {value.dtype} in the snapshot; cast=True converts")
+    if target.dtype != value.dtype:
+        value = value.detach().to(target.dtype).requires_grad_(value.requires_grad)
+    if isinstance(target, torch.nn.Parameter) and not isinstance(value, torch.nn.Parameter):
+        value = torch.nn.Parameter(value, requires_grad=target.requires_grad)
+    return value
+
+
+def _is_fixed(target: object) -> bool:
+    """Tell whether a target is a tuple, a named tuple or a dataclass."""
+    if isinstance(target, tuple):
+        return type(target) is tuple or isinstance(getattr(target, "_fields", None), tuple)
+    return is_dataclass(target) and not isinstance(target, type)
+
+
+def _is_alike(target: object, node: Json) -> bool:
+    """Tell whether what was saved may take the place of a plain value."""
+    tag = node[0] if isinstance(node, list) else ""
+    if isinstance(target, np.ndarray) or tag == ARRAY:
+        return isinstance(target, np.ndarray) and tag == ARRAY
+    if tag in ITEMS_START:
+        return type(target).__name__ == tag
+    return tag not in _TENSOR_TAGS and tag not in KEYED_START
+
+
+def find_children(node: Json, starts: Mapping[str, int], decode: Callable[[Json], Any]) -> dict[Any, Json] | None:
+    """Return the children of a keyed node by their decoded keys; None if it is something else."""
+    if not isinstance(node, list) or node[0] not in starts:
+        return None
+    start = starts[node[0]]
+    return {decode(key): child for key, child in zip(node[start::2], node[start + 1 :: 2], strict=True)}
+
+
+def tell(node: Json) -> str:
+    """Say what a node is, for a sentence."""
+    if node is None:
+        return "None"
+    if not isinstance(node, list):
+        name = type(node).__name__
+        return _NAMES.get(name, f"a {name}")
+    if node[0] == PARTS:
+        return f"a {node[1]} tensor"
+    return _NAMES.get(node[0], f"a {str(node[0]).lstrip('@')}")
+
+
+def _describe_kind(tensor: torch.Tensor) -> str:
+    return "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")

@@ -1,0 +1,107 @@
+"""An open snapshot: its reader, its tree, and its leaves by name and by path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from types import TracebackType
+from typing import Final, Self
+
+from holdfast.errors import AmbiguousName, Corrupt, NotFound
+from holdfast.repo.manifest import Entry
+from holdfast.repo.reader import SnapshotReader
+from holdfast.repo.record import Json, canonical_json
+from holdfast.trees.outline import Leaf, iter_leaves
+
+TREE: Final = "tree"
+"""In a snapshot's spec: the encoded tree."""
+
+Encode = Callable[[object], Json]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a name or path leads to: one leaf, or all leaves below it."""
+
+    name: str
+    leaves: tuple[Leaf, ...]
+    is_leaf: bool
+
+
+class Opened:
+    """A snapshot that holds a tree; whatever it holds else, files put there for example, is a dict of bytes."""
+
+    def __init__(self, reader: SnapshotReader) -> None:
+        """Take the reader over."""
+        self.reader = reader
+        self.name = reader.snapshot.name
+        spec = reader.manifest.spec
+        if isinstance(spec, dict) and TREE in spec:
+            self.tree: Json = spec[TREE]
+        else:
+            self.tree = ["dict"]
+            for number, name in enumerate(reader.manifest.names):
+                self.tree += [name, ["@bytes", number]]
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the reader."""
+        self.reader.__exit__(kind, error, trace)
+
+    @cached_property
+    def leaves(self) -> tuple[Leaf, ...]:
+        """All leaves, in the order of the tree."""
+        return tuple(iter_leaves(self.tree))
+
+    @cached_property
+    def _by_name(self) -> dict[str, list[Leaf]]:
+        found: dict[str, list[Leaf]] = {}
+        for leaf in self.leaves:
+            found.setdefault(leaf.name, []).append(leaf)
+        return found
+
+    def find(self, name: str) -> Found:
+        """Return what has that name: a leaf, or all that begins with it and a dot."""
+        named = self._by_name.get(name, [])
+        if len(named) > 1:
+            paths = tuple(leaf.path_json for leaf in named)
+            raise AmbiguousName(
+                f"{len(named)} leaves of {self.name!r} have the name {name!r}; ask by path:"
+                f" {' or '.join(str(path) for path in paths)}",
+                paths=paths,
+            )
+        if named:
+            return Found(name, tuple(named), is_leaf=True)
+        below = tuple(leaf for leaf in self.leaves if leaf.name.startswith(name + "."))
+        if not below:
+            raise NotFound(f"no leaf {name!r} in {self.name!r}; `holdfast show {self.name}` lists them", name=name)
+        return Found(name, below, is_leaf=False)
+
+    def find_path(self, path: Sequence[object], encode: Encode) -> Found:
+        """Return what lies at a path of keys."""
+        keys = [canonical_json(encode(key)) for key in path]
+        found = [leaf for leaf in self.leaves if [*map(canonical_json, leaf.path_json[: len(keys)])] == keys]
+        if not found:
+            raise NotFound(f"nothing at path {tuple(path)!r} in {self.name!r}", name=str(tuple(path)))
+        is_leaf = len(found[0].path_json) == len(keys)
+        name = found[0].name if is_leaf else ".".join(str(key) for key in path)
+        return Found(name, tuple(found), is_leaf=is_leaf)
+
+    def entry(self, number: int) -> Entry:
+        """Return an entry by the number that a node gives."""
+        if not 0 <= number < len(self.reader.manifest):
+            raise Corrupt(f"{self.name!r}: its tree names entry {number}, which is not there; run `holdfast check`")
+        return self.reader.manifest.entry(number)
+
+
+def iter_nodes(node: Json) -> Iterator[list[Json]]:
+    """Yield every stored leaf's node below `node`."""
+    for leaf in iter_leaves(node):
+        if leaf.tag.startswith("@"):
+            yield leaf.node

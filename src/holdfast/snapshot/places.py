@@ -1,0 +1,143 @@
+"""Memory of tensors that are there already: where saved bytes can go straight, and who shares it with whom."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+import torch
+
+from holdfast.errors import Corrupt
+from holdfast.repo.manifest import Entry
+from holdfast.snapshot.load import InPlace
+from holdfast.tensors.dtypes import items_per_byte
+from holdfast.tensors.memory import view_bytes, view_raw, view_storage
+from holdfast.tensors.quantizer import encode_quantizer
+from holdfast.tensors.spec import TensorSpec, count_bytes, find_span
+
+_MAX_WORK: Final = 100_000
+"""How long to think about whether two tensors whose items interleave share any; beyond that, they count as sharing."""
+
+
+def is_strided(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor has a shape, strides and a dtype, and can be copied into."""
+    return tensor.layout == torch.strided and not tensor.is_nested
+
+
+def is_ordinary(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor is nothing but strided items in memory."""
+    return is_strided(tensor) and type(tensor) in (torch.Tensor, torch.nn.Parameter) and not tensor.is_meta
+
+
+def find_place(target: torch.Tensor, spec: TensorSpec) -> InPlace | None:
+    """Return the target's memory if the saved bytes can be read straight into it."""
+    if not is_ordinary(target) or target.device.type != "cpu" or spec.meta:
+        return None
+    if (encode_quantizer(target) if target.is_quantized else None) != spec.quantizer:
+        return None
+    held = (target.dtype, tuple(target.shape), target.stride(), target.is_conj(), target.is_neg())
+    is_same = held == (spec.dtype, spec.shape, spec.stride, spec.conj, spec.neg)
+    if not is_same or spec.packed or spec.offset or target.numel() == 0 or target.untyped_storage().data_ptr() == 0:
+        return None
+    start = int(target.storage_offset()) * target.element_size()
+    memory = view_storage(target.untyped_storage(), start, start + spec.span_bytes)
+    return InPlace(target, view_bytes(memory))
+
+
+def repeats_items(tensor: torch.Tensor) -> bool:
+    """Tell whether several items of a tensor are one and the same memory, as in an expanded one."""
+    return any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True))
+
+
+def copy_into(target: torch.Tensor, saved: object, *, what: str) -> None:
+    """Copy a tensor that was read into one that is there, converting it if need be."""
+    if not isinstance(saved, torch.Tensor):
+        raise Corrupt(f"{what}: the stored tree and its entry disagree on what it is; run `holdfast check`", key=what)
+    flags = [(each.dtype, each.is_conj(), each.is_neg(), each.device.type) for each in (target, saved)]
+    # Bits, where they mean the same: there are dtypes that torch cannot copy.
+    is_raw = is_ordinary(target) and is_ordinary(saved) and flags[0] == flags[1] and not target.is_quantized
+    with torch.no_grad():
+        if is_raw and items_per_byte(target.dtype) == 1:
+            view_raw(target).copy_(view_raw(saved))
+            mark_written([target])
+        else:
+            target.copy_(saved)
+
+
+def mark_written(tensors: Sequence[torch.Tensor]) -> None:
+    """Let graphs that were recorded before notice that what they have kept is another value now."""
+    torch.autograd.graph.increment_version([tensor for tensor in tensors if not tensor.is_inference()])
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A piece of memory, and what is to stand in it."""
+
+    name: str
+    target: torch.Tensor
+    device: str
+    start: int
+    """An address."""
+    stop: int
+    content: tuple[object, ...]
+    """Equal content means equal items in the same order."""
+    group: int = 0
+    """The saved tensor's alias group, if the target has its geometry."""
+    at: int = 0
+    """Where in that group's memory the saved tensor began, in bytes."""
+    number: int | None = None
+    """The entry, if it can as well be read into new memory."""
+
+    @property
+    def geometry(self) -> tuple[object, ...]:
+        """Equal geometry means the same items of the same memory."""
+        target = self.target
+        return self.start, target.dtype, tuple(target.shape), target.stride(), target.is_conj(), target.is_neg()
+
+
+def make_claim(name: str, target: torch.Tensor, entry: Entry, spec: TensorSpec) -> Claim | None:
+    """Return the claim of a target on its memory; None if it has none that others could share."""
+    if not is_ordinary(target) or target.numel() == 0 or target.data_ptr() == 0:
+        return None
+    size = count_bytes(target.dtype, find_span(tuple(target.shape), target.stride()))
+    meant = replace(spec, at=0, requires_grad=False, role="tensor")
+    content = (b"".join(chunk.digest for chunk in entry.chunks), meant)
+    is_alike = (target.dtype, target.stride()) == (spec.dtype, spec.stride) and not spec.packed
+    at = spec.at + spec.offset * target.element_size()
+    start = target.data_ptr()
+    return Claim(name, target, str(target.device), start, start + size, content, entry.alias if is_alike else 0, at)
+
+
+def find_conflicts(claims: Sequence[Claim]) -> Iterator[tuple[Claim, Claim]]:
+    """Yield the claims that want different values in the same memory, each with the one that came before."""
+    distinct: dict[tuple[object, ...], tuple[int, Claim]] = {}
+    for number, claim in enumerate(claims):
+        distinct.setdefault((claim.device, claim.geometry, repr(claim.content), claim.group, claim.at), (number, claim))
+    around: list[tuple[int, Claim]] = []
+    for number, claim in sorted(distinct.values(), key=lambda item: (item[1].device, item[1].start, item[1].stop)):
+        around = [item for item in around if item[1].device == claim.device and item[1].stop > claim.start]
+        for other_number, other in around:
+            if not _agree(other, claim):
+                yield (other, claim) if other_number < number else (claim, other)
+        around.append((number, claim))
+
+
+def _agree(one: Claim, other: Claim) -> bool:
+    if one.geometry == other.geometry:
+        return one.content == other.content
+    if one.group and one.group == other.group and other.start - one.start == other.at - one.at:
+        return True
+    return not _share_items(one.target, other.target)
+
+
+def _share_items(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Tell whether two tensors whose memory overlaps have an item in common, or are too tangled to tell."""
+    if one.device.type != "cpu" or items_per_byte(one.dtype) > 1 or items_per_byte(other.dtype) > 1:
+        return True
+    try:
+        arrays = view_raw(one).numpy(), view_raw(other).numpy()
+        return np.shares_memory(*arrays, max_work=_MAX_WORK)  # type: ignore[arg-type]  # any number will do
+    except np.exceptions.TooHardError:
+        return True

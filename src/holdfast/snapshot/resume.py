@@ -1,0 +1,285 @@
+"""What a run needs, besides model and optimizer, to go on exactly: the random generators and its place in the data."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from holdfast.errors import HoldfastError, Mismatch
+
+_WORDS: Final = np.dtype("<u4")
+_MAX_SEED: Final = 1 << 64
+
+
+class RngState:
+    """The random generators of this process, as something with a state: Python's, numpy's, torch's.
+
+    The state holds numbers and bytes only, never tensors, so that no load can move it to a device. Taking it draws
+    nothing. Generators that you made yourself are not in it: save their `get_state()` beside it.
+    """
+
+    def __init__(self, *, cuda: bool = True) -> None:
+        """Cover the generators of every accelerator as well, or, without `cuda`, leave those alone."""
+        self._cuda = cuda
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where all generators stand; they stay there."""
+        version, words, gauss = random.getstate()
+        return {
+            "python": {"version": version, "words": np.array(words, _WORDS).tobytes(), "gauss": gauss},
+            "numpy": _pack_arrays(np.random.get_state(legacy=False)),
+            "torch": _pack(torch.get_rng_state()),
+            "accelerator": _read_accelerator() if self._cuda else None,
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], /) -> None:
+        """Put all generators where they stood; raises Mismatch, and moves none, if one of them cannot be."""
+        try:
+            python, numpy, cpu = _unpack_python(state_dict["python"]), state_dict["numpy"], state_dict["torch"]
+            accelerator = state_dict["accelerator"] if self._cuda else None
+            _try_out(python, numpy, cpu)
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise Mismatch(
+                f"this is no state of random generators that this Python, numpy and torch can take over: {error};"
+                " load the rest without it and seed anew"
+            ) from error
+        if accelerator is not None:
+            _write_accelerator(accelerator)
+        random.setstate(python)
+        np.random.set_state(_unpack_arrays(numpy))
+        torch.set_rng_state(_unpack(cpu))
+
+
+def _pack(state: torch.Tensor) -> bytes:
+    return bytes(state.numpy().tobytes())
+
+
+def _unpack(data: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+def _unpack_python(state: Mapping[str, Any]) -> tuple[Any, ...]:
+    words = np.frombuffer(state["words"], _WORDS).tolist()
+    return state["version"], tuple(words), state["gauss"]
+
+
+def _pack_arrays(value: Any) -> Any:
+    """Turn the arrays in the state of a numpy generator into plain values; which ones there are is its own affair."""
+    if isinstance(value, dict):
+        return {key: _pack_arrays(item) for key, item in value.items()}
+    if isinstance(value, np.ndarray):
+        return {"dtype": value.dtype.str, "data": value.tobytes()}
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _unpack_arrays(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    if value.keys() == {"dtype", "data"}:
+        return np.frombuffer(value["data"], np.dtype(value["dtype"])).copy()
+    return {key: _unpack_arrays(item) for key, item in value.items()}
+
+
+def _try_out(python: tuple[Any, ...], numpy: Any, cpu: bytes) -> None:
+    """Give the states to generators of no account, so that what is refused is so before any other has moved."""
+    random.Random().setstate(python)
+    current = np.random.get_bit_generator()  # type: ignore[attr-defined]  # numpy's stubs do not list it
+    np.random.RandomState(type(current)()).set_state(_unpack_arrays(numpy))
+    torch.Generator().set_state(_unpack(cpu))
+
+
+def _find_accelerator() -> tuple[str, int, Any]:
+    """Return what kind of accelerator there is, how many, and torch's module for it; none is `("", 0, None)`."""
+    device = torch.accelerator.current_accelerator()
+    count = torch.accelerator.device_count()
+    if device is None or not count:
+        return "", 0, None
+    return device.type, count, torch.get_device_module(device)
+
+
+def _read_accelerator() -> dict[str, Any] | None:
+    kind, count, module = _find_accelerator()
+    if not count:
+        return None
+    return {"kind": kind, "states": [_pack(module.get_rng_state(*_choose(kind, index))) for index in range(count)]}
+
+
+def _choose(kind: str, index: int) -> list[int]:
+    """Return the arguments that name a device: there is only one of Apple's, and its functions take none."""
+    return [] if kind == "mps" else [index]
+
+
+def _write_accelerator(state: Mapping[str, Any]) -> None:
+    kind, count, module = _find_accelerator()
+    saved = state["states"]
+    if kind != state["kind"] or count < len(saved):
+        raise Mismatch(
+            f"the random state is that of {len(saved)} {state['kind']} device(s), here are {count} {kind or 'of any'};"
+            " RngState(cuda=False) leaves accelerators alone"
+        )
+    sizes = [module.get_rng_state(*_choose(kind, index)).numel() for index in range(len(saved))]
+    if sizes != [len(data) for data in saved]:
+        raise Mismatch(
+            f"the random state of {kind} has another form in this torch; RngState(cuda=False) leaves accelerators alone"
+        )
+    for index, data in enumerate(saved):
+        module.set_rng_state(_unpack(data), *_choose(kind, index))
+
+
+class ResumableSampler:
+    """A batch sampler that goes on where the training loop was, for `DataLoader(data, batch_sampler=sampler)`.
+
+    Its place is what the loop has told it with `advance`, once per batch, when the batch has had its effect. What
+    a loader has prefetched is not in it, so a resumed run sees the very next batch. Each epoch has an order that
+    follows from seed and epoch alone, the same with every version of torch and numpy; no global generator is touched.
+
+    With several ranks, each takes every `world_size`-th sample of that order. Their states are equal, so any rank's
+    serves all, and a run may go on with another number of ranks.
+    """
+
+    def __init__(
+        self,
+        length: int,
+        *,
+        batch_size: int = 1,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        """Cut the numbers up to `length` into batches.
+
+        Args:
+            length: the number of samples in the data.
+            batch_size: samples in a batch of one rank.
+            shuffle: give each epoch an order of its own.
+            seed: which orders.
+            drop_last: leave out what does not fill a batch on every rank; otherwise the last batch may be smaller,
+                and a few samples come twice where ranks would not get equally many.
+            rank: which of the ranks this is.
+            world_size: how many ranks there are.
+        """
+        if batch_size < 1 or world_size < 1 or not 0 <= rank < world_size or not 0 <= seed < _MAX_SEED:
+            raise ValueError(
+                "batch_size and world_size must be at least 1, rank below world_size, seed a number of 64 bits;"
+                f" not {batch_size=}, {world_size=}, {rank=}, {seed=}"
+            )
+        self._length = length
+        self._batch_size = batch_size
+        self._shuffle = shuffle
+        self._seed = seed
+        self._drop_last = drop_last
+        self._rank = rank
+        self._world_size = world_size
+        per_batch = batch_size * world_size
+        self._num_batches = length // per_batch if drop_last else -(-length // per_batch)
+        if self._num_batches < 1:
+            raise ValueError(f"{length} samples give no batch of {batch_size} on {world_size} rank(s)")
+        self._epoch = 0
+        self._position = 0
+        self._exhausted_at: tuple[int, int] | None = None
+
+    @property
+    def epoch(self) -> int:
+        """The epoch under way, or to come if the one before is over."""
+        return self._epoch
+
+    @property
+    def position(self) -> int:
+        """How many batches of the epoch are done."""
+        return self._position
+
+    def __len__(self) -> int:
+        """Return the number of batches in a whole epoch, for this and every rank."""
+        return self._num_batches
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Yield the batches of this epoch that are not done yet; what is yielded is not thereby done."""
+        here = (self._epoch, self._position)
+        if here == self._exhausted_at:
+            raise HoldfastError(
+                f"all batches of epoch {self._epoch} were handed out and none was reported done; call"
+                " sampler.advance() after each step, or sampler.set_epoch() to have them again"
+            )
+        return self._iter_batches(*here)
+
+    def _iter_batches(self, epoch: int, position: int) -> Iterator[list[int]]:
+        share = self._plan_share(epoch)
+        for start in range(position * self._batch_size, self._num_batches * self._batch_size, self._batch_size):
+            yield share[start : start + self._batch_size].tolist()
+        self._exhausted_at = (epoch, position)
+
+    def _plan_share(self, epoch: int) -> npt.NDArray[np.int64]:
+        """Return this rank's samples in the order of an epoch."""
+        order = np.arange(self._length, dtype=np.int64)
+        if self._shuffle:
+            # RandomState and not a Generator of numpy or torch: only its numbers are promised never to change.
+            halves = [half for number in (self._seed, epoch) for half in (number & 0xFFFFFFFF, number >> 32)]
+            np.random.RandomState(halves).shuffle(order)
+        if self._drop_last:
+            total = self._num_batches * self._batch_size * self._world_size
+        else:
+            total = -(-self._length // self._world_size) * self._world_size
+        mine = np.arange(self._rank, total, self._world_size) % self._length
+        return order[mine]
+
+    def advance(self) -> None:
+        """Report that one more batch is done; after the last one, the next epoch begins."""
+        self._position += 1
+        if self._position == self._num_batches:
+            self._epoch, self._position = self._epoch + 1, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the beginning of an epoch; in the one under way, stay where it is."""
+        if epoch < 0:
+            raise ValueError(f"epochs count from 0, not {epoch}")
+        if epoch != self._epoch:
+            self._epoch, self._position = epoch, 0
+        self._exhausted_at = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the place of the training loop, and what the order depends on."""
+        return {
+            "epoch": self._epoch,
+            "position": self._position,
+            "batch_size": self._batch_size,
+            "world_size": self._world_size,
+            **self._describe_order(),
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], /) -> None:
+        """Go where a state was taken; raises Mismatch, and stays, if the batches to come would be others."""
+        try:
+            epoch, position = int(state_dict["epoch"]), int(state_dict["position"])
+            seen = position * int(state_dict["batch_size"]) * int(state_dict["world_size"])
+            problems = [
+                f"{key} is {here!r}, the state has {state_dict[key]!r}"
+                for key, here in self._describe_order().items()
+                if state_dict[key] != here
+            ]
+        except (KeyError, TypeError, ValueError) as error:
+            raise Mismatch(f"this is no state of a ResumableSampler: {error!r}") from error
+        per_batch = self._batch_size * self._world_size
+        if epoch < 0 or position < 0:
+            problems.append(f"epoch {epoch}, batch {position} is no place in the data")
+        if seen % per_batch:
+            problems.append(f"{seen} samples were seen, which is no multiple of {per_batch}, a batch on all ranks")
+        if problems:
+            raise Mismatch(
+                f"the sampler cannot go on in the order that was saved: {'; '.join(problems)}."
+                " Make it as it was, or leave its state out and call set_epoch",
+                problems=tuple(problems),
+            )
+        position = seen // per_batch
+        # With larger batches, what is left of the epoch may be less than one.
+        self._epoch, self._position = (epoch + 1, 0) if position >= self._num_batches else (epoch, position)
+        self._exhausted_at = None
+
+    def _describe_order(self) -> dict[str, Any]:
+        return {"length": self._length, "shuffle": self._shuffle, "seed": self._seed, "drop_last": self._drop_last}

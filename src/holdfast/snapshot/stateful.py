@@ -1,0 +1,81 @@
+"""Objects that keep their state for themselves: modules, optimizers, schedulers, whatever has `state_dict`."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict
+from copy import copy
+from typing import Any, Final, Protocol, runtime_checkable
+
+import torch
+
+from holdfast.errors import Unsupported
+from holdfast.trees.outline import Path, join_name
+
+_MAX_DEPTH: Final = 200
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """What can be saved by asking it for its state, and loaded by giving it one."""
+
+    def state_dict(self) -> Any:
+        """Return the state: a tree."""
+
+    def load_state_dict(self, state_dict: Any, /) -> object:
+        """Take a state over."""
+
+
+def is_stateful(value: object) -> bool:
+    """Tell whether `value` is to be asked for its state; a class that has the methods is not."""
+    return isinstance(value, Stateful) and not isinstance(value, type | torch.Tensor)
+
+
+def expand(tree: object) -> object:
+    """Return the tree with every object that keeps a state replaced by it; containers without any are not copied."""
+    return _Expansion().expand(tree, ())
+
+
+class _Expansion:
+    """One run over a tree; what nests too deep is left for the encoder to refuse."""
+
+    def __init__(self) -> None:
+        # By identity, and each kept alive with what became of it: containers may be shared, and states are new objects.
+        self._known: dict[int, tuple[object, object]] = {}
+        self._open: set[int] = set()
+
+    def expand(self, value: Any, path: Path) -> Any:
+        kind = type(value)
+        # Most values are plain; a protocol check costs more than a look at the type.
+        if kind in _PLAIN or isinstance(value, torch.Tensor) or len(path) > _MAX_DEPTH:
+            return value
+        if id(value) in self._open:
+            name = join_name(path)
+            raise Unsupported(f"{name}: a container that holds itself cannot be saved; break the cycle")
+        if id(value) not in self._known:
+            self._open.add(id(value))
+            self._known[id(value)] = (value, self._expand(value, kind, path))
+            self._open.discard(id(value))
+        return self._known[id(value)][1]
+
+    def _expand(self, value: Any, kind: Any, path: Path) -> Any:
+        if kind in _DICTS:
+            items = {key: self.expand(item, (*path, key)) for key, item in value.items()}
+            if all(items[key] is item for key, item in value.items()):
+                return value
+            expanded = copy(value)
+            expanded.update(items)
+            return expanded
+        if kind in (list, tuple) or _is_named_tuple(value):
+            members = [self.expand(item, (*path, index)) for index, item in enumerate(value)]
+            if all(new is old for new, old in zip(members, value, strict=True)):
+                return value
+            return kind(*members) if _is_named_tuple(value) else kind(members)
+        return self.expand(value.state_dict(), path) if is_stateful(value) else value
+
+
+def _is_named_tuple(value: object) -> bool:
+    return isinstance(value, tuple) and isinstance(getattr(value, "_fields", None), tuple)
+
+
+_DICTS: Final = frozenset({dict, OrderedDict, defaultdict})
+_PLAIN: Final = frozenset({int, float, str, bool, type(None), bytes})

@@ -1,0 +1,13 @@
+"""A store in memory."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.facade import Store
+from holdfast.store.memory import MemoryStore
+
+
+@pytest.fixture
+def store() -> Store:
+    return Store(MemoryStore())

@@ -1,0 +1,183 @@
+"""Leaves: what has no form is refused by name before anything is written, and stored nodes are checked before use."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from holdfast.errors import Corrupt, Unsupported
+from holdfast.facade import Store
+from holdfast.snapshot.leaves import LeafWriter, iter_entry_numbers, list_parts
+from holdfast.store.memory import MemoryStore
+from holdfast.tensors.storage import free_storage
+from holdfast.trees.registered import Types
+from tests.tensor_zoo import Scaled
+from tests.tensors import ORDINARY, SUBCLASSES, TENSORS, assert_same_tensor
+
+
+class Bare(torch.Tensor):
+    """A class that does not say what its tensors are made of."""
+
+
+class Plain:
+    pass
+
+
+def make_freed() -> torch.Tensor:
+    tensor = torch.ones(1000)
+    free_storage(tensor)
+    return tensor
+
+
+def make_fake() -> torch.Tensor:
+    with FakeTensorMode():
+        return torch.empty(3)
+
+
+def make_cycle() -> list[Any]:
+    cycle: list[Any] = [1]
+    cycle.append(cycle)
+    return cycle
+
+
+REFUSED: dict[str, tuple[Callable[[], object], str]] = {
+    "freed storage": (make_freed, "the memory of this tensor was freed: it needs 4000 bytes, and its storage has 0"),
+    "fake": (make_fake, "a fake tensor holds no values: save the tensor it stands for"),
+    "subclass without parts": (
+        lambda: torch.ones(2).as_subclass(Bare),
+        "class Bare does not say what its tensors are made of",
+    ),
+    "lazy parameter": (lambda: torch.nn.LazyLinear(3).weight, "has no shape yet: run its module once"),
+    "mkldnn": (lambda: torch.ones(2).to_mkldnn(), "save its to_dense"),
+    "part of quint4x2": (lambda: ORDINARY["quint4x2/whole"]()[2:], "does not begin where it should: save the whole"),
+    "gappy quint4x2": (lambda: ORDINARY["quint4x2/whole"]()[::2], "a part of a torch.quint4x2 tensor cannot be saved"),
+    "object array": (lambda: np.array([None]), "an array of dtype object has no form in the format; convert it"),
+    "record array": (lambda: np.zeros(1, "i4,f4"), "has no form in the format; convert it"),
+    "unregistered object": (Plain, "an object of class .*Plain cannot be saved; convert it, or pass allow_pickle=True"),
+    "function": (lambda: make_freed, "a function cannot be saved; convert it, or pass allow_pickle=True"),
+    "lambda": (lambda: lambda: 1, "a function cannot be saved"),
+    "class": (lambda: Plain, r"a class \(Plain itself\) cannot be saved"),
+    "module": (lambda: pytest, "a module cannot be saved"),
+    "lock": (threading.Lock, "an object of class _thread.lock cannot be saved"),
+    "generator": (torch.Generator, "an object of class torch.*Generator cannot be saved"),
+    "storage": (lambda: torch.ones(1).untyped_storage(), "an object of class .*UntypedStorage cannot be saved"),
+    "tensor in a set": (lambda: {torch.ones(1)}, "a tensor cannot be saved here"),
+    "tensor as a key": (lambda: {torch.ones(1): 1}, "a tensor cannot be saved here"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_has_no_form_is_refused_by_name_and_nothing_is_written(case: str) -> None:
+    make, words = REFUSED[case]
+    store = Store(MemoryStore())
+    with pytest.raises(Unsupported, match=rf"^model\.layers\.1\b.*: .*{words}"):
+        store.save("x", {"fine": torch.ones(3), "model": {"layers": [None, make()]}})
+    assert store.repository.store.list("") == []
+
+
+def test_an_unregistered_tensor_class_says_how_to_register_it() -> None:
+    with pytest.raises(Unsupported, match=r"^w: .*class Scaled cannot be saved until it is registered: pass types="):
+        Store(MemoryStore()).save("x", {"w": TENSORS["subclass/whole"]()})
+
+
+def test_a_registered_tensor_class_comes_back() -> None:
+    store = Store(MemoryStore(), types=SUBCLASSES)
+    tensor = TENSORS["subclass/of a subclass"]()
+    store.save("x", {"w": tensor})
+    found = store.load("x")["w"]
+    assert type(found) is Scaled
+    assert_same_tensor(found, tensor)
+
+
+def test_a_tensor_class_is_not_made_by_a_store_that_was_not_told() -> None:
+    inner = MemoryStore()
+    Store(inner, types=SUBCLASSES).save("x", {"w": TENSORS["subclass/whole"]()})
+    with pytest.raises(Unsupported, match=r"^'x', w: it was saved as an object of class 'tests.tensor_zoo:Scaled'"):
+        Store(inner).load("x")
+
+
+def test_tensors_made_of_tensors_have_a_limit() -> None:
+    tensor = TENSORS["subclass/whole"]()
+    for _ in range(12):
+        tensor = Scaled(tensor, torch.ones(1), {})
+    with pytest.raises(Unsupported, match=r"^w: it is made of tensors that are made of tensors, too deep"):
+        Store(MemoryStore(), types=SUBCLASSES).save("x", {"w": tensor})
+
+
+@pytest.mark.parametrize("tree", [make_cycle(), {"deep": make_cycle()}], ids=["alone", "below"])
+def test_a_tree_that_holds_itself_is_refused(tree: object) -> None:
+    with pytest.raises(Unsupported, match="holds itself"):
+        Store(MemoryStore()).save("x", tree)
+
+
+def test_leaves_of_one_name_become_entries_of_different_names() -> None:
+    writer = LeafWriter(Types())
+    for path in (("a.b",), ("a", "b"), ()):
+        writer.encode(torch.ones(1), path)
+    assert [source.name for source in writer.make_sources()] == ["a.b", "a.b#2", "value"]
+
+
+def test_the_same_tensor_twice_names_its_first_place() -> None:
+    writer = LeafWriter(Types())
+    tensor = torch.ones(1)
+    nodes = [writer.encode(value, (number,)) for number, value in enumerate([tensor, torch.ones(1), tensor])]
+    assert nodes == [["@tensor", 0], ["@tensor", 1], ["@tensor", 2, 0]]
+
+
+def test_gradients_are_kept_only_if_asked_for() -> None:
+    weight = TENSORS["grad/parameter"]()
+    assert LeafWriter(Types()).encode(weight, ("w",)) == ["@tensor", 0]
+    assert LeafWriter(Types(), grads=True).encode(weight, ("w",)) == ["@grad", ["@tensor", 0], ["@tensor", 1]]
+
+
+def test_the_numbers_of_a_node_are_found() -> None:
+    node = ["@grad", ["@tensor", 3], ["@parts", "sparse_coo", {}, None, "indices", ["@tensor", 4], "v", ["@tensor", 5]]]
+    assert list(iter_entry_numbers(node, what="x")) == [3, 4, 5]
+    assert list(iter_entry_numbers(["complex", 1.0, 2.0], what="x")) == []
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        ["@tensor"],
+        ["@tensor", "0"],
+        ["@tensor", True],
+        ["@tensor", 0, None],
+        ["@tensor", 0, 0, 0],
+        ["@array", 0, 0],
+        ["@later", 0],
+        ["@grad", ["@tensor", 0]],
+        ["@grad", ["@tensor", 0], 1],
+        ["@parts", "nested", {}],
+        ["@parts", "nested", {}, None, "role"],
+        ["@parts", [], {}, None],
+        ["@parts", "nested", {}, []],
+        ["@parts", "nested", {}, {}],
+        ["@parts", "nested", {}, None, "role", [["@tensor"], 0]],
+        ["@parts", "nested", {}, None, "role", []],
+    ],
+    ids=str,
+)
+def test_a_node_that_makes_no_sense_is_refused_by_name(node: list[Any]) -> None:
+    with pytest.raises(Corrupt, match=r"^'run', w: the stored tree has a leaf that makes no sense"):
+        list(iter_entry_numbers(node, what="'run', w"))
+
+
+def test_a_node_nested_without_end_is_refused() -> None:
+    node: list[Any] = ["@tensor", 0]
+    for _ in range(100):
+        node = ["@grad", node, ["@tensor", 0]]
+    with pytest.raises(Corrupt, match="makes no sense"):
+        list(iter_entry_numbers(node, what="x"))
+
+
+def test_parts_have_one_role_each() -> None:
+    node: list[Any] = ["@parts", "nested", {}, None, "a", ["@tensor", 0], "a", ["@tensor", 1]]
+    with pytest.raises(Corrupt, match="makes no sense"):
+        list_parts(node, what="x")
