@@ -16,6 +16,7 @@ from holdfast.tensors.dtypes import items_per_byte
 from holdfast.tensors.memory import view_bytes, view_raw, view_storage
 from holdfast.tensors.quantizer import encode_quantizer
 from holdfast.tensors.spec import TensorSpec, count_bytes, find_span
+from holdfast.tensors.storage import alloc_storage, is_allocated
 
 _MAX_WORK: Final = 100_000
 """How long to think about whether two tensors whose items interleave share any; beyond that, they count as sharing."""
@@ -39,7 +40,7 @@ def find_place(target: torch.Tensor, spec: TensorSpec) -> InPlace | None:
         return None
     held = (target.dtype, tuple(target.shape), target.stride(), target.is_conj(), target.is_neg())
     is_same = held == (spec.dtype, spec.shape, spec.stride, spec.conj, spec.neg)
-    if not is_same or spec.packed or spec.offset or target.numel() == 0 or target.untyped_storage().data_ptr() == 0:
+    if not is_same or spec.packed or spec.offset or not is_allocated(target):
         return None
     start = int(target.storage_offset()) * target.element_size()
     memory = view_storage(target.untyped_storage(), start, start + spec.span_bytes)
@@ -52,12 +53,14 @@ def repeats_items(tensor: torch.Tensor) -> bool:
 
 
 def copy_into(target: torch.Tensor, saved: object, *, what: str) -> None:
-    """Copy a tensor that was read into one that is there, converting it if need be."""
+    """Copy a tensor that was read into one that is there, converting it if need be; one that was freed gets memory."""
     if not isinstance(saved, torch.Tensor):
         raise Corrupt(f"{what}: the stored tree and its entry disagree on what it is; run `holdfast check`", key=what)
     flags = [(each.dtype, each.is_conj(), each.is_neg(), each.device.type) for each in (target, saved)]
     # Bits, where they mean the same: there are dtypes that torch cannot copy.
     is_raw = is_ordinary(target) and is_ordinary(saved) and flags[0] == flags[1] and not target.is_quantized
+    if is_ordinary(target) and target.numel() and not is_allocated(target):
+        alloc_storage(target, target.shape)
     with torch.no_grad():
         if is_raw and items_per_byte(target.dtype) == 1:
             view_raw(target).copy_(view_raw(saved))

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from holdfast.errors import Mismatch
 from holdfast.facade import Store
 from holdfast.store.memory import MemoryStore
+from holdfast.tensors.storage import free_storage, is_allocated
 from tests.tensors import COMPOSITES, ORDINARY, SUBCLASSES, assert_same_tensor, raw_bytes
 from tests.unit.snapshot.loading import bytes_of, noise, problems_of
 
@@ -233,3 +235,24 @@ def test_views_that_interleave_without_sharing_an_item_are_no_conflict(store: St
 
     assert torch.equal(line[1::2], saved["odd"])
     assert torch.equal(square, torch.cat([saved["left"], saved["right"]], 1))
+
+
+def test_a_target_whose_memory_was_freed_gets_it_back(store: Store) -> None:
+    store.save("x", {"w": torch.arange(12.0).reshape(3, 4)})
+    target = torch.zeros(3, 4)
+    free_storage(target)
+
+    store.load_into("x", {"w": target})
+
+    assert torch.equal(target, torch.arange(12.0).reshape(3, 4))
+
+
+def test_a_target_whose_memory_was_freed_stays_so_if_something_else_does_not_fit(store: Store) -> None:
+    store.save("x", {"w": torch.arange(12.0), "v": torch.zeros(1)})
+    target = torch.zeros(12)
+    free_storage(target)
+
+    with pytest.raises(Mismatch):
+        store.load_into("x", {"w": target, "v": torch.zeros(2)})
+
+    assert not is_allocated(target)
