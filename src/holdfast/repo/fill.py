@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
-from holdfast.digest import Digest, hash_bytes
+from holdfast.digest import Digest, fingerprint, hash_bytes
 from holdfast.errors import SourceChanged
 from holdfast.progress import Progress
 from holdfast.repo.chunk import INLINE_BYTES, UNIT_BYTES, ChunkRef, Location
@@ -28,6 +28,8 @@ class HashedPiece:
     piece: Piece
     data: memoryview
     digest: Digest
+    fingerprint: bytes
+    """Taken before the digest: it tells whether the bytes have changed by the time they are written."""
 
 
 def hash_piece(piece: Piece) -> HashedPiece:
@@ -37,7 +39,8 @@ def hash_piece(piece: Piece) -> HashedPiece:
         raise SourceChanged(
             f"{piece.source.name!r} gave {data.nbytes} bytes for {piece.stop - piece.start}: did it shrink?"
         )
-    return HashedPiece(piece, data, hash_bytes(data))
+    before = fingerprint(data)
+    return HashedPiece(piece, data, hash_bytes(data), before)
 
 
 def _hash_batch(batch: Sequence[Piece]) -> list[HashedPiece]:
@@ -125,7 +128,14 @@ class Filler:
         goes_on = self._last is not None and _follows(piece, self._last)
         alignment = 1 if goes_on else choose_alignment(piece.source.size_bytes - piece.start)
         locations = self._packer.append([(item.digest, item.data) for item in run], alignment=alignment)
-        self._known.update((item.digest, location) for item, location in zip(run, locations, strict=True))
+        for item, location in zip(run, locations, strict=True):
+            if location.fingerprint != item.fingerprint:
+                # Memory that somebody else writes to: what is stored would not be what its digest says.
+                raise SourceChanged(
+                    f"{item.piece.source.name!r} changed while it was being saved; nothing was committed."
+                    " Save when nobody writes to it, or save a copy (save_async)"
+                )
+            self._known[item.digest] = location
         self._last = run[-1].piece
         self.new_bytes += sum(item.data.nbytes for item in run)
 

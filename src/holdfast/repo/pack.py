@@ -77,10 +77,11 @@ class PackBuilder:
         self._pad(alignment)
         rows = []
         end = self._size
+        self._append(*(data for _, data in chunks))
+        # After they were written: whoever knows their fingerprint from before can tell whether they changed meanwhile.
         for digest, data in chunks:
             rows.append(PackedChunk(digest, len(data), Location(self.pack_id, end, len(data), RAW, fingerprint(data))))
             end += len(data)
-        self._append(*(data for _, data in chunks))
         self.rows += rows
         return [row.location for row in rows]
 

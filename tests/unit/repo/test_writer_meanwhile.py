@@ -102,6 +102,28 @@ def test_a_source_that_changed_when_it_must_be_read_again_commits_nothing(store:
     assert keys(store, "leases/") == []
 
 
+class WrittenTo(Watched):
+    """While a pack is begun, somebody writes to the memory that is being saved."""
+
+    def __init__(self, inner: ObjectStore, data: bytearray) -> None:
+        super().__init__(inner)
+        self._data = data
+
+    def upload(self, key: str) -> Upload:
+        self._data[100] ^= 1
+        return super().upload(key)
+
+
+def test_memory_that_changes_between_its_digest_and_the_pack_commits_nothing(store: MemoryStore) -> None:
+    data = bytearray(noise(5000))
+    repo = new_repo(WrittenTo(store, data))
+
+    with pytest.raises(SourceChanged, match="'w' changed while it was being saved; nothing was committed"):
+        save(repo, Request("a", [BytesSource("w", data)]))
+
+    assert keys(store, "snapshots/") == keys(store, "leases/") == []
+
+
 def test_who_is_overtaken_before_the_commit_is_told_and_the_winner_stands(store: MemoryStore) -> None:
     racing = Meanwhile(store, "manifests/", lambda: save_bytes(new_repo(store), "a", {"x": b"winner"}))
     with pytest.raises(NameInUse, match="'a' was changed by somebody else"):
