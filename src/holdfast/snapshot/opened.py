@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from types import TracebackType
 from typing import Final, Self
 
@@ -16,6 +18,9 @@ from holdfast.trees.outline import Leaf, iter_leaves
 
 TREE: Final = "tree"
 """In a snapshot's spec: the encoded tree."""
+
+_COMPARED: Final = 5000
+"""How many names are compared with one that is not there, to say which was meant."""
 
 Encode = Callable[[object], Json]
 
@@ -80,7 +85,10 @@ class Opened:
             return Found(name, tuple(named), is_leaf=True)
         below = tuple(leaf for leaf in self.leaves if leaf.name.startswith(name + "."))
         if not below:
-            raise NotFound(f"no leaf {name!r} in {self.name!r}; `holdfast show {self.name}` lists them", name=name)
+            close = difflib.get_close_matches(name, list(islice(self._by_name, _COMPARED)), n=1)
+            hint = f"did you mean {close[0]!r}? " if close else ""
+            advice = f"{hint}`holdfast show {self.name}` lists them"
+            raise NotFound(f"no leaf {name!r} in {self.name!r}; {advice}", name=name)
         return Found(name, below, is_leaf=False)
 
     def find_path(self, path: Sequence[object], encode: Encode) -> Found:

@@ -313,3 +313,10 @@ def test_snapshots_are_not_pickled_by_accident(store: Store) -> None:
 
     with pytest.raises(TypeError, match="pickle"):
         pickle.dumps(snap)
+
+
+def test_a_name_that_is_not_there_comes_with_the_one_that_was_meant(store: Store) -> None:
+    store.save("x", {"model": {"weight": torch.ones(1), "bias": torch.ones(1)}})
+
+    with pytest.raises(NotFound, match=r"no leaf 'model\.weigth' in 'x'; did you mean 'model\.weight'\?"):
+        store.snapshot("x")["model.weigth"]
