@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
+import numpy as np
 from blake3 import blake3
 from xxhash import xxh3_128_digest
 
@@ -20,6 +21,7 @@ UNIT_BYTES: Final = 8 << 20
 _CACHED_BYTES: Final = 1 << 20
 _ALIGNMENT: Final = 4096
 _MANY_THREADS: Final = (1, 2, 4, 8)
+_WRITE_THREADS: Final = (1, 2, 4)
 
 Item = TypeVar("Item")
 Span = tuple[Path, int, int]
@@ -52,22 +54,58 @@ def copy_memory(data: memoryview, target: memoryview) -> None:
     target[: len(data)] = data
 
 
+def copy_shared(data: memoryview, target: memoryview | None, *, threads: int, then_hash: bool = False) -> memoryview:
+    """Copy `data` on several cores, into new memory if there is no target; if asked, hash each 1 MiB of the copy."""
+    memory = _huge_memory(len(data)) if target is None else target
+    _share(partial(_copy_all, data, memory, then_hash=then_hash), range(0, len(data), CHUNK_BYTES), threads)
+    return memory
+
+
+def _huge_memory(size_bytes: int) -> memoryview:
+    """Return new memory in large pages, where there are any: taking it in small ones costs more than the copy."""
+    memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(memory)
+
+
+def _copy_all(data: memoryview, target: memoryview, starts: Iterator[int], *, then_hash: bool) -> None:
+    for start in starts:
+        stop = min(start + CHUNK_BYTES, len(data))
+        # Numpy copies without the GIL.
+        np.copyto(np.frombuffer(target[start:stop], np.uint8), np.frombuffer(data[start:stop], np.uint8))
+        if then_hash:
+            blake3_of(target[start:stop])
+
+
 def read_files(paths: Sequence[Path], *, threads: int, direct: bool = False, then_hash: bool = False) -> None:
     """Read every byte of files in units of 8 MiB and, if asked, hash each 1 MiB of them."""
     _share(partial(_read_spans, direct=direct, then_hash=then_hash), cut_files(paths), threads)
 
 
-def write_file(path: Path, data: memoryview, *, direct: bool) -> None:
+def write_file(path: Path, data: memoryview, *, direct: bool, threads: int = 1) -> None:
     """Write a new file in units of 8 MiB and make it durable; a direct one leaves out the odd bytes at its end."""
-    path.unlink(missing_ok=True)
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | (os.O_DIRECT if direct else 0))
     try:
         size = len(data) // _ALIGNMENT * _ALIGNMENT if direct else len(data)
-        for start in range(0, size, UNIT_BYTES):
-            unit = data[start : min(start + UNIT_BYTES, size)]
-            if os.writev(handle, [unit]) != len(unit):
-                raise OSError("the disk took only a part of a write; is it full?")
+        _share(partial(_write_units, handle, data[:size]), range(0, size, UNIT_BYTES), threads)
         os.fdatasync(handle)
+    finally:
+        os.close(handle)
+
+
+def _write_units(handle: int, data: memoryview, starts: Iterator[int]) -> None:
+    for start in starts:
+        unit = data[start : start + UNIT_BYTES]
+        if os.pwritev(handle, [unit], start) != len(unit):
+            raise OSError("the disk took only a part of a write; is it full?")
+
+
+def _remove_durably(path: Path) -> None:
+    """Remove a file and wait until the disk knows: what is left to do would slow down the next write."""
+    path.unlink(missing_ok=True)
+    handle = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(handle)
     finally:
         os.close(handle)
 
@@ -150,12 +188,28 @@ def read_limits(paths: Sequence[Path], *, then_hash: bool = False) -> dict[str, 
 
 
 def write_limits(path: Path, data: memoryview) -> dict[str, Contestant]:
-    """Return raw durable writes of `data`; the faster of them is the limit."""
+    """Return raw durable writes of `data` to a new file; the fastest of them is the limit."""
     aligned = aligned_memory(len(data))
     aligned[:] = data
+    prepare = partial(_remove_durably, path)
+    writes = {
+        f"raw write, direct, {threads} threads": partial(write_file, path, aligned, direct=True, threads=threads)
+        for threads in _WRITE_THREADS
+    }
+    writes["raw write, buffered"] = partial(write_file, path, aligned, direct=False)
+    return {name: Contestant(run, prepare) for name, run in writes.items()}
+
+
+def copy_limits(data: memoryview) -> dict[str, Contestant]:
+    """Return copies of `data` on all cores, bare and hashed, into memory that was in use and into new memory."""
+    cores = count_cores()
+    target = aligned_memory(len(data))
+    target[:] = data  # touched: the first round must not pay for its pages
     return {
-        "raw write, direct": Contestant(partial(write_file, path, aligned, direct=True)),
-        "raw write, buffered": Contestant(partial(write_file, path, aligned, direct=False)),
+        "memcpy": Contestant(partial(copy_shared, data, target, threads=cores)),
+        "memcpy and BLAKE3": Contestant(partial(copy_shared, data, target, threads=cores, then_hash=True)),
+        "memcpy to new memory": Contestant(partial(copy_shared, data, None, threads=cores)),
+        "memcpy to new memory and BLAKE3": Contestant(partial(copy_shared, data, None, threads=cores, then_hash=True)),
     }
 
 

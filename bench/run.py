@@ -13,7 +13,16 @@ from typing import Final
 # `python bench/run.py` puts bench/ itself on the path, and `import bench` needs what is above it.
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from bench import bench_check, bench_cli, bench_growth, bench_save, limits  # noqa: E402 - the path comes first
+from bench import (  # noqa: E402 - the path comes first
+    bench_check,
+    bench_cli,
+    bench_growth,
+    bench_load,
+    bench_peak,
+    bench_save,
+    bench_state,
+    limits,
+)
 from bench.measure import (  # noqa: E402 - the path comes first
     FULL,
     QUICK,
@@ -29,6 +38,9 @@ SUITES: Final[Mapping[str, Callable[[Sizes, Path], list[Result]]]] = {
     "limits": limits.run,
     "check": bench_check.run,
     "save": bench_save.run,
+    "state": bench_state.run,
+    "load": bench_load.run,
+    "peak": bench_peak.run,
     "cli": bench_cli.run,
     "growth": bench_growth.run,
 }

@@ -1,0 +1,141 @@
+"""Where contestants meet: one state, a folder for each, results that are loaded back, and rows of ratios."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from bench.measure import Contestant, Goal, Result, Timings, list_files
+from bench.peers import Peer, sync_filesystem
+from bench.state import Shape, State, count_state, make_state, verify_state
+
+
+@dataclass(frozen=True, slots=True)
+class Arena:
+    """A state that everybody saves, and the place where they do."""
+
+    label: str
+    state: State
+    work: Path
+    rounds: int
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of the state."""
+        return count_state(self.state)
+
+    def folder(self, peer: Peer) -> Path:
+        """Return where a peer keeps what it saves."""
+        return self.work / peer.name.replace(" ", "-")
+
+    def files(self, peer: Peer) -> list[Path]:
+        """Return what a peer has saved."""
+        return list_files(self.folder(peer))
+
+    def renew(self, folder: Path) -> None:
+        """Make a folder empty, and let the disk come to rest."""
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        sync_filesystem(folder)
+
+    def save(self, peer: Peer) -> None:
+        """Let a peer save the state in an empty folder."""
+        self.renew(self.folder(peer))
+        peer.save(self.folder(peer), self.state)
+
+    def verify_saved(self, peer: Peer) -> None:
+        """Raise unless a peer loads the state as it is now."""
+        self.verify_loaded(peer.load(self.folder(peer), self.state), who=peer.name)
+
+    def verify_loaded(self, found: object, *, who: str) -> None:
+        """Raise unless this is the state as it is now; then give its memory, or its map of a file, back."""
+        verify_state(found, self.state, who=who)
+        if isinstance(found, dict):
+            found.clear()
+
+    def saving(self, peer: Peer) -> Contestant:
+        """Return a first save."""
+        folder = self.folder(peer)
+        return Contestant(
+            lambda: peer.save(folder, self.state), partial(self.renew, folder), lambda _: self.verify_saved(peer)
+        )
+
+    def loading(self, peer: Peer, prepare: Callable[[], None]) -> Contestant:
+        """Return a load into new memory."""
+        folder = self.folder(peer)
+        verify = partial(self.verify_loaded, who=peer.name)
+        return Contestant(lambda: peer.load(folder, self.state), prepare, verify)
+
+    def close(self) -> None:
+        """Remove what was saved."""
+        shutil.rmtree(self.work, ignore_errors=True)
+
+
+def open_arena(shape: Shape, work: Path, *, rounds: int, seed: int) -> Arena:
+    """Make a state and a folder for it."""
+    folder = work / shape.name.replace(" ", "-")
+    folder.mkdir()
+    return Arena(shape.name, make_state(shape, seed=seed), folder, rounds)
+
+
+def compare(
+    workload: str,
+    timings: Mapping[str, Timings],
+    own: str,
+    rivals: Iterable[str],
+    *,
+    size_bytes: int,
+    goal: Goal | None,
+) -> Result:
+    """Return the GB/s of one contestant against the fastest rival, best rounds compared; medians are in the note."""
+    found = {name: timings[name] for name in rivals}
+    fastest = min(found, key=lambda name: found[name].best)
+    gigabytes = size_bytes / 1e9
+    others = ", ".join(f"{name} {gigabytes / timing.best:.2f}" for name, timing in found.items() if name != fastest)
+    medians = f"medians {gigabytes / timings[own].median:.2f} and {gigabytes / found[fastest].median:.2f}"
+    samples = {name: timing.seconds for name, timing in (found | {own: timings[own]}).items()}
+    return Result(
+        workload,
+        gigabytes / timings[own].best,
+        "GB/s",
+        fastest,
+        gigabytes / found[fastest].best,
+        goal,
+        f"{medians}; {others}" if others and len(found) <= MOST_NAMED else medians,
+        samples,
+    )
+
+
+MOST_NAMED: Final = 7
+"""A row names all rivals, but not every variant of a raw read."""
+
+
+def compare_ms(workload: str, timings: Mapping[str, Timings], own: str, goal: Goal | None = None) -> Result:
+    """Return the milliseconds of one contestant; those of the others are in the note."""
+    rivals = {name: timing for name, timing in timings.items() if name != own}
+    fastest = min(rivals, key=lambda name: rivals[name].best)
+    others = ", ".join(f"{name} {1e3 * timing.best:.2f}" for name, timing in rivals.items())
+    return Result(
+        workload,
+        1e3 * timings[own].best,
+        "ms",
+        fastest,
+        1e3 * rivals[fastest].best,
+        goal,
+        f"median {1e3 * timings[own].median:.2f}; {others}",
+        {name: timing.seconds for name, timing in timings.items()},
+    )
+
+
+def at_least(ratio: float) -> Goal:
+    """Return the goal that a ratio is no less."""
+    return Goal("ratio", ">=", ratio)
+
+
+def names_like(timings: Iterable[str], *beginnings: str) -> list[str]:
+    """Return the names that begin in one of these ways."""
+    return [name for name in timings if name.startswith(beginnings)]

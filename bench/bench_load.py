@@ -1,0 +1,238 @@
+"""Loading state against other formats, the disk and memory: all of it, one tensor, a slice, or the names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Final, TypeVar
+
+import torch
+
+from bench.arena import Arena, at_least, compare, compare_ms, names_like, open_arena
+from bench.limits import copy_limits, read_limits
+from bench.measure import (
+    Contestant,
+    Goal,
+    Result,
+    Sizes,
+    Timings,
+    WrongResult,
+    drop_pages,
+    load_pages,
+    race,
+    random_bytes,
+)
+from bench.peers import CONTENT_STORE, DCP, HOLDFAST, HOLDFAST_FAST, SAFETENSORS, Peer, find_peers
+from bench.state import (
+    State,
+    clear_state,
+    make_empty,
+    pick_name,
+    plan_large,
+    plan_mixed,
+    plan_small,
+    verify_state,
+    verify_tensor,
+)
+from bench.stores import list_packs
+
+_ROUNDS: Final = 3
+_IN_PLACE: Final = ", in place"
+_MAPPED_MS: Final = 20.0
+Prepare = Callable[[Peer], Callable[[], None]]
+Found = TypeVar("Found")
+
+
+def run(sizes: Sizes, work: Path) -> list[Result]:
+    """Measure loads of three kinds of state, and of the first also parts."""
+    rounds = min(_ROUNDS, sizes.rounds)
+    results: list[Result] = []
+    for number, plan in enumerate((plan_large, plan_mixed, plan_small)):
+        arena = open_arena(plan(sizes), work, rounds=rounds, seed=1000 * (number + 5))
+        # As in saving: two files for each of many small tensors.
+        peers = [peer for peer in _find_loaders() if not (plan is plan_small and peer is CONTENT_STORE)]
+        try:
+            for peer in [HOLDFAST, *peers]:
+                arena.save(peer)
+            results += _measure_cold(arena, peers, is_large=plan is plan_large, is_small=plan is plan_small)
+            results += _measure_warm(arena, peers, is_large=plan is plan_large, is_small=plan is plan_small)
+            if plan is plan_large:
+                results += _measure_parts(arena, peers)
+        finally:
+            arena.close()
+    return results
+
+
+def _find_loaders() -> list[Peer]:
+    # DCP reads with one thread, however many have written.
+    return [peer for peer in find_peers() if peer not in DCP[1:]]
+
+
+def _loads(arena: Arena, peers: Sequence[Peer], target: State, prepare: Prepare) -> dict[str, Contestant]:
+    """Return loads into new memory, and in place."""
+    contestants = {peer.name: arena.loading(peer, prepare(peer)) for peer in peers}
+    for peer in peers:
+        contestants[peer.name + _IN_PLACE] = Contestant(
+            partial(_fill, peer, arena.folder(peer), target),
+            partial(_clear_and, target, prepare(peer)),
+            partial(verify_state, expected=arena.state, who=peer.name),
+        )
+    return contestants
+
+
+def _fill(peer: Peer, folder: Path, target: State) -> State:
+    peer.fill(folder, target)
+    return target
+
+
+def _clear_and(target: State, prepare: Callable[[], None]) -> None:
+    clear_state(target)
+    prepare()
+
+
+def _make_row(
+    arena: Arena, timings: dict[str, Timings], label: str, own: str, rivals: Sequence[str], ratio: float | None = None
+) -> Result:
+    goal = at_least(ratio) if ratio is not None else None
+    return compare(f"{label}, {arena.label}", timings, own, rivals, size_bytes=arena.size_bytes, goal=goal)
+
+
+def _measure_cold(arena: Arena, peers: Sequence[Peer], *, is_large: bool, is_small: bool) -> list[Result]:
+    target = make_empty(arena.state)
+
+    def prepare(peer: Peer) -> Callable[[], None]:
+        return partial(drop_pages, arena.files(peer))
+
+    contestants = _loads(arena, [HOLDFAST, *peers], target, prepare)
+    # Small tensors are a matter of their number, not of the disk.
+    limits = {} if is_small else read_limits(list_packs(arena.folder(HOLDFAST)))
+    timings = race(contestants | limits, rounds=arena.rounds)
+    row = partial(_make_row, arena, timings)
+    names = [peer.name for peer in peers]
+    in_place = [name + _IN_PLACE for name in names]
+    raw = names_like(timings, "raw read")
+    own = "Holdfast" + _IN_PLACE
+    rows = [
+        row("cold load", "Holdfast", names, None if not (is_large or is_small) else 1.0),
+        row("cold load, in place", own, in_place),
+    ]
+    if is_large:
+        rows += [
+            row("cold load", "Holdfast", ["DCP"], 1.3),
+            row("cold load", "Holdfast", raw, 0.9),
+            row("cold load, in place", own, raw, 0.9),
+        ]
+    return rows
+
+
+def _measure_warm(arena: Arena, peers: Sequence[Peer], *, is_large: bool, is_small: bool) -> list[Result]:
+    target = make_empty(arena.state)
+    # It reads what Holdfast has written.
+    fast = replace(
+        HOLDFAST_FAST, load=_elsewhere(arena, HOLDFAST_FAST.load), fill=_elsewhere(arena, HOLDFAST_FAST.fill)
+    )
+
+    def prepare(peer: Peer) -> Callable[[], None]:
+        return partial(load_pages, arena.files(HOLDFAST if peer is fast else peer))
+
+    contestants = _loads(arena, [HOLDFAST, fast, *peers], target, prepare)
+    contestants |= copy_limits(random_bytes(arena.size_bytes, seed=10))
+    timings = race(contestants, rounds=arena.rounds)
+    row = partial(_make_row, arena, timings)
+    names = [peer.name for peer in peers]
+    if is_small:
+        return [
+            row("warm load", "Holdfast", names, 1.0),
+            row("warm load, in place", "Holdfast" + _IN_PLACE, [name + _IN_PLACE for name in names]),
+        ]
+
+    def when_large(ratio: float) -> float | None:
+        return ratio if is_large else None
+
+    return [
+        row("warm load", "Holdfast", names),
+        row("warm load", "Holdfast", ["DCP"], when_large(1.5)),
+        row("warm load", "Holdfast", ["memcpy to new memory and BLAKE3"], when_large(0.85)),
+        row("warm load, in place", "Holdfast" + _IN_PLACE, ["DCP" + _IN_PLACE], when_large(1.5)),
+        row("warm load, in place", "Holdfast" + _IN_PLACE, ["memcpy and BLAKE3"], when_large(0.85)),
+        row('warm load, verify="fast"', fast.name, ["torch.save"], when_large(0.9)),
+        row('warm load, verify="fast"', fast.name, ["memcpy to new memory"], when_large(0.7)),
+        row('warm load, verify="fast", in place', fast.name + _IN_PLACE, ["torch.save" + _IN_PLACE]),
+        row('warm load, verify="fast", in place', fast.name + _IN_PLACE, ["memcpy"], when_large(0.7)),
+    ]
+
+
+def _elsewhere(arena: Arena, act: Callable[[Path, State], Found]) -> Callable[[Path, State], Found]:
+    return lambda _, state: act(arena.folder(HOLDFAST), state)
+
+
+def _measure_parts(arena: Arena, peers: Sequence[Peer]) -> list[Result]:
+    """Measure one tensor, a sixteenth of it, the names, and the whole state as a map; all of it cold."""
+    name = pick_name(arena.state)
+    whole = arena.state[name]
+    every = [HOLDFAST, *peers]
+    rows = slice(len(whole) // 4, len(whole) // 4 + max(1, len(whole) // 16))
+
+    def cold(peer: Peer, act: Callable[[Path], object], verify: Callable[[object], None]) -> Contestant:
+        return Contestant(partial(act, arena.folder(peer)), partial(drop_pages, arena.files(peer)), verify)
+
+    def is_whole(found: object) -> None:
+        verify_tensor(found, whole, what=name)
+
+    def is_part(found: object) -> None:
+        verify_tensor(found, whole[rows], what=f"{name}[{rows.start}:{rows.stop}]")
+
+    one = race(
+        {peer.name: cold(peer, partial(_read_one, peer, name, whole), is_whole) for peer in every},
+        rounds=3 * arena.rounds,
+    )
+    sliced = race(
+        {peer.name: cold(peer, partial(_read_rows, peer, name, rows), is_part) for peer in every if peer.read_rows},
+        rounds=3 * arena.rounds,
+    )
+    listed = race(
+        {peer.name: cold(peer, peer.list_names, partial(_verify_names, arena)) for peer in every},
+        rounds=3 * arena.rounds,
+    )
+    return [
+        _tell_part("one tensor, cold", one, whole),
+        _tell_part("a slice, cold", sliced, whole[rows]),
+        compare_ms(f"open and list, {arena.label}", listed, "Holdfast"),
+        _measure_map(arena, [peer for peer in every if peer.open_mapped], cold),
+    ]
+
+
+def _measure_map(arena: Arena, peers: Sequence[Peer], cold: Callable[..., Contestant]) -> Result:
+    contestants = {
+        peer.name: cold(peer, peer.open_mapped, partial(arena.verify_loaded, who=peer.name)) for peer in peers
+    }
+    timings = race(contestants, rounds=arena.rounds)
+    return compare_ms(f"open as a map, {arena.label}", timings, "Holdfast", Goal("figure", "<=", _MAPPED_MS))
+
+
+def _read_one(peer: Peer, name: str, like: torch.Tensor, folder: Path) -> torch.Tensor:
+    return peer.read_one(folder, name, like)
+
+
+def _read_rows(peer: Peer, name: str, rows: slice, folder: Path) -> torch.Tensor:
+    if peer.read_rows is None:
+        raise WrongResult(f"{peer.name} cannot read a part of a tensor")
+    return peer.read_rows(folder, name, rows)
+
+
+def _verify_names(arena: Arena, found: object) -> None:
+    if not isinstance(found, list) or sorted(found) != sorted(arena.state):
+        raise WrongResult(f"the names are not those that were saved: {str(found)[:200]}")
+
+
+def _tell_part(label: str, timings: dict[str, Timings], tensor: torch.Tensor) -> Result:
+    """Compare with safetensors, which the goal names, or with the best of those that are installed."""
+    rivals = [name for name in timings if name != "Holdfast"]
+    chosen = [SAFETENSORS.name] if SAFETENSORS.name in timings else rivals
+    found = compare(label, timings, "Holdfast", rivals, size_bytes=tensor.nbytes, goal=None)
+    goal = at_least(0.9)
+    if chosen == rivals or found.against == SAFETENSORS.name:
+        return replace(found, goal=goal)
+    return replace(compare(label, timings, "Holdfast", chosen, size_bytes=tensor.nbytes, goal=goal), note=found.note)

@@ -1,0 +1,112 @@
+"""How much memory saving and loading take besides the state itself: the high-water mark of a process of its own."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+from collections.abc import Callable, Mapping
+from multiprocessing import get_context
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+import holdfast
+from bench.measure import TINY, Goal, Result, Sizes
+from bench.peers import CONTENT_STORE, DCP, HOLDFAST, SNAPSHOT, Peer, find_peers
+from bench.state import Shape, State, count_state, make_empty, make_state, plan_large, verify_state
+from holdfast.repo.repository import DEFAULT_BUDGET_BYTES
+
+_SPARE_BYTES: Final = 64 << 20
+_TIMEOUT_S: Final = 300
+_SEED: Final = 31
+
+
+def run(sizes: Sizes, work: Path) -> list[Result]:
+    """Measure save, load, load in place and a save behind the caller's back, and what others take for the same."""
+    shape = plan_large(sizes)
+    # One way to write by DCP stands for all, and nobody weighs the content store.
+    peers = [HOLDFAST, *(peer for peer in find_peers() if peer not in (*DCP[1:], CONTENT_STORE))]
+    found = {peer.name: _run_apart(peer.name, shape, work) for peer in peers}
+    return [_tell(operation, shape, {name: rises[operation] for name, rises in found.items()}) for operation in ALL]
+
+
+def _save(peer: Peer, folder: Path, state: State) -> int:
+    return _rise(lambda: peer.save(folder, state))
+
+
+def _load(peer: Peer, folder: Path, state: State) -> int:
+    peer.save(folder, state)
+    found: list[State] = []
+    rise = _rise(lambda: found.append(peer.load(folder, state)))
+    verify_state(found[0], state, who=peer.name)
+    # The tensors that were asked for are not extra.
+    return rise - count_state(state)
+
+
+def _fill(peer: Peer, folder: Path, state: State) -> int:
+    peer.save(folder, state)
+    target = make_empty(state)
+    for tensor in target.values():
+        tensor.fill_(1)  # its pages must be there before, or they count as extra
+    rise = _rise(lambda: peer.fill(folder, target))
+    verify_state(target, state, who=peer.name)
+    return rise
+
+
+def _save_behind(peer: Peer, folder: Path, state: State) -> int:
+    with holdfast.open(folder) as store:
+        return _rise(lambda: store.save_async(SNAPSHOT, dict(state), staging="budget").wait())
+
+
+FOR_PEERS: Final[Mapping[str, Callable[[Peer, Path, State], int]]] = {
+    "save": _save,
+    "load": _load,
+    "load in place": _fill,
+}
+ALL: Final = {**FOR_PEERS, 'save_async(staging="budget")': _save_behind}
+
+
+def _rise(act: Callable[[], object]) -> int:
+    """Return by how much the resident memory of this process rose, at most, while something ran."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # what is free already would not be seen
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the mark starts anew
+    before = _read_status("VmRSS")
+    act()
+    return _read_status("VmHWM") - before
+
+
+def _read_status(field: str) -> int:
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(field + ":"))
+
+
+def _tell(operation: str, shape: Shape, rises: Mapping[str, int]) -> Result:
+    limit = DEFAULT_BUDGET_BYTES + _SPARE_BYTES
+    others = ", ".join(f"{name} {size / 1e6:.0f}" for name, size in rises.items() if name != HOLDFAST.name and size)
+    return Result(
+        f"peak extra memory of {operation}, {shape.name}",
+        rises[HOLDFAST.name] / 1e6,
+        "MB",
+        "budget and 64 MiB",
+        limit / 1e6,
+        Goal("ratio", "<=", 1.0),
+        others,
+    )
+
+
+def _run_apart(name: str, shape: Shape, work: Path) -> dict[str, int]:
+    """Measure in a new process: what this one has freed would be used again, and not be seen."""
+    with get_context("spawn").Pool(1) as pool:
+        return pool.apply_async(measure_here, (name, shape, work)).get(_TIMEOUT_S)
+
+
+def measure_here(name: str, shape: Shape, work: Path) -> dict[str, int]:
+    """Measure each operation in this process, after a small trial that imports whatever is needed."""
+    peer = next(peer for peer in [HOLDFAST, *find_peers()] if peer.name == name)
+    rises = dict.fromkeys(ALL, 0)
+    for operation, act in (ALL if peer is HOLDFAST else FOR_PEERS).items():
+        for tried in (plan_large(TINY), shape):
+            with TemporaryDirectory(dir=work) as folder:
+                rises[operation] = act(peer, Path(folder), make_state(tried, seed=_SEED))
+    return rises

@@ -1,0 +1,211 @@
+"""Saving state against other formats and against the disk: first saves, saves again, and saves behind the caller."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Final
+
+import holdfast
+from bench.arena import Arena, at_least, compare, names_like, open_arena
+from bench.limits import copy_limits, count_cores, hash_memory, write_limits
+from bench.measure import (
+    Contestant,
+    Goal,
+    Result,
+    Sizes,
+    Timings,
+    WrongResult,
+    count_bytes,
+    race,
+    random_bytes,
+)
+from bench.peers import CONTENT_STORE, HOLDFAST, Peer, find_peers, sync_filesystem
+from bench.state import change_state, copy_state, plan_large, plan_mixed, plan_small
+from holdfast.repo.writer import SaveResult
+from holdfast.snapshot.staging import SaveHandle
+
+_ROUNDS: Final = 3
+_FRACTIONS: Final = {"unchanged": 0.0, "1 % changed": 0.01, "10 % changed": 0.1, "100 % changed": 1.0}
+_CONTENT_STORE_AGAIN: Final = "content store, unchanged"
+_BLAKE3: Final = "BLAKE3 of memory"
+
+
+def run(sizes: Sizes, work: Path) -> list[Result]:
+    """Measure saves of three kinds of state, and of the first what it stores and how long a caller waits."""
+    rounds = min(_ROUNDS, sizes.rounds)
+    results: list[Result] = []
+    for number, plan in enumerate((plan_large, plan_mixed, plan_small)):
+        arena = open_arena(plan(sizes), work, rounds=rounds, seed=1000 * (number + 1))
+        try:
+            results += _measure_saves(arena, is_goal=plan is plan_large, is_small=plan is plan_small)
+            if plan is plan_large:
+                results += [*_measure_stored(arena), *_measure_async(arena)]
+        finally:
+            arena.close()
+    return results
+
+
+class _Again:
+    """A Holdfast store that stays open, as in a training run, and is saved to again and again."""
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+        self.root = arena.work / "again"
+        arena.renew(self.root)
+        self.store = holdfast.open(self.root)
+        self._numbers = count()
+
+    def save(self) -> SaveResult:
+        return self.store.save(self.next_name(), dict(self._arena.state))
+
+    def next_name(self) -> str:
+        return f"run/step-{next(self._numbers)}"
+
+    def change(self, fraction: float) -> None:
+        """Make sure that the store holds the state, then change a part of the state."""
+        self.save()
+        change_state(self._arena.state, fraction)
+        sync_filesystem(self.root)
+
+    def verify(self, result: object, *, fraction: float) -> None:
+        """Raise unless the name holds the state as it is now, and the save wrote no more than it had to."""
+        if not isinstance(result, SaveResult):
+            raise WrongResult(f"Holdfast: a save returned {result}")
+        # Tiny tensors stand in the manifest itself, and count as new each time.
+        if fraction == 0.0 and result.new_bytes > self._arena.size_bytes // 50:
+            raise WrongResult(f"Holdfast: a save of an unchanged state wrote {result.new_bytes} new bytes")
+        self._arena.verify_loaded(self.store.load(result.name), who="Holdfast")
+
+    def contestants(self) -> dict[str, Contestant]:
+        return {
+            f"Holdfast, {label}": Contestant(
+                self.save, partial(self.change, fraction), partial(self.verify, fraction=fraction)
+            )
+            for label, fraction in _FRACTIONS.items()
+        }
+
+
+def _saving_unchanged(arena: Arena, peer: Peer) -> Contestant:
+    return Contestant(
+        lambda: peer.save(arena.folder(peer), arena.state),
+        partial(arena.save, peer),
+        lambda _: arena.verify_saved(peer),
+    )
+
+
+def _measure_saves(arena: Arena, *, is_goal: bool, is_small: bool) -> list[Result]:
+    # Two files for each of many small tensors: PyTorch's content store takes minutes.
+    peers = [peer for peer in find_peers() if not (is_small and peer is CONTENT_STORE)]
+    contestants = {peer.name: arena.saving(peer) for peer in [HOLDFAST, *peers]}
+    if CONTENT_STORE in peers:
+        contestants[_CONTENT_STORE_AGAIN] = _saving_unchanged(arena, CONTENT_STORE)
+    data = random_bytes(arena.size_bytes, seed=8)
+    limits = {_BLAKE3: Contestant(partial(hash_memory, data, threads=count_cores()))}
+    limits |= write_limits(arena.work / "raw", data)
+    timings = race(contestants | _Again(arena).contestants() | limits, rounds=arena.rounds)
+    (arena.work / "raw").unlink()
+    # A change makes no other format faster: a first save is what each of them does every time.
+    return _tell_saves(arena, timings, [peer.name for peer in peers], is_goal=is_goal, is_small=is_small)
+
+
+def _tell_saves(
+    arena: Arena, timings: dict[str, Timings], peers: list[str], *, is_goal: bool, is_small: bool
+) -> list[Result]:
+    raw = names_like(timings, "raw write")
+    dcp = names_like(peers, "DCP")
+    again = [*peers, *names_like(timings, _CONTENT_STORE_AGAIN)]
+
+    def row(label: str, own: str, rivals: list[str], ratio: float | None) -> Result:
+        goal = at_least(ratio) if ratio is not None else None
+        return compare(f"{label}, {arena.label}", timings, own, rivals, size_bytes=arena.size_bytes, goal=goal)
+
+    def when_large(ratio: float) -> float | None:
+        return ratio if is_goal else None
+
+    fastest_peer = min(timings[name].best for name in peers)
+    reachable = fastest_peer / min(timings[name].best for name in raw)
+    first = min(1.8, reachable) if is_goal else 1.5 if is_small else None
+    return [
+        row("first save", "Holdfast", peers, first),
+        row("first save", "Holdfast", raw, when_large(0.9)),
+        row("save again, unchanged", "Holdfast, unchanged", dcp, when_large(6.0)),
+        row("save again, unchanged", "Holdfast, unchanged", again, None),
+        row("save again, unchanged", "Holdfast, unchanged", [_BLAKE3], when_large(0.9)),
+        row("save again, 1 % changed", "Holdfast, 1 % changed", peers, when_large(5.0)),
+        row("save again, 10 % changed", "Holdfast, 10 % changed", peers, None),
+        row("save again, 100 % changed", "Holdfast, 100 % changed", peers, None),
+    ]
+
+
+def _measure_stored(arena: Arena) -> list[Result]:
+    """Weigh what a first save and a save of a state that changed by 1 % leave on disk."""
+    stored = {}
+    for peer in [HOLDFAST, *find_peers()]:
+        arena.save(peer)
+        stored[peer.name] = count_bytes(arena.folder(peer))
+        arena.verify_saved(peer)
+        arena.renew(arena.folder(peer))
+    own = stored.pop("Holdfast")
+    least = min(stored, key=lambda name: stored[name])
+    again = _Again(arena)
+    again.change(0.01)
+    before = count_bytes(again.root)
+    again.verify(again.save(), fraction=0.01)
+    grown = count_bytes(again.root) - before
+    changed = round(0.01 * arena.size_bytes)
+    return [
+        Result(f"stored by a first save, {arena.label}", own, "bytes", least, stored[least]),
+        Result(f"stored by a save, 1 % changed, {arena.label}", grown, "bytes", "changed bytes", changed),
+    ]
+
+
+def _measure_async(arena: Arena) -> list[Result]:
+    """Time how long `save_async` keeps the caller, with memory for copies that is new and that was used before."""
+    again = _Again(arena)
+
+    def prepare(*, is_first: bool) -> None:
+        again.store.close()  # gives the memory for copies back
+        if not is_first:
+            again.store.save_async(again.next_name(), dict(arena.state)).wait()
+
+    def start() -> SaveHandle:
+        return again.store.save_async(again.next_name(), dict(arena.state))
+
+    def verify(handle: object) -> None:
+        if not isinstance(handle, SaveHandle):
+            raise WrongResult(f"Holdfast: save_async returned {handle}")
+        again.verify(handle.wait(), fraction=1.0)
+
+    data = random_bytes(arena.size_bytes, seed=9)
+    contestants = {
+        "Holdfast, first": Contestant(start, partial(prepare, is_first=True), verify),
+        "Holdfast, next": Contestant(start, partial(prepare, is_first=False), verify),
+        "clone()": Contestant(partial(copy_state, arena.state), verify=_verify_copy(arena)),
+        "memcpy": copy_limits(data)["memcpy"],
+    }
+    timings = race(contestants, rounds=arena.rounds)
+    again.store.close()
+    return [
+        _tell_blocked(f"blocked by the first save_async, {arena.label}", timings, "Holdfast, first", "clone()"),
+        _tell_blocked(f"blocked by the next save_async, {arena.label}", timings, "Holdfast, next", "memcpy"),
+    ]
+
+
+def _verify_copy(arena: Arena) -> Callable[[object], None]:
+    return partial(arena.verify_loaded, who="clone()")
+
+
+def _tell_blocked(workload: str, timings: dict[str, Timings], own: str, rival: str) -> Result:
+    return Result(
+        workload,
+        1e3 * timings[own].best,
+        "ms",
+        rival,
+        1e3 * timings[rival].best,
+        Goal("ratio", "<=", 1.15),
+        f"medians {1e3 * timings[own].median:.0f} and {1e3 * timings[rival].median:.0f}",
+        {name: timings[name].seconds for name in (own, rival)},
+    )
