@@ -17,7 +17,6 @@ Digest = NewType("Digest", bytes)
 Buffer = bytes | bytearray | memoryview
 
 DIGEST_BYTES: Final = 32
-FINGERPRINT_BYTES: Final = 16
 _HEX: Final = re.compile(rf"[0-9a-f]{{{2 * DIGEST_BYTES}}}\Z")
 
 

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     Verbs = _SubParsersAction[ArgumentParser]
 
-FINE: Final = 0
 ERROR: Final = 2
 INTERRUPTED: Final = 130
 BROKEN_PIPE: Final = 141

@@ -23,7 +23,6 @@ from holdfast.repo.record import Json
 from holdfast.repo.source import BytesSource, Source
 from holdfast.repo.writer import Request
 from holdfast.snapshot.leaves import GRAD, PARTS, TENSOR, LeafWriter
-from holdfast.snapshot.save import TREE
 from holdfast.snapshot.staging import StagedSource
 from holdfast.tensors.build import CPU, build_tensor, spread_items
 from holdfast.tensors.dtypes import item_bytes, items_per_byte
@@ -33,6 +32,7 @@ from holdfast.tensors.parts import verify_readable
 from holdfast.tensors.sources import TensorSource
 from holdfast.tensors.spec import TensorSpec, count_bytes, describe, encode_spec
 from holdfast.trees.encoding import encode_tree
+from holdfast.trees.outline import TREE
 from holdfast.trees.registered import Types
 
 TENSORS: Final = "tensors"

@@ -6,16 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast.errors import Corrupt
 from holdfast.repo.manifest import Entry
 from holdfast.repo.reader import Verify
 from holdfast.repo.record import Json
-from holdfast.snapshot.leaves import iter_entry_numbers
+from holdfast.snapshot.leaves import decode_plain, iter_entry_numbers
 from holdfast.snapshot.load import InPlace, LeafReader
 from holdfast.snapshot.opened import Opened
 from holdfast.snapshot.places import Claim
 from holdfast.tensors.spec import TensorSpec, decode_spec
-from holdfast.trees.encoding import decode_tree
 from holdfast.trees.outline import Path, iter_leaves, join_name
 from holdfast.trees.registered import Types
 
@@ -90,11 +88,7 @@ class IntoPlan:
 
     def decode_plain(self, node: Json) -> Any:
         """Return a plain value, a key for instance."""
-
-        def refuse(leaf: list[Json], path: Path) -> object:
-            raise Corrupt("a leaf where only plain values can be")
-
-        return decode_tree(node, types=self.types, decode_leaf=refuse)
+        return decode_plain(node, self.types)
 
     def branch(self) -> IntoPlan:
         """Return an empty plan for the same snapshot, to be absorbed or forgotten."""

@@ -12,9 +12,9 @@ The nodes, which stand in the tree where the values stood::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from holdfast.snapshot.pickled import pickle_value
 from holdfast.tensors.arrays import make_source
 from holdfast.tensors.parts import split, verify_readable
 from holdfast.tensors.sources import plan_sources
-from holdfast.trees.encoding import encode_tree, refuse
+from holdfast.trees.encoding import decode_tree, encode_tree, refuse
 from holdfast.trees.outline import Path, join_name
 from holdfast.trees.registered import Types
 
@@ -163,4 +163,10 @@ def list_parts(node: Sequence[Json], *, what: str) -> list[tuple[str, Json]]:
     return [(str(role), child) for role, child in zip(roles, node[5::2], strict=True)]
 
 
-DecodeLeaf = Callable[[list[Json], Path], object]
+def decode_plain(node: Json, types: Types) -> Any:
+    """Return a plain value, the key of a dict for instance."""
+
+    def refuse_leaf(leaf: list[Json], path: Path) -> object:
+        raise Corrupt("a leaf where only plain values can be")
+
+    return decode_tree(node, types=types, decode_leaf=refuse_leaf)

@@ -13,7 +13,17 @@ from holdfast.errors import Corrupt, HoldfastError, NotFound, Unsupported
 from holdfast.repo.manifest import Entry
 from holdfast.repo.reader import Verify
 from holdfast.repo.record import Json
-from holdfast.snapshot.leaves import ARRAY, BLOBS, GRAD, PARTS, PICKLE, TENSOR, iter_entry_numbers, list_parts
+from holdfast.snapshot.leaves import (
+    ARRAY,
+    BLOBS,
+    GRAD,
+    PARTS,
+    PICKLE,
+    TENSOR,
+    decode_plain,
+    iter_entry_numbers,
+    list_parts,
+)
 from holdfast.snapshot.opened import Opened
 from holdfast.snapshot.pickled import unpickle_value
 from holdfast.tensors.arrays import build_array
@@ -218,10 +228,7 @@ class LeafReader:
             raise type(error)(f"{what}: {error}") from error
 
     def _decode_plain(self, node: Json) -> object:
-        def refuse(leaf: list[Json], path: Path) -> object:
-            raise Corrupt("a leaf where only plain values can be")
-
-        return decode_tree(node, types=self._types, decode_leaf=refuse)
+        return decode_plain(node, self._types)
 
 
 def _find_height(node: Json) -> int:

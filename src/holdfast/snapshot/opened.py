@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -14,10 +14,7 @@ from holdfast.errors import AmbiguousName, Corrupt, NotFound
 from holdfast.repo.manifest import Entry
 from holdfast.repo.reader import SnapshotReader
 from holdfast.repo.record import Json, canonical_json
-from holdfast.trees.outline import Leaf, iter_leaves
-
-TREE: Final = "tree"
-"""In a snapshot's spec: the encoded tree."""
+from holdfast.trees.outline import TREE, Leaf, iter_leaves
 
 _COMPARED: Final = 5000
 """How many names are compared with one that is not there, to say which was meant."""
@@ -106,10 +103,3 @@ class Opened:
         if not 0 <= number < len(self.reader.manifest):
             raise Corrupt(f"{self.name!r}: its tree names entry {number}, which is not there; run `holdfast check`")
         return self.reader.manifest.entry(number)
-
-
-def iter_nodes(node: Json) -> Iterator[list[Json]]:
-    """Yield every stored leaf's node below `node`."""
-    for leaf in iter_leaves(node):
-        if leaf.tag.startswith("@"):
-            yield leaf.node

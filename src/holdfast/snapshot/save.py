@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
 
 from holdfast.progress import Progress
 from holdfast.repo.record import Json
@@ -14,10 +13,8 @@ from holdfast.snapshot.environment import describe_environment
 from holdfast.snapshot.leaves import LeafWriter
 from holdfast.snapshot.stateful import expand
 from holdfast.trees.encoding import encode_tree
+from holdfast.trees.outline import TREE
 from holdfast.trees.registered import Types
-
-TREE: Final = "tree"
-"""In a snapshot's spec: the encoded tree."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,9 @@ from holdfast.trees import plain
 Path = tuple[object, ...]
 """Where a value lies in its tree: keys of dicts, positions in sequences, names of fields."""
 
+TREE: Final = "tree"
+"""In a snapshot's spec: the encoded tree."""
+
 MAX_TREE_DEPTH: Final = MAX_DEPTH - 50
 """How deep containers nest; the rest of what a record allows is for the record's own fields and a leaf's node."""
 
