@@ -35,6 +35,18 @@ def fingerprint(data: Buffer) -> bytes:
     return xxh3_128_digest(data)
 
 
+class Seeded:
+    """XXH3-128 with a seed of its own: tells, in this process only, whether bytes are the same as before."""
+
+    def __init__(self, seed: int) -> None:
+        """Use a 64-bit seed."""
+        self._seed = seed
+
+    def __call__(self, data: Buffer) -> bytes:
+        """Return what `data` looks like."""
+        return xxh3_128_digest(data, self._seed)
+
+
 def parse_digest(text: object, *, where: str) -> Digest:
     """Read 64 lower-case hex digits, or raise Corrupt that says where they stood."""
     # Not by bytes.fromhex alone: that passes over spaces.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from enum import Enum
 from typing import TypeVar
 
@@ -76,8 +76,14 @@ class TroubledFiles:
     def close(self, handle: int) -> None:
         self._live().close(handle)
 
-    def write(self, handle: int, buffers: Sequence[memoryview]) -> int:
-        return self._mutate("write", lambda inner: inner.write(handle, buffers))
+    def write_at(self, handle: int, start: int, buffer: memoryview) -> int:
+        return self._mutate("write_at", lambda inner: inner.write_at(handle, start, buffer))
+
+    def set_direct(self, handle: int, *, direct: bool) -> bool:
+        return self._live().set_direct(handle, direct=direct)
+
+    def is_cached(self, handle: int, start: int) -> bool:
+        return self._live().is_cached(handle, start)
 
     def read_into(self, handle: int, start: int, buffer: memoryview) -> int:
         return self._live().read_into(handle, start, buffer)

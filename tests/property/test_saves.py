@@ -32,7 +32,7 @@ def small_chunks() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for module in ("chunk", "source", "manifest", "pack"):
             patch.setattr(f"holdfast.repo.{module}.CHUNK_BYTES", SMALL_CHUNK)
-        for module in ("chunk", "fill", "reader"):
+        for module in ("chunk", "writer", "reader", "stretches"):
             patch.setattr(f"holdfast.repo.{module}.UNIT_BYTES", 4 * SMALL_CHUNK)
         patch.setattr("holdfast.repo.pack.PACK_LIMIT_BYTES", 20 * SMALL_CHUNK)
         yield

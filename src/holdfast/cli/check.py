@@ -16,7 +16,7 @@ from holdfast.repo.record import Json
 def run_check(options: Namespace, url: str, output: Output) -> int:
     """Check a store and print what is found as it is found."""
     store = open_objects(url)
-    checker = Checker(store, read=options.read, progress=output.progress())
+    checker = Checker(store, read=options.read, progress=output.progress(), stages=output.stages)
     seen: Counter[str] = Counter()
     findings: list[Json] = []
     for finding in checker.iter_findings():

@@ -23,7 +23,7 @@ Measure = Callable[[Repository, Diff], Diff]
 
 def run_diff(options: Namespace, url: str, output: Output) -> int:
     """Say what differs between two snapshots."""
-    repo = open_to_read(url)
+    repo = open_to_read(url, output)
     a, b = (find_snapshot(repo.store, name, output) for name in (options.a, options.b))
     diff = compare(repo, a, b, only=options.only)
     if options.values and not diff.is_equal:

@@ -14,7 +14,7 @@ from holdfast.repo.reader import open_snapshot
 
 def run_get(options: Namespace, url: str, output: Output) -> int:
     """Write the entries of a snapshot as files."""
-    repo = open_to_read(url)
+    repo = open_to_read(url, output)
     if is_below(options.directory, repo.store.url):
         raise BadName(f"{options.directory} lies inside the store {repo.store.url}; choose a directory outside of it")
     started = time.monotonic()
@@ -30,7 +30,7 @@ def run_get(options: Namespace, url: str, output: Output) -> int:
 
 def run_cat(options: Namespace, url: str, output: Output) -> int:
     """Write the bytes of one entry to standard output, each piece verified before it is written."""
-    repo = open_to_read(url)
+    repo = open_to_read(url, output)
     with open_snapshot(repo, find_snapshot(repo.store, options.name, output)) as reader:
         for piece in reader.iter_entry(reader.find_entry(options.entry)):
             output.raw(piece)

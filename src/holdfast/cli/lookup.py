@@ -14,14 +14,14 @@ from holdfast.store.protocol import ObjectStore
 from holdfast.store.url import open_store
 
 
-def open_to_read(url: str) -> Repository:
-    """Open a repository that nothing will be written to."""
-    return open_repository(open_store(url, read_only=True))
+def open_to_read(url: str, output: Output) -> Repository:
+    """Open a repository that nothing will be written to; its times go to `output`."""
+    return open_repository(open_store(url, read_only=True), stages=output.stages)
 
 
-def open_to_write(url: str) -> Repository:
-    """Open a repository that this version may write to."""
-    repo = open_repository(open_store(url))
+def open_to_write(url: str, output: Output) -> Repository:
+    """Open a repository that this version may write to; its times go to `output`."""
+    repo = open_repository(open_store(url), stages=output.stages)
     repo.verify_may_write()
     return repo
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -52,9 +53,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help()
         return ERROR
     output = Output()
+    started = time.monotonic()
     try:
         code = _run(options, output)
         output.flush()
+        if options.profile:
+            output.profile(time.monotonic() - started)
     except BrokenPipeError:
         output.abandon()
         return BROKEN_PIPE
@@ -139,6 +143,7 @@ def build_parser() -> ArgumentParser:
         help="path of the store; else $HOLDFAST_STORE, else the nearest store at or above the current directory",
     )
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    parser.add_argument("--profile", action="store_true", help="say where the time went, on standard error")
     parser.add_argument("--version", action="version", version=f"holdfast {__version__}", help="print the version")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", title="verbs")
     for add in (

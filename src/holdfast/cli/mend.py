@@ -15,7 +15,7 @@ from holdfast.store.url import open_store
 
 def run_repair(options: Namespace, url: str, output: Output) -> int:
     """Print what can be mended and what is lost, and mend it with --yes; exits with 1 if something is lost."""
-    repo = open_to_write(url) if options.yes else open_to_read(url)
+    repo = open_to_write(url, output) if options.yes else open_to_read(url, output)
     plan = plan_repair(repo, progress=output.progress())
     if options.json:
         output.json(_describe(plan))
@@ -31,8 +31,8 @@ def run_repair(options: Namespace, url: str, output: Output) -> int:
 
 def run_copy(options: Namespace, url: str, output: Output) -> int:
     """Copy snapshots to another store, moving only what is missing there."""
-    source = open_to_read(url)
-    target = open_repository(open_store(options.to), create=True)
+    source = open_to_read(url, output)
+    target = open_repository(open_store(options.to), create=True, stages=output.stages)
     for name in options.names:
         snapshot = find_snapshot(source.store, name, output)
         result = copy_snapshot(source, snapshot, target, overwrite=options.overwrite, progress=output.progress())

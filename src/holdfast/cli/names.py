@@ -31,7 +31,7 @@ def run_init(options: Namespace, url: str, output: Output) -> int:
 
 def run_ls(options: Namespace, url: str, output: Output) -> int:
     """List snapshots."""
-    store = open_to_read(url).store
+    store = open_to_read(url, output).store
     snapshots, damaged = split_damaged(iter_names(store, options.prefix))
     tags, damaged_tags = split_damaged(iter_tags(store))
     snapshots.sort(key=lambda snapshot: natural_order(snapshot.name))
@@ -55,14 +55,14 @@ def run_tag(options: Namespace, url: str, output: Output) -> int:
     if options.delete is not None:
         if options.tag is not None:
             raise HoldfastError("tag: --delete takes one tag and nothing else; see `holdfast tag --help`")
-        tag = delete_tag(open_to_write(url).store, options.delete)
+        tag = delete_tag(open_to_write(url, output).store, options.delete)
         output.line(f"deleted tag {tag.name}, which pointed to {tag.snapshot_name}")
         return 0
     if options.tag is None:
-        return _list_tags(open_to_read(url).store, output, as_json=options.json)
+        return _list_tags(open_to_read(url, output).store, output, as_json=options.json)
     if options.snapshot is None:
-        return _print_tag(open_to_read(url).store, options.tag, output, as_json=options.json)
-    store = open_to_write(url).store
+        return _print_tag(open_to_read(url, output).store, options.tag, output, as_json=options.json)
+    store = open_to_write(url, output).store
     snapshot = find_snapshot(store, options.snapshot, output)
     if read_name(store, options.tag).snapshot:
         raise NameInUse(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, TextIO
 
 from holdfast.progress import Progress, Silent
 from holdfast.repo.record import Json
+from holdfast.repo.stages import Stages
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -77,6 +78,8 @@ class Output:
 
     def __init__(self) -> None:
         """Use the streams as they are now; what they cannot encode is shown as an escape."""
+        self.stages = Stages()
+        """Where the time of this run goes."""
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")
@@ -112,6 +115,13 @@ class Output:
         for row in cells:
             padded = zip(row, widths, numeric, strict=True)
             print("  ".join(cell.rjust(w) if to_right else cell.ljust(w) for cell, w, to_right in padded).rstrip())
+
+    def profile(self, seconds: float) -> None:
+        """Tell on standard error where the time of a run went."""
+        self.note(f"{seconds:.2f} s in all; by stage, on all threads together:")
+        for name, stage in self.stages.read().items():
+            size = f"{format_bytes(stage.size_bytes)} at {stage.size_bytes / stage.seconds / 1e9:.2f} GB/s a thread"
+            self.note(f"  {name:8} {stage.seconds:7.2f} s  {size if stage.size_bytes else ''}".rstrip())
 
     def raw(self, data: memoryview) -> None:
         """Write bytes of the answer as they are."""

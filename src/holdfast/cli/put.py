@@ -20,7 +20,7 @@ from holdfast.store.protocol import ObjectStore
 def run_put(options: Namespace, url: str, output: Output) -> int:
     """Save files as a snapshot."""
     metadata = _parse_metadata(options.meta)
-    repo = open_to_write(url)
+    repo = open_to_write(url, output)
     _verify_no_tag(repo.store, options.name)
     sources = plan_files(options.paths, outside=repo.store.url)
     if not sources:

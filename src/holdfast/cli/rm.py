@@ -18,7 +18,7 @@ from holdfast.store.protocol import ObjectStore
 
 def run_rm(options: Namespace, url: str, output: Output) -> int:
     """Delete snapshots, if told that it is meant."""
-    repo = open_to_write(url) if options.yes else open_to_read(url)
+    repo = open_to_write(url, output) if options.yes else open_to_read(url, output)
     tags, damaged = split_damaged(iter_tags(repo.store))
     doomed = [find_deletable(repo.store, name, tags) for name in dict.fromkeys(options.names)]
     for broken in damaged:

@@ -30,7 +30,7 @@ _NO_TREE: Final = object()
 
 def run_show(options: Namespace, url: str, output: Output) -> int:
     """Show a snapshot's record, its leaves or files and the packs they lie in; or one leaf."""
-    store = open_to_read(url).store
+    store = open_to_read(url, output).store
     tags = [tag for tag in iter_tags(store) if not isinstance(tag, DamagedName)]
     snapshot = find_snapshot(store, options.name, output)
     manifest = read_manifest(store, snapshot.manifest)

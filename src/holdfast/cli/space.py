@@ -33,7 +33,7 @@ def parse_duration(text: str) -> float:
 
 def run_du(options: Namespace, url: str, output: Output) -> int:
     """Print what takes the space."""
-    store = open_to_read(url).store
+    store = open_to_read(url, output).store
     snapshots = sorted(read_live(store).current, key=lambda snapshot: natural_order(snapshot.name))
     # Of the whole store, for what is shared with snapshots under other prefixes is shared as well.
     usage = read_usage(store, snapshots)
@@ -66,7 +66,7 @@ def run_prune(options: Namespace, url: str, output: Output) -> int:
         keep = Keep(options.keep_last, options.keep_every, parse_duration(options.keep_within or "0s"))
     except ValueError as error:
         raise BadName(str(error)) from error
-    store = (open_to_write(url) if options.yes else open_to_read(url)).store
+    store = (open_to_write(url, output) if options.yes else open_to_read(url, output)).store
     plan = read_prune_plan(store, options.prefix, keep)
     if not options.json:
         _print_prune(plan, output)
@@ -85,7 +85,7 @@ def run_prune(options: Namespace, url: str, output: Output) -> int:
 def run_gc(options: Namespace, url: str, output: Output) -> int:
     """Print what nothing needs, and delete it with --yes."""
     rules = Rules(min_age_s=parse_duration(options.min_age), wait_s=parse_duration(options.wait))
-    repo = open_to_write(url) if options.yes else open_to_read(url)
+    repo = open_to_write(url, output) if options.yes else open_to_read(url, output)
     verify_may_collect(repo.store)
     if options.repack:
         _repack(repo, options, output)

@@ -29,7 +29,7 @@ from holdfast.tensors.dtypes import item_bytes, items_per_byte
 from holdfast.tensors.layouts import ORDINARY_CLASSES
 from holdfast.tensors.memory import new_memory, view_bytes, view_storage, wrap_memory
 from holdfast.tensors.parts import verify_readable
-from holdfast.tensors.sources import TensorSource
+from holdfast.tensors.sources import Form, TensorSource
 from holdfast.tensors.spec import TensorSpec, count_bytes, describe, encode_spec
 from holdfast.trees.encoding import encode_tree
 from holdfast.trees.outline import TREE
@@ -334,7 +334,7 @@ def _plan_packed(
         name, staged = named[number]
         twin = build_tensor(replace(staged.spec, at=int(memory.storage_offset())), memory, what=name)
         spec = replace(staged.spec, packed=True)
-        source = TensorSource(name, twin, spec, size_bytes)
+        source = TensorSource(name, twin, Form(spec, size_bytes))
         if not digest:
             items = wrap_memory(memoryview(bytearray(source.read(0, size_bytes))))
             spread_items(items, spec, spread, 0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,15 +13,17 @@ from holdfast.progress import Progress, Silent
 from holdfast.repo.check_records import Roots, check_records
 from holdfast.repo.chunk import CHUNK_BYTES, RAW, ChunkRef, Location
 from holdfast.repo.copies import iter_footers
+from holdfast.repo.engine import Engine
 from holdfast.repo.findings import Finding, Severity, Tally
 from holdfast.repo.index import Fragment
 from holdfast.repo.layout import INDEX, MANIFESTS, PACKS, manifest_key, pack_key
 from holdfast.repo.manifest import Entry, decode_manifest, digest_snapshot, read_manifest
 from holdfast.repo.pack import HEADER, Footer, PackedChunk, parse_pack_key, read_footer
 from holdfast.repo.record import Json
-from holdfast.repo.repository import DEFAULT_BUDGET_BYTES, count_threads
+from holdfast.repo.repository import DEFAULT_BUDGET_BYTES
 from holdfast.repo.scrub import Scrubbed, Scrubber, Stretch, cut_pack
 from holdfast.repo.snapshots import Snapshot
+from holdfast.repo.stages import Stages
 from holdfast.store.listing import iter_objects
 from holdfast.store.protocol import ObjectStore
 
@@ -55,12 +56,15 @@ class Checker:
         read: bool = False,
         progress: Progress | None = None,
         budget_bytes: int = DEFAULT_BUDGET_BYTES,
+        stages: Stages | None = None,
     ) -> None:
         """Check `store`; with `read`, every byte of every object."""
         self.tally = Tally()
         self._store = store
         self._read = read
         self._progress = progress or Silent()
+        self._budget_bytes = budget_bytes
+        self._stages = stages or Stages()
         self._rows_held = budget_bytes // 4 // _ROW_COST_BYTES
         self._footers: OrderedDict[str, dict[int, PackedChunk]] = OrderedDict()
         self._num_rows = 0
@@ -88,9 +92,9 @@ class Checker:
         packs = list(iter_objects(self._store, PACKS))
         self._progress.begin("check packs", sum(info.size_bytes for info in packs))
         try:
-            with ThreadPoolExecutor(2 * count_threads(), "holdfast-scrub") as pool:
+            with Engine("holdfast-scrub", budget_bytes=self._budget_bytes, waits=True) as engine:
                 stretches = self._iter_stretches([info.key for info in packs])
-                for outcome in Scrubber(self._store, pool).scrub(stretches):
+                for outcome in Scrubber(self._store, engine, self._stages).scrub(stretches):
                     yield from self._judge(outcome)
         finally:
             self._progress.end()

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Final
 
 from holdfast.digest import Digest, fingerprint, hash_bytes
 from holdfast.errors import SourceChanged
 from holdfast.progress import Progress
-from holdfast.repo.chunk import INLINE_BYTES, UNIT_BYTES, ChunkRef, Location
+from holdfast.repo.chunk import CHUNK_BYTES, INLINE_BYTES, ChunkRef, Location
+from holdfast.repo.engine import Engine
+from holdfast.repo.hints import Hints
 from holdfast.repo.holdings import Holdings
-from holdfast.repo.pack import choose_alignment
+from holdfast.repo.pack import Run, choose_alignment
 from holdfast.repo.packing import Packer
 from holdfast.repo.source import Piece, group_pieces
+from holdfast.repo.stages import Stages
 
-_AHEAD: Final = 3
-"""Batches read and hashed before they are needed; together with the one in hand they stay well within any budget."""
+_READ_COST_BYTES: Final = 64 << 10
+"""A read costs as much as some bytes more."""
+_Asked = tuple[Digest, memoryview, Sequence[Location]]
+"""A chunk, its bytes, and where copies of it should lie."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,77 +32,75 @@ class HashedPiece:
     piece: Piece
     data: memoryview
     digest: Digest
-    fingerprint: bytes
-    """Taken before the digest: it tells whether the bytes have changed by the time they are written."""
+    fingerprint: bytes | None
+    """Taken before the digest, if the piece is likely to be new: it tells whether what is written was hashed."""
 
 
-def hash_piece(piece: Piece) -> HashedPiece:
-    """Read and hash one piece."""
-    data = piece.source.read(piece.start, piece.stop).cast("B")
-    if data.nbytes != piece.stop - piece.start:
-        raise SourceChanged(
-            f"{piece.source.name!r} gave {data.nbytes} bytes for {piece.stop - piece.start}: did it shrink?"
-        )
-    before = fingerprint(data)
-    return HashedPiece(piece, data, hash_bytes(data), before)
+class Hasher:
+    """Reads and hashes pieces on an engine, ahead of whoever takes them."""
 
+    def __init__(self, engine: Engine, stages: Stages, *, batch_bytes: int, hints: Hints | None = None) -> None:
+        """Take `batch_bytes` at a time; with `hints`, trust what looks as it did at the last save."""
+        self.expects_new = False
+        """Whether most pieces are new just now: then their bytes will be written, and have to be the same still."""
+        self.engine = engine
+        self._stages = stages
+        self._batch_bytes = batch_bytes
+        self._hints = hints
 
-def _hash_batch(batch: Sequence[Piece]) -> list[HashedPiece]:
-    return [hash_piece(piece) for piece in batch]
+    def iter_batches(self, pieces: Sequence[Piece]) -> Iterator[list[HashedPiece]]:
+        """Yield all pieces in order and in batches, the next ones being read and hashed meanwhile."""
+        batches = group_pieces(pieces, limit_bytes=self._batch_bytes)
+        return self.engine.iter_results(self._hash_batch, ((batch, _count_bytes(batch)) for batch in batches))
 
+    def iter_digests(self, pieces: Sequence[Piece]) -> Iterator[ChunkRef]:
+        """Yield the identity of every piece, keeping no bytes."""
+        for batch in self.iter_batches(pieces):
+            yield from (ChunkRef(item.digest, item.data.nbytes, None) for item in batch)
 
-def iter_hashed(
-    pieces: Sequence[Piece], pool: ThreadPoolExecutor, *, limit_bytes: int = UNIT_BYTES
-) -> Iterator[list[HashedPiece]]:
-    """Yield all pieces in order and in batches, the next ones being read and hashed meanwhile."""
-    waiting: deque[Future[list[HashedPiece]]] = deque()
-    try:
-        for batch in group_pieces(pieces, limit_bytes=limit_bytes):
-            waiting.append(pool.submit(_hash_batch, batch))
-            if len(waiting) > _AHEAD:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-    finally:
-        for future in waiting:
-            future.cancel()
+    def _hash_batch(self, batch: Sequence[Piece]) -> list[HashedPiece]:
+        started = perf_counter()
+        hashed = [self._hash(piece) for piece in batch]
+        self._stages.add("hash", perf_counter() - started, _count_bytes(batch))
+        return hashed
 
-
-def iter_digests(pieces: Sequence[Piece], pool: ThreadPoolExecutor) -> Iterator[ChunkRef]:
-    """Yield the identity of every piece, keeping no bytes."""
-    for batch in iter_hashed(pieces, pool):
-        yield from (ChunkRef(item.digest, item.data.nbytes, None) for item in batch)
+    def _hash(self, piece: Piece) -> HashedPiece:
+        source, size_bytes = piece.source, piece.stop - piece.start
+        data = source.read(piece.start, piece.stop).cast("B")
+        if data.nbytes != size_bytes:
+            raise SourceChanged(f"{source.name!r} gave {data.nbytes} bytes for {size_bytes}: did it shrink?")
+        before = fingerprint(data) if self.expects_new else None
+        digest = self._hints.hash(source.name, piece.start, data) if self._hints else hash_bytes(data)
+        return HashedPiece(piece, data, digest, before)
 
 
 class Filler:
-    """Fills packs with what the store does not hold; used by one thread, which owns the pool's results."""
+    """Fills packs with what the store does not hold; used by one thread."""
 
     def __init__(
-        self,
-        holdings: Holdings,
-        packer: Packer,
-        pool: ThreadPoolExecutor,
-        *,
-        verify_reuse: bool,
-        batch_bytes: int = UNIT_BYTES,
+        self, hasher: Hasher, holdings: Holdings, packer: Packer, stages: Stages, *, verify_reuse: bool
     ) -> None:
-        """Look up in `holdings`, write to `packer`; with `verify_reuse`, read each chunk before relying on it."""
+        """Look up in `holdings`, write to `packer`; with `verify_reuse`, be sure of each chunk before relying on it."""
         self.new_bytes = 0
+        self._hasher = hasher
         self._holdings = holdings
         self._packer = packer
-        self._pool = pool
+        self._stages = stages
         self._verify_reuse = verify_reuse
-        self._batch_bytes = batch_bytes
         self._known: dict[Digest, Location] = {}
         self._last: Piece | None = None
 
     def fill(self, pieces: Sequence[Piece], progress: Progress) -> list[ChunkRef]:
         """Return a reference for every piece, having written those that the store does not hold."""
         refs: list[ChunkRef] = []
-        for batch in iter_hashed(pieces, self._pool, limit_bytes=self._batch_bytes):
+        self._hasher.expects_new = self._holdings.is_empty
+        for batch in self._hasher.iter_batches(pieces):
             self._packer.keep_alive()
-            self._known.update(self._find_reusable(batch))
+            with self._stages.time("look up"):
+                self._known.update(self._find_reusable(batch))
+            before = self.new_bytes
             refs += self._write(batch)
+            self._hasher.expects_new = self.new_bytes > before
             progress.advance(sum(item.data.nbytes for item in batch))
         return refs
 
@@ -107,7 +109,7 @@ class Filler:
         for ref in expected:
             self._known.pop(ref.digest, None)
         refs: list[ChunkRef] = []
-        for batch in iter_hashed(pieces, self._pool, limit_bytes=self._batch_bytes):
+        for batch in self._hasher.iter_batches(pieces):
             refs += self._write(batch)
         if [ref.digest for ref in refs] != [ref.digest for ref in expected]:
             raise SourceChanged("what is being saved changed meanwhile; nothing was committed. Save again")
@@ -119,25 +121,39 @@ class Filler:
         for item in batch:
             if item.data.nbytes > INLINE_BYTES and item.digest not in self._known:
                 new.setdefault(item.digest, item)
-        for run in _split_runs(new.values()):
-            self._append(run)
+        if new:
+            self._append(list(new.values()))
         return [self._refer(item) for item in batch]
 
-    def _append(self, run: Sequence[HashedPiece]) -> None:
-        piece = run[0].piece
-        goes_on = self._last is not None and _follows(piece, self._last)
-        alignment = 1 if goes_on else choose_alignment(piece.source.size_bytes - piece.start)
-        locations = self._packer.append([(item.digest, item.data) for item in run], alignment=alignment)
-        for item, location in zip(run, locations, strict=True):
-            if location.fingerprint != item.fingerprint:
+    def _append(self, items: Sequence[HashedPiece]) -> None:
+        size_bytes = sum(item.data.nbytes for item in items)
+        with self._stages.time("append", size_bytes):
+            locations = self._packer.append(list(self._iter_runs(items)))
+        for item, location in zip(items, locations, strict=True):
+            if not _is_what_was_hashed(item, location):
                 # Memory that somebody else writes to: what is stored would not be what its digest says.
                 raise SourceChanged(
                     f"{item.piece.source.name!r} changed while it was being saved; nothing was committed."
                     " Save when nobody writes to it, or save a copy (save_async)"
                 )
             self._known[item.digest] = location
-        self._last = run[-1].piece
-        self.new_bytes += sum(item.data.nbytes for item in run)
+        self._last = items[-1].piece
+        self.new_bytes += size_bytes
+
+    def _iter_runs(self, items: Sequence[HashedPiece]) -> Iterator[Run]:
+        """Yield items as runs that lie back to back in one source; the first may go on with what was appended last."""
+        last = self._last
+        chunks: list[tuple[Digest, memoryview]] = []
+        alignment = 1
+        for item in items:
+            piece = item.piece
+            if last is None or not _follows(piece, last):
+                if chunks:
+                    yield Run(chunks, alignment)
+                chunks, alignment = [], choose_alignment(piece.source.size_bytes - piece.start)
+            chunks.append((item.digest, item.data))
+            last = piece
+        yield Run(chunks, alignment)
 
     def _refer(self, item: HashedPiece) -> ChunkRef:
         size = item.data.nbytes
@@ -148,31 +164,59 @@ class Filler:
 
     def _find_reusable(self, batch: Sequence[HashedPiece]) -> dict[Digest, Location]:
         """Find intact copies of what is not known yet."""
-        wanted = {item.digest: item for item in batch if item.data.nbytes > INLINE_BYTES}
-        found = {
-            digest: self._holdings.find(digest, item.data.nbytes)
-            for digest, item in wanted.items()
-            if digest not in self._known
-        }
-        asked = [(digest, candidates) for digest, candidates in found.items() if candidates]
-        if not self._verify_reuse:
-            return {digest: candidates[0] for digest, candidates in asked}
-        chosen = self._pool.map(lambda ask: self._choose_intact(wanted[ask[0]].data, ask[1]), asked)
-        return {digest: location for (digest, _), location in zip(asked, chosen, strict=True) if location}
+        if self._holdings.is_empty:
+            return {}
+        sure: dict[Digest, Location] = {}
+        doubtful: dict[Digest, _Asked] = {}
+        for item in batch:
+            digest, size = item.digest, item.data.nbytes
+            if size <= INLINE_BYTES or digest in self._known or digest in sure or digest in doubtful:
+                continue
+            candidates = []
+            for at in self._holdings.iter_copies(digest, size):
+                if not self._verify_reuse or self._holdings.is_proven(at):
+                    sure[digest] = at
+                    break
+                candidates.append(at)
+            else:
+                doubtful[digest] = (digest, item.data, candidates)
+        for found in self._hasher.engine.iter_results(self._find_intact, _group_asked(doubtful.values())):
+            sure.update(found)
+        return sure
 
-    def _choose_intact(self, data: memoryview, candidates: Sequence[Location]) -> Location | None:
-        return next((at for at in candidates if self._holdings.is_intact(at, data)), None)
+    def _find_intact(self, asked: Sequence[_Asked]) -> dict[Digest, Location]:
+        """Look at copies; safe in any thread."""
+        found = {}
+        for digest, data, candidates in asked:
+            intact = next((at for at in candidates if self._holdings.is_intact(at, data)), None)
+            if intact:
+                found[digest] = intact
+        return found
+
+
+def _group_asked(doubtful: Iterable[_Asked]) -> Iterator[tuple[list[_Asked], int]]:
+    """Yield groups that are worth a thread's while: one large chunk, or many small ones."""
+    group: list[_Asked] = []
+    size = 0
+    for ask in doubtful:
+        group.append(ask)
+        size += ask[1].nbytes + _READ_COST_BYTES
+        if size >= CHUNK_BYTES:
+            yield group, size
+            group, size = [], 0
+    if group:
+        yield group, size
+
+
+def _count_bytes(batch: Sequence[Piece]) -> int:
+    return sum(piece.stop - piece.start for piece in batch)
+
+
+def _is_what_was_hashed(item: HashedPiece, written: Location) -> bool:
+    if item.fingerprint is None:
+        return hash_bytes(item.data) == item.digest
+    return item.fingerprint == written.fingerprint
 
 
 def _follows(piece: Piece, before: Piece) -> bool:
     return piece.position == before.position and piece.start == before.stop
-
-
-def _split_runs(items: Iterable[HashedPiece]) -> list[list[HashedPiece]]:
-    """Split items into runs that lie back to back in one source."""
-    runs: list[list[HashedPiece]] = []
-    for item in items:
-        if not (runs and _follows(item.piece, runs[-1][-1].piece)):
-            runs.append([])
-        runs[-1].append(item)
-    return runs

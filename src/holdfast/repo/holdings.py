@@ -8,15 +8,17 @@ from typing import Final
 
 from holdfast.digest import Digest, fingerprint, hash_bytes
 from holdfast.errors import Corrupt, NewerFormat, NotFound, StoreError
-from holdfast.repo.chunk import RAW, Location
+from holdfast.repo.chunk import CHUNK_BYTES, RAW, Location
 from holdfast.repo.generations import read_newest
 from holdfast.repo.layout import SNAPSHOTS, may_start_with, pack_key, split_generation, split_prefix
 from holdfast.repo.manifest import Manifest, read_manifest
 from holdfast.repo.repository import Repository
 from holdfast.repo.snapshots import Snapshot, parse_snapshot
+from holdfast.store.blocks import BlockPool
 from holdfast.store.listing import iter_objects
 from holdfast.store.protocol import ObjectStore
 
+_KEPT_BLOCKS: Final = 8
 _BASE_CANDIDATES: Final = 8
 """How many of the newest records are looked at for a base: those that delete are passed over."""
 
@@ -30,24 +32,41 @@ class Holdings:
         self._avoid = avoid
         self._bases = [(base, base.locate_all()) for base in bases]
         self._index = repo.index
+        self._proven = repo.proven
         self._pack_sizes: dict[str, int] = {}
+        self._blocks = BlockPool(CHUNK_BYTES, kept=_KEPT_BLOCKS)
+        self.is_empty = not any(rows for _, rows in self._bases) and not len(repo.index)
+        """Nothing can be found: the first save of a store."""
 
     def find(self, digest: Digest, size_bytes: int) -> list[Location]:
         """Return the places where a whole copy of the chunk should lie, by all that can be known without reading it."""
-        return [at for at in self._iter_candidates(digest, size_bytes) if self._is_usable(at, size_bytes)]
+        return list(self.iter_copies(digest, size_bytes))
+
+    def iter_copies(self, digest: Digest, size_bytes: int) -> Iterator[Location]:
+        """Yield the same, the likeliest first: most often that is enough."""
+        return (at for at in self._iter_candidates(digest, size_bytes) if self._is_usable(at, size_bytes))
 
     def is_copy(self, location: Location, digest: Digest) -> bool:
         """Read a copy and tell whether it is the chunk that `digest` names; safe in any thread."""
-        stored = self._read(location)
-        return stored is not None and hash_bytes(stored) == digest
+        with self._blocks.lend() as block:
+            stored = self._read(location, block)
+            return stored is not None and hash_bytes(stored) == digest
 
     def is_intact(self, location: Location, data: memoryview) -> bool:
         """Read a copy and tell whether it still is `data`; safe in any thread."""
-        stored = self._read(location)
-        return stored is not None and fingerprint(stored) == fingerprint(data)
+        with self._blocks.lend() as block:
+            stored = self._read(location, block)
+            is_same = stored is not None and fingerprint(stored) == fingerprint(data)
+        if is_same:
+            self._proven.add(location)
+        return is_same
 
-    def _read(self, location: Location) -> memoryview | None:
-        stored = memoryview(bytearray(location.stored_bytes))
+    def is_proven(self, location: Location) -> bool:
+        """Tell whether a copy was written or read by this handle lately, and need not be read again."""
+        return self._proven.covers(location)
+
+    def _read(self, location: Location, block: memoryview) -> memoryview | None:
+        stored = block[: location.stored_bytes]
         try:
             self._store.read_into(pack_key(location.pack_id), location.offset, stored)
         except (NotFound, Corrupt, StoreError):

@@ -6,7 +6,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, chain, compress
+from itertools import accumulate, chain, compress, repeat
 from operator import mul, ne, not_, sub
 from typing import Final
 
@@ -83,13 +83,14 @@ def digest_entry(entry: Entry) -> Digest:
 
 
 def _digest_entry(entry: Entry, spec: bytes) -> Digest:
-    name = entry.name.encode()
-    head = _ENTRY_HEAD.pack(
-        len(name), len(spec), entry.dims, entry.alias, entry.rank, entry.size_bytes, len(entry.chunks)
-    )
-    boxes = [value for chunk in entry.chunks for value in chunk.box]
-    chunks = [_CHUNK.pack(chunk.size_bytes, chunk.digest) for chunk in entry.chunks]
-    return hash_kind("entry", [head, name, spec, struct.pack(f"<{len(boxes)}q", *boxes), *chunks])
+    name, dims, held = entry.name.encode(), entry.dims, entry.chunks
+    head = _ENTRY_HEAD.pack(len(name), len(spec), dims, entry.alias, entry.rank, entry.size_bytes, len(held))
+    parts = [head, name, spec]
+    if dims:
+        boxes = [value for chunk in held for value in chunk.box]
+        parts.append(struct.pack(f"<{len(boxes)}q", *boxes))
+    parts += [_CHUNK.pack(chunk.size_bytes, chunk.digest) for chunk in held]
+    return hash_kind("entry", parts)
 
 
 def digest_snapshot(spec: Json, entries: Sequence[Entry]) -> Digest:
@@ -110,15 +111,9 @@ def _encode_each(values: list[Json]) -> list[bytes]:
 def encode_manifest(spec: Json, entries: Sequence[Entry]) -> bytes:
     """Encode a manifest file."""
     chunks = [chunk for entry in entries for chunk in entry.chunks]
-    inline_at = accumulate((len(chunk.inline) for chunk in chunks), initial=0)
-    places = [
-        chunk.location or Location("", start, len(chunk.inline), RAW, _NO_FINGERPRINT)
-        for chunk, start in zip(chunks, inline_at, strict=False)
-    ]
     specs, spec_numbers = _number_values([entry.spec for entry in entries])
     notes, note_numbers = _number_values([entry.note for entry in entries])
-    packs = list(dict.fromkeys(at.pack_id for at in places if at.pack_id))
-    pack_numbers = {pack_id: number for number, pack_id in enumerate(packs)}
+    packs = list(dict.fromkeys([chunk.location.pack_id for chunk in chunks if chunk.location]))
     columns = {
         "entry_bytes": column("Q", [entry.size_bytes for entry in entries]),
         "entry_chunks": column("I", [len(entry.chunks) for entry in entries]),
@@ -129,22 +124,12 @@ def encode_manifest(spec: Json, entries: Sequence[Entry]) -> bytes:
         "entry_rank": column("I", [entry.rank for entry in entries]),
         "chunk_digest": memoryview(b"".join([chunk.digest for chunk in chunks])),
         "chunk_bytes": column("I", [chunk.size_bytes for chunk in chunks]),
-        "chunk_pack": column("I", [pack_numbers.get(at.pack_id, INLINE) for at in places]),
-        "chunk_offset": column("Q", [at.offset for at in places]),
-        "chunk_stored": column("I", [at.stored_bytes for at in places]),
-        "chunk_codec": column("B", [at.codec for at in places]),
-        "chunk_xxh3": memoryview(b"".join([at.fingerprint for at in places])),
+        **_encode_places(chunks, packs),
         "box": column("q", [value for chunk in chunks for value in chunk.box]),
         "inline": memoryview(b"".join([chunk.inline for chunk in chunks])),
     }
-    head = {
-        "spec": spec,
-        "names": [entry.name for entry in entries],
-        "specs": specs,
-        "notes": notes,
-        "packs": packs,
-        "parts": [],
-    }
+    names = [entry.name for entry in entries]
+    head = {"spec": spec, "names": names, "specs": specs, "notes": notes, "packs": packs, "parts": []}
     table = encode_table(head, columns, _SCHEMA)
     if len(table) > MAX_TABLE_BYTES:
         raise TooLarge(f"a snapshot of {len(chunks)} chunks in {len(entries)} entries is too large for one manifest")
@@ -154,6 +139,27 @@ def encode_manifest(spec: Json, entries: Sequence[Entry]) -> bytes:
     data = _HEADER.pack(_MAGIC, MANIFEST_MAJOR, MANIFEST_MINOR, codec, len(table)) + body
     # The referrer keeps the digest of the whole file; this one proves a manifest that nobody refers to any more.
     return data + hash_bytes(data)
+
+
+def _encode_places(chunks: Sequence[ChunkRef], packs: Sequence[str]) -> dict[str, memoryview]:
+    """Return the columns that say where chunks lie; inline ones lie one after the other in a column of their own."""
+    numbers = {pack_id: number for number, pack_id in enumerate(packs)}
+    rows: list[tuple[int, int, int, int, bytes]] = []
+    end = 0
+    for chunk in chunks:
+        at = chunk.location
+        if at is None:
+            rows.append((INLINE, end, len(chunk.inline), RAW, _NO_FINGERPRINT))
+            end += len(chunk.inline)
+        else:
+            rows.append((numbers[at.pack_id], at.offset, at.stored_bytes, at.codec, at.fingerprint))
+    return {
+        "chunk_pack": column("I", [row[0] for row in rows]),
+        "chunk_offset": column("Q", [row[1] for row in rows]),
+        "chunk_stored": column("I", [row[2] for row in rows]),
+        "chunk_codec": column("B", [row[3] for row in rows]),
+        "chunk_xxh3": memoryview(b"".join([row[4] for row in rows])),
+    }
 
 
 def _number_values(values: list[Json]) -> tuple[list[Json], list[int]]:
@@ -293,22 +299,23 @@ class Manifest:
         """Build the entry at `position`."""
         columns = self._columns
         first = self._chunk_ends[position - 1] if position else 0
-        box = self._box_ends[position - 1] if position else 0
-        step = 2 * columns["entry_dims"][position]
-        chunks = tuple(
-            self._chunk(row, tuple(columns["box"][box + step * i : box + step * (i + 1)]))
-            for i, row in enumerate(range(first, self._chunk_ends[position]))
-        )
+        rows = range(first, self._chunk_ends[position])
+        dims = columns["entry_dims"][position]
+        boxes = self._iter_boxes(position, 2 * dims) if dims else repeat(())
         return Entry(
             self.names[position],
             columns["entry_bytes"][position],
-            chunks,
+            tuple(map(self._chunk, rows, boxes)),
             self._head["specs"][columns["entry_spec"][position]],
             self._head["notes"][columns["entry_note"][position]],
-            columns["entry_dims"][position],
+            dims,
             columns["entry_alias"][position],
             columns["entry_rank"][position],
         )
+
+    def _iter_boxes(self, position: int, width: int) -> Iterator[tuple[int, ...]]:
+        start = self._box_ends[position - 1] if position else 0
+        return (tuple(self._columns["box"][at : at + width]) for at in range(start, self._box_ends[position], width))
 
     def locate_all(self) -> dict[Digest, int]:
         """Return a row number, good for `location`, for every chunk that lies in a pack."""

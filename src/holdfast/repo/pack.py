@@ -51,6 +51,15 @@ class PackedChunk:
     location: Location
 
 
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Chunks that will lie back to back."""
+
+    chunks: Sequence[tuple[Digest, memoryview]]
+    alignment: int
+    """What the first begins at a multiple of; 1 goes on with the run before."""
+
+
 class PackBuilder:
     """Streams chunks into one new pack; `seal` makes it visible and durable."""
 
@@ -73,17 +82,30 @@ class PackBuilder:
         return self._size >= PACK_LIMIT_BYTES
 
     def append(self, chunks: Sequence[tuple[Digest, memoryview]], *, alignment: int) -> list[Location]:
-        """Append chunks back to back, the first at a multiple of `alignment`; 1 goes on with the run before."""
-        self._pad(alignment)
-        rows = []
+        """Append one run of chunks."""
+        return self.append_runs([Run(chunks, alignment)])
+
+    def append_runs(self, runs: Sequence[Run]) -> list[Location]:
+        """Append runs of chunks and return where each chunk lies, in order."""
+        buffers: list[Buffer] = []
         end = self._size
-        self._append(*(data for _, data in chunks))
+        places: list[tuple[Digest, memoryview, int]] = []
+        for run in runs:
+            if gap := -end % run.alignment:
+                buffers.append(_ZEROS[:gap])
+                end += gap
+            for digest, data in run.chunks:
+                buffers.append(data)
+                places.append((digest, data, end))
+                end += len(data)
+        self._upload.append(*buffers)
+        self._size = end
         # After they were written: whoever knows their fingerprint from before can tell whether they changed meanwhile.
-        for digest, data in chunks:
-            rows.append(PackedChunk(digest, len(data), Location(self.pack_id, end, len(data), RAW, fingerprint(data))))
-            end += len(data)
-        self.rows += rows
-        return [row.location for row in rows]
+        locations = [Location(self.pack_id, offset, len(data), RAW, fingerprint(data)) for _, data, offset in places]
+        self.rows += [
+            PackedChunk(digest, at.stored_bytes, at) for (digest, _, _), at in zip(places, locations, strict=True)
+        ]
+        return locations
 
     def seal(self) -> int:
         """Write footer and trailer, make the pack visible and durable, and return its size."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from holdfast.digest import Digest
 from holdfast.errors import StoreError
 from holdfast.repo.chunk import Location
 from holdfast.repo.index import write_fragment
 from holdfast.repo.layout import new_file_id
 from holdfast.repo.leases import Lease
-from holdfast.repo.pack import PAGE_BYTES, PackBuilder
+from holdfast.repo.pack import PAGE_BYTES, PackBuilder, Run
+from holdfast.repo.proven import Proven
 from holdfast.store.protocol import ObjectStore
 
 _log = logging.getLogger(__name__)
@@ -20,22 +20,24 @@ _log = logging.getLogger(__name__)
 class Packer:
     """The packs of one save; used by one thread."""
 
-    def __init__(self, store: ObjectStore, lease: Lease) -> None:
-        """Begin with no pack: one is opened when the first chunk comes."""
+    def __init__(self, store: ObjectStore, lease: Lease, *, proven: Proven | None = None) -> None:
+        """Begin with no pack: one is opened when the first chunk comes. What is sealed counts as `proven`."""
+        self._proven = proven
         self._store = store
         self._lease = lease
         self._open: PackBuilder | None = None
 
-    def append(self, chunks: Sequence[tuple[Digest, memoryview]], *, alignment: int) -> list[Location]:
-        """Append chunks back to back, in a new pack if the open one is full."""
+    def append(self, runs: Sequence[Run]) -> list[Location]:
+        """Append runs of chunks, in a new pack if the open one is full; return where each chunk lies."""
         self.keep_alive()
         if self._open is not None and self._open.is_full:
             self.seal()
         if self._open is None:
             self._open = PackBuilder(self._store, new_file_id(self._lease.lease_id))
             # A run that goes on in another pack begins there: it must lie as it would have at first.
-            alignment = PAGE_BYTES if alignment == 1 else alignment
-        return self._open.append(chunks, alignment=alignment)
+            first = Run(runs[0].chunks, PAGE_BYTES if runs[0].alignment == 1 else runs[0].alignment)
+            runs = [first, *runs[1:]]
+        return self._open.append_runs(runs)
 
     def keep_alive(self) -> None:
         """Show that the save lives, if it is time to: hashing and finding all of it in the store takes long, too."""
@@ -51,6 +53,8 @@ class Packer:
         except BaseException:
             pack.abort()
             raise
+        if self._proven:
+            self._proven.add_pack(pack.pack_id)
         try:
             # Before the commit: if this save dies, the next one need not write these bytes again.
             write_fragment(self._store, pack.rows)

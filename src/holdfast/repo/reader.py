@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from time import perf_counter
 from types import TracebackType
 from typing import Final, Literal, Self
 
@@ -14,10 +12,21 @@ from holdfast.digest import fingerprint, hash_bytes, short_hex
 from holdfast.errors import Corrupt, DigestMismatch, MissingChunk, NewerFormat, NotFound, StoreError
 from holdfast.repo.chunk import RAW, UNIT_BYTES, ChunkRef, Location, verify_chunk
 from holdfast.repo.copies import Copies
+from holdfast.repo.engine import Engine
 from holdfast.repo.layout import pack_key
 from holdfast.repo.manifest import Entry, Manifest, read_manifest
-from holdfast.repo.repository import Repository, count_threads
+from holdfast.repo.repository import Repository
 from holdfast.repo.snapshots import Snapshot, read_name
+from holdfast.repo.stretches import (
+    BLOCK_BYTES,
+    Stretch,
+    Want,
+    group_stretches,
+    is_in_one_piece,
+    list_wants,
+    plan_stretches,
+)
+from holdfast.store.blocks import PAGE_BYTES, BlockPool
 from holdfast.store.protocol import MappableStore
 
 Verify = Literal["full", "fast", False]
@@ -25,18 +34,6 @@ Verify = Literal["full", "fast", False]
 
 _FOLLOWS: Final = 8
 """How often a snapshot that keeps being repacked is followed before it counts as gone."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Slot:
-    """A chunk and where it stands in its entry."""
-
-    ref: ChunkRef
-    start: int
-
-    @property
-    def stop(self) -> int:
-        return self.start + self.ref.size_bytes
 
 
 class SnapshotReader:
@@ -51,16 +48,11 @@ class SnapshotReader:
         self._successor = _Successor(repo, snapshot)
         self._store = repo.store
         self.counters = repo.counters
-        self._threads = ThreadPoolExecutor(count_threads(), "holdfast-read")
-        self._pid = os.getpid()
-
-    @property
-    def _pool(self) -> ThreadPoolExecutor:
-        # A forked child has none of the threads, and a pool does not notice.
-        if os.getpid() != self._pid:
-            self._threads = ThreadPoolExecutor(count_threads(), "holdfast-read")
-            self._pid = os.getpid()
-        return self._threads
+        self.budget_bytes = repo.budget_bytes
+        self._stages = repo.counters.stages
+        self._proven = repo.proven
+        self._engine = Engine("holdfast-read", budget_bytes=repo.budget_bytes, waits=True)
+        self._blocks = BlockPool(BLOCK_BYTES, kept=self._engine.threads)
 
     def __enter__(self) -> Self:
         """Return itself."""
@@ -70,7 +62,7 @@ class SnapshotReader:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """End the threads."""
-        self._pool.shutdown(cancel_futures=True)
+        self._engine.__exit__(kind, error, trace)
 
     def find_entry(self, name: str) -> Entry:
         """Return the entry of that name, or raise NotFound that helps."""
@@ -95,46 +87,25 @@ class SnapshotReader:
         stop = start + buffer.nbytes
         if start < 0 or stop > entry.size_bytes:
             raise ValueError(f"bytes {start} to {stop} of {entry.name!r}, which has {entry.size_bytes}")
-        slots = [slot for slot in _place(entry) if max(slot.start, start) < min(slot.stop, stop)]
-        whole = [slot for slot in slots if start <= slot.start and slot.stop <= stop]
-        tasks = [self._pool.submit(self._read_run, entry, run, buffer, start) for run in _split_runs(whole)]
-        try:
-            for slot in slots:
-                if not (start <= slot.start and slot.stop <= stop):
-                    first, last = max(slot.start, start), min(slot.stop, stop)
-                    data = self._read_chunk(entry, slot)
-                    buffer[first - start : last - start] = data[first - slot.start : last - slot.start]
-            for task in tasks:
-                task.result()
-        finally:
-            # After an error, too: nobody may write into the caller's buffer once this has returned.
-            for task in tasks:
-                task.cancel()
-            wait(tasks)
+        self._read(list_wants(entry, start, buffer))
 
     def read_all(self, wanted: Sequence[tuple[Entry, memoryview]]) -> None:
         """Fill a buffer with each of these entries, all at once; whatever happens, nothing is written afterwards."""
-        runs = [
-            (entry, run, buffer) for entry, buffer in wanted for run in _split_runs(_place(entry)) if entry.size_bytes
-        ]
-        tasks = [self._pool.submit(self._read_batch, batch) for batch in _group_runs(runs)]
-        try:
-            for task in tasks:
-                task.result()
-        finally:
-            for task in tasks:
-                task.cancel()
-            wait(tasks)
+        self._read([want for entry, buffer in wanted for want in list_wants(entry, 0, buffer)])
 
-    def _read_batch(self, batch: Sequence[tuple[Entry, Sequence[_Slot], memoryview]]) -> None:
-        for entry, run, buffer in batch:
-            self._read_run(entry, run, buffer, 0)
+    def _read(self, wants: Sequence[Want]) -> None:
+        placed = []
+        for want in wants:
+            if want.is_plainly_stored:
+                placed.append(want)
+            else:
+                want.put(self._read_chunk(want.entry, want.ref, want.start))
+        self._engine.run(self._read_batch, group_stretches(plan_stretches(placed)))
 
     def map_entry(self, entry: Entry) -> memoryview | None:
         """Return an entry as private memory over its pack, unverified; None if it does not lie there in one piece."""
-        runs = _split_runs(_place(entry), limit_bytes=entry.size_bytes)
-        first = runs[0][0].ref.location if len(runs) == 1 else None
-        if first is None or first.codec != RAW or not isinstance(self._store, MappableStore):
+        first = entry.chunks[0].location if is_in_one_piece(entry) else None
+        if first is None or not isinstance(self._store, MappableStore):
             return None
         try:
             return self._store.map(pack_key(first.pack_id), first.offset, entry.size_bytes)
@@ -151,41 +122,56 @@ class SnapshotReader:
     def read_chunk(self, entry: Entry, position: int) -> memoryview:
         """Read one chunk of an entry, by its position among them."""
         start = sum(ref.size_bytes for ref in entry.chunks[:position])
-        return self._read_chunk(entry, _Slot(entry.chunks[position], start))
+        return self._read_chunk(entry, entry.chunks[position], start)
 
-    def _read_run(self, entry: Entry, run: Sequence[_Slot], buffer: memoryview, start: int) -> None:
-        """Read chunks that lie back to back in one pack, straight into the buffer."""
-        target = buffer[run[0].start - start : run[-1].stop - start]
-        first = run[0].ref.location
-        if first is not None and first.codec == RAW and first.stored_bytes == run[0].ref.size_bytes:
+    def _read_batch(self, batch: Sequence[Stretch]) -> None:
+        for stretch in batch:
             try:
-                self._store.read_into(pack_key(first.pack_id), first.offset, target)
+                self._read_stretch(stretch)
             except (NotFound, Corrupt, StoreError):
-                self._read_singly(entry, run, target)
-                return
-            self._verify_run(entry, run, target)
-        else:
-            self._read_singly(entry, run, target)
+                # Something of it cannot be read, or is not what it should be: each chunk for itself, from anywhere.
+                self._proven.forget(stretch.pack_id)
+                for want in stretch.wants:
+                    want.put(self._read_chunk(want.entry, want.ref, want.start))
 
-    def _verify_run(self, entry: Entry, run: Sequence[_Slot], target: memoryview) -> None:
-        for slot in run:
-            part = target[slot.start - run[0].start : slot.stop - run[0].start]
-            if not self._is_proven(part, slot.ref):
-                part[:] = self._read_chunk(entry, slot)
+    def _read_stretch(self, stretch: Stretch) -> None:
+        """Read chunks that lie together: straight to where they are wanted, or by way of a block."""
+        target = stretch.find_target()
+        if target is not None:
+            self._fill(stretch, stretch.start, target)
+            self._verify_all(stretch, target)
+            return
+        with self._blocks.lend() as block:
+            # The block begins with the page that the stretch begins in, so that direct reads need no other.
+            before = stretch.start % PAGE_BYTES
+            self._fill(stretch, stretch.start - before, block[: before + stretch.size_bytes])
+            data = block[before : before + stretch.size_bytes]
+            self._verify_all(stretch, data)
+            for want, part in stretch.iter_parts(data):
+                want.put(part)
 
-    def _is_proven(self, data: memoryview, ref: ChunkRef) -> bool:
-        if self._verify == "full" or ref.location is None:
-            return hash_bytes(data) == ref.digest
-        return self._verify is False or fingerprint(data) == ref.location.fingerprint
+    def _fill(self, stretch: Stretch, start: int, target: memoryview) -> None:
+        started = perf_counter()
+        self._store.read_into(pack_key(stretch.pack_id), start, target)
+        self._stages.add("read", perf_counter() - started, target.nbytes)
 
-    def _read_singly(self, entry: Entry, run: Sequence[_Slot], target: memoryview) -> None:
-        for slot in run:
-            target[slot.start - run[0].start : slot.stop - run[0].start] = self._read_chunk(entry, slot)
+    def _verify_all(self, stretch: Stretch, data: memoryview) -> None:
+        """Raise DigestMismatch, which need not say what is hit: whoever reads it again will."""
+        if self._verify is False:
+            return
+        started = perf_counter()
+        is_full = self._verify == "full"
+        for want, part in stretch.iter_parts(data):
+            ref = want.ref
+            is_proven = hash_bytes(part) == ref.digest if is_full else fingerprint(part) == want.location.fingerprint
+            if not is_proven:
+                raise DigestMismatch(f"pack {stretch.pack_id} holds other bytes than it should")
+        self._stages.add("verify", perf_counter() - started, data.nbytes)
 
-    def _read_chunk(self, entry: Entry, slot: _Slot) -> memoryview:
-        """Read one chunk from wherever an intact copy is left."""
-        ref = slot.ref
-        what = self._describe(entry, slot)
+    def _read_chunk(self, entry: Entry, ref: ChunkRef, start: int) -> memoryview:
+        """Read one chunk, which begins at `start` of its entry, from wherever an intact copy is left."""
+        place = f"chunk {short_hex(ref.digest)} (bytes {start} to {start + ref.size_bytes})"
+        what = f"{self.snapshot.name!r}, entry {entry.name!r}, {place}"
         if ref.location is None:
             data = memoryview(ref.inline)
             verify_chunk(data, ref.digest, what=f"{what}, inline in its manifest")
@@ -221,10 +207,6 @@ class SnapshotReader:
         self._store.read_into(key, location.offset, data)
         verify_chunk(data, ref.digest, what=f"{what}, pack {location.pack_id}")
         return data
-
-    def _describe(self, entry: Entry, slot: _Slot) -> str:
-        chunk = f"chunk {short_hex(slot.ref.digest)} (bytes {slot.start} to {slot.stop})"
-        return f"{self.snapshot.name!r}, entry {entry.name!r}, {chunk}"
 
     def _lost(self, error: Exception, what: str, location: Location) -> Exception:
         """Say what is lost, where it was, and what to do."""
@@ -282,57 +264,6 @@ class _Successor:
             " list again",
             name=self._snapshot.name,
         )
-
-
-def _place(entry: Entry) -> list[_Slot]:
-    if entry.dims:
-        raise NewerFormat(f"{entry.name!r} is sharded, which this Holdfast does not read yet: upgrade")
-    slots = []
-    end = 0
-    for ref in entry.chunks:
-        slots.append(_Slot(ref, end))
-        end += ref.size_bytes
-    return slots
-
-
-def _split_runs(slots: Sequence[_Slot], *, limit_bytes: int = UNIT_BYTES) -> list[list[_Slot]]:
-    """Split chunks into runs that one read can fetch: adjacent in the entry and in one pack."""
-    runs: list[list[_Slot]] = []
-    for slot in slots:
-        before = runs[-1][-1] if runs else None
-        room = limit_bytes - (slot.stop - runs[-1][0].start) if runs else -1
-        if before is None or room < 0 or not _adjoins(before, slot):
-            runs.append([])
-        runs[-1].append(slot)
-    return runs
-
-
-def _group_runs(
-    runs: Sequence[tuple[Entry, list[_Slot], memoryview]],
-) -> Iterator[list[tuple[Entry, list[_Slot], memoryview]]]:
-    """Yield batches of runs that are worth a thread's while."""
-    batch: list[tuple[Entry, list[_Slot], memoryview]] = []
-    room = 0
-    for item in runs:
-        size = item[1][-1].stop - item[1][0].start
-        # A small read costs as much as some bytes more.
-        room -= size + 4096
-        if batch and room < 0:
-            yield batch
-            batch = []
-        if not batch:
-            room = UNIT_BYTES - size
-        batch.append(item)
-    if batch:
-        yield batch
-
-
-def _adjoins(before: _Slot, slot: _Slot) -> bool:
-    first, second = before.ref.location, slot.ref.location
-    if first is None or second is None or before.stop != slot.start:
-        return False
-    is_raw = first.codec == second.codec == RAW and first.stored_bytes == before.ref.size_bytes
-    return is_raw and first.pack_id == second.pack_id and first.offset + first.stored_bytes == second.offset
 
 
 def open_snapshot(repo: Repository, snapshot: Snapshot, *, verify: Verify = "full") -> SnapshotReader:

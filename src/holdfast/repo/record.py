@@ -22,6 +22,7 @@ _HEADER: Final = re.compile(rb"holdfast-record ([0-9a-f]{4}) ([0-9a-f]{8}) ([0-9
 
 _ENCODER: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
+_HOLDERS: Final = (list, dict, tuple)
 _NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 
 Json = Any
@@ -37,18 +38,19 @@ def canonical_json(value: Json) -> bytes:
 
 def _verify_keys(value: Json) -> None:
     """Refuse what would not come back: keys that are no strings sort otherwise then, and deep nesting may not parse."""
-    waiting = [(value, 0)]
-    while waiting:
-        found, depth = waiting.pop()
-        if depth > MAX_DEPTH:
-            raise ValueError(f"it is nested more than {MAX_DEPTH} deep")
-        if isinstance(found, dict):
-            odd = [key for key in found if not isinstance(key, str)]
-            if odd:
-                raise TypeError(f"the key {odd[0]!r} is not a string")
-            waiting.extend((each, depth + 1) for each in found.values())
-        elif isinstance(found, list | tuple):
-            waiting.extend((each, depth + 1) for each in found)
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        # Level by level, in lists: there may be millions of values, and few of them hold others.
+        level = [each for each in level if isinstance(each, _HOLDERS)]
+        if not level:
+            return
+        for found in level:
+            if isinstance(found, dict) and not all(isinstance(key, str) for key in found):
+                odd = next(key for key in found if not isinstance(key, str))
+                raise TypeError(f"the key {odd!r} is not a string")
+        level = [each for found in level for each in (found.values() if isinstance(found, dict) else found)]
+    if level:
+        raise ValueError(f"it is nested more than {MAX_DEPTH} deep")
 
 
 def encode_record(fields: Mapping[str, Json]) -> bytes:

@@ -56,7 +56,7 @@ class RepairPlan:
 
 def plan_repair(repo: Repository, *, progress: Progress | None = None) -> RepairPlan:
     """Read every byte and decide what to do about what is found. Changes nothing."""
-    findings = list(Checker(repo.store, read=True, progress=progress).iter_findings())
+    findings = list(Checker(repo.store, read=True, progress=progress, stages=repo.counters.stages).iter_findings())
     packs: dict[str, str] = {}
     heal: dict[str, str] = {}
     losses: dict[tuple[str, str, str], Loss] = {}

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from holdfast.errors import NotAStore, ObjectExists
 from holdfast.repo.config import Config, create_config, ensure_config, find_config, verify_empty
+from holdfast.repo.hints import Hints
 from holdfast.repo.index import Index
 from holdfast.repo.layout import split_prefix
+from holdfast.repo.proven import Proven
 from holdfast.repo.snapshots import Snapshot
+from holdfast.repo.stages import Stage, StageName, Stages
 from holdfast.store.protocol import ObjectStore
 
 DEFAULT_BUDGET_BYTES: Final = 256 << 20
@@ -38,14 +41,29 @@ class RecentSnapshots:
             self._snapshots.popitem(last=False)
 
 
-@dataclass(slots=True)
-class Counters:
+@dataclass(frozen=True, slots=True)
+class Statistics:
     """What a handle has done so far."""
 
-    mapped_entries: int = 0
+    mapped_entries: int
     """Entries that were mapped and not read."""
-    unmapped_entries: int = 0
+    unmapped_entries: int
     """Entries that were to be mapped and had to be read: not in one piece, packed, or sharing memory."""
+    stages: Mapping[StageName, Stage]
+    """Where the time of saving and loading went."""
+
+
+@dataclass(slots=True)
+class Counters:
+    """What a handle counts while it works; see Statistics."""
+
+    mapped_entries: int = 0
+    unmapped_entries: int = 0
+    stages: Stages = field(default_factory=Stages)
+
+    def read(self) -> Statistics:
+        """Return what was counted so far."""
+        return Statistics(self.mapped_entries, self.unmapped_entries, self.stages.read())
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +76,9 @@ class Repository:
     budget_bytes: int = DEFAULT_BUDGET_BYTES
     recent: RecentSnapshots = field(default_factory=RecentSnapshots)
     counters: Counters = field(default_factory=Counters)
+    proven: Proven = field(default_factory=Proven)
+    hints: Hints | None = None
+    """What memory looked like when it was last saved, if the user lets looks count."""
     index: Index = field(init=False)
     """Kept open, so that a save reads only what is new in it; `refresh` it before relying on it."""
 
@@ -73,7 +94,12 @@ class Repository:
 
 
 def open_repository(
-    store: ObjectStore, *, budget_bytes: int = DEFAULT_BUDGET_BYTES, create: bool = False
+    store: ObjectStore,
+    *,
+    budget_bytes: int = DEFAULT_BUDGET_BYTES,
+    create: bool = False,
+    change_hints: bool = False,
+    stages: Stages | None = None,
 ) -> Repository:
     """Open a repository; raises NotAStore if there is none, unless the first save may create it."""
     if budget_bytes < MIN_BUDGET_BYTES:
@@ -83,7 +109,8 @@ def open_repository(
         verify_empty(store)
         if not create:
             raise NotAStore(f"{store.url} holds no store; make one with `holdfast -s {store.url} init`")
-    return Repository(store, config, budget_bytes)
+    counters = Counters(stages=stages or Stages())
+    return Repository(store, config, budget_bytes, counters=counters, hints=Hints() if change_hints else None)
 
 
 def init_repository(store: ObjectStore) -> Config:
@@ -94,8 +121,3 @@ def init_repository(store: ObjectStore) -> Config:
         return create_config(store)
     except ObjectExists as error:
         raise NotAStore(f"{store.url} was made a store by somebody else just now; nothing was changed") from error
-
-
-def count_threads() -> int:
-    """Return how many threads may compute at once: the cores this process may use."""
-    return max(1, len(os.sched_getaffinity(0)))

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import mmap
-import threading
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final
@@ -14,15 +10,17 @@ from typing import Final
 from holdfast.digest import fingerprint, hash_bytes
 from holdfast.errors import Corrupt, NotFound, StoreError
 from holdfast.repo.chunk import CHUNK_BYTES, RAW
+from holdfast.repo.engine import Engine
 from holdfast.repo.layout import pack_key
 from holdfast.repo.pack import PAGE_BYTES, Footer, PackedChunk
+from holdfast.repo.stages import Stages
+from holdfast.store.blocks import BlockPool
 from holdfast.store.protocol import ObjectStore
 
 _READ_BYTES: Final = CHUNK_BYTES
 """How much is read at once: little enough to be hashed while it is still in the processor's cache."""
 _BATCH: Final = 16
 """Stretches that a thread takes at once: to hand over a single one costs as much as to open its file."""
-_AHEAD: Final = 8
 _BUFFER_BYTES: Final = _READ_BYTES + 2 * PAGE_BYTES
 _ZEROS: Final = bytes(PAGE_BYTES)
 
@@ -65,56 +63,58 @@ def cut_pack(pack_id: str, footer: Footer, *, data_start: int) -> Iterator[Stret
 class Scrubber:
     """Scrubs stretches on a pool, each thread with one buffer that it reuses."""
 
-    def __init__(self, store: ObjectStore, pool: ThreadPoolExecutor) -> None:
-        """Read from `store` on `pool`."""
+    def __init__(self, store: ObjectStore, engine: Engine, stages: Stages) -> None:
+        """Read from `store` on the threads of `engine`."""
         self._store = store
-        self._pool = pool
-        self._local = threading.local()
+        self._stages = stages
+        self._engine = engine
+        self._blocks = BlockPool(_BUFFER_BYTES, kept=engine.threads)
 
     def scrub(self, stretches: Iterable[Stretch]) -> Iterator[Scrubbed]:
         """Yield the outcome of each stretch, in order, many being read at once."""
-        left = iter(stretches)
-        waiting: deque[Future[list[Scrubbed]]] = deque()
-        while batch := list(islice(left, _BATCH)):
-            waiting.append(self._pool.submit(self._scrub_batch, batch))
-            if len(waiting) > _AHEAD:
-                yield from waiting.popleft().result()
-        while waiting:
-            yield from waiting.popleft().result()
+        for batch in self._engine.iter_results(self._scrub_batch, _iter_batches(stretches)):
+            yield from batch
 
     def _scrub_batch(self, batch: Sequence[Stretch]) -> list[Scrubbed]:
         return [self._scrub_one(stretch) for stretch in batch]
 
     def _scrub_one(self, stretch: Stretch) -> Scrubbed:
-        data = self._buffer(stretch)
+        with self._blocks.lend() as block:
+            return self._scrub_in(block, stretch)
+
+    def _scrub_in(self, block: memoryview, stretch: Stretch) -> Scrubbed:
+        # From the start of a page on, into the start of a page: then nothing need be copied on the way from the disk.
+        before, size = stretch.start % PAGE_BYTES, stretch.stop - stretch.start
+        if before + size > len(block):
+            block = memoryview(bytearray(before + size))
         try:
-            self._store.read_into(pack_key(stretch.pack_id), stretch.start, data)
+            with self._stages.time("read", size):
+                self._store.read_into(pack_key(stretch.pack_id), stretch.start - before, block[: before + size])
         except (NotFound, Corrupt, StoreError) as error:
             return Scrubbed(stretch, stretch.chunks, error=str(error))
-        bad: list[PackedChunk] = []
-        is_clean = True
-        end = 0
-        for chunk in stretch.chunks:
-            first = chunk.location.offset - stretch.start
-            is_clean = is_clean and _is_zero(data[end:first])
-            end = first + chunk.location.stored_bytes
-            if not _is_intact(data[first:end], chunk):
-                bad.append(chunk)
-        is_clean = is_clean and _is_zero(data[end:])
-        return Scrubbed(stretch, tuple(bad), has_bad_padding=not is_clean)
+        with self._stages.time("verify", size):
+            return _judge(stretch, block[before : before + size])
 
-    def _buffer(self, stretch: Stretch) -> memoryview:
-        """Return memory that lies on its pages as the stretch does on those of the file.
 
-        The memory of a large bytearray begins 16 bytes into a page. To copy there from the start of one, as the page
-        cache does, takes processors with a slow `rep movsb` (AMD Zen 3) five times as long.
-        """
-        if not hasattr(self._local, "buffer"):
-            self._local.buffer = memoryview(mmap.mmap(-1, _BUFFER_BYTES))
-        held: memoryview = self._local.buffer
-        first = stretch.start % PAGE_BYTES
-        size = stretch.stop - stretch.start
-        return held[first : first + size] if first + size <= len(held) else memoryview(bytearray(size))
+def _judge(stretch: Stretch, data: memoryview) -> Scrubbed:
+    """Tell what is not as it was written."""
+    bad: list[PackedChunk] = []
+    is_clean = True
+    end = 0
+    for chunk in stretch.chunks:
+        first = chunk.location.offset - stretch.start
+        is_clean = is_clean and _is_zero(data[end:first])
+        end = first + chunk.location.stored_bytes
+        if not _is_intact(data[first:end], chunk):
+            bad.append(chunk)
+    is_clean = is_clean and _is_zero(data[end:])
+    return Scrubbed(stretch, tuple(bad), has_bad_padding=not is_clean)
+
+
+def _iter_batches(stretches: Iterable[Stretch]) -> Iterator[tuple[list[Stretch], int]]:
+    left = iter(stretches)
+    while batch := list(islice(left, _BATCH)):
+        yield batch, _BUFFER_BYTES  # they are read one after the other into the same memory
 
 
 def _is_intact(stored: memoryview, chunk: PackedChunk) -> bool:

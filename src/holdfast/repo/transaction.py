@@ -63,7 +63,7 @@ class Transaction:
         with ExitStack() as stack:
             stack.enter_context(self._store.hold(exclusive=False))
             self.lease = Lease(self._store, purpose=self._purpose)
-            self.packer = Packer(self._store, self.lease)
+            self.packer = Packer(self._store, self.lease, proven=self._repo.proven)
             stack.push(self._leave)
             self.avoid = read_marked(self._store) | read_bad_packs(self._store)
             self._repo.index.refresh()

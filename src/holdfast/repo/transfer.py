@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, TypeVar
 
 from holdfast.digest import Digest
 from holdfast.errors import DigestMismatch
 from holdfast.progress import Progress
-from holdfast.repo.chunk import ChunkRef, Location
+from holdfast.repo.chunk import CHUNK_BYTES, ChunkRef, Location
+from holdfast.repo.engine import Engine
 from holdfast.repo.holdings import Holdings, read_bases
 from holdfast.repo.layout import manifest_key, pack_key
 from holdfast.repo.manifest import Entry, digest_snapshot
-from holdfast.repo.pack import choose_alignment
+from holdfast.repo.pack import Run, choose_alignment
 from holdfast.repo.packing import Packer
 from holdfast.repo.reader import SnapshotReader
-from holdfast.repo.repository import Repository, count_threads
+from holdfast.repo.repository import Repository
 from holdfast.repo.snapshots import NameState, Snapshot
 from holdfast.repo.transaction import Draft, Transaction
 
 _WINDOW: Final = 8
 """Chunks that are looked up and read at once."""
 
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 Keeps = Callable[[Location], bool]
 """Tells whether a place in the target may be referred to as it is."""
 
@@ -57,12 +59,12 @@ def transfer_snapshot(job: Job, progress: Progress) -> tuple[Snapshot, int]:
         with (
             Transaction(job.target, purpose=f"{job.verb} {snapshot.name!r}{origin}") as transaction,
             SnapshotReader(job.source, snapshot) as reader,
-            ThreadPoolExecutor(count_threads(), f"holdfast-{job.verb}") as pool,
+            Engine(f"holdfast-{job.verb}", budget_bytes=job.target.budget_bytes, waits=True) as engine,
         ):
             entries = _read_stated(reader, job.source)
             avoid = transaction.avoid | {pack_key(pack_id) for pack_id in job.victims or ()}
             holdings = Holdings(job.target, read_bases(job.target.store, job.bases), avoid=avoid)
-            transfer = Transfer(reader, holdings, transaction.packer, pool)
+            transfer = Transfer(reader, holdings, transaction.packer, engine)
             entries = transfer.move(entries, progress, keeps=lambda at: job.keeps(at, avoid))
             draft = Draft(
                 job.state, reader.manifest.spec, snapshot.metadata, snapshot.environment, time_s=snapshot.time_s
@@ -101,13 +103,13 @@ class _Step:
 class Transfer:
     """Moves what is missing, each chunk once, verified when it is read; used by one thread."""
 
-    def __init__(self, reader: SnapshotReader, holdings: Holdings, packer: Packer, pool: ThreadPoolExecutor) -> None:
+    def __init__(self, reader: SnapshotReader, holdings: Holdings, packer: Packer, engine: Engine) -> None:
         """Read from `reader`, look up in `holdings`, write to `packer`."""
         self.moved_bytes = 0
         self._reader = reader
         self._holdings = holdings
         self._packer = packer
-        self._pool = pool
+        self._engine = engine
         self._known: dict[Digest, Location] = {}
         self._last: _Step | None = None
 
@@ -150,13 +152,17 @@ class Transfer:
                 open_steps.setdefault(step.ref.digest, step)
         asked = [(step, self._holdings.find(step.ref.digest, step.ref.size_bytes)) for step in open_steps.values()]
         missing = []
-        for (step, _), found in zip(asked, self._pool.map(self._choose_intact, asked), strict=True):
+        for (step, _), found in zip(asked, self._work(self._choose_intact, asked), strict=True):
             if found:
                 self._known[step.ref.digest] = found
             else:
                 missing.append(step)
-        for step, data in zip(missing, self._pool.map(self._read, missing), strict=True):
+        for step, data in zip(missing, self._work(self._read, missing), strict=True):
             self._append(step, data)
+
+    def _work(self, work: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
+        # A window is small enough to be under way as a whole.
+        return self._engine.iter_results(work, ((item, CHUNK_BYTES) for item in items))
 
     def _choose_intact(self, asked: tuple[_Step, Sequence[Location]]) -> Location | None:
         step, candidates = asked
@@ -169,7 +175,7 @@ class Transfer:
         last = self._last
         goes_on = last is not None and last.entry is step.entry and last.position + 1 == step.position
         alignment = 1 if goes_on else choose_alignment(step.entry.size_bytes - step.start)
-        (location,) = self._packer.append([(step.ref.digest, data)], alignment=alignment)
+        (location,) = self._packer.append([Run([(step.ref.digest, data)], alignment)])
         self._known[step.ref.digest] = location
         self._last = step
         self.moved_bytes += data.nbytes

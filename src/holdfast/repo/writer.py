@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 from holdfast.digest import Digest
@@ -18,13 +17,14 @@ from holdfast.errors import (
 )
 from holdfast.progress import Progress, Silent
 from holdfast.repo.chunk import INLINE_BYTES, UNIT_BYTES, ChunkRef
-from holdfast.repo.fill import Filler, iter_digests
+from holdfast.repo.engine import Engine
+from holdfast.repo.fill import Filler, Hasher
 from holdfast.repo.holdings import Holdings, find_base, read_bases
 from holdfast.repo.layout import find_shelf, verify_name
 from holdfast.repo.manifest import Entry, digest_snapshot
 from holdfast.repo.reader import is_readable
 from holdfast.repo.record import Json, canonical_json
-from holdfast.repo.repository import Repository, count_threads
+from holdfast.repo.repository import Repository
 from holdfast.repo.settled import is_settled
 from holdfast.repo.snapshots import MAX_METADATA_BYTES, NameState, Snapshot, read_name, read_snapshot
 from holdfast.repo.source import Piece, Source, cut_sources
@@ -83,16 +83,19 @@ def save(repo: Repository, request: Request, *, progress: Progress | None = None
     pieces = cut_sources(request.sources)
     state = read_name(repo.store, request.name)
     logical_bytes = sum(source.size_bytes for source in request.sources)
-    with ThreadPoolExecutor(count_threads(), "holdfast-hash") as pool:
+    stages = repo.counters.stages
+    with Engine("holdfast-hash", budget_bytes=repo.budget_bytes // 2, waits=False) as engine:
+        batch_bytes = min(UNIT_BYTES, repo.budget_bytes // 8)
+        hasher = Hasher(engine, stages, batch_bytes=batch_bytes, hints=repo.hints)
         if state.snapshot and not request.overwrite:
-            same = _find_same(repo, request, pieces, state.snapshot, pool)
+            same = _find_same(repo, request, pieces, state.snapshot, hasher)
             if same:
                 return replace(same, seconds=time.monotonic() - started)
-        _verify_room(repo, request, pieces, pool)
+        _verify_room(repo, request, pieces, hasher)
         repo.verify_may_write()
         progress.begin(f"save {request.name}", logical_bytes)
         try:
-            result = _run(repo, request, state, pool, progress)
+            result = _run(repo, request, pieces, state, hasher, progress)
         finally:
             progress.end()
     return replace(result, seconds=time.monotonic() - started)
@@ -136,13 +139,13 @@ def _verify_entry_name(name: str, snapshot_name: str) -> str:
 
 
 def _find_same(
-    repo: Repository, request: Request, pieces: Sequence[Piece], held: Snapshot, pool: ThreadPoolExecutor
+    repo: Repository, request: Request, pieces: Sequence[Piece], held: Snapshot, hasher: Hasher
 ) -> SaveResult | None:
     """Accept a repeated save of the same content and metadata; refuse any other before a byte is written.
 
     Returns None if the name holds the same, but cannot be relied on: then it has to be saved anew.
     """
-    refs = list(iter_digests(pieces, pool))
+    refs = list(hasher.iter_digests(pieces))
     digest = digest_snapshot(request.spec, _build_entries(request.sources, pieces, refs))
     if digest != held.digest or canonical_json(request.metadata) != canonical_json(held.metadata):
         raise NameInUse(
@@ -157,7 +160,7 @@ def _find_same(
     return SaveResult(request.name, digest, held.generation, held.logical_bytes, 0, 0.0, existed=True)
 
 
-def _verify_room(repo: Repository, request: Request, pieces: Sequence[Piece], pool: ThreadPoolExecutor) -> None:
+def _verify_room(repo: Repository, request: Request, pieces: Sequence[Piece], hasher: Hasher) -> None:
     """Raise StoreFull before writing if the new bytes cannot fit; hashes everything only if there is doubt."""
     free = repo.store.find_free_bytes()
     if free is None or sum(source.size_bytes for source in request.sources) <= free:
@@ -165,7 +168,7 @@ def _verify_room(repo: Repository, request: Request, pieces: Sequence[Piece], po
     repo.index.refresh()
     holdings = Holdings(repo, read_bases(repo.store, [find_base(repo, request.name)]), avoid=frozenset())
     new: dict[Digest, int] = {}
-    for ref in iter_digests(pieces, pool):
+    for ref in hasher.iter_digests(pieces):
         if ref.size_bytes <= INLINE_BYTES or not (ref.digest in new or holdings.find(ref.digest, ref.size_bytes)):
             new[ref.digest] = ref.size_bytes
     needed = sum(new.values())
@@ -189,30 +192,30 @@ def _build_entries(sources: Sequence[Source], pieces: Sequence[Piece], refs: Seq
 
 
 def _run(
-    repo: Repository, request: Request, state: NameState, pool: ThreadPoolExecutor, progress: Progress
+    repo: Repository,
+    request: Request,
+    pieces: Sequence[Piece],
+    state: NameState,
+    hasher: Hasher,
+    progress: Progress,
 ) -> SaveResult:
     """Write what is not held and commit."""
-    pieces = cut_sources(request.sources)
+    stages = repo.counters.stages
     with Transaction(repo, purpose=f"save {request.name!r}") as transaction:
         base = read_snapshot(repo.store, request.base) if request.base else find_base(repo, request.name)
         bases = read_bases(repo.store, [state.snapshot, base])
-        filler = Filler(
-            Holdings(repo, bases, avoid=transaction.avoid),
-            transaction.packer,
-            pool,
-            verify_reuse=request.verify_reuse,
-            # Batches are read ahead, hashed and written: a handful is in memory at any time.
-            batch_bytes=min(UNIT_BYTES, repo.budget_bytes // 8),
-        )
+        holdings = Holdings(repo, bases, avoid=transaction.avoid)
+        filler = Filler(hasher, holdings, transaction.packer, stages, verify_reuse=request.verify_reuse)
         refs = filler.fill(pieces, progress)
-        homes = {ref.digest: piece for piece, ref in zip(pieces, refs, strict=True)}
 
         def rewrite(stale: Sequence[ChunkRef]) -> list[ChunkRef]:
+            homes = {ref.digest: piece for piece, ref in zip(pieces, refs, strict=True)}
             distinct = list({ref.digest: ref for ref in stale}.values())
             return filler.rewrite([homes[ref.digest] for ref in distinct], distinct)
 
         entries = _build_entries(request.sources, pieces, refs)
         draft = Draft(state, request.spec, request.metadata, request.environment)
-        snapshot = transaction.commit(draft, entries, rewrite=rewrite)
+        with stages.time("commit"):
+            snapshot = transaction.commit(draft, entries, rewrite=rewrite)
     new_bytes = filler.new_bytes
     return SaveResult(request.name, snapshot.digest, snapshot.generation, snapshot.logical_bytes, new_bytes, 0.0)

@@ -12,6 +12,7 @@ from holdfast.snapshot.match import Setter, TreeMatcher
 from holdfast.snapshot.match_state import match_state
 from holdfast.snapshot.opened import Opened
 from holdfast.snapshot.places import find_conflicts, mark_written
+from holdfast.tensors.spec import Specs
 from holdfast.trees.pick import rename_keys
 from holdfast.trees.registered import Types
 
@@ -26,13 +27,14 @@ def load_into(opened: Opened, tree: Any, options: IntoOptions, types: Types) -> 
         Mismatch: keys, shapes or dtypes differ; all of them are listed, and nothing was changed.
         Corrupt: bytes in the store are damaged; the text says which leaves were overwritten before that was found.
     """
-    plan = IntoPlan(opened, options, types)
+    plan = IntoPlan(opened, options, types, Specs(opened.name))
     root = [tree]
     node = rename_keys(opened.tree, options.rename) if options.rename else opened.tree
-    TreeMatcher(plan, match_state).match(tree, node, (), Setter(root, 0))
-    _resolve_conflicts(plan)
-    _verify_fits(plan)
-    _apply(plan)
+    with opened.resting():
+        TreeMatcher(plan, match_state).match(tree, node, (), Setter(root, 0))
+        _resolve_conflicts(plan)
+        _verify_fits(plan)
+        _apply(plan)
     return root[0]
 
 
@@ -64,9 +66,8 @@ def _verify_fits(plan: IntoPlan) -> None:
 def _apply(plan: IntoPlan) -> None:
     """Read what needs new memory and decode it, which may still be refused; only then touch what is there."""
     _verify_pickles(plan)
-    reader = LeafReader(
-        plan.opened, plan.types, LoadOptions(allow_pickle=plan.options.allow_pickle), in_place=plan.in_place
-    )
+    options = LoadOptions(allow_pickle=plan.options.allow_pickle)
+    reader = LeafReader(plan.opened, plan.types, options, in_place=plan.in_place, devices=plan.devices)
     reader.read(plan.nodes)
     acts = [prepare(reader) for prepare in plan.steps]
     _verify_fits(plan)

@@ -6,14 +6,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from holdfast.repo.manifest import Entry
 from holdfast.repo.reader import Verify
 from holdfast.repo.record import Json
-from holdfast.snapshot.leaves import decode_plain, iter_entry_numbers
+from holdfast.snapshot.leaves import decode_plain, is_one_entry, iter_entry_numbers
 from holdfast.snapshot.load import InPlace, LeafReader
 from holdfast.snapshot.opened import Opened
 from holdfast.snapshot.places import Claim
-from holdfast.tensors.spec import TensorSpec, decode_spec
+from holdfast.tensors.spec import Specs, TensorSpec
 from holdfast.trees.outline import Path, iter_leaves, join_name
 from holdfast.trees.registered import Types
 
@@ -50,16 +52,21 @@ class IntoPlan:
     opened: Opened
     options: IntoOptions
     types: Types
+    specs: Specs
     problems: list[str] = field(default_factory=list)
     nodes: list[tuple[str, Json]] = field(default_factory=list)
     """Leaves to read, by name."""
     in_place: dict[int, InPlace] = field(default_factory=dict)
     """Entries whose bytes go straight to where they are wanted."""
+    devices: dict[int, torch.device] = field(default_factory=dict)
+    """Where other entries go that are not wanted on the CPU."""
     names: dict[int, str] = field(default_factory=dict)
     """Of what is read in place, for whoever has to say what was overwritten."""
     claims: list[Claim] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     """In the order of the tree."""
+    converted: dict[tuple[int, torch.dtype], tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    """What was read and what became of it, by identity and dtype."""
     is_replaced: bool = False
     """Something takes the place of what is there, instead of being copied into it."""
 
@@ -76,15 +83,22 @@ class IntoPlan:
 
     def find_meaning(self, node: Json, path: Path) -> Meaning:
         """Return what an ordinary tensor's node stands for."""
-        what = f"{self.opened.name!r}, {join_name(path)}"
-        number = next(iter_entry_numbers(node, what=what))
+        name = join_name(path)
+        numbers = (node[1],) if is_one_entry(node) else iter_entry_numbers(node, what=f"{self.opened.name!r}, {name}")
+        number = next(iter(numbers))
         entry = self.opened.entry(number)
-        return Meaning(number, entry, decode_spec(entry.spec, size_bytes=entry.size_bytes, what=what))
+        return Meaning(number, entry, self.specs.decode(entry.spec, size_bytes=entry.size_bytes, name=name))
 
     def fill(self, meaning: Meaning, place: InPlace, path: Path) -> None:
         """Read an entry straight to where it is wanted."""
         self.in_place[meaning.number] = place
         self.names[meaning.number] = join_name(path)
+
+    def send(self, node: Json, target: torch.Tensor, path: Path) -> None:
+        """Read a tensor to where the target is whose place it takes, unless that has no memory anywhere."""
+        if not target.is_meta:
+            numbers = iter_entry_numbers(node, what=f"{self.opened.name!r}, {join_name(path)}")
+            self.devices.update(dict.fromkeys(numbers, target.device))
 
     def decode_plain(self, node: Json) -> Any:
         """Return a plain value, a key for instance."""
@@ -92,13 +106,14 @@ class IntoPlan:
 
     def branch(self) -> IntoPlan:
         """Return an empty plan for the same snapshot, to be absorbed or forgotten."""
-        return IntoPlan(self.opened, self.options, self.types)
+        return IntoPlan(self.opened, self.options, self.types, self.specs)
 
     def absorb(self, other: IntoPlan) -> None:
         """Do what another plan does as well."""
         self.problems += other.problems
         self.nodes += other.nodes
         self.in_place.update(other.in_place)
+        self.devices.update(other.devices)
         self.names.update(other.names)
         self.claims += other.claims
         self.steps += other.steps

@@ -24,7 +24,7 @@ from holdfast.repo.record import Json
 from holdfast.repo.source import BytesSource, Source
 from holdfast.snapshot.pickled import pickle_value
 from holdfast.tensors.arrays import make_source
-from holdfast.tensors.parts import split, verify_readable
+from holdfast.tensors.parts import has_own_bytes, split, verify_readable
 from holdfast.tensors.sources import plan_sources
 from holdfast.trees.encoding import decode_tree, encode_tree, refuse
 from holdfast.trees.outline import Path, join_name
@@ -92,7 +92,7 @@ class LeafWriter:
         number = len(self._slots)
         first = self._first.setdefault(id(tensor), number)
         self._kept.append(tensor)
-        parts = split(tensor, types=self._types, encode_value=self._encode_plain)
+        parts = None if has_own_bytes(tensor) else split(tensor, types=self._types, encode_value=self._encode_plain)
         if parts is None:
             verify_readable(tensor)
             self._slots.append((self._choose_name(name), tensor))
@@ -115,13 +115,18 @@ class LeafWriter:
     def _choose_name(self, name: str) -> str:
         """Return `name`, or one like it if another leaf has the same: entries must be told apart, leaves have paths."""
         # Keys may be text that is not valid Unicode; entries must have names that are.
-        clean = name.encode(errors="backslashreplace").decode() or "value"
+        clean = (name if name.isascii() else name.encode(errors="backslashreplace").decode()) or "value"
         chosen, count = clean, 1
         while chosen in self._names:
             count += 1
             chosen = f"{clean}#{count}"
         self._names.add(chosen)
         return chosen
+
+
+def is_one_entry(node: Json) -> bool:
+    """Tell whether a node is an ordinary tensor's, in the form that nearly all leaves have: a look, not a check."""
+    return len(node) == 2 and node[0] == TENSOR and type(node[1]) is int
 
 
 def iter_entry_numbers(node: Json, *, what: str) -> Iterator[int]:

@@ -17,7 +17,8 @@ from holdfast.snapshot.load import LeafReader, LoadOptions, load_node
 from holdfast.snapshot.places import copy_into, find_place, is_ordinary, is_strided, make_claim, repeats_items
 from holdfast.snapshot.stateful import is_stateful
 from holdfast.tensors.dtypes import items_per_byte
-from holdfast.tensors.spec import TensorSpec
+from holdfast.tensors.roles import find_role, give_role
+from holdfast.tensors.spec import TensorSpec, can_convert
 from holdfast.trees.encoding import decode_tree, encode_tree, refuse
 from holdfast.trees.outline import FIELDS_START, ITEMS_START, KEYED_START, PAIRS_START, Path, join_name
 
@@ -131,8 +132,8 @@ class TreeMatcher:
             return True
         if tuple(target.shape) != spec.shape:
             plan.add_problem(path, f"shape {tuple(target.shape)} in the target, {spec.shape} in the snapshot")
-        if target.dtype != spec.dtype and not plan.options.cast:
-            plan.add_problem(path, f"{target.dtype} in the target, {spec.dtype} in the snapshot; cast=True converts")
+        if target.dtype != spec.dtype:
+            check_cast(plan, target, spec.dtype, path)
         if (target.is_meta or spec.meta) and not plan.options.assign:
             where = "target" if target.is_meta else "snapshot"
             text = f"the tensor in the {where} is on the meta device; assign=True puts a new one in place"
@@ -147,9 +148,10 @@ class TreeMatcher:
             return
         self._match_tensor(target, inner, path, put)
         self._plan.nodes.append((f"{join_name(path)}.grad", grad))
+        self._plan.send(grad, target, path)
 
         def prepare(reader: LeafReader) -> Callable[[], None]:
-            value = reader.decode(grad, (*path, "grad"))
+            value = _fit(self._plan, target, reader.decode(grad, (*path, "grad")), (*path, "grad"))
             return lambda: setattr(target, "grad", value)
 
         self._plan.steps.append(prepare)
@@ -171,6 +173,7 @@ class TreeMatcher:
             return
         plan.is_replaced = True
         plan.nodes.append((join_name(path), node))
+        plan.send(node, target, path)
 
         def prepare(reader: LeafReader) -> Callable[[], None]:
             value = fit_replacement(plan, target, reader.decode(node, path), path)
@@ -269,19 +272,47 @@ class _Copy:
 
 def fit_replacement(plan: IntoPlan, target: torch.Tensor, value: Any, path: Path) -> Any:
     """Return what takes a target's place: of its dtype if that may be converted, and a parameter if it was one."""
+    value = _fit(plan, target, value, path)
+    is_parameter = isinstance(target, torch.nn.Parameter)
+    if is_parameter and isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter):
+        value = torch.nn.Parameter(value, requires_grad=target.requires_grad)
+    return value
+
+
+def _fit(plan: IntoPlan, target: torch.Tensor, value: Any, path: Path) -> Any:
+    """Return a tensor of the target's shape and dtype, converted if that may be."""
     if not isinstance(value, torch.Tensor):
         return value
     # What is made of several tensors tells its shape and dtype only now.
     if not (target.is_nested or value.is_nested) and target.shape != value.shape:
         text = f"shape {tuple(target.shape)} in the target, {tuple(value.shape)} in the snapshot"
         plan.add_problem(path, text)
-    if target.dtype != value.dtype and not plan.options.cast:
-        plan.add_problem(path, f"{target.dtype} in the target, {value.dtype} in the snapshot; cast=True converts")
-    if target.dtype != value.dtype:
-        value = value.detach().to(target.dtype).requires_grad_(value.requires_grad)
-    if isinstance(target, torch.nn.Parameter) and not isinstance(value, torch.nn.Parameter):
-        value = torch.nn.Parameter(value, requires_grad=target.requires_grad)
+    if target.dtype != value.dtype and check_cast(plan, target, value.dtype, path):
+        # What is one object stays one.
+        held = plan.converted.setdefault((id(value), target.dtype), (value, _convert(value, target.dtype)))
+        return held[1]
     return value
+
+
+def check_cast(plan: IntoPlan, target: torch.Tensor, saved: torch.dtype, path: Path) -> bool:
+    """Tell whether what was saved may become the target's dtype, or add the problem."""
+    text = f"{target.dtype} in the target, {saved} in the snapshot"
+    if not plan.options.cast:
+        plan.add_problem(path, f"{text}; cast=True converts")
+    elif not (can_convert(saved) and (target.is_quantized or can_convert(target.dtype))):
+        plan.add_problem(path, f"{text}, which torch cannot convert; give the target that dtype")
+    else:
+        return True
+    return False
+
+
+def _convert(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return a tensor as another dtype: in the same role, and with its gradient if it can have one."""
+    is_smooth = dtype.is_floating_point or dtype.is_complex
+    made = give_role(value.detach().to(dtype), find_role(value), requires_grad=value.requires_grad and is_smooth)
+    if is_smooth and value.is_leaf and value.grad is not None:
+        made.grad = value.grad.to(dtype)
+    return made
 
 
 def _is_fixed(target: object) -> bool:
@@ -306,7 +337,9 @@ def find_children(node: Json, starts: Mapping[str, int], decode: Callable[[Json]
     if not isinstance(node, list) or node[0] not in starts:
         return None
     start = starts[node[0]]
-    return {decode(key): child for key, child in zip(node[start::2], node[start + 1 :: 2], strict=True)}
+    pairs = zip(node[start::2], node[start + 1 :: 2], strict=True)
+    # Text stands for itself; there may be many keys, and decoding takes longer than all else about them.
+    return {key if type(key) is str else decode(key): child for key, child in pairs}
 
 
 def tell(node: Json) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 import torch
 
@@ -12,13 +12,12 @@ from holdfast.repo.record import Json
 from holdfast.snapshot.into_plan import IntoPlan
 from holdfast.snapshot.leaves import TENSOR
 from holdfast.snapshot.load import LeafReader
-from holdfast.snapshot.match import TreeMatcher, find_children, fit_replacement, tell
+from holdfast.snapshot.match import TreeMatcher, check_cast, find_children, fit_replacement, tell
 from holdfast.snapshot.places import find_place, make_claim
 from holdfast.snapshot.restore import does_translate, is_plain_module, restore, restore_module
+from holdfast.trees.apply import iter_tensors
 from holdfast.trees.encoding import decode_tree
-from holdfast.trees.outline import PAIRS_START, Path
-
-_LISTS: Final = ("list", "tuple")
+from holdfast.trees.outline import PAIRS_START, Path, iter_leaves
 
 
 def match_state(plan: IntoPlan, target: Any, node: Json, path: Path) -> None:
@@ -76,8 +75,12 @@ def _fit_assigned(plan: IntoPlan, state: Mapping[str, Any], loaded: dict[str, An
 def _check_dtypes(plan: IntoPlan, state: Any, node: Json, path: Path) -> None:
     for leaf_path, target, child in _iter_pairs(state, node, path, plan.decode_plain):
         dtype = plan.find_meaning(child, leaf_path).spec.dtype
-        if not torch.nn.parameter.is_lazy(target) and dtype != target.dtype and not plan.options.cast:
-            plan.add_problem(leaf_path, f"{target.dtype} in the target, {dtype} in the snapshot; cast=True converts")
+        if torch.nn.parameter.is_lazy(target):
+            continue
+        if dtype != target.dtype:
+            check_cast(plan, target, dtype, leaf_path)
+        if plan.options.assign:
+            plan.send(child, target, leaf_path)
 
 
 def _check_optimizer(plan: IntoPlan, target: torch.optim.Optimizer, node: Json, path: Path) -> None:
@@ -130,14 +133,7 @@ def _iter_pairs(
     target: Any, node: Json, path: Path, decode: Callable[[Json], Any]
 ) -> Iterator[tuple[Path, torch.Tensor, list[Json]]]:
     """Yield the tensors that a target and an encoded tree have at the same paths."""
-    if isinstance(target, torch.Tensor):
-        if isinstance(node, list) and node[0] == TENSOR:
-            yield path, target, node
-    elif isinstance(target, dict):
-        children = find_children(node, PAIRS_START, decode) or {}
-        for key, item in target.items():
-            if key in children:
-                yield from _iter_pairs(item, children[key], (*path, key), decode)
-    elif isinstance(target, list | tuple) and isinstance(node, list) and node[0] in _LISTS:
-        for index, (item, child) in enumerate(zip(target, node[1:], strict=False)):
-            yield from _iter_pairs(item, child, (*path, index), decode)
+    saved = {tuple(map(decode, leaf.path_json)): leaf.node for leaf in iter_leaves(node) if leaf.tag == TENSOR}
+    for found, tensor in iter_tensors(target):
+        if found in saved:
+            yield (*path, *found), tensor, saved[found]

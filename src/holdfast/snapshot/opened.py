@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -14,6 +15,7 @@ from holdfast.errors import AmbiguousName, Corrupt, NotFound
 from holdfast.repo.manifest import Entry
 from holdfast.repo.reader import SnapshotReader
 from holdfast.repo.record import Json, canonical_json
+from holdfast.snapshot.gc_pause import pause_gc_if_small
 from holdfast.trees.outline import TREE, Leaf, iter_leaves
 
 _COMPARED: Final = 5000
@@ -55,6 +57,10 @@ class Opened:
     ) -> None:
         """Close the reader."""
         self.reader.__exit__(kind, error, trace)
+
+    def resting(self) -> AbstractContextManager[None]:
+        """Hold Python's collector back while this is loaded, if it is many small things."""
+        return pause_gc_if_small(self.reader.snapshot.logical_bytes, len(self.reader.manifest))
 
     @cached_property
     def leaves(self) -> tuple[Leaf, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -13,10 +13,10 @@ from holdfast.errors import Corrupt
 from holdfast.repo.manifest import Entry
 from holdfast.snapshot.load import InPlace
 from holdfast.tensors.dtypes import items_per_byte
-from holdfast.tensors.memory import view_bytes, view_raw, view_storage
+from holdfast.tensors.memory import view_raw, view_storage
 from holdfast.tensors.quantizer import encode_quantizer
 from holdfast.tensors.spec import TensorSpec, count_bytes, find_span
-from holdfast.tensors.storage import alloc_storage, is_allocated
+from holdfast.tensors.storage import alloc_storage, free_storage, is_allocated
 
 _MAX_WORK: Final = 100_000
 """How long to think about whether two tensors whose items interleave share any; beyond that, they count as sharing."""
@@ -34,7 +34,7 @@ def is_ordinary(tensor: torch.Tensor) -> bool:
 
 def find_place(target: torch.Tensor, spec: TensorSpec) -> InPlace | None:
     """Return the target's memory if the saved bytes can be read straight into it."""
-    if not is_ordinary(target) or target.device.type != "cpu" or spec.meta:
+    if not is_ordinary(target) or spec.meta:
         return None
     if (encode_quantizer(target) if target.is_quantized else None) != spec.quantizer:
         return None
@@ -43,8 +43,7 @@ def find_place(target: torch.Tensor, spec: TensorSpec) -> InPlace | None:
     if not is_same or spec.packed or spec.offset or not is_allocated(target):
         return None
     start = int(target.storage_offset()) * target.element_size()
-    memory = view_storage(target.untyped_storage(), start, start + spec.span_bytes)
-    return InPlace(target, view_bytes(memory))
+    return InPlace(target, view_storage(target.untyped_storage(), start, start + spec.span_bytes))
 
 
 def repeats_items(tensor: torch.Tensor) -> bool:
@@ -56,17 +55,26 @@ def copy_into(target: torch.Tensor, saved: object, *, what: str) -> None:
     """Copy a tensor that was read into one that is there, converting it if need be; one that was freed gets memory."""
     if not isinstance(saved, torch.Tensor):
         raise Corrupt(f"{what}: the stored tree and its entry disagree on what it is; run `holdfast check`", key=what)
-    flags = [(each.dtype, each.is_conj(), each.is_neg(), each.device.type) for each in (target, saved)]
+    flags = [(each.dtype, each.is_conj(), each.is_neg()) for each in (target, saved)]
     # Bits, where they mean the same: there are dtypes that torch cannot copy.
     is_raw = is_ordinary(target) and is_ordinary(saved) and flags[0] == flags[1] and not target.is_quantized
-    if is_ordinary(target) and target.numel() and not is_allocated(target):
-        alloc_storage(target, target.shape)
-    with torch.no_grad():
-        if is_raw and items_per_byte(target.dtype) == 1:
-            view_raw(target).copy_(view_raw(saved))
-            mark_written([target])
-        else:
-            target.copy_(saved)
+    is_new = is_ordinary(target) and alloc_if_freed(target)
+    try:
+        with torch.no_grad():
+            if is_raw and items_per_byte(target.dtype) == 1:
+                view_raw(target).copy_(view_raw(saved))
+                mark_written([target])
+            else:
+                target.copy_(saved)
+    except RuntimeError:
+        if is_new:
+            free_storage(target)
+        raise
+
+
+def alloc_if_freed(target: torch.Tensor) -> bool:
+    """Give an ordinary tensor memory if it has items and none; tell whether that was so."""
+    return target.numel() > 0 and not is_allocated(target) and alloc_storage(target, target.shape)
 
 
 def mark_written(tensors: Sequence[torch.Tensor]) -> None:
@@ -104,9 +112,10 @@ def make_claim(name: str, target: torch.Tensor, entry: Entry, spec: TensorSpec) 
     """Return the claim of a target on its memory; None if it has none that others could share."""
     if not is_ordinary(target) or target.numel() == 0 or target.data_ptr() == 0:
         return None
-    size = count_bytes(target.dtype, find_span(tuple(target.shape), target.stride()))
-    meant = replace(spec, at=0, requires_grad=False, role="tensor")
-    content = (b"".join(chunk.digest for chunk in entry.chunks), meant)
+    items = target.numel() if target.is_contiguous() else find_span(target.shape, target.stride())
+    size = count_bytes(target.dtype, items)
+    flags = (spec.offset, spec.packed, spec.conj, spec.neg, spec.meta, spec.quantizer and repr(spec.quantizer))
+    content = (b"".join([chunk.digest for chunk in entry.chunks]), spec.dtype, spec.shape, spec.stride, *flags)
     is_alike = (target.dtype, target.stride()) == (spec.dtype, spec.stride) and not spec.packed
     at = spec.at + spec.offset * target.element_size()
     start = target.data_ptr()
@@ -117,7 +126,7 @@ def find_conflicts(claims: Sequence[Claim]) -> Iterator[tuple[Claim, Claim]]:
     """Yield the claims that want different values in the same memory, each with the one that came before."""
     distinct: dict[tuple[object, ...], tuple[int, Claim]] = {}
     for number, claim in enumerate(claims):
-        distinct.setdefault((claim.device, claim.geometry, repr(claim.content), claim.group, claim.at), (number, claim))
+        distinct.setdefault((claim.device, claim.geometry, claim.content, claim.group, claim.at), (number, claim))
     around: list[tuple[int, Claim]] = []
     for number, claim in sorted(distinct.values(), key=lambda item: (item[1].device, item[1].start, item[1].stop)):
         around = [item for item in around if item[1].device == claim.device and item[1].stop > claim.start]
@@ -137,10 +146,24 @@ def _agree(one: Claim, other: Claim) -> bool:
 
 def _share_items(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Tell whether two tensors whose memory overlaps have an item in common, or are too tangled to tell."""
-    if one.device.type != "cpu" or items_per_byte(one.dtype) > 1 or items_per_byte(other.dtype) > 1:
+    if items_per_byte(one.dtype) > 1 or items_per_byte(other.dtype) > 1:
         return True
     try:
-        arrays = view_raw(one).numpy(), view_raw(other).numpy()
+        arrays = np.asarray(_Outline(one)), np.asarray(_Outline(other))
         return np.shares_memory(*arrays, max_work=_MAX_WORK)  # type: ignore[arg-type]  # any number will do
     except np.exceptions.TooHardError:
         return True
+
+
+class _Outline:
+    """Where the items of a tensor lie, for numpy to reason about; what is there may be memory that no host can read."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        size = tensor.element_size()
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": f"|V{size}",
+            "shape": tuple(tensor.shape),
+            "strides": tuple(step * size for step in tensor.stride()),
+            "data": (tensor.data_ptr(), True),
+        }

@@ -10,6 +10,7 @@ from holdfast.repo.record import Json
 from holdfast.repo.repository import Repository
 from holdfast.repo.writer import Request, SaveResult, save
 from holdfast.snapshot.environment import describe_environment
+from holdfast.snapshot.gc_pause import pause_gc, pause_gc_if_small
 from holdfast.snapshot.leaves import LeafWriter
 from holdfast.snapshot.stateful import expand
 from holdfast.trees.encoding import encode_tree
@@ -33,10 +34,13 @@ class SaveOptions:
 def make_request(name: str, tree: object, options: SaveOptions, types: Types) -> Request:
     """Turn a tree into what a repository can save; reads no tensor yet."""
     leaves = LeafWriter(types, allow_pickle=options.allow_pickle, grads=options.grads)
-    node = encode_tree(expand(tree), types=types, encode_leaf=leaves.encode)
+    state = expand(tree)
+    with pause_gc():
+        node = encode_tree(state, types=types, encode_leaf=leaves.encode)
+        sources = leaves.make_sources()
     return Request(
         name,
-        leaves.make_sources(),
+        sources,
         spec={TREE: node},
         metadata=options.metadata,
         environment=describe_environment() if options.environment else {},
@@ -56,4 +60,7 @@ def save_tree(
     progress: Progress | None = None,
 ) -> SaveResult:
     """Save a tree under a name; the tensors must not change until this returns."""
-    return save(repo, make_request(name, tree, options, types), progress=progress)
+    request = make_request(name, tree, options, types)
+    size_bytes = sum(source.size_bytes for source in request.sources)
+    with pause_gc_if_small(size_bytes, len(request.sources)):
+        return save(repo, request, progress=progress)

@@ -8,7 +8,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate
@@ -16,13 +15,15 @@ from typing import Final, Literal
 
 import numpy as np
 
-from holdfast.digest import Buffer
 from holdfast.errors import SourceChanged, StoreError
+from holdfast.repo.chunk import UNIT_BYTES
+from holdfast.repo.engine import Engine, count_cores
 from holdfast.repo.record import Json
-from holdfast.repo.repository import Repository, count_threads
+from holdfast.repo.repository import Repository
 from holdfast.repo.snapshots import read_name
-from holdfast.repo.source import Piece, Source, cut_sources
+from holdfast.repo.source import Piece, Source, cut_sources, group_pieces
 from holdfast.repo.writer import Request, SaveResult, save
+from holdfast.store.blocks import copy_bytes
 from holdfast.tensors.build import CPU
 from holdfast.tensors.memory import new_memory, view_bytes
 
@@ -72,23 +73,28 @@ class Slab:
         starts = [end - size for end, size in zip(accumulate(sizes), sizes, strict=True)]
         targets = [view[at : at + source.size_bytes] for at, source in zip(starts, sources, strict=True)]
 
-        def copy_piece(piece: Piece) -> None:
-            data = piece.source.read(piece.start, piece.stop)
-            _copy_bytes(targets[piece.position][piece.start : piece.stop], data)
+        def copy_batch(batch: Sequence[Piece]) -> None:
+            for piece in batch:
+                data = piece.source.read(piece.start, piece.stop)
+                copy_bytes(targets[piece.position][piece.start : piece.stop], data.cast("B"))
 
-        with ThreadPoolExecutor(count_threads(), "holdfast-copy") as pool:
-            for _ in pool.map(copy_piece, cut_sources(sources)):
-                pass
+        # What is under way takes no memory besides.
+        with Engine("holdfast-copy", budget_bytes=count_cores() * UNIT_BYTES, waits=False) as engine:
+            engine.run(copy_batch, ((batch, 0) for batch in group_pieces(_cut_units(sources), limit_bytes=UNIT_BYTES)))
         return [_stage(source, partial(_view, target)) for source, target in zip(sources, targets, strict=True)]
+
+
+def _cut_units(sources: Sequence[Source]) -> list[Piece]:
+    """Cut sources as large as is worth a thread's while: whoever copies does not care where chunks end."""
+    return [
+        Piece(source, position, start, min(start + UNIT_BYTES, source.size_bytes))
+        for position, source in enumerate(sources)
+        for start in range(0, source.size_bytes, UNIT_BYTES)
+    ]
 
 
 def _view(target: memoryview, start: int, stop: int) -> memoryview:
     return target[start:stop]
-
-
-def _copy_bytes(target: memoryview, data: Buffer) -> None:
-    # Numpy copies without the GIL; torch does so with threads of its own, which a forked child does not have.
-    np.copyto(np.frombuffer(target, dtype=np.uint8), np.frombuffer(data, dtype=np.uint8))
 
 
 class Queue:
@@ -133,7 +139,7 @@ class Queue:
         memory = np.empty(piece.stop - piece.start, dtype=np.uint8)
         weakref.finalize(memory, self._release, memory.nbytes)
         copy = memory.data
-        _copy_bytes(copy, piece.source.read(piece.start, piece.stop))
+        copy_bytes(copy, piece.source.read(piece.start, piece.stop).cast("B"))
         with self._changed:
             self._pieces[piece.position, piece.start] = copy
             self._changed.notify_all()

@@ -8,7 +8,6 @@ import fcntl
 import os
 import stat
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol
 
@@ -42,11 +41,21 @@ class Files(Protocol):
     def close(self, handle: int) -> None:
         """Close a handle; a network filesystem may report only here that a write failed."""
 
-    def write(self, handle: int, buffers: Sequence[memoryview]) -> int:
-        """Append at most IOV_MAX byte buffers and return how many bytes were taken, perhaps not all."""
+    def write_at(self, handle: int, start: int, buffer: memoryview) -> int:
+        """Write from byte `start` on and return how many bytes were taken, perhaps not all; safe in any thread."""
 
     def read_into(self, handle: int, start: int, buffer: memoryview) -> int:
         """Read from byte `start` into `buffer` and return how many bytes came; 0 is the end of the file."""
+
+    def set_direct(self, handle: int, *, direct: bool) -> bool:
+        """Let reads and writes go around the page cache, or through it again; tell whether they go around it.
+
+        Around it, memory, offsets and lengths must be whole pages, and what is written is on the disk, though not
+        yet safe there.
+        """
+
+    def is_cached(self, handle: int, start: int) -> bool:
+        """Tell whether the page of a file that holds byte `start` is in memory, so that reading it costs a copy."""
 
     def sync_file(self, handle: int) -> None:
         """Make the bytes and the size of a file durable; its name is the directory's."""
@@ -107,11 +116,29 @@ class PosixFiles:
     def close(self, handle: int) -> None:
         os.close(handle)
 
-    def write(self, handle: int, buffers: Sequence[memoryview]) -> int:
-        return os.writev(handle, buffers)
+    def write_at(self, handle: int, start: int, buffer: memoryview) -> int:
+        return os.pwrite(handle, buffer, start)
 
     def read_into(self, handle: int, start: int, buffer: memoryview) -> int:
         return os.preadv(handle, [buffer], start)
+
+    def set_direct(self, handle: int, *, direct: bool) -> bool:
+        flag = getattr(os, "O_DIRECT", 0)
+        flags = fcntl.fcntl(handle, fcntl.F_GETFL)
+        try:
+            fcntl.fcntl(handle, fcntl.F_SETFL, flags | flag if direct else flags & ~flag)
+        except OSError:
+            return False  # a filesystem that has no such way
+        return direct and flag != 0
+
+    def is_cached(self, handle: int, start: int) -> bool:
+        try:
+            # Of a page that is not there the kernel begins to read at least as much as is asked for.
+            return os.preadv(handle, [bytearray(1)], start, os.RWF_NOWAIT) == 1
+        except BlockingIOError:
+            return False
+        except (AttributeError, OSError):
+            return True  # no way to ask: read through the cache
 
     def sync_file(self, handle: int) -> None:
         if sys.platform == "darwin":

@@ -13,6 +13,7 @@ from typing import Final
 
 from holdfast.digest import Buffer
 from holdfast.errors import BadName, Corrupt, NotFound, ReadOnlyStore, StoreError
+from holdfast.store.direct import DIRECT_BYTES, DirectReads
 from holdfast.store.files import Files, FileStat, PosixFiles
 from holdfast.store.local_upload import LocalUpload, WriteTarget, begin_upload, explain_write_error, flatten
 from holdfast.store.naming import TEMP_PREFIX, FileNamer, Naming
@@ -51,6 +52,8 @@ class LocalStore:
         self._single_writer = single_writer
         self._files: Files = PosixFiles() if files is None else files
         self._namer = FileNamer(self._files)
+        self._direct = DirectReads(self._files)
+        self._filesystem_type = ""
 
     @property
     def url(self) -> str:
@@ -65,7 +68,7 @@ class LocalStore:
             # Where nothing can be tried, create itself refuses if this proves untrue.
             with suppress(OSError):
                 exclusive = self._namer.read_naming(self._root) is not Naming.CHECKED_RENAME
-        filesystem_type = self._files.read_filesystem_type(self._root)
+        filesystem_type = self._find_type()
         return StoreTraits(
             exclusive_create=exclusive,
             durable=filesystem_type not in _VOLATILE_TYPES,
@@ -124,7 +127,12 @@ class LocalStore:
         """Fill `buffer` with the bytes from `start` on."""
         handle = self._open(key)
         try:
-            self._fill(key, handle, start, flatten(buffer))
+            target = flatten(buffer)
+            if target.nbytes >= DIRECT_BYTES and self._may_be_direct():
+                # What is not there afterwards is read, or missed, the ordinary way.
+                done = self._direct.read(handle, start, target)
+                start, target = start + done, target[done:]
+            self._fill(key, handle, start, target)
         except OSError as error:
             raise self._read_error(error, key) from error
         finally:
@@ -266,8 +274,18 @@ class LocalStore:
 
     def _begin(self, key: str, *, durable: bool) -> LocalUpload:
         self._verify_writable(key)
-        target = WriteTarget(self._files, self._namer, key=key, path=self._path(key))
+        target = WriteTarget(
+            self._files, self._namer, key=key, path=self._path(key), may_be_direct=self._may_be_direct()
+        )
         return begin_upload(target, durable=durable, single_writer=self._single_writer)
+
+    def _find_type(self) -> str:
+        if not self._filesystem_type:
+            self._filesystem_type = self._files.read_filesystem_type(self._root)
+        return self._filesystem_type
+
+    def _may_be_direct(self) -> bool:
+        return self._find_type() in _LOCAL_TYPES - _VOLATILE_TYPES
 
     def _open(self, key: str) -> int:
         verify_key(key)

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import errno
 import os
-from collections import deque
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
 from types import TracebackType
 from typing import Final, Self
 
 from holdfast.digest import Buffer
 from holdfast.errors import ObjectExists, ReadOnlyStore, StoreError, StoreFull
+from holdfast.store.block_writer import BlockWriter
 from holdfast.store.files import Files
 from holdfast.store.naming import UNSUPPORTED, FileNamer, Naming
-
-_MAX_BUFFERS: Final = 1024  # IOV_MAX of Linux and macOS
 
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _FORBIDDEN: Final = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
@@ -33,6 +29,8 @@ class WriteTarget:
     namer: FileNamer
     key: str
     path: str
+    may_be_direct: bool = False
+    """The filesystem is one where writing around the page cache pays."""
 
     @property
     def directory(self) -> str:
@@ -99,16 +97,20 @@ class LocalUpload:
         self._handle: int | None = handle
         self._durable = durable
         self._ended = False
+        self._writer = BlockWriter(target.files, handle, may_be_direct=durable and target.may_be_direct)
+        self._size_bytes = 0
 
     def append(self, *buffers: Buffer) -> None:
         """Append `buffers`; a failure ends the upload."""
-        handle = self._verify_open()
-        views = [flatten(buffer) for buffer in buffers]
+        self._verify_open()
         try:
-            _write_all(self._files, handle, views)
+            for buffer in buffers:
+                view = flatten(buffer)
+                self._size_bytes += view.nbytes
+                self._writer.append(view)
         except OSError as error:
             self.abort()
-            raise self._target.explain(error, needed_bytes=sum(view.nbytes for view in views)) from error
+            raise self._target.explain(error, needed_bytes=self._size_bytes) from error
         except BaseException:
             # How much was written is not known: it must never be committed.
             self.abort()
@@ -130,6 +132,7 @@ class LocalUpload:
         if self._ended:
             return
         self._ended = True
+        self._writer.stop()
         if self._handle is not None:
             with suppress(OSError):
                 self._files.close(self._handle)
@@ -151,6 +154,7 @@ class LocalUpload:
     def _seal(self, handle: int) -> tuple[int, int]:
         """Finish the temporary file; return its identity."""
         try:
+            self._writer.finish()
             if self._durable:
                 self._files.sync_file(handle)
             identity = self._files.stat_handle(handle).identity
@@ -158,7 +162,7 @@ class LocalUpload:
             self._handle = None
             self._files.close(handle)
         except OSError as error:
-            raise self._target.explain(error) from error
+            raise self._target.explain(error, needed_bytes=self._size_bytes) from error
         return identity
 
     def _give_name(self, identity: tuple[int, int]) -> None:
@@ -199,14 +203,3 @@ def flatten(buffer: Buffer) -> memoryview:
     """Return the bytes of `buffer` as one row; a view with a zero in its shape cannot be cast."""
     view = memoryview(buffer)
     return view.cast("B") if view.nbytes else memoryview(b"")
-
-
-def _write_all(files: Files, handle: int, views: Iterable[memoryview]) -> None:
-    """Write every byte, however few each call takes."""
-    left = deque(view for view in views if view.nbytes)
-    while left:
-        written = files.write(handle, list(islice(left, _MAX_BUFFERS)))
-        while left and written >= left[0].nbytes:
-            written -= left.popleft().nbytes
-        if written:
-            left[0] = left[0][written:]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,12 +13,19 @@ import torch
 from holdfast.errors import Corrupt
 from holdfast.repo.manifest import Entry
 from holdfast.tensors.dtypes import item_bytes
-from holdfast.tensors.memory import ALIGNMENT, new_memory, new_sparse_memory, view_bytes, view_items
+from holdfast.tensors.memory import ALIGNMENT, new_memory, new_sparse_memory, view_bytes, view_items, view_storage
 from holdfast.tensors.quantizer import make_quantised
 from holdfast.tensors.roles import give_role
 from holdfast.tensors.spec import TensorSpec, contiguous_stride
 
 CPU = torch.device("cpu")
+_TRAY_BYTES: Final = 16 << 10
+"""Larger tensors are read straight into their own memory."""
+TRAY_DTYPES: Final = frozenset(
+    {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128}
+    | {torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8}
+)
+"""Whose copies keep all bits, and make torch warn of nothing: not booleans, which it makes 0 or 1."""
 _MAX_SPREAD: Final = 1024
 """Of a tensor whose items lie further apart than this, on average, the memory between them is not touched."""
 
@@ -48,6 +56,44 @@ class Block:
             spec, packed = self.scatter
             spread_items(packed, spec, self.memory, 0)
         return self.memory
+
+
+@dataclass(frozen=True, slots=True)
+class Tray:
+    """Memory that small tensors of one kind are read into side by side, before each gets memory of its own."""
+
+    spec: TensorSpec
+    memory: torch.Tensor
+    """A row for each of them."""
+
+    def cut(self) -> list[memoryview]:
+        """Return the memory of each tensor."""
+        size = self.memory.nbytes
+        view = view_bytes(view_storage(self.memory.untyped_storage(), 0, size))
+        step = size // len(self.memory)
+        return [view[at : at + step] for at in range(0, size, step)]
+
+    def build(self) -> Sequence[torch.Tensor]:
+        """Return the tensors once everything has been read: one call of torch for all of them."""
+        # Torch's stub knows only the variant that returns nothing.
+        tensors: Sequence[torch.Tensor] = torch.unbind_copy(self.memory)  # type: ignore[func-returns-value,assignment]
+        is_bare = self.spec.role == "tensor" and not self.spec.requires_grad
+        return tensors if is_bare else [dress(tensor, self.spec) for tensor in tensors]
+
+
+def fits_tray(spec: TensorSpec, size_bytes: int) -> bool:
+    """Tell whether a tensor, which shares memory with no other, is small and nothing but dense items of a number."""
+    is_small = spec.dtype in TRAY_DTYPES and 0 < size_bytes <= _TRAY_BYTES
+    is_bare = not (spec.offset or spec.at or spec.packed or spec.conj or spec.neg or spec.meta)
+    is_sound = not spec.requires_grad or spec.dtype.is_floating_point or spec.dtype.is_complex
+    if not (is_small and is_bare and is_sound) or spec.stride != contiguous_stride(spec.shape):
+        return False
+    return math.prod(spec.shape) * spec.dtype.itemsize == size_bytes
+
+
+def plan_tray(spec: TensorSpec, count: int) -> Tray:
+    """Take memory for so many tensors."""
+    return Tray(spec, torch.empty((count, *spec.shape), dtype=spec.dtype, device=CPU))
 
 
 def plan_block(members: Sequence[tuple[Entry, TensorSpec]], *, what: str) -> Block:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
+from ctypes import string_at
 from typing import Final
 
 import torch
@@ -35,6 +36,12 @@ def view_storage(storage: torch.UntypedStorage, start: int, stop: int) -> torch.
     """Return bytes of a storage as a tensor; no copy."""
     empty = torch.empty(0, dtype=torch.uint8, device=storage.device)
     return empty.set_(storage, start, (stop - start,), (1,))
+
+
+def copy_bytes(storage: torch.UntypedStorage, start: int, stop: int) -> bytes:
+    """Return a copy of bytes that a CPU storage has."""
+    assert stop <= storage.nbytes()
+    return string_at(storage.data_ptr() + start, stop - start)
 
 
 def view_bytes(memory: torch.Tensor) -> memoryview:

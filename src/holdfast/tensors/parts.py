@@ -24,6 +24,7 @@ from holdfast.tensors.layouts import (
     split_layout,
 )
 from holdfast.tensors.roles import ROLES, find_role, give_role
+from holdfast.tensors.spec import find_span
 
 SUBCLASS: Final = "subclass"
 # By name: most of them live in modules that nobody should have to import in order to meet none of them.
@@ -71,6 +72,11 @@ class Parts:
     """By role. Those of a subclass may be made of others in turn; the others are ordinary."""
 
 
+def has_own_bytes(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor is an ordinary one, strided items in memory, and not made of others."""
+    return type(tensor) in ORDINARY_CLASSES and tensor.layout == torch.strided and not tensor.is_nested
+
+
 def split(tensor: torch.Tensor, *, types: TensorTypes, encode_value: Callable[[object], Json]) -> Parts | None:
     """Take a tensor apart; None for an ordinary one, whose bytes are its own.
 
@@ -78,7 +84,8 @@ def split(tensor: torch.Tensor, *, types: TensorTypes, encode_value: Callable[[o
     sizes equal. Who gives such tensors the same object when joining keeps that.
     """
     _verify_kind(tensor)
-    role = {"role": find_role(tensor), "requires_grad": tensor.requires_grad}
+    if has_own_bytes(tensor):
+        return None
     kind = find_layout(tensor)
     if kind is not None:
         meta, tensors = split_layout(kind, tensor)
@@ -90,11 +97,9 @@ def split(tensor: torch.Tensor, *, types: TensorTypes, encode_value: Callable[[o
     elif type(tensor) not in ORDINARY_CLASSES:
         kind = SUBCLASS
         meta, tensors = _split_subclass(tensor, types, encode_value)
-    elif tensor.layout == torch.strided:
-        return None
     else:
         raise Unsupported(f"a tensor of layout {tensor.layout} has no form in the format: save its to_dense()")
-    return Parts(kind, {**meta, **role}, tensors)
+    return Parts(kind, {**meta, "role": find_role(tensor), "requires_grad": tensor.requires_grad}, tensors)
 
 
 def join(
@@ -126,11 +131,13 @@ def verify_readable(tensor: torch.Tensor) -> None:
     _verify_kind(tensor)
     if tensor.is_quantized:
         _verify_quantizer(tensor)
-    if tensor.numel() == 0 or tensor.is_meta:
+    items = tensor.numel()
+    if items == 0 or tensor.is_meta:
         return
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    items = int(tensor.storage_offset() + last + 1)
-    needed = -(-items * item_bytes(tensor.dtype) // items_per_byte(tensor.dtype))
+    if not tensor.is_contiguous():
+        items = find_span(tensor.shape, tensor.stride())
+    dtype = tensor.dtype
+    needed = -(-int(tensor.storage_offset() + items) * item_bytes(dtype) // items_per_byte(dtype))
     storage = tensor.untyped_storage()
     held = storage.nbytes() if storage.data_ptr() else 0
     if held < needed:
@@ -142,16 +149,21 @@ def verify_readable(tensor: torch.Tensor) -> None:
 
 def _verify_kind(tensor: torch.Tensor) -> None:
     """Refuse what has neither bytes nor parts."""
-    for base in type(tensor).__mro__:
-        reason = _REFUSED.get(f"{base.__module__}.{base.__qualname__}")
-        if reason:
-            raise Unsupported(reason)
+    if type(tensor) not in ORDINARY_CLASSES:
+        _verify_class(type(tensor))
     if torch._is_functional_tensor(tensor):
         raise Unsupported(_REFUSED["torch._subclasses.functional_tensor.FunctionalTensor"])
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         raise Unsupported("a tensor inside of vmap, grad or another transform has no bytes: save it outside of that")
     if tensor.is_mkldnn:
         raise Unsupported("an mkldnn tensor keeps its bytes in a form of its own: save its to_dense()")
+
+
+def _verify_class(cls: type) -> None:
+    for base in cls.__mro__:
+        reason = _REFUSED.get(f"{base.__module__}.{base.__qualname__}")
+        if reason:
+            raise Unsupported(reason)
 
 
 def _verify_quantizer(tensor: torch.Tensor) -> None:

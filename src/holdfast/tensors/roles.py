@@ -20,6 +20,9 @@ ROLES: Final[Mapping[str, Role]] = {
 
 def find_role(tensor: torch.Tensor) -> Role:
     """Tell what a tensor is to its module."""
+    # What torch marks is an attribute; to ask for each by name takes longer than to see that there are none.
+    if type(tensor) is torch.Tensor and not tensor.__dict__:
+        return "tensor"
     if isinstance(tensor, torch.nn.Parameter):
         return "parameter"
     if isinstance(tensor, torch.nn.Buffer):

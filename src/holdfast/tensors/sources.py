@@ -11,15 +11,28 @@ from typing import Final
 
 import torch
 
-from holdfast.errors import TooLarge, Unsupported
+from holdfast.errors import SourceChanged, TooLarge, Unsupported
 from holdfast.repo.chunk import CHUNK_BYTES
 from holdfast.repo.record import Json
-from holdfast.tensors.dtypes import items_per_byte
-from holdfast.tensors.memory import ALIGNMENT, copy_items, view_bytes, view_raw, view_storage
+from holdfast.tensors.dtypes import item_bytes, items_per_byte
+from holdfast.tensors.memory import ALIGNMENT, copy_bytes, copy_items, view_bytes, view_raw, view_storage
+from holdfast.tensors.roles import find_role
 from holdfast.tensors.spec import TensorSpec, contiguous_stride, count_bytes, describe, encode_spec
 
+_COPIED_BYTES: Final = 16 << 10
 _MAX_CUTS: Final = 50_000
 """Views that overlap in more ways than this are stored with the whole of what they share."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What many sources have in common: what their bytes mean, how many there are, and where chunks end."""
+
+    meaning: TensorSpec
+    size_bytes: int
+    cuts: Sequence[int] = ()
+    spec: Json = None
+    """The meaning, encoded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,30 +41,54 @@ class TensorSource:
 
     name: str
     tensor: torch.Tensor
-    meaning: TensorSpec
-    size_bytes: int
+    form: Form
     start: int = 0
     """Where in its storage the bytes begin."""
     alias: int = 0
-    cuts: Sequence[int] = ()
-    spec: Json = None
-    """What the bytes mean: `meaning`, encoded."""
+
+    @property
+    def meaning(self) -> TensorSpec:
+        """What the tensor is."""
+        return self.form.meaning
+
+    @property
+    def size_bytes(self) -> int:
+        """How many bytes there are."""
+        return self.form.size_bytes
+
+    @property
+    def cuts(self) -> Sequence[int]:
+        """Where the chunks end."""
+        return self.form.cuts
+
+    @property
+    def spec(self) -> Json:
+        """What the bytes mean."""
+        return self.form.spec
 
     @property
     def note(self) -> Json:
         """Where the tensor was."""
-        device = str(self.tensor.device)
-        return None if device in ("cpu", "meta") else {"device": device}
+        if self.tensor.is_cpu or self.tensor.is_meta:
+            return None
+        return {"device": str(self.tensor.device)}
 
     def read(self, start: int, stop: int) -> memoryview:
-        """Return the bytes from `start` to `stop`: the tensor's own memory where that can be."""
-        if self.meaning.packed:
-            size = self.tensor.element_size()
+        """Return the bytes from `start` to `stop`: the tensor's own memory where that can be, or a copy of a few."""
+        tensor = self.tensor
+        if self.form.meaning.packed:
+            size = tensor.element_size()
             first, last = start // size, -(-stop // size)
-            items = copy_items(_drop_repeated(self.tensor), first, last)
+            items = copy_items(_drop_repeated(tensor), first, last)
             data = view_bytes(view_storage(items.untyped_storage(), 0, (last - first) * size))
             return data[start - first * size : stop - first * size]
-        memory = view_storage(self.tensor.untyped_storage(), self.start + start, self.start + stop)
+        storage = tensor.untyped_storage()
+        if self.start + stop > storage.nbytes():
+            raise SourceChanged(f"{self.name!r}: its memory was freed while it was being saved; nothing was committed")
+        # A view costs more than a copy of that little.
+        if stop - start <= _COPIED_BYTES and tensor.is_cpu:
+            return memoryview(copy_bytes(storage, self.start + start, self.start + stop))
+        memory = view_storage(storage, self.start + start, self.start + stop)
         return view_bytes(memory.cpu())
 
 
@@ -74,52 +111,91 @@ class _Span:
     stop: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Whole:
+    """What tensors of one geometry are, and the form that those have which share memory with no other."""
+
+    spec: TensorSpec
+    span_bytes: int
+    form: Form
+
+
+class _Forms:
+    """Finds the forms of sources: equal tensors share one, and equal specs are one object, which is written once."""
+
+    def __init__(self) -> None:
+        self._wholes: dict[tuple[object, ...], _Whole] = {}
+        self._encoded: dict[str, Json] = {}
+
+    def find(self, tensor: torch.Tensor) -> _Whole:
+        """Describe a tensor; those that differ in nothing but their values are described once."""
+        traits = (
+            tensor.dtype,
+            tensor.shape,
+            tensor.stride(),
+            tensor.is_meta,
+            tensor.requires_grad,
+            tensor.is_conj(),
+            tensor.is_neg(),
+            find_role(tensor),
+        )
+        found = None if tensor.is_quantized else self._wholes.get(traits)
+        if found is None:
+            found = self._wholes[traits] = self._plan_alone(describe(tensor))
+        return found
+
+    def make(self, meaning: TensorSpec, size_bytes: int, cuts: Sequence[int]) -> Form:
+        """Return a form with its meaning encoded."""
+        spec = encode_spec(meaning)
+        return Form(meaning, size_bytes, cuts, self._encoded.setdefault(repr(spec), spec))
+
+    def pack(self, spec: TensorSpec) -> Form:
+        """Return the form of a tensor that is stored without what lies between its items."""
+        spec = replace(spec, packed=True)
+        size = count_bytes(spec.dtype, math.prod(spec.packed_shape))
+        return self.make(spec, size, _cut_cells(0, size, item_bytes(spec.dtype), spec.packed_shape))
+
+    def _plan_alone(self, spec: TensorSpec) -> _Whole:
+        size = 0 if spec.meta else spec.span_bytes
+        if size == 0:
+            return _Whole(spec, 0, self.make(spec, 0, ()))
+        if _is_gappy(spec):
+            return _Whole(spec, size, self.pack(spec))
+        return _Whole(spec, size, self.make(spec, size, _cut_cells(0, size, item_bytes(spec.dtype), _find_rows(spec))))
+
+
 def plan_sources(tensors: Sequence[tuple[str, torch.Tensor]]) -> list[TensorSource]:
     """Return a source for each named ordinary tensor.
 
     Tensors that share a storage share an alias number and, where they overlap, chunks. What no tensor reaches
     of a storage is not saved. The tensors must stay alive and unchanged while the sources are in use.
     """
-    specs = [describe(tensor) for _, tensor in tensors]
-    groups: dict[tuple[str, int], list[_Span]] = {}
-    sources: dict[int, TensorSource] = {}
-    for number, ((name, tensor), spec) in enumerate(zip(tensors, specs, strict=True)):
-        span_bytes = 0 if spec.meta else spec.span_bytes
-        if span_bytes == 0:
-            sources[number] = TensorSource(name, tensor, spec, 0)
-            continue
-        storage = tensor.untyped_storage()
-        start = _find_start(tensor, spec, name)
-        key = (str(tensor.device), storage._cdata)
-        groups.setdefault(key, []).append(_Span(number, start, start + span_bytes))
-    alias = 0
-    for spans in groups.values():
-        members = {span.number: (tensors[span.number], specs[span.number]) for span in spans}
-        geometries = {
-            (span.start, spec.dtype, spec.shape, spec.stride) for span in spans for spec in [specs[span.number]]
-        }
-        if len(geometries) == 1 and _is_gappy(specs[spans[0].number]):
-            planned = _plan_packed(spans, members)
-        elif len(spans) == 1:
-            planned = _plan_alone(spans[0], *members[spans[0].number])
-        else:
-            planned = _plan_shared(spans, members)
-        alias += len(spans) > 1
-        sources.update((number, replace(source, alias=alias if len(spans) > 1 else 0)) for number, source in planned)
-    return _encode_specs([sources[number] for number in range(len(tensors))])
-
-
-def _encode_specs(sources: Sequence[TensorSource]) -> list[TensorSource]:
-    """Return the sources with their specs encoded; equal ones become one object, which is then written once."""
-    known: dict[str, Json] = {}
-    encoded = [encode_spec(source.meaning) for source in sources]
-    return [
-        replace(source, spec=known.setdefault(repr(spec), spec)) for source, spec in zip(sources, encoded, strict=True)
-    ]
+    forms = _Forms()
+    wholes = [forms.find(tensor) for _, tensor in tensors]
+    sources: list[TensorSource] = []
+    owners: dict[int, int] = {}
+    shared: dict[int, list[int]] = {}
+    for number, ((name, tensor), whole) in enumerate(zip(tensors, wholes, strict=True)):
+        start = 0
+        if whole.span_bytes:
+            start = _find_start(tensor, whole.spec, name)
+            owner = owners.setdefault(tensor.untyped_storage()._cdata, number)
+            if owner != number:
+                shared.setdefault(owner, [owner]).append(number)
+        sources.append(TensorSource(name, tensor, whole.form, start))
+    # In the order of the first tensors: the numbers are part of the content.
+    for alias, owner in enumerate(sorted(shared), start=1):
+        members = {number: (tensors[number], wholes[number].spec) for number in shared[owner]}
+        starts = [(number, sources[number].start) for number in members]
+        spans = [_Span(number, start, start + wholes[number].span_bytes) for number, start in starts]
+        for number, form, start in _plan_group(spans, members, forms):
+            sources[number] = replace(sources[number], form=form, start=start, alias=alias)
+    return sources
 
 
 _Members = Mapping[int, tuple[tuple[str, torch.Tensor], TensorSpec]]
-_Planned = list[tuple[int, TensorSource]]
+_Planned = tuple[int, Form, int]
+"""The number of a tensor, its form, and where in the storage its bytes begin."""
 
 
 def _find_start(tensor: torch.Tensor, spec: TensorSpec, name: str) -> int:
@@ -136,27 +212,18 @@ def _is_gappy(spec: TensorSpec) -> bool:
     return spec.span_items > math.prod(spec.packed_shape)
 
 
-def _plan_packed(spans: Sequence[_Span], members: _Members) -> _Planned:
-    planned = []
-    for span in spans:
-        (name, tensor), spec = members[span.number]
-        spec = replace(spec, packed=True)
-        size = count_bytes(spec.dtype, math.prod(spec.packed_shape))
-        cuts = _cut_cells(0, size, tensor.element_size(), spec.packed_shape)
-        planned.append((span.number, TensorSource(name, tensor, spec, size, cuts=cuts)))
-    return planned
+def _plan_group(spans: Sequence[_Span], members: _Members, forms: _Forms) -> Iterator[_Planned]:
+    """Yield the plan of each of several tensors in one storage."""
+    specs = [members[span.number][1] for span in spans]
+    geometries = {(span.start, spec.dtype, spec.shape, spec.stride) for span, spec in zip(spans, specs, strict=True)}
+    if len(geometries) > 1 or not _is_gappy(specs[0]):
+        yield from _plan_shared(spans, members, forms)
+    else:
+        yield from ((span.number, forms.pack(spec), span.start) for span, spec in zip(spans, specs, strict=True))
 
 
-def _plan_alone(span: _Span, named: tuple[str, torch.Tensor], spec: TensorSpec) -> _Planned:
-    name, tensor = named
-    size = span.stop - span.start
-    cuts = _cut_cells(0, size, tensor.element_size(), _find_rows(spec))
-    return [(span.number, TensorSource(name, tensor, spec, size, span.start, cuts=cuts))]
-
-
-def _plan_shared(spans: Sequence[_Span], members: _Members) -> _Planned:
+def _plan_shared(spans: Sequence[_Span], members: _Members, forms: _Forms) -> Iterator[_Planned]:
     """Cut what tensors share wherever one begins or ends: each has whole chunks, and none is stored twice."""
-    planned = []
     base = 0
     for segment in _merge(spans):
         low, high = min(span.start for span in segment), max(span.stop for span in segment)
@@ -174,14 +241,12 @@ def _plan_shared(spans: Sequence[_Span], members: _Members) -> _Planned:
                 )
         base += (low - base) % ALIGNMENT
         for span in segment:
-            (name, tensor), spec = members[span.number]
+            (_, tensor), spec = members[span.number]
             start, stop = (low, high) if is_tangled else (span.start, span.stop)
-            cuts = _take(ends, start, stop)
             offset = (span.start - start) // tensor.element_size()
             spec = replace(spec, offset=offset, at=base + start - low)
-            planned.append((span.number, TensorSource(name, tensor, spec, stop - start, start, cuts=cuts)))
+            yield span.number, forms.make(spec, stop - start, _take(ends, start, stop)), start
         base += high - low
-    return planned
 
 
 def _take(ends: Sequence[int], start: int, stop: int) -> list[int]:

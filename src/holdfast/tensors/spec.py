@@ -64,7 +64,8 @@ def find_span(shape: Sequence[int], stride: Sequence[int]) -> int:
     """Return how many items lie between the first and the last, both included."""
     if 0 in shape:
         return 0
-    return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+    # A list, not a generator: most tensors have few dimensions, and there may be many tensors.
+    return 1 + sum([(size - 1) * step for size, step in zip(shape, stride, strict=True)])
 
 
 def count_bytes(dtype: torch.dtype, items: int) -> int:
@@ -140,6 +141,24 @@ def decode_spec(value: Json, *, size_bytes: int, what: str) -> TensorSpec:
     return spec
 
 
+class Specs:
+    """The specs of one snapshot's entries; what many of them share is decoded once."""
+
+    def __init__(self, snapshot_name: str) -> None:
+        """Begin with none."""
+        self._snapshot_name = snapshot_name
+        # By identity, which holds because the value is kept beside what it means.
+        self._known: dict[tuple[int, int], tuple[Json, TensorSpec]] = {}
+
+    def decode(self, value: Json, *, size_bytes: int, name: str) -> TensorSpec:
+        """Read a spec for an entry of `size_bytes`; equal ones are one object. Raises Corrupt, naming the leaf."""
+        found = self._known.get((id(value), size_bytes))
+        if found is None:
+            found = value, decode_spec(value, size_bytes=size_bytes, what=f"{self._snapshot_name!r}, {name}")
+            self._known[id(value), size_bytes] = found
+        return found[1]
+
+
 def _verify_fits(spec: TensorSpec, size_bytes: int, what: str) -> None:
     """Check that the numbers agree with each other and with the bytes."""
     if len(spec.stride) != len(spec.shape) or spec.at % item_bytes(spec.dtype):
@@ -165,6 +184,18 @@ def _verify_fits(spec: TensorSpec, size_bytes: int, what: str) -> None:
 def is_quantised(dtype: torch.dtype) -> bool:
     """Tell whether values of `dtype` mean something only together with a quantizer."""
     return dtype in _QUANTISED
+
+
+def can_convert(dtype: torch.dtype) -> bool:
+    """Tell whether torch converts values of `dtype` to other dtypes and back; some are mere bits to it."""
+    if is_quantised(dtype):
+        return False
+    try:
+        # To the widest: nothing is lost, of which torch would warn.
+        torch.empty(1, dtype=dtype).to(torch.complex128)
+    except RuntimeError:
+        return False
+    return True
 
 
 _QUANTISED: Final = frozenset({torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4})

@@ -7,7 +7,7 @@ import os
 import random
 import threading
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from itertools import count
 from time import time
@@ -122,14 +122,24 @@ class SimulatedDisk:
             del self._handles[handle]
             self._locks.pop(handle, None)
 
-    def write(self, handle: int, buffers: Sequence[memoryview]) -> int:
+    def write_at(self, handle: int, start: int, buffer: memoryview) -> int:
         with self._lock:
             self._mutate()
             file, _ = self._handles[handle]
-            for buffer in buffers:
-                file.data += buffer
+            file.data.extend(bytes(max(0, start - len(file.data))))
+            file.data[start : start + buffer.nbytes] = buffer
             file.modified_s = time()
-            return sum(buffer.nbytes for buffer in buffers)
+            return buffer.nbytes
+
+    def set_direct(self, handle: int, *, direct: bool) -> bool:
+        """Take the wish for what it is: whatever was not synced is lost, on whichever way it came."""
+        with self._lock:
+            self._verify_alive()
+            return direct
+
+    def is_cached(self, handle: int, start: int) -> bool:
+        """Claim that nothing is: both ways to read give the same bytes."""
+        return False
 
     def read_into(self, handle: int, start: int, buffer: memoryview) -> int:
         with self._lock:

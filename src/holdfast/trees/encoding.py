@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, Final
 
@@ -44,6 +44,7 @@ LEAF_SIGN: Final = "@"
 _ENCODERS: Final[Mapping[type, plain.Encoder]] = {**plain.ENCODERS, **plain_torch.ENCODERS, **plain_numpy.ENCODERS}
 _DECODERS: Final[Mapping[str, plain.Decoder]] = {**plain.DECODERS, **plain_torch.DECODERS, **plain_numpy.DECODERS}
 _LONG: Final = frozenset({str, bytes, bytearray})
+_LEAF_CLASSES: Final = frozenset({torch.Tensor, torch.nn.Parameter, np.ndarray})
 
 _WITH_ATTRIBUTES: Final = frozenset({"odict+", "counter+"})
 
@@ -156,6 +157,8 @@ class _Encoder:
     def _encode(self, value: Any, path: Path, *, is_inline: bool) -> Json:
         """Return the node of a value; that of a container has its head only, and is on the stack."""
         kind = type(value)
+        if kind in _LEAF_CLASSES:
+            return self._leaf(value, path, is_inline=is_inline)
         if kind in _LONG and len(value) > MAX_INLINE and not is_inline:
             return self._leaf(value, path, is_inline=False)
         encode = _ENCODERS.get(kind)
@@ -197,7 +200,7 @@ class _Encoder:
         if is_inline:
             raise _refuse_inline(value, path)
         node = self._encode_leaf(value, path)
-        assert str(node[0]).startswith(LEAF_SIGN)
+        assert node[0].startswith(LEAF_SIGN)
         return node
 
 
@@ -210,28 +213,34 @@ def _named(path: Path, act: Callable[[], Any]) -> Any:
 
 
 def _take_record(registered: Registered, value: object) -> tuple[list[Json], Iterator[_Child]]:
-    return [registered.kind, registered.type_id], _iter_pairs(take_apart(registered, value))
+    return _take_pairs([registered.kind, registered.type_id], take_apart(registered, value))
+
+
+def _take_pairs(node: list[Json], items: Iterable[tuple[object, object]]) -> tuple[list[Json], Iterator[_Child]]:
+    return node, _iter_pairs(items, node)
 
 
 def _take_ordered(tag: str, value: dict[Any, Any]) -> tuple[list[Json], Iterator[_Child]]:
     """Take a dict that can have attributes, as state dicts of modules do: `_metadata` tells their versions."""
     attributes = vars(value)
-    if not attributes:
-        return [tag], _iter_pairs(value.items())
     hiding = [name for name in attributes if name in dir(type(value))]
     if hiding:
         raise Unsupported(f"its attribute {hiding[0]!r} hides a method and cannot be saved; delete it")
-    return [tag + "+"], chain([(_IN_ATTRIBUTES, attributes, True)], _iter_pairs(value.items()))
+    node, pairs = _take_pairs([tag + "+" if attributes else tag], value.items())
+    return node, chain([(_IN_ATTRIBUTES, attributes, True)], pairs) if attributes else pairs
 
 
 def _take_defaulted(value: defaultdict[Any, Any]) -> tuple[list[Json], Iterator[_Child]]:
     factory: Any = value.default_factory
-    return ["defaultdict", factory and factory.__name__], _iter_pairs(value.items())
+    return _take_pairs(["defaultdict", factory and factory.__name__], value.items())
 
 
-def _iter_pairs(items: Iterable[tuple[object, object]]) -> Iterator[_Child]:
+def _iter_pairs(items: Iterable[tuple[object, object]], node: list[Json]) -> Iterator[_Child]:
     for key, item in items:
-        yield _IN_KEY, key, True
+        if type(key) is str:
+            node.append(plain.encode_text(key))  # what `_encode` would do, for less
+        else:
+            yield _IN_KEY, key, True
         yield key, item, False
 
 
@@ -248,7 +257,7 @@ def _iter_bounds(bounds: Iterable[object]) -> Iterator[_Child]:
 
 
 _CONTAINERS: Final[Mapping[type, Callable[[Any], tuple[list[Json], Iterator[_Child]]]]] = {
-    dict: lambda value: (["dict"], _iter_pairs(value.items())),
+    dict: lambda value: _take_pairs(["dict"], value.items()),
     OrderedDict: lambda value: _take_ordered("odict", value),
     Counter: lambda value: _take_ordered("counter", value),
     defaultdict: _take_defaulted,
@@ -283,10 +292,13 @@ def _iter_nodes(node: list[Json], values: list[Any]) -> Iterator[_Child] | None:
 
 
 def _iter_keyed(node: list[Json], start: int, values: list[Any]) -> Iterator[_Child]:
-    for at in range(start, len(node), 2):
-        yield _IN_KEY, node[at], True
+    for key, child in zip(islice(node, start, None, 2), islice(node, start + 1, None, 2), strict=True):
+        if type(key) is str:
+            values.append(key)
+        else:
+            yield _IN_KEY, key, True
         # By now the key has been decoded.
-        yield values[-1], node[at + 1], False
+        yield values[-1], child, False
 
 
 def _damaged(path: Path, why: object) -> Corrupt:

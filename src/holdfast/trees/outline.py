@@ -54,13 +54,23 @@ class Leaf:
 
 def join_name(path: Sequence[object]) -> str:
     """Return the name of the leaf at `path`: its keys joined by dots, unescaped."""
-    return ".".join(key if type(key) is str else _describe(key) for key in path)
+    # A list, not a generator: there is a name for each of many leaves.
+    return ".".join([key if type(key) is str else _describe(key) for key in path])
 
 
 def iter_leaves(node: Json) -> Iterator[Leaf]:
     """Yield what an encoded tree holds, in order; a set is one value, and a tag of a later version one leaf."""
+    return (Leaf(*found) for found in _iter_found(node))
+
+
+def iter_stored(node: Json) -> Iterator[tuple[str, list[Json]]]:
+    """Yield the name and node of each leaf that is stored apart from the tree, a tensor for instance."""
+    return ((name, child) for _, name, tag, child in _iter_found(node) if tag.startswith("@"))
+
+
+def _iter_found(node: Json) -> Iterator[tuple[tuple[Json, ...], str, str, Json]]:
     if not has_children(node):
-        yield Leaf((), "", _find_tag(node), node)
+        yield (), "", _find_tag(node), node
         return
     # The containers on the way, each with its path, what its children's names begin with, and those left.
     walks: list[tuple[tuple[Json, ...], str, Iterator[tuple[Json, Json]]]] = [((), "", _iter_children(node))]
@@ -72,7 +82,7 @@ def iter_leaves(node: Json) -> Iterator[Leaf]:
             if tag is None and has_children(child):
                 walks.append(((*path_json, key), name + ".", _iter_children(child)))
                 break
-            yield Leaf((*path_json, key), name, tag or child[0], child)
+            yield (*path_json, key), name, tag or child[0], child
         else:
             walks.pop()
         if len(walks) > MAX_TREE_DEPTH:

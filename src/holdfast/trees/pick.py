@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from itertools import chain
 from typing import Final
 
-from holdfast.errors import Mismatch
 from holdfast.repo.record import Json
 from holdfast.trees.outline import ITEMS_START, KEYED_START, PAIRS_START, has_children, key_text
-from holdfast.trees.rename import rename_name
+from holdfast.trees.rename import plan_names
 
 _NOTHING: Final = object()
 
@@ -52,15 +52,13 @@ def rename_keys(node: Json, renames: Mapping[str, str]) -> Json:
         return node
     tag = node[0]
     start = ITEMS_START.get(tag) or KEYED_START[tag]
-    renamed: list[Json] = list(node[:start])
-    taken: dict[str, str] = {}
-    for key, child in _iter_children(node, start):
-        new = rename_name(key, renames) if tag in PAIRS_START and isinstance(key, str) else key
-        if isinstance(new, str) and taken.setdefault(new, key) != key:
-            raise Mismatch(f"{taken[new]!r} and {key!r} would both become {new!r}; choose other prefixes")
-        moved = rename_keys(child, renames)
-        renamed += [moved] if tag in ITEMS_START else [new, moved]
-    return renamed
+    children = [(key, rename_keys(child, renames)) for key, child in _iter_children(node, start)]
+    if tag in ITEMS_START:
+        return [*node[:start], *(child for _, child in children)]
+    texts = [key for key, _ in children if isinstance(key, str)] if tag in PAIRS_START else []
+    names = plan_names(texts, renames)
+    pairs = ((names.get(key, key) if isinstance(key, str) else key, child) for key, child in children)
+    return [*node[:start], *chain.from_iterable(pairs)]
 
 
 def _iter_children(node: Sequence[Json], start: int) -> list[tuple[Json, Json]]:

@@ -18,7 +18,7 @@ def rename_name(name: str, renames: Mapping[str, str]) -> str:
 
 def rename_prefixes(mapping: Mapping[str, Value], renames: Mapping[str, str]) -> dict[str, Value]:
     """Return a dict with every key renamed, in the same order; two keys that become one raise Mismatch."""
-    renamed = _plan_names(mapping, renames)
+    renamed = plan_names(mapping, renames)
     return {renamed[key]: value for key, value in mapping.items()}
 
 
@@ -32,7 +32,7 @@ def replace_by_prefix(state_dict: MutableMapping[str, Value], old: str, new: str
         state_dict.update(renamed)
 
 
-def _plan_names(keys: Iterable[str], renames: Mapping[str, str]) -> dict[str, str]:
+def plan_names(keys: Iterable[str], renames: Mapping[str, str]) -> dict[str, str]:
     """Return the new name of every key, having made sure that they are as many."""
     renamed: dict[str, str] = {}
     taken: dict[str, str] = {}

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from holdfast.digest import Buffer, hash_bytes
 from holdfast.errors import HoldfastError
 from holdfast.repo.chunk import CHUNK_BYTES, Location
-from holdfast.repo.fill import hash_piece, iter_digests, iter_hashed
+from holdfast.repo.engine import Engine
+from holdfast.repo.fill import Hasher
 from holdfast.repo.pack import HEADER, parse_pack_key, read_footer
 from holdfast.repo.record import Json
 from holdfast.repo.repository import Repository
 from holdfast.repo.source import BytesSource, Piece, cut_sources
+from holdfast.repo.stages import Stages
 from holdfast.repo.writer import Request, save
 from holdfast.store.memory import MemoryStore
 from tests.unit.repo.saving import MIB, iter_gaps, keys, load_bytes, noise, only_pack, read_entries, save_bytes
@@ -30,9 +31,10 @@ def places(repo: Repository, entries: Mapping[str, Buffer]) -> dict[str, list[Lo
 
 def test_pieces_come_hashed_in_order() -> None:
     pieces = cut_sources([BytesSource("a", noise(3 * MIB + 5)), BytesSource("b", b"12")])
-    with ThreadPoolExecutor(2) as pool:
-        hashed = [item for batch in iter_hashed(pieces, pool) for item in batch]
-        refs = list(iter_digests(pieces, pool))
+    with Engine("test", budget_bytes=4 * MIB, waits=False) as engine:
+        hasher = Hasher(engine, Stages(), batch_bytes=MIB)
+        hashed = [item for batch in hasher.iter_batches(pieces) for item in batch]
+        refs = list(hasher.iter_digests(pieces))
     assert [item.piece for item in hashed] == pieces
     assert all(item.digest == hash_bytes(item.data) for item in hashed)
     assert [ref.digest for ref in refs] == [item.digest for item in hashed]
@@ -134,5 +136,6 @@ def test_a_source_may_give_views_of_any_type(repo: Repository) -> None:
 
 def test_a_hashed_piece_holds_plain_bytes() -> None:
     source = Typed(array("I", [1, 2]))
-    item = hash_piece(Piece(source, 0, 0, 8))
+    with Engine("test", budget_bytes=MIB, waits=False) as engine:
+        ((item,),) = Hasher(engine, Stages(), batch_bytes=MIB).iter_batches([Piece(source, 0, 0, 8)])
     assert (len(item.data), item.data.format) == (8, "B")

@@ -13,7 +13,6 @@ from holdfast.repo.record import encode_record
 from holdfast.repo.repository import (
     MIN_BUDGET_BYTES,
     RecentSnapshots,
-    count_threads,
     init_repository,
     open_repository,
 )
@@ -86,10 +85,6 @@ def test_a_store_whose_writers_need_a_later_feature_is_read_but_not_written(stor
     with pytest.raises(NewerFormat, match="'later' to write"):
         save_bytes(repo, "a", {"x": b"1"})
     assert store.contents() == before
-
-
-def test_there_is_at_least_one_thread() -> None:
-    assert count_threads() >= 1
 
 
 def test_the_snapshot_saved_last_beside_a_name_is_remembered(store: MemoryStore) -> None:

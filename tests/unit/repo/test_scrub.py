@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from holdfast.digest import fingerprint, hash_bytes
 from holdfast.repo.chunk import UNIT_BYTES, Location
+from holdfast.repo.engine import Engine
 from holdfast.repo.layout import pack_key
 from holdfast.repo.pack import HEADER, Footer, PackBuilder, PackedChunk, read_footer
 from holdfast.repo.scrub import Scrubbed, Scrubber, Stretch, cut_pack
+from holdfast.repo.stages import Stages
 from holdfast.store.memory import MemoryStore
 from holdfast.store.protocol import ObjectStore
 from tests.unit.repo.saving import MIB, PACK_ID, Watched, iter_gaps, noise, rot
@@ -32,13 +33,13 @@ def footer(store: MemoryStore) -> Footer:
 
 
 @pytest.fixture
-def pool() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(2) as executor:
-        yield executor
+def engine() -> Iterator[Engine]:
+    with Engine("test", budget_bytes=16 << 20, waits=True) as found:
+        yield found
 
 
-def scrub(store: ObjectStore, footer: Footer, pool: ThreadPoolExecutor) -> list[Scrubbed]:
-    return list(Scrubber(store, pool).scrub(cut_pack(PACK_ID, footer, data_start=HEADER.size)))
+def scrub(store: ObjectStore, footer: Footer, engine: Engine) -> list[Scrubbed]:
+    return list(Scrubber(store, engine, Stages()).scrub(cut_pack(PACK_ID, footer, data_start=HEADER.size)))
 
 
 def test_stretches_cover_every_byte_and_every_chunk_once(footer: Footer) -> None:
@@ -50,67 +51,63 @@ def test_stretches_cover_every_byte_and_every_chunk_once(footer: Footer) -> None
     assert max(stretch.stop - stretch.start for stretch in stretches) <= UNIT_BYTES + 4096
 
 
-def test_an_intact_pack_is_clean(store: MemoryStore, footer: Footer, pool: ThreadPoolExecutor) -> None:
-    outcomes = scrub(store, footer, pool)
+def test_an_intact_pack_is_clean(store: MemoryStore, footer: Footer, engine: Engine) -> None:
+    outcomes = scrub(store, footer, engine)
     assert not any(outcome.bad_chunks or outcome.has_bad_padding or outcome.error for outcome in outcomes)
 
 
-def test_every_chunk_that_is_hit_is_named_and_no_other(
-    store: MemoryStore, footer: Footer, pool: ThreadPoolExecutor
-) -> None:
+def test_every_chunk_that_is_hit_is_named_and_no_other(store: MemoryStore, footer: Footer, engine: Engine) -> None:
     hit = [footer.chunks[i] for i in (0, 1, 5, 20, 22)]
     for chunk in hit:
         rot(store, KEY, chunk.location.offset + chunk.size_bytes - 1)
-    outcomes = scrub(store, footer, pool)
+    outcomes = scrub(store, footer, engine)
     assert [chunk for outcome in outcomes for chunk in outcome.bad_chunks] == hit
     assert not any(outcome.has_bad_padding for outcome in outcomes)
 
 
-def test_every_stretch_of_padding_is_checked(store: MemoryStore, footer: Footer, pool: ThreadPoolExecutor) -> None:
+def test_every_stretch_of_padding_is_checked(store: MemoryStore, footer: Footer, engine: Engine) -> None:
     for start, stop in iter_gaps(footer):
         for position in (start, stop - 1):
             rot(store, KEY, position)
-            outcomes = scrub(store, footer, pool)
+            outcomes = scrub(store, footer, engine)
             assert [outcome.has_bad_padding for outcome in outcomes].count(True) == 1
             assert not any(outcome.bad_chunks for outcome in outcomes)
             rot(store, KEY, position)
 
 
 def test_a_stretch_that_cannot_be_read_is_told_and_the_others_are_read(
-    store: MemoryStore, footer: Footer, pool: ThreadPoolExecutor
+    store: MemoryStore, footer: Footer, engine: Engine
 ) -> None:
     watched = Watched(store)
     watched.failing.add(KEY)
-    outcomes = scrub(watched, footer, pool)
+    outcomes = scrub(watched, footer, engine)
     assert all("input/output error" in outcome.error for outcome in outcomes)
     assert [chunk for outcome in outcomes for chunk in outcome.bad_chunks] == list(footer.chunks)
 
 
-def test_a_buffer_used_before_leaves_no_trace(store: MemoryStore, pool: ThreadPoolExecutor) -> None:
+def test_a_buffer_used_before_leaves_no_trace(store: MemoryStore, engine: Engine) -> None:
     """One thread scrubs many packs with one buffer: padding must be judged by what was read now."""
     pack = PackBuilder(store, PACK_ID)
     pack.append([(hash_bytes(noise(600)), memoryview(noise(600)))], alignment=4096)
     pack.seal()
     footer = read_footer(store, PACK_ID)
     stretches = list(cut_pack(PACK_ID, footer, data_start=HEADER.size)) * 50
-    outcomes = list(Scrubber(store, pool).scrub(stretches))
+    outcomes = list(Scrubber(store, engine, Stages()).scrub(stretches))
     assert len(outcomes) == 50
     assert not any(outcome.has_bad_padding or outcome.bad_chunks for outcome in outcomes)
 
 
-def test_a_pack_without_chunks_is_clean(store: MemoryStore, pool: ThreadPoolExecutor) -> None:
+def test_a_pack_without_chunks_is_clean(store: MemoryStore, engine: Engine) -> None:
     PackBuilder(store, PACK_ID).seal()
-    (outcome,) = scrub(store, read_footer(store, PACK_ID), pool)
+    (outcome,) = scrub(store, read_footer(store, PACK_ID), engine)
     assert outcome == Scrubbed(Stretch(PACK_ID, HEADER.size, outcome.stretch.stop, ()))
 
 
-def test_a_chunk_of_an_unknown_codec_is_judged_by_its_stored_bytes(
-    store: MemoryStore, pool: ThreadPoolExecutor
-) -> None:
+def test_a_chunk_of_an_unknown_codec_is_judged_by_its_stored_bytes(store: MemoryStore, engine: Engine) -> None:
     stored = noise(100)
     store.create(KEY, bytes(64) + stored)
     at = Location(PACK_ID, 64, 100, 9, fingerprint(stored))
     footer = Footer((PackedChunk(hash_bytes(b"unfolded"), 5000, at),), 164, 164)
-    assert not scrub(store, footer, pool)[0].bad_chunks
+    assert not scrub(store, footer, engine)[0].bad_chunks
     rot(store, KEY, 100)
-    assert scrub(store, footer, pool)[0].bad_chunks == footer.chunks
+    assert scrub(store, footer, engine)[0].bad_chunks == footer.chunks

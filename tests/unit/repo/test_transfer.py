@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from holdfast.errors import DigestMismatch
 from holdfast.progress import Silent
 from holdfast.repo.chunk import ChunkRef, Location
+from holdfast.repo.engine import Engine
 from holdfast.repo.holdings import Holdings
 from holdfast.repo.manifest import Entry
 from holdfast.repo.reader import SnapshotReader
@@ -34,9 +34,9 @@ def transfer(source: Repository, repo: Repository) -> Iterator[Transfer]:
     with (
         Transaction(repo, purpose="test") as transaction,
         SnapshotReader(source, snapshot_of(source, "a")) as reader,
-        ThreadPoolExecutor(2) as pool,
+        Engine("test", budget_bytes=16 << 20, waits=True) as engine,
     ):
-        yield Transfer(reader, Holdings(repo, [], avoid=frozenset()), transaction.packer, pool)
+        yield Transfer(reader, Holdings(repo, [], avoid=frozenset()), transaction.packer, engine)
 
 
 def entries_of(source: Repository) -> list[Entry]:

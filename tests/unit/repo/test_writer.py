@@ -131,7 +131,7 @@ def test_a_rotten_copy_is_not_relied_on_if_reuse_is_verified(
 ) -> None:
     save_bytes(repo, "a", {"x": STATE["bias"]})
     rot(store, only_pack(store), pack_of(repo, "a", "x").offset + 10)
-    result = save_bytes(repo, "b", {"x": STATE["bias"]}, verify_reuse=verify_reuse)
+    result = save_bytes(new_repo(store), "b", {"x": STATE["bias"]}, verify_reuse=verify_reuse)
     assert result.new_bytes == (len(STATE["bias"]) if verify_reuse else 0)
     if verify_reuse:
         assert load_bytes(repo, "b") == load_bytes(repo, "a") == {"x": STATE["bias"]}

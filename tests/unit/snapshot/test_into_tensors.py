@@ -10,6 +10,7 @@ import torch
 
 from holdfast.errors import Mismatch
 from holdfast.facade import Store
+from holdfast.snapshot.places import copy_into
 from holdfast.store.memory import MemoryStore
 from holdfast.tensors.storage import free_storage, is_allocated
 from tests.tensors import COMPOSITES, ORDINARY, SUBCLASSES, assert_same_tensor, raw_bytes
@@ -176,6 +177,52 @@ def test_gradients_that_were_saved_come_back_to_the_tensor_that_is_there(store: 
     assert torch.equal(place.grad, noise(3, seed=1))
 
 
+@pytest.mark.parametrize("assign", [False, True])
+def test_gradients_are_converted_with_their_tensor(store: Store, assign: bool) -> None:
+    saved = torch.nn.Parameter(noise(3))
+    saved.grad = noise(3, seed=1)
+    store.save("x", {"p": saved}, grads=True)
+    target = {"p": torch.nn.Parameter(torch.zeros(3, dtype=torch.bfloat16))}
+
+    store.load_into("x", target, cast=True, assign=assign)
+
+    assert torch.equal(target["p"], saved.bfloat16())
+    assert target["p"].grad is not None
+    assert torch.equal(target["p"].grad, noise(3, seed=1).bfloat16())
+
+
+def test_what_is_converted_and_put_in_place_is_tied_as_it_was(store: Store) -> None:
+    tied = torch.nn.Parameter(noise(3))
+    store.save("x", {"a": tied, "b": tied})
+    target = {name: torch.zeros(3, dtype=torch.bfloat16) for name in "ab"}
+
+    store.load_into("x", target, cast=True, assign=True)
+
+    assert target["a"] is target["b"]
+    assert isinstance(target["a"], torch.nn.Parameter)
+
+
+def test_a_parameter_becomes_whole_numbers_without_a_gradient(store: Store) -> None:
+    store.save("x", {"p": torch.nn.Parameter(torch.tensor([1.5, -2.5]))})
+    target = {"p": torch.zeros(2, dtype=torch.int64)}
+
+    store.load_into("x", target, cast=True, assign=True)
+
+    assert target["p"].tolist() == [1, -2]
+    assert not target["p"].requires_grad
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_what_torch_cannot_convert_is_refused_before_anything_changes(store: Store, assign: bool) -> None:
+    saved = {"a": noise(4), "w": torch.zeros(4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)}
+    target = {"a": torch.zeros(4), "w": torch.zeros(4)}
+
+    assert problems_of(store, saved, target, cast=True, assign=assign) == [
+        "w: torch.float32 in the target, torch.float4_e2m1fn_x2 in the snapshot, which torch cannot convert;"
+        " give the target that dtype"
+    ]
+
+
 def test_tied_tensors_are_filled_together(store: Store) -> None:
     shared = noise(4)
     store.save("x", {"a": shared, "b": shared, "part": shared[1:3]})
@@ -254,5 +301,15 @@ def test_a_target_whose_memory_was_freed_stays_so_if_something_else_does_not_fit
 
     with pytest.raises(Mismatch):
         store.load_into("x", {"w": target, "v": torch.zeros(2)})
+
+    assert not is_allocated(target)
+
+
+def test_a_target_whose_memory_was_freed_is_freed_again_if_nothing_can_be_copied() -> None:
+    target = torch.zeros(4)
+    free_storage(target)
+
+    with pytest.raises(NotImplementedError):
+        copy_into(target, torch.zeros(4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2), what="w")
 
     assert not is_allocated(target)

@@ -267,7 +267,7 @@ class Interrupted(BytesSource):
     """Raises as if the user had lost patience, in the middle."""
 
     def read(self, start: int, stop: int) -> memoryview:
-        if start >= 2 * MIB:
+        if stop > 2 * MIB:
             raise KeyboardInterrupt
         return super().read(start, stop)
 

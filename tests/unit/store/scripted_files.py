@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from holdfast.store.files import Files, FileStat, PosixFiles
@@ -36,9 +36,9 @@ class Scripted(PosixFiles):
         super().close(handle)
         self._done("close")
 
-    def write(self, handle: int, buffers: Sequence[memoryview]) -> int:
-        self._meet("write")
-        return super().write(handle, buffers)
+    def write_at(self, handle: int, start: int, buffer: memoryview) -> int:
+        self._meet("write_at")
+        return super().write_at(handle, start, buffer)
 
     def read_into(self, handle: int, start: int, buffer: memoryview) -> int:
         self._meet("read_into")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,7 +33,7 @@ def test_where_we_may_not_delete_the_error_says_so(tmp_path: Path) -> None:
         store.delete("packs/before")
 
 
-@pytest.mark.parametrize("call", ["create_file", "write", "sync_file", "link", "make_directory"])
+@pytest.mark.parametrize("call", ["create_file", "write_at", "sync_file", "link", "make_directory"])
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
 def test_a_full_disk_is_told_and_nothing_is_left(tmp_path: Path, call: str, code: int) -> None:
     files = Scripted()
@@ -60,10 +60,10 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_disk_that_really_runs_full_is_told_and_usable_afterwards(tiny_disk: Path) -> None:
     store = LocalStore(tiny_disk)
     upload = store.upload("packs/large")
-    upload.append(bytes(64 << 10))
+    upload.append(*[bytes(64 << 10)] * 5)
     with pytest.raises(StoreFull) as caught:
-        upload.append(*[bytes(64 << 10)] * 4)
-    assert caught.value.needed_bytes == 256 << 10
+        upload.commit()
+    assert caught.value.needed_bytes == 320 << 10
     with pytest.raises(StoreError, match="has ended"):
         upload.commit()
     assert found_below(tiny_disk) == []
@@ -118,7 +118,7 @@ def test_an_error_told_only_when_the_file_is_closed_prevents_the_create(tmp_path
     assert found_below(tmp_path) == ["packs/before"]
 
 
-@pytest.mark.parametrize("call", ["create_file", "write", "sync_file", "link", "sync_directory"])
+@pytest.mark.parametrize("call", ["create_file", "write_at", "sync_file", "link", "sync_directory"])
 def test_no_failed_write_leaks_a_descriptor(tmp_path: Path, call: str) -> None:
     files = Scripted()
     store = ready_store(tmp_path, files)
@@ -156,7 +156,7 @@ def test_no_file_under_way_is_left_where_the_probe_fails(tmp_path: Path) -> None
     assert open_descriptors() == before
 
 
-def test_an_interrupted_append_can_never_be_committed(tmp_path: Path) -> None:
+def test_an_interrupted_upload_can_never_be_committed(tmp_path: Path) -> None:
     files = Scripted()
     store = ready_store(tmp_path, files)
 
@@ -164,9 +164,10 @@ def test_an_interrupted_append_can_never_be_committed(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     upload = store.upload("packs/one")
-    files.before = {"write": interrupt}
+    files.before = {"write_at": interrupt}
+    upload.append(b"data")
     with pytest.raises(KeyboardInterrupt):
-        upload.append(b"data")
+        upload.commit()
     with pytest.raises(StoreError, match="has ended"):
         upload.commit()
     assert found_below(tmp_path) == ["packs/before"]
@@ -175,8 +176,8 @@ def test_an_interrupted_append_can_never_be_committed(tmp_path: Path) -> None:
 class OneByteAtATime(PosixFiles):
     """Takes and gives as little as POSIX allows."""
 
-    def write(self, handle: int, buffers: Sequence[memoryview]) -> int:
-        return super().write(handle, [buffers[0][:1]])
+    def write_at(self, handle: int, start: int, buffer: memoryview) -> int:
+        return super().write_at(handle, start, buffer[:1])
 
     def read_into(self, handle: int, start: int, buffer: memoryview) -> int:
         return super().read_into(handle, start, buffer[:1])

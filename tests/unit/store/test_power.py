@@ -14,7 +14,7 @@ from holdfast.testing.power import SimulatedDisk, SyncSite
 
 def write_file(disk: SimulatedDisk, path: str, data: bytes, *, sync: bool) -> None:
     handle = disk.create_file(path)
-    disk.write(handle, [memoryview(data)])
+    disk.write_at(handle, 0, memoryview(data))
     if sync:
         disk.sync_file(handle)
     disk.close(handle)

@@ -7,11 +7,11 @@ from itertools import pairwise
 import pytest
 import torch
 
-from holdfast.errors import TooLarge, Unsupported
+from holdfast.errors import SourceChanged, TooLarge, Unsupported
 from holdfast.repo.chunk import CHUNK_BYTES
 from holdfast.tensors import sources as module
 from holdfast.tensors.sources import TensorSource, plan_sources
-from holdfast.tensors.spec import TensorSpec
+from holdfast.tensors.spec import TensorSpec, describe
 from tests.tensors import ORDINARY
 
 KIB = 1 << 10
@@ -37,12 +37,57 @@ def random_bytes(size: int) -> torch.Tensor:
 
 
 def test_a_tensor_alone_is_read_in_place() -> None:
-    tensor = torch.arange(6.0)
+    tensor = torch.arange(60_000.0)
+    (source,) = plan(tensor)
+    data = source.read(4, 200_000)
+    tensor[1] = 9.0
+    assert bytes(data) == tensor[1:50_000].numpy().tobytes()
+    assert (source.size_bytes, source.alias, source.note) == (240_000, 0, None)
+
+
+def test_a_few_bytes_are_copied_from_where_they_lie() -> None:
+    tensor = torch.arange(6.0)[2:]
     (source,) = plan(tensor)
     data = source.read(4, 12)
+    expected = tensor[1:3].numpy().tobytes()
     tensor[1] = 9.0
-    assert bytes(data) == tensor[1:3].numpy().tobytes()
-    assert (source.size_bytes, source.alias, source.note) == (24, 0, None)
+    assert bytes(data) == expected
+
+
+@pytest.mark.parametrize("items", [16, 60_000])
+def test_memory_that_was_freed_meanwhile_is_not_read(items: int) -> None:
+    tensor = torch.ones(items)
+    (source,) = plan(tensor)
+    tensor.untyped_storage().resize_(0)
+    with pytest.raises(SourceChanged, match=r"^'t0': its memory was freed while it was being saved"):
+        source.read(0, 4 * items)
+
+
+def test_tensors_that_differ_in_values_only_have_one_form() -> None:
+    one, other, third = plan(torch.ones(2, 3), torch.zeros(2, 3), torch.zeros(3, 2))
+    assert one.form is other.form
+    assert third.form is not one.form
+
+
+def test_flags_and_roles_make_another_form() -> None:
+    plain = torch.ones(3, dtype=torch.complex64)
+    kinds = [plain, plain.conj().clone().conj(), torch.nn.Parameter(plain.clone()), torch.nn.Buffer(plain.clone())]
+    kinds += [plain.clone().requires_grad_(), torch._neg_view(plain.clone()), plain.to("meta")]
+    sources = plan(*kinds)
+    assert [source.meaning for source in sources] == [describe(tensor) for tensor in kinds]
+    assert len({id(source.form) for source in sources}) == len(kinds)
+
+
+def test_quantised_tensors_keep_each_its_own_scale() -> None:
+    scales = (0.5, 0.25)
+    one, other = plan(*(torch.quantize_per_tensor(torch.ones(4), scale, 0, torch.qint8) for scale in scales))
+    assert one.spec != other.spec
+
+
+def test_the_numbers_of_groups_follow_their_first_tensors() -> None:
+    first, second = torch.ones(4), torch.ones(4)
+    sources = plan(first, second, second[:2], torch.ones(2), first[2:])
+    assert [source.alias for source in sources] == [1, 2, 2, 0, 1]
 
 
 def test_a_small_view_of_a_large_storage_takes_its_own_bytes_only() -> None:

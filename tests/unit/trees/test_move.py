@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
@@ -158,45 +159,28 @@ def test_the_host_waits_once_for_all_that_comes_from_an_accelerator(
     assert meta_accelerator.lines == copies + ending
 
 
-FAKE_ACCELERATOR: Final = """
+ON_AN_ACCELERATOR: Final = """
 import torch
-from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 from holdfast.trees.move import move_to_device
+from tests import fake_accelerator
 
-_setup_privateuseone_for_python_backend("fake")
-log = []
-
-def empty(size, *, dtype=None, **options):
-    return torch._C._acc.create_empty_tensor(tuple(size), dtype or torch.float32)
-
-def empty_strided(size, stride, *, dtype=None, **options):
-    return empty(size, dtype=dtype)
-
-def copy_from(source, target, non_blocking=False):
-    log.append(f"{source.device} to {target.device}")
-    return target
-
-def record_stream(tensor, stream):
-    log.append(f"record {tuple(tensor.shape)}")
-
-library = torch.library.Library("aten", "IMPL")
-library.impl("empty.memory_format", empty, "PrivateUse1")
-library.impl("empty_strided", empty_strided, "PrivateUse1")
-library.impl("_copy_from", copy_from, "PrivateUse1")
-library.impl("record_stream", record_stream, "PrivateUse1")
+fake, libraries = fake_accelerator.install()
 
 moved = move_to_device({"a": torch.ones(2), "b": (torch.ones(3),)}, "fake")
 assert moved["a"].device == torch.device("fake", 0), moved["a"].device
 assert move_to_device(moved, "fake") is moved
 assert move_to_device(moved, "fake:0") is moved
-assert log == ["cpu to fake:0", "cpu to fake:0", "record (2,)", "record (3,)"], log
+assert fake.log == ["cpu to fake:0", "cpu to fake:0", "record (2,)", "record (3,)"], fake.log
+assert move_to_device(moved, "cpu")["b"][0].tolist() == [1.0, 1.0, 1.0]
 """
 
 
 # A device cannot be unregistered, so it gets a process of its own.
 @pytest.mark.slow
 def test_a_real_device_type_of_torch_takes_part_with_its_streams() -> None:
-    done = subprocess.run([sys.executable, "-c", FAKE_ACCELERATOR], capture_output=True, text=True, check=False)
+    root = Path(__file__).parents[3]
+    command = [sys.executable, "-c", ON_AN_ACCELERATOR]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=root)
 
     assert done.returncode == 0, done.stderr
 

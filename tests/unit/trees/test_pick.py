@@ -75,3 +75,10 @@ def test_only_text_keys_of_dicts_are_renamed() -> None:
 def test_two_keys_that_become_one_are_refused() -> None:
     with pytest.raises(Mismatch, match=r"'module\.x' and 'x' would both become 'x'"):
         rename_keys(["dict", "module.x", 1, "x", 2], {"module.": ""})
+
+
+def test_all_keys_of_a_dict_that_become_one_are_listed() -> None:
+    with pytest.raises(Mismatch) as caught:
+        rename_keys(["dict", "m.x", 1, "x", 2, "m.y", 3, "y", 4], {"m.": ""})
+
+    assert len(caught.value.problems) == 2

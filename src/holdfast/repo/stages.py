@@ -1,0 +1,51 @@
+"""Where the time of reads and writes goes: seconds and bytes of each stage, added up over all threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Literal
+
+StageName = Literal["plan", "hash", "look up", "append", "seal", "commit", "read", "verify", "build"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What one stage has done so far."""
+
+    seconds: float = 0.0
+    """Of all threads that did it, so that it can be more than went by."""
+    size_bytes: int = 0
+    calls: int = 0
+
+
+class Stages:
+    """The stages of one handle. Safe in any thread."""
+
+    def __init__(self) -> None:
+        """Begin with no time spent."""
+        self._lock = threading.Lock()
+        self._stages: dict[StageName, Stage] = {}
+
+    def add(self, name: StageName, seconds: float, size_bytes: int = 0) -> None:
+        """Add time to a stage."""
+        with self._lock:
+            before = self._stages.get(name, Stage())
+            self._stages[name] = Stage(before.seconds + seconds, before.size_bytes + size_bytes, before.calls + 1)
+
+    @contextmanager
+    def time(self, name: StageName, size_bytes: int = 0) -> Iterator[None]:
+        """Add the time of a block to a stage."""
+        started = perf_counter()
+        try:
+            yield
+        finally:
+            self.add(name, perf_counter() - started, size_bytes)
+
+    def read(self) -> dict[StageName, Stage]:
+        """Return all stages that took part so far."""
+        with self._lock:
+            return dict(self._stages)

@@ -1,0 +1,27 @@
+"""Tensors that are not on the CPU are saved, loaded, filled and compared like all others."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+# A device cannot be unregistered, so it gets a process of its own, and the checks are collected there.
+@pytest.mark.slow
+def test_all_that_is_promised_of_tensors_holds_on_an_accelerator(tmp_path: Path) -> None:
+    checks = Path(__file__).with_name("accelerator_checks.py")
+    words = ["-q", "--tb=short", "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'checks'}", str(checks)]
+
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=checks.parents[2],
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " passed" in done.stdout

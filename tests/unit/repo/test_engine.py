@@ -1,0 +1,181 @@
+"""The engine: order, budget, first errors, an end that is an end, and no more threads than cores allow."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.repo.chunk import UNIT_BYTES
+from holdfast.repo.engine import Engine, count_cores, read_core_quota
+
+MIB = 1 << 20
+
+
+def weigh(items: list[int], size: int = MIB) -> list[tuple[int, int]]:
+    return [(item, size) for item in items]
+
+
+def test_results_come_in_order_however_long_each_takes() -> None:
+    gate = threading.Event()
+
+    def work(number: int) -> int:
+        if number == 0:
+            gate.wait(10)
+        else:
+            gate.set()
+        return number * number
+
+    with Engine("test", budget_bytes=64 * MIB, waits=True) as engine:
+        assert list(engine.iter_results(work, weigh(list(range(20))))) == [n * n for n in range(20)]
+
+
+@pytest.mark.parametrize("budget", [1, 4 * MIB, 64 * MIB])
+def test_no_more_is_under_way_than_the_budget_allows(budget: int) -> None:
+    lock = threading.Lock()
+    now = most = 0
+
+    def work(_: int) -> None:
+        nonlocal now, most
+        with lock:
+            now += 1
+            most = max(most, now)
+        with lock:
+            now -= 1
+
+    with Engine("test", budget_bytes=budget, waits=True) as engine:
+        engine.run(work, weigh(list(range(50))))
+        assert most <= max(1, min(budget // MIB, engine.threads))
+
+
+def test_an_item_larger_than_the_budget_is_worked_on_alone() -> None:
+    with Engine("test", budget_bytes=MIB, waits=False) as engine:
+        assert list(engine.iter_results(lambda item: item, weigh([1, 2, 3], 10 * MIB))) == [1, 2, 3]
+
+
+def test_what_is_taken_ahead_is_bounded() -> None:
+    taken: list[int] = []
+
+    def feed() -> Iterator[tuple[int, int]]:
+        for number in range(100):
+            taken.append(number)
+            yield number, MIB
+
+    with Engine("test", budget_bytes=UNIT_BYTES, waits=True) as engine:
+        results = engine.iter_results(lambda item: item, feed())
+        next(results)
+        assert len(taken) <= engine.threads + 2
+
+
+def test_the_first_error_in_order_is_told_and_ends_the_work() -> None:
+    done: list[int] = []
+
+    def work(number: int) -> None:
+        if number in (3, 5):
+            raise ValueError(f"number {number}")
+        done.append(number)
+
+    with Engine("test", budget_bytes=64 * MIB, waits=False) as engine:
+        with pytest.raises(ValueError, match="number 3"):
+            engine.run(work, weigh(list(range(100))))
+        assert len(done) < 20
+        before = list(done)
+        engine.run(lambda _: None, weigh([1]))
+        assert done == before
+
+
+def test_when_it_ends_by_an_error_nothing_is_going_on() -> None:
+    entered, release = threading.Event(), threading.Event()
+    finished: list[str] = []
+
+    def work(number: int) -> None:
+        if number == 0:
+            entered.wait(10)
+            threading.Timer(0.05, release.set).start()
+            raise ValueError("the first")
+        entered.set()
+        release.wait(10)
+        finished.append("late")
+
+    with Engine("test", budget_bytes=64 * MIB, waits=True) as engine:
+        with pytest.raises(ValueError, match="the first"):
+            engine.run(work, weigh([0, 1]))
+        assert finished == ["late"]
+
+
+def test_whoever_stops_taking_results_leaves_no_work_behind() -> None:
+    done: list[int] = []
+    with Engine("test", budget_bytes=64 * MIB, waits=True) as engine:
+        results = engine.iter_results(done.append, weigh(list(range(100))))
+        next(results)
+        results.close()  # type: ignore[attr-defined]  # an iterator by its type, a generator in truth
+        count = len(done)
+        assert count < 20
+    assert len(done) == count
+
+
+def test_no_thread_is_there_before_the_work_and_none_after_it() -> None:
+    before = set(threading.enumerate())
+    with Engine("test", budget_bytes=64 * MIB, waits=True) as engine:
+        assert set(threading.enumerate()) == before
+        engine.run(lambda _: None, weigh([1, 2, 3]))
+    assert set(threading.enumerate()) == before
+
+
+def test_one_engine_can_do_two_things_at_once() -> None:
+    with Engine("test", budget_bytes=64 * MIB, waits=False) as engine:
+        outer = engine.iter_results(lambda item: item, weigh(list(range(10))))
+        total = sum(sum(engine.iter_results(lambda item: item, weigh([first, 1]))) for first in outer)
+    assert total == 45 + 10
+
+
+def test_threads_are_as_many_as_cores_and_budget_allow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.repo.engine.count_cores", lambda: 64)
+    assert Engine("test", budget_bytes=1 << 40, waits=False).threads == 64
+    assert Engine("test", budget_bytes=1 << 40, waits=True).threads == 66
+    assert Engine("test", budget_bytes=256 * MIB, waits=True).threads == 32
+    monkeypatch.setattr("holdfast.repo.engine.count_cores", lambda: 1)
+    assert Engine("test", budget_bytes=16 * MIB, waits=False).threads == 1
+
+
+def test_a_forked_child_works_with_threads_of_its_own() -> None:
+    with Engine("test", budget_bytes=64 * MIB, waits=True) as engine:
+        engine.run(lambda _: None, weigh([1, 2, 3]))
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if list(engine.iter_results(lambda item: item, weigh([1, 2]))) == [1, 2] else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ({"a/b": "max 100000", "a": "150000 100000"}, 1.5),
+        ({"a/b": "400000 100000", "a": "250000 100000", "": "800000 100000"}, 2.5),
+        ({"a/b": "max 100000"}, None),
+        ({"a/b": "nonsense"}, None),
+        ({"a/b": "100000 0"}, None),
+        ({}, None),
+    ],
+)
+def test_the_least_quota_of_all_groups_above_counts(
+    tmp_path: Path, limits: dict[str, str], expected: float | None
+) -> None:
+    (tmp_path / "cgroup").write_text("4:cpu:/old\n0::/a/b\n")
+    (tmp_path / "root/a/b").mkdir(parents=True)
+    for name, text in limits.items():
+        (tmp_path / "root" / name / "cpu.max").write_text(text + "\n")
+    assert read_core_quota(str(tmp_path / "cgroup"), str(tmp_path / "root")) == expected
+
+
+def test_where_there_are_no_groups_there_is_no_quota(tmp_path: Path) -> None:
+    assert read_core_quota(str(tmp_path / "absent"), str(tmp_path)) is None
+
+
+def test_there_is_at_least_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert count_cores() >= 1
+    monkeypatch.setattr("holdfast.repo.engine.read_core_quota", lambda *_: 0.1)
+    assert count_cores() == 1
