@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import cache
 from typing import Final, NewType
 
 from blake3 import blake3
@@ -27,7 +28,15 @@ def hash_bytes(data: Buffer) -> Digest:
 
 def hash_kind(kind: str, parts: Iterable[Buffer]) -> Digest:
     """Return a content digest: BLAKE3 in derive-key mode, so that no kind collides with another or with a chunk."""
-    return Digest(blake3(b"".join(parts), derive_key_context=f"holdfast v1 {kind}").digest())
+    hasher = _begin_kind(kind).copy()
+    hasher.update(b"".join(parts))
+    return Digest(hasher.digest())
+
+
+@cache
+def _begin_kind(kind: str) -> blake3:
+    """Return a hasher to copy: to derive the key takes as long as to hash a small entry."""
+    return blake3(derive_key_context=f"holdfast v1 {kind}")
 
 
 def fingerprint(data: Buffer) -> bytes:

@@ -27,13 +27,14 @@ from holdfast.repo.tags import Tag, delete_tag, iter_tags, read_tag, set_tag
 from holdfast.repo.writer import SaveResult
 from holdfast.store.protocol import ObjectStore
 from holdfast.store.url import open_store
+from holdfast.trees.kwargs import pack_kwargs, unpack_kwargs
 
 if TYPE_CHECKING:
     import torch
 
     from holdfast.diff.compare import Diff
     from holdfast.snapshot.lazy import Snapshot
-    from holdfast.snapshot.load import Aliases
+    from holdfast.snapshot.options import Aliases
     from holdfast.snapshot.staging import AsyncSaver, SaveHandle, Staging
     from holdfast.trees.registered import Types
 
@@ -128,7 +129,8 @@ class Store:
         """Pickle as the URL and the options; whoever unpickles it opens it again."""
         if self.url.startswith("memory://"):
             raise StoreError(f"{self.url} belongs to this process and cannot be pickled; use a path to share a store")
-        return _open_again, (self.url, self._budget_bytes, self._classes, self._options)
+        places = {"budget_bytes": self._budget_bytes, "types": self._classes}
+        return _open_again, pack_kwargs(self.url, **places, **self._options)
 
     def __enter__(self) -> Self:
         """Return itself."""
@@ -202,6 +204,7 @@ class Store:
         rename: Mapping[str, str] | None = None,
         aliases: Aliases = "preserve",
         allow_pickle: bool = False,
+        dtype: torch.dtype | None = None,
     ) -> Any:
         """Load a tree into new memory: the same containers, values, tensors and sharing of memory.
 
@@ -214,12 +217,13 @@ class Store:
             rename: prefixes of keys to replace.
             aliases: "preserve" what shared memory, or give each tensor "fresh" memory.
             allow_pickle: unpickle what was pickled, which may run any code.
+            dtype: what floating tensors are cast to; all others, and those of registered types, are as they were saved.
         """
-        from holdfast.snapshot.load import LoadOptions
+        from holdfast.snapshot.options import LoadOptions
 
         if aliases not in ("preserve", "fresh"):
             raise ValueError(f"aliases must be 'preserve' or 'fresh', not {aliases!r}")
-        options = LoadOptions(device, only, _verify_mode(verify), mmap, rename or {}, aliases, allow_pickle)
+        options = LoadOptions(device, only, _verify_mode(verify), mmap, rename or {}, aliases, allow_pickle, dtype)
         return self._find(name).load(options)
 
     def load_into(
@@ -383,9 +387,9 @@ class Store:
         return Snapshot(self.repository, record, self._types)
 
 
-def _open_again(url: str, budget_bytes: int, classes: Sequence[type], options: Mapping[str, bool]) -> Store:
-    places = {name: options.get(name, False) for name in ("read_only", "single_writer")}
-    return Store(open_store(url, **places), budget_bytes=budget_bytes, types=classes, options=options)
+def _open_again(flat: Sequence[Any], keys: Sequence[str]) -> Store:
+    args, kwargs = unpack_kwargs(flat, keys)
+    return open(*args, **kwargs)
 
 
 def _verify_mode(verify: Verify) -> Verify:

@@ -85,7 +85,9 @@ def test_every_verb_has_help_with_an_example(empty: Cli, verb: str, capsysbinary
 
 
 def test_the_verbs_are_these() -> None:
-    assert build_parser().format_usage() == "usage: holdfast [-h] [-s STORE] [--debug] [--version] VERB ...\n"
+    assert (
+        build_parser().format_usage() == "usage: holdfast [-h] [-s STORE] [--debug] [--profile] [--version] VERB ...\n"
+    )
     help_text = build_parser().format_help()
     assert [line.split()[0] for line in help_text.partition("  VERB\n")[2].partition("\n\n")[0].splitlines()] == VERBS
 

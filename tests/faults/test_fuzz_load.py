@@ -22,7 +22,7 @@ from holdfast.repo.record import Json
 from holdfast.repo.repository import open_repository
 from holdfast.repo.snapshots import read_snapshot
 from holdfast.snapshot.lazy import Snapshot
-from holdfast.snapshot.load import LoadOptions
+from holdfast.snapshot.options import LoadOptions
 from holdfast.store.memory import MemoryStore
 from holdfast.trees.registered import Types
 from tests.faults.damage import replace as replace_object
@@ -121,18 +121,18 @@ def mutate_entries(entries: list[Entry], chance: random.Random) -> list[Entry]:
     entry = entries[at]
     act = chance.randrange(8)
     if act == 0:
-        changed[at] = replace(entries[other], name=entry.name)
+        changed[at] = entries[other]._replace(name=entry.name)
     elif act == 1:
-        changed[at] = replace(entry, alias=chance.choice((0, 1, 2, entries[other].alias, 0xFFFFFFFF)))
+        changed[at] = entry._replace(alias=chance.choice((0, 1, 2, entries[other].alias, 0xFFFFFFFF)))
     elif act == 2:
-        changed[at] = replace(entry, spec=entries[other].spec)
+        changed[at] = entry._replace(spec=entries[other].spec)
     elif act == 3:
-        changed[at] = replace(entry, note=chance.choice(({"device": "meta"}, {"device": "no"}, {"device": 3}, [])))
+        changed[at] = entry._replace(note=chance.choice(({"device": "meta"}, {"device": "no"}, {"device": 3}, [])))
     elif act == 4:
         chunks = entries[other].chunks
-        changed[at] = replace(entry, chunks=chunks, size_bytes=sum(chunk.size_bytes for chunk in chunks))
+        changed[at] = entry._replace(chunks=chunks, size_bytes=sum(chunk.size_bytes for chunk in chunks))
     else:
-        changed[at] = replace(entry, spec=mutate(entry.spec, chance))
+        changed[at] = entry._replace(spec=mutate(entry.spec, chance))
     return changed
 
 
@@ -169,7 +169,9 @@ def forge_once(forger: Forger, seed: str) -> bool:
         else:
             entries = mutate_entries(entries, chance)
     options = LoadOptions(
-        device=chance.choice(("cpu", "cpu", "saved", "meta")), aliases=chance.choice(("preserve", "preserve", "fresh"))
+        device=chance.choice(("cpu", "cpu", "saved", "meta")),
+        aliases=chance.choice(("preserve", "preserve", "fresh")),
+        dtype=chance.choice((None, None, torch.bfloat16, torch.float64)),
     )
     try:
         snapshot = forger.forge(spec, entries)
@@ -273,5 +275,5 @@ def test_a_few_bytes_cannot_ask_for_much_memory() -> None:
     forger = Forger({"a": torch.arange(12.0)[::4], "b": torch.ones(2)})
     spec = {**forger.entries[0].spec, "stride": [1 << 36]}
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    load_or_refuse(lambda: forger.forge(forger.spec, [replace(forger.entries[0], spec=spec), forger.entries[1]]).load())
+    load_or_refuse(lambda: forger.forge(forger.spec, [forger.entries[0]._replace(spec=spec), forger.entries[1]]).load())
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50 << 10

@@ -14,6 +14,8 @@ from holdfast.errors import Mismatch
 from holdfast.facade import Store
 from holdfast.repo.reader import SnapshotReader
 from holdfast.repo.repository import MIN_BUDGET_BYTES
+from holdfast.snapshot import cast
+from holdfast.trees.move import move_to_device
 from tests import fake_accelerator
 from tests.cli.runs import Cli
 from tests.integration.device_tree import (
@@ -345,3 +347,26 @@ def test_the_command_line_reads_what_was_on_a_device(
     assert (shown.code, differing.code) == (0, 1)
     assert "contiguous" in differing.out
     assert "bf16" not in differing.out
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+def test_a_cast_is_made_where_fewer_bytes_have_to_be_moved(
+    store: Store, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    base = torch.randn(3, 4)
+    store.save("x", {"base": base, "row": base[1], "n": torch.arange(3)})
+    moved: list[int] = []
+
+    def meter(memory: torch.Tensor, device: torch.device) -> torch.Tensor:
+        moved.append(memory.nbytes)
+        return move_to_device(memory, device)
+
+    monkeypatch.setattr(cast, "move_to_device", meter)
+    found = store.load("x", device=DEVICE, dtype=dtype)
+
+    assert moved == [12 * min(4, dtype.itemsize)]
+    assert set(devices_of(found)) == {DEVICE}
+    assert torch.equal(found["base"].cpu(), base.to(dtype))
+    assert torch.equal(found["row"].cpu(), base[1].to(dtype))
+    assert found["base"].untyped_storage()._cdata == found["row"].untyped_storage()._cdata
+    assert found["n"].dtype == torch.int64

@@ -6,17 +6,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 
-
-# A device cannot be unregistered, so it gets a process of its own, and the checks are collected there.
-@pytest.mark.slow
+# A device cannot be unregistered, so it gets a process of its own; all checks run in that one, and are collected there.
 def test_all_that_is_promised_of_tensors_holds_on_an_accelerator(tmp_path: Path) -> None:
     checks = Path(__file__).with_name("accelerator_checks.py")
-    words = ["-q", "--tb=short", "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'checks'}", str(checks)]
+    # Nothing there is for Hypothesis, which takes its time to start.
+    words = ["-q", "--tb=short", "--noconftest", "-p", "no:hypothesispytest", "-p", "no:cacheprovider"]
 
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", *words],
+        [sys.executable, "-m", "pytest", *words, f"--basetemp={tmp_path / 'checks'}", str(checks)],
         capture_output=True,
         text=True,
         check=False,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -41,7 +40,7 @@ LOCATIONS = st.builds(
     st.binary(min_size=16, max_size=16),
 )
 SIZES = st.integers(1, CHUNK_BYTES)
-PACKED = st.builds(ChunkRef, DIGESTS, SIZES, LOCATIONS)
+PACKED = st.builds(ChunkRef, DIGESTS, SIZES, LOCATIONS, st.just(b""), st.just(()))
 INLINE = st.binary(min_size=1, max_size=40).map(lambda data: ChunkRef(hash_bytes(data), len(data), None, data))
 
 
@@ -58,7 +57,7 @@ def _entries(draw: st.DrawFn, name: str) -> Entry:
     numbers = st.integers(-(1 << 63), (1 << 63) - 1)
     if dims:
         box = st.lists(numbers, min_size=2 * dims, max_size=2 * dims).map(tuple)
-        chunks = [replace(chunk, box=draw(box)) for chunk in chunks]
+        chunks = [chunk._replace(box=draw(box)) for chunk in chunks]
     size = draw(st.integers(0, 1 << 60)) if dims else sum(chunk.size_bytes for chunk in chunks)
     u32 = st.integers(0, (1 << 32) - 1)
     spec = st.sampled_from([None, {"dtype": "f", "shape": [1, 2]}, "\u00e9", [0.5]])

@@ -14,8 +14,9 @@ from holdfast.errors import Corrupt, HoldfastError, Unsupported
 from holdfast.repo.manifest import Entry
 from holdfast.repo.record import Json
 from holdfast.snapshot.leaves import GRAD, TENSOR, iter_entry_numbers
-from holdfast.snapshot.load import SAVED, LoadOptions, load_node
+from holdfast.snapshot.load import load_node
 from holdfast.snapshot.opened import Opened
+from holdfast.snapshot.options import SAVED, LoadOptions
 from holdfast.tensors.build import CPU, build_tensor, spread_items
 from holdfast.tensors.dtypes import item_bytes
 from holdfast.tensors.memory import new_memory, view_bytes, view_storage

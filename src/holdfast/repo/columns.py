@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 from holdfast.digest import Buffer
 from holdfast.errors import Corrupt, NewerFormat
-from holdfast.repo.record import Json, canonical_json, parse_json
+from holdfast.repo.record import EncodedJson, Json, canonical_json, parse_json
 
 MAX_TABLE_BYTES: Final = 1 << 30
 MAX_COLUMNS: Final = 256
@@ -55,7 +55,7 @@ def column(letter: Letter, values: list[int]) -> memoryview:
     return memoryview(struct.pack(f"={len(values)}{letter}", *values)).cast("B").cast(letter)
 
 
-def encode_table(head: Mapping[str, Json], columns: Mapping[str, memoryview], schema: Schema) -> bytes:
+def encode_table(head: Mapping[str, Json] | EncodedJson, columns: Mapping[str, memoryview], schema: Schema) -> bytes:
     """Encode a table; `columns` holds every column of `schema`."""
     encoded_head = canonical_json(head)
     parts: list[Buffer] = [_START.pack(len(encoded_head), len(schema), 0)]

@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from itertools import groupby
 from time import perf_counter
-from typing import Final
+from typing import Final, NamedTuple
 
 from holdfast.digest import Digest, fingerprint, hash_bytes
 from holdfast.errors import SourceChanged
 from holdfast.progress import Progress
 from holdfast.repo.chunk import CHUNK_BYTES, INLINE_BYTES, ChunkRef, Location
 from holdfast.repo.engine import Engine
-from holdfast.repo.hints import Hints
+from holdfast.repo.hints import HINTED_BYTES, Hints
 from holdfast.repo.holdings import Holdings
-from holdfast.repo.pack import Run, choose_alignment
+from holdfast.repo.pack import NewChunk, choose_alignment
 from holdfast.repo.packing import Packer
 from holdfast.repo.source import Piece, group_pieces
 from holdfast.repo.stages import Stages
 
 _READ_COST_BYTES: Final = 64 << 10
 """A read costs as much as some bytes more."""
+_SMALL_BYTES: Final = 16 << 10
+"""Pieces below this size are hashed by whoever takes them: threads would only wait for each other's turn in Python."""
 _Asked = tuple[Digest, memoryview, Sequence[Location]]
 """A chunk, its bytes, and where copies of it should lie."""
 
 
-@dataclass(frozen=True, slots=True)
-class HashedPiece:
+class HashedPiece(NamedTuple):
     """A piece with its bytes and their digest."""
 
     piece: Piece
@@ -51,7 +52,12 @@ class Hasher:
     def iter_batches(self, pieces: Sequence[Piece]) -> Iterator[list[HashedPiece]]:
         """Yield all pieces in order and in batches, the next ones being read and hashed meanwhile."""
         batches = group_pieces(pieces, limit_bytes=self._batch_bytes)
-        return self.engine.iter_results(self._hash_batch, ((batch, _count_bytes(batch)) for batch in batches))
+        for is_small, alike in groupby(batches, _is_small):
+            if is_small:
+                yield from map(self._hash_batch, alike)
+            else:
+                sized = ((batch, _count_bytes(batch)) for batch in alike)
+                yield from self.engine.iter_results(self._hash_batch, sized)
 
     def iter_digests(self, pieces: Sequence[Piece]) -> Iterator[ChunkRef]:
         """Yield the identity of every piece, keeping no bytes."""
@@ -65,12 +71,16 @@ class Hasher:
         return hashed
 
     def _hash(self, piece: Piece) -> HashedPiece:
-        source, size_bytes = piece.source, piece.stop - piece.start
-        data = source.read(piece.start, piece.stop).cast("B")
-        if data.nbytes != size_bytes:
-            raise SourceChanged(f"{source.name!r} gave {data.nbytes} bytes for {size_bytes}: did it shrink?")
+        source, _, start, stop = piece
+        data = source.read(start, stop).cast("B")
+        size_bytes = len(data)
+        if size_bytes != stop - start:
+            raise SourceChanged(f"{source.name!r} gave {size_bytes} bytes for {stop - start}: did it shrink?")
         before = fingerprint(data) if self.expects_new else None
-        digest = self._hints.hash(source.name, piece.start, data) if self._hints else hash_bytes(data)
+        if self._hints and size_bytes >= HINTED_BYTES:
+            digest = self._hints.hash(source.name, start, data)
+        else:
+            digest = hash_bytes(data)
         return HashedPiece(piece, data, digest, before)
 
 
@@ -101,7 +111,7 @@ class Filler:
             before = self.new_bytes
             refs += self._write(batch)
             self._hasher.expects_new = self.new_bytes > before
-            progress.advance(sum(item.data.nbytes for item in batch))
+            progress.advance(sum([len(item.data) for item in batch]))
         return refs
 
     def rewrite(self, pieces: Sequence[Piece], expected: Sequence[ChunkRef]) -> list[ChunkRef]:
@@ -117,18 +127,27 @@ class Filler:
 
     def _write(self, batch: Sequence[HashedPiece]) -> list[ChunkRef]:
         """Append what is not known yet, each chunk once, and return a reference for every piece."""
+        known = self._known
         new: dict[Digest, HashedPiece] = {}
         for item in batch:
-            if item.data.nbytes > INLINE_BYTES and item.digest not in self._known:
+            if len(item.data) > INLINE_BYTES and item.digest not in known:
                 new.setdefault(item.digest, item)
         if new:
             self._append(list(new.values()))
-        return [self._refer(item) for item in batch]
+        refs: list[ChunkRef] = []
+        for _, data, digest, _ in batch:
+            size = len(data)
+            if size > INLINE_BYTES:
+                refs.append(ChunkRef(digest, size, known[digest]))
+            else:
+                refs.append(ChunkRef(digest, size, None, bytes(data)))
+                self.new_bytes += size
+        return refs
 
     def _append(self, items: Sequence[HashedPiece]) -> None:
-        size_bytes = sum(item.data.nbytes for item in items)
+        size_bytes = sum([len(item.data) for item in items])
         with self._stages.time("append", size_bytes):
-            locations = self._packer.append(list(self._iter_runs(items)))
+            locations = self._packer.append(self._align(items))
         for item, location in zip(items, locations, strict=True):
             if not _is_what_was_hashed(item, location):
                 # Memory that somebody else writes to: what is stored would not be what its digest says.
@@ -140,27 +159,16 @@ class Filler:
         self._last = items[-1].piece
         self.new_bytes += size_bytes
 
-    def _iter_runs(self, items: Sequence[HashedPiece]) -> Iterator[Run]:
-        """Yield items as runs that lie back to back in one source; the first may go on with what was appended last."""
-        last = self._last
-        chunks: list[tuple[Digest, memoryview]] = []
-        alignment = 1
-        for item in items:
-            piece = item.piece
-            if last is None or not _follows(piece, last):
-                if chunks:
-                    yield Run(chunks, alignment)
-                chunks, alignment = [], choose_alignment(piece.source.size_bytes - piece.start)
-            chunks.append((item.digest, item.data))
-            last = piece
-        yield Run(chunks, alignment)
-
-    def _refer(self, item: HashedPiece) -> ChunkRef:
-        size = item.data.nbytes
-        if size > INLINE_BYTES:
-            return ChunkRef(item.digest, size, self._known[item.digest])
-        self.new_bytes += size
-        return ChunkRef(item.digest, size, None, bytes(item.data))
+    def _align(self, items: Sequence[HashedPiece]) -> list[NewChunk]:
+        """Say where items may begin: those that follow each other in one source, or what was appended last, go on."""
+        chunks: list[NewChunk] = []
+        position, end = (self._last.position, self._last.stop) if self._last else (-1, 0)
+        for piece, data, digest, _ in items:
+            source, own_position, start, stop = piece
+            goes_on = own_position == position and start == end
+            chunks.append(NewChunk(digest, data, 1 if goes_on else choose_alignment(source.size_bytes - start)))
+            position, end = own_position, stop
+        return chunks
 
     def _find_reusable(self, batch: Sequence[HashedPiece]) -> dict[Digest, Location]:
         """Find intact copies of what is not known yet."""
@@ -209,14 +217,14 @@ def _group_asked(doubtful: Iterable[_Asked]) -> Iterator[tuple[list[_Asked], int
 
 
 def _count_bytes(batch: Sequence[Piece]) -> int:
-    return sum(piece.stop - piece.start for piece in batch)
+    return sum([stop - start for _, _, start, stop in batch])
+
+
+def _is_small(batch: Sequence[Piece]) -> bool:
+    return _count_bytes(batch) < _SMALL_BYTES * len(batch)
 
 
 def _is_what_was_hashed(item: HashedPiece, written: Location) -> bool:
     if item.fingerprint is None:
         return hash_bytes(item.data) == item.digest
     return item.fingerprint == written.fingerprint
-
-
-def _follows(piece: Piece, before: Piece) -> bool:
-    return piece.position == before.position and piece.start == before.stop

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, chain, compress, repeat
 from operator import mul, ne, not_, sub
-from typing import Final
+from typing import Final, NamedTuple
 
 import zstandard
 
@@ -17,7 +16,7 @@ from holdfast.errors import Corrupt, DigestMismatch, NewerFormat, NotFound, TooL
 from holdfast.repo.chunk import CHUNK_BYTES, RAW, ChunkRef, Location
 from holdfast.repo.columns import MAX_TABLE_BYTES, Kind, Schema, Table, column, decode_table, encode_table
 from holdfast.repo.layout import ManifestRef, are_file_ids, manifest_key
-from holdfast.repo.record import Json, canonical_json
+from holdfast.repo.record import Json, canonical_json, encode_object
 from holdfast.store.protocol import ObjectStore
 
 MANIFEST_MAJOR: Final = 0
@@ -59,8 +58,7 @@ _SCHEMA: Final[Schema] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """One leaf of a snapshot: `size_bytes` bytes with a meaning (`spec`) that the layers above give it."""
 
     name: str
@@ -83,13 +81,15 @@ def digest_entry(entry: Entry) -> Digest:
 
 
 def _digest_entry(entry: Entry, spec: bytes) -> Digest:
-    name, dims, held = entry.name.encode(), entry.dims, entry.chunks
-    head = _ENTRY_HEAD.pack(len(name), len(spec), dims, entry.alias, entry.rank, entry.size_bytes, len(held))
-    parts = [head, name, spec]
+    text, size_bytes, held, _, _, dims, alias, rank = entry
+    name = text.encode()
+    parts = [_ENTRY_HEAD.pack(len(name), len(spec), dims, alias, rank, size_bytes, len(held)), name, spec]
     if dims:
         boxes = [value for chunk in held for value in chunk.box]
         parts.append(struct.pack(f"<{len(boxes)}q", *boxes))
-    parts += [_CHUNK.pack(chunk.size_bytes, chunk.digest) for chunk in held]
+    # A loop, not a comprehension, which takes longer for the one chunk that most of many entries have.
+    for chunk in held:
+        parts.append(_CHUNK.pack(chunk.size_bytes, chunk.digest))
     return hash_kind("entry", parts)
 
 
@@ -130,7 +130,7 @@ def encode_manifest(spec: Json, entries: Sequence[Entry]) -> bytes:
     }
     names = [entry.name for entry in entries]
     head = {"spec": spec, "names": names, "specs": specs, "notes": notes, "packs": packs, "parts": []}
-    table = encode_table(head, columns, _SCHEMA)
+    table = encode_table(encode_object(head), columns, _SCHEMA)
     if len(table) > MAX_TABLE_BYTES:
         raise TooLarge(f"a snapshot of {len(chunks)} chunks in {len(entries)} entries is too large for one manifest")
     codec, body = _ZSTD_TABLE, zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(table)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from itertools import chain, repeat
+from typing import Final, NamedTuple
 
 from holdfast.digest import Buffer, Digest, fingerprint, hash_bytes
 from holdfast.errors import Corrupt, NewerFormat
@@ -42,8 +43,7 @@ _FOOTER: Final[Schema] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class PackedChunk:
+class PackedChunk(NamedTuple):
     """One row of a footer."""
 
     digest: Digest
@@ -51,13 +51,13 @@ class PackedChunk:
     location: Location
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Chunks that will lie back to back."""
+class NewChunk(NamedTuple):
+    """A chunk to be written."""
 
-    chunks: Sequence[tuple[Digest, memoryview]]
+    digest: Digest
+    data: memoryview
     alignment: int
-    """What the first begins at a multiple of; 1 goes on with the run before."""
+    """What it begins at a multiple of; 1 goes on with the chunk before."""
 
 
 class PackBuilder:
@@ -83,27 +83,31 @@ class PackBuilder:
 
     def append(self, chunks: Sequence[tuple[Digest, memoryview]], *, alignment: int) -> list[Location]:
         """Append one run of chunks."""
-        return self.append_runs([Run(chunks, alignment)])
+        alignments = chain([alignment], repeat(1))
+        return self.append_chunks([NewChunk(*chunk, next(alignments)) for chunk in chunks])
 
-    def append_runs(self, runs: Sequence[Run]) -> list[Location]:
-        """Append runs of chunks and return where each chunk lies, in order."""
+    def append_chunks(self, chunks: Sequence[NewChunk]) -> list[Location]:
+        """Append chunks and return where each lies, in order."""
         buffers: list[Buffer] = []
+        offsets: list[int] = []
         end = self._size
-        places: list[tuple[Digest, memoryview, int]] = []
-        for run in runs:
-            if gap := -end % run.alignment:
+        for _, data, alignment in chunks:
+            if gap := -end % alignment:
                 buffers.append(_ZEROS[:gap])
                 end += gap
-            for digest, data in run.chunks:
-                buffers.append(data)
-                places.append((digest, data, end))
-                end += len(data)
+            buffers.append(data)
+            offsets.append(end)
+            end += len(data)
         self._upload.append(*buffers)
         self._size = end
         # After they were written: whoever knows their fingerprint from before can tell whether they changed meanwhile.
-        locations = [Location(self.pack_id, offset, len(data), RAW, fingerprint(data)) for _, data, offset in places]
+        pack_id = self.pack_id
+        locations = [
+            Location(pack_id, offset, len(data), RAW, fingerprint(data))
+            for (_, data, _), offset in zip(chunks, offsets, strict=True)
+        ]
         self.rows += [
-            PackedChunk(digest, at.stored_bytes, at) for (digest, _, _), at in zip(places, locations, strict=True)
+            PackedChunk(digest, at.stored_bytes, at) for (digest, _, _), at in zip(chunks, locations, strict=True)
         ]
         return locations
 

@@ -10,7 +10,7 @@ from holdfast.repo.chunk import Location
 from holdfast.repo.index import write_fragment
 from holdfast.repo.layout import new_file_id
 from holdfast.repo.leases import Lease
-from holdfast.repo.pack import PAGE_BYTES, PackBuilder, Run
+from holdfast.repo.pack import PAGE_BYTES, NewChunk, PackBuilder
 from holdfast.repo.proven import Proven
 from holdfast.store.protocol import ObjectStore
 
@@ -27,17 +27,17 @@ class Packer:
         self._lease = lease
         self._open: PackBuilder | None = None
 
-    def append(self, runs: Sequence[Run]) -> list[Location]:
-        """Append runs of chunks, in a new pack if the open one is full; return where each chunk lies."""
+    def append(self, chunks: Sequence[NewChunk]) -> list[Location]:
+        """Append chunks, in a new pack if the open one is full; return where each chunk lies."""
         self.keep_alive()
         if self._open is not None and self._open.is_full:
             self.seal()
         if self._open is None:
             self._open = PackBuilder(self._store, new_file_id(self._lease.lease_id))
             # A run that goes on in another pack begins there: it must lie as it would have at first.
-            first = Run(runs[0].chunks, PAGE_BYTES if runs[0].alignment == 1 else runs[0].alignment)
-            runs = [first, *runs[1:]]
-        return self._open.append_runs(runs)
+            if chunks[0].alignment == 1:
+                chunks = [chunks[0]._replace(alignment=PAGE_BYTES), *chunks[1:]]
+        return self._open.append_chunks(chunks)
 
     def keep_alive(self) -> None:
         """Show that the save lives, if it is time to: hashing and finding all of it in the store takes long, too."""

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Final
 
 from holdfast.digest import Digest, fingerprint, hash_bytes, parse_digest
@@ -29,26 +30,48 @@ Json = Any
 """A value that JSON can hold. (Any: a recursive alias would have to be narrowed at every use.)"""
 
 
-def canonical_json(value: Json) -> bytes:
-    """Encode a JSON value in the one way that equal values share; raises TypeError or ValueError if it is none."""
+@dataclass(frozen=True, slots=True)
+class EncodedJson:
+    """The canonical JSON of a value that many need: encoded and verified once."""
+
+    data: bytes
+
+
+def canonical_json(value: Json, *, depth: int = 0) -> bytes:
+    """Encode a JSON value in the one way that equal values share; raises TypeError or ValueError if it is none.
+
+    With `depth`, there is room for it that deep in another value.
+    """
+    if type(value) is EncodedJson:
+        return value.data
     text = _ENCODER.encode(value)
-    _verify_keys(value)
+    _verify_keys(value, depth)
     return text.encode()
 
 
-def _verify_keys(value: Json) -> None:
+def encode_object(fields: Mapping[str, Json]) -> EncodedJson:
+    """Encode an object some of whose fields are encoded already, with room for it."""
+    pairs = [canonical_json(name) + b":" + canonical_json(fields[name], depth=1) for name in sorted(fields)]
+    return EncodedJson(b"{" + b",".join(pairs) + b"}")
+
+
+def _verify_keys(value: Json, depth: int = 0) -> None:
     """Refuse what would not come back: keys that are no strings sort otherwise then, and deep nesting may not parse."""
     level = [value]
-    for _ in range(MAX_DEPTH + 1):
-        # Level by level, in lists: there may be millions of values, and few of them hold others.
-        level = [each for each in level if isinstance(each, _HOLDERS)]
-        if not level:
+    for _ in range(MAX_DEPTH + 1 - depth):
+        # Level by level and by type: there may be millions of values, of few types, and few of them hold others.
+        kinds = {kind for kind in set(map(type, level)) if issubclass(kind, _HOLDERS)}
+        if not kinds:
             return
-        for found in level:
+        holders = [each for each in level if type(each) in kinds]
+        if not any(issubclass(kind, dict) for kind in kinds):
+            level = list(chain.from_iterable(holders))
+            continue
+        for found in holders:
             if isinstance(found, dict) and not all(isinstance(key, str) for key in found):
                 odd = next(key for key in found if not isinstance(key, str))
                 raise TypeError(f"the key {odd!r} is not a string")
-        level = [each for found in level for each in (found.values() if isinstance(found, dict) else found)]
+        level = [each for found in holders for each in (found.values() if isinstance(found, dict) else found)]
     if level:
         raise ValueError(f"it is nested more than {MAX_DEPTH} deep")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from holdfast.digest import Buffer
 from holdfast.repo.chunk import CHUNK_BYTES, cut
@@ -68,8 +68,7 @@ class BytesSource:
         return memoryview(self.data).cast("B")[start:stop]
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """One chunk to be saved: which source and which bytes of it."""
 
     source: Source
@@ -81,11 +80,15 @@ class Piece:
 
 def cut_sources(sources: Sequence[Source]) -> list[Piece]:
     """Cut all sources into chunks, in order."""
-    return [
-        Piece(source, position, start, stop)
-        for position, source in enumerate(sources)
-        for start, stop in (pairwise((0, *source.cuts)) if source.cuts else cut(source.size_bytes))
-    ]
+    pieces: list[Piece] = []
+    for position, source in enumerate(sources):
+        cuts = source.cuts
+        if len(cuts) == 1:
+            pieces.append(Piece(source, position, 0, cuts[0]))
+            continue
+        spans = pairwise((0, *cuts)) if cuts else cut(source.size_bytes)
+        pieces += [Piece(source, position, start, stop) for start, stop in spans]
+    return pieces
 
 
 def group_pieces(pieces: Sequence[Piece], *, limit_bytes: int) -> list[list[Piece]]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Literal
 
-StageName = Literal["plan", "hash", "look up", "append", "seal", "commit", "read", "verify", "build"]
+StageName = Literal["hash", "look up", "append", "commit", "read", "verify"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final, Self
 
@@ -198,6 +198,6 @@ class Transaction:
 def _move_chunks(entry: Entry, moved: Mapping[Digest, Location | None]) -> Entry:
     """Return `entry` with new places for the chunks that have moved."""
     chunks = tuple(
-        replace(chunk, location=moved[chunk.digest]) if chunk.digest in moved else chunk for chunk in entry.chunks
+        chunk._replace(location=moved[chunk.digest]) if chunk.digest in moved else chunk for chunk in entry.chunks
     )
-    return replace(entry, chunks=chunks)
+    return entry._replace(chunks=chunks)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from holdfast.digest import Digest
@@ -14,7 +14,7 @@ from holdfast.repo.engine import Engine
 from holdfast.repo.holdings import Holdings, read_bases
 from holdfast.repo.layout import manifest_key, pack_key
 from holdfast.repo.manifest import Entry, digest_snapshot
-from holdfast.repo.pack import Run, choose_alignment
+from holdfast.repo.pack import NewChunk, choose_alignment
 from holdfast.repo.packing import Packer
 from holdfast.repo.reader import SnapshotReader
 from holdfast.repo.repository import Repository
@@ -137,7 +137,7 @@ class Transfer:
                     steps.setdefault(step.ref.digest, step)
         for step in steps.values():
             self._append(step, self._read(step))
-        return [replace(ref, location=self._known[ref.digest]) for ref in refs]
+        return [ref._replace(location=self._known[ref.digest]) for ref in refs]
 
     def _settle(self, window: Sequence[_Step], keeps: Keeps) -> None:
         """Find or make a place for each chunk of the window."""
@@ -175,7 +175,7 @@ class Transfer:
         last = self._last
         goes_on = last is not None and last.entry is step.entry and last.position + 1 == step.position
         alignment = 1 if goes_on else choose_alignment(step.entry.size_bytes - step.start)
-        (location,) = self._packer.append([Run([(step.ref.digest, data)], alignment)])
+        (location,) = self._packer.append([NewChunk(step.ref.digest, data, alignment)])
         self._known[step.ref.digest] = location
         self._last = step
         self.moved_bytes += data.nbytes
@@ -192,6 +192,6 @@ def _iter_steps(entry: Entry) -> list[_Step]:
 
 def _place(entry: Entry, places: dict[Digest, Location]) -> Entry:
     chunks = tuple(
-        replace(ref, location=places[ref.digest]) if ref.location is not None else ref for ref in entry.chunks
+        ref._replace(location=places[ref.digest]) if ref.location is not None else ref for ref in entry.chunks
     )
-    return replace(entry, chunks=chunks)
+    return entry._replace(chunks=chunks)

@@ -23,7 +23,7 @@ from holdfast.repo.holdings import Holdings, find_base, read_bases
 from holdfast.repo.layout import find_shelf, verify_name
 from holdfast.repo.manifest import Entry, digest_snapshot
 from holdfast.repo.reader import is_readable
-from holdfast.repo.record import Json, canonical_json
+from holdfast.repo.record import EncodedJson, Json, canonical_json
 from holdfast.repo.repository import Repository
 from holdfast.repo.settled import is_settled
 from holdfast.repo.snapshots import MAX_METADATA_BYTES, NameState, Snapshot, read_name, read_snapshot
@@ -82,7 +82,7 @@ def save(repo: Repository, request: Request, *, progress: Progress | None = None
     request = _verify_request(request)
     pieces = cut_sources(request.sources)
     state = read_name(repo.store, request.name)
-    logical_bytes = sum(source.size_bytes for source in request.sources)
+    logical_bytes = sum([source.size_bytes for source in request.sources])
     stages = repo.counters.stages
     with Engine("holdfast-hash", budget_bytes=repo.budget_bytes // 2, waits=False) as engine:
         batch_bytes = min(UNIT_BYTES, repo.budget_bytes // 8)
@@ -91,7 +91,7 @@ def save(repo: Repository, request: Request, *, progress: Progress | None = None
             same = _find_same(repo, request, pieces, state.snapshot, hasher)
             if same:
                 return replace(same, seconds=time.monotonic() - started)
-        _verify_room(repo, request, pieces, hasher)
+        _verify_room(repo, request, pieces, hasher, logical_bytes)
         repo.verify_may_write()
         progress.begin(f"save {request.name}", logical_bytes)
         try:
@@ -103,39 +103,43 @@ def save(repo: Repository, request: Request, *, progress: Progress | None = None
 
 def _verify_request(request: Request) -> Request:
     """Refuse what could not be read back, before anything is touched."""
-    names = [_verify_entry_name(source.name, request.name) for source in request.sources]
+    names = [source.name for source in request.sources]
+    if not "".join(names).isascii():
+        for name in names:
+            _verify_entry_name(name, request.name)
     if len(set(names)) != len(names):
         ((twice, _),) = Counter(names).most_common(1)
         raise BadName(f"two entries of {request.name!r} would have the name {twice[:80]!r}")
-    _verify_json(f"the spec of {request.name!r}", request.spec)
-    described = [(source.name, source.spec, source.note) for source in request.sources]
+    # In a manifest it is a part of the head, and those of entries are parts of lists in it.
+    spec = EncodedJson(_verify_json(f"the spec of {request.name!r}", request.spec, depth=1))
+    described = [(source.spec, source.note) for source in request.sources]
     # Many entries have one and the same spec, and need one look; all are held, so no two share an identity by chance.
-    for name, spec, note in {(id(spec), id(note)): (name, spec, note) for name, spec, note in described}.values():
-        _verify_json(f"the spec or note of entry {name!r} of {request.name!r}", [spec, note])
-    size = _verify_json(f"the metadata of {request.name!r}", [dict(request.metadata), dict(request.environment)])
+    distinct = {(id(spec), id(note)): number for number, (spec, note) in enumerate(described)}
+    for number in distinct.values():
+        _verify_json(f"the spec or note of entry {names[number]!r} of {request.name!r}", [*described[number]], depth=1)
+    size = len(_verify_json(f"the metadata of {request.name!r}", [dict(request.metadata), dict(request.environment)]))
     if size > MAX_METADATA_BYTES:
         raise TooLarge(
             f"the metadata of {request.name!r} has {size} bytes, more than {MAX_METADATA_BYTES}; save it as an entry"
         )
-    return replace(request, name=verify_name(request.name), metadata=dict(request.metadata))
+    return replace(request, name=verify_name(request.name), spec=spec, metadata=dict(request.metadata))
 
 
-def _verify_json(what: str, value: Json) -> int:
-    """Return the size of `value` in JSON, or raise Unsupported."""
+def _verify_json(what: str, value: Json, *, depth: int = 0) -> bytes:
+    """Return `value` in JSON, or raise Unsupported."""
     try:
-        return len(canonical_json(value))
+        return canonical_json(value, depth=depth)
     except (TypeError, ValueError, RecursionError) as error:
         raise Unsupported(f"{what} is not plain JSON: {error}") from error
 
 
-def _verify_entry_name(name: str, snapshot_name: str) -> str:
+def _verify_entry_name(name: str, snapshot_name: str) -> None:
     try:
         name.encode()
     except UnicodeEncodeError as error:
         raise BadName(
             f"an entry of {snapshot_name!r} has the name {name[:80]!r}, which is not valid Unicode"
         ) from error
-    return name
 
 
 def _find_same(
@@ -160,10 +164,12 @@ def _find_same(
     return SaveResult(request.name, digest, held.generation, held.logical_bytes, 0, 0.0, existed=True)
 
 
-def _verify_room(repo: Repository, request: Request, pieces: Sequence[Piece], hasher: Hasher) -> None:
+def _verify_room(
+    repo: Repository, request: Request, pieces: Sequence[Piece], hasher: Hasher, logical_bytes: int
+) -> None:
     """Raise StoreFull before writing if the new bytes cannot fit; hashes everything only if there is doubt."""
     free = repo.store.find_free_bytes()
-    if free is None or sum(source.size_bytes for source in request.sources) <= free:
+    if free is None or logical_bytes <= free:
         return
     repo.index.refresh()
     holdings = Holdings(repo, read_bases(repo.store, [find_base(repo, request.name)]), avoid=frozenset())
@@ -186,7 +192,7 @@ def _build_entries(sources: Sequence[Source], pieces: Sequence[Piece], refs: Seq
     for piece, ref in zip(pieces, refs, strict=True):
         chunks[piece.position].append(ref)
     return [
-        Entry(source.name, source.size_bytes, tuple(own), source.spec, source.note, alias=source.alias)
+        Entry(source.name, source.size_bytes, tuple(own), source.spec, source.note, 0, source.alias)
         for source, own in zip(sources, chunks, strict=True)
     ]
 

@@ -29,4 +29,9 @@ def pause_gc() -> Iterator[None]:
 
 def pause_gc_if_small(size_bytes: int, num_entries: int) -> AbstractContextManager[None]:
     """Hold collections back while so many entries are saved or loaded, unless that takes long because of the bytes."""
-    return pause_gc() if size_bytes <= _SMALL_ENTRY_BYTES * num_entries else nullcontext()
+    return pause_gc() if is_small(size_bytes, num_entries) else nullcontext()
+
+
+def is_small(size_bytes: int, num_entries: int) -> bool:
+    """Tell whether so many entries are saved or loaded soon, because they have few bytes."""
+    return size_bytes <= _SMALL_ENTRY_BYTES * num_entries

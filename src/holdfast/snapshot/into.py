@@ -7,10 +7,11 @@ from typing import Any, Final
 from holdfast.errors import Corrupt, Mismatch, Unsupported
 from holdfast.snapshot.into_plan import IntoOptions, IntoPlan
 from holdfast.snapshot.leaves import PICKLE
-from holdfast.snapshot.load import LeafReader, LoadOptions
+from holdfast.snapshot.load import LeafReader
 from holdfast.snapshot.match import Setter, TreeMatcher
 from holdfast.snapshot.match_state import match_state
 from holdfast.snapshot.opened import Opened
+from holdfast.snapshot.options import LoadOptions
 from holdfast.snapshot.places import find_conflicts, mark_written
 from holdfast.tensors.spec import Specs
 from holdfast.trees.pick import rename_keys

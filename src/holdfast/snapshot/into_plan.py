@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from holdfast.repo.manifest import Entry
 from holdfast.repo.reader import Verify
 from holdfast.repo.record import Json
+from holdfast.snapshot.entries import InPlace
 from holdfast.snapshot.leaves import decode_plain, is_one_entry, iter_entry_numbers
-from holdfast.snapshot.load import InPlace, LeafReader
+from holdfast.snapshot.load import LeafReader
 from holdfast.snapshot.opened import Opened
 from holdfast.snapshot.places import Claim
 from holdfast.tensors.spec import Specs, TensorSpec
@@ -35,8 +36,7 @@ class IntoOptions:
     allow_pickle: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Meaning:
+class Meaning(NamedTuple):
     """An ordinary tensor in the snapshot."""
 
     number: int
@@ -81,18 +81,17 @@ class IntoPlan:
             if leaf.tag.startswith("@"):
                 self.nodes.append((".".join(filter(None, (prefix, leaf.name))), leaf.node))
 
-    def find_meaning(self, node: Json, path: Path) -> Meaning:
+    def find_meaning(self, node: Json, name: str) -> Meaning:
         """Return what an ordinary tensor's node stands for."""
-        name = join_name(path)
         numbers = (node[1],) if is_one_entry(node) else iter_entry_numbers(node, what=f"{self.opened.name!r}, {name}")
         number = next(iter(numbers))
         entry = self.opened.entry(number)
         return Meaning(number, entry, self.specs.decode(entry.spec, size_bytes=entry.size_bytes, name=name))
 
-    def fill(self, meaning: Meaning, place: InPlace, path: Path) -> None:
+    def fill(self, number: int, place: InPlace, name: str) -> None:
         """Read an entry straight to where it is wanted."""
-        self.in_place[meaning.number] = place
-        self.names[meaning.number] = join_name(path)
+        self.in_place[number] = place
+        self.names[number] = name
 
     def send(self, node: Json, target: torch.Tensor, path: Path) -> None:
         """Read a tensor to where the target is whose place it takes, unless that has no memory anywhere."""

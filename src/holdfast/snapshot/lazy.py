@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any, Final
@@ -18,11 +18,13 @@ from holdfast.repo.manifest import Entry, digest_entry
 from holdfast.repo.reader import open_snapshot
 from holdfast.repo.record import Json, canonical_json
 from holdfast.repo.repository import Repository
+from holdfast.snapshot.cast import is_cast, verify_dtype
 from holdfast.snapshot.into import load_into
 from holdfast.snapshot.into_plan import IntoOptions
 from holdfast.snapshot.leaves import GRAD, PARTS, TENSOR, iter_entry_numbers
-from holdfast.snapshot.load import Aliases, Device, LoadOptions, load_node, load_tree
+from holdfast.snapshot.load import load_node, load_tree
 from holdfast.snapshot.opened import Found, Opened
+from holdfast.snapshot.options import Aliases, Device, LoadOptions
 from holdfast.snapshot.shared import SharedMemory
 from holdfast.snapshot.slices import Index, read_slice
 from holdfast.tensors.spec import TensorSpec, decode_spec
@@ -264,17 +266,20 @@ class LazyTensor:
             return f"<LazyTensor {self.name!r}>"
         return f"<LazyTensor {self.name!r} {tuple(self.shape)} {self.dtype}>"
 
-    def read(self, *, device: Device = "cpu", aliases: Aliases = "preserve") -> torch.Tensor:
+    def read(
+        self, *, device: Device = "cpu", aliases: Aliases = "preserve", dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
         """Read and verify it.
 
         What is read twice shares memory, as do tensors that did when they were saved, as long as it is in use;
-        aliases="fresh" gives memory of its own.
+        aliases="fresh" gives memory of its own. So does `dtype`, which a floating tensor is cast to.
         """
         if aliases not in ("preserve", "fresh"):
             raise ValueError(f"aliases must be 'preserve' or 'fresh', not {aliases!r}")
-        if aliases == "preserve" and self._is_ordinary:
+        verify_dtype(dtype)
+        if aliases == "preserve" and self._is_ordinary and not is_cast(self._meaning()[1], dtype):
             return self._room.memory.read(self._leaf, device)
-        options = LoadOptions(device=device, aliases=aliases)
+        options = LoadOptions(device=device, aliases=aliases, dtype=dtype)
         tensor: torch.Tensor = load_node(self._room.opened, self._leaf.node, options, self._room.types)
         return tensor
 
@@ -300,4 +305,4 @@ class LazyTensor:
 def _without_place(entry: Entry) -> Entry:
     """Return the entry without what says where it stood: its name and whom it shared memory with."""
     spec = {key: value for key, value in entry.spec.items() if key != "at"} if isinstance(entry.spec, dict) else None
-    return replace(entry, name="", alias=0, spec=spec)
+    return entry._replace(name="", alias=0, spec=spec)

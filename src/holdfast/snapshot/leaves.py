@@ -24,8 +24,8 @@ from holdfast.repo.record import Json
 from holdfast.repo.source import BytesSource, Source
 from holdfast.snapshot.pickled import pickle_value
 from holdfast.tensors.arrays import make_source
-from holdfast.tensors.parts import has_own_bytes, split, verify_readable
-from holdfast.tensors.sources import plan_sources
+from holdfast.tensors.parts import has_own_bytes, split
+from holdfast.tensors.sources import SourcePlan
 from holdfast.trees.encoding import decode_tree, encode_tree, refuse
 from holdfast.trees.outline import Path, join_name
 from holdfast.trees.registered import Types
@@ -49,9 +49,11 @@ class LeafWriter:
         self._types = types
         self._allow_pickle = allow_pickle
         self._grads = grads
-        self._slots: list[tuple[str, torch.Tensor] | BytesSource] = []
+        self._plan = SourcePlan()
+        # None stands for the next tensor of the plan.
+        self._slots: list[BytesSource | None] = []
         self._names: set[str] = set()
-        # By identity, which holds because the slots keep every tensor alive; parts are kept here for the same reason.
+        # By identity, which holds because the plan keeps every tensor alive; those made of others are kept here.
         self._first: dict[int, int] = {}
         self._kept: list[torch.Tensor] = []
 
@@ -76,14 +78,15 @@ class LeafWriter:
 
     def make_sources(self) -> list[Source]:
         """Return the sources of all entries; the values must stay as they are while these are in use."""
-        tensors = [slot for slot in self._slots if isinstance(slot, tuple)]
-        planned = iter(plan_sources(tensors))
-        return [next(planned) if isinstance(slot, tuple) else slot for slot in self._slots]
+        planned = iter(self._plan.make())
+        return [next(planned) if slot is None else slot for slot in self._slots]
 
     def _encode_tensor(self, tensor: torch.Tensor, name: str, depth: int) -> Json:
         node = self._encode_value(tensor, name, depth)
+        if not self._grads:
+            return node
         # Asking others for their gradient makes torch warn.
-        grad = tensor.grad if self._grads and tensor.is_leaf and tensor.requires_grad else None
+        grad = tensor.grad if tensor.is_leaf and tensor.requires_grad else None
         return node if grad is None else [GRAD, node, self._encode_value(grad, f"{name}.grad", depth)]
 
     def _encode_value(self, tensor: torch.Tensor, name: str, depth: int) -> Json:
@@ -91,12 +94,12 @@ class LeafWriter:
             raise Unsupported("it is made of tensors that are made of tensors, too deep")
         number = len(self._slots)
         first = self._first.setdefault(id(tensor), number)
-        self._kept.append(tensor)
         parts = None if has_own_bytes(tensor) else split(tensor, types=self._types, encode_value=self._encode_plain)
         if parts is None:
-            verify_readable(tensor)
-            self._slots.append((self._choose_name(name), tensor))
+            self._plan.add(self._choose_name(name), tensor)
+            self._slots.append(None)
             return [TENSOR, number] if first == number else [TENSOR, number, first]
+        self._kept.append(tensor)
         nodes: list[Json] = [PARTS, parts.kind, parts.meta, None if first == number else first]
         for role, part in parts.tensors.items():
             nodes += [role, self._encode_value(part, f"{name}.{role}", depth + 1)]
@@ -116,11 +119,12 @@ class LeafWriter:
         """Return `name`, or one like it if another leaf has the same: entries must be told apart, leaves have paths."""
         # Keys may be text that is not valid Unicode; entries must have names that are.
         clean = (name if name.isascii() else name.encode(errors="backslashreplace").decode()) or "value"
-        chosen, count = clean, 1
-        while chosen in self._names:
+        chosen, names = clean, self._names
+        count = 1
+        while chosen in names:
             count += 1
             chosen = f"{clean}#{count}"
-        self._names.add(chosen)
+        names.add(chosen)
         return chosen
 
 

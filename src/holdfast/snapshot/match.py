@@ -13,7 +13,8 @@ from holdfast.errors import Unsupported
 from holdfast.repo.record import Json, canonical_json
 from holdfast.snapshot.into_plan import IntoPlan
 from holdfast.snapshot.leaves import ARRAY, BLOBS, GRAD, PARTS, PICKLE, TENSOR
-from holdfast.snapshot.load import LeafReader, LoadOptions, load_node
+from holdfast.snapshot.load import LeafReader, load_node
+from holdfast.snapshot.options import LoadOptions
 from holdfast.snapshot.places import copy_into, find_place, is_ordinary, is_strided, make_claim, repeats_items
 from holdfast.snapshot.stateful import is_stateful
 from holdfast.tensors.dtypes import items_per_byte
@@ -104,21 +105,24 @@ class TreeMatcher:
 
     def _match_ordinary(self, target: torch.Tensor, node: list[Json], path: Path, put: Put) -> None:
         plan = self._plan
-        meaning = plan.find_meaning(node, path)
-        if not self._check_fit(target, meaning.spec, path):
+        name = join_name(path)
+        number, entry, spec = plan.find_meaning(node, name)
+        if not self._check_fit(target, spec, path):
             return
-        if plan.options.assign and (put is not None or target.is_meta or meaning.spec.meta):
+        if plan.options.assign and (put is not None or target.is_meta or spec.meta):
             self._replace(target, node, path, put)
             return
         if target.numel() == 0:
             return
-        claim = make_claim(join_name(path), target, meaning.entry, meaning.spec)
-        plan.claims += [claim] if claim else []
-        plan.nodes.append((join_name(path), node))
-        place = find_place(target, meaning.spec)
+        claim = make_claim(name, target, entry, spec)
+        if claim is not None:
+            plan.claims.append(claim)
+        place = find_place(target, entry, spec)
         if place is not None:
-            plan.fill(meaning, place, path)
-        elif items_per_byte(target.dtype) > 1:
+            plan.fill(number, place, name)
+            return
+        plan.nodes.append((name, node))
+        if items_per_byte(target.dtype) > 1:
             plan.add_problem(path, "it was quantised in another way than the target; assign=True puts it in place")
         elif repeats_items(target):
             plan.add_problem(path, "the target is expanded, its items are one and the same memory; clone() it first")

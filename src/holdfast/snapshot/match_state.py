@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from holdfast.snapshot.places import find_place, make_claim
 from holdfast.snapshot.restore import does_translate, is_plain_module, restore, restore_module
 from holdfast.trees.apply import iter_tensors
 from holdfast.trees.encoding import decode_tree
-from holdfast.trees.outline import PAIRS_START, Path, iter_leaves
+from holdfast.trees.outline import PAIRS_START, Path, iter_leaves, join_name
 
 
 def match_state(plan: IntoPlan, target: Any, node: Json, path: Path) -> None:
@@ -74,7 +73,7 @@ def _fit_assigned(plan: IntoPlan, state: Mapping[str, Any], loaded: dict[str, An
 
 def _check_dtypes(plan: IntoPlan, state: Any, node: Json, path: Path) -> None:
     for leaf_path, target, child in _iter_pairs(state, node, path, plan.decode_plain):
-        dtype = plan.find_meaning(child, leaf_path).spec.dtype
+        dtype = plan.find_meaning(child, join_name(leaf_path)).spec.dtype
         if torch.nn.parameter.is_lazy(target):
             continue
         if dtype != target.dtype:
@@ -109,7 +108,7 @@ def _check_optimizer_shapes(plan: IntoPlan, target: torch.optim.Optimizer, node:
         number = leaf_path[len(path) + 1]
         # Only what has a value for each item of the parameter has to have its shape.
         is_itemwise = isinstance(number, int) and number < len(shapes) and held.shape == shapes[number]
-        shape = plan.find_meaning(child, leaf_path).spec.shape
+        shape = plan.find_meaning(child, join_name(leaf_path)).spec.shape
         if is_itemwise and tuple(held.shape) != shape:
             plan.add_problem(leaf_path, f"shape {tuple(held.shape)} in the target, {shape} in the snapshot")
 
@@ -121,12 +120,13 @@ def _list(counts: list[int]) -> str:
 def _fill_where_it_fits(plan: IntoPlan, state: Any, node: Json, path: Path) -> None:
     """Use the memory of tensors that a state holds already; whatever does not fit gets new memory."""
     for leaf_path, target, child in _iter_pairs(state, node, path, plan.decode_plain):
-        meaning = plan.find_meaning(child, leaf_path)
-        place = find_place(target, meaning.spec)
-        claim = make_claim(".".join(map(str, leaf_path)), target, meaning.entry, meaning.spec)
+        name = join_name(leaf_path)
+        number, entry, spec = plan.find_meaning(child, name)
+        place = find_place(target, entry, spec)
+        claim = make_claim(name, target, entry, spec)
         if place is not None and claim is not None:
-            plan.fill(meaning, place, leaf_path)
-            plan.claims.append(replace(claim, number=meaning.number))
+            plan.fill(number, place, name)
+            plan.claims.append(claim._replace(number=number))
 
 
 def _iter_pairs(

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
 
 from holdfast.errors import Corrupt
 from holdfast.repo.manifest import Entry
-from holdfast.snapshot.load import InPlace
+from holdfast.snapshot.entries import InPlace
 from holdfast.tensors.dtypes import items_per_byte
-from holdfast.tensors.memory import view_raw, view_storage
+from holdfast.tensors.memory import view_raw
 from holdfast.tensors.quantizer import encode_quantizer
 from holdfast.tensors.spec import TensorSpec, count_bytes, find_span
 from holdfast.tensors.storage import alloc_storage, free_storage, is_allocated
@@ -32,7 +31,7 @@ def is_ordinary(tensor: torch.Tensor) -> bool:
     return is_strided(tensor) and type(tensor) in (torch.Tensor, torch.nn.Parameter) and not tensor.is_meta
 
 
-def find_place(target: torch.Tensor, spec: TensorSpec) -> InPlace | None:
+def find_place(target: torch.Tensor, entry: Entry, spec: TensorSpec) -> InPlace | None:
     """Return the target's memory if the saved bytes can be read straight into it."""
     if not is_ordinary(target) or spec.meta:
         return None
@@ -40,10 +39,12 @@ def find_place(target: torch.Tensor, spec: TensorSpec) -> InPlace | None:
         return None
     held = (target.dtype, tuple(target.shape), target.stride(), target.is_conj(), target.is_neg())
     is_same = held == (spec.dtype, spec.shape, spec.stride, spec.conj, spec.neg)
-    if not is_same or spec.packed or spec.offset or not is_allocated(target):
+    if not is_same or spec.packed or spec.offset or target.data_ptr() == 0:
         return None
-    start = int(target.storage_offset()) * target.element_size()
-    return InPlace(target, view_storage(target.untyped_storage(), start, start + spec.span_bytes))
+    size = spec.span_bytes
+    # Its storage may have been freed, or made smaller.
+    is_held = int(target.storage_offset()) * target.element_size() + size <= target.untyped_storage().nbytes()
+    return InPlace(target, entry, size) if is_held else None
 
 
 def repeats_items(tensor: torch.Tensor) -> bool:
@@ -82,22 +83,16 @@ def mark_written(tensors: Sequence[torch.Tensor]) -> None:
     torch.autograd.graph.increment_version([tensor for tensor in tensors if not tensor.is_inference()])
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(NamedTuple):
     """A piece of memory, and what is to stand in it."""
 
     name: str
     target: torch.Tensor
-    device: str
     start: int
-    """An address."""
+    """An address on the target's device."""
     stop: int
-    content: tuple[object, ...]
-    """Equal content means equal items in the same order."""
-    group: int = 0
-    """The saved tensor's alias group, if the target has its geometry."""
-    at: int = 0
-    """Where in that group's memory the saved tensor began, in bytes."""
+    entry: Entry
+    spec: TensorSpec
     number: int | None = None
     """The entry, if it can as well be read into new memory."""
 
@@ -107,29 +102,66 @@ class Claim:
         target = self.target
         return self.start, target.dtype, tuple(target.shape), target.stride(), target.is_conj(), target.is_neg()
 
+    @property
+    def content(self) -> tuple[object, ...]:
+        """Equal content means equal items in the same order."""
+        spec = self.spec
+        flags = (spec.offset, spec.packed, spec.conj, spec.neg, spec.meta, spec.quantizer and repr(spec.quantizer))
+        digests = b"".join([chunk.digest for chunk in self.entry.chunks])
+        return digests, spec.dtype, spec.shape, spec.stride, *flags
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """The saved tensor's alias group, 0 unless the target has its geometry, and the byte where it began there."""
+        target, spec = self.target, self.spec
+        is_alike = (target.dtype, target.stride()) == (spec.dtype, spec.stride) and not spec.packed
+        return self.entry.alias if is_alike else 0, spec.at + spec.offset * target.element_size()
+
 
 def make_claim(name: str, target: torch.Tensor, entry: Entry, spec: TensorSpec) -> Claim | None:
     """Return the claim of a target on its memory; None if it has none that others could share."""
-    if not is_ordinary(target) or target.numel() == 0 or target.data_ptr() == 0:
+    if not is_ordinary(target) or target.numel() == 0:
+        return None
+    start = target.data_ptr()
+    if start == 0:
         return None
     items = target.numel() if target.is_contiguous() else find_span(target.shape, target.stride())
-    size = count_bytes(target.dtype, items)
-    flags = (spec.offset, spec.packed, spec.conj, spec.neg, spec.meta, spec.quantizer and repr(spec.quantizer))
-    content = (b"".join([chunk.digest for chunk in entry.chunks]), spec.dtype, spec.shape, spec.stride, *flags)
-    is_alike = (target.dtype, target.stride()) == (spec.dtype, spec.stride) and not spec.packed
-    at = spec.at + spec.offset * target.element_size()
-    start = target.data_ptr()
-    return Claim(name, target, str(target.device), start, start + size, content, entry.alias if is_alike else 0, at)
+    return Claim(name, target, start, start + count_bytes(target.dtype, items), entry, spec)
 
 
 def find_conflicts(claims: Sequence[Claim]) -> Iterator[tuple[Claim, Claim]]:
     """Yield the claims that want different values in the same memory, each with the one that came before."""
-    distinct: dict[tuple[object, ...], tuple[int, Claim]] = {}
+    devices: dict[torch.device, list[tuple[int, int, int]]] = {}
     for number, claim in enumerate(claims):
-        distinct.setdefault((claim.device, claim.geometry, claim.content, claim.group, claim.at), (number, claim))
+        devices.setdefault(claim.target.device, []).append((claim.start, claim.stop, number))
+    for spans in devices.values():
+        for cluster in _iter_overlapping(sorted(spans)):
+            yield from _find_conflicts([(number, claims[number]) for number in cluster])
+
+
+def _iter_overlapping(spans: Sequence[tuple[int, int, int]]) -> Iterator[list[int]]:
+    """Yield the numbers of spans, given as (start, stop, number) in order, that hang together; none that is alone."""
+    cluster: list[int] = []
+    reach = 0
+    for start, stop, number in spans:
+        if start >= reach:
+            if len(cluster) > 1:
+                yield cluster
+            cluster = []
+        cluster.append(number)
+        reach = max(reach, stop)
+    if len(cluster) > 1:
+        yield cluster
+
+
+def _find_conflicts(cluster: Sequence[tuple[int, Claim]]) -> Iterator[tuple[Claim, Claim]]:
+    """Look at claims on one device, by number, in the order of their memory."""
+    distinct: dict[tuple[object, ...], tuple[int, Claim]] = {}
+    for number, claim in cluster:
+        distinct.setdefault((claim.geometry, claim.content, claim.place), (number, claim))
     around: list[tuple[int, Claim]] = []
-    for number, claim in sorted(distinct.values(), key=lambda item: (item[1].device, item[1].start, item[1].stop)):
-        around = [item for item in around if item[1].device == claim.device and item[1].stop > claim.start]
+    for number, claim in distinct.values():
+        around = [item for item in around if item[1].stop > claim.start]
         for other_number, other in around:
             if not _agree(other, claim):
                 yield (other, claim) if other_number < number else (claim, other)
@@ -139,7 +171,8 @@ def find_conflicts(claims: Sequence[Claim]) -> Iterator[tuple[Claim, Claim]]:
 def _agree(one: Claim, other: Claim) -> bool:
     if one.geometry == other.geometry:
         return one.content == other.content
-    if one.group and one.group == other.group and other.start - one.start == other.at - one.at:
+    (group, at), (other_group, other_at) = one.place, other.place
+    if group and group == other_group and other.start - one.start == other_at - at:
         return True
     return not _share_items(one.target, other.target)
 

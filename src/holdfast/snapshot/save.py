@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from holdfast.progress import Progress
@@ -10,7 +11,7 @@ from holdfast.repo.record import Json
 from holdfast.repo.repository import Repository
 from holdfast.repo.writer import Request, SaveResult, save
 from holdfast.snapshot.environment import describe_environment
-from holdfast.snapshot.gc_pause import pause_gc, pause_gc_if_small
+from holdfast.snapshot.gc_pause import is_small, pause_gc
 from holdfast.snapshot.leaves import LeafWriter
 from holdfast.snapshot.stateful import expand
 from holdfast.trees.encoding import encode_tree
@@ -60,7 +61,14 @@ def save_tree(
     progress: Progress | None = None,
 ) -> SaveResult:
     """Save a tree under a name; the tensors must not change until this returns."""
-    request = make_request(name, tree, options, types)
-    size_bytes = sum(source.size_bytes for source in request.sources)
-    with pause_gc_if_small(size_bytes, len(request.sources)):
-        return save(repo, request, progress=progress)
+    with ExitStack() as pause:
+        # One pause for all, and no name for the request, which is gone when it ends: a collection that came earlier
+        # would walk over all that the request is made of.
+        pause.enter_context(pause_gc())
+        return _save_request(repo, make_request(name, tree, options, types), pause, progress)
+
+
+def _save_request(repo: Repository, request: Request, pause: ExitStack, progress: Progress | None) -> SaveResult:
+    if not is_small(sum([source.size_bytes for source in request.sources]), len(request.sources)):
+        pause.close()
+    return save(repo, request, progress=progress)

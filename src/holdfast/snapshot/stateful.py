@@ -59,11 +59,16 @@ class _Expansion:
 
     def _expand(self, value: Any, kind: Any, path: Path) -> Any:
         if kind in _DICTS:
-            items = {key: self.expand(item, (*path, key)) for key, item in value.items()}
-            if all(items[key] is item for key, item in value.items()):
+            changed = {}
+            for key, item in value.items():
+                # Most values are tensors, and none of them is replaced.
+                new = item if type(item) in _KEPT else self.expand(item, (*path, key))
+                if new is not item:
+                    changed[key] = new
+            if not changed:
                 return value
             expanded = copy(value)
-            expanded.update(items)
+            expanded.update(changed)
             return expanded
         if kind in (list, tuple) or _is_named_tuple(value):
             members = [self.expand(item, (*path, index)) for index, item in enumerate(value)]
@@ -79,3 +84,4 @@ def _is_named_tuple(value: object) -> bool:
 
 _DICTS: Final = frozenset({dict, OrderedDict, defaultdict})
 _PLAIN: Final = frozenset({int, float, str, bool, type(None), bytes})
+_KEPT: Final = _PLAIN | {torch.Tensor, torch.nn.Parameter}

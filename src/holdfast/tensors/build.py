@@ -103,7 +103,7 @@ def plan_block(members: Sequence[tuple[Entry, TensorSpec]], *, what: str) -> Blo
         if not all(spec.packed and _are_alike(spec, first) for _, spec in members):
             raise Corrupt(f"{what}: tensors that share memory do not agree on it", key=what)
         packed = new_memory(first_entry.size_bytes, CPU)
-        memory = _spread_memory(first, first_entry.size_bytes, what)
+        memory = spread_memory(first, first_entry.size_bytes, what)
         return Block(memory, (Fill(first_entry, view_bytes(packed)),), (0,) * len(members), (first, packed))
     places, size = _place([(spec.at, entry.size_bytes) for entry, spec in members])
     memory = new_memory(size, CPU)
@@ -138,7 +138,7 @@ def _are_alike(spec: TensorSpec, other: TensorSpec) -> bool:
     return (spec.dtype, spec.shape, spec.stride) == (other.dtype, other.shape, other.stride)
 
 
-def _spread_memory(spec: TensorSpec, size_bytes: int, what: str) -> torch.Tensor:
+def spread_memory(spec: TensorSpec, size_bytes: int, what: str) -> torch.Tensor:
     """Take memory for packed items and what lies between them, which no bytes of the store stand for."""
     if spec.span_bytes <= _MAX_SPREAD * size_bytes:
         return torch.zeros(spec.span_bytes, dtype=torch.uint8)

@@ -40,7 +40,8 @@ def view_storage(storage: torch.UntypedStorage, start: int, stop: int) -> torch.
 
 def copy_bytes(storage: torch.UntypedStorage, start: int, stop: int) -> bytes:
     """Return a copy of bytes that a CPU storage has."""
-    assert stop <= storage.nbytes()
+    if stop > storage.nbytes():
+        raise ValueError(f"bytes up to {stop} of a storage that has {storage.nbytes()}")
     return string_at(storage.data_ptr() + start, stop - start)
 
 

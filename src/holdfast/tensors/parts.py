@@ -27,6 +27,8 @@ from holdfast.tensors.roles import ROLES, find_role, give_role
 from holdfast.tensors.spec import find_span
 
 SUBCLASS: Final = "subclass"
+_is_functional: Final = torch._is_functional_tensor
+_is_transformed: Final = torch._C._functorch.is_functorch_wrapped_tensor
 # By name: most of them live in modules that nobody should have to import in order to meet none of them.
 _REFUSED: Final = MappingProxyType(
     {
@@ -151,12 +153,17 @@ def _verify_kind(tensor: torch.Tensor) -> None:
     """Refuse what has neither bytes nor parts."""
     if type(tensor) not in ORDINARY_CLASSES:
         _verify_class(type(tensor))
-    if torch._is_functional_tensor(tensor):
-        raise Unsupported(_REFUSED["torch._subclasses.functional_tensor.FunctionalTensor"])
-    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-        raise Unsupported("a tensor inside of vmap, grad or another transform has no bytes: save it outside of that")
+    verify_unwrapped(tensor)
     if tensor.is_mkldnn:
         raise Unsupported("an mkldnn tensor keeps its bytes in a form of its own: save its to_dense()")
+
+
+def verify_unwrapped(tensor: torch.Tensor) -> None:
+    """Raise Unsupported for what only looks like an ordinary tensor, while a function is traced or transformed."""
+    if _is_functional(tensor):
+        raise Unsupported(_REFUSED["torch._subclasses.functional_tensor.FunctionalTensor"])
+    if _is_transformed(tensor):
+        raise Unsupported("a tensor inside of vmap, grad or another transform has no bytes: save it outside of that")
 
 
 def _verify_class(cls: type) -> None:

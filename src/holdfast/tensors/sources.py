@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 
@@ -16,6 +16,7 @@ from holdfast.repo.chunk import CHUNK_BYTES
 from holdfast.repo.record import Json
 from holdfast.tensors.dtypes import item_bytes, items_per_byte
 from holdfast.tensors.memory import ALIGNMENT, copy_bytes, copy_items, view_bytes, view_raw, view_storage
+from holdfast.tensors.parts import verify_readable, verify_unwrapped
 from holdfast.tensors.roles import find_role
 from holdfast.tensors.spec import TensorSpec, contiguous_stride, count_bytes, describe, encode_spec
 
@@ -35,8 +36,8 @@ class Form:
     """The meaning, encoded."""
 
 
-@dataclass(frozen=True, slots=True)
-class TensorSource:
+# A tuple, not a dataclass: there may be very many, and it is made in a fraction of the time.
+class TensorSource(NamedTuple):
     """The bytes of one tensor, read from its storage in place, or gathered if they lie apart."""
 
     name: str
@@ -75,20 +76,20 @@ class TensorSource:
 
     def read(self, start: int, stop: int) -> memoryview:
         """Return the bytes from `start` to `stop`: the tensor's own memory where that can be, or a copy of a few."""
-        tensor = self.tensor
-        if self.form.meaning.packed:
+        name, tensor, form, at, _ = self
+        if form.meaning.packed:
             size = tensor.element_size()
             first, last = start // size, -(-stop // size)
             items = copy_items(_drop_repeated(tensor), first, last)
             data = view_bytes(view_storage(items.untyped_storage(), 0, (last - first) * size))
             return data[start - first * size : stop - first * size]
         storage = tensor.untyped_storage()
-        if self.start + stop > storage.nbytes():
-            raise SourceChanged(f"{self.name!r}: its memory was freed while it was being saved; nothing was committed")
+        if at + stop > storage.nbytes():
+            raise SourceChanged(f"{name!r}: its memory was freed while it was being saved; nothing was committed")
         # A view costs more than a copy of that little.
         if stop - start <= _COPIED_BYTES and tensor.is_cpu:
-            return memoryview(copy_bytes(storage, self.start + start, self.start + stop))
-        memory = view_storage(storage, self.start + start, self.start + stop)
+            return memoryview(copy_bytes(storage, at + start, at + stop))
+        memory = view_storage(storage, at + start, at + stop)
         return view_bytes(memory.cpu())
 
 
@@ -118,6 +119,8 @@ class _Whole:
     spec: TensorSpec
     span_bytes: int
     form: Form
+    offset_bytes: int = 0
+    """What one item of a storage offset stands for; such tensors as share bytes between items have no offset."""
 
 
 class _Forms:
@@ -129,6 +132,9 @@ class _Forms:
 
     def find(self, tensor: torch.Tensor) -> _Whole:
         """Describe a tensor; those that differ in nothing but their values are described once."""
+        if tensor.is_quantized:
+            verify_readable(tensor)
+            return self._plan_alone(describe(tensor))
         traits = (
             tensor.dtype,
             tensor.shape,
@@ -139,7 +145,7 @@ class _Forms:
             tensor.is_neg(),
             find_role(tensor),
         )
-        found = None if tensor.is_quantized else self._wholes.get(traits)
+        found = self._wholes.get(traits)
         if found is None:
             found = self._wholes[traits] = self._plan_alone(describe(tensor))
         return found
@@ -159,52 +165,75 @@ class _Forms:
         size = 0 if spec.meta else spec.span_bytes
         if size == 0:
             return _Whole(spec, 0, self.make(spec, 0, ()))
+        if items_per_byte(spec.dtype) > 1:
+            if _is_gappy(spec):
+                raise Unsupported(f"a part of a {spec.dtype} tensor cannot be saved; save the whole, or a copy")
+            return _Whole(spec, size, self.make(spec, size, _cut_cells(0, size, 1, _find_rows(spec))))
+        item = item_bytes(spec.dtype)
         if _is_gappy(spec):
-            return _Whole(spec, size, self.pack(spec))
-        return _Whole(spec, size, self.make(spec, size, _cut_cells(0, size, item_bytes(spec.dtype), _find_rows(spec))))
+            return _Whole(spec, size, self.pack(spec), item)
+        return _Whole(spec, size, self.make(spec, size, _cut_cells(0, size, item, _find_rows(spec))), item)
+
+
+class SourcePlan:
+    """Plans sources for ordinary tensors, which must stay alive and unchanged while the sources are in use.
+
+    Tensors that share a storage share an alias number and, where they overlap, chunks. What no tensor reaches
+    of a storage is not saved.
+    """
+
+    def __init__(self) -> None:
+        """Begin with no tensors."""
+        self._forms = _Forms()
+        self._sources: list[TensorSource] = []
+        self._wholes: list[_Whole] = []
+        self._owners: dict[int, int] = {}
+        self._shared: dict[int, list[int]] = {}
+
+    def add(self, name: str, tensor: torch.Tensor) -> None:
+        """Take up a tensor that has bytes of its own; raises Unsupported for one whose bytes are not there."""
+        verify_unwrapped(tensor)
+        whole = self._forms.find(tensor)
+        start = 0
+        if whole.span_bytes:
+            start = int(tensor.storage_offset()) * whole.offset_bytes
+            storage = tensor.untyped_storage()
+            if storage.nbytes() < start + whole.span_bytes or not storage.data_ptr():
+                verify_readable(tensor)  # which says what is missing
+            number = len(self._sources)
+            owner = self._owners.setdefault(storage._cdata, number)
+            if owner != number:
+                self._shared.setdefault(owner, [owner]).append(number)
+        self._sources.append(TensorSource(name, tensor, whole.form, start))
+        self._wholes.append(whole)
+
+    def make(self) -> list[TensorSource]:
+        """Return a source for each tensor, in order."""
+        sources, wholes = self._sources.copy(), self._wholes
+        # In the order of the first tensors: the numbers are part of the content.
+        for alias, owner in enumerate(sorted(self._shared), start=1):
+            members = {number: (sources[number], wholes[number].spec) for number in self._shared[owner]}
+            starts = [(number, sources[number].start) for number in members]
+            spans = [_Span(number, start, start + wholes[number].span_bytes) for number, start in starts]
+            for number, form, start in _plan_group(spans, members, self._forms):
+                sources[number] = sources[number]._replace(form=form, start=start, alias=alias)
+        return sources
 
 
 def plan_sources(tensors: Sequence[tuple[str, torch.Tensor]]) -> list[TensorSource]:
-    """Return a source for each named ordinary tensor.
-
-    Tensors that share a storage share an alias number and, where they overlap, chunks. What no tensor reaches
-    of a storage is not saved. The tensors must stay alive and unchanged while the sources are in use.
-    """
-    forms = _Forms()
-    wholes = [forms.find(tensor) for _, tensor in tensors]
-    sources: list[TensorSource] = []
-    owners: dict[int, int] = {}
-    shared: dict[int, list[int]] = {}
-    for number, ((name, tensor), whole) in enumerate(zip(tensors, wholes, strict=True)):
-        start = 0
-        if whole.span_bytes:
-            start = _find_start(tensor, whole.spec, name)
-            owner = owners.setdefault(tensor.untyped_storage()._cdata, number)
-            if owner != number:
-                shared.setdefault(owner, [owner]).append(number)
-        sources.append(TensorSource(name, tensor, whole.form, start))
-    # In the order of the first tensors: the numbers are part of the content.
-    for alias, owner in enumerate(sorted(shared), start=1):
-        members = {number: (tensors[number], wholes[number].spec) for number in shared[owner]}
-        starts = [(number, sources[number].start) for number in members]
-        spans = [_Span(number, start, start + wholes[number].span_bytes) for number, start in starts]
-        for number, form, start in _plan_group(spans, members, forms):
-            sources[number] = replace(sources[number], form=form, start=start, alias=alias)
-    return sources
+    """Return a source for each named ordinary tensor."""
+    plan = SourcePlan()
+    for name, tensor in tensors:
+        try:
+            plan.add(name, tensor)
+        except Unsupported as error:
+            raise Unsupported(f"{name}: {error}") from error
+    return plan.make()
 
 
-_Members = Mapping[int, tuple[tuple[str, torch.Tensor], TensorSpec]]
+_Members = Mapping[int, tuple[TensorSource, TensorSpec]]
 _Planned = tuple[int, Form, int]
 """The number of a tensor, its form, and where in the storage its bytes begin."""
-
-
-def _find_start(tensor: torch.Tensor, spec: TensorSpec, name: str) -> int:
-    """Return where in its storage a tensor begins, in bytes."""
-    if items_per_byte(spec.dtype) == 1:
-        return int(tensor.storage_offset()) * tensor.element_size()
-    if tensor.storage_offset() or _is_gappy(spec):
-        raise Unsupported(f"{name}: a part of a {spec.dtype} tensor cannot be saved; save the whole, or a copy")
-    return 0
 
 
 def _is_gappy(spec: TensorSpec) -> bool:
@@ -236,14 +265,14 @@ def _plan_shared(spans: Sequence[_Span], members: _Members, forms: _Forms) -> It
             ends = _cut_cells(low, high, 1, ())
             if len(ends) * len(segment) > 100 * _MAX_CUTS:
                 raise TooLarge(
-                    f"{members[segment[0].number][0][0]}: {len(segment)} views overlap in too many ways;"
+                    f"{members[segment[0].number][0].name}: {len(segment)} views overlap in too many ways;"
                     " save clones of them, or what they are views of"
                 )
         base += (low - base) % ALIGNMENT
         for span in segment:
-            (_, tensor), spec = members[span.number]
+            source, spec = members[span.number]
             start, stop = (low, high) if is_tangled else (span.start, span.stop)
-            offset = (span.start - start) // tensor.element_size()
+            offset = (span.start - start) // source.tensor.element_size()
             spec = replace(spec, offset=offset, at=base + start - low)
             yield span.number, forms.make(spec, stop - start, _take(ends, start, stop)), start
         base += high - low
@@ -271,8 +300,8 @@ def _cut_segment(segment: Sequence[_Span], members: _Members) -> list[int]:
     """Return where chunks end: at every edge, and in between on the grid of the tensor that lies there, if any."""
     rows = {}
     for span in reversed(segment):
-        (_, tensor), spec = members[span.number]
-        rows[span.start, span.stop] = (tensor.element_size(), _find_rows(spec))
+        source, spec = members[span.number]
+        rows[span.start, span.stop] = (source.tensor.element_size(), _find_rows(spec))
     edges = sorted({edge for span in segment for edge in (span.start, span.stop)})
     return [
         end for start, stop in pairwise(edges) for end in _cut_cells(start, stop, *rows.get((start, stop), (1, ())))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from holdfast.errors import Mismatch
 
@@ -12,7 +13,7 @@ def pack_kwargs(*args: object, **kwargs: object) -> tuple[tuple[object, ...], tu
     return (*args, *kwargs.values()), tuple(kwargs)
 
 
-def unpack_kwargs(flat: Sequence[object], keys: Sequence[str]) -> tuple[tuple[object, ...], dict[str, object]]:
+def unpack_kwargs(flat: Sequence[Any], keys: Sequence[str]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments by position and by keyword that `pack_kwargs` was given."""
     if len(keys) > len(flat):
         raise Mismatch(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from holdfast.digest import Digest, hash_bytes
 from holdfast.repo import manifest as manifest_module
@@ -93,9 +92,9 @@ def seal_manifest(
 def moved(entry: Entry, offset: int) -> Entry:
     """Return `entry` with its chunks somewhere else, in another pack and codec."""
     chunks = [
-        replace(chunk, location=Location("1" * 24 + "-" + "1" * 16, offset, chunk.size_bytes, 0, b"f" * 16))
+        chunk._replace(location=Location("1" * 24 + "-" + "1" * 16, offset, chunk.size_bytes, 0, b"f" * 16))
         if chunk.location
         else chunk
         for chunk in entry.chunks
     ]
-    return replace(entry, chunks=tuple(chunks))
+    return entry._replace(chunks=tuple(chunks))

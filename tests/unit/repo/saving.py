@@ -7,7 +7,6 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from typing import TypedDict, Unpack
 
 from holdfast.digest import Buffer, Digest, fingerprint, hash_bytes
@@ -136,7 +135,7 @@ def inline_ref(data: bytes, *, box: tuple[int, ...] = ()) -> ChunkRef:
 
 
 def packed_ref(data: bytes, *, offset: int = 64, box: tuple[int, ...] = ()) -> ChunkRef:
-    return replace(ChunkRef(hash_bytes(data), len(data), packed(data, offset=offset).location), box=box)
+    return ChunkRef(hash_bytes(data), len(data), packed(data, offset=offset).location)._replace(box=box)
 
 
 def codes(findings: Sequence[Finding]) -> Counter[str]:

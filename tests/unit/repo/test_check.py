@@ -238,7 +238,7 @@ def test_a_record_that_states_other_content_is_an_error(saved: Repository, chang
 def test_a_hint_into_something_else_is_found_without_reading(saved: Repository) -> None:
     (chunk,) = read_entries(saved, "b")["other"].chunks
     assert chunk.location
-    wrong = ChunkRef(chunk.digest, chunk.size_bytes, replace(chunk.location, offset=chunk.location.offset + 64))
+    wrong = ChunkRef(chunk.digest, chunk.size_bytes, chunk.location._replace(offset=chunk.location.offset + 64))
     commit_forged(saved, "odd", [Entry("x", 5000, (wrong,))])
     (finding,) = check(saved.store, read=False)
     assert (finding.severity, finding.code, finding.snapshot) == ("warning", "chunk-hit", "odd")
@@ -246,7 +246,7 @@ def test_a_hint_into_something_else_is_found_without_reading(saved: Repository) 
 
 
 def test_damaged_inline_bytes_are_an_error(saved: Repository) -> None:
-    lie = replace(inline_ref(b"1234"), inline=b"1235")
+    lie = inline_ref(b"1234")._replace(inline=b"1235")
     commit_forged(saved, "odd", [Entry("x", 4, (lie,))])
     (finding,) = check(saved.store, read=False)
     assert (finding.severity, finding.code, finding.entry, finding.pack) == ("error", "chunk-lost", "x", "")

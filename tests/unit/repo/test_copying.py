@@ -165,7 +165,7 @@ def test_a_source_with_damaged_inline_bytes_is_an_error_that_names_the_entry(
 ) -> None:
     entries = read_entries(source, "a")
     (chunk,) = entries["tiny"].chunks
-    entries["tiny"] = replace(entries["tiny"], chunks=(replace(chunk, inline=b"INLINE"),))
+    entries["tiny"] = entries["tiny"]._replace(chunks=(chunk._replace(inline=b"INLINE"),))
     restate(source, manifest=put_manifest(source, list(entries.values())))
     with pytest.raises(DigestMismatch, match=r"'a', entry 'tiny', chunk .* inline in its manifest"):
         copy(source, repo)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from array import array
 from collections.abc import Mapping, Sequence
 
@@ -132,6 +133,24 @@ def test_a_source_may_give_views_of_any_type(repo: Repository) -> None:
     numbers = array("I", range(1_000_000))
     save(repo, Request("a", [Typed(numbers)]))
     assert load_bytes(repo, "a") == {"typed": numbers.tobytes()}
+
+
+def test_small_pieces_are_hashed_where_they_are_taken_and_large_ones_on_threads() -> None:
+    readers: dict[str, threading.Thread] = {}
+
+    class Watched(BytesSource):
+        def read(self, start: int, stop: int) -> memoryview:
+            readers[self.name] = threading.current_thread()
+            return super().read(start, stop)
+
+    small, large = Watched("small", noise(600)), Watched("large", noise(MIB, 1))
+    with Engine("test", budget_bytes=16 * MIB, waits=False) as engine:
+        hasher = Hasher(engine, Stages(), batch_bytes=MIB)
+        pieces = cut_sources([small, large, small])
+        hashed = [item for batch in hasher.iter_batches(pieces) for item in batch]
+    assert [item.piece for item in hashed] == pieces
+    assert readers["small"] is threading.current_thread()
+    assert readers["large"] is not threading.current_thread()
 
 
 def test_a_hashed_piece_holds_plain_bytes() -> None:

@@ -11,7 +11,7 @@ from holdfast.errors import StoreError
 from holdfast.repo.chunk import Location
 from holdfast.repo.index import Index
 from holdfast.repo.leases import RENEW_S, Lease
-from holdfast.repo.pack import Run, parse_pack_key, read_footer
+from holdfast.repo.pack import NewChunk, parse_pack_key, read_footer
 from holdfast.repo.packing import Packer
 from holdfast.store.memory import MemoryStore, VirtualClock
 from holdfast.testing.faults import Fault, FaultyStore
@@ -29,7 +29,7 @@ def packer(store: MemoryStore, lease: Lease) -> Packer:
 
 
 def append(packer: Packer, data: bytes, *, alignment: int = 64) -> Location:
-    (location,) = packer.append([Run([(hash_bytes(data), memoryview(data))], alignment)])
+    (location,) = packer.append([NewChunk(hash_bytes(data), memoryview(data), alignment)])
     return location
 
 

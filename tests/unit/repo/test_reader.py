@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from array import array
-from dataclasses import replace
 
 import pytest
 
@@ -252,7 +251,7 @@ def with_entry(repo: Repository, entry: Entry) -> SnapshotReader:
 def located(repo: Repository, data: bytes, **changes: object) -> Entry:
     """Return an entry whose one chunk lies where `a` has it, but for `changes` to its place."""
     save_bytes(repo, "a", {"x": data})
-    at = replace(pack_of(repo, "a", "x"), **changes)  # type: ignore[arg-type]  # each test knows its field
+    at = pack_of(repo, "a", "x")._replace(**changes)  # type: ignore[arg-type]  # each test knows its field
     return Entry("x", len(data), (ChunkRef(hash_bytes(data), len(data), at),))
 
 
@@ -292,7 +291,7 @@ def test_a_hint_of_the_wrong_length_is_only_a_wrong_hint(repo: Repository, store
 
 
 def test_inline_bytes_are_verified(repo: Repository) -> None:
-    lie = replace(inline_ref(b"1234"), inline=b"1235")
+    lie = inline_ref(b"1234")._replace(inline=b"1235")
     with with_entry(repo, Entry("x", 4, (lie,))) as reader:
         with pytest.raises(DigestMismatch, match="inline in its manifest"):
             reader.read_entry("x")
@@ -338,7 +337,7 @@ def test_the_place_of_a_chunk_is_checked_by_its_bytes_alone(repo: Repository, st
     """A hint into another chunk of the same size is rot as well."""
     save_bytes(repo, "a", {"x": noise(5000), "y": noise(5000, 1)})
     x, y = (pack_of(repo, "a", name) for name in "xy")
-    entry = Entry("x", 5000, (ChunkRef(hash_bytes(noise(5000)), 5000, replace(x, offset=y.offset)),))
+    entry = Entry("x", 5000, (ChunkRef(hash_bytes(noise(5000)), 5000, x._replace(offset=y.offset)),))
     assert parse_pack_key(only_pack(store)) == x.pack_id
     assert x.fingerprint == fingerprint(noise(5000))
     with with_entry(repo, entry) as reader:

@@ -8,7 +8,17 @@ import pytest
 
 from holdfast.digest import fingerprint, hash_bytes
 from holdfast.errors import Corrupt, NewerFormat
-from holdfast.repo.record import Fields, Json, canonical_json, decode_record, encode_record, parse_json
+from holdfast.repo.record import (
+    MAX_DEPTH,
+    EncodedJson,
+    Fields,
+    Json,
+    canonical_json,
+    decode_record,
+    encode_object,
+    encode_record,
+    parse_json,
+)
 from tests.unit.repo.saving import flip
 
 FIELDS = {"kind": "tag", "name": "caf\u00e9", "generation": 3, "time": 1.5, "keys": ["a", "b"], "more": {"x": None}}
@@ -117,6 +127,23 @@ def test_what_json_cannot_hold_is_not_encoded(value: object) -> None:
 def test_keys_that_would_come_back_as_other_keys_are_not_encoded(value: Json) -> None:
     with pytest.raises(TypeError, match="key"):
         canonical_json(value)
+
+
+def test_an_object_is_the_same_whether_or_not_its_fields_are_encoded_before() -> None:
+    fields = {"b": {"y": 1, "x": [None, 0.5]}, "a": "\u00e9", "c": []}
+    encoded = {name: EncodedJson(canonical_json(value)) for name, value in fields.items()}
+    assert encode_object(fields) == encode_object(encoded) == EncodedJson(canonical_json(fields))
+    assert canonical_json(encode_object(fields)) == canonical_json(fields)
+
+
+def test_what_would_be_too_deep_in_another_value_is_not_encoded_for_it() -> None:
+    value: Json = 1
+    for _ in range(MAX_DEPTH):
+        value = [value]
+    canonical_json(value)
+    for encode in (lambda: canonical_json(value, depth=1), lambda: encode_object({"x": value})):
+        with pytest.raises(ValueError, match=f"nested more than {MAX_DEPTH} deep"):
+            encode()
 
 
 class TestFields:

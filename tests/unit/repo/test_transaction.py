@@ -10,7 +10,7 @@ from holdfast.errors import LeaseLost, NameInUse
 from holdfast.repo.layout import LEASES, MANIFESTS, PACKS, SNAPSHOTS, pack_key
 from holdfast.repo.manifest import Entry
 from holdfast.repo.marks import ABANDONED_S
-from holdfast.repo.pack import Run
+from holdfast.repo.pack import NewChunk
 from holdfast.repo.repository import Repository
 from holdfast.repo.roots import read_leases
 from holdfast.repo.snapshots import read_name
@@ -65,7 +65,7 @@ def test_a_draft_says_what_the_record_holds(ready: Repository, clock: VirtualClo
 @pytest.mark.parametrize("error", [RuntimeError("mine"), KeyboardInterrupt()])
 def test_leaving_by_an_exception_leaves_nothing(ready: Repository, error: BaseException) -> None:
     with pytest.raises(type(error)), Transaction(ready, purpose="save") as transaction:  # noqa: PT012 - its order
-        transaction.packer.append([Run([(inline_ref(b"z").digest, memoryview(b"z"))], 64)])
+        transaction.packer.append([NewChunk(inline_ref(b"z").digest, memoryview(b"z"), 64)])
         raise error
     assert keys(ready.store, LEASES) == keys(ready.store, PACKS) == keys(ready.store, SNAPSHOTS) == []
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 
@@ -55,7 +54,7 @@ def test_each_chunk_moves_once_and_keeps_what_it_is(transfer: Transfer, source: 
     before = entries_of(source)
     after = transfer.move(before, Silent(), keeps=never)
     assert transfer.moved_bytes == 2 * MIB + 999
-    assert [replace(entry, chunks=()) for entry in after] == [replace(entry, chunks=()) for entry in before]
+    assert [entry._replace(chunks=()) for entry in after] == [entry._replace(chunks=()) for entry in before]
     assert [[(c.digest, c.size_bytes, c.inline) for c in entry.chunks] for entry in after] == [
         [(c.digest, c.size_bytes, c.inline) for c in entry.chunks] for entry in before
     ]

@@ -18,7 +18,7 @@ from holdfast.errors import (
     Unsupported,
 )
 from holdfast.repo.check import Checker
-from holdfast.repo.record import Json
+from holdfast.repo.record import MAX_DEPTH, Json
 from holdfast.repo.repository import Repository
 from holdfast.repo.snapshots import delete_snapshot
 from holdfast.repo.source import BytesSource
@@ -252,11 +252,21 @@ def test_metadata_has_a_limit(repo: Repository) -> None:
         Request("a", [BytesSource("x", noise(1000), spec={10: 1, 9: 2})]),
         Request("a", [BytesSource("x", noise(1000), note=b"")]),
         Request("a", [BytesSource("x", noise(1000))], spec=float("inf")),
+        Request("a", [BytesSource("x", noise(1000))], spec=nested(MAX_DEPTH)),
+        Request("a", [BytesSource("x", noise(1000), spec=nested(MAX_DEPTH - 1))]),
+        Request("a", [BytesSource("x", noise(1000), note=nested(MAX_DEPTH - 1))]),
     ],
-    ids=["set", "integer keys", "note", "snapshot"],
+    ids=["set", "integer keys", "note", "snapshot", "deep snapshot", "deep spec", "deep note"],
 )
 def test_a_spec_that_would_not_come_back_is_refused(repo: Repository, request_: Request) -> None:
     refuse(repo, Unsupported, "'a'", request_)
+
+
+def test_specs_as_deep_as_a_manifest_holds_come_back(repo: Repository) -> None:
+    deep, deeper = nested(MAX_DEPTH - 2), nested(MAX_DEPTH - 1)
+    save(repo, Request("a", [BytesSource("x", b"1", spec=deep, note=deep)], spec=deeper))
+    (entry,) = read_entries(repo, "a").values()
+    assert (entry.spec, entry.note) == (deep, deep)
 
 
 def test_specs_and_notes_come_back(repo: Repository) -> None:

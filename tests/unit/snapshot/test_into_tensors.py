@@ -10,6 +10,8 @@ import torch
 
 from holdfast.errors import Mismatch
 from holdfast.facade import Store
+from holdfast.repo.manifest import Entry
+from holdfast.snapshot.opened import Opened
 from holdfast.snapshot.places import copy_into
 from holdfast.store.memory import MemoryStore
 from holdfast.tensors.storage import free_storage, is_allocated
@@ -313,3 +315,34 @@ def test_a_target_whose_memory_was_freed_is_freed_again_if_nothing_can_be_copied
         copy_into(target, torch.zeros(4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2), what="w")
 
     assert not is_allocated(target)
+
+
+def test_a_target_whose_memory_was_made_smaller_is_filled_and_nothing_beyond_it(store: Store) -> None:
+    saved = noise(1000)
+    store.save("x", {"w": saved})
+    target = torch.zeros(1000)
+    target.untyped_storage().resize_(100)
+
+    store.load_into("x", {"w": target})
+
+    assert torch.equal(target, saved)
+    assert target.untyped_storage().nbytes() == 4000
+
+
+def test_each_entry_is_looked_up_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = {str(number): noise(4, seed=number) for number in range(10)}
+    store.save("x", tree)
+    asked: list[int] = []
+    find = Opened.entry
+
+    def note(opened: Opened, number: int) -> Entry:
+        asked.append(number)
+        return find(opened, number)
+
+    monkeypatch.setattr(Opened, "entry", note)
+    target = {name: torch.zeros(4) for name in tree}
+
+    store.load_into("x", target)
+
+    assert asked == list(range(10))
+    assert all(torch.equal(target[name], tree[name]) for name in tree)

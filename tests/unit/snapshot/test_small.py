@@ -12,7 +12,8 @@ from holdfast.facade import Store
 from holdfast.repo.layout import pack_key
 from holdfast.repo.manifest import Entry
 from holdfast.snapshot.gc_pause import pause_gc, pause_gc_if_small
-from holdfast.snapshot.load import LeafReader, LoadOptions
+from holdfast.snapshot.load import LeafReader
+from holdfast.snapshot.options import LoadOptions
 from holdfast.store.memory import MemoryStore
 from holdfast.tensors.build import TRAY_DTYPES
 from holdfast.trees.outline import iter_stored

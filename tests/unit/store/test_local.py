@@ -5,10 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from array import array
 from pathlib import Path
 
 import pytest
 
+from holdfast.digest import Buffer
 from holdfast.errors import NotFound, ObjectExists, StoreError
 from holdfast.store.files import PosixFiles, find_mount_type
 from holdfast.store.local import LocalStore
@@ -325,3 +327,15 @@ def test_on_a_network_filesystem_nobody_is_alone(tmp_path: Path) -> None:
 
     with LocalStore(tmp_path, files=Remote()).hold(exclusive=True) as is_alone:
         assert not is_alone
+
+
+def test_small_and_large_buffers_of_any_type_are_written_in_order(tmp_path: Path) -> None:
+    limit = 64 << 10
+    sizes = [1, 0, limit, 3, limit - 3, 8, limit + 1, limit + 1, 0, 5, 5 << 20, 2]
+    parts = [bytes([number + 1]) * size for number, size in enumerate(sizes)]
+    buffers: list[Buffer] = [*parts, bytearray(parts[0]), memoryview(array("I", [7] * 10)), memoryview(parts[2])]
+    store = LocalStore(tmp_path)
+    with store.upload("packs/one") as upload:
+        upload.append(*buffers)
+        upload.commit()
+    assert (tmp_path / "packs/one").read_bytes() == b"".join(buffers)

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.two_tensor import TwoTensor
 
 from holdfast.errors import Mismatch, Unsupported
-from holdfast.tensors.storage import alloc_storage, free_storage, is_allocated, storage_bytes
+from holdfast.tensors.storage import alloc_storage, free_storage, is_allocated, storage_bytes, tensor_bytes
 
 ALL_DTYPES: Final = sorted({value for value in vars(torch).values() if isinstance(value, torch.dtype)}, key=str)
 
@@ -236,3 +236,18 @@ def test_a_storage_that_is_a_mere_shell_is_refused() -> None:
         Unsupported, match=r"^a storage of 8 bytes has no memory; the tensors inside of its tensor have"
     ):
         storage_bytes(make_two().untyped_storage())
+
+
+def test_the_bytes_of_a_tensor_are_its_memory_from_the_first_item_on() -> None:
+    tensor = torch.arange(10, dtype=torch.int16)[3:]
+
+    data = tensor_bytes(tensor, 4)
+    data[:] = b"\x01\x00\x02\x00"
+
+    assert (data.nbytes, data.format, data.readonly) == (4, "B", False)
+    assert tensor.tolist() == [1, 2, 5, 6, 7, 8, 9]
+
+
+def test_bytes_beyond_the_memory_of_a_tensor_are_never_given() -> None:
+    with pytest.raises(ValueError, match="of a storage that has"):
+        tensor_bytes(torch.zeros(4)[2:], 9)

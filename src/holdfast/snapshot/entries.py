@@ -1,0 +1,332 @@
+"""The entries of a load: read at once or in batches that keep to the budget, cast and moved, and tensors over them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Final, NamedTuple, TypeVar
+
+import torch
+
+from holdfast.errors import Corrupt, HoldfastError, Unsupported
+from holdfast.repo.manifest import Entry
+from holdfast.repo.reader import SnapshotReader
+from holdfast.snapshot.cast import (
+    can_cast_tray,
+    cast_and_move,
+    cast_packed,
+    cast_spec,
+    cast_tray,
+    is_cast,
+    read_cast,
+    verify_dtype,
+    verify_group,
+)
+from holdfast.snapshot.opened import Opened
+from holdfast.snapshot.options import SAVED, LoadOptions
+from holdfast.tensors.build import CPU, Block, build_tensor, fits_tray, plan_block, plan_tray
+from holdfast.tensors.memory import new_memory, view_bytes, view_storage, wrap_memory
+from holdfast.tensors.spec import TENSOR as TENSOR_TYPE
+from holdfast.tensors.spec import Specs, TensorSpec
+from holdfast.tensors.storage import tensor_bytes
+from holdfast.trees.move import move_to_device
+
+Item = TypeVar("Item")
+_RNG_STATE_BYTES: Final = 5056
+"""The size of the state of torch's generator on the CPU."""
+
+
+class InPlace(NamedTuple):
+    """Memory that is there already: an entry's bytes go straight into it."""
+
+    tensor: torch.Tensor
+    entry: Entry
+    size_bytes: int
+    """How much of its memory the tensor reaches over."""
+
+
+class EntryReader:
+    """Reads the entries that were taken up in one go, and builds ordinary tensors over what was read."""
+
+    def __init__(
+        self,
+        opened: Opened,
+        options: LoadOptions,
+        *,
+        in_place: Mapping[int, InPlace] | None = None,
+        devices: Mapping[int, torch.device] | None = None,
+    ) -> None:
+        """Read nothing yet; entries in `in_place` will be read into what is given there, others go to `devices`."""
+        # At once: what torch does not know is the caller's mistake, and nothing need be read to say so.
+        verify_dtype(options.dtype)
+        self._device = None if options.device == SAVED else torch.device(options.device or CPU)
+        self._opened = opened
+        self._options = options
+        self._in_place = in_place or {}
+        self._devices = devices or {}
+        self._meanings = Specs(opened.name)
+        self._specs: dict[int, tuple[Entry, TensorSpec]] = {}
+        self._groups: dict[object, list[int]] = {}
+        self._memory: dict[int, torch.Tensor] = {}
+        self._sharing: dict[int, Sequence[int]] = {}
+        # Small ones, by their spec: read side by side, and built at once.
+        self._small: dict[int, list[int]] = {}
+        self._can_cast_tray = can_cast_tray(options.dtype)
+        # Never cast by themselves; and what is to be cast, until it has been.
+        self._kept: set[int] = set()
+        self._uncast: set[int] = set()
+        self.ready: dict[int, torch.Tensor] = {}
+        """Tensors that are there without being built one by one."""
+        self.blobs: dict[int, tuple[Entry, bytearray]] = {}
+        """What is no tensor: arrays, texts, bytes."""
+
+    def keep_dtypes(self, numbers: Iterable[int]) -> None:
+        """Leave these as they were saved, whatever the others are cast to; say so before they are taken up."""
+        self._kept.update(numbers)
+
+    def take_up(self, number: int, name: str) -> None:
+        """Note that an entry is wanted, by the leaf of that name."""
+        if number in self._specs or number in self.blobs or number in self._in_place:
+            return
+        entry = self._opened.entry(number)
+        kind = entry.spec.get("type") if isinstance(entry.spec, dict) else None
+        if kind != TENSOR_TYPE:
+            self.blobs[number] = (entry, bytearray(entry.size_bytes))
+            return
+        spec = self._meanings.decode(entry.spec, size_bytes=entry.size_bytes, name=name)
+        self._specs[number] = (entry, spec)
+        if entry.alias and self._options.aliases == "preserve":
+            self._groups.setdefault(entry.alias, []).append(number)
+        elif self._is_small(number, entry, spec):
+            self._small.setdefault(id(spec), []).append(number)
+        else:
+            self._groups["alone", number] = [number]
+
+    def _is_small(self, number: int, entry: Entry, spec: TensorSpec) -> bool:
+        if self._device != CPU or self._options.mmap or number in self._devices or number in self._kept:
+            return False
+        return id(spec) in self._small or (fits_tray(spec, entry.size_bytes) and self._can_cast_tray)
+
+    def read(self, parts: set[int]) -> None:
+        """Read all that was taken up, but for what is read in place; `parts` are what other tensors are made of."""
+        here: list[list[int]] = []
+        elsewhere: list[list[int]] = []
+        for members in self._groups.values():
+            # Some parts stay on the CPU, whichever device their tensor is on; the others are moved when it is built.
+            is_part = bool(parts.intersection(members))
+            is_here = not self._must_cast(members) and any(self._find_device(each) == CPU for each in members)
+            (here if is_part or is_here else elsewhere).append(members)
+        blobs = [(entry, memoryview(data)) for entry, data in self.blobs.values()]
+        self._read_groups(here, blobs)
+        self._read_small()
+        limit = self._opened.reader.budget_bytes // 2
+        for batch in _batch(elsewhere, self._measure, limit):
+            if not self._read_large(batch[0], limit):
+                self._read_groups(batch, [])
+                for members in batch:
+                    self._move(members[0], self._find_device(members[0]))
+
+    def _must_cast(self, members: Sequence[int]) -> bool:
+        dtype = self._options.dtype
+        if dtype is None:
+            return False
+        found = [(number, *self._specs[number]) for number in members]
+        wanted = [(entry, spec, number not in self._kept and is_cast(spec, dtype)) for number, entry, spec in found]
+        must_cast = verify_group(wanted, dtype)
+        self._uncast.update(members if must_cast else ())
+        return must_cast
+
+    def _measure(self, members: Sequence[int]) -> int:
+        return sum(self._specs[number][0].size_bytes for number in members)
+
+    def _read_groups(self, groups: Sequence[Sequence[int]], fills: list[tuple[Entry, memoryview]]) -> None:
+        blocks = [(members, self._plan(members)) for members in groups]
+        fills = fills + [(fill.entry, fill.buffer) for _, block in blocks for fill in block.fills]
+        self._opened.reader.read_all(fills)
+        for members, block in blocks:
+            self._memory.update(dict.fromkeys(members, self._finish(members, block)))
+            self._sharing.update(dict.fromkeys(members, members))
+            for number, place in zip(members, block.places, strict=True):
+                entry, spec = self._specs[number]
+                self._specs[number] = (entry, spec if spec.at == place else replace(spec, at=place))
+
+    def _finish(self, members: Sequence[int], block: Block) -> torch.Tensor:
+        dtype = self._options.dtype
+        if dtype is None or block.scatter is None or members[0] not in self._uncast:
+            return block.finish()
+        memory = cast_packed(block, dtype, what=f"{self._opened.name!r}, {self._specs[members[0]][0].name!r}")
+        self._note_cast(members, dtype)
+        return memory
+
+    def _note_cast(self, numbers: Iterable[int], dtype: torch.dtype) -> None:
+        for number in numbers:
+            entry, spec = self._specs[number]
+            self._specs[number] = (entry, cast_spec(spec, dtype))
+            self._uncast.discard(number)
+
+    def _read_large(self, members: Sequence[int], limit_bytes: int) -> bool:
+        """Read and cast a tensor piece by piece that would take more than the budget as a whole; tell whether it is."""
+        entry, spec = self._specs[members[0]]
+        dtype = self._options.dtype
+        is_alone = len(members) == 1 and not spec.packed and entry.size_bytes > limit_bytes
+        if dtype is None or not is_alone or members[0] not in self._uncast:
+            return False
+        self._opened.reader.counters.unmapped_entries += self._options.mmap
+        device = self._find_device(members[0])
+        self._memory[members[0]] = read_cast(self._opened.reader, entry, spec.dtype, dtype, device)
+        self._specs[members[0]] = (entry, replace(spec, at=0))
+        self._sharing[members[0]] = members
+        self._note_cast(members, dtype)
+        return True
+
+    def _read_small(self) -> None:
+        limit = self._opened.reader.budget_bytes // 2
+        for batch in _batch(self._iter_alike(limit), self._measure, limit):
+            trays = [plan_tray(self._specs[numbers[0]][1], len(numbers)) for numbers in batch]
+            entries = [self._specs[number][0] for numbers in batch for number in numbers]
+            buffers = [buffer for tray in trays for buffer in tray.cut()]
+            self._opened.reader.read_all(list(zip(entries, buffers, strict=True)))
+            for numbers, tray in zip(batch, trays, strict=True):
+                self.ready.update(zip(numbers, cast_tray(tray, self._options.dtype).build(), strict=True))
+
+    def _iter_alike(self, limit_bytes: int) -> Iterator[list[int]]:
+        """Yield small tensors of one kind, as many as a limit allows."""
+        for numbers in self._small.values():
+            step = max(1, limit_bytes // self._specs[numbers[0]][0].size_bytes)
+            yield from (numbers[at : at + step] for at in range(0, len(numbers), step))
+
+    def read_in_place(self) -> None:
+        """Read what goes straight to where it is wanted; if that fails, some of it has been overwritten."""
+        # Tied tensors, once.
+        places = {
+            (each.tensor.device, each.tensor.data_ptr(), each.size_bytes): each for each in self._in_place.values()
+        }
+        here = [each for (device, _, size), each in places.items() if device == CPU and size]
+        self._opened.reader.read_all([(each.entry, tensor_bytes(each.tensor, each.size_bytes)) for each in here])
+        elsewhere = [each for (device, _, size), each in places.items() if device != CPU and size]
+        _read_to_devices(self._opened.reader, [(each.entry, _view_place(each)) for each in elsewhere])
+
+    def _plan(self, members: Sequence[int]) -> Block:
+        found = [self._specs[number] for number in members]
+        if self._options.mmap:
+            is_alone = len(found) == 1 and not found[0][1].packed and found[0][0].size_bytes > 0
+            can_map = is_alone and members[0] not in self._uncast
+            mapped = self._opened.reader.map_entry(found[0][0]) if can_map else None
+            if mapped is not None:
+                self._opened.reader.counters.mapped_entries += 1
+                return Block(wrap_memory(mapped), (), (0,))
+            self._opened.reader.counters.unmapped_entries += len(found)
+        return plan_block(found, what=f"{self._opened.name!r}, {found[0][0].name!r}")
+
+    def is_in_place(self, number: int) -> bool:
+        """Tell whether an entry is read into memory that is there already."""
+        return number in self._in_place
+
+    def build(self, number: int, what: str, device: torch.device | None) -> torch.Tensor:
+        """Return the tensor of an entry, on another device than it was read to if need be."""
+        if number in self._in_place:
+            return self._in_place[number].tensor
+        if number not in self._specs:
+            raise disagree(what)
+        if number in self.ready:
+            return self.ready[number]
+        memory = self._memory[number]
+        device = device or self._find_device(number)
+        if memory.device != device or number in self._uncast:
+            memory = self._move(number, device)
+        return build_tensor(self._specs[number][1], memory, what=what)
+
+    def _move(self, number: int, device: torch.device) -> torch.Tensor:
+        """Return the memory on another device, cast if it is to be, one copy of it for all who share it."""
+        memory, name = self._memory[number], self._specs[number][0].name
+        if memory.is_meta:
+            raise disagree(name)  # one place wants it here, another where there are no bytes
+        dtype = self._options.dtype if number in self._uncast else None
+        try:
+            if dtype is None:
+                moved = move_to_device(memory, device)
+            else:
+                moved = cast_and_move(memory, self._specs[number][1].dtype, dtype, device)
+        except (RuntimeError, AssertionError) as error:
+            if self._device is not None or number in self._devices:
+                raise
+            raise Unsupported(f"{name} was on {device}, and cannot be put there: {error}; pass device=") from error
+        for other in self._sharing[number]:
+            if self._memory[other] is memory and self._find_device(other) == device:
+                self._memory[other] = moved
+                if dtype is not None:
+                    self._note_cast((other,), dtype)
+        return moved
+
+    def _find_device(self, number: int) -> torch.device:
+        entry, spec = self._specs[number]
+        if number in self._devices:
+            return self._devices[number]
+        if spec.meta or is_rng_state(entry.name, spec):
+            return CPU
+        if self._device is not None:
+            return self._device
+        saved = entry.note.get("device") if isinstance(entry.note, dict) else None
+        with refusing(entry.name):
+            return torch.device(saved) if isinstance(saved, str) else CPU
+
+
+def _view_place(place: InPlace) -> torch.Tensor:
+    """Return the memory of a tensor on another device, as a tensor of bytes."""
+    start = int(place.tensor.storage_offset()) * place.tensor.element_size()
+    return view_storage(place.tensor.untyped_storage(), start, start + place.size_bytes)
+
+
+def _read_to_devices(reader: SnapshotReader, wanted: Sequence[tuple[Entry, torch.Tensor]]) -> None:
+    """Fill memory on other devices, given as tensors of bytes; takes at most half of the budget on the host."""
+    limit = reader.budget_bytes // 2
+    for batch in _batch(wanted, lambda each: each[0].size_bytes, limit):
+        if batch[0][0].size_bytes > limit:
+            entry, memory = batch[0]
+            for start in range(0, entry.size_bytes, limit):
+                piece = new_memory(min(limit, entry.size_bytes - start), CPU)
+                reader.read_into(entry, start, view_bytes(piece))
+                memory[start : start + piece.numel()].copy_(piece)
+            continue
+        pieces = [new_memory(entry.size_bytes, CPU) for entry, _ in batch]
+        reader.read_all([(entry, view_bytes(piece)) for (entry, _), piece in zip(batch, pieces, strict=True)])
+        for (_, memory), piece in zip(batch, pieces, strict=True):
+            memory.copy_(piece)
+
+
+def _batch(items: Iterable[Item], measure: Callable[[Item], int], limit_bytes: int) -> Iterator[list[Item]]:
+    """Yield the items in batches that fit into a limit; what does not fit is alone."""
+    batch: list[Item] = []
+    held = 0
+    for item in items:
+        size = measure(item)
+        if batch and held + size > limit_bytes:
+            yield batch
+            batch, held = [], 0
+        batch.append(item)
+        held += size
+    if batch:
+        yield batch
+
+
+@contextmanager
+def refusing(what: str) -> Iterator[None]:
+    """Turn what torch refuses about a stored value into Corrupt, naming the leaf."""
+    try:
+        yield
+    except HoldfastError:
+        raise
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise Corrupt(f"{what}: {error}", key=what) from error
+
+
+def disagree(what: str) -> Corrupt:
+    """Return the error for a leaf whose node and entry are of different kinds."""
+    return Corrupt(f"{what}: the stored tree and its entry disagree on what it is; run `holdfast check`", key=what)
+
+
+def is_rng_state(name: str, spec: TensorSpec) -> bool:
+    """Tell whether a tensor is the state of a random generator: those live on the CPU, whatever they are for."""
+    is_bytes = spec.dtype == torch.uint8 and len(spec.shape) == 1
+    return is_bytes and ("rng" in name.lower() or spec.shape[0] == _RNG_STATE_BYTES)
