@@ -6,6 +6,7 @@ MAKEFLAGS += --no-print-directory
 
 BIN := .venv/bin
 READY := .venv/ready
+READY_BENCH := .venv/ready-bench
 CODE := $(wildcard src tests docs bench examples attacks)
 NOT_SLOW := $(if $(SLOW),,-m "not slow")
 
@@ -30,7 +31,7 @@ check: $(READY) ## format, lint, types, architecture, generated pages
 	@$(BIN)/python docs/generate.py --check
 	@$(BIN)/python -m pytest -q tests/architecture
 
-bench: $(READY) ## measure (QUICK=1: a smoke run)
+bench: $(READY_BENCH) ## measure beside the others, ten minutes on a quiet machine (QUICK=1: small sizes, one minute)
 	@$(BIN)/python bench/run.py $(if $(QUICK),--quick)
 
 docs: $(READY) ## rewrite the generated pages
@@ -40,4 +41,8 @@ docs: $(READY) ## rewrite the generated pages
 $(READY): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || python3 -m venv .venv
 	@PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+$(READY_BENCH): $(READY)
+	@PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[peers]'
 	@touch $@

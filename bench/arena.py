@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from bench.measure import Contestant, Goal, Result, Timings, list_files
-from bench.peers import Peer, sync_filesystem
+from bench.peers import HOLDFAST, Peer, sync_filesystem
 from bench.state import Shape, State, count_state, make_state, verify_state
 
 
@@ -57,18 +57,22 @@ class Arena:
         if isinstance(found, dict):
             found.clear()
 
-    def saving(self, peer: Peer) -> Contestant:
-        """Return a first save."""
+    def saving(self, peer: Peer, *, most_rounds: int | None = None) -> Contestant:
+        """Return a first save; ours is verified in every round."""
         folder = self.folder(peer)
         return Contestant(
-            lambda: peer.save(folder, self.state), partial(self.renew, folder), lambda _: self.verify_saved(peer)
+            lambda: peer.save(folder, self.state),
+            partial(self.renew, folder),
+            lambda _: self.verify_saved(peer),
+            verify_once=peer is not HOLDFAST,
+            most_rounds=most_rounds,
         )
 
-    def loading(self, peer: Peer, prepare: Callable[[], None]) -> Contestant:
+    def loading(self, peer: Peer, prepare: Callable[[], None], *, most_rounds: int | None = None) -> Contestant:
         """Return a load into new memory."""
         folder = self.folder(peer)
         verify = partial(self.verify_loaded, who=peer.name)
-        return Contestant(lambda: peer.load(folder, self.state), prepare, verify)
+        return Contestant(lambda: peer.load(folder, self.state), prepare, verify, most_rounds=most_rounds)
 
     def close(self) -> None:
         """Remove what was saved."""
@@ -107,6 +111,7 @@ def compare(
         goal,
         f"{medians}; {others}" if others and len(found) <= MOST_NAMED else medians,
         samples,
+        {name: gigabytes / timings[name].best for name in samples},
     )
 
 
@@ -128,6 +133,7 @@ def compare_ms(workload: str, timings: Mapping[str, Timings], own: str, goal: Go
         goal,
         f"median {1e3 * timings[own].median:.2f}; {others}",
         {name: timing.seconds for name, timing in timings.items()},
+        {name: 1e3 * timing.best for name, timing in timings.items()},
     )
 
 

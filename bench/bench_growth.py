@@ -24,7 +24,7 @@ from holdfast.repo.holdings import find_base
 from holdfast.repo.index import Index
 from holdfast.repo.layout import natural_order
 from holdfast.repo.manifest import Entry
-from holdfast.repo.pack import Run
+from holdfast.repo.pack import NewChunk
 from holdfast.repo.repository import Repository, open_repository
 from holdfast.repo.snapshots import Snapshot, iter_names, read_name, read_snapshot
 from holdfast.repo.transaction import Draft, Transaction
@@ -109,7 +109,7 @@ def _commit(repo: Repository, step: int, before: Sequence[Entry], positions: Seq
     chunks = _make_chunks(step, len(positions))
     entries = dict(enumerate(before))
     with Transaction(repo, purpose="growth") as transaction:
-        locations = transaction.packer.append([Run(chunks, 1)])
+        locations = transaction.packer.append([NewChunk(digest, data, 1) for digest, data in chunks])
         for position, (digest, _), location in zip(positions, chunks, locations, strict=True):
             ref = ChunkRef(digest, _CHUNK_BYTES, location)
             entries[position] = Entry(f"layers.{position}.weight", _CHUNK_BYTES, (ref,))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,8 +25,8 @@ def run(sizes: Sizes, work: Path) -> list[Result]:
     """Measure save, load, load in place and a save behind the caller's back, and what others take for the same."""
     shape = plan_large(sizes)
     # One way to write by DCP stands for all, and nobody weighs the content store.
-    peers = [HOLDFAST, *(peer for peer in find_peers() if peer not in (*DCP[1:], CONTENT_STORE))]
-    found = {peer.name: _run_apart(peer.name, shape, work) for peer in peers}
+    others = [peer.name for peer in find_peers() if peer not in (*DCP[1:], CONTENT_STORE)]
+    found = _run_apart([HOLDFAST.name], shape, work) | _run_apart(others, shape, work)
     return [_tell(operation, shape, {name: rises[operation] for name, rises in found.items()}) for operation in ALL]
 
 
@@ -35,7 +35,6 @@ def _save(peer: Peer, folder: Path, state: State) -> int:
 
 
 def _load(peer: Peer, folder: Path, state: State) -> int:
-    peer.save(folder, state)
     found: list[State] = []
     rise = _rise(lambda: found.append(peer.load(folder, state)))
     verify_state(found[0], state, who=peer.name)
@@ -44,7 +43,6 @@ def _load(peer: Peer, folder: Path, state: State) -> int:
 
 
 def _fill(peer: Peer, folder: Path, state: State) -> int:
-    peer.save(folder, state)
     target = make_empty(state)
     for tensor in target.values():
         tensor.fill_(1)  # its pages must be there before, or they count as extra
@@ -54,10 +52,11 @@ def _fill(peer: Peer, folder: Path, state: State) -> int:
 
 
 def _save_behind(peer: Peer, folder: Path, state: State) -> int:
-    with holdfast.open(folder) as store:
+    with holdfast.open(folder / "behind") as store:
         return _rise(lambda: store.save_async(SNAPSHOT, dict(state), staging="budget").wait())
 
 
+# In this order: what the first saves, the next two load.
 FOR_PEERS: Final[Mapping[str, Callable[[Peer, Path, State], int]]] = {
     "save": _save,
     "load": _load,
@@ -95,18 +94,20 @@ def _tell(operation: str, shape: Shape, rises: Mapping[str, int]) -> Result:
     )
 
 
-def _run_apart(name: str, shape: Shape, work: Path) -> dict[str, int]:
+def _run_apart(names: Sequence[str], shape: Shape, work: Path) -> dict[str, dict[str, int]]:
     """Measure in a new process: what this one has freed would be used again, and not be seen."""
     with get_context("spawn").Pool(1) as pool:
-        return pool.apply_async(measure_here, (name, shape, work)).get(_TIMEOUT_S)
+        return pool.apply_async(measure_here, (names, shape, work)).get(_TIMEOUT_S)
 
 
-def measure_here(name: str, shape: Shape, work: Path) -> dict[str, int]:
+def measure_here(names: Sequence[str], shape: Shape, work: Path) -> dict[str, dict[str, int]]:
     """Measure each operation in this process, after a small trial that imports whatever is needed."""
-    peer = next(peer for peer in [HOLDFAST, *find_peers()] if peer.name == name)
-    rises = dict.fromkeys(ALL, 0)
-    for operation, act in (ALL if peer is HOLDFAST else FOR_PEERS).items():
-        for tried in (plan_large(TINY), shape):
+    peers = [peer for peer in [HOLDFAST, *find_peers()] if peer.name in names]
+    rises = {peer.name: dict.fromkeys(ALL, 0) for peer in peers}
+    for tried in (plan_large(TINY), shape):
+        state = make_state(tried, seed=_SEED)
+        for peer in peers:
             with TemporaryDirectory(dir=work) as folder:
-                rises[operation] = act(peer, Path(folder), make_state(tried, seed=_SEED))
+                for operation, act in (ALL if peer is HOLDFAST else FOR_PEERS).items():
+                    rises[peer.name][operation] = act(peer, Path(folder), state)
     return rises

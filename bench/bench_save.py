@@ -45,7 +45,8 @@ _SMALL_BYTES: Final = 4096
 
 def run(sizes: Sizes, work: Path) -> list[Result]:
     """Measure first saves, saves of what is held, loads, and small saves."""
-    entries = random_entries(sizes.save_bytes, sizes.entries, seed=7)
+    # An eighth of the state: what is large is measured with tensors.
+    entries = random_entries(sizes.save_bytes // 4, sizes.entries, seed=7)
     measured = [
         *_measure_first(sizes, work, entries),
         *_measure_held(sizes, work, entries),
@@ -75,7 +76,7 @@ def _measure_first(sizes: Sizes, work: Path, entries: Entries) -> list[Result]:
     )
     data = random_bytes(size, seed=8)
     name = "first save, durable"
-    timings = race({name: saving} | write_limits(work / "raw", data), rounds=max(1, sizes.rounds // 2))
+    timings = race({name: saving} | write_limits(work / "raw", data), rounds=sizes.rounds)
     verify_equal(load_entries(open_store(root), "run/first"), entries=entries)
     (work / "raw").unlink()
     remove_store(root)
@@ -123,7 +124,7 @@ def _measure_cold_load(sizes: Sizes, root: Path, entries: Entries) -> list[Resul
     packs = list_packs(root)
     name = "load, not in page cache"
     contestants = {name: _loading(root, entries, partial(drop_pages, packs))}
-    timings = race(contestants | read_limits(packs), rounds=max(1, sizes.rounds // 2))
+    timings = race(contestants | read_limits(packs), rounds=sizes.rounds)
     return [throughput(name, timings, _total(entries), against="raw read")]
 
 

@@ -14,14 +14,21 @@ import numpy as np
 from blake3 import blake3
 from xxhash import xxh3_128_digest
 
-from bench.measure import Contestant, Result, Sizes, drop_pages, race, random_bytes, throughput
+from bench.measure import Contestant, Goal, Result, Sizes, drop_pages, race, random_bytes, throughput
+from holdfast.digest import fingerprint, hash_bytes
 
 CHUNK_BYTES: Final = 1 << 20
 UNIT_BYTES: Final = 8 << 20
 _CACHED_BYTES: Final = 1 << 20
 _ALIGNMENT: Final = 4096
-_MANY_THREADS: Final = (1, 2, 4, 8)
-_WRITE_THREADS: Final = (1, 2, 4)
+_READS: Final = ((True, 1), (True, 2), (True, 4))
+"""Whether direct, and by how many threads; the fastest counts."""
+_HASHED_READS: Final = ((True, 2), (True, 4))
+_WRITE_THREADS: Final = (1, 2)
+_HASHED_THREADS: Final = (2, 4)
+HASHED_WRITE: Final = "copy, BLAKE3, XXH3 and raw write"
+_HASH_GOAL: Final = Goal("ratio", ">=", 0.9)
+HASHED_READ: Final = "raw read and BLAKE3"
 
 Item = TypeVar("Item")
 Span = tuple[Path, int, int]
@@ -47,6 +54,18 @@ def hash_cached(data: memoryview, *, threads: int) -> None:
 def fingerprint_memory(data: memoryview, *, threads: int) -> None:
     """XXH3-128 of every 1 MiB of `data`."""
     _share(partial(_hash_all, xxh3_128_digest), _cut(data), threads)
+
+
+def hash_whole(data: memoryview, *, threads: int) -> None:
+    """BLAKE3 of `data` as one message, by the threads of the hash itself."""
+    blake3(data, max_threads=threads).digest()
+
+
+def fingerprint_halves(data: memoryview, *, threads: int) -> None:
+    """XXH3-128 of `data`, one long piece for each thread."""
+    each = -(-len(data) // threads)
+    pieces = [data[start : start + each] for start in range(0, len(data), each)]
+    _share(partial(_hash_all, xxh3_128_digest), pieces, threads)
 
 
 def copy_memory(data: memoryview, target: memoryview) -> None:
@@ -82,22 +101,45 @@ def read_files(paths: Sequence[Path], *, threads: int, direct: bool = False, the
     _share(partial(_read_spans, direct=direct, then_hash=then_hash), cut_files(paths), threads)
 
 
-def write_file(path: Path, data: memoryview, *, direct: bool, threads: int = 1) -> None:
-    """Write a new file in units of 8 MiB and make it durable; a direct one leaves out the odd bytes at its end."""
+def write_file(
+    path: Path, data: memoryview, *, direct: bool, threads: int = 1, repeats: int = 1, hashed: bool = False
+) -> None:
+    """Write a new file in units of 8 MiB and make it durable; a direct one leaves out the odd bytes at its end.
+
+    If `hashed`, each unit is copied to a buffer and hashed twice on its way, as a save does that is verified later.
+    """
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | (os.O_DIRECT if direct else 0))
     try:
         size = len(data) // _ALIGNMENT * _ALIGNMENT if direct else len(data)
-        _share(partial(_write_units, handle, data[:size]), range(0, size, UNIT_BYTES), threads)
+        spans = [
+            (data[start : min(start + UNIT_BYTES, size)], number * size + start)
+            for number in range(repeats)
+            for start in range(0, size, UNIT_BYTES)
+        ]
+        _share(partial(_write_hashed if hashed else _write_units, handle), spans, threads)
         os.fdatasync(handle)
     finally:
         os.close(handle)
 
 
-def _write_units(handle: int, data: memoryview, starts: Iterator[int]) -> None:
-    for start in starts:
-        unit = data[start : start + UNIT_BYTES]
-        if os.pwritev(handle, [unit], start) != len(unit):
-            raise OSError("the disk took only a part of a write; is it full?")
+def _write_units(handle: int, units: Iterator[tuple[memoryview, int]]) -> None:
+    for unit, offset in units:
+        _write_unit(handle, unit, offset)
+
+
+def _write_hashed(handle: int, units: Iterator[tuple[memoryview, int]]) -> None:
+    buffer = aligned_memory(UNIT_BYTES)
+    for unit, offset in units:
+        np.copyto(np.frombuffer(buffer[: len(unit)], np.uint8), np.frombuffer(unit, np.uint8))
+        for piece in _cut(buffer[: len(unit)]):
+            xxh3_128_digest(piece)
+            blake3_of(piece)
+        _write_unit(handle, buffer[: len(unit)], offset)
+
+
+def _write_unit(handle: int, unit: memoryview, offset: int) -> None:
+    if os.pwritev(handle, [unit], offset) != len(unit):
+        raise OSError("the disk took only a part of a write; is it full?")
 
 
 def _remove_durably(path: Path) -> None:
@@ -176,14 +218,13 @@ def memory_limits(data: memoryview) -> dict[str, Contestant]:
 
 def read_limits(paths: Sequence[Path], *, then_hash: bool = False) -> dict[str, Contestant]:
     """Return raw reads of files that are not in the page cache; the fastest of them is the limit."""
-    verb = "raw read and BLAKE3" if then_hash else "raw read"
+    verb = HASHED_READ if then_hash else "raw read"
     return {
         f"{verb}, {'direct' if direct else 'buffered'}, {threads} threads": Contestant(
             partial(read_files, paths, threads=threads, direct=direct, then_hash=then_hash),
             prepare=partial(drop_pages, paths),
         )
-        for direct in (True, False)
-        for threads in ((2, 4) if then_hash else _MANY_THREADS)
+        for direct, threads in (_HASHED_READS if then_hash else _READS)
     }
 
 
@@ -197,6 +238,10 @@ def write_limits(path: Path, data: memoryview) -> dict[str, Contestant]:
         for threads in _WRITE_THREADS
     }
     writes["raw write, buffered"] = partial(write_file, path, aligned, direct=False)
+    for threads in _HASHED_THREADS:
+        writes[f"{HASHED_WRITE}, {threads} threads"] = partial(
+            write_file, path, aligned, direct=True, threads=threads, hashed=True
+        )
     return {name: Contestant(run, prepare) for name, run in writes.items()}
 
 
@@ -213,13 +258,31 @@ def copy_limits(data: memoryview) -> dict[str, Contestant]:
     }
 
 
+def hash_limits(data: memoryview) -> dict[str, Contestant]:
+    """Return both hashes on all cores as Holdfast calls them, chunk by chunk, and bare."""
+    cores = count_cores()
+    return {
+        "hash_bytes (BLAKE3)": Contestant(partial(_share, partial(_hash_all, hash_bytes), _cut(data), cores)),
+        "fingerprint (XXH3)": Contestant(partial(_share, partial(_hash_all, fingerprint), _cut(data), cores)),
+        "bare BLAKE3, chunks": Contestant(partial(hash_memory, data, threads=cores)),
+        "bare BLAKE3, whole": Contestant(partial(hash_whole, data, threads=cores)),
+        "bare XXH3, chunks": Contestant(partial(fingerprint_memory, data, threads=cores)),
+        "bare XXH3, halves": Contestant(partial(fingerprint_halves, data, threads=cores)),
+    }
+
+
 def run(sizes: Sizes, work: Path) -> list[Result]:
-    """Measure the limits by themselves."""
+    """Measure the limits by themselves, and how near the hashes of Holdfast come to them."""
     data = random_bytes(sizes.save_bytes // 2, seed=1)
     path = work / "raw"
+    hashes = race(hash_limits(data), rounds=2 * sizes.rounds)
     timings = race(memory_limits(data) | write_limits(path, data), rounds=sizes.rounds)
-    reads = race(read_limits([path]), rounds=max(1, sizes.rounds // 2))
+    reads = race(read_limits([path]), rounds=sizes.rounds)
     best = min(reads, key=lambda name: reads[name].best)
     path.unlink()
     every = timings | {best: reads[best]}
-    return [throughput(name, every, len(data)) for name in every]
+    return [
+        throughput("hash_bytes (BLAKE3)", hashes, len(data), against="bare BLAKE3", goal=_HASH_GOAL),
+        throughput("fingerprint (XXH3)", hashes, len(data), against="bare XXH3", goal=_HASH_GOAL),
+        *(throughput(name, every, len(data)) for name in every),
+    ]

@@ -1,8 +1,9 @@
-"""Run the benchmarks and print one table; a goal that is missed is said, a wrong result ends the run."""
+"""Run the benchmarks and print one table; a row at its limit links the reason, a wrong result ends the run."""
 
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 import tempfile
 import time
@@ -11,19 +12,21 @@ from pathlib import Path
 from typing import Final
 
 # `python bench/run.py` puts bench/ itself on the path, and `import bench` needs what is above it.
-sys.path[0] = str(Path(__file__).resolve().parents[1])
+if not __package__:
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from bench import (  # noqa: E402 - the path comes first
+from bench import (
     bench_check,
     bench_cli,
     bench_growth,
     bench_load,
     bench_peak,
     bench_save,
+    bench_scale,
     bench_state,
     limits,
 )
-from bench.measure import (  # noqa: E402 - the path comes first
+from bench.measure import (
     FULL,
     QUICK,
     RESULTS,
@@ -33,6 +36,8 @@ from bench.measure import (  # noqa: E402 - the path comes first
     format_table,
     write_json,
 )
+from bench.picture import draw_all
+from bench.sections import explain
 
 SUITES: Final[Mapping[str, Callable[[Sizes, Path], list[Result]]]] = {
     "limits": limits.run,
@@ -43,18 +48,24 @@ SUITES: Final[Mapping[str, Callable[[Sizes, Path], list[Result]]]] = {
     "peak": bench_peak.run,
     "cli": bench_cli.run,
     "growth": bench_growth.run,
+    "scale": bench_scale.run,
 }
 
 
-def run_suites(names: Sequence[str], sizes: Sizes, work: Path) -> list[Result]:
-    """Run the suites of these names, each in a folder of its own."""
+def run_suites(names: Sequence[str], sizes: Sizes, work: Path) -> tuple[list[Result], dict[str, float]]:
+    """Run the suites of these names, each in a folder of its own; return all rows, and the seconds of each suite."""
     results: list[Result] = []
+    seconds: dict[str, float] = {}
     for name in names:
-        print(f"{time.strftime('%H:%M:%S')} {name} ...", file=sys.stderr, flush=True)
+        print(f"{name:8}", end=" ", file=sys.stderr, flush=True)
+        started = time.perf_counter()
         folder = work / name
         folder.mkdir()
-        results += SUITES[name](sizes, folder)
-    return results
+        results += explain(name, SUITES[name](sizes, folder))
+        shutil.rmtree(folder)
+        seconds[name] = round(time.perf_counter() - started, 1)
+        print(f"{seconds[name]:6.1f} s", file=sys.stderr, flush=True)
+    return results, seconds
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -67,15 +78,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     RESULTS.mkdir(parents=True, exist_ok=True)
     before = describe_machine(RESULTS)
     with tempfile.TemporaryDirectory(prefix="work-", dir=RESULTS) as work:
-        results = run_suites(options.only or list(SUITES), QUICK if options.quick else FULL, Path(work))
+        results, seconds = run_suites(options.only or list(SUITES), QUICK if options.quick else FULL, Path(work))
     machine = before | {"load_after": describe_machine(RESULTS)["load"]}
     print("  ".join(f"{key}: {value}" for key, value in machine.items()))
     print(format_table(results))
-    missed = [result.workload for result in results if result.verdict == "MISSED"]
-    print(f"goals missed: {', '.join(missed)}" if missed else "all goals met")
+    judged = [result for result in results if result.verdict]
+    passed = sum(result.verdict == "pass" for result in judged)
+    print(f"{passed} of {len(judged)} goals reached in {sum(seconds.values()):.0f} s")
     path = options.json or RESULTS / time.strftime("%Y%m%dT%H%M%S.json")
-    write_json(path, machine, results)
+    write_json(path, machine, results, seconds)
     print(f"written to {path}")
+    for picture in draw_all(path, path.parent):
+        print(f"drawn in {picture}")
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import cycle
@@ -20,6 +21,8 @@ _MIXED_BYTES: Final = (4 * _KIB, 32 * _MIB)
 _SMALL_BYTES: Final = (4, 64, 1 * _KIB, 4 * _KIB)
 _MIXED_DTYPES: Final = (torch.bfloat16, torch.float32, torch.int8)
 _ROW_BYTES: Final = 8 * _KIB
+_MEMCMP: Final = ctypes.CDLL(None).memcmp
+_MEMCMP.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +123,9 @@ def verify_tensor(found: object, expected: torch.Tensor, *, what: str) -> None:
         raise WrongResult(f"{what} is no tensor: {str(found)[:200]}")
     if (found.dtype, found.shape) != (expected.dtype, expected.shape):
         raise WrongResult(f"{what} is {found.dtype} {tuple(found.shape)}, saved {expected.dtype} {expected.shape}")
-    ours, theirs = (one.contiguous().view(-1).view(torch.uint8) for one in (found, expected))
-    if not torch.equal(ours, theirs):
+    ours, theirs = found.contiguous(), expected.contiguous()
+    # By memcmp: torch.equal takes ten times as long, and most of a run would be comparing.
+    if _MEMCMP(ours.data_ptr(), theirs.data_ptr(), ours.nbytes):
         raise WrongResult(f"the bytes of {what} are not those that were saved")
 
 

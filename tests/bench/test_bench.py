@@ -95,6 +95,17 @@ def test_a_load_of_other_bytes_ends_the_run(tmp_path: Path) -> None:
         race({"load": contestant}, rounds=1)
 
 
+def test_a_contestant_far_behind_may_leave_early_and_be_verified_once() -> None:
+    verified: list[object] = []
+    slow = Contestant(lambda: "slow", most_rounds=1)
+    steady = Contestant(lambda: "steady", verify=verified.append, verify_once=True)
+
+    timings = race({"slow": slow, "steady": steady}, rounds=3)
+
+    assert {name: len(found.seconds) for name, found in timings.items()} == {"slow": 1, "steady": 3}
+    assert verified == ["steady"]
+
+
 @pytest.mark.parametrize(
     ("code", "output"), [(1, b"run/step-9"), (0, b"something else")], ids=["failed", "said something else"]
 )
@@ -119,17 +130,33 @@ def test_pages_that_were_dropped_are_out_of_the_cache(tmp_path: Path) -> None:
     ("goal", "verdict"),
     [
         (Goal("ratio", ">=", 0.5), "pass"),
-        (Goal("ratio", ">=", 0.6), "MISSED"),
+        (Goal("ratio", ">=", 0.6), "limit"),
         (Goal("figure", "<=", 1), "pass"),
-        (Goal("figure", "<=", 0.9), "MISSED"),
+        (Goal("figure", "<=", 0.9), "limit"),
         (None, ""),
     ],
 )
-def test_a_goal_that_is_missed_is_said(goal: Goal | None, verdict: str) -> None:
+def test_a_row_below_its_goal_is_called_a_limit(goal: Goal | None, verdict: str) -> None:
     result = Result("work", 1.0, "GB/s", "limit", 2.0, goal)
 
     assert result.verdict == verdict
     assert verdict in measure.format_table([result])
+
+
+def test_a_row_below_its_goal_links_the_section_that_names_its_limit() -> None:
+    passed, missed = (
+        Result("work", 1.0, "GB/s", "raw", 2.0, Goal("ratio", ">=", ratio), why="first-save") for ratio in (0.5, 0.6)
+    )
+
+    assert "where-the-time-goes.md#first-save" in measure.format_table([missed])
+    assert "where-the-time-goes.md" not in measure.format_table([passed])
+
+
+def test_a_row_names_the_limit_that_was_measured_beside_it() -> None:
+    raw = Result("work", 1.0, "GB/s", "raw", 4.0, Goal("ratio", ">=", 0.9), "median 1")
+    hashed = Result("work", 1.0, "GB/s", "raw and hashed", 2.0)
+
+    assert measure.name_bound(raw, hashed).note == "raw and hashed reached 0.50 of it, and this 0.50 of that; median 1"
 
 
 def test_a_throughput_is_compared_with_the_fastest_peer() -> None:
@@ -143,9 +170,10 @@ def test_a_throughput_is_compared_with_the_fastest_peer() -> None:
 def test_the_json_file_holds_samples_and_verdicts(tmp_path: Path) -> None:
     result = Result("work", 1.0, "ms", goal=Goal("figure", "<=", 2), samples={"work": (0.001,)})
 
-    measure.write_json(tmp_path / "new" / "out.json", {"cores": 2}, [result])
+    measure.write_json(tmp_path / "new" / "out.json", {"cores": 2}, [result], {"save": 1.5})
 
     written = json.loads((tmp_path / "new" / "out.json").read_text())
     assert written["machine"] == {"cores": 2}
+    assert written["suite_seconds"] == {"save": 1.5}
     assert written["results"][0]["verdict"] == "pass"
     assert written["results"][0]["samples"] == {"work": [0.001]}

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench import bench_load, bench_peak, bench_state, limits
+from bench import bench_load, bench_peak, bench_scale, bench_state, limits
 from bench.arena import Arena, at_least, compare, compare_ms, names_like, open_arena
 from bench.measure import FULL, TINY, Timings, WrongResult, race, random_bytes
 from bench.peers import HOLDFAST, HOLDFAST_FAST, SAFETENSORS, TORCH, Peer, find_peers
+from bench.sections import ANCHORS, explain
 from bench.state import (
     Shape,
     change_state,
@@ -82,14 +83,81 @@ def test_a_format_that_loads_other_bytes_ends_the_run(arena: Arena) -> None:
         race({TORCH.name: arena.loading(wrong, lambda: None)}, rounds=1)
 
 
-def test_a_load_in_place_that_leaves_what_was_there_ends_the_run(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
-    lazy = replace(TORCH, fill=lambda folder, state: None)
+@pytest.mark.parametrize("peer", [HOLDFAST, TORCH], ids=lambda peer: peer.name)
+def test_a_load_in_place_that_leaves_what_was_there_ends_the_run(
+    peer: Peer, arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lazy = replace(peer, fill=lambda folder, state: None)
     monkeypatch.setattr(bench_load, "drop_pages", lambda paths: None)
-    for peer in (HOLDFAST, TORCH):
-        arena.save(peer)
+    monkeypatch.setattr(bench_load, "read_limits", lambda paths, then_hash=False: {})
+    monkeypatch.setattr(bench_load, "HOLDFAST", lazy if peer is HOLDFAST else HOLDFAST)
+    for saving in (HOLDFAST, TORCH):
+        arena.save(saving)
 
-    with pytest.raises(WrongResult, match=r"the bytes of torch\.save: layers"):
-        bench_load._measure_cold(arena, [lazy], is_large=False, is_small=True)
+    with pytest.raises(WrongResult, match=rf"the bytes of {peer.name}: layers"):
+        bench_load._measure_cold(arena, [TORCH if peer is HOLDFAST else lazy], is_large=True, is_small=False)
+
+
+def _flip(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy with one bit flipped."""
+    flipped = tensor.clone()
+    flipped.view(-1).view(torch.uint8)[-1].bitwise_xor_(1)
+    return flipped
+
+
+def _misread(peer: Peer) -> dict[str, Peer]:
+    """Return a peer that reads one part wrong, for each part that it can read."""
+    wrong = {
+        "one tensor": replace(peer, read_one=lambda *given: _flip(peer.read_one(*given))),
+        "names": replace(peer, list_names=lambda folder: peer.list_names(folder)[1:]),
+    }
+    if rows := peer.read_rows:
+        wrong["a slice"] = replace(peer, read_rows=lambda *given: _flip(rows(*given)))
+    if mapped := peer.open_mapped:
+        wrong["a map"] = replace(
+            peer, open_mapped=lambda folder: {name: _flip(tensor) for name, tensor in mapped(folder).items()}
+        )
+    return wrong
+
+
+@pytest.mark.parametrize(
+    ("peer", "part"),
+    [pytest.param(peer, part, id=f"{peer.name}: {part}") for peer in _EVERY for part in _misread(peer)],
+)
+def test_a_format_that_reads_a_part_wrong_ends_the_run(
+    peer: Peer, part: str, arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = _misread(peer)[part]
+    monkeypatch.setattr(bench_load, "drop_pages", lambda paths: None)
+    monkeypatch.setattr(bench_load, "HOLDFAST", wrong if peer is HOLDFAST else HOLDFAST)
+    for saving in (HOLDFAST, TORCH, peer):
+        arena.save(saving)
+
+    with pytest.raises(WrongResult, match="are not those that were saved"):
+        bench_load._measure_parts(arena, [TORCH if peer is HOLDFAST else wrong])
+
+
+def test_a_state_that_grows_and_comes_back_changed_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench_scale, "drop_pages", lambda paths: None)
+    monkeypatch.setattr(bench_scale._Sample, "load", lambda sample: sample.state)
+
+    with pytest.raises(WrongResult, match="did not come back as it was saved"):
+        bench_scale.run(TINY, tmp_path)
+
+
+def test_a_save_with_hints_is_left_out_where_there_are_none(
+    arena: Arena, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(root: Path, **options: bool) -> None:
+        if options:
+            raise TypeError("open() got an unexpected keyword argument 'change_hints'")
+
+    monkeypatch.setattr("bench.bench_state.holdfast.open", refuse)
+
+    assert bench_state._find_hinted(arena) == {}
+    assert "left out" in capsys.readouterr().err
 
 
 def test_a_save_of_an_unchanged_state_that_writes_ends_the_run(arena: Arena) -> None:
@@ -164,6 +232,15 @@ def test_a_raw_write_by_several_threads_writes_every_byte(direct: bool, tmp_path
     assert (tmp_path / "raw").read_bytes() == data
 
 
+def test_a_write_that_hashes_on_its_way_writes_the_same(tmp_path: Path) -> None:
+    data = limits.aligned_memory(3 * limits.UNIT_BYTES // 2)
+    data[:] = random_bytes(len(data), seed=1)
+
+    limits.write_file(tmp_path / "raw", data, direct=False, threads=2, repeats=2, hashed=True)
+
+    assert (tmp_path / "raw").read_bytes() == bytes(data) * 2
+
+
 def test_a_copy_by_several_threads_copies_every_byte() -> None:
     data = random_bytes(5 * limits.CHUNK_BYTES // 2, seed=1)
     target = limits.aligned_memory(len(data))
@@ -193,6 +270,7 @@ def test_the_state_suite_measures_each_workload_and_leaves_nothing(tmp_path: Pat
     results = bench_state.run(TINY, tmp_path)
 
     assert {result.unit for result in results} == {"GB/s", "bytes", "ms"}
+    assert {result.why for result in explain("state", results)} <= ANCHORS
     assert all(result.figure > 0 and result.limit for result in results)
     assert list(tmp_path.iterdir()) == []
 
@@ -202,6 +280,7 @@ def test_the_load_suite_measures_each_workload_and_leaves_nothing(tmp_path: Path
     results = bench_load.run(TINY, tmp_path)
 
     assert {result.unit for result in results} == {"GB/s", "ms"}
+    assert {result.why for result in explain("load", results)} <= ANCHORS
     assert all(result.figure > 0 and result.limit for result in results)
     assert list(tmp_path.iterdir()) == []
 
@@ -211,4 +290,18 @@ def test_the_peak_suite_measures_each_workload_and_leaves_nothing(tmp_path: Path
     results = bench_peak.run(TINY, tmp_path)
 
     assert [result.unit for result in results] == ["MB"] * 4
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_scale_suite_measures_each_workload_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench_scale, "drop_pages", lambda paths: None)
+    try:
+        results = bench_scale.run(TINY, tmp_path)
+    except OSError:
+        pytest.skip("this filesystem takes no direct writes")
+
+    assert [result.unit for result in results] == ["s/GB"] * 4 + ["us"] * 3
+    assert [len(result.figures) for result in results] == [3] * 7
     assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,103 @@
+"""A result as Markdown: the ratios for the README, and the rows of each section of the explanation."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from bench.panels import Bar, Panel, Row, find_state, plan_panels
+
+SUMMARY: Final = "summary"
+_BLOCK: Final = re.compile(
+    r"<!-- figures of (?P<what>[a-z-]+), by `make docs` -->\n.*?<!-- end of figures -->", re.DOTALL
+)
+_LIMIT_OF: Final = {
+    ("first save, durable", "Holdfast"): "raw write",
+    ("save again, nothing changed", "Holdfast"): "BLAKE3, all cores",
+    ("save again, nothing changed", "Holdfast, hints"): "XXH3, all cores",
+    ("load, not in page cache", "Holdfast"): "raw read",
+    ("load, in page cache", "Holdfast"): "copy + BLAKE3",
+    ("load, in page cache", "Holdfast, fast"): "copy",
+}
+_HOW: Final = {"Holdfast, hints": ", change hints", "Holdfast, fast": ', `verify="fast"`'}
+
+
+def fill_figures(page: str, result: Mapping[str, Any]) -> str:
+    """Return a page with the figures of a result in each of its blocks."""
+    return _BLOCK.sub(lambda match: _fill_block(match["what"], result), page)
+
+
+def find_blocks(page: str) -> list[str]:
+    """Return what the blocks of a page show: the summary, or sections."""
+    return [match["what"] for match in _BLOCK.finditer(page)]
+
+
+def find_stale_pictures(folder: Path, digest: str) -> list[str]:
+    """Return the pictures of a folder that show another result than the one with this digest."""
+    return [path.name for path in sorted(folder.glob("*.png")) if digest.encode() not in path.read_bytes()]
+
+
+def _fill_block(what: str, result: Mapping[str, Any]) -> str:
+    rows = result["results"]
+    text = render_summary(result) if what == SUMMARY else render_rows([row for row in rows if row["why"] == what])
+    return f"<!-- figures of {what}, by `make docs` -->\n{text}<!-- end of figures -->"
+
+
+def render_summary(result: Mapping[str, Any]) -> str:
+    """Return one line for each panel of the picture, and what the machine was."""
+    rows: Sequence[Row] = result["results"]
+    head = "| | Holdfast | fastest other | ratio | of the limit |\n| --- | --- | --- | --- | --- |\n"
+    lines = [line for panel in plan_panels(rows) for line in _render_panel(panel)]
+    machine = result["machine"]
+    memory = f"{machine['memory_bytes'] / (1 << 30):.0f} GiB"
+    place = f"{machine['cpu']}, {machine['cores']} cores, {memory}, {machine['filesystem']}"
+    return (
+        f"{head}{''.join(lines)}\nState: {find_state(rows, 'x .*')} of random float32. Machine: {place}. Best rounds.\n"
+    )
+
+
+def _render_panel(panel: Panel) -> list[str]:
+    own = [bar for bar in panel.bars if bar.kind == "own"]
+    other = next((bar for bar in panel.bars if bar.kind == "other"), None)
+    limits = {bar.name: bar for bar in panel.bars if bar.kind == "limit"}
+    # Which of our ways is the default comes first, whichever is faster.
+    return [
+        _render_line(panel, bar, other, limits.get(_LIMIT_OF.get((panel.title, bar.name), "")))
+        for bar in sorted(own, key=lambda bar: bar.name)
+    ]
+
+
+def _render_line(panel: Panel, own: Bar, other: Bar | None, limit: Bar | None) -> str:
+    cells = [
+        f"{panel.title}{_HOW.get(own.name, '')}",
+        f"{_tell(own.value)} {panel.unit}",
+        f"{other.name} {_tell(other.value)}" if other else "",
+        f"**{own.value / other.value:.2f}x**" if other else "",
+        f"{own.value / limit.value:.2f} of {limit.name}" if limit else "",
+    ]
+    return f"| {' | '.join(cells)} |\n"
+
+
+def render_rows(rows: Sequence[Row]) -> str:
+    """Return the rows of a section: what was reached, beside what, and how that is judged."""
+    head = "| workload | figure | against | ratio | goal | |\n| --- | --- | --- | --- | --- | --- |\n"
+    return head + "".join(map(_render_row, rows))
+
+
+def _render_row(row: Row) -> str:
+    unit, goal, limit = row["unit"], row["goal"], row["limit"]
+    cells = [
+        row["workload"],
+        f"{_tell(row['figure'])} {unit}".strip(),
+        f"{row['against']}: {_tell(limit)}" if limit is not None else "",
+        _tell(row["ratio"]) if row["ratio"] is not None else "",
+        f"{goal['of']} {goal['relation']} {goal['value']:.3g}" if goal else "",
+        row["verdict"],
+    ]
+    return f"| {' | '.join(cells)} |\n"
+
+
+def _tell(value: float) -> str:
+    return f"{value:,.0f}" if value == int(value) or value >= 1000 else f"{value:.3g}"
