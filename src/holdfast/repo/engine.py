@@ -18,6 +18,8 @@ _GROUPS: Final = "/proc/self/cgroup"
 _GROUP_ROOT: Final = "/sys/fs/cgroup"
 _WAITERS: Final = 2
 """Threads beyond the cores: they wait for the disk while the others compute."""
+_AHEAD: Final = 2
+"""Items under way for each thread: one in hand, and one for when whoever takes the results is late."""
 
 
 class Engine:
@@ -58,7 +60,7 @@ class Engine:
         under_way = 0
         try:
             for item, size in items:
-                while waiting and (under_way + size > self._budget_bytes or len(waiting) > self.threads):
+                while waiting and (under_way + size > self._budget_bytes or len(waiting) > _AHEAD * self.threads):
                     future, weight = waiting.popleft()
                     under_way -= weight
                     yield future.result()

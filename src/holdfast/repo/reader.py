@@ -49,6 +49,8 @@ class SnapshotReader:
         self._store = repo.store
         self.counters = repo.counters
         self.budget_bytes = repo.budget_bytes
+        # Once: to look whether a class has all methods of a protocol takes longer than to map a file.
+        self._mappable = repo.store if isinstance(repo.store, MappableStore) else None
         self._stages = repo.counters.stages
         self._proven = repo.proven
         self._engine = Engine("holdfast-read", budget_bytes=repo.budget_bytes, waits=True)
@@ -105,10 +107,10 @@ class SnapshotReader:
     def map_entry(self, entry: Entry) -> memoryview | None:
         """Return an entry as private memory over its pack, unverified; None if it does not lie there in one piece."""
         first = entry.chunks[0].location if is_in_one_piece(entry) else None
-        if first is None or not isinstance(self._store, MappableStore):
+        if first is None or self._mappable is None:
             return None
         try:
-            return self._store.map(pack_key(first.pack_id), first.offset, entry.size_bytes)
+            return self._mappable.map(pack_key(first.pack_id), first.offset, entry.size_bytes)
         except (NotFound, Corrupt, StoreError):
             return None  # reading it finds another copy, or says what is wrong
 

@@ -10,10 +10,11 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import accumulate
+from operator import ge
 from typing import Final, Literal
 
 import numpy as np
+import torch
 
 from holdfast.errors import SourceChanged, StoreError
 from holdfast.repo.chunk import UNIT_BYTES
@@ -29,6 +30,7 @@ from holdfast.tensors.memory import new_memory, view_bytes
 
 Staging = Literal["full", "budget"]
 _ALIGNMENT: Final = 64
+_SLAB_BYTES: Final = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,26 +54,20 @@ def _stage(source: Source, fetch: Callable[[int, int], memoryview]) -> StagedSou
     return StagedSource(source.name, source.size_bytes, source.spec, source.note, source.alias, source.cuts, fetch)
 
 
-class Slab:
+class Slabs:
     """The memory that full copies go to; kept from one save to the next. Used by one save at a time."""
 
     def __init__(self) -> None:
         """Hold no memory yet."""
-        self._memory = new_memory(0, CPU)
+        self._memory: list[torch.Tensor] = []
 
     def free(self) -> None:
         """Give the memory back."""
-        self._memory = new_memory(0, CPU)
+        self._memory.clear()
 
     def copy(self, sources: Sequence[Source]) -> list[StagedSource]:
         """Copy all sources."""
-        sizes = [-(-source.size_bytes // _ALIGNMENT) * _ALIGNMENT for source in sources]
-        if sum(sizes) > self._memory.numel():
-            self._memory = new_memory(0, CPU)  # before the new one: both at once may be too much
-            self._memory = new_memory(sum(sizes), CPU)
-        view = view_bytes(self._memory)
-        starts = [end - size for end, size in zip(accumulate(sizes), sizes, strict=True)]
-        targets = [view[at : at + source.size_bytes] for at, source in zip(starts, sources, strict=True)]
+        targets = self._lay_out([source.size_bytes for source in sources])
 
         def copy_batch(batch: Sequence[Piece]) -> None:
             for piece in batch:
@@ -82,6 +78,25 @@ class Slab:
         with Engine("holdfast-copy", budget_bytes=count_cores() * UNIT_BYTES, waits=False) as engine:
             engine.run(copy_batch, ((batch, 0) for batch in group_pieces(_cut_units(sources), limit_bytes=UNIT_BYTES)))
         return [_stage(source, partial(_view, target)) for source, target in zip(sources, targets, strict=True)]
+
+    def _lay_out(self, sizes: Sequence[int]) -> list[memoryview]:
+        """Return memory for each size, that of the save before if it is enough.
+
+        A large source has a slab of its own and small ones share one: like that it comes from where tensors come from
+        and go to, and is often there already. One for all of them would be new pages every time.
+        """
+        starts, ends = [], [0]
+        for size in sizes:
+            if ends[-1] >= _SLAB_BYTES:
+                ends.append(0)
+            starts.append((len(ends) - 1, ends[-1]))
+            ends[-1] += -(-size // _ALIGNMENT) * _ALIGNMENT
+        is_enough = len(self._memory) >= len(ends) and all(map(ge, (slab.numel() for slab in self._memory), ends))
+        if not is_enough:
+            self._memory.clear()  # before the new ones: both at once may be too much
+            self._memory = [new_memory(end, CPU) for end in ends]
+        views = [view_bytes(slab) for slab in self._memory]
+        return [views[slab][at : at + size] for (slab, at), size in zip(starts, sizes, strict=True)]
 
 
 def _cut_units(sources: Sequence[Source]) -> list[Piece]:
@@ -245,7 +260,7 @@ class AsyncSaver:
 
     def __init__(self) -> None:
         """Have nothing under way."""
-        self._slab = Slab()
+        self._slabs = Slabs()
         self._current: SaveHandle | None = None
         self._lock = threading.Lock()
         self._pid = os.getpid()
@@ -260,7 +275,7 @@ class AsyncSaver:
             self._wait()
             handle = SaveHandle(request.name)
             if staging == "full":
-                self._launch(handle, repo, replace(request, sources=self._slab.copy(request.sources)))
+                self._launch(handle, repo, replace(request, sources=self._slabs.copy(request.sources)))
             elif _needs_two_passes(repo, request):
                 self._current = handle
                 handle._run(repo, request)
@@ -284,7 +299,7 @@ class AsyncSaver:
                 self._wait()
             finally:
                 if self._current is None:
-                    self._slab.free()
+                    self._slabs.free()
 
     def _wait(self) -> None:
         handle = self._current

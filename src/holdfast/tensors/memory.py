@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
-from ctypes import string_at
+from ctypes import c_ubyte, string_at
 from typing import Final
 
 import torch
@@ -43,6 +43,13 @@ def copy_bytes(storage: torch.UntypedStorage, start: int, stop: int) -> bytes:
     if stop > storage.nbytes():
         raise ValueError(f"bytes up to {stop} of a storage that has {storage.nbytes()}")
     return string_at(storage.data_ptr() + start, stop - start)
+
+
+def view_memory(storage: torch.UntypedStorage, start: int, stop: int) -> memoryview:
+    """Return bytes that a CPU storage has: no copy, and good as long as somebody holds the storage at its size."""
+    if stop > storage.nbytes():
+        raise ValueError(f"bytes up to {stop} of a storage that has {storage.nbytes()}")
+    return memoryview((c_ubyte * (stop - start)).from_address(storage.data_ptr() + start)).cast("B")
 
 
 def view_bytes(memory: torch.Tensor) -> memoryview:

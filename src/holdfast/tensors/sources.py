@@ -15,7 +15,7 @@ from holdfast.errors import SourceChanged, TooLarge, Unsupported
 from holdfast.repo.chunk import CHUNK_BYTES
 from holdfast.repo.record import Json
 from holdfast.tensors.dtypes import item_bytes, items_per_byte
-from holdfast.tensors.memory import ALIGNMENT, copy_bytes, copy_items, view_bytes, view_raw, view_storage
+from holdfast.tensors.memory import ALIGNMENT, copy_bytes, copy_items, view_bytes, view_memory, view_raw, view_storage
 from holdfast.tensors.parts import verify_readable, verify_unwrapped
 from holdfast.tensors.roles import find_role
 from holdfast.tensors.spec import TensorSpec, contiguous_stride, count_bytes, describe, encode_spec
@@ -86,11 +86,12 @@ class TensorSource(NamedTuple):
         storage = tensor.untyped_storage()
         if at + stop > storage.nbytes():
             raise SourceChanged(f"{name!r}: its memory was freed while it was being saved; nothing was committed")
+        if not tensor.is_cpu:
+            return view_bytes(view_storage(storage, at + start, at + stop).cpu())
         # A view costs more than a copy of that little.
-        if stop - start <= _COPIED_BYTES and tensor.is_cpu:
+        if stop - start <= _COPIED_BYTES:
             return memoryview(copy_bytes(storage, at + start, at + stop))
-        memory = view_storage(storage, at + start, at + stop)
-        return view_bytes(memory.cpu())
+        return view_memory(storage, at + start, at + stop)
 
 
 def _drop_repeated(tensor: torch.Tensor) -> torch.Tensor:

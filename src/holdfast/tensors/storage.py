@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from ctypes import c_ubyte
 
 import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from holdfast.errors import Mismatch, Unsupported
 from holdfast.tensors.dtypes import items_per_byte
+from holdfast.tensors.memory import view_memory
 
 
 def alloc_storage(tensor: torch.Tensor, shape: Sequence[int]) -> bool:
@@ -72,11 +72,8 @@ def storage_bytes(storage: torch.UntypedStorage) -> torch.Tensor:
 def tensor_bytes(tensor: torch.Tensor, size_bytes: int) -> memoryview:
     """Return bytes of a CPU tensor's memory, from its first item on: no copy, and good as long as the tensor lives."""
     start = int(tensor.storage_offset()) * tensor.element_size()
-    held = tensor.untyped_storage().nbytes()
-    if start + size_bytes > held:
-        raise ValueError(f"{size_bytes} bytes from {start} on, of a storage that has {held}")
     # Torch has no way for every dtype, and none this fast; there may be many tensors.
-    return memoryview((c_ubyte * size_bytes).from_address(tensor.data_ptr())).cast("B")
+    return view_memory(tensor.untyped_storage(), start, start + size_bytes)
 
 
 def _has_memory(storage: torch.UntypedStorage) -> bool:

@@ -21,7 +21,7 @@ from holdfast.repo.layout import PACKS
 from holdfast.repo.record import encode_record
 from holdfast.repo.repository import MIN_BUDGET_BYTES
 from holdfast.repo.source import BytesSource
-from holdfast.snapshot.staging import Slab
+from holdfast.snapshot.staging import Slabs
 from holdfast.store.memory import MemoryStore
 from holdfast.store.protocol import Upload
 from tests.unit.repo.saving import Watched, keys, noise
@@ -189,7 +189,7 @@ def test_threads_may_save_at_once(store: Store) -> None:
 
 
 def test_the_copy_is_kept_for_the_next_save() -> None:
-    slab = Slab()
+    slab = Slabs()
     data = noise(1000)
     first = slab.copy([BytesSource("a", data), BytesSource("b", data[:10])])
     place = torch.frombuffer(first[0].read(0, 1000), dtype=torch.uint8).data_ptr()
@@ -198,6 +198,17 @@ def test_the_copy_is_kept_for_the_next_save() -> None:
     second = slab.copy([BytesSource("a", data[:500])])
 
     assert torch.frombuffer(second[0].read(0, 500), dtype=torch.uint8).data_ptr() == place
+
+
+def test_large_copies_have_memory_of_their_own_and_small_ones_share_it() -> None:
+    slabs = Slabs()
+    sizes = [10, 9 * MIB, 20, 30, 20 * MIB, 5]
+    data = noise(20 * MIB)
+    staged = slabs.copy([BytesSource(str(size), data[:size]) for size in sizes])
+    assert [bytes(each.read(0, each.size_bytes)) == data[: each.size_bytes] for each in staged] == [True] * 6
+    assert len(slabs._memory) == 3
+    slabs.free()
+    assert slabs._memory == []
 
 
 # Errors
@@ -371,7 +382,7 @@ print((read_peak_kib() - before) >> 10)
 
 def test_closing_gives_the_memory_for_copies_back_and_it_is_taken_again(store: Store) -> None:
     store.save_async("a", {"x": torch.arange(1000.0)}).wait()
-    held = weakref.ref(store._find_saver()._slab._memory)
+    held = weakref.ref(store._find_saver()._slabs._memory[0])
 
     store.close()
 
