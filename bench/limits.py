@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 import numpy as np
+import torch
 from blake3 import blake3
 from xxhash import xxh3_128_digest
 
@@ -21,6 +22,7 @@ CHUNK_BYTES: Final = 1 << 20
 UNIT_BYTES: Final = 8 << 20
 _CACHED_BYTES: Final = 1 << 20
 _ALIGNMENT: Final = 4096
+_TENSOR_BYTES: Final = 16 << 20
 _READS: Final = ((True, 1), (True, 2), (True, 4))
 """Whether direct, and by how many threads; the fastest counts."""
 _HASHED_READS: Final = ((True, 2), (True, 4))
@@ -73,27 +75,29 @@ def copy_memory(data: memoryview, target: memoryview) -> None:
     target[: len(data)] = data
 
 
-def copy_shared(data: memoryview, target: memoryview | None, *, threads: int, then_hash: bool = False) -> memoryview:
+def copy_shared(
+    data: memoryview, target: memoryview | None, *, threads: int, then_hash: bool = False
+) -> list[memoryview]:
     """Copy `data` on several cores, into new memory if there is no target; if asked, hash each 1 MiB of the copy."""
-    memory = _huge_memory(len(data)) if target is None else target
-    _share(partial(_copy_all, data, memory, then_hash=then_hash), range(0, len(data), CHUNK_BYTES), threads)
-    return memory
+    targets = _new_memory(len(data)) if target is None else _cut(target)
+    pairs = zip(_cut(data), targets, strict=True)
+    _share(partial(_copy_all, then_hash=then_hash), pairs, threads)
+    return targets
 
 
-def _huge_memory(size_bytes: int) -> memoryview:
-    """Return new memory in large pages, where there are any: taking it in small ones costs more than the copy."""
-    memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(mmap.MADV_HUGEPAGE)
-    return memoryview(memory)
+def _new_memory(size_bytes: int) -> list[memoryview]:
+    """Return new memory, cut into chunks, from where those who load tensors get theirs."""
+    sizes = [min(_TENSOR_BYTES, size_bytes - start) for start in range(0, size_bytes, _TENSOR_BYTES)]
+    tensors = [torch.empty(size, dtype=torch.uint8) for size in sizes]
+    return [chunk for tensor in tensors for chunk in _cut(memoryview(tensor.numpy().data))]
 
 
-def _copy_all(data: memoryview, target: memoryview, starts: Iterator[int], *, then_hash: bool) -> None:
-    for start in starts:
-        stop = min(start + CHUNK_BYTES, len(data))
+def _copy_all(pairs: Iterator[tuple[memoryview, memoryview]], *, then_hash: bool) -> None:
+    for source, target in pairs:
         # Numpy copies without the GIL.
-        np.copyto(np.frombuffer(target[start:stop], np.uint8), np.frombuffer(data[start:stop], np.uint8))
+        np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8))
         if then_hash:
-            blake3_of(target[start:stop])
+            blake3_of(target)
 
 
 def read_files(paths: Sequence[Path], *, threads: int, direct: bool = False, then_hash: bool = False) -> None:
