@@ -31,7 +31,7 @@ check: $(READY) ## format, lint, types, architecture, generated pages
 	@$(BIN)/python docs/generate.py --check
 	@$(BIN)/python -m pytest -q tests/architecture
 
-bench: $(READY_BENCH) ## measure beside the others, ten minutes on a quiet machine (QUICK=1: small sizes, one minute)
+bench: $(READY_BENCH) ## measure beside the others, twenty minutes with two cores (QUICK=1: small sizes, one minute)
 	@$(BIN)/python bench/run.py $(if $(QUICK),--quick)
 
 docs: $(READY) ## rewrite the generated pages

@@ -52,8 +52,7 @@ def run(sizes: Sizes, work: Path) -> list[Result]:
     rounds = min(_ROUNDS, sizes.rounds)
     results: list[Result] = []
     for number, plan in enumerate((plan_large, plan_mixed, plan_small)):
-        few = rounds if plan is not plan_mixed else max(1, rounds - 1)
-        arena = open_arena(plan(sizes), work, rounds=few, seed=1000 * (number + 5))
+        arena = open_arena(plan(sizes), work, rounds=rounds, seed=1000 * (number + 5))
         # As in saving: two files for each of many tensors.
         peers = [peer for peer in _find_loaders() if plan is plan_large or peer is not CONTENT_STORE]
         try:

@@ -42,8 +42,7 @@ def run(sizes: Sizes, work: Path) -> list[Result]:
     rounds = min(_ROUNDS, sizes.rounds)
     results: list[Result] = []
     for number, plan in enumerate((plan_large, plan_mixed, plan_small)):
-        few = rounds if plan is not plan_mixed else max(1, rounds - 1)
-        arena = open_arena(plan(sizes), work, rounds=few, seed=1000 * (number + 1))
+        arena = open_arena(plan(sizes), work, rounds=rounds, seed=1000 * (number + 1))
         try:
             results += _measure_saves(arena, is_goal=plan is plan_large, is_small=plan is plan_small)
             if plan is plan_large:
@@ -117,7 +116,7 @@ def _saving_unchanged(arena: Arena, peer: Peer) -> Contestant:
 
 def _measure_saves(arena: Arena, *, is_goal: bool, is_small: bool) -> list[Result]:
     # PyTorch's content store has two files for each tensor, and more threads of DCP only help with large ones.
-    left_out = [*([] if is_goal else [CONTENT_STORE]), *(DCP[1:] if is_small else [])]
+    left_out = [] if is_goal else [CONTENT_STORE, *DCP[1:]]
     peers = [peer for peer in find_peers() if peer not in left_out]
     # DCP opens many small tensors one by one, and takes ten times as long as the next.
     most = {DCP[0].name: 1} if is_small else {}

@@ -23,7 +23,7 @@ from holdfast.repo.reader import Verify
 
 FILE: Final = "state"
 SNAPSHOT: Final = "run/step-0"
-_DCP_THREADS: Final = (1, 2, 4)
+_DCP_THREADS: Final = (1, 4)
 # DCP says that it saves in a single process, which is what it was told to do.
 _ONE_PROCESS: Final = "torch.distributed is disabled"
 
