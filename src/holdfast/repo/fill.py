@@ -18,9 +18,8 @@ from holdfast.repo.pack import NewChunk, choose_alignment
 from holdfast.repo.packing import Packer
 from holdfast.repo.source import Piece, group_pieces
 from holdfast.repo.stages import Stages
+from holdfast.repo.stretches import READ_COST_BYTES
 
-_READ_COST_BYTES: Final = 64 << 10
-"""A read costs as much as some bytes more."""
 _SMALL_BYTES: Final = 16 << 10
 """Pieces below this size are hashed by whoever takes them: threads would only wait for each other's turn in Python."""
 _Asked = tuple[Digest, memoryview, Sequence[Location]]
@@ -208,7 +207,7 @@ def _group_asked(doubtful: Iterable[_Asked]) -> Iterator[tuple[list[_Asked], int
     size = 0
     for ask in doubtful:
         group.append(ask)
-        size += ask[1].nbytes + _READ_COST_BYTES
+        size += ask[1].nbytes + READ_COST_BYTES
         if size >= CHUNK_BYTES:
             yield group, size
             group, size = [], 0

@@ -16,7 +16,7 @@ STRETCH_BYTES: Final = 2 << 20
 BLOCK_BYTES: Final = STRETCH_BYTES + PAGE_BYTES
 _GAP_BYTES: Final = 32 << 10
 """What lies between two wanted chunks is read, too, if it is less: another read would cost more."""
-_READ_COST_BYTES: Final = 64 << 10
+READ_COST_BYTES: Final = 64 << 10
 """A read costs as much as some bytes more."""
 
 
@@ -128,7 +128,7 @@ def group_stretches(stretches: Iterable[Stretch]) -> Iterator[tuple[list[Stretch
     batch: list[Stretch] = []
     size = 0
     for stretch in stretches:
-        cost = stretch.size_bytes + _READ_COST_BYTES
+        cost = stretch.size_bytes + READ_COST_BYTES
         if batch and size + cost > UNIT_BYTES:
             yield batch, size
             batch, size = [], 0

@@ -221,17 +221,6 @@ class SourcePlan:
         return sources
 
 
-def plan_sources(tensors: Sequence[tuple[str, torch.Tensor]]) -> list[TensorSource]:
-    """Return a source for each named ordinary tensor."""
-    plan = SourcePlan()
-    for name, tensor in tensors:
-        try:
-            plan.add(name, tensor)
-        except Unsupported as error:
-            raise Unsupported(f"{name}: {error}") from error
-    return plan.make()
-
-
 _Members = Mapping[int, tuple[TensorSource, TensorSpec]]
 _Planned = tuple[int, Form, int]
 """The number of a tensor, its form, and where in the storage its bytes begin."""

@@ -8,9 +8,9 @@ import torch
 from holdfast.errors import Corrupt, Unsupported
 from holdfast.repo.manifest import Entry
 from holdfast.tensors.build import Block, build_tensor, dress, plan_block
-from holdfast.tensors.sources import plan_sources
 from holdfast.tensors.spec import TensorSpec
 from tests.tensors import ORDINARY, assert_same_tensor
+from tests.unit.tensors.planning import plan_sources
 
 CPU = torch.device("cpu")
 

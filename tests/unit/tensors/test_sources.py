@@ -10,9 +10,10 @@ import torch
 from holdfast.errors import SourceChanged, TooLarge, Unsupported
 from holdfast.repo.chunk import CHUNK_BYTES
 from holdfast.tensors import sources as module
-from holdfast.tensors.sources import TensorSource, plan_sources
+from holdfast.tensors.sources import TensorSource
 from holdfast.tensors.spec import TensorSpec, describe
 from tests.tensors import ORDINARY
+from tests.unit.tensors.planning import plan_sources
 
 KIB = 1 << 10
 
