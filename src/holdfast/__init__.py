@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         Unsupported,
     )
     from holdfast.facade import Store, open
+    from holdfast.snapshot.call import Call
     from holdfast.snapshot.lazy import LazyTensor, Snapshot
     from holdfast.snapshot.resume import ResumableSampler, RngState
 
@@ -38,6 +39,7 @@ __version__ = "0.1.0.dev0"
 __all__ = [
     "AmbiguousName",
     "BadName",
+    "Call",
     "CommitUnknown",
     "Corrupt",
     "DigestMismatch",
@@ -71,6 +73,7 @@ __all__ = [
 _HOME: Final = {
     "AmbiguousName": "holdfast.errors",
     "BadName": "holdfast.errors",
+    "Call": "holdfast.snapshot.call",
     "CommitUnknown": "holdfast.errors",
     "Corrupt": "holdfast.errors",
     "DigestMismatch": "holdfast.errors",

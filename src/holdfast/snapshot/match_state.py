@@ -14,6 +14,7 @@ from holdfast.snapshot.load import LeafReader
 from holdfast.snapshot.match import TreeMatcher, check_cast, find_children, fit_replacement, tell
 from holdfast.snapshot.places import find_place, make_claim
 from holdfast.snapshot.restore import does_translate, is_plain_module, restore, restore_module
+from holdfast.snapshot.stateful import read_state
 from holdfast.trees.apply import iter_tensors
 from holdfast.trees.encoding import decode_tree
 from holdfast.trees.outline import PAIRS_START, Path, iter_leaves, join_name
@@ -39,7 +40,7 @@ def match_state(plan: IntoPlan, target: Any, node: Json, path: Path) -> None:
 
 def _match_module(plan: IntoPlan, target: torch.nn.Module, node: Json, path: Path) -> None:
     """Match a module key by key; unless it does something of its own when it is loaded, filling it is all."""
-    state = target.state_dict()
+    state = read_state(target)
     trial = plan.branch()
     TreeMatcher(trial, match_state).match(state, node, path, None)
     if does_translate(target):

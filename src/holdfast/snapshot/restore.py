@@ -9,7 +9,9 @@ from typing import Any
 import torch
 
 from holdfast.errors import Mismatch
+from holdfast.snapshot.stateful import find_wrapping
 from holdfast.trees.outline import Path, join_name
+from holdfast.trees.rename import replace_by_prefix
 
 _Module = torch.nn.Module
 
@@ -61,7 +63,10 @@ def restore_module(target: torch.nn.Module, state: Any, *, path: Path, assign: b
     options = {name: True for name, value in (("assign", assign),) if value}
     if not strict:
         options["strict"] = False
+    prefix = find_wrapping(target)
     with _refusals(target, path):
+        if prefix:
+            replace_by_prefix(state, "", prefix)
         target.load_state_dict(state, **options)
 
 

@@ -10,6 +10,7 @@ import torch
 
 from holdfast.errors import Unsupported
 from holdfast.trees.outline import Path, join_name
+from holdfast.trees.rename import replace_by_prefix
 
 _MAX_DEPTH: Final = 200
 
@@ -28,6 +29,32 @@ class Stateful(Protocol):
 def is_stateful(value: object) -> bool:
     """Tell whether `value` is to be asked for its state; a class that has the methods is not."""
     return isinstance(value, Stateful) and not isinstance(value, type | torch.Tensor)
+
+
+def read_state(value: Stateful) -> Any:
+    """Return the state of an object; that of a compiled or data-parallel module has the names of what it wraps."""
+    state = value.state_dict()
+    prefix = find_wrapping(value)
+    if prefix:
+        replace_by_prefix(state, prefix, "")
+    return state
+
+
+def find_wrapping(value: object) -> str:
+    """Return what wrappers put before every name of a module: "" if it has none, or if one changes states itself."""
+    prefix = ""
+    while isinstance(value, torch.nn.Module) and not _has_state_hooks(value):
+        if isinstance(value, torch.nn.parallel.DistributedDataParallel | torch.nn.DataParallel):
+            prefix, value = f"{prefix}module.", value.module
+        elif "_orig_mod" in value._modules:
+            prefix, value = f"{prefix}_orig_mod.", value._modules["_orig_mod"]
+        else:
+            return prefix
+    return prefix
+
+
+def _has_state_hooks(module: torch.nn.Module) -> bool:
+    return bool(module._state_dict_hooks or module._load_state_dict_pre_hooks)
 
 
 def expand(tree: object) -> object:
@@ -75,7 +102,7 @@ class _Expansion:
             if all(new is old for new, old in zip(members, value, strict=True)):
                 return value
             return kind(*members) if _is_named_tuple(value) else kind(members)
-        return self.expand(value.state_dict(), path) if is_stateful(value) else value
+        return self.expand(read_state(value), path) if is_stateful(value) else value
 
 
 def _is_named_tuple(value: object) -> bool:

@@ -1,0 +1,56 @@
+"""The arguments of a call as a state: saved where something went wrong, made again elsewhere or more exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import torch
+
+from holdfast.errors import Mismatch
+from holdfast.trees.kwargs import pack_kwargs, unpack_kwargs
+from holdfast.trees.move import cast_floating, to_kwargs
+
+Result = TypeVar("Result")
+
+
+class Call:
+    """The arguments of one call, as something with a state: save it beside a module, and run the call again later.
+
+    `Call(batch, mask=mask)` holds them; `Call()` is empty, for `load_into` to fill.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Hold the arguments, and copy none of them."""
+        self.args = args
+        self.kwargs = kwargs
+
+    def __repr__(self) -> str:
+        """Show how many arguments there are, for tensors would fill the screen."""
+        return f"<Call of {len(self.args)} by position, {len(self.kwargs)} by keyword>"
+
+    def run(
+        self,
+        function: Callable[..., Result],
+        *,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Result:
+        """Call a function or module with the arguments, on `device` and with floating tensors as `dtype` if given."""
+        args, kwargs = cast_floating((self.args, self.kwargs), dtype)
+        if device is not None:
+            (args,), (kwargs,) = to_kwargs(args, kwargs, device)
+        return function(*args, **kwargs)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the arguments as a tree that can be saved."""
+        values, keys = pack_kwargs(*self.args, **self.kwargs)
+        return {"values": list(values), "keys": list(keys)}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], /) -> None:
+        """Take over the arguments that were saved; raises Mismatch if these are none."""
+        try:
+            values, keys = state_dict["values"], state_dict["keys"]
+        except (KeyError, TypeError) as error:
+            raise Mismatch(f"this is no state of a Call: {error!r}") from error
+        self.args, self.kwargs = unpack_kwargs(values, keys)
