@@ -18,7 +18,7 @@ help:
 setup: $(READY) ## build .venv, every package pinned by constraints.txt
 	@echo "ready: $(BIN)"
 
-demo: $(READY) ## train, kill, resume bit-exactly, fine-tune, look: about a minute
+demo: $(READY) ## train, kill, resume bit-exactly, fine-tune; 2 ranks save, 1 and 3 go on: about a minute
 	@$(BIN)/python examples/demo.py
 
 test: $(READY) ## run the tests (SLOW=1: the slow ones too; ARGS=... goes to pytest)

@@ -13,8 +13,8 @@ from typing import Final
 import zstandard
 
 from holdfast.digest import hash_bytes
+from holdfast.repo.entry import Entry
 from holdfast.repo.layout import new_write_id
-from holdfast.repo.manifest import Entry
 from holdfast.repo.pack import TRAILER
 from holdfast.repo.record import Json, canonical_json, encode_record
 from holdfast.store.local import LocalStore

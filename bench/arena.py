@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from bench.measure import Contestant, Goal, Result, Timings, list_files
+from bench.measure import Contestant, Goal, Result, Timings, list_files, release_pages
 from bench.peers import HOLDFAST, Peer, sync_filesystem
-from bench.state import Shape, State, count_state, make_state, verify_state
+from bench.state import Shape, State, clear_state, count_state, make_empty, make_state, verify_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,8 @@ class Arena:
 
     label: str
     state: State
+    target: State
+    """Memory of the same shapes, to load into: to verify in place spares the kernel to clear new pages."""
     work: Path
     rounds: int
 
@@ -43,13 +45,24 @@ class Arena:
         sync_filesystem(folder)
 
     def save(self, peer: Peer) -> None:
-        """Let a peer save the state in an empty folder."""
+        """Let a peer save the state in an empty folder; none of it stays in the page cache."""
         self.renew(self.folder(peer))
         peer.save(self.folder(peer), self.state)
+        self.release(peer)
+
+    def release(self, peer: Peer) -> None:
+        """Take what a peer has saved out of the page cache, so that its memory serves the next."""
+        release_pages(self.files(peer))
 
     def verify_saved(self, peer: Peer) -> None:
         """Raise unless a peer loads the state as it is now."""
-        self.verify_loaded(peer.load(self.folder(peer), self.state), who=peer.name)
+        self.verify_filled(partial(peer.fill, self.folder(peer)), who=peer.name)
+
+    def verify_filled(self, fill: Callable[[State], object], *, who: str) -> None:
+        """Raise unless a load in place brings the state as it is now."""
+        clear_state(self.target)
+        fill(self.target)
+        verify_state(self.target, self.state, who=who)
 
     def verify_loaded(self, found: object, *, who: str) -> None:
         """Raise unless this is the state as it is now; then give its memory, or its map of a file, back."""
@@ -64,26 +77,37 @@ class Arena:
             lambda: peer.save(folder, self.state),
             partial(self.renew, folder),
             lambda _: self.verify_saved(peer),
-            verify_once=peer is not HOLDFAST,
+            partial(self.release, peer),
+            verify_once=not is_own(peer),
             most_rounds=most_rounds,
         )
 
-    def loading(self, peer: Peer, prepare: Callable[[], None], *, most_rounds: int | None = None) -> Contestant:
-        """Return a load into new memory."""
+    def loading(self, peer: Peer, prepare: Callable[[], None]) -> Contestant:
+        """Return a load into new memory; ours is verified in every round."""
         folder = self.folder(peer)
-        verify = partial(self.verify_loaded, who=peer.name)
-        return Contestant(lambda: peer.load(folder, self.state), prepare, verify, most_rounds=most_rounds)
+        return Contestant(
+            lambda: peer.load(folder, self.state),
+            prepare,
+            partial(self.verify_loaded, who=peer.name),
+            verify_once=not is_own(peer),
+        )
 
     def close(self) -> None:
         """Remove what was saved."""
         shutil.rmtree(self.work, ignore_errors=True)
 
 
+def is_own(peer: Peer) -> bool:
+    """Tell whether this is Holdfast, in one of its ways: what it gives back is looked at each time."""
+    return peer.name.startswith(HOLDFAST.name)
+
+
 def open_arena(shape: Shape, work: Path, *, rounds: int, seed: int) -> Arena:
     """Make a state and a folder for it."""
     folder = work / shape.name.replace(" ", "-")
     folder.mkdir()
-    return Arena(shape.name, make_state(shape, seed=seed), folder, rounds)
+    state = make_state(shape, seed=seed)
+    return Arena(shape.name, state, make_empty(state), folder, rounds)
 
 
 def compare(

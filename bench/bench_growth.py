@@ -20,14 +20,14 @@ from bench.stores import UnsyncedFiles, open_store, remove_store, save_entries
 from holdfast.digest import Digest, hash_bytes
 from holdfast.repo.chunk import ChunkRef
 from holdfast.repo.collect import plan_collect
+from holdfast.repo.entry import Entry
 from holdfast.repo.holdings import find_base
 from holdfast.repo.index import Index
 from holdfast.repo.layout import natural_order
-from holdfast.repo.manifest import Entry
 from holdfast.repo.pack import NewChunk
 from holdfast.repo.repository import Repository, open_repository
 from holdfast.repo.snapshots import Snapshot, iter_names, read_name, read_snapshot
-from holdfast.repo.transaction import Draft, Transaction
+from holdfast.repo.transaction import Draft, Part, Transaction
 from holdfast.store.local import LocalStore
 
 _CHUNK_BYTES: Final = 600
@@ -115,7 +115,7 @@ def _commit(repo: Repository, step: int, before: Sequence[Entry], positions: Seq
             entries[position] = Entry(f"layers.{position}.weight", _CHUNK_BYTES, (ref,))
         committed = list(entries.values())
         draft = Draft(read_name(repo.store, f"run/step-{step}"))
-        transaction.commit(draft, committed, rewrite=lambda stale: [])
+        transaction.commit(draft, lambda: [Part(None, committed)], rewrite=lambda stale: [])
     return committed
 
 

@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 
 import torch
 
-from bench.arena import Arena, at_least, compare, compare_ms, names_like, open_arena
+from bench.arena import Arena, at_least, compare, compare_ms, is_own, names_like, open_arena
 from bench.limits import HASHED_READ, copy_limits, read_limits
 from bench.measure import (
     Contestant,
@@ -29,7 +29,6 @@ from bench.peers import CONTENT_STORE, DCP, HOLDFAST, HOLDFAST_FAST, SAFETENSORS
 from bench.state import (
     State,
     clear_state,
-    make_empty,
     pick_name,
     plan_large,
     plan_mixed,
@@ -42,7 +41,9 @@ from bench.stores import list_packs
 _ROUNDS: Final = 3
 _IN_PLACE: Final = ", in place"
 _MAPPED_MS: Final = 20.0
-_MANY: Final = 10_000
+# As in saving: the content store has two files for each of many tensors. DCP opens small ones one by one, and takes ten
+# times as long as the next, to save, to load cold and to load warm.
+_LEFT_OUT: Final = {plan_mixed: (CONTENT_STORE,), plan_small: (CONTENT_STORE, DCP[0])}
 Prepare = Callable[[Peer], Callable[[], None]]
 Found = TypeVar("Found")
 
@@ -53,15 +54,16 @@ def run(sizes: Sizes, work: Path) -> list[Result]:
     results: list[Result] = []
     for number, plan in enumerate((plan_large, plan_mixed, plan_small)):
         arena = open_arena(plan(sizes), work, rounds=rounds, seed=1000 * (number + 5))
-        # As in saving: two files for each of many tensors.
-        peers = [peer for peer in _find_loaders() if plan is plan_large or peer is not CONTENT_STORE]
+        peers = [peer for peer in _find_loaders() if peer not in _LEFT_OUT.get(plan, ())]
         try:
             for peer in [HOLDFAST, *peers]:
                 arena.save(peer)
             results += _measure_cold(arena, peers, is_large=plan is plan_large, is_small=plan is plan_small)
-            results += _measure_warm(arena, peers, is_large=plan is plan_large, is_small=plan is plan_small)
             if plan is plan_large:
                 results += _measure_parts(arena, peers)
+            # The page cache must have room for what all of them saved: who was never the fastest stays out of it.
+            warm = [peer for peer in peers if peer is not CONTENT_STORE]
+            results += _measure_warm(arena, warm, is_large=plan is plan_large, is_small=plan is plan_small)
         finally:
             arena.close()
     return results
@@ -76,14 +78,13 @@ def _loads(
     arena: Arena, peers: Sequence[Peer], prepare: Prepare, *, in_place: Sequence[Peer], target: State | None
 ) -> dict[str, Contestant]:
     """Return loads into new memory and, if there is a target, those of some in place."""
-    # DCP opens many small tensors one by one, and takes ten times as long as the next.
-    most = {} if target is not None or len(arena.state) < _MANY else {DCP[0].name: 1}
-    contestants = {peer.name: arena.loading(peer, prepare(peer), most_rounds=most.get(peer.name)) for peer in peers}
+    contestants = {peer.name: arena.loading(peer, prepare(peer)) for peer in peers}
     for peer in in_place if target is not None else ():
         contestants[peer.name + _IN_PLACE] = Contestant(
             partial(_fill, peer, arena.folder(peer), target or {}),
             partial(_clear_and, target or {}, prepare(peer)),
             partial(verify_state, expected=arena.state, who=peer.name),
+            verify_once=not is_own(peer),
         )
     return contestants
 
@@ -106,19 +107,20 @@ def _make_row(
 
 
 def _measure_cold(arena: Arena, peers: Sequence[Peer], *, is_large: bool, is_small: bool) -> list[Result]:
-    target = make_empty(arena.state) if is_large else None
+    target = arena.target if is_large else None
 
     def prepare(peer: Peer) -> Callable[[], None]:
         return partial(drop_pages, arena.files(peer))
 
+    every = [HOLDFAST, *peers]
     # In place, the content store loads into new memory and copies.
-    to_fill = [peer for peer in [HOLDFAST, *peers] if peer is not CONTENT_STORE]
-    contestants = _loads(arena, [HOLDFAST, *peers], prepare, in_place=to_fill, target=target)
-    # Small tensors are a matter of their number, not of the disk.
+    to_fill = [peer for peer in every if peer is not CONTENT_STORE]
+    contestants = _loads(arena, every, prepare, in_place=to_fill, target=target)
+    for peer in every:
+        for name in names_like(contestants, peer.name):
+            contestants[name] = replace(contestants[name], release=partial(arena.release, peer))
     packs = list_packs(arena.folder(HOLDFAST))
-    limits = {} if is_small else read_limits(packs)
-    if is_large:
-        limits |= read_limits(packs, then_hash=True)
+    limits = read_limits(packs) | read_limits(packs, then_hash=True) if is_large else {}
     timings = race(contestants | limits, rounds=arena.rounds)
     row = partial(_make_row, arena, timings)
     names = [peer.name for peer in peers]
@@ -139,7 +141,7 @@ def _measure_cold(arena: Arena, peers: Sequence[Peer], *, is_large: bool, is_sma
 
 
 def _measure_warm(arena: Arena, peers: Sequence[Peer], *, is_large: bool, is_small: bool) -> list[Result]:
-    target = make_empty(arena.state) if is_large else None
+    target = arena.target if is_large else None
     # It reads what Holdfast has written.
     fast = replace(
         HOLDFAST_FAST, load=_elsewhere(arena, HOLDFAST_FAST.load), fill=_elsewhere(arena, HOLDFAST_FAST.fill)
@@ -150,7 +152,8 @@ def _measure_warm(arena: Arena, peers: Sequence[Peer], *, is_large: bool, is_sma
 
     to_fill = [HOLDFAST, fast, *(peer for peer in peers if peer in (TORCH, DCP[0]))]
     contestants = _loads(arena, [HOLDFAST, fast, *peers], prepare, in_place=to_fill, target=target)
-    contestants |= copy_limits(random_bytes(arena.size_bytes, seed=10))
+    # Small tensors are a matter of their number, not of their bytes.
+    contestants |= {} if is_small else copy_limits(random_bytes(arena.size_bytes, seed=10))
     timings = race(contestants, rounds=arena.rounds)
     row = partial(_make_row, arena, timings)
     names = [peer.name for peer in peers]

@@ -9,7 +9,7 @@ from itertools import count
 from pathlib import Path
 from typing import Final
 
-from bench.limits import count_cores, hash_memory, read_limits, write_limits
+from bench.limits import count_cores, hash_memory, random_pages, read_limits, write_limits
 from bench.measure import (
     Contestant,
     Goal,
@@ -74,7 +74,7 @@ def _measure_first(sizes: Sizes, work: Path, entries: Entries) -> list[Result]:
         partial(remove_store, root),
         partial(_verify_saved, new_bytes=size),
     )
-    data = random_bytes(size, seed=8)
+    data = random_pages(size, seed=8)
     name = "first save, durable"
     timings = race({name: saving} | write_limits(work / "raw", data), rounds=sizes.rounds)
     verify_equal(load_entries(open_store(root), "run/first"), entries=entries)

@@ -6,6 +6,7 @@ copy to compare with would take another.
 
 from __future__ import annotations
 
+import gc
 import statistics
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -144,8 +145,7 @@ def _measure_tensors(sizes: Sizes, work: Path) -> list[Result]:
     for count in sizes.scale_tensors:
         root = work / "store"
         state = make_small(count)
-        rounds = sizes.rounds if count <= _MANY_TENSORS else 1
-        for name, timings in _race_tensors(state, root, rounds).items():
+        for name, timings in _race_tensors(state, root, sizes.rounds).items():
             found.setdefault(name, {})[count] = timings
         remove_store(root)
     return [_tell_tensors(name, timings) for name, timings in found.items()]
@@ -166,16 +166,28 @@ def _race_tensors(state: State, root: Path, rounds: int) -> dict[str, Timings]:
             raise WrongResult(f"the names of {len(state)} tensors did not come back as they were saved")
 
     save: Callable[[], object] = lambda: holdfast.open(root).save(SNAPSHOT, dict(state))  # noqa: E731 - three of a kind
-    saved = race({"save": Contestant(save, partial(remove_store, root))}, rounds=rounds)
+    saved = race({"save": Contestant(save, partial(_remove_and_collect, root))}, rounds=rounds)
     return saved | race(
         {
-            "open and list": Contestant(open_and_list, verify=verify_names),
+            # What others left behind is not collected on the time of who comes next.
+            "open and list": Contestant(open_and_list, _collect, verify_names),
             "load": Contestant(
-                lambda: holdfast.open(root).load(SNAPSHOT), verify=partial(verify_state, expected=state, who="Holdfast")
+                lambda: holdfast.open(root).load(SNAPSHOT),
+                _collect,
+                partial(verify_state, expected=state, who="Holdfast"),
             ),
         },
         rounds=rounds,
     )
+
+
+def _collect() -> None:
+    gc.collect()
+
+
+def _remove_and_collect(root: Path) -> None:
+    remove_store(root)
+    gc.collect()
 
 
 def _tell_tensors(name: str, timings: Mapping[int, Timings]) -> Result:

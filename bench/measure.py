@@ -47,6 +47,10 @@ class Sizes:
     """How large a state is as it grows."""
     scale_tensors: tuple[int, ...]
     """How many tensors it has as it grows."""
+    ranks: tuple[int, ...]
+    """How many ranks plan together, as they become more."""
+    parameters: int
+    """How many tensors they share."""
 
 
 FULL: Final = Sizes(
@@ -62,6 +66,8 @@ FULL: Final = Sizes(
     growth_entries=200,
     scale_bytes=tuple(mebibytes << 20 for mebibytes in (64, 256, 1024, 2048, 4096, 8192)),
     scale_tensors=(1000, 10_000, 50_000, 200_000),
+    ranks=(8, 64, 256, 1024, 4096),
+    parameters=1000,
 )
 QUICK: Final = Sizes(
     check_bytes=128 << 20,
@@ -76,6 +82,8 @@ QUICK: Final = Sizes(
     growth_entries=100,
     scale_bytes=tuple(mebibytes << 20 for mebibytes in (64, 128, 256, 512)),
     scale_tensors=(1000, 3000, 10_000),
+    ranks=(8, 64, 256),
+    parameters=1000,
 )
 TINY: Final = Sizes(
     check_bytes=4 << 20,
@@ -90,6 +98,8 @@ TINY: Final = Sizes(
     growth_entries=10,
     scale_bytes=(1 << 20, 2 << 20, 4 << 20),
     scale_tensors=(10, 20, 40),
+    ranks=(2, 4, 8),
+    parameters=18,
 )
 
 
@@ -100,6 +110,8 @@ class Contestant:
     run: Callable[[], object]
     prepare: Callable[[], None] = lambda: None
     verify: Callable[[object], None] = lambda result: None
+    release: Callable[[], None] = lambda: None
+    """Gives back what a round leaves behind, and is not timed: memory that a virtual machine gets anew is slow."""
     verify_once: bool = False
     """What it does is the same in each round, and to verify it takes longer than to do it."""
     most_rounds: int | None = None
@@ -181,6 +193,8 @@ def race(contestants: Mapping[str, Contestant], *, rounds: int) -> dict[str, Tim
             cpu[name].append(time.process_time() - cpu_started)
             if number == 0 or not contestant.verify_once:
                 contestant.verify(result)
+            del result  # its memory is the next one's
+            contestant.release()
     return {name: Timings(tuple(values), tuple(cpu[name])) for name, values in seconds.items()}
 
 
@@ -218,7 +232,8 @@ def name_bound(row: Result, bound: Result) -> Result:
 
 
 def _paired_ratio(own: Timings, limit: Timings) -> str:
-    ratios = [theirs / ours for ours, theirs in zip(own.seconds, limit.seconds, strict=True)]
+    # Who left early has no rounds to pair with the later ones.
+    ratios = [theirs / ours for ours, theirs in zip(own.seconds, limit.seconds, strict=False)]
     text = f", median of rounds {statistics.median(ratios):.2f}"
     if own.cpu_seconds and limit.cpu_seconds:
         text += f", by CPU time {min(limit.cpu_seconds) / min(own.cpu_seconds):.2f}"
@@ -258,6 +273,12 @@ def drop_pages(paths: Iterable[Path]) -> None:
             _drop_file(path)
         if resident := count_resident_bytes(path):
             raise WrongResult(f"{resident} bytes of {path} are still in the page cache")
+
+
+def release_pages(paths: Iterable[Path]) -> None:
+    """Give the memory of files in the page cache back, if their filesystem can do without."""
+    for path in paths:
+        _drop_file(path)
 
 
 def _drop_file(path: Path) -> None:

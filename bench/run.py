@@ -21,9 +21,11 @@ from bench import (
     bench_growth,
     bench_load,
     bench_peak,
+    bench_planning,
     bench_save,
     bench_scale,
     bench_state,
+    bench_where,
     limits,
 )
 from bench.measure import (
@@ -45,10 +47,12 @@ SUITES: Final[Mapping[str, Callable[[Sizes, Path], list[Result]]]] = {
     "save": bench_save.run,
     "state": bench_state.run,
     "load": bench_load.run,
+    "where": bench_where.run,
     "peak": bench_peak.run,
     "cli": bench_cli.run,
     "growth": bench_growth.run,
     "scale": bench_scale.run,
+    "planning": bench_planning.run,
 }
 
 

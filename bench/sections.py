@@ -8,8 +8,10 @@ from typing import Final
 
 from bench.measure import Result
 
+PARTS: Final = "processor-and-disk"
 _BY_SUITE: Final = {
     "limits": "hashing",
+    "where": PARTS,
     "check": "check",
     "save": "entries",
     "peak": "memory",
@@ -33,6 +35,8 @@ _BY_WORKLOAD: Final = {
     "open as a map": "parts",
 }
 _SMALL: Final = "small-tensors"
+_ELSEWHERE: Final = frozenset({"planning"})
+"""Suites that another page explains: they measure no bytes."""
 ANCHORS: Final = frozenset({*_BY_SUITE.values(), *_BY_WORKLOAD.values(), _SMALL})
 
 
@@ -40,6 +44,8 @@ def find_section(suite: str, workload: str) -> str:
     """Return the anchor of the section that a row belongs to."""
     if suite in _BY_SUITE:
         return _BY_SUITE[suite]
+    if suite in _ELSEWHERE:
+        return ""
     if workload.endswith(" small"):
         return _SMALL
     return next(section for beginning, section in _BY_WORKLOAD.items() if workload.startswith(beginning))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.panels import Bar, Panel, Row, find_state, plan_panels
+from bench.sections import PARTS
 
 SUMMARY: Final = "summary"
 _BLOCK: Final = re.compile(
@@ -40,8 +41,11 @@ def find_stale_pictures(folder: Path, digest: str) -> list[str]:
 
 
 def _fill_block(what: str, result: Mapping[str, Any]) -> str:
-    rows = result["results"]
-    text = render_summary(result) if what == SUMMARY else render_rows([row for row in rows if row["why"] == what])
+    if what == SUMMARY:
+        text = render_summary(result)
+    else:
+        rows = [row for row in result["results"] if row["why"] == what]
+        text = render_parts(rows) if what == PARTS else render_rows(rows)
     return f"<!-- figures of {what}, by `make docs` -->\n{text}<!-- end of figures -->"
 
 
@@ -95,6 +99,23 @@ def _render_row(row: Row) -> str:
         _tell(row["ratio"]) if row["ratio"] is not None else "",
         f"{goal['of']} {goal['relation']} {goal['value']:.3g}" if goal else "",
         row["verdict"],
+    ]
+    return f"| {' | '.join(cells)} |\n"
+
+
+def render_parts(rows: Sequence[Row]) -> str:
+    """Return the rows that have no goals but tell what they took of the processor, and of what they are made."""
+    head = "| workload | figure | least | ratio | processor |\n| --- | --- | --- | --- | --- |\n"
+    return head + "".join(map(_render_part, rows))
+
+
+def _render_part(row: Row) -> str:
+    cells = [
+        row["workload"],
+        f"{_tell(row['figure'])} {row['unit']}",
+        f"{row['against']}: {_tell(row['limit'])}" if row["limit"] is not None else "",
+        _tell(row["ratio"]) if row["ratio"] is not None else "",
+        row["note"],
     ]
     return f"| {' | '.join(cells)} |\n"
 

@@ -2,12 +2,14 @@
 
     python examples/demo.py [--keep DIR] [--steps 40] [--layers 4]
 
-The training itself, which is what you may want to copy, is in `train.py`.
+Then a training on two ranks goes on with one and with three. The trainings themselves, which are what you may want to
+copy, are in `train.py` and `train_ranks.py`.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import subprocess
 import sys
@@ -16,12 +18,16 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import holdfast
 
 TRAIN: Final = Path(__file__).with_name("train.py")
+TRAIN_RANKS: Final = Path(__file__).with_name("train_ranks.py")
 SHOWN_EVERY: Final = 5
+NUM_STEPS_OF_RANKS: Final = 10
+ROUNDING: Final = 1e-12
+"""How far losses may be apart, as a part of them, where only the order of sums is another."""
 
 
 def say(text: str) -> None:
@@ -39,12 +45,29 @@ def expect(claim: str, *, holds: bool) -> None:
 @contextmanager
 def training(store: holdfast.Store, run: str, *words: str) -> Iterator[subprocess.Popen[str]]:
     """Start `train.py` in a process of its own; whatever happens here, it does not outlive the block."""
-    command = [sys.executable, str(TRAIN), store.url, "--run", run, *words]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    with started([sys.executable, str(TRAIN), store.url, "--run", run, *words]) as child:
+        yield child
+
+
+@contextmanager
+def training_on_ranks(store: holdfast.Store, run: str, num_ranks: int, *words: str) -> Iterator[subprocess.Popen[str]]:
+    """Start `train_ranks.py` by torchrun, in float64."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
+    with started([*torchrun, str(TRAIN_RANKS), "--store", store.url, "--prefix", run, "--double", *words]) as child:
+        yield child
+
+
+@contextmanager
+def started(command: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
+    """Run a command; its process, and with torchrun those that it has started, end with the block at the latest."""
+    # Else torchrun says at length that it has chosen the number itself.
+    environment = {"OMP_NUM_THREADS": "1", **os.environ}
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     try:
         yield child
     finally:
-        child.kill()
+        # Not SIGKILL: of that torchrun could not tell its ranks.
+        child.terminate()
         child.wait()
         assert child.stdout is not None
         child.stdout.close()
@@ -102,6 +125,40 @@ def prove_sound(store: holdfast.Store, claim: str, *, read: bool) -> None:
         print(f"  (Left over from the save that was killed: {len(findings)} files, which `holdfast gc` removes.)")
 
 
+def prove_same_tensors(store: holdfast.Store, name: str, reference: str) -> None:
+    """Compare the tensors of model and optimizer, bit by bit, whatever ranks have saved them."""
+    found, wanted = (find_tensors(store.load(each, only=["model", "optimizer"])) for each in (name, reference))
+    expect(
+        f"what was loaded, and saved again as {name}, is the same: all {len(wanted)} tensors, bit by bit",
+        holds=bool(wanted) and found == wanted,
+    )
+
+
+def find_tensors(tree: Any, path: str = "") -> dict[str, Any]:
+    """Return the tensors in nested dicts and lists, by path, as what is to be compared of them."""
+    if hasattr(tree, "numpy"):
+        array = tree.numpy()
+        return {path: (array.dtype, array.shape, array.tobytes())}
+    items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    return {name: each for key, item in items for name, each in find_tensors(item, f"{path}.{key}").items()}
+
+
+def prove_same_losses(found: list[str], reference: list[str], *, num_ranks: int) -> None:
+    """Compare the losses that a resumed run printed with those of the run that it has left."""
+    losses, expected = find_losses(found), find_losses(reference)
+    apart = max(abs(loss - expected[step]) / expected[step] for step, loss in losses.items())
+    expect(
+        f"on {num_ranks} rank{'s' if num_ranks > 1 else ''}, the losses of steps {min(losses)} to {max(losses)} are"
+        f" those of 2 ranks, but for rounding: they are at most {apart:.0e} apart",
+        holds=max(losses) == max(expected) and apart <= ROUNDING,
+    )
+
+
+def find_losses(said: list[str]) -> dict[int, float]:
+    """Return the loss of each step that a training has told."""
+    return {find_step(line): float(line.split()[3]) for line in said if find_step(line)}
+
+
 def count_new_bytes(snapshots: Sequence[holdfast.Snapshot]) -> list[int]:
     """Return how much each snapshot added: a chunk is stored once, and the first that holds it pays."""
     held: set[bytes] = set()
@@ -134,7 +191,7 @@ def mebibytes(size_bytes: int) -> str:
 
 
 def run_demo(place: Path, *, num_steps: int, num_layers: int) -> None:
-    """Train, kill, resume, compare, fine-tune, look."""
+    """Train, kill, resume, compare, fine-tune, look; then the same with many ranks."""
     save_every = max(num_steps // 4, 1)
     last = f"step-{num_steps}"
     sizes = ("--steps", str(num_steps), "--layers", str(num_layers))
@@ -174,8 +231,30 @@ def run_demo(place: Path, *, num_steps: int, num_layers: int) -> None:
             "\n  share next to nothing. Shared are frozen layers, and whatever is saved again: of the two trainings"
             "\n  that ended equal, the second one to end stored nothing."
         )
+        train_on_ranks(store)
         say("Read every byte back and compare it with its digest.")
         prove_sound(store, "nothing is damaged or missing", read=True)
+
+
+def train_on_ranks(store: holdfast.Store) -> None:
+    """Train on two ranks, go on from the middle with one and with three, and compare."""
+    middle, last = NUM_STEPS_OF_RANKS // 2, NUM_STEPS_OF_RANKS
+    sizes = ("--steps", str(last), "--save-every", str(middle))
+    say(f"Train on 2 ranks with FSDP2, so that each holds half of every tensor; checkpoint interval: {middle}.")
+    with training_on_ranks(store, "two/", 2, *sizes) as child:
+        expected = run_to_end(child)
+
+    say(f"Go on from two/step-{middle} on 1 rank, and on 3 ranks.")
+    words = (*sizes, "--start-from", f"two/step-{middle}")
+    with training_on_ranks(store, "one/", 1, *words) as one, training_on_ranks(store, "three/", 3, *words) as three:
+        said = {num_ranks: run_to_end(child) for num_ranks, child in ((1, one), (3, three))}
+    for num_ranks, name in ((1, "one"), (3, "three")):
+        prove_same_tensors(store, f"{name}/step-{middle}", f"two/step-{middle}")
+        prove_same_losses(said[num_ranks], expected, num_ranks=num_ranks)
+    print(
+        "  (Another number of ranks adds gradients up in another order, which changes the last bits of a sum of floats."
+        "\n  The ranks train in float64, where rounding cannot be taken for a wrong weight.)"
+    )
 
 
 def show_commands(place: Path, *, name: str, kept: bool) -> None:

@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from holdfast.distributed.training import TrainingState, training_state
     from holdfast.errors import (
         AmbiguousName,
         BadName,
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
         NewerFormat,
         NotAStore,
         NotFound,
+        NotShared,
         ObjectExists,
+        RankError,
         ReadOnlyStore,
         SourceChanged,
         StoreError,
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from holdfast.snapshot.call import Call
     from holdfast.snapshot.lazy import LazyTensor, Snapshot
     from holdfast.snapshot.resume import ResumableSampler, RngState
+    from holdfast.tensors.sharded import per_rank, shard
 
 __version__ = "0.1.0.dev0"
 
@@ -52,7 +56,9 @@ __all__ = [
     "NewerFormat",
     "NotAStore",
     "NotFound",
+    "NotShared",
     "ObjectExists",
+    "RankError",
     "ReadOnlyStore",
     "ResumableSampler",
     "RngState",
@@ -63,9 +69,13 @@ __all__ = [
     "StoreFull",
     "TensorNotFound",
     "TooLarge",
+    "TrainingState",
     "Unsupported",
     "__version__",
     "open",
+    "per_rank",
+    "shard",
+    "training_state",
 ]
 
 # Torch must not load for `import holdfast` or `holdfast ls`, so names are looked up late. The imports above are
@@ -86,7 +96,9 @@ _HOME: Final = {
     "NewerFormat": "holdfast.errors",
     "NotAStore": "holdfast.errors",
     "NotFound": "holdfast.errors",
+    "NotShared": "holdfast.errors",
     "ObjectExists": "holdfast.errors",
+    "RankError": "holdfast.errors",
     "ReadOnlyStore": "holdfast.errors",
     "ResumableSampler": "holdfast.snapshot.resume",
     "RngState": "holdfast.snapshot.resume",
@@ -97,8 +109,12 @@ _HOME: Final = {
     "StoreFull": "holdfast.errors",
     "TensorNotFound": "holdfast.errors",
     "TooLarge": "holdfast.errors",
+    "TrainingState": "holdfast.distributed.training",
     "Unsupported": "holdfast.errors",
     "open": "holdfast.facade",
+    "per_rank": "holdfast.tensors.sharded",
+    "shard": "holdfast.tensors.sharded",
+    "training_state": "holdfast.distributed.training",
 }
 
 

@@ -23,6 +23,8 @@ Grouped by what a handler does next::
         ObjectExists (FileExistsError)    create met an object: somebody was first
       LeaseLost                     this save was given up on by a collector: save again
       CommitUnknown                 the commit was sent and its fate is not known: look, then save again
+      NotShared                     ranks see different stores under one name: give all of them a shared one
+      RankError                     another rank, or this one, failed or is gone: every rank was told; see `failures`
 
 Texts name the thing and the next step; facts are attributes.
 """
@@ -30,6 +32,8 @@ Texts name the thing and the next step; facts are attributes.
 from __future__ import annotations
 
 import errno
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 Fate = Literal["absent", "unknown", "volatile"]
@@ -159,3 +163,27 @@ class CommitUnknown(HoldfastError):
     def __init__(self, message: str, *, name: str = "") -> None:
         super().__init__(message)
         self.name = name
+
+
+class NotShared(HoldfastError):
+    """The ranks of one save look at different stores: a path of one node was taken for a shared one."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankFailure:
+    """What became of one rank, as text: nothing that a rank raised is ever unpickled by another."""
+
+    rank: int
+    type_name: str
+    message: str
+    traceback_text: str = ""
+
+
+class RankError(HoldfastError):
+    """A step that all ranks take together has failed on every one of them, for what `failures` says."""
+
+    def __init__(self, message: str, *, step: str = "", failures: Mapping[int, RankFailure] | None = None) -> None:
+        super().__init__(message)
+        self.step = step
+        self.failures: Mapping[int, RankFailure] = dict(failures or {})
+        """By rank within the group; empty if what connects the ranks is gone, which is no rank's failure."""

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from holdfast.errors import NotFound, StoreError
 from holdfast.progress import Progress
@@ -17,7 +16,7 @@ from holdfast.repo.check import Checker
 from holdfast.repo.collect import Collected, Rules, collect
 from holdfast.repo.findings import Finding
 from holdfast.repo.layout import natural_order
-from holdfast.repo.prune import Keep, Pruned, PrunePlan, apply_prune, read_prune_plan
+from holdfast.repo.prune import KeepRules, Pruned, PrunePlan, apply_prune, make_keep, read_prune_plan
 from holdfast.repo.reader import Verify
 from holdfast.repo.record import Json
 from holdfast.repo.repository import DEFAULT_BUDGET_BYTES, Repository, Statistics, open_repository
@@ -33,6 +32,8 @@ if TYPE_CHECKING:
     import torch
 
     from holdfast.diff.compare import Diff
+    from holdfast.distributed.checkpoint import Together
+    from holdfast.snapshot.into_plan import Replicas
     from holdfast.snapshot.lazy import Snapshot
     from holdfast.snapshot.options import Aliases
     from holdfast.snapshot.staging import AsyncSaver, SaveHandle, Staging
@@ -63,12 +64,8 @@ def open(
     """
     place = os.fspath(url)
     inner = open_store(place, read_only=read_only, single_writer=single_writer)
-    options = {
-        "read_only": read_only,
-        "single_writer": single_writer,
-        "environment": environment,
-        "change_hints": change_hints,
-    }
+    options = {"read_only": read_only, "single_writer": single_writer}
+    options |= {"environment": environment, "change_hints": change_hints}
     return Store(inner, budget_bytes=budget_bytes, types=tuple(types), options=options)
 
 
@@ -94,12 +91,8 @@ class Store:
 
     def _attach(self, store: ObjectStore) -> None:
         self._pid = os.getpid()
-        self._handle = open_repository(
-            store,
-            budget_bytes=self._budget_bytes,
-            create=True,
-            change_hints=self._options.get("change_hints", False),
-        )
+        hints = self._options.get("change_hints", False)
+        self._handle = open_repository(store, budget_bytes=self._budget_bytes, create=True, change_hints=hints)
         self._types_found: Types | None = None
         self._saver: AsyncSaver | None = None
 
@@ -155,17 +148,26 @@ class Store:
         allow_pickle: bool = False,
         grads: bool = False,
         progress: Progress | None = None,
+        **together: Unpack[Together],
     ) -> SaveResult:
         """Save a tree under a name: visible as a whole, and durable, once this returns.
 
         Objects with `state_dict()` are saved as what that returns. Raises NameInUse if the name holds other
         content, Unsupported, naming the leaf, for what has no form in the format.
+
+        Where torch.distributed is initialised, all ranks of `process_group` (by default all there are) must call this,
+        and each writes what it holds: raises RankError on all of them if one fails, or shows no sign of life for
+        `timeout_s` (300). With collective=False this process saves alone.
         """
+        from holdfast.distributed.checkpoint import find_world, save_together
         from holdfast.snapshot.save import SaveOptions, save_tree
 
         self._wait_for_save()
         options = SaveOptions(overwrite, metadata or {}, base, allow_pickle, grads, self._records_environment)
-        return save_tree(self.repository, name, tree, options, types=self._types, progress=progress)
+        world = find_world(**together)
+        if world is None:
+            return save_tree(self.repository, name, tree, options, types=self._types, progress=progress)
+        return save_together(self.repository, name, tree, options, types=self._types, world=world, progress=progress)
 
     def save_async(
         self,
@@ -178,6 +180,7 @@ class Store:
         base: str | None = None,
         allow_pickle: bool = False,
         grads: bool = False,
+        **together: Unpack[Together],
     ) -> SaveHandle:
         """Copy the tree and save the copy in the background; the tree may change once this returns.
 
@@ -185,11 +188,15 @@ class Store:
         rest is on disk. One save is under way at a time. Errors are raised by the handle's `wait`, or, if that is
         never called, by the next save or `close`.
         """
+        from holdfast.distributed.checkpoint import find_world, start_together
         from holdfast.snapshot.save import SaveOptions, make_request
 
         options = SaveOptions(overwrite, metadata or {}, base, allow_pickle, grads, self._records_environment)
-        repo = self.repository
-        return self._find_saver().start(repo, make_request(name, tree, options, self._types), staging=staging)
+        repo, saver = self.repository, self._find_saver()
+        world = find_world(**together)
+        if world is None:
+            return saver.start(repo, make_request(name, tree, options, self._types), staging=staging)
+        return start_together(saver, repo, name, tree, options, types=self._types, world=world, staging=staging)
 
     # Loading
 
@@ -237,16 +244,27 @@ class Store:
         assign: bool = False,
         verify: Verify = "full",
         allow_pickle: bool = False,
+        replicas: Replicas = "each",
+        **together: Unpack[Together],
     ) -> Any:
         """Load into a tree that is there, in place, and return it; nothing changes unless everything fits.
 
         Tensors are filled, plain values in dicts and lists replaced, objects with `load_state_dict` loaded through
-        it. Raises Mismatch that lists everything that does not fit.
+        it. Raises Mismatch that lists everything that does not fit. As for `save`, all ranks must call this; each
+        reads what it holds, however many have saved it. With replicas="broadcast", what all of them want as a whole
+        is read by one, and sent to the others.
         """
+        from holdfast.distributed.checkpoint import find_world, load_into_together
         from holdfast.snapshot.into_plan import IntoOptions
 
-        options = IntoOptions(strict, rename or {}, cast, assign, _verify_mode(verify), allow_pickle)
-        return self._find(name).load_into(tree, options)
+        if replicas not in ("each", "broadcast"):
+            raise ValueError(f"replicas must be 'each' or 'broadcast', not {replicas!r}")
+        options = IntoOptions(strict, rename or {}, cast, assign, _verify_mode(verify), allow_pickle, replicas)
+        world = find_world(**together)
+        if world is None:
+            return self._find(name).load_into(tree, options)
+        repo, types = self.repository, self._types
+        return load_into_together(repo, lambda: self._find(name).record, tree, options, types=types, world=world)
 
     # Names
 
@@ -285,11 +303,8 @@ class Store:
 
     def check(self, *, read: bool = False, progress: Progress | None = None) -> list[Finding]:
         """Check the store, with `read` every byte of it; nothing but notes means that all is well."""
-        return list(
-            Checker(
-                self.repository.store, read=read, progress=progress, stages=self.repository.counters.stages
-            ).iter_findings()
-        )
+        stages = self.repository.counters.stages
+        return list(Checker(self.repository.store, read=read, progress=progress, stages=stages).iter_findings())
 
     def diff(self, a: str | Snapshot, b: str | Snapshot, *, values: bool = False) -> Diff:
         """Tell what was added, removed and changed from `a` to `b`; with `values`, by how much."""
@@ -299,37 +314,20 @@ class Store:
         found = compare(self.repository, self._find(a).record, self._find(b).record)
         return measure(self.repository, found) if values else found
 
-    def plan_prune(
-        self,
-        prefix: str = "",
-        *,
-        keep_last: int = 0,
-        keep_every: int = 0,
-        keep_within: float | timedelta = 0.0,
-        keep_tagged: bool = True,
-    ) -> PrunePlan:
+    def plan_prune(self, prefix: str = "", **rules: Unpack[KeepRules]) -> PrunePlan:
         """Decide which snapshots under a prefix to delete, and delete none."""
-        within_s = keep_within.total_seconds() if isinstance(keep_within, timedelta) else float(keep_within)
-        return read_prune_plan(self.repository.store, prefix, Keep(keep_last, keep_every, within_s, keep_tagged))
+        return read_prune_plan(self.repository.store, prefix, make_keep(**rules))
 
     def apply_prune(self, plan: PrunePlan) -> Pruned:
         """Delete what a plan would delete, but for what was tagged or overwritten since."""
         return apply_prune(self.repository.store, plan)
 
-    def prune(
-        self,
-        prefix: str = "",
-        *,
-        keep_last: int = 0,
-        keep_every: int = 0,
-        keep_within: float | timedelta = 0.0,
-        keep_tagged: bool = True,
-    ) -> Pruned:
-        """Delete the snapshots under a prefix that no rule keeps; `gc` then frees their bytes."""
-        plan = self.plan_prune(
-            prefix, keep_last=keep_last, keep_every=keep_every, keep_within=keep_within, keep_tagged=keep_tagged
-        )
-        return self.apply_prune(plan)
+    def prune(self, prefix: str = "", *, collective: bool = True, **rules: Unpack[KeepRules]) -> Pruned:
+        """Delete the snapshots under a prefix that no rule keeps; `gc` frees their bytes. As collective as `save`."""
+        from holdfast.distributed.checkpoint import find_world, prune_together
+
+        plan, world = self.plan_prune(prefix, **rules), find_world(collective=collective)
+        return self.apply_prune(plan) if world is None else prune_together(plan, self.apply_prune, world)
 
     def gc(self, rules: Rules | None = None) -> Collected:
         """Free what no snapshot needs; beside saves under way, a part may be left to the next time."""

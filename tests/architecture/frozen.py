@@ -16,8 +16,8 @@ from docs.generate import iter_arguments, iter_verbs
 from tests.architecture.sources import PACKAGE, ROOT, parse_source
 
 FOLDER: Final = Path(__file__).parent
-# The face for users; the contract and its suite for people who write stores.
-PUBLIC_FILES: Final = ("__init__.py", "store/protocol.py", "testing/*.py")
+# The faces for users and for torch.distributed.checkpoint; the contract and its suite for people who write stores.
+PUBLIC_FILES: Final = ("__init__.py", "dcp.py", "store/protocol.py", "testing/*.py")
 
 
 def list_public_names() -> list[str]:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from bench import bench_load, bench_peak, bench_scale, bench_state, limits
+from bench.again import Again
 from bench.arena import Arena, at_least, compare, compare_ms, names_like, open_arena
 from bench.measure import FULL, TINY, Timings, WrongResult, race, random_bytes
 from bench.peers import HOLDFAST, HOLDFAST_FAST, SAFETENSORS, TORCH, Peer, find_peers
@@ -154,14 +155,14 @@ def test_a_save_with_hints_is_left_out_where_there_are_none(
         if options:
             raise TypeError("open() got an unexpected keyword argument 'change_hints'")
 
-    monkeypatch.setattr("bench.bench_state.holdfast.open", refuse)
+    monkeypatch.setattr("bench.again.holdfast.open", refuse)
 
     assert bench_state._find_hinted(arena) == {}
     assert "left out" in capsys.readouterr().err
 
 
 def test_a_save_of_an_unchanged_state_that_writes_ends_the_run(arena: Arena) -> None:
-    again = bench_state._Again(arena)
+    again = Again(arena)
     again.change(0.0)
     result = again.save()
 

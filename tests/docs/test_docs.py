@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from tests.docs.blocks import BlockFailed, iter_blocks, matches, run_page
 
 ROOT: Final = Path(__file__).resolve().parents[2]
+SLOW: Final = ("docs/tutorial/many-ranks.md",)
+"""Pages on which torch is loaded by many processes, on however few cores."""
 PAGES: Final = ["README.md", *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))]
 
 
@@ -20,7 +23,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if (ROOT / page).is_file()])
+def _mark(page: str) -> ParameterSet:
+    return pytest.param(page, marks=[pytest.mark.slow, pytest.mark.timeout(300)] if page in SLOW else [])
+
+
+@pytest.mark.parametrize("page", [_mark(page) for page in PAGES if (ROOT / page).is_file()])
 def test_page_does_what_it_shows(page: str, folder: Path) -> None:
     run_page(page, (ROOT / page).read_text(encoding="utf-8"), folder)
 

@@ -17,6 +17,7 @@ def run_demo(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)  # a dozen processes load torch, on however few cores
 def test_the_demo_holds_and_keeps_its_store(tmp_path: Path) -> None:
     place = tmp_path / "kept"
 
@@ -24,6 +25,8 @@ def test_the_demo_holds_and_keeps_its_store(tmp_path: Path) -> None:
 
     assert run.returncode == 0, run.stdout + run.stderr
     assert "all 6 losses are equal, to the last bit" in run.stdout
+    assert "on 1 rank, the losses of steps 6 to 10 are those of 2 ranks, but for rounding" in run.stdout
+    assert "on 3 ranks, the losses of steps 6 to 10 are those of 2 ranks, but for rounding" in run.stdout
     assert "yes: nothing is damaged or missing" in run.stdout
     assert "NO:" not in run.stdout
     assert f"-s {place} show run/step-6" in run.stdout

@@ -16,8 +16,10 @@ import torch
 from holdfast.digest import hash_bytes
 from holdfast.errors import HoldfastError
 from holdfast.facade import Store
+from holdfast.repo.entry import Entry
 from holdfast.repo.layout import CONFIG, INDEX, MANIFESTS, PACKS, SNAPSHOTS, ManifestRef, manifest_key
-from holdfast.repo.manifest import Entry, encode_manifest, read_manifest
+from holdfast.repo.manifest import read_manifest
+from holdfast.repo.manifest_encoding import encode_manifest
 from holdfast.repo.record import Json
 from holdfast.repo.repository import open_repository
 from holdfast.repo.snapshots import read_snapshot

@@ -18,7 +18,7 @@ import pytest
 from holdfast.digest import Digest, hash_bytes
 from holdfast.repo.chunk import ChunkRef
 from holdfast.repo.config import find_config
-from holdfast.repo.manifest import Entry, digest_snapshot
+from holdfast.repo.entry import Entry, digest_snapshot
 from holdfast.repo.snapshots import Snapshot, iter_names
 from holdfast.repo.tags import read_tag
 from holdfast.store.local import LocalStore

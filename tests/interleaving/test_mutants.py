@@ -13,6 +13,7 @@ from holdfast.errors import LeaseLost
 from holdfast.repo import collect as collecting
 from holdfast.repo import roots, sweep
 from holdfast.repo.layout import LEASES, SNAPSHOTS, generation_key
+from holdfast.repo.leases import Lease
 from holdfast.repo.roots import Live
 from holdfast.repo.transaction import Transaction
 from holdfast.store.memory import MemoryStore
@@ -34,9 +35,9 @@ def _wait_for_nobody(_store: ObjectStore, _waiting: object, *, expire_s: float) 
     return []
 
 
-def _release_and_hope(transaction: Transaction, *_rest: Any) -> None:
+def _release_and_hope(_transaction: Transaction, lease: Lease, *_rest: Any) -> None:
     with suppress(LeaseLost):
-        transaction.lease.release()
+        lease.release()
 
 
 def _keep_records(_collection: object, _plan: object) -> None:

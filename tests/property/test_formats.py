@@ -13,8 +13,10 @@ from holdfast.digest import Digest, hash_bytes
 from holdfast.errors import Corrupt, NewerFormat
 from holdfast.repo.chunk import CHUNK_BYTES, ChunkRef, Location
 from holdfast.repo.columns import Kind, Letter, column, decode_table, encode_table
+from holdfast.repo.entry import Entry, digest_snapshot
 from holdfast.repo.index import BlockCache, Fragment, encode_fragment
-from holdfast.repo.manifest import Entry, decode_manifest, digest_snapshot, encode_manifest
+from holdfast.repo.manifest import decode_manifest
+from holdfast.repo.manifest_encoding import encode_manifest
 from holdfast.repo.pack import PackBuilder, PackedChunk, read_footer
 from holdfast.repo.record import Json, canonical_json, decode_record, encode_record, parse_json
 from holdfast.store.memory import MemoryStore
@@ -220,5 +222,5 @@ def test_an_honest_table_with_bytes_changed_is_decoded_or_refused(
 
 def _table(wanted: list[Entry]) -> bytes:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("holdfast.repo.manifest._MAX_RATIO", 0)
+        patch.setattr("holdfast.repo.manifest_encoding.MAX_RATIO", 0)
         return encode_manifest(None, wanted)[24:-32]

@@ -22,7 +22,10 @@ from holdfast.errors import (
     NewerFormat,
     NotAStore,
     NotFound,
+    NotShared,
     ObjectExists,
+    RankError,
+    RankFailure,
     ReadOnlyStore,
     SourceChanged,
     StoreError,
@@ -56,6 +59,8 @@ EXAMPLES: list[HoldfastError] = [
     ObjectExists(SENTENCE, key="packs/x"),
     LeaseLost(SENTENCE),
     CommitUnknown(SENTENCE, name="a"),
+    NotShared(SENTENCE),
+    RankError(SENTENCE, step="write", failures={1: RankFailure(1, "OSError", "disk full", "Traceback ...")}),
 ]
 
 
@@ -114,6 +119,9 @@ def test_facts_are_attributes() -> None:
     )
     assert MissingChunk("gone", key="packs/y").key == "packs/y"
     assert Mismatch("no", problems=("one", "two")).problems == ("one", "two")
+    failure = RankFailure(1, "OSError", "disk full")
+    rank_error = RankError("no", step="write", failures={1: failure})
+    assert (rank_error.step, rank_error.failures) == ("write", {1: failure})
     assert AmbiguousName("which", paths=(("a", "b"),)).paths == (("a", "b"),)
 
 

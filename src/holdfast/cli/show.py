@@ -13,8 +13,10 @@ from holdfast.cli.names import describe_snapshot, label_tags
 from holdfast.cli.output import Output, count, describe_facts, format_bytes, format_time
 from holdfast.digest import short_hex
 from holdfast.errors import NotFound
+from holdfast.repo.entry import Entry
 from holdfast.repo.layout import pack_key
-from holdfast.repo.manifest import Entry, Manifest, read_manifest
+from holdfast.repo.manifest import Manifest
+from holdfast.repo.parts import read_view
 from holdfast.repo.record import Json, canonical_json
 from holdfast.repo.snapshots import DamagedName, Snapshot
 from holdfast.repo.tags import Tag, iter_tags
@@ -33,7 +35,7 @@ def run_show(options: Namespace, url: str, output: Output) -> int:
     store = open_to_read(url, output).store
     tags = [tag for tag in iter_tags(store) if not isinstance(tag, DamagedName)]
     snapshot = find_snapshot(store, options.name, output)
-    manifest = read_manifest(store, snapshot.manifest)
+    manifest = read_view(store, snapshot.manifest)
     leaves = _find_leaves(options, snapshot, manifest)
     entries = _find_entries(options, snapshot, manifest, leaves)
     packs = _read_packs(store, entries)

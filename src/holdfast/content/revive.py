@@ -11,7 +11,7 @@ import torch
 from holdfast.content.catalog import Catalog, Held, Place, Provider, parse_place
 from holdfast.content.spans import Span, iter_gaps, join_span
 from holdfast.errors import Corrupt, HoldfastError, Unsupported
-from holdfast.repo.manifest import Entry
+from holdfast.repo.entry import Entry
 from holdfast.repo.record import Json
 from holdfast.snapshot.leaves import GRAD, TENSOR, iter_entry_numbers
 from holdfast.snapshot.load import load_node

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from holdfast.errors import Corrupt, NewerFormat
-from holdfast.repo.manifest import Entry, Manifest
+from holdfast.repo.entry import Entry
+from holdfast.repo.manifest import Manifest
 from holdfast.repo.record import Json
 from holdfast.trees.outline import Leaf, format_value, iter_leaves
 
-_BLOBS: Final = frozenset({"@array", "@str", "@bytes", "@bytearray", "@pickle"})
+_BLOBS: Final = frozenset({"@array", "@str", "@bytes", "@bytearray", "@pickle", "@torch_save"})
 _MAX_DEPTH: Final = 12
 GRAD_ROLE: Final = "grad"
 

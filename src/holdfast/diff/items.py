@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 from holdfast.diff.facts import parse_shape
 from holdfast.errors import Corrupt
-from holdfast.repo.manifest import Entry
+from holdfast.repo.entry import Entry
 from holdfast.repo.reader import SnapshotReader
 from holdfast.repo.record import Json
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,12 +14,13 @@ from holdfast.repo.check_records import Roots, check_records
 from holdfast.repo.chunk import CHUNK_BYTES, RAW, ChunkRef, Location
 from holdfast.repo.copies import iter_footers
 from holdfast.repo.engine import Engine
+from holdfast.repo.entry import Entry
 from holdfast.repo.findings import Finding, Severity, Tally
 from holdfast.repo.index import Fragment
 from holdfast.repo.layout import INDEX, MANIFESTS, PACKS, manifest_key, pack_key
-from holdfast.repo.manifest import Entry, decode_manifest, digest_snapshot, read_manifest
+from holdfast.repo.manifest import decode_manifest
 from holdfast.repo.pack import HEADER, Footer, PackedChunk, parse_pack_key, read_footer
-from holdfast.repo.record import Json
+from holdfast.repo.parts import Manifests, read_manifests
 from holdfast.repo.repository import DEFAULT_BUDGET_BYTES
 from holdfast.repo.scrub import Scrubbed, Scrubber, Stretch, cut_pack
 from holdfast.repo.snapshots import Snapshot
@@ -74,6 +75,7 @@ class Checker:
         self._damaged_packs: dict[str, str] = {}
         self._bad_places: dict[Place, str] = {}
         self._used_packs: set[str] = set()
+        self._used_manifests: set[str] = set()
 
     def iter_findings(self) -> Iterator[Finding]:
         """Yield all findings: records, packs, then what they mean for snapshots and entries."""
@@ -146,17 +148,17 @@ class Checker:
         for snapshot in roots.current:
             self.tally.snapshots += 1
             try:
-                manifest = read_manifest(self._store, snapshot.manifest)
-                entries = list(manifest.iter_entries())
-                yield from self._check_record_against(snapshot, manifest.spec, entries)
+                manifests = read_manifests(self._store, snapshot.manifest)
+                self._used_manifests.update((snapshot.manifest.manifest_id, *manifests.ids))
+                yield from self._check_record_against(snapshot, manifests)
             except (HoldfastError, MemoryError) as error:
                 key = manifest_key(snapshot.manifest.manifest_id)
                 text = f"snapshot {snapshot.name!r} cannot be read: {error}"
                 yield Finding("error", "manifest-damaged", key, text, "restore it from a copy", snapshot=snapshot.name)
                 self._has_unreadable = True
                 continue
-            self._used_packs.update(manifest.packs)
-            problems += self._iter_problems(snapshot, entries)
+            self._used_packs.update(manifests.packs)
+            problems += self._iter_problems(snapshot, manifests.iter_entries())
         yield from self._report(problems)
         yield from self._report_packs()
         yield from self._report_unused()
@@ -181,17 +183,18 @@ class Checker:
                 advice = "no snapshot that can be read uses it"
             yield Finding(severity, "pack-damaged", pack_key(pack_id), text, advice, pack=pack_id)
 
-    def _check_record_against(self, snapshot: Snapshot, spec: Json, entries: list[Entry]) -> Iterator[Finding]:
-        self.tally.manifests += 1
-        self.tally.objects += 1
-        found = digest_snapshot(spec, entries), len(entries), sum(entry.size_bytes for entry in entries)
+    def _check_record_against(self, snapshot: Snapshot, manifests: Manifests) -> Iterator[Finding]:
+        self.tally.manifests += 1 + len(manifests.parts)
+        self.tally.objects += 1 + len(manifests.parts)
+        entries = list(manifests.view().iter_entries())
+        found = manifests.digest(), len(entries), sum(entry.size_bytes for entry in entries)
         if found != (snapshot.digest, snapshot.num_entries, snapshot.logical_bytes):
             key = manifest_key(snapshot.manifest.manifest_id)
             text = f"snapshot {snapshot.name!r} does not have the content that its record states"
             advice = "save it again, or restore it from a copy"
             yield Finding("error", "digest-mismatch", key, text, advice, snapshot=snapshot.name)
 
-    def _iter_problems(self, snapshot: Snapshot, entries: list[Entry]) -> Iterator[_Problem]:
+    def _iter_problems(self, snapshot: Snapshot, entries: Iterable[Entry]) -> Iterator[_Problem]:
         for entry in entries:
             start = 0
             for ref in entry.chunks:
@@ -283,7 +286,7 @@ class Checker:
 
     def _check_other_manifests(self, roots: Roots) -> Iterator[Finding]:
         """Check manifests that no current snapshot uses: they prove themselves."""
-        used = {snapshot.manifest.manifest_id for snapshot in roots.current}
+        used = self._used_manifests | {snapshot.manifest.manifest_id for snapshot in roots.current}
         for info in iter_objects(self._store, MANIFESTS):
             if info.key.removeprefix(MANIFESTS) in used:
                 continue

@@ -31,7 +31,7 @@ class Engine:
     def __init__(self, name: str, *, budget_bytes: int, waits: bool) -> None:
         """Have at most `budget_bytes` under way, though always one item; tell whether work waits for a disk."""
         self.threads = max(1, min(count_cores() + (_WAITERS if waits else 0), budget_bytes // UNIT_BYTES))
-        self._budget_bytes = budget_bytes
+        self.budget_bytes = budget_bytes
         self._name = name
         self._start()
 
@@ -60,7 +60,7 @@ class Engine:
         under_way = 0
         try:
             for item, size in items:
-                while waiting and (under_way + size > self._budget_bytes or len(waiting) > _AHEAD * self.threads):
+                while waiting and (under_way + size > self.budget_bytes or len(waiting) > _AHEAD * self.threads):
                     future, weight = waiting.popleft()
                     under_way -= weight
                     yield future.result()

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from holdfast.errors import BadName, HoldfastError
-from holdfast.repo.manifest import Entry
+from holdfast.repo.entry import Entry
 from holdfast.store.naming import TEMP_PREFIX, UNSUPPORTED
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW

@@ -11,9 +11,9 @@ from typing import Final
 
 from holdfast.errors import BadName, NameInUse, NotFound, SourceChanged
 from holdfast.progress import Progress, Silent
+from holdfast.repo.entry import Entry
 from holdfast.repo.filetarget import FileTarget
 from holdfast.repo.layout import verify_name
-from holdfast.repo.manifest import Entry
 from holdfast.repo.reader import SnapshotReader
 from holdfast.repo.record import Json
 

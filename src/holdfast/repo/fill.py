@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import groupby
 from time import perf_counter
 from typing import Final, NamedTuple
@@ -19,9 +20,16 @@ from holdfast.repo.packing import Packer
 from holdfast.repo.source import Piece, group_pieces
 from holdfast.repo.stages import Stages
 from holdfast.repo.stretches import READ_COST_BYTES
+from holdfast.store.block_writer import BLOCK_BYTES
+from holdfast.store.blocks import BlockPool, LentBlock, copy_bytes
 
 _SMALL_BYTES: Final = 16 << 10
 """Pieces below this size are hashed by whoever takes them: threads would only wait for each other's turn in Python."""
+_STAGED_SHARE: Final = 0.5
+"""From this share of new bytes on, what is to be hashed is copied first: most of the copies will be written."""
+_STAGED_BUDGET_BYTES: Final = 64 << 20
+"""With less, nothing is staged: copies that are being written come on top of those that the engine counts."""
+_KEPT_BLOCKS: Final = 64
 _Asked = tuple[Digest, memoryview, Sequence[Location]]
 """A chunk, its bytes, and where copies of it should lie."""
 
@@ -34,6 +42,21 @@ class HashedPiece(NamedTuple):
     digest: Digest
     fingerprint: bytes | None
     """Taken before the digest, if the piece is likely to be new: it tells whether what is written was hashed."""
+    is_ours: bool = False
+    """The bytes are a copy that nobody else can change, and the fingerprint is theirs."""
+
+
+class HashedBatch(NamedTuple):
+    """Pieces that were hashed together."""
+
+    items: list[HashedPiece]
+    block: LentBlock | None = None
+    """Holds those that are not inline, as they would lie in a pack from the start of a page on."""
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of all pieces."""
+        return sum([len(item.data) for item in self.items])
 
 
 class Hasher:
@@ -41,14 +64,17 @@ class Hasher:
 
     def __init__(self, engine: Engine, stages: Stages, *, batch_bytes: int, hints: Hints | None = None) -> None:
         """Take `batch_bytes` at a time; with `hints`, trust what looks as it did at the last save."""
-        self.expects_new = False
-        """Whether most pieces are new just now: then their bytes will be written, and have to be the same still."""
+        self.new_share = 0.0
+        """How much of the last pieces was new: then the next will be written too, and have to be the same still."""
         self.engine = engine
         self._stages = stages
         self._batch_bytes = batch_bytes
         self._hints = hints
+        # Gaps take less than an eighth, but for pieces out of the middle of many sources: then nothing is staged.
+        largest_bytes = max(batch_bytes, CHUNK_BYTES)
+        self._blocks = BlockPool(largest_bytes + largest_bytes // 8, kept=_KEPT_BLOCKS, huge=True)
 
-    def iter_batches(self, pieces: Sequence[Piece]) -> Iterator[list[HashedPiece]]:
+    def iter_batches(self, pieces: Sequence[Piece]) -> Iterator[HashedBatch]:
         """Yield all pieces in order and in batches, the next ones being read and hashed meanwhile."""
         batches = group_pieces(pieces, limit_bytes=self._batch_bytes)
         for is_small, alike in groupby(batches, _is_small):
@@ -56,31 +82,58 @@ class Hasher:
                 yield from map(self._hash_batch, alike)
             else:
                 sized = ((batch, _count_bytes(batch)) for batch in alike)
-                yield from self.engine.iter_results(self._hash_batch, sized)
+                yield from self.engine.iter_results(self._stage_or_hash, sized)
 
     def iter_digests(self, pieces: Sequence[Piece]) -> Iterator[ChunkRef]:
         """Yield the identity of every piece, keeping no bytes."""
         for batch in self.iter_batches(pieces):
-            yield from (ChunkRef(item.digest, item.data.nbytes, None) for item in batch)
+            yield from (ChunkRef(item.digest, item.data.nbytes, None) for item in batch.items)
 
-    def _hash_batch(self, batch: Sequence[Piece]) -> list[HashedPiece]:
+    def _stage_or_hash(self, batch: Sequence[Piece]) -> HashedBatch:
+        # A batch that does not fill a block of the file by itself is better gathered there with others.
+        may_be_staged = self.engine.budget_bytes >= _STAGED_BUDGET_BYTES and _count_bytes(batch) >= BLOCK_BYTES
+        if may_be_staged and self.new_share >= _STAGED_SHARE:
+            return self._stage_batch(batch)
+        return self._hash_batch(batch)
+
+    def _hash_batch(self, batch: Sequence[Piece]) -> HashedBatch:
         started = perf_counter()
-        hashed = [self._hash(piece) for piece in batch]
+        items = []
+        for piece in batch:
+            data = _read(piece)
+            before = fingerprint(data) if self.new_share else None
+            items.append(HashedPiece(piece, data, self._hash(piece, data), before))
         self._stages.add("hash", perf_counter() - started, _count_bytes(batch))
-        return hashed
+        return HashedBatch(items)
 
-    def _hash(self, piece: Piece) -> HashedPiece:
-        source, _, start, stop = piece
-        data = source.read(start, stop).cast("B")
-        size_bytes = len(data)
-        if size_bytes != stop - start:
-            raise SourceChanged(f"{source.name!r} gave {size_bytes} bytes for {stop - start}: did it shrink?")
-        before = fingerprint(data) if self.expects_new else None
-        if self._hints and size_bytes >= HINTED_BYTES:
-            digest = self._hints.hash(source.name, start, data)
-        else:
-            digest = hash_bytes(data)
-        return HashedPiece(piece, data, digest, before)
+    def _stage_batch(self, batch: Sequence[Piece]) -> HashedBatch:
+        """Copy pieces to where they will be written from, and hash each copy while the processor's cache holds it."""
+        started = perf_counter()
+        memory = self._blocks.take()
+        end = 0
+        last: Piece | None = None
+        items = []
+        for piece in batch:
+            data = _read(piece)
+            if len(data) <= INLINE_BYTES:
+                data = memoryview(bytes(data))
+            else:
+                start = end + -end % _choose_alignment(piece, last)
+                memory[end:start] = bytes(start - end)
+                end, last = start + len(data), piece
+                if end > len(memory):
+                    self._blocks.put_back(memory)
+                    return self._hash_batch(batch)
+                copy_bytes(memory[start:end], data)
+                data = memory[start:end]
+            items.append(HashedPiece(piece, data, self._hash(piece, data), fingerprint(data), is_ours=True))
+        self._stages.add("hash", perf_counter() - started, _count_bytes(batch))
+        return HashedBatch(items, LentBlock(memory[:end], partial(self._blocks.put_back, memory)))
+
+    def _hash(self, piece: Piece, data: memoryview) -> Digest:
+        if self._hints and len(data) >= HINTED_BYTES:
+            return self._hints.hash(piece.source.name, piece.start, data)
+        return hash_bytes(data)
 
 
 class Filler:
@@ -102,15 +155,15 @@ class Filler:
     def fill(self, pieces: Sequence[Piece], progress: Progress) -> list[ChunkRef]:
         """Return a reference for every piece, having written those that the store does not hold."""
         refs: list[ChunkRef] = []
-        self._hasher.expects_new = self._holdings.is_empty
+        self._hasher.new_share = float(self._holdings.is_empty)
         for batch in self._hasher.iter_batches(pieces):
             self._packer.keep_alive()
             with self._stages.time("look up"):
-                self._known.update(self._find_reusable(batch))
-            before = self.new_bytes
+                self._known.update(self._find_reusable(batch.items))
+            before, size_bytes = self.new_bytes, batch.size_bytes
             refs += self._write(batch)
-            self._hasher.expects_new = self.new_bytes > before
-            progress.advance(sum([len(item.data) for item in batch]))
+            self._hasher.new_share = (self.new_bytes - before) / size_bytes if size_bytes else 0.0
+            progress.advance(size_bytes)
         return refs
 
     def rewrite(self, pieces: Sequence[Piece], expected: Sequence[ChunkRef]) -> list[ChunkRef]:
@@ -124,17 +177,24 @@ class Filler:
             raise SourceChanged("what is being saved changed meanwhile; nothing was committed. Save again")
         return refs
 
-    def _write(self, batch: Sequence[HashedPiece]) -> list[ChunkRef]:
+    def _write(self, batch: HashedBatch) -> list[ChunkRef]:
         """Append what is not known yet, each chunk once, and return a reference for every piece."""
-        known = self._known
+        known, block = self._known, batch.block
+        packed = [item for item in batch.items if len(item.data) > INLINE_BYTES]
         new: dict[Digest, HashedPiece] = {}
-        for item in batch:
-            if len(item.data) > INLINE_BYTES and item.digest not in known:
+        for item in packed:
+            if item.digest not in known:
                 new.setdefault(item.digest, item)
-        if new:
-            self._append(list(new.values()))
+        # Only if all of it is new will the pack hold what the block does.
+        if block and new and len(new) == len(packed):
+            self._append(packed, block=block)
+        else:
+            if new:
+                self._append(list(new.values()))
+            if block:
+                block.release()
         refs: list[ChunkRef] = []
-        for _, data, digest, _ in batch:
+        for _, data, digest, _, _ in batch.items:
             size = len(data)
             if size > INLINE_BYTES:
                 refs.append(ChunkRef(digest, size, known[digest]))
@@ -143,10 +203,10 @@ class Filler:
                 self.new_bytes += size
         return refs
 
-    def _append(self, items: Sequence[HashedPiece]) -> None:
+    def _append(self, items: Sequence[HashedPiece], *, block: LentBlock | None = None) -> None:
         size_bytes = sum([len(item.data) for item in items])
         with self._stages.time("append", size_bytes):
-            locations = self._packer.append(self._align(items))
+            locations = self._packer.append(self._align(items), block=block)
         for item, location in zip(items, locations, strict=True):
             if not _is_what_was_hashed(item, location):
                 # Memory that somebody else writes to: what is stored would not be what its digest says.
@@ -161,12 +221,10 @@ class Filler:
     def _align(self, items: Sequence[HashedPiece]) -> list[NewChunk]:
         """Say where items may begin: those that follow each other in one source, or what was appended last, go on."""
         chunks: list[NewChunk] = []
-        position, end = (self._last.position, self._last.stop) if self._last else (-1, 0)
-        for piece, data, digest, _ in items:
-            source, own_position, start, stop = piece
-            goes_on = own_position == position and start == end
-            chunks.append(NewChunk(digest, data, 1 if goes_on else choose_alignment(source.size_bytes - start)))
-            position, end = own_position, stop
+        last = self._last
+        for piece, data, digest, known, is_ours in items:
+            chunks.append(NewChunk(digest, data, _choose_alignment(piece, last), known if is_ours else None))
+            last = piece
         return chunks
 
     def _find_reusable(self, batch: Sequence[HashedPiece]) -> dict[Digest, Location]:
@@ -186,7 +244,8 @@ class Filler:
                     break
                 candidates.append(at)
             else:
-                doubtful[digest] = (digest, item.data, candidates)
+                if candidates:
+                    doubtful[digest] = (digest, item.data, candidates)
         for found in self._hasher.engine.iter_results(self._find_intact, _group_asked(doubtful.values())):
             sure.update(found)
         return sure
@@ -199,6 +258,22 @@ class Filler:
             if intact:
                 found[digest] = intact
         return found
+
+
+def _read(piece: Piece) -> memoryview:
+    source, _, start, stop = piece
+    data = source.read(start, stop).cast("B")
+    if len(data) != stop - start:
+        raise SourceChanged(f"{source.name!r} gave {len(data)} bytes for {stop - start}: did it shrink?")
+    return data
+
+
+def _choose_alignment(piece: Piece, last: Piece | None) -> int:
+    """Say where a piece may begin in a pack: one that follows the last in its source goes on, others begin a run."""
+    source, position, start, _ = piece
+    if last and last.position == position and last.stop == start:
+        return 1
+    return choose_alignment(source.size_bytes - start)
 
 
 def _group_asked(doubtful: Iterable[_Asked]) -> Iterator[tuple[list[_Asked], int]]:

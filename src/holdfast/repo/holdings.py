@@ -11,7 +11,8 @@ from holdfast.errors import Corrupt, NewerFormat, NotFound, StoreError
 from holdfast.repo.chunk import CHUNK_BYTES, RAW, Location
 from holdfast.repo.generations import read_newest
 from holdfast.repo.layout import SNAPSHOTS, may_start_with, pack_key, split_generation, split_prefix
-from holdfast.repo.manifest import Manifest, read_manifest
+from holdfast.repo.manifest import Manifest
+from holdfast.repo.parts import read_manifests
 from holdfast.repo.repository import Repository
 from holdfast.repo.snapshots import Snapshot, parse_snapshot
 from holdfast.store.blocks import BlockPool
@@ -93,14 +94,14 @@ class Holdings:
 
 def read_bases(store: ObjectStore, candidates: Sequence[Snapshot | None]) -> list[Manifest]:
     """Read the manifests of snapshots to build upon; one that is gone or damaged is no base, and no error."""
-    manifests: dict[str, Manifest] = {}
+    manifests: dict[str, Sequence[Manifest]] = {}
     for snapshot in candidates:
         if snapshot and snapshot.manifest.manifest_id not in manifests:
             try:
-                manifests[snapshot.manifest.manifest_id] = read_manifest(store, snapshot.manifest)
+                manifests[snapshot.manifest.manifest_id] = read_manifests(store, snapshot.manifest).with_chunks
             except (NotFound, Corrupt, NewerFormat):
                 continue
-    return list(manifests.values())
+    return [manifest for found in manifests.values() for manifest in found]
 
 
 def find_base(repo: Repository, name: str) -> Snapshot | None:

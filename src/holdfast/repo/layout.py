@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from holdfast.digest import Digest, hash_bytes
-from holdfast.errors import BadName
+from holdfast.digest import DIGEST_BYTES, Digest, hash_bytes
+from holdfast.errors import BadName, Corrupt
 
 CONFIG: Final = "config/"
 PACKS: Final = "packs/"
@@ -39,6 +39,7 @@ _LEASE_ID: Final = re.compile(r"[0-9a-f]{24}\Z")
 _LEASE_ID_CHARS: Final = 24
 _FILE_ID_CHARS: Final = _LEASE_ID_CHARS + 1 + 16
 _DIGITS: Final = re.compile(r"([0-9]+)")
+_MAX_PART_BYTES: Final = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,35 @@ class ManifestRef:
     manifest_id: str
     digest: Digest
     size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartRef:
+    """How the root of a snapshot points to one of its parts."""
+
+    manifest: ManifestRef
+    digest: Digest
+    """The content digest of the part."""
+
+    def to_json(self) -> list[str | int]:
+        """Return it as a root holds it."""
+        return [self.manifest.manifest_id, self.manifest.digest.hex(), self.manifest.size_bytes, self.digest.hex()]
+
+
+def parse_part(value: object, *, where: str) -> PartRef:
+    """Check and convert what a root holds; raises Corrupt."""
+    try:
+        if not isinstance(value, list):
+            raise TypeError
+        manifest_id, digest, size_bytes, content = value
+        if not (is_file_id(manifest_id) and type(size_bytes) is int and 0 < size_bytes < _MAX_PART_BYTES):
+            raise ValueError
+        manifest_digest, content_digest = bytes.fromhex(digest), bytes.fromhex(content)
+        if {len(manifest_digest), len(content_digest)} != {DIGEST_BYTES}:
+            raise ValueError
+    except (TypeError, ValueError) as error:
+        raise Corrupt(f"{where}: a part is malformed", key=where) from error
+    return PartRef(ManifestRef(manifest_id, Digest(manifest_digest), size_bytes), Digest(content_digest))
 
 
 def verify_name(name: str, *, what: str = "snapshot") -> str:

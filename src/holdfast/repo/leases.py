@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import Final, Literal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final, Literal, Protocol
 
 from holdfast.errors import LeaseLost, ObjectExists, StoreError
 from holdfast.repo.generations import create_generation, list_generations
@@ -19,8 +22,40 @@ EXPIRE_S: Final = 900.0
 LeaseState = Literal["live", "released", "fenced"]
 
 
+@contextmanager
+def kept_alive(lease: Lease, *, every_s: float = RENEW_S / 2) -> Iterator[None]:
+    """Renew a lease by a thread of its own: its owner may have to wait for others. Being fenced is found out later."""
+    over = threading.Event()
+
+    def keep() -> None:
+        while not over.wait(every_s):
+            try:
+                lease.keep_alive()
+            except (StoreError, LeaseLost):
+                continue  # whoever commits will be told
+
+    thread = threading.Thread(target=keep, name="holdfast-lease", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+class KeptAlive(Protocol):
+    """The lease under which packs are written, as those see it who write them."""
+
+    @property
+    def lease_id(self) -> str:
+        """Its id, with which the names of all files begin that are written under it."""
+
+    def keep_alive(self) -> None:
+        """Show that the save lives, if it is time to."""
+
+
 class Lease:
-    """One save's lease; used by one thread."""
+    """One save's lease. Safe in any thread."""
 
     def __init__(self, store: ObjectStore, *, purpose: str) -> None:
         """Take a new lease: from now on, collectors wait for it."""
@@ -29,6 +64,8 @@ class Lease:
         self._purpose = purpose
         self._generation = -1
         self._shown_s = 0.0
+        self._turn = threading.Lock()
+        self._is_over = False
         try:
             self._advance("live")
         except BaseException:
@@ -57,6 +94,13 @@ class Lease:
             return  # a collector removes them in time
 
     def _advance(self, state: LeaseState) -> None:
+        with self._turn:
+            # Whoever keeps it alive must not bring it back.
+            if not self._is_over:
+                self._is_over = state == "released"
+                self._create_next(state)
+
+    def _create_next(self, state: LeaseState) -> None:
         fields = {
             "kind": "lease",
             "lease": self.lease_id,

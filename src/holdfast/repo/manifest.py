@@ -3,42 +3,37 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cached_property
 from itertools import accumulate, chain, compress, repeat
 from operator import mul, ne, not_, sub
-from typing import Final, NamedTuple
+from typing import Final
 
 import zstandard
 
-from holdfast.digest import DIGEST_BYTES, Digest, hash_bytes, hash_kind
-from holdfast.errors import Corrupt, DigestMismatch, NewerFormat, NotFound, TooLarge
-from holdfast.repo.chunk import CHUNK_BYTES, RAW, ChunkRef, Location
-from holdfast.repo.columns import MAX_TABLE_BYTES, Kind, Schema, Table, column, decode_table, encode_table
-from holdfast.repo.layout import ManifestRef, are_file_ids, manifest_key
-from holdfast.repo.record import Json, canonical_json, encode_object
+from holdfast.digest import DIGEST_BYTES, Digest, hash_bytes
+from holdfast.errors import Corrupt, DigestMismatch, NewerFormat, NotFound
+from holdfast.repo.chunk import CHUNK_BYTES, ChunkRef, Location
+from holdfast.repo.columns import MAX_TABLE_BYTES, Kind, Schema, Table, decode_table
+from holdfast.repo.entry import Entry
+from holdfast.repo.layout import ManifestRef, PartRef, are_file_ids, manifest_key, parse_part
+from holdfast.repo.record import Json
 from holdfast.store.protocol import ObjectStore
 
 MANIFEST_MAJOR: Final = 0
 MANIFEST_MINOR: Final = 0
 INLINE: Final = 0xFFFFFFFF
 """In the pack column: the bytes are in the inline column."""
-NO_RANK: Final = 0xFFFFFFFF
-"""In the rank column: the entry is the same for all ranks."""
 
-_HEADER: Final = struct.Struct("<8sHHIQ")
-_ENTRY_HEAD: Final = struct.Struct("<QQIIIQQ")
-_CHUNK: Final = struct.Struct("<Q32s")
-_MAGIC: Final = b"HFMANIF\n"
-_ZSTD_LEVEL: Final = 3
+HEADER: Final = struct.Struct("<8sHHIQ")
+MAGIC: Final = b"HFMANIF\n"
 # A small file must not unfold into a huge one. What would shrink by more, because its chunks are all the same, is
 # stored as it is.
-_MAX_RATIO: Final = 64
-_NO_FINGERPRINT: Final = bytes(16)
-_RAW_TABLE: Final = 0
-_ZSTD_TABLE: Final = 1
+MAX_RATIO: Final = 64
+RAW_TABLE: Final = 0
+ZSTD_TABLE: Final = 1
 
-_SCHEMA: Final[Schema] = {
+SCHEMA: Final[Schema] = {
     "entry_bytes": Kind("Q"),
     "entry_chunks": Kind("I"),
     "entry_spec": Kind("I"),
@@ -58,130 +53,20 @@ _SCHEMA: Final[Schema] = {
 }
 
 
-class Entry(NamedTuple):
-    """One leaf of a snapshot: `size_bytes` bytes with a meaning (`spec`) that the layers above give it."""
-
-    name: str
-    size_bytes: int
-    chunks: tuple[ChunkRef, ...]
-    spec: Json = None
-    """Part of the content: two entries that differ in it are different."""
-    note: Json = None
-    """Not part of the content: where it came from, when, and the like."""
-    dims: int = 0
-    """0: a plain span of bytes, its chunks in order. Otherwise each chunk has a box of that many dimensions."""
-    alias: int = 0
-    """Entries with the same number, if not 0, share memory."""
-    rank: int = NO_RANK
-
-
-def digest_entry(entry: Entry) -> Digest:
-    """Return the content digest of an entry: what it is, not where it lies."""
-    return _digest_entry(entry, canonical_json(entry.spec))
-
-
-def _digest_entry(entry: Entry, spec: bytes) -> Digest:
-    text, size_bytes, held, _, _, dims, alias, rank = entry
-    name = text.encode()
-    parts = [_ENTRY_HEAD.pack(len(name), len(spec), dims, alias, rank, size_bytes, len(held)), name, spec]
-    if dims:
-        boxes = [value for chunk in held for value in chunk.box]
-        parts.append(struct.pack(f"<{len(boxes)}q", *boxes))
-    # A loop, not a comprehension, which takes longer for the one chunk that most of many entries have.
-    for chunk in held:
-        parts.append(_CHUNK.pack(chunk.size_bytes, chunk.digest))
-    return hash_kind("entry", parts)
-
-
-def digest_snapshot(spec: Json, entries: Sequence[Entry]) -> Digest:
-    """Return the content digest of a snapshot: its spec and its entries in order."""
-    encoded = canonical_json(spec)
-    head = struct.pack("<QQ", len(encoded), len(entries))
-    specs = _encode_each([entry.spec for entry in entries])
-    return hash_kind("snapshot", [head, encoded, *map(_digest_entry, entries, specs)])
-
-
-def _encode_each(values: list[Json]) -> list[bytes]:
-    """Return the canonical JSON of each value; the same object, as the specs of many entries are, is encoded once."""
-    # By identity, not equality: 1, 1.0 and True are equal, and differ in JSON.
-    encoded = {key: canonical_json(value) for key, value in {id(value): value for value in values}.items()}
-    return [encoded[id(value)] for value in values]
-
-
-def encode_manifest(spec: Json, entries: Sequence[Entry]) -> bytes:
-    """Encode a manifest file."""
-    chunks = [chunk for entry in entries for chunk in entry.chunks]
-    specs, spec_numbers = _number_values([entry.spec for entry in entries])
-    notes, note_numbers = _number_values([entry.note for entry in entries])
-    packs = list(dict.fromkeys([chunk.location.pack_id for chunk in chunks if chunk.location]))
-    columns = {
-        "entry_bytes": column("Q", [entry.size_bytes for entry in entries]),
-        "entry_chunks": column("I", [len(entry.chunks) for entry in entries]),
-        "entry_spec": column("I", spec_numbers),
-        "entry_note": column("I", note_numbers),
-        "entry_dims": column("B", [entry.dims for entry in entries]),
-        "entry_alias": column("I", [entry.alias for entry in entries]),
-        "entry_rank": column("I", [entry.rank for entry in entries]),
-        "chunk_digest": memoryview(b"".join([chunk.digest for chunk in chunks])),
-        "chunk_bytes": column("I", [chunk.size_bytes for chunk in chunks]),
-        **_encode_places(chunks, packs),
-        "box": column("q", [value for chunk in chunks for value in chunk.box]),
-        "inline": memoryview(b"".join([chunk.inline for chunk in chunks])),
-    }
-    names = [entry.name for entry in entries]
-    head = {"spec": spec, "names": names, "specs": specs, "notes": notes, "packs": packs, "parts": []}
-    table = encode_table(encode_object(head), columns, _SCHEMA)
-    if len(table) > MAX_TABLE_BYTES:
-        raise TooLarge(f"a snapshot of {len(chunks)} chunks in {len(entries)} entries is too large for one manifest")
-    codec, body = _ZSTD_TABLE, zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(table)
-    if len(table) > _MAX_RATIO * len(body):
-        codec, body = _RAW_TABLE, table
-    data = _HEADER.pack(_MAGIC, MANIFEST_MAJOR, MANIFEST_MINOR, codec, len(table)) + body
-    # The referrer keeps the digest of the whole file; this one proves a manifest that nobody refers to any more.
-    return data + hash_bytes(data)
-
-
-def _encode_places(chunks: Sequence[ChunkRef], packs: Sequence[str]) -> dict[str, memoryview]:
-    """Return the columns that say where chunks lie; inline ones lie one after the other in a column of their own."""
-    numbers = {pack_id: number for number, pack_id in enumerate(packs)}
-    rows: list[tuple[int, int, int, int, bytes]] = []
-    end = 0
-    for chunk in chunks:
-        at = chunk.location
-        if at is None:
-            rows.append((INLINE, end, len(chunk.inline), RAW, _NO_FINGERPRINT))
-            end += len(chunk.inline)
-        else:
-            rows.append((numbers[at.pack_id], at.offset, at.stored_bytes, at.codec, at.fingerprint))
-    return {
-        "chunk_pack": column("I", [row[0] for row in rows]),
-        "chunk_offset": column("Q", [row[1] for row in rows]),
-        "chunk_stored": column("I", [row[2] for row in rows]),
-        "chunk_codec": column("B", [row[3] for row in rows]),
-        "chunk_xxh3": memoryview(b"".join([row[4] for row in rows])),
-    }
-
-
-def _number_values(values: list[Json]) -> tuple[list[Json], list[int]]:
-    """Return the values that differ, in the order in which they come, and the number of each value among them."""
-    encoded = _encode_each(values)
-    distinct = dict(zip(encoded, values, strict=True))
-    numbers = {text: number for number, text in enumerate(distinct)}
-    return list(distinct.values()), [numbers[text] for text in encoded]
-
-
 def read_manifest(store: ObjectStore, ref: ManifestRef) -> Manifest:
     """Read and check a manifest; raises NotFound, Corrupt or NewerFormat."""
-    return decode_manifest(_read_proven(store, ref), where=manifest_key(ref.manifest_id))
+    return decode_manifest(read_proven(store, ref), where=manifest_key(ref.manifest_id))
 
 
-def read_packs(store: ObjectStore, ref: ManifestRef) -> list[str]:
-    """Read which packs a manifest needs, and check no more of it than that; raises as `read_manifest` does."""
+def read_head(store: ObjectStore, ref: ManifestRef) -> tuple[list[str], tuple[PartRef, ...]]:
+    """Read which packs and parts a manifest names, and check no more of it; raises as `read_manifest` does."""
     key = manifest_key(ref.manifest_id)
-    return _parse_packs(_decode_table(_read_proven(store, ref), key), key)
+    table = _decode_table(read_proven(store, ref), key)
+    return _parse_packs(table, key), _parse_parts(table, key)
 
 
-def _read_proven(store: ObjectStore, ref: ManifestRef) -> bytes:
+def read_proven(store: ObjectStore, ref: ManifestRef) -> bytes:
+    """Read the file of a manifest, and check that it is the one that is meant."""
     key = manifest_key(ref.manifest_id)
     data = store.read(key, limit_bytes=ref.size_bytes)
     if hash_bytes(data) != ref.digest:
@@ -196,27 +81,32 @@ def decode_manifest(data: bytes, *, where: str) -> Manifest:
 
 def _decode_table(data: bytes, where: str) -> Table:
     data, own_digest = data[:-DIGEST_BYTES], data[-DIGEST_BYTES:]
-    if len(data) < _HEADER.size:
+    if len(data) < HEADER.size:
         raise Corrupt(f"{where} is too short for a manifest", key=where)
-    magic, major, _minor, codec, table_bytes = _HEADER.unpack_from(data)
-    if magic != _MAGIC:
+    magic, major, _minor, codec, table_bytes = HEADER.unpack_from(data)
+    if magic != MAGIC:
         raise Corrupt(f"{where} does not start as a manifest", key=where)
     if major > MANIFEST_MAJOR:
         raise NewerFormat(f"{where} has manifest version {major}, this Holdfast reads up to {MANIFEST_MAJOR}: upgrade")
     if hash_bytes(data) != own_digest:
         raise DigestMismatch(f"{where} is damaged: it does not have the digest that it states", key=where)
-    table = _unfold(memoryview(data)[_HEADER.size :], codec, table_bytes, where)
-    return decode_table(table, _SCHEMA, where=where)
+    table = _unfold(memoryview(data)[HEADER.size :], codec, table_bytes, where)
+    return decode_table(table, SCHEMA, where=where)
 
 
 def _parse_packs(table: Table, where: str) -> list[str]:
     """Return the packs that a manifest names: all that it needs."""
-    if table.head.get("parts") != []:
-        raise NewerFormat(f"{where} was written by many ranks, which this Holdfast does not read yet: upgrade")
     packs = _parse_strings(table, "packs", where)
     if not are_file_ids(packs):
         raise Corrupt(f"{where}: a pack id is malformed", key=where)
     return packs
+
+
+def _parse_parts(table: Table, where: str) -> tuple[PartRef, ...]:
+    parts = table.head.get("parts")
+    if not isinstance(parts, list):
+        raise Corrupt(f"{where}: 'parts' is not a list", key=where)
+    return tuple(parse_part(part, where=where) for part in parts)
 
 
 def _parse_strings(table: Table, field: str, where: str) -> list[str]:
@@ -228,11 +118,11 @@ def _parse_strings(table: Table, field: str, where: str) -> list[str]:
 
 def _unfold(body: memoryview, codec: int, table_bytes: int, where: str) -> memoryview:
     """Return the table in the body of a manifest, bounded before memory is taken for it."""
-    if codec not in (_RAW_TABLE, _ZSTD_TABLE):
+    if codec not in (RAW_TABLE, ZSTD_TABLE):
         raise NewerFormat(f"{where} is compressed with codec {codec}, which this Holdfast does not know: upgrade")
-    if table_bytes > min(MAX_TABLE_BYTES, _MAX_RATIO * len(body)):
+    if table_bytes > min(MAX_TABLE_BYTES, MAX_RATIO * len(body)):
         raise Corrupt(f"{where} claims to unfold into {table_bytes} bytes, more than it can hold", key=where)
-    if codec == _RAW_TABLE:
+    if codec == RAW_TABLE:
         table = body
     else:
         try:
@@ -258,6 +148,8 @@ class Manifest:
         self.spec: Json = table.head.get("spec")
         self.names = _parse_strings(table, "names", where)
         self.packs = _parse_packs(table, where)
+        self.parts = _parse_parts(table, where)
+        """Where the chunks are, if this is the root of a snapshot of many parts."""
         self._verify()
         self._chunk_ends = list(accumulate(self._columns["entry_chunks"]))
         self._is_plain = not bytes(self._columns["entry_dims"]).strip(b"\0")
@@ -348,7 +240,7 @@ class Manifest:
         """Check that every number in a column points to something that is there."""
         columns, where = self._columns, self._where
         entries, chunks = len(self.names), len(columns["chunk_bytes"])
-        for name, kind in _SCHEMA.items():
+        for name, kind in SCHEMA.items():
             rows = entries if name.startswith("entry_") else chunks
             if name.startswith(("entry_", "chunk_")) and len(columns[name]) != rows * kind.width:
                 raise Corrupt(f"{where}: column {name!r} has the wrong length", key=where)

@@ -14,7 +14,8 @@ from holdfast.repo.chunk import CHUNK_BYTES, RAW, Location
 from holdfast.repo.columns import Kind, Schema, Table, column, decode_table, encode_table
 from holdfast.repo.layout import is_file_id, pack_key
 from holdfast.repo.record import Fields
-from holdfast.store.protocol import ObjectStore
+from holdfast.store.blocks import LentBlock
+from holdfast.store.protocol import BlockUpload, ObjectStore
 from holdfast.store.settle import commit_settled
 
 PACK_LIMIT_BYTES: Final = 1 << 30
@@ -58,6 +59,8 @@ class NewChunk(NamedTuple):
     data: memoryview
     alignment: int
     """What it begins at a multiple of; 1 goes on with the chunk before."""
+    fingerprint: bytes | None = None
+    """Of bytes that nobody else can change; of others it is taken when they are written."""
 
 
 class PackBuilder:
@@ -86,28 +89,38 @@ class PackBuilder:
         alignments = chain([alignment], repeat(1))
         return self.append_chunks([NewChunk(*chunk, next(alignments)) for chunk in chunks])
 
-    def append_chunks(self, chunks: Sequence[NewChunk]) -> list[Location]:
-        """Append chunks and return where each lies, in order."""
+    def append_chunks(self, chunks: Sequence[NewChunk], *, block: LentBlock | None = None) -> list[Location]:
+        """Append chunks and return where each lies, in order.
+
+        A `block` is released when nobody needs it any more. It holds exactly these chunks, with their fingerprints,
+        as they lie in a pack from the start of a page on: if that is where they come to lie, they need not be copied.
+        """
         buffers: list[Buffer] = []
         offsets: list[int] = []
         end = self._size
-        for _, data, alignment in chunks:
+        for _, data, alignment, _ in chunks:
             if gap := -end % alignment:
                 buffers.append(_ZEROS[:gap])
                 end += gap
             buffers.append(data)
             offsets.append(end)
             end += len(data)
-        self._upload.append(*buffers)
+        if block and offsets[0] % PAGE_BYTES == 0 and isinstance(self._upload, BlockUpload):
+            self._upload.append(bytes(offsets[0] - self._size))
+            self._upload.append_block(block)
+        else:
+            self._upload.append(*buffers)
+            if block:
+                block.release()
         self._size = end
         # After they were written: whoever knows their fingerprint from before can tell whether they changed meanwhile.
         pack_id = self.pack_id
         locations = [
-            Location(pack_id, offset, len(data), RAW, fingerprint(data))
-            for (_, data, _), offset in zip(chunks, offsets, strict=True)
+            Location(pack_id, offset, len(data), RAW, known or fingerprint(data))
+            for (_, data, _, known), offset in zip(chunks, offsets, strict=True)
         ]
         self.rows += [
-            PackedChunk(digest, at.stored_bytes, at) for (digest, _, _), at in zip(chunks, locations, strict=True)
+            PackedChunk(chunk.digest, at.stored_bytes, at) for chunk, at in zip(chunks, locations, strict=True)
         ]
         return locations
 

@@ -9,9 +9,10 @@ from holdfast.errors import StoreError
 from holdfast.repo.chunk import Location
 from holdfast.repo.index import write_fragment
 from holdfast.repo.layout import new_file_id
-from holdfast.repo.leases import Lease
+from holdfast.repo.leases import KeptAlive
 from holdfast.repo.pack import PAGE_BYTES, NewChunk, PackBuilder
 from holdfast.repo.proven import Proven
+from holdfast.store.blocks import LentBlock
 from holdfast.store.protocol import ObjectStore
 
 _log = logging.getLogger(__name__)
@@ -20,15 +21,15 @@ _log = logging.getLogger(__name__)
 class Packer:
     """The packs of one save; used by one thread."""
 
-    def __init__(self, store: ObjectStore, lease: Lease, *, proven: Proven | None = None) -> None:
+    def __init__(self, store: ObjectStore, lease: KeptAlive, *, proven: Proven | None = None) -> None:
         """Begin with no pack: one is opened when the first chunk comes. What is sealed counts as `proven`."""
         self._proven = proven
         self._store = store
         self._lease = lease
         self._open: PackBuilder | None = None
 
-    def append(self, chunks: Sequence[NewChunk]) -> list[Location]:
-        """Append chunks, in a new pack if the open one is full; return where each chunk lies."""
+    def append(self, chunks: Sequence[NewChunk], *, block: LentBlock | None = None) -> list[Location]:
+        """Append chunks, in a new pack if the open one is full; return where each lies. See `append_chunks`."""
         self.keep_alive()
         if self._open is not None and self._open.is_full:
             self.seal()
@@ -37,7 +38,7 @@ class Packer:
             # A run that goes on in another pack begins there: it must lie as it would have at first.
             if chunks[0].alignment == 1:
                 chunks = [chunks[0]._replace(alignment=PAGE_BYTES), *chunks[1:]]
-        return self._open.append_chunks(chunks)
+        return self._open.append_chunks(chunks, block=block)
 
     def keep_alive(self) -> None:
         """Show that the save lives, if it is time to: hashing and finding all of it in the store takes long, too."""

@@ -6,7 +6,8 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from datetime import timedelta
+from typing import Final, TypedDict
 
 from holdfast.errors import Corrupt, NameInUse
 from holdfast.repo.layout import natural_order
@@ -38,6 +39,23 @@ class Keep:
             raise ValueError("keep_within= (within_s) is not a number")
         if not (self.last or self.every or self.within_s):
             raise ValueError("say what to keep: keep_last=, keep_every= or keep_within= (--keep-last, ...)")
+
+
+class KeepRules(TypedDict, total=False):
+    """What to keep, as a caller says it."""
+
+    keep_last: int
+    keep_every: int
+    keep_within: float | timedelta
+    keep_tagged: bool
+
+
+def make_keep(
+    *, keep_last: int = 0, keep_every: int = 0, keep_within: float | timedelta = 0.0, keep_tagged: bool = True
+) -> Keep:
+    """Return rules as they are applied."""
+    within_s = keep_within.total_seconds() if isinstance(keep_within, timedelta) else float(keep_within)
+    return Keep(keep_last, keep_every, within_s, keep_tagged)
 
 
 @dataclass(frozen=True, slots=True)

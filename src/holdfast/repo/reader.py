@@ -13,8 +13,11 @@ from holdfast.errors import Corrupt, DigestMismatch, MissingChunk, NewerFormat, 
 from holdfast.repo.chunk import RAW, UNIT_BYTES, ChunkRef, Location, verify_chunk
 from holdfast.repo.copies import Copies
 from holdfast.repo.engine import Engine
+from holdfast.repo.entry import Entry
 from holdfast.repo.layout import pack_key
-from holdfast.repo.manifest import Entry, Manifest, read_manifest
+from holdfast.repo.manifest import Manifest
+from holdfast.repo.parts import read_view
+from holdfast.repo.regions import Region, list_entry_wants, list_region_wants
 from holdfast.repo.repository import Repository
 from holdfast.repo.snapshots import Snapshot, read_name
 from holdfast.repo.stretches import (
@@ -23,7 +26,6 @@ from holdfast.repo.stretches import (
     Want,
     group_stretches,
     is_in_one_piece,
-    list_wants,
     plan_stretches,
 )
 from holdfast.store.blocks import PAGE_BYTES, BlockPool
@@ -39,11 +41,13 @@ _FOLLOWS: Final = 8
 class SnapshotReader:
     """Reads entries of one snapshot; every byte it returns has been verified. Use it in a `with`."""
 
-    def __init__(self, repo: Repository, snapshot: Snapshot, *, verify: Verify = "full") -> None:
-        """Read the manifest; raises NotFound if the snapshot has been collected, Corrupt if it is damaged."""
+    def __init__(
+        self, repo: Repository, snapshot: Snapshot, *, verify: Verify = "full", manifest: Manifest | None = None
+    ) -> None:
+        """Read the manifests, unless one that is all of them is given; raises NotFound if collected, or Corrupt."""
         self._verify: Verify = verify
         self.snapshot = snapshot
-        self.manifest = read_manifest(repo.store, snapshot.manifest)
+        self.manifest = read_view(repo.store, snapshot.manifest) if manifest is None else manifest
         self._copies = Copies(repo)
         self._successor = _Successor(repo, snapshot)
         self._store = repo.store
@@ -89,11 +93,15 @@ class SnapshotReader:
         stop = start + buffer.nbytes
         if start < 0 or stop > entry.size_bytes:
             raise ValueError(f"bytes {start} to {stop} of {entry.name!r}, which has {entry.size_bytes}")
-        self._read(list_wants(entry, start, buffer))
+        self._read(list_entry_wants(entry, start, buffer))
 
     def read_all(self, wanted: Sequence[tuple[Entry, memoryview]]) -> None:
         """Fill a buffer with each of these entries, all at once; whatever happens, nothing is written afterwards."""
-        self._read([want for entry, buffer in wanted for want in list_wants(entry, 0, buffer)])
+        self._read([want for entry, buffer in wanted for want in list_entry_wants(entry, 0, buffer)])
+
+    def read_regions(self, wanted: Sequence[tuple[Entry, Region, memoryview]]) -> None:
+        """Fill a buffer with a box of each of these entries, all at once; reads only chunks that hold some of it."""
+        self._read([want for each in wanted for want in list_region_wants(*each)])
 
     def _read(self, wants: Sequence[Want]) -> None:
         placed = []
@@ -255,7 +263,7 @@ class _Successor:
                 return False
             if newest and newest.digest == self._snapshot.digest:
                 self._generation, self._manifest = newest.generation, None
-                self._manifest = read_manifest(self._store, newest.manifest)
+                self._manifest = read_view(self._store, newest.manifest)
                 return True
         except NotFound:
             return True  # repacked once more, and collected

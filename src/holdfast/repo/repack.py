@@ -8,7 +8,7 @@ from typing import Final
 
 from holdfast.errors import NameInUse, NotFound
 from holdfast.progress import Progress, Silent
-from holdfast.repo.manifest import read_packs
+from holdfast.repo.parts import read_needs
 from holdfast.repo.repository import Repository
 from holdfast.repo.snapshots import NameState, Snapshot, read_name
 from holdfast.repo.transfer import Job, transfer_snapshot
@@ -61,7 +61,7 @@ def plan_repack(
 
 def _find_packs(repo: Repository, snapshot: Snapshot) -> list[str]:
     try:
-        return read_packs(repo.store, snapshot.manifest)
+        return read_needs(repo.store, snapshot.manifest).packs
     except NotFound:
         return []  # deleted and collected since it was listed
 

@@ -15,8 +15,8 @@ from holdfast.repo.findings import Finding
 from holdfast.repo.generations import create_generation
 from holdfast.repo.index import Index, write_fragment
 from holdfast.repo.layout import BAD, INDEX, MARKS, TAGS, new_write_id, pack_key
-from holdfast.repo.manifest import read_manifest
 from holdfast.repo.marks import read_bad_packs
+from holdfast.repo.parts import read_needs
 from holdfast.repo.repack import move_snapshot
 from holdfast.repo.repository import Repository
 from holdfast.repo.settled import is_present
@@ -100,7 +100,7 @@ def _iter_users(repo: Repository, packs: frozenset[str]) -> Iterator[tuple[str, 
     for found in iter_names(repo.store) if packs else ():
         if isinstance(found, Snapshot):
             with suppress(NotFound, Corrupt, NewerFormat):  # then it is among the losses
-                used = packs.intersection(read_manifest(repo.store, found.manifest).packs)
+                used = packs.intersection(read_needs(repo.store, found.manifest).packs)
                 if used:
                     yield found.name, min(used)
 
@@ -127,7 +127,7 @@ def _apply(repo: Repository, action: Action, bad: frozenset[str], progress: Prog
     state = read_name(repo.store, action.target)
     if state.snapshot is None:
         return False
-    packs = read_manifest(repo.store, state.snapshot.manifest).packs
+    packs = read_needs(repo.store, state.snapshot.manifest).packs
     gone = {pack_id for pack_id in packs if not is_present(repo.store, pack_key(pack_id))}
     try:
         move_snapshot(repo, state, state.snapshot, bad | gone, progress)

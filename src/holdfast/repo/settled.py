@@ -8,8 +8,8 @@ from typing import Literal
 from holdfast.errors import Corrupt, NewerFormat, NotFound
 from holdfast.repo.generations import list_generations, read_record
 from holdfast.repo.layout import generation_key, lease_stem, manifest_key, pack_key, snapshot_stem
-from holdfast.repo.manifest import read_packs
 from holdfast.repo.marks import read_marked
+from holdfast.repo.parts import read_needs
 from holdfast.repo.record import Fields
 from holdfast.repo.snapshots import NameState, Snapshot, parse_snapshot
 from holdfast.store.protocol import ObjectStore
@@ -86,14 +86,13 @@ def _read_below(store: ObjectStore, stem: str, generation: int) -> Fields | None
 
 
 def iter_needed(store: ObjectStore, snapshot: Snapshot) -> Iterator[str]:
-    """Yield the keys of the manifest and the packs of a snapshot; nothing if the manifest is gone."""
+    """Yield the keys of the manifests and the packs of a snapshot; nothing if a manifest is gone."""
     try:
-        packs = read_packs(store, snapshot.manifest)
+        needs = read_needs(store, snapshot.manifest)
     except NotFound:
         return
-    yield manifest_key(snapshot.manifest.manifest_id)
-    for pack_id in packs:
-        yield pack_key(pack_id)
+    yield from map(manifest_key, needs.manifests)
+    yield from map(pack_key, needs.packs)
 
 
 def is_present(store: ObjectStore, key: str) -> bool:

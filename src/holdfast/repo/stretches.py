@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from holdfast.errors import NewerFormat
+from holdfast.errors import Corrupt
 from holdfast.repo.chunk import RAW, UNIT_BYTES, ChunkRef, Location
-from holdfast.repo.manifest import Entry
+from holdfast.repo.entry import Entry
 from holdfast.store.blocks import PAGE_BYTES, copy_bytes
 
 STRETCH_BYTES: Final = 2 << 20
@@ -35,6 +35,8 @@ class Want:
     """How many bytes of the chunk come before those that are wanted."""
     size_bytes: int
     """How many are wanted."""
+    place: Callable[[memoryview], None] | None = None
+    """What puts the chunk where it is wanted, if that is not one piece of a buffer."""
 
     @property
     def location(self) -> Location:
@@ -55,22 +57,44 @@ class Want:
 
     def put(self, chunk: memoryview) -> None:
         """Put what is wanted of a chunk where it is wanted."""
+        if self.place is not None:
+            self.place(chunk)
+            return
         copy_bytes(self.buffer[self.at : self.at + self.size_bytes], chunk[self.skip : self.skip + self.size_bytes])
 
 
 def list_wants(entry: Entry, start: int, buffer: memoryview) -> list[Want]:
     """Return the chunks, whole or in part, that fill `buffer` with the bytes of an entry from `start` on."""
     if entry.dims:
-        raise NewerFormat(f"{entry.name!r} is sharded, which this Holdfast does not read yet: upgrade")
+        raise refuse_part(entry)
+    return list_some_wants(entry, start, buffer)
+
+
+def list_some_wants(entry: Entry, start: int, buffer: memoryview) -> list[Want]:
+    """Return the same of an entry that need not have all of its chunks; Corrupt if some of these are missing."""
     stop = start + buffer.nbytes
     wants = []
-    end = 0
-    for ref in entry.chunks:
-        begin, end = end, end + ref.size_bytes
-        low, high = max(begin, start), min(end, stop)
+    for ref, begin in iter_begins(entry):
+        low, high = max(begin, start), min(begin + ref.size_bytes, stop)
         if low < high:
             wants.append(Want(entry, ref, begin, buffer, low - start, low - begin, high - low))
+    if entry.dims and sum(want.size_bytes for want in wants) != buffer.nbytes:
+        raise refuse_part(entry)
     return wants
+
+
+def iter_begins(entry: Entry) -> Iterator[tuple[ChunkRef, int]]:
+    """Yield the chunks of an entry that lies in a row, and the byte of it at which each begins."""
+    end = 0
+    for ref in entry.chunks:
+        begin = ref.box[0] if entry.dims else end
+        end = begin + ref.size_bytes
+        yield ref, begin
+
+
+def refuse_part(entry: Entry) -> Corrupt:
+    """Return the error for an entry that is asked for bytes which it does not have."""
+    return Corrupt(f"{entry.name!r} is only a part of an entry, the others are not named; run `holdfast check`")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +123,7 @@ class Stretch:
         end = first.at
         for want in self.wants:
             in_pack, in_buffer = want.location.offset - self.start, want.at - first.at
-            if want.buffer is not first.buffer or not want.is_whole or in_pack != in_buffer:
+            if want.buffer is not first.buffer or not want.is_whole or want.place or in_pack != in_buffer:
                 return None
             end = want.at + want.size_bytes
         return first.buffer[first.at : end]
@@ -140,6 +164,8 @@ def group_stretches(stretches: Iterable[Stretch]) -> Iterator[tuple[list[Stretch
 
 def is_in_one_piece(entry: Entry) -> bool:
     """Tell whether the bytes of an entry lie raw and back to back in one pack."""
+    if entry.dims:
+        return False
     end: tuple[str, int] | None = None
     for ref in entry.chunks:
         at = ref.location

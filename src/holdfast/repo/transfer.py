@@ -11,15 +11,16 @@ from holdfast.errors import DigestMismatch
 from holdfast.progress import Progress
 from holdfast.repo.chunk import CHUNK_BYTES, ChunkRef, Location
 from holdfast.repo.engine import Engine
+from holdfast.repo.entry import Entry
 from holdfast.repo.holdings import Holdings, read_bases
 from holdfast.repo.layout import manifest_key, pack_key
-from holdfast.repo.manifest import Entry, digest_snapshot
 from holdfast.repo.pack import NewChunk, choose_alignment
 from holdfast.repo.packing import Packer
+from holdfast.repo.parts import Manifests, read_manifests
 from holdfast.repo.reader import SnapshotReader
 from holdfast.repo.repository import Repository
 from holdfast.repo.snapshots import NameState, Snapshot
-from holdfast.repo.transaction import Draft, Transaction
+from holdfast.repo.transaction import Draft, Part, Transaction
 
 _WINDOW: Final = 8
 """Chunks that are looked up and read at once."""
@@ -61,30 +62,38 @@ def transfer_snapshot(job: Job, progress: Progress) -> tuple[Snapshot, int]:
             SnapshotReader(job.source, snapshot) as reader,
             Engine(f"holdfast-{job.verb}", budget_bytes=job.target.budget_bytes, waits=True) as engine,
         ):
-            entries = _read_stated(reader, job.source)
+            manifests = _read_stated(reader, job.source)
             avoid = transaction.avoid | {pack_key(pack_id) for pack_id in job.victims or ()}
             holdings = Holdings(job.target, read_bases(job.target.store, job.bases), avoid=avoid)
             transfer = Transfer(reader, holdings, transaction.packer, engine)
-            entries = transfer.move(entries, progress, keeps=lambda at: job.keeps(at, avoid))
             draft = Draft(
-                job.state, reader.manifest.spec, snapshot.metadata, snapshot.environment, time_s=snapshot.time_s
+                job.state,
+                snapshot.metadata,
+                snapshot.environment,
+                time_s=snapshot.time_s,
+                root=Part(manifests.root.spec, list(manifests.root.iter_entries())) if manifests.parts else None,
             )
-            return transaction.commit(draft, entries, rewrite=transfer.rewrite), transfer.moved_bytes
+
+            def move() -> list[Part]:
+                parts = [Part(each.spec, list(each.iter_entries())) for each in manifests.with_chunks]
+                return transfer.move(parts, progress, keeps=lambda at: job.keeps(at, avoid))
+
+            return transaction.commit(draft, move, rewrite=transfer.rewrite), transfer.moved_bytes
     finally:
         progress.end()
 
 
-def _read_stated(reader: SnapshotReader, source: Repository) -> list[Entry]:
-    """Return the entries of a snapshot, or raise: to commit others under its name would hide that it is damaged."""
+def _read_stated(reader: SnapshotReader, source: Repository) -> Manifests:
+    """Return the manifests of a snapshot, or raise: to commit others under its name would hide that it is damaged."""
     snapshot = reader.snapshot
-    entries = list(reader.manifest.iter_entries())
-    if digest_snapshot(reader.manifest.spec, entries) != snapshot.digest:
+    manifests = read_manifests(source.store, snapshot.manifest)
+    if manifests.digest() != snapshot.digest:
         raise DigestMismatch(
             f"{snapshot.name!r} in {source.store.url} does not hold the content that its record states;"
             " run `holdfast check` there, and save it again or restore it from a copy",
             key=manifest_key(snapshot.manifest.manifest_id),
         )
-    return entries
+    return manifests
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +121,13 @@ class Transfer:
         self._engine = engine
         self._known: dict[Digest, Location] = {}
         self._last: _Step | None = None
+        self._entries: list[Entry] = []
 
-    def move(self, entries: Sequence[Entry], progress: Progress, *, keeps: Keeps) -> list[Entry]:
-        """Return `entries` with places in the target for all their chunks; those that are inline are verified."""
+    def move(self, parts: Sequence[Part], progress: Progress, *, keeps: Keeps) -> list[Part]:
+        """Return `parts` with places in the target for all their chunks; those that are inline are verified."""
         steps = []
-        for step in (step for entry in entries for step in _iter_steps(entry)):
+        self._entries = [entry for part in parts for entry in part.entries]
+        for step in (step for entry in self._entries for step in _iter_steps(entry)):
             if step.ref.location:
                 steps.append(step)
             else:
@@ -125,13 +136,13 @@ class Transfer:
             window = steps[first : first + _WINDOW]
             self._settle(window, keeps)
             progress.advance(sum(step.ref.size_bytes for step in window))
-        return [_place(entry, self._known) for entry in entries]
+        return [part._replace(entries=[_place(entry, self._known) for entry in part.entries]) for part in parts]
 
     def rewrite(self, refs: Sequence[ChunkRef]) -> list[ChunkRef]:
         """Write chunks into packs of this transfer, wherever else they may be."""
         wanted = {ref.digest for ref in refs}
         steps: dict[Digest, _Step] = {}
-        for entry in self._reader.manifest.iter_entries():
+        for entry in self._entries:
             for step in _iter_steps(entry):
                 if step.ref.digest in wanted:
                     steps.setdefault(step.ref.digest, step)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from holdfast.errors import Corrupt, NewerFormat, NotFound
 from holdfast.repo.layout import MANIFESTS, PACKS, pack_key
-from holdfast.repo.manifest import Manifest, read_manifest
 from holdfast.repo.pack import parse_pack_key, read_footer
+from holdfast.repo.parts import Manifests, read_manifests
 from holdfast.repo.snapshots import Snapshot
 from holdfast.store.listing import iter_objects
 from holdfast.store.protocol import ObjectInfo, ObjectStore
@@ -83,9 +83,9 @@ class Usage:
         return sum(pack.dead_bytes for pack in self.packs) + dead_manifest_bytes
 
 
-def iter_places(manifest: Manifest) -> Iterator[tuple[Place, int]]:
-    """Yield each stored chunk that a manifest refers to, with its size; repeated ones again."""
-    for entry in manifest.iter_entries():
+def iter_places(manifests: Manifests) -> Iterator[tuple[Place, int]]:
+    """Yield each stored chunk that a snapshot refers to, with its size; repeated ones again."""
+    for entry in manifests.iter_entries():
         for ref in entry.chunks:
             if ref.location:
                 yield (ref.location.pack_id, ref.location.offset), ref.location.stored_bytes
@@ -96,27 +96,29 @@ def read_usage(store: ObjectStore, snapshots: Sequence[Snapshot]) -> Usage:
     users: dict[Place, int] = {}
     sizes: dict[Place, int] = {}
     held: list[set[Place]] = []
+    manifest_bytes: list[int] = []
     for snapshot in snapshots:
-        try:
-            places = dict(iter_places(read_manifest(store, snapshot.manifest)))
-        except NotFound:
-            places = {}  # deleted and collected since it was listed
+        places: dict[Place, int] = {}
+        manifest_bytes.append(snapshot.manifest.size_bytes)
+        with suppress(NotFound):  # deleted and collected since it was listed
+            manifests = read_manifests(store, snapshot.manifest)
+            places = dict(iter_places(manifests))
+            manifest_bytes[-1] = manifests.size_bytes
         sizes.update(places)
         held.append(set(places))
         for place in places:
             users[place] = users.get(place, 0) + 1
     usages = []
-    for snapshot, places_held in zip(snapshots, held, strict=True):
+    for snapshot, places_held, own_manifest in zip(snapshots, held, manifest_bytes, strict=True):
         own = sum(sizes[place] for place in places_held if users[place] == 1)
         stored = sum(sizes[place] for place in places_held)
-        own_manifest = snapshot.manifest.size_bytes
         usages.append(SnapshotUsage(snapshot, stored + own_manifest, own + own_manifest))
     live: dict[str, int] = {}
     for (pack_id, _), size in sizes.items():
         live[pack_key(pack_id)] = live.get(pack_key(pack_id), 0) + size
     packs = tuple(_weigh_pack(store, info, live.get(info.key, 0)) for info in iter_objects(store, PACKS))
-    manifests = sum(info.size_bytes for info in iter_objects(store, MANIFESTS))
-    return Usage(tuple(usages), packs, manifests, sum(snapshot.manifest.size_bytes for snapshot in snapshots))
+    all_manifest_bytes = sum(info.size_bytes for info in iter_objects(store, MANIFESTS))
+    return Usage(tuple(usages), packs, all_manifest_bytes, sum(manifest_bytes))
 
 
 def _weigh_pack(store: ObjectStore, info: ObjectInfo, live_bytes: int) -> PackUsage:
@@ -134,10 +136,13 @@ def find_freed_bytes(store: ObjectStore, current: Sequence[Snapshot], doomed: Se
     """Return how many bytes only `doomed` use, and so can be freed once they are deleted."""
     names = {snapshot.name for snapshot in doomed}
     places: dict[Place, int] = {}
+    manifest_bytes = 0
     for snapshot in doomed:
-        places.update(iter_places(read_manifest(store, snapshot.manifest)))
+        manifests = read_manifests(store, snapshot.manifest)
+        manifest_bytes += manifests.size_bytes
+        places.update(iter_places(manifests))
     for snapshot in current:
         if snapshot.name not in names:
-            for place, _ in iter_places(read_manifest(store, snapshot.manifest)):
+            for place, _ in iter_places(read_manifests(store, snapshot.manifest)):
                 places.pop(place, None)
-    return sum(places.values()) + sum(snapshot.manifest.size_bytes for snapshot in doomed)
+    return sum(places.values()) + manifest_bytes

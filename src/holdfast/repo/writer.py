@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from holdfast.digest import Digest
 from holdfast.errors import (
     BadName,
     NameInUse,
+    RankError,
     StoreFull,
     TooLarge,
     Unsupported,
@@ -18,17 +22,20 @@ from holdfast.errors import (
 from holdfast.progress import Progress, Silent
 from holdfast.repo.chunk import INLINE_BYTES, UNIT_BYTES, ChunkRef
 from holdfast.repo.engine import Engine
+from holdfast.repo.entry import NO_RANK, Entry, digest_parts, digest_snapshot
 from holdfast.repo.fill import Filler, Hasher
 from holdfast.repo.holdings import Holdings, find_base, read_bases
 from holdfast.repo.layout import find_shelf, verify_name
-from holdfast.repo.manifest import Entry, digest_snapshot
+from holdfast.repo.ranks import ALONE, Ranks
 from holdfast.repo.reader import is_readable
 from holdfast.repo.record import EncodedJson, Json, canonical_json
 from holdfast.repo.repository import Repository
 from holdfast.repo.settled import is_settled
-from holdfast.repo.snapshots import MAX_METADATA_BYTES, NameState, Snapshot, read_name, read_snapshot
+from holdfast.repo.snapshots import MAX_METADATA_BYTES, NameState, read_name, read_snapshot
 from holdfast.repo.source import Piece, Source, cut_sources
-from holdfast.repo.transaction import Draft, Transaction
+from holdfast.repo.transaction import Draft, Part, Transaction
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +51,8 @@ class SaveResult:
     seconds: float
     existed: bool = False
     """The name held exactly this already; nothing was written."""
+    divergent: tuple[str, ...] = ()
+    """Leaves that were not the same on all ranks, though nobody said that they are not; each rank's was kept."""
 
     @property
     def reused_bytes(self) -> int:
@@ -51,14 +60,30 @@ class SaveResult:
         return self.logical_bytes - self.new_bytes
 
 
+class Placement(NamedTuple):
+    """Where the bytes of a source stand in an entry that several ranks make up together."""
+
+    size_bytes: int
+    """Of the whole entry."""
+    dims: int
+    boxes: Sequence[tuple[int, ...]]
+    """The place of each chunk: starts, then sizes."""
+    rank: int = NO_RANK
+    """Whose own it is; then it has no place among those of others."""
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is to be saved, and how."""
+    """What is to be saved, by this rank if there are several, and how."""
 
     name: str
     sources: Sequence[Source]
     spec: Json = None
-    """The snapshot's own spec: part of the content."""
+    """The snapshot's own spec: part of the content. None for a rank that has none but that of the root."""
+    places: Mapping[int, Placement] = field(default_factory=dict)
+    """For each source, by its position, that is a part of an entry or one rank's own."""
+    root: Part | None = None
+    """What the parts of all ranks make up, if there are several: the same on each of them."""
     metadata: Mapping[str, Json] = field(default_factory=dict)
     environment: Mapping[str, Json] = field(default_factory=dict)
     """Where and with what it was saved; unlike the metadata, it may differ when a save is repeated."""
@@ -69,36 +94,159 @@ class Request:
     """Read every chunk that is reused, and write it anew if it is rotten. Without, only its presence is checked."""
 
 
-def save(repo: Repository, request: Request, *, progress: Progress | None = None) -> SaveResult:
+def save(repo: Repository, request: Request, *, ranks: Ranks = ALONE, progress: Progress | None = None) -> SaveResult:
     """Save all sources as one snapshot: visible as a whole, and durable, once this returns.
 
     Raises:
         NameInUse: before any byte is written, or at the commit if somebody else was first.
         CommitUnknown: the commit was sent and nobody can tell whether it arrived.
+        RankError: with several ranks, whatever else one of them raised; the name holds what it held before.
         HoldfastError: anything else; the name holds what it held before.
     """
     started = time.monotonic()
     progress = progress or Silent()
-    request = _verify_request(request)
-    pieces = cut_sources(request.sources)
-    state = read_name(repo.store, request.name)
-    logical_bytes = sum([source.size_bytes for source in request.sources])
-    stages = repo.counters.stages
     with Engine("holdfast-hash", budget_bytes=repo.budget_bytes // 2, waits=False) as engine:
         batch_bytes = min(UNIT_BYTES, repo.budget_bytes // 8)
-        hasher = Hasher(engine, stages, batch_bytes=batch_bytes, hints=repo.hints)
-        if state.snapshot and not request.overwrite:
-            same = _find_same(repo, request, pieces, state.snapshot, hasher)
-            if same:
-                return replace(same, seconds=time.monotonic() - started)
-        _verify_room(repo, request, pieces, hasher, logical_bytes)
-        repo.verify_may_write()
-        progress.begin(f"save {request.name}", logical_bytes)
-        try:
-            result = _run(repo, request, pieces, state, hasher, progress)
-        finally:
-            progress.end()
+        hasher = Hasher(engine, repo.counters.stages, batch_bytes=batch_bytes, hints=repo.hints)
+        saving = _Saving(repo, request, ranks, hasher, progress)
+        result = saving.find_same() or saving.run()
     return replace(result, seconds=time.monotonic() - started)
+
+
+class _Saving:
+    """One save under way, on one of its ranks."""
+
+    def __init__(self, repo: Repository, request: Request, ranks: Ranks, hasher: Hasher, progress: Progress) -> None:
+        """Refuse what cannot be saved before anything is touched, on every rank."""
+        self._repo = repo
+        self._request = request
+        self._ranks = ranks
+        self._hasher = hasher
+        self._progress = progress
+        self._pieces: Sequence[Piece] = ()
+        self._entries: Sequence[Entry] = ()
+        ranks.all_gather("prepare", self._prepare)
+        state = ranks.broadcast("name", self._read_state)
+        self._is_held, self._next_generation = state
+
+    def _prepare(self) -> None:
+        self._request = _verify_request(self._request)
+        self._pieces = cut_sources(self._request.sources)
+        self._logical_bytes = sum([source.size_bytes for source in self._request.sources])
+
+    def _read_state(self) -> tuple[bool, int]:
+        self._held = read_name(self._repo.store, self._request.name)
+        return self._held.snapshot is not None, self._held.next_generation
+
+    def find_same(self) -> SaveResult | None:
+        """Accept a repeated save of the same content and metadata; refuse any other before a byte is written.
+
+        Returns None if there is nothing under the name, or if it holds the same but cannot be relied on.
+        """
+        request = self._request
+        if not self._is_held or request.overwrite:
+            return None
+
+        def digest_own() -> bytes:
+            refs = list(self._hasher.iter_digests(self._pieces))
+            return digest_snapshot(request.spec, _build_entries(request, self._pieces, refs))
+
+        digests = [Digest(digest) for digest in self._ranks.all_gather("compare", digest_own)]
+        found = self._ranks.broadcast("same", lambda: self._compare(digests))
+        if found is None:
+            return None
+        digest, generation, logical_bytes = found
+        return SaveResult(request.name, Digest(digest), generation, logical_bytes, 0, 0.0, existed=True)
+
+    def _compare(self, digests: Sequence[Digest]) -> tuple[bytes, int, int] | None:
+        """Compare what all ranks have with what the name holds; on the coordinator."""
+        request, held, store = self._request, self._held.snapshot, self._repo.store
+        assert held is not None, "the name holds something"
+        digest = digest_parts(*request.root, digests) if request.root else digests[0]
+        if digest != held.digest or canonical_json(request.metadata) != canonical_json(held.metadata):
+            raise NameInUse(
+                f"{request.name!r} is in use and holds other content; nothing was written."
+                " Choose another name, or overwrite it (--overwrite, overwrite=True)",
+                name=request.name,
+            )
+        # Not settled: its save may still withdraw it, and then nothing would be there.
+        if not is_settled(store, held) or (request.verify_reuse and not is_readable(self._repo, held)):
+            return None
+        store.sync(find_shelf(request.name))
+        return digest, held.generation, held.logical_bytes
+
+    def run(self) -> SaveResult:
+        """Write what is not held and commit."""
+        repo, request, ranks = self._repo, self._request, self._ranks
+        ranks.all_gather("room", self._verify_room)
+        # The others look only after they have seen that it is the same store: each would make one of its own.
+        ranks.broadcast("open", lambda: bool(repo.verify_may_write()))
+        self._progress.begin(f"save {request.name}", self._logical_bytes)
+        try:
+            with Transaction(repo, purpose=f"save {request.name!r}", ranks=ranks) as transaction:
+                filler = self._make_filler(transaction)
+                state = self._held if ranks.is_coordinator else NameState(request.name, None, self._next_generation)
+                draft = Draft(state, request.metadata, request.environment, root=request.root)
+                refs: list[ChunkRef] = []
+
+                def write() -> list[Part]:
+                    refs[:] = filler().fill(self._pieces, self._progress)
+                    return [Part(request.spec, _build_entries(request, self._pieces, refs))]
+
+                def rewrite(stale: Sequence[ChunkRef]) -> list[ChunkRef]:
+                    homes = {ref.digest: piece for piece, ref in zip(self._pieces, refs, strict=True)}
+                    distinct = list({ref.digest: ref for ref in stale}.values())
+                    return filler().rewrite([homes[ref.digest] for ref in distinct], distinct)
+
+                snapshot = transaction.commit(draft, write, rewrite=rewrite)
+        finally:
+            self._progress.end()
+        new_bytes = self._add_up(filler().new_bytes)
+        return SaveResult(request.name, snapshot.digest, snapshot.generation, snapshot.logical_bytes, new_bytes, 0.0)
+
+    def _add_up(self, new_bytes: int) -> int:
+        """Return what all ranks have written; if that cannot be known any more, what this one has."""
+        try:
+            return sum(self._ranks.all_gather("done", lambda: new_bytes))
+        except RankError as error:
+            # It is committed, whatever has become of others since; whoever calls them next is told.
+            _log.warning("%r is saved, but then not all ranks answered: %s", self._request.name, error)
+            return new_bytes
+
+    def _make_filler(self, transaction: Transaction) -> Callable[[], Filler]:
+        """Return what makes the filler when it is first asked for: in a step that others know of."""
+        repo, request = self._repo, self._request
+
+        @functools.cache
+        def make() -> Filler:
+            base = read_snapshot(repo.store, request.base) if request.base else find_base(repo, request.name)
+            held = self._held.snapshot if self._ranks.is_coordinator else None
+            holdings = Holdings(repo, read_bases(repo.store, [held, base]), avoid=transaction.avoid)
+            stages = repo.counters.stages
+            return Filler(self._hasher, holdings, transaction.packer, stages, verify_reuse=request.verify_reuse)
+
+        return make
+
+    def _verify_room(self) -> None:
+        """Raise StoreFull before writing if the new bytes cannot fit; hashes everything only if there is doubt."""
+        repo, request = self._repo, self._request
+        free = repo.store.find_free_bytes()
+        if free is None or self._logical_bytes <= free:
+            return
+        repo.index.refresh()
+        holdings = Holdings(repo, read_bases(repo.store, [find_base(repo, request.name)]), avoid=frozenset())
+        new: dict[Digest, int] = {}
+        for ref in self._hasher.iter_digests(self._pieces):
+            if ref.size_bytes <= INLINE_BYTES or not (ref.digest in new or holdings.find(ref.digest, ref.size_bytes)):
+                new[ref.digest] = ref.size_bytes
+        needed = sum(new.values())
+        if needed > free:
+            raise StoreFull(
+                f"saving {request.name!r} needs {needed} bytes, {repo.store.url} has {free} free; nothing was written."
+                " Free some space, or save elsewhere",
+                needed_bytes=needed,
+                free_bytes=free,
+            )
 
 
 def _verify_request(request: Request) -> Request:
@@ -142,86 +290,19 @@ def _verify_entry_name(name: str, snapshot_name: str) -> None:
         ) from error
 
 
-def _find_same(
-    repo: Repository, request: Request, pieces: Sequence[Piece], held: Snapshot, hasher: Hasher
-) -> SaveResult | None:
-    """Accept a repeated save of the same content and metadata; refuse any other before a byte is written.
-
-    Returns None if the name holds the same, but cannot be relied on: then it has to be saved anew.
-    """
-    refs = list(hasher.iter_digests(pieces))
-    digest = digest_snapshot(request.spec, _build_entries(request.sources, pieces, refs))
-    if digest != held.digest or canonical_json(request.metadata) != canonical_json(held.metadata):
-        raise NameInUse(
-            f"{request.name!r} is in use and holds other content; nothing was written."
-            " Choose another name, or overwrite it (--overwrite, overwrite=True)",
-            name=request.name,
-        )
-    # Not settled: its save may still withdraw it, and then nothing would be there.
-    if not is_settled(repo.store, held) or (request.verify_reuse and not is_readable(repo, held)):
-        return None
-    repo.store.sync(find_shelf(request.name))
-    return SaveResult(request.name, digest, held.generation, held.logical_bytes, 0, 0.0, existed=True)
-
-
-def _verify_room(
-    repo: Repository, request: Request, pieces: Sequence[Piece], hasher: Hasher, logical_bytes: int
-) -> None:
-    """Raise StoreFull before writing if the new bytes cannot fit; hashes everything only if there is doubt."""
-    free = repo.store.find_free_bytes()
-    if free is None or logical_bytes <= free:
-        return
-    repo.index.refresh()
-    holdings = Holdings(repo, read_bases(repo.store, [find_base(repo, request.name)]), avoid=frozenset())
-    new: dict[Digest, int] = {}
-    for ref in hasher.iter_digests(pieces):
-        if ref.size_bytes <= INLINE_BYTES or not (ref.digest in new or holdings.find(ref.digest, ref.size_bytes)):
-            new[ref.digest] = ref.size_bytes
-    needed = sum(new.values())
-    if needed > free:
-        raise StoreFull(
-            f"saving {request.name!r} needs {needed} bytes, {repo.store.url} has {free} free; nothing was written."
-            " Free some space, or save elsewhere",
-            needed_bytes=needed,
-            free_bytes=free,
-        )
-
-
-def _build_entries(sources: Sequence[Source], pieces: Sequence[Piece], refs: Sequence[ChunkRef]) -> list[Entry]:
-    chunks: list[list[ChunkRef]] = [[] for _ in sources]
+def _build_entries(request: Request, pieces: Sequence[Piece], refs: Sequence[ChunkRef]) -> list[Entry]:
+    chunks: list[list[ChunkRef]] = [[] for _ in request.sources]
     for piece, ref in zip(pieces, refs, strict=True):
         chunks[piece.position].append(ref)
-    return [
+    entries = [
         Entry(source.name, source.size_bytes, tuple(own), source.spec, source.note, 0, source.alias)
-        for source, own in zip(sources, chunks, strict=True)
+        for source, own in zip(request.sources, chunks, strict=True)
     ]
-
-
-def _run(
-    repo: Repository,
-    request: Request,
-    pieces: Sequence[Piece],
-    state: NameState,
-    hasher: Hasher,
-    progress: Progress,
-) -> SaveResult:
-    """Write what is not held and commit."""
-    stages = repo.counters.stages
-    with Transaction(repo, purpose=f"save {request.name!r}") as transaction:
-        base = read_snapshot(repo.store, request.base) if request.base else find_base(repo, request.name)
-        bases = read_bases(repo.store, [state.snapshot, base])
-        holdings = Holdings(repo, bases, avoid=transaction.avoid)
-        filler = Filler(hasher, holdings, transaction.packer, stages, verify_reuse=request.verify_reuse)
-        refs = filler.fill(pieces, progress)
-
-        def rewrite(stale: Sequence[ChunkRef]) -> list[ChunkRef]:
-            homes = {ref.digest: piece for piece, ref in zip(pieces, refs, strict=True)}
-            distinct = list({ref.digest: ref for ref in stale}.values())
-            return filler.rewrite([homes[ref.digest] for ref in distinct], distinct)
-
-        entries = _build_entries(request.sources, pieces, refs)
-        draft = Draft(state, request.spec, request.metadata, request.environment)
-        with stages.time("commit"):
-            snapshot = transaction.commit(draft, entries, rewrite=rewrite)
-    new_bytes = filler.new_bytes
-    return SaveResult(request.name, snapshot.digest, snapshot.generation, snapshot.logical_bytes, new_bytes, 0.0)
+    for position, place in request.places.items():
+        own = chunks[position]
+        if place.dims:
+            own = [ref._replace(box=box) for ref, box in zip(own, place.boxes, strict=True)]
+        entries[position] = entries[position]._replace(
+            size_bytes=place.size_bytes, chunks=tuple(own), dims=place.dims, rank=place.rank
+        )
+    return entries

@@ -9,7 +9,7 @@ from typing import Final
 import torch
 
 from holdfast.errors import Unsupported
-from holdfast.repo.manifest import Entry
+from holdfast.repo.entry import Entry
 from holdfast.repo.reader import SnapshotReader
 from holdfast.tensors.build import CPU, TRAY_DTYPES, Block, Tray, build_tensor, spread_items, spread_memory
 from holdfast.tensors.memory import new_memory, view_bytes, view_storage

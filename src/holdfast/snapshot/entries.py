@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final, NamedTuple, TypeVar
@@ -10,8 +10,9 @@ from typing import Final, NamedTuple, TypeVar
 import torch
 
 from holdfast.errors import Corrupt, HoldfastError, Unsupported
-from holdfast.repo.manifest import Entry
+from holdfast.repo.entry import Entry
 from holdfast.repo.reader import SnapshotReader
+from holdfast.repo.regions import Region
 from holdfast.snapshot.cast import (
     can_cast_tray,
     cast_and_move,
@@ -27,6 +28,7 @@ from holdfast.snapshot.opened import Opened
 from holdfast.snapshot.options import SAVED, LoadOptions
 from holdfast.tensors.build import CPU, Block, build_tensor, fits_tray, plan_block, plan_tray
 from holdfast.tensors.memory import new_memory, view_bytes, view_storage, wrap_memory
+from holdfast.tensors.sharded import Piece
 from holdfast.tensors.spec import TENSOR as TENSOR_TYPE
 from holdfast.tensors.spec import Specs, TensorSpec
 from holdfast.tensors.storage import tensor_bytes
@@ -44,6 +46,13 @@ class InPlace(NamedTuple):
     entry: Entry
     size_bytes: int
     """How much of its memory the tensor reaches over."""
+    pieces: tuple[Piece, ...] | None = None
+    """What this rank holds of a tensor that ranks share: boxes of it, each in memory of its own."""
+
+    @property
+    def memory(self) -> list[torch.Tensor]:
+        """All that is written to."""
+        return [self.tensor] if self.pieces is None else [piece.tensor for piece in self.pieces]
 
 
 class EntryReader:
@@ -196,16 +205,43 @@ class EntryReader:
             step = max(1, limit_bytes // self._specs[numbers[0]][0].size_bytes)
             yield from (numbers[at : at + step] for at in range(0, len(numbers), step))
 
-    def read_in_place(self) -> None:
+    def read_in_place(self, left_out: Collection[int] = ()) -> None:
         """Read what goes straight to where it is wanted; if that fails, some of it has been overwritten."""
+        wanted = [each for number, each in self._in_place.items() if number not in left_out]
+        self._read_pieces([each for each in wanted if each.pieces is not None])
         # Tied tensors, once.
         places = {
-            (each.tensor.device, each.tensor.data_ptr(), each.size_bytes): each for each in self._in_place.values()
+            (each.tensor.device, each.tensor.data_ptr(), each.size_bytes): each
+            for each in wanted
+            if each.pieces is None
         }
         here = [each for (device, _, size), each in places.items() if device == CPU and size]
         self._opened.reader.read_all([(each.entry, tensor_bytes(each.tensor, each.size_bytes)) for each in here])
         elsewhere = [each for (device, _, size), each in places.items() if device != CPU and size]
-        _read_to_devices(self._opened.reader, [(each.entry, _view_place(each)) for each in elsewhere])
+        _read_to_devices(
+            self._opened.reader, [(each.entry, view_place(each.tensor, each.size_bytes)) for each in elsewhere]
+        )
+
+    def _read_pieces(self, places: Sequence[InPlace]) -> None:
+        """Read boxes of tensors to where this rank holds them, by way of other memory if theirs is not in one piece."""
+        limit = self._opened.reader.budget_bytes // 2
+        wanted = [(each.entry, piece) for each in places for piece in each.pieces or () if piece.tensor.numel()]
+        for batch in _batch(wanted, lambda pair: pair[1].tensor.nbytes, limit):
+            regions, copies = [], []
+            for entry, piece in batch:
+                shape, item_bytes = self._find_geometry(entry), piece.tensor.element_size()
+                memory = piece.tensor
+                if not (memory.is_cpu and memory.is_contiguous()):
+                    memory = torch.empty(piece.tensor.shape, dtype=piece.tensor.dtype)
+                    copies.append((piece.tensor, memory))
+                regions.append((entry, Region(piece.box, shape, item_bytes), tensor_bytes(memory, memory.nbytes)))
+            self._opened.reader.read_regions(regions)
+            with torch.no_grad():
+                for target, memory in copies:
+                    target.copy_(memory)
+
+    def _find_geometry(self, entry: Entry) -> tuple[int, ...]:
+        return self._meanings.decode(entry.spec, size_bytes=entry.size_bytes, name=entry.name).shape
 
     def _plan(self, members: Sequence[int]) -> Block:
         found = [self._specs[number] for number in members]
@@ -272,10 +308,10 @@ class EntryReader:
             return torch.device(saved) if isinstance(saved, str) else CPU
 
 
-def _view_place(place: InPlace) -> torch.Tensor:
-    """Return the memory of a tensor on another device, as a tensor of bytes."""
-    start = int(place.tensor.storage_offset()) * place.tensor.element_size()
-    return view_storage(place.tensor.untyped_storage(), start, start + place.size_bytes)
+def view_place(tensor: torch.Tensor, size_bytes: int) -> torch.Tensor:
+    """Return memory of a tensor on any device, from its first item on, as a tensor of bytes."""
+    start = int(tensor.storage_offset()) * tensor.element_size()
+    return view_storage(tensor.untyped_storage(), start, start + size_bytes)
 
 
 def _read_to_devices(reader: SnapshotReader, wanted: Sequence[tuple[Entry, torch.Tensor]]) -> None:

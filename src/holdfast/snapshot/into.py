@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, Protocol
 
 from holdfast.errors import Corrupt, Mismatch, Unsupported
-from holdfast.snapshot.into_plan import IntoOptions, IntoPlan
-from holdfast.snapshot.leaves import PICKLE
-from holdfast.snapshot.load import LeafReader
-from holdfast.snapshot.match import Setter, TreeMatcher
+from holdfast.repo.manifest import Manifest
+from holdfast.snapshot.entries import InPlace
+from holdfast.snapshot.into_plan import IntoOptions, IntoPlan, Look, Wants
+from holdfast.snapshot.leaves import ARRAY, PICKLE
+from holdfast.snapshot.load import LeafReader, load_node
+from holdfast.snapshot.match import FIXED, Setter, TreeMatcher
 from holdfast.snapshot.match_state import match_state
 from holdfast.snapshot.opened import Opened
 from holdfast.snapshot.options import LoadOptions
@@ -21,8 +25,31 @@ _LISTED: Final = 50
 """How many problems an error names before it only counts them."""
 
 
-def load_into(opened: Opened, tree: Any, options: IntoOptions, types: Types) -> Any:
+class Exchange(Protocol):
+    """How ranks that want the same read it once."""
+
+    def choose(self, places: Mapping[int, InPlace], /) -> Collection[int]:
+        """Return the entries that others read for this rank."""
+
+    def send(self) -> None:
+        """Fill those, when all ranks have read what is theirs."""
+
+
+def load_into(
+    opened: Opened,
+    tree: Any,
+    options: IntoOptions,
+    types: Types,
+    *,
+    agree: Callable[[Sequence[str]], None] = lambda problems: None,
+    step: Callable[[Callable[[], None]], object] = lambda act: act(),
+    locate: Callable[[Wants], Manifest] | None = None,
+    exchange: Exchange | None = None,
+) -> Any:
     """Fill `tree` in place and return it, or the value that was saved if it is one; nothing changes unless all fits.
+
+    With several ranks, `agree` raises if something does not fit on another, and `step` is what they read in together.
+    With `locate`, what was opened has no chunks; it returns a manifest with those of what is wanted.
 
     Raises:
         Mismatch: keys, shapes or dtypes differ; all of them are listed, and nothing was changed.
@@ -33,10 +60,35 @@ def load_into(opened: Opened, tree: Any, options: IntoOptions, types: Types) -> 
     node = rename_keys(opened.tree, options.rename) if options.rename else opened.tree
     with opened.resting():
         TreeMatcher(plan, match_state).match(tree, node, (), Setter(root, 0))
+        if locate is not None:
+            plan.relocate(locate(plan.list_wants()))
+        for look in plan.looks:
+            _check_look(plan, look)
         _resolve_conflicts(plan)
+        agree(plan.problems)
         _verify_fits(plan)
-        _apply(plan)
+        left_out = exchange.choose(plan.in_place) if exchange else ()
+        loading = _Loading(plan)
+        if exchange is None:
+            step(lambda: loading.apply(left_out))
+        else:
+            step(lambda: loading.read(left_out))
+            exchange.send()
+            step(loading.put)
     return root[0]
+
+
+def _check_look(plan: IntoPlan, look: Look) -> None:
+    """Read what was saved for a value that cannot be changed, and add the problem if it is not that value."""
+    target = look.target
+    saved = load_node(plan.opened, look.node, LoadOptions(), plan.types)
+    if look.node[0] != ARRAY:
+        is_same = type(saved) is type(target) and bool(saved == target)
+    else:
+        is_alike = (saved.dtype, saved.shape) == (target.dtype, target.shape)
+        is_same = is_alike and bool(saved.tobytes() == target.tobytes())
+    if not is_same:
+        plan.add_problem(look.path, FIXED)
 
 
 def _resolve_conflicts(plan: IntoPlan) -> None:
@@ -64,25 +116,47 @@ def _verify_fits(plan: IntoPlan) -> None:
     raise Mismatch(text, problems=tuple(plan.problems))
 
 
-def _apply(plan: IntoPlan) -> None:
-    """Read what needs new memory and decode it, which may still be refused; only then touch what is there."""
-    _verify_pickles(plan)
-    options = LoadOptions(allow_pickle=plan.options.allow_pickle)
-    reader = LeafReader(plan.opened, plan.types, options, in_place=plan.in_place, devices=plan.devices)
-    reader.read(plan.nodes)
-    acts = [prepare(reader) for prepare in plan.steps]
-    _verify_fits(plan)
-    try:
-        reader.read_in_place()
-        for act in acts:
-            act()
-    except Corrupt as error:
-        names = sorted(plan.names.values())
-        shown = ", ".join(names[:_LISTED]) + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")
-        error.args = (f"{error.args[0]}. Overwritten, in part or as a whole, before that was found: {shown}",)
-        raise
-    finally:
-        mark_written([place.tensor for place in plan.in_place.values()])
+class _Loading:
+    """The doing of a plan: read what needs new memory and decode it, which may still be refused; only then the rest."""
+
+    def __init__(self, plan: IntoPlan) -> None:
+        self._plan = plan
+        self._acts: list[Callable[[], None]] = []
+
+    def apply(self, left_out: Collection[int]) -> None:
+        """Do all of it."""
+        self.read(left_out)
+        self.put()
+
+    def read(self, left_out: Collection[int]) -> None:
+        """Read all, but for what others read for this rank."""
+        plan = self._plan
+        _verify_pickles(plan)
+        options = LoadOptions(allow_pickle=plan.options.allow_pickle)
+        reader = LeafReader(plan.opened, plan.types, options, in_place=plan.in_place, devices=plan.devices)
+        reader.read(plan.nodes)
+        self._acts = [prepare(reader) for prepare in plan.steps]
+        _verify_fits(plan)
+        with self._overwriting():
+            reader.read_in_place(left_out)
+
+    def put(self) -> None:
+        """Put what was read into new memory in place, and give objects their state."""
+        with self._overwriting():
+            for act in self._acts:
+                act()
+
+    @contextmanager
+    def _overwriting(self) -> Iterator[None]:
+        try:
+            yield
+        except Corrupt as error:
+            names = sorted(self._plan.names.values())
+            shown = ", ".join(names[:_LISTED]) + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")
+            error.args = (f"{error.args[0]}. Overwritten, in part or as a whole, before that was found: {shown}",)
+            raise
+        finally:
+            mark_written([tensor for place in self._plan.in_place.values() for tensor in place.memory])
 
 
 def _verify_pickles(plan: IntoPlan) -> None:

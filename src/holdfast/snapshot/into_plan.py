@@ -2,26 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
-from holdfast.repo.manifest import Entry
+from holdfast.repo.entry import Entry
+from holdfast.repo.manifest import Manifest
 from holdfast.repo.reader import Verify
 from holdfast.repo.record import Json
+from holdfast.repo.regions import Region
 from holdfast.snapshot.entries import InPlace
 from holdfast.snapshot.leaves import decode_plain, is_one_entry, iter_entry_numbers
 from holdfast.snapshot.load import LeafReader
 from holdfast.snapshot.opened import Opened
 from holdfast.snapshot.places import Claim
+from holdfast.tensors.sharded import Piece
 from holdfast.tensors.spec import Specs, TensorSpec
 from holdfast.trees.outline import Path, iter_leaves, join_name
 from holdfast.trees.registered import Types
 
+Replicas = Literal["each", "broadcast"]
+"""Who reads what all ranks hold the same of: each of them, or one, who sends it to the others."""
+Wants = dict[int, tuple[Region, ...] | None]
+"""Entries by number, and the boxes of them that are wanted; None is all of it."""
 Step = Callable[[LeafReader], Callable[[], None]]
 """Decodes what was read into new memory, which may still be refused; what it returns puts that in place."""
+
+
+class Look(NamedTuple):
+    """A value that cannot be changed, and what was saved for it."""
+
+    target: Any
+    node: Json
+    path: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +49,7 @@ class IntoOptions:
     assign: bool = False
     verify: Verify = "full"
     allow_pickle: bool = False
+    replicas: Replicas = "each"
 
 
 class Meaning(NamedTuple):
@@ -65,6 +81,8 @@ class IntoPlan:
     claims: list[Claim] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     """In the order of the tree."""
+    looks: list[Look] = field(default_factory=list)
+    """What is there already and must be what was saved: to be read and compared."""
     converted: dict[tuple[int, torch.dtype], tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     """What was read and what became of it, by identity and dtype."""
     is_replaced: bool = False
@@ -103,6 +121,29 @@ class IntoPlan:
         """Return a plain value, a key for instance."""
         return decode_plain(node, self.types)
 
+    def list_wants(self) -> Wants:
+        """Return what has to be read of which entries."""
+        wants: Wants = {}
+        read = [*self.nodes, *((join_name(look.path), look.node) for look in self.looks)]
+        for name, node in read:
+            wants.update(dict.fromkeys(iter_entry_numbers(node, what=f"{self.opened.name!r}, {name}")))
+        for number, place in self.in_place.items():
+            wants[number] = None if place.pieces is None else self._list_regions(place, place.pieces)
+        return wants
+
+    def _list_regions(self, place: InPlace, pieces: Iterable[Piece]) -> tuple[Region, ...]:
+        entry = place.entry
+        shape = self.specs.decode(entry.spec, size_bytes=entry.size_bytes, name=entry.name).shape
+        return tuple(Region(piece.box, shape, piece.tensor.element_size()) for piece in pieces)
+
+    def relocate(self, manifest: Manifest) -> None:
+        """Go on with another manifest of the same entries, which tells where their chunks lie."""
+        self.opened.reader.manifest = manifest
+        self.in_place = {
+            number: place._replace(entry=manifest.entry(number)) for number, place in self.in_place.items()
+        }
+        self.claims = [claim._replace(entry=manifest.find_entry(claim.entry.name)) for claim in self.claims]
+
     def branch(self) -> IntoPlan:
         """Return an empty plan for the same snapshot, to be absorbed or forgotten."""
         return IntoPlan(self.opened, self.options, self.types, self.specs)
@@ -116,4 +157,5 @@ class IntoPlan:
         self.names.update(other.names)
         self.claims += other.claims
         self.steps += other.steps
+        self.looks += other.looks
         self.is_replaced |= other.is_replaced

@@ -14,7 +14,7 @@ import torch
 from holdfast.digest import Digest, hash_kind
 from holdfast.errors import AmbiguousName, NotFound
 from holdfast.repo import snapshots as records
-from holdfast.repo.manifest import Entry, digest_entry
+from holdfast.repo.entry import Entry, digest_entry
 from holdfast.repo.reader import open_snapshot
 from holdfast.repo.record import Json, canonical_json
 from holdfast.repo.repository import Repository

@@ -8,6 +8,7 @@ The nodes, which stand in the tree where the values stood::
                                                 which the same object began
     ["@grad", node, node]                       a tensor and its gradient
     ["@array" | "@str" | "@bytes" | "@bytearray" | "@pickle", entry]
+    ["@torch_save", entry]                      what torch.save wrote for somebody else; decoded only when it is loaded
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ from holdfast.repo.record import Json
 from holdfast.repo.source import BytesSource, Source
 from holdfast.snapshot.pickled import pickle_value
 from holdfast.tensors.arrays import make_source
+from holdfast.tensors.meshes import Layouts
 from holdfast.tensors.parts import has_own_bytes, split
+from holdfast.tensors.shard_source import ShardSource, make_shard_source
+from holdfast.tensors.sharded import Held, PerRank, Shard, describe
 from holdfast.tensors.sources import SourcePlan
 from holdfast.trees.encoding import decode_tree, encode_tree, refuse
 from holdfast.trees.outline import Path, join_name
@@ -35,9 +39,10 @@ PARTS: Final = "@parts"
 GRAD: Final = "@grad"
 ARRAY: Final = "@array"
 PICKLE: Final = "@pickle"
+PAYLOAD: Final = "@torch_save"
 BLOBS: Final = {"@str": str, "@bytes": bytes, "@bytearray": bytearray}
 _BLOB_TAGS: Final = {kind: tag for tag, kind in BLOBS.items()}
-_ENTRY_TAGS: Final = frozenset({TENSOR, ARRAY, PICKLE, *BLOBS})
+_ENTRY_TAGS: Final = frozenset({TENSOR, ARRAY, PICKLE, PAYLOAD, *BLOBS})
 _MAX_PARTS_DEPTH: Final = 8
 
 
@@ -51,7 +56,12 @@ class LeafWriter:
         self._grads = grads
         self._plan = SourcePlan()
         # None stands for the next tensor of the plan.
-        self._slots: list[BytesSource | None] = []
+        self._slots: list[BytesSource | ShardSource | None] = []
+        self._layouts = Layouts()
+        self.held: dict[int, Held] = {}
+        """Entries, by number, that other ranks have a part in, or are declared to have the same of."""
+        self.own: set[int] = set()
+        """Entries that are declared to be this rank's own."""
         self._names: set[str] = set()
         # By identity, which holds because the plan keeps every tensor alive; those made of others are kept here.
         self._first: dict[int, int] = {}
@@ -60,7 +70,11 @@ class LeafWriter:
     def encode(self, value: object, path: Path) -> Json:
         """Return the node of a leaf, having taken its bytes up; raises Unsupported, naming the leaf."""
         name = join_name(path)
+        if isinstance(value, PerRank):
+            return self._encode_own(value, path)
         try:
+            if isinstance(value, Shard):
+                return [TENSOR, self._add_shards(name, None, self._describe(value))]
             if isinstance(value, torch.Tensor):
                 return self._encode_tensor(value, name, 0)
             if isinstance(value, np.ndarray):
@@ -81,6 +95,21 @@ class LeafWriter:
         planned = iter(self._plan.make())
         return [next(planned) if slot is None else slot for slot in self._slots]
 
+    def _encode_own(self, value: PerRank, path: Path) -> Json:
+        first = len(self._slots)
+        node = self.encode(value.value, path)
+        self.own.update(range(first, len(self._slots)))
+        return node
+
+    def _describe(self, value: object) -> Held:
+        return describe(value, layouts=self._layouts)
+
+    def _add_shards(self, name: str, tensor: torch.Tensor | None, held: Held) -> int:
+        number = len(self._slots)
+        self._slots.append(make_shard_source(self._choose_name(name), tensor, held))
+        self.held[number] = held
+        return number
+
     def _encode_tensor(self, tensor: torch.Tensor, name: str, depth: int) -> Json:
         node = self._encode_value(tensor, name, depth)
         if not self._grads:
@@ -94,7 +123,13 @@ class LeafWriter:
             raise Unsupported("it is made of tensors that are made of tensors, too deep")
         number = len(self._slots)
         first = self._first.setdefault(id(tensor), number)
-        parts = None if has_own_bytes(tensor) else split(tensor, types=self._types, encode_value=self._encode_plain)
+        has_bytes = has_own_bytes(tensor)
+        held = None if has_bytes else self._describe(tensor)
+        if held is not None and held.kind in ("shards", "replica"):
+            self._kept.append(tensor)
+            self._add_shards(name, tensor, held)
+            return [TENSOR, number] if first == number else [TENSOR, number, first]
+        parts = None if has_bytes else split(tensor, types=self._types, encode_value=self._encode_plain)
         if parts is None:
             self._plan.add(self._choose_name(name), tensor)
             self._slots.append(None)

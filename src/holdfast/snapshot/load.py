@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 
 from holdfast.errors import Corrupt, NotFound, Unsupported
-from holdfast.repo.manifest import Entry
+from holdfast.repo.entry import Entry
 from holdfast.repo.record import Json
 from holdfast.snapshot.entries import EntryReader, InPlace, disagree, refusing
 from holdfast.snapshot.leaves import (
@@ -16,6 +16,7 @@ from holdfast.snapshot.leaves import (
     BLOBS,
     GRAD,
     PARTS,
+    PAYLOAD,
     PICKLE,
     TENSOR,
     decode_plain,
@@ -25,7 +26,7 @@ from holdfast.snapshot.leaves import (
 )
 from holdfast.snapshot.opened import Opened
 from holdfast.snapshot.options import LoadOptions
-from holdfast.snapshot.pickled import unpickle_value
+from holdfast.snapshot.pickled import load_payload, unpickle_value
 from holdfast.tensors.arrays import build_array
 from holdfast.tensors.build import CPU
 from holdfast.tensors.layouts import is_host_part
@@ -73,9 +74,9 @@ class LeafReader:
                 take_up(number, name)
         self._entries.read(parts)
 
-    def read_in_place(self) -> None:
+    def read_in_place(self, left_out: Collection[int] = ()) -> None:
         """Read what goes straight to where it is wanted; if that fails, some of it has been overwritten."""
-        self._entries.read_in_place()
+        self._entries.read_in_place(left_out)
 
     def decode(self, node: list[Json], path: Path) -> object:
         """Return the value of a leaf; its entries must have been read."""
@@ -94,6 +95,8 @@ class LeafReader:
                     f"{what} was pickled: loading it may run any code; pass allow_pickle=True to allow it"
                 )
             return unpickle_value(data, what=what)
+        if tag == PAYLOAD:
+            return load_payload(data, what=what, weights_only=not self._options.allow_pickle)
         if tag == "@str":
             return _decode_text(data, what)
         return BLOBS[tag](data)

@@ -11,14 +11,23 @@ import torch
 
 from holdfast.errors import Unsupported
 from holdfast.repo.record import Json, canonical_json
-from holdfast.snapshot.into_plan import IntoPlan
-from holdfast.snapshot.leaves import ARRAY, BLOBS, GRAD, PARTS, PICKLE, TENSOR
-from holdfast.snapshot.load import LeafReader, load_node
-from holdfast.snapshot.options import LoadOptions
-from holdfast.snapshot.places import copy_into, find_place, is_ordinary, is_strided, make_claim, repeats_items
+from holdfast.snapshot.into_plan import IntoPlan, Look
+from holdfast.snapshot.leaves import ARRAY, BLOBS, GRAD, PARTS, PAYLOAD, PICKLE, TENSOR
+from holdfast.snapshot.load import LeafReader
+from holdfast.snapshot.places import (
+    copy_into,
+    cut_like,
+    find_place,
+    find_shared_place,
+    is_ordinary,
+    is_strided,
+    make_claim,
+    repeats_items,
+)
 from holdfast.snapshot.stateful import is_stateful
 from holdfast.tensors.dtypes import items_per_byte
 from holdfast.tensors.roles import find_role, give_role
+from holdfast.tensors.sharded import PerRank, Shard
 from holdfast.tensors.spec import TensorSpec, can_convert
 from holdfast.trees.encoding import decode_tree, encode_tree, refuse
 from holdfast.trees.outline import FIELDS_START, ITEMS_START, KEYED_START, PAIRS_START, Path, join_name
@@ -27,12 +36,14 @@ Put = Callable[[Any], None] | None
 """Puts another value where the target's was; None where nothing can be put."""
 MatchState = Callable[[IntoPlan, Any, Json, Path], None]
 """Plans how an object that keeps its state for itself gets it back."""
+FIXED: Final = "it differs and stands in a tuple or frozen dataclass, which cannot be changed"
 _TENSOR_TAGS: Final = (TENSOR, PARTS, GRAD)
 _NAMES: Final[Mapping[str, str]] = {
     TENSOR: "a tensor",
     GRAD: "a tensor with its gradient",
     ARRAY: "an array",
     PICKLE: "a pickled object",
+    PAYLOAD: "what torch.save wrote",
     "odict": "an OrderedDict",
     "odict+": "an OrderedDict",
     "counter+": "a counter",
@@ -76,6 +87,10 @@ class TreeMatcher:
         """Plan how `node` gets into `target`, or takes its place."""
         if isinstance(target, torch.Tensor):
             self._match_tensor(target, node, path, put)
+        elif isinstance(target, PerRank):
+            self.match(target.value, node, path, _declare(put))
+        elif isinstance(target, Shard):
+            self._match_shard(target, node, path)
         elif is_stateful(target):
             self._match_state(self._plan, target, node, path)
         elif isinstance(target, dict):
@@ -102,6 +117,24 @@ class TreeMatcher:
             self._plan.add_problem(path, f"{text}; assign=True puts that in place")
         else:
             self._match_ordinary(target, node, path, put)
+
+    def _match_shard(self, target: Shard, node: Json, path: Path) -> None:
+        """Match what is declared a box of a tensor: that box of what was saved goes into it."""
+        plan = self._plan
+        if not isinstance(node, list) or node[0] != TENSOR:
+            plan.add_problem(path, f"the target has a part of a tensor here, the snapshot {tell(node)}")
+            return
+        number, entry, spec = plan.find_meaning(node, join_name(path))
+        if target.global_shape != spec.shape:
+            plan.add_problem(path, f"shape {target.global_shape} in the target, {spec.shape} in the snapshot")
+        elif target.tensor.dtype != spec.dtype:
+            plan.add_problem(path, f"dtype {target.tensor.dtype} in the target, {spec.dtype} in the snapshot")
+        else:
+            place = find_shared_place(target, target.tensor, entry, spec)
+            if place is None:
+                plan.add_problem(path, "what was saved is not in C order; load it, and cut it yourself")
+            else:
+                plan.fill(number, place, join_name(path))
 
     def _match_ordinary(self, target: torch.Tensor, node: list[Json], path: Path, put: Put) -> None:
         plan = self._plan
@@ -238,23 +271,23 @@ class TreeMatcher:
                 return lambda: put(value)
 
             plan.steps.append(prepare)
+        elif isinstance(node, list) and node[0] in (ARRAY, *BLOBS):
+            plan.looks.append(Look(target, node, path))
         elif not self._is_same(target, node):
-            plan.add_problem(path, "it differs and stands in a tuple or frozen dataclass, which cannot be changed")
+            plan.add_problem(path, FIXED)
 
     def _is_same(self, target: Any, node: Json) -> bool:
-        """Tell whether a plain value is what was saved; reads it if it is stored as a leaf of its own."""
-        tag = node[0] if isinstance(node, list) else ""
-        if tag in (ARRAY, *BLOBS):
-            saved = load_node(self._plan.opened, node, LoadOptions(), self._plan.types)
-            if tag != ARRAY:
-                return type(saved) is type(target) and bool(saved == target)
-            is_alike = (saved.dtype, saved.shape) == (target.dtype, target.shape)
-            return is_alike and bool(saved.tobytes() == target.tobytes())
+        """Tell whether a plain value is what was saved."""
         try:
             encoded = encode_tree(target, types=self._plan.types, encode_leaf=_refuse_leaf)
         except Unsupported:
             return False
         return canonical_json(encoded) == canonical_json(node)
+
+
+def _declare(put: Put) -> Put:
+    """Return what puts a value where it is declared to be one rank's own, and declares it again."""
+    return None if put is None else lambda value: put(PerRank(value))
 
 
 def _refuse_leaf(value: object, path: Path) -> Json:
@@ -276,7 +309,7 @@ class _Copy:
 
 def fit_replacement(plan: IntoPlan, target: torch.Tensor, value: Any, path: Path) -> Any:
     """Return what takes a target's place: of its dtype if that may be converted, and a parameter if it was one."""
-    value = _fit(plan, target, value, path)
+    value = cut_like(target, _fit(plan, target, value, path))
     is_parameter = isinstance(target, torch.nn.Parameter)
     if is_parameter and isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter):
         value = torch.nn.Parameter(value, requires_grad=target.requires_grad)

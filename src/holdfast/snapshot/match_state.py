@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,8 +13,16 @@ from holdfast.snapshot.into_plan import IntoPlan
 from holdfast.snapshot.leaves import TENSOR
 from holdfast.snapshot.load import LeafReader
 from holdfast.snapshot.match import TreeMatcher, check_cast, find_children, fit_replacement, tell
-from holdfast.snapshot.places import find_place, make_claim
-from holdfast.snapshot.restore import does_translate, is_plain_module, restore, restore_module
+from holdfast.snapshot.named import Composed, NamedModule, NamedOptimizer
+from holdfast.snapshot.places import cut_like, find_pieces, find_place, make_claim
+from holdfast.snapshot.restore import (
+    does_translate,
+    is_itemwise,
+    is_plain_module,
+    refusals,
+    restore,
+    restore_module,
+)
 from holdfast.snapshot.stateful import read_state
 from holdfast.trees.apply import iter_tensors
 from holdfast.trees.encoding import decode_tree
@@ -22,13 +31,22 @@ from holdfast.trees.outline import PAIRS_START, Path, iter_leaves, join_name
 
 def match_state(plan: IntoPlan, target: Any, node: Json, path: Path) -> None:
     """Plan how a state that was saved gets into the object; what it holds already is filled where that fits."""
-    if isinstance(target, torch.nn.Module):
-        _match_module(plan, target, node, path)
-        return
-    if isinstance(target, torch.optim.Optimizer):
-        _check_optimizer(plan, target, node, path)
+    if isinstance(target, Composed):
+        TreeMatcher(plan, match_state).match(target.__holdfast_parts__(), node, path, None)
+    elif isinstance(target, torch.nn.Module):
+        _match_module(plan, target, read_state(target), node, path, partial(restore_module, target, path=path))
+    elif isinstance(target, NamedModule):
+        _match_named(plan, target, node, path)
+    elif isinstance(target, torch.optim.Optimizer | NamedOptimizer):
+        _match_optimizer(plan, target, node, path)
+    else:
+        _match_other(plan, target, target.state_dict(), node, path)
+
+
+def _match_other(plan: IntoPlan, target: Any, state: Any, node: Json, path: Path) -> None:
+    """Plan to load an object through its own method, by way of the memory that its state has where that fits."""
     if not plan.options.assign:
-        _fill_where_it_fits(plan, target.state_dict(), node, path)
+        _fill_where_it_fits(plan, state, node, path)
     plan.read_below(node, path)
 
     def prepare(reader: LeafReader) -> Callable[[], None]:
@@ -38,9 +56,22 @@ def match_state(plan: IntoPlan, target: Any, node: Json, path: Path) -> None:
     plan.steps.append(prepare)
 
 
-def _match_module(plan: IntoPlan, target: torch.nn.Module, node: Json, path: Path) -> None:
+def _match_named(plan: IntoPlan, target: NamedModule, node: Json, path: Path) -> None:
+    if plan.options.assign:
+        plan.add_problem(path, "assign=True puts tensors in place by a module's own names; load into the module itself")
+        return
+
+    def write(state: dict[str, Any], *, assign: bool, strict: bool) -> None:
+        with refusals(target.module, path):
+            target.write(state, strict)
+
+    _match_module(plan, target.module, target.state_dict(), node, path, write)
+
+
+def _match_module(
+    plan: IntoPlan, target: torch.nn.Module, state: Any, node: Json, path: Path, write: Callable[..., None]
+) -> None:
     """Match a module key by key; unless it does something of its own when it is loaded, filling it is all."""
-    state = read_state(target)
     trial = plan.branch()
     TreeMatcher(trial, match_state).match(state, node, path, None)
     if does_translate(target):
@@ -57,19 +88,20 @@ def _match_module(plan: IntoPlan, target: torch.nn.Module, node: Json, path: Pat
 
     def prepare(reader: LeafReader) -> Callable[[], None]:
         loaded = decode_tree(node, types=plan.types, decode_leaf=reader.decode)
-        if plan.options.assign and isinstance(loaded, dict):
-            _fit_assigned(plan, state, loaded, path)
-        options = plan.options
-        return lambda: restore_module(target, loaded, path=path, assign=options.assign, strict=options.strict)
+        if isinstance(loaded, dict):
+            _fit_loaded(plan, state, loaded, path)
+        return lambda: write(loaded, assign=plan.options.assign, strict=plan.options.strict)
 
     plan.steps.append(prepare)
 
 
-def _fit_assigned(plan: IntoPlan, state: Mapping[str, Any], loaded: dict[str, Any], path: Path) -> None:
+def _fit_loaded(plan: IntoPlan, state: Mapping[str, Any], loaded: dict[str, Any], path: Path) -> None:
+    """Make of what was read what the module can take: cut as its own is, and a parameter where it takes one's place."""
     for key, value in loaded.items():
         held = state.get(key)
         if isinstance(held, torch.Tensor) and not torch.nn.parameter.is_lazy(held):
-            loaded[key] = fit_replacement(plan, held, value, (*path, key))
+            can_replace = plan.options.assign
+            loaded[key] = fit_replacement(plan, held, value, (*path, key)) if can_replace else cut_like(held, value)
 
 
 def _check_dtypes(plan: IntoPlan, state: Any, node: Json, path: Path) -> None:
@@ -83,35 +115,75 @@ def _check_dtypes(plan: IntoPlan, state: Any, node: Json, path: Path) -> None:
             plan.send(child, target, leaf_path)
 
 
-def _check_optimizer(plan: IntoPlan, target: torch.optim.Optimizer, node: Json, path: Path) -> None:
-    """Find what the optimizer itself would refuse, or find out only at its next step."""
-    if target._optimizer_load_state_dict_pre_hooks:
-        return  # they may change all of it
-    parts = find_children(node, PAIRS_START, plan.decode_plain)
-    groups = parts.get("param_groups") if parts else None
-    if parts is None or not isinstance(groups, list):
-        plan.add_problem(path, f"the target has a {type(target).__name__} here, the snapshot {tell(node)}")
-        return
+def _match_optimizer(plan: IntoPlan, target: torch.optim.Optimizer | NamedOptimizer, node: Json, path: Path) -> None:
+    """Find what the optimizer itself would refuse, or find out only at its next step; and give its state memory."""
+    optimizer = target.optimizer if isinstance(target, NamedOptimizer) else target
+    state = target.state_dict()
+    if not optimizer._optimizer_load_state_dict_pre_hooks:  # they may change all of it
+        parts = find_children(node, PAIRS_START, plan.decode_plain)
+        groups = parts.get("param_groups") if parts else None
+        if parts is None or not isinstance(groups, list):
+            plan.add_problem(path, f"the target has a {type(optimizer).__name__} here, the snapshot {tell(node)}")
+            return
+        if not _check_groups(plan, target, groups, path):
+            return
+        parameters = dict(enumerate(parameter for group in optimizer.param_groups for parameter in group["params"]))
+        keys = target.names if isinstance(target, NamedOptimizer) else range(len(parameters))
+        named = {key: parameters[number] for number, key in enumerate(keys)}
+        _check_optimizer_shapes(plan, state["state"], named, parts.get("state"), path)
+        _add_memory(plan, state["state"], named, parts.get("state"), path)
+    _match_other(plan, target, state, node, path)
+
+
+def _check_groups(plan: IntoPlan, target: Any, groups: list[Json], path: Path) -> bool:
     saved = [find_children(group, PAIRS_START, plan.decode_plain) or {} for group in groups[1:]]
-    counts = [len(group.get("params", ["list"])) - 1 for group in saved]
-    held = [len(group["params"]) for group in target.param_groups]
-    if counts != held:
-        text = f"parameter groups of {_list(held)} in the target, of {_list(counts)} in the snapshot"
+    held = [node[1:] if isinstance(node, list) else [] for node in (group.get("params") for group in saved)]
+    if isinstance(target, NamedOptimizer):
+        texts = target.find_problems([[plan.decode_plain(name) for name in names] for names in held])
+    else:
+        counts, own = [len(params) for params in held], [len(group["params"]) for group in target.param_groups]
+        text = f"parameter groups of {_list(own)} in the target, of {_list(counts)} in the snapshot"
+        texts = [] if counts == own else [text]
+    for text in texts:
         plan.add_problem((*path, "param_groups"), text)
-        return
-    _check_optimizer_shapes(plan, target, parts.get("state"), path)
+    return not texts
 
 
-def _check_optimizer_shapes(plan: IntoPlan, target: torch.optim.Optimizer, node: Json, path: Path) -> None:
-    state = target.state_dict()["state"]
-    shapes = [parameter.shape for group in target.param_groups for parameter in group["params"]]
+def _check_optimizer_shapes(
+    plan: IntoPlan, state: Any, parameters: Mapping[Any, torch.Tensor], node: Json, path: Path
+) -> None:
     for leaf_path, held, child in _iter_pairs(state, node, (*path, "state"), plan.decode_plain):
-        number = leaf_path[len(path) + 1]
+        parameter = parameters.get(leaf_path[len(path) + 1])
         # Only what has a value for each item of the parameter has to have its shape.
-        is_itemwise = isinstance(number, int) and number < len(shapes) and held.shape == shapes[number]
+        must_fit = parameter is not None and held.shape == parameter.shape
         shape = plan.find_meaning(child, join_name(leaf_path)).spec.shape
-        if is_itemwise and tuple(held.shape) != shape:
+        if must_fit and tuple(held.shape) != shape:
             plan.add_problem(leaf_path, f"shape {tuple(held.shape)} in the target, {shape} in the snapshot")
+
+
+def _add_memory(
+    plan: IntoPlan, state: dict[Any, Any], parameters: Mapping[Any, torch.Tensor], node: Json, path: Path
+) -> None:
+    """Give a fresh optimizer memory for what has a value for each item of a parameter that ranks share, cut as that is.
+
+    Otherwise each of them would read the whole of it.
+    """
+    for leaf in iter_leaves(node):
+        key, field = (*map(plan.decode_plain, leaf.path_json), None, None)[:2]
+        parameter = parameters.get(key)
+        if leaf.tag != TENSOR or parameter is None or len(leaf.path_json) != 2:
+            continue
+        spec = plan.find_meaning(leaf.node, join_name((*path, "state", key, field))).spec
+        is_read_together = plan.options.replicas == "broadcast" or find_pieces(parameter) is not None
+        if not is_read_together or spec.meta or not is_itemwise(field, spec.shape, parameter):
+            continue
+        held = state.setdefault(key, {}).get(field)
+        if not isinstance(held, torch.Tensor) or held.dtype != spec.dtype or type(held) is not _kind(parameter):
+            state[key][field] = torch.empty_like(parameter, dtype=spec.dtype, requires_grad=False)
+
+
+def _kind(parameter: torch.Tensor) -> type:
+    return torch.Tensor if type(parameter) is torch.nn.Parameter else type(parameter)
 
 
 def _list(counts: list[int]) -> str:

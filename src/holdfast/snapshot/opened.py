@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from holdfast.errors import AmbiguousName, Corrupt, NotFound
-from holdfast.repo.manifest import Entry
+from holdfast.repo.entry import Entry
 from holdfast.repo.reader import SnapshotReader
 from holdfast.repo.record import Json, canonical_json
 from holdfast.snapshot.gc_pause import pause_gc_if_small

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
 
 from holdfast.errors import Corrupt
-from holdfast.repo.manifest import Entry
+from holdfast.repo.boxes import slices
+from holdfast.repo.entry import Entry
 from holdfast.snapshot.entries import InPlace
 from holdfast.tensors.dtypes import items_per_byte
 from holdfast.tensors.memory import view_raw
 from holdfast.tensors.quantizer import encode_quantizer
-from holdfast.tensors.spec import TensorSpec, count_bytes, find_span
+from holdfast.tensors.sharded import Piece, describe
+from holdfast.tensors.spec import TensorSpec, contiguous_stride, count_bytes, find_span
 from holdfast.tensors.storage import alloc_storage, free_storage, is_allocated
 
 _MAX_WORK: Final = 100_000
@@ -33,8 +35,10 @@ def is_ordinary(tensor: torch.Tensor) -> bool:
 
 def find_place(target: torch.Tensor, entry: Entry, spec: TensorSpec) -> InPlace | None:
     """Return the target's memory if the saved bytes can be read straight into it."""
-    if not is_ordinary(target) or spec.meta:
+    if spec.meta:
         return None
+    if not is_ordinary(target):
+        return find_shared_place(target, target, entry, spec)
     if (encode_quantizer(target) if target.is_quantized else None) != spec.quantizer:
         return None
     held = (target.dtype, tuple(target.shape), target.stride(), target.is_conj(), target.is_neg())
@@ -47,6 +51,36 @@ def find_place(target: torch.Tensor, entry: Entry, spec: TensorSpec) -> InPlace 
     return InPlace(target, entry, size) if is_held else None
 
 
+def find_shared_place(target: object, tensor: torch.Tensor, entry: Entry, spec: TensorSpec) -> InPlace | None:
+    """Return what this rank holds of a tensor that ranks share, if the saved bytes can be read straight into that."""
+    pieces = find_pieces(target)
+    is_row = not (spec.packed or spec.offset or spec.conj or spec.neg or spec.quantizer)
+    is_row = is_row and spec.stride == contiguous_stride(spec.shape)
+    if pieces is None or not is_row or tensor.dtype != spec.dtype or any(piece.tensor.is_meta for piece in pieces):
+        return None
+    return InPlace(tensor, entry, 0, pieces)
+
+
+def find_pieces(target: object) -> tuple[Piece, ...] | None:
+    """Return the boxes that this rank holds of a tensor that ranks share; None if it is none of those."""
+    if isinstance(target, torch.Tensor) and (is_ordinary(target) or not is_strided(target)):
+        return None
+    held = describe(target)
+    return held.pieces if held.kind in ("shards", "replica") else None
+
+
+def cut_like(target: object, value: Any) -> Any:
+    """Return this rank's part of a tensor that was read as a whole, if the target is such a part; else the value."""
+    is_whole = isinstance(value, torch.Tensor) and is_ordinary(value)
+    if not is_whole or not isinstance(target, torch.Tensor) or is_ordinary(target) or find_pieces(target) is None:
+        return value
+    if target.shape != value.shape:
+        return value
+    made = torch.empty_like(target, dtype=value.dtype, requires_grad=False)
+    copy_into(made, value, what="a tensor that ranks share")
+    return made
+
+
 def repeats_items(tensor: torch.Tensor) -> bool:
     """Tell whether several items of a tensor are one and the same memory, as in an expanded one."""
     return any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True))
@@ -56,6 +90,11 @@ def copy_into(target: torch.Tensor, saved: object, *, what: str) -> None:
     """Copy a tensor that was read into one that is there, converting it if need be; one that was freed gets memory."""
     if not isinstance(saved, torch.Tensor):
         raise Corrupt(f"{what}: the stored tree and its entry disagree on what it is; run `holdfast check`", key=what)
+    pieces = find_pieces(target)
+    if pieces is not None:
+        for piece in pieces:
+            copy_into(piece.tensor, saved[slices(piece.box)], what=what)
+        return
     flags = [(each.dtype, each.is_conj(), each.is_neg()) for each in (target, saved)]
     # Bits, where they mean the same: there are dtypes that torch cannot copy.
     is_raw = is_ordinary(target) and is_ordinary(saved) and flags[0] == flags[1] and not target.is_quantized

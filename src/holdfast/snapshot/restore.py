@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from holdfast.errors import Mismatch
-from holdfast.snapshot.stateful import find_wrapping
+from holdfast.snapshot.places import cut_like
+from holdfast.snapshot.stateful import find_wrapping, has_hooks
 from holdfast.trees.outline import Path, join_name
 from holdfast.trees.rename import replace_by_prefix
 
@@ -27,7 +28,7 @@ def does_translate(module: torch.nn.Module) -> bool:
     if not _is_method(module.load_state_dict, _Module.load_state_dict):
         return True
     return any(
-        bool(each._load_state_dict_pre_hooks)
+        has_hooks(each._load_state_dict_pre_hooks)
         or not _is_known(type(each), "_load_from_state_dict", _Module._load_from_state_dict)
         for each in module.modules()
     )
@@ -35,14 +36,16 @@ def does_translate(module: torch.nn.Module) -> bool:
 
 def _is_plain(module: torch.nn.Module) -> bool:
     kind = type(module)
-    has_hooks = module._load_state_dict_post_hooks or module._state_dict_hooks or module._state_dict_pre_hooks
+    hooks = (module._load_state_dict_post_hooks, module._state_dict_hooks, module._state_dict_pre_hooks)
     has_own = kind.set_extra_state is not _Module.set_extra_state
-    return not has_hooks and not has_own and _is_known(kind, "_save_to_state_dict", _Module._save_to_state_dict)
+    return not has_hooks(*hooks) and not has_own and _is_known(kind, "_save_to_state_dict", _Module._save_to_state_dict)
 
 
 def _is_known(kind: type[torch.nn.Module], name: str, original: object) -> bool:
     # Torch's own modules override these to read what older versions of them saved.
-    return getattr(kind, name) is original or kind.__module__.startswith("torch.nn.modules.")
+    # Asked of the method, for `fully_shard` gives a module a class of its own that inherits it.
+    method = getattr(kind, name)
+    return method is original or method.__module__.startswith("torch.nn.modules.")
 
 
 def _is_method(method: Any, original: object) -> bool:
@@ -51,10 +54,34 @@ def _is_method(method: Any, original: object) -> bool:
 
 def restore(target: Any, state: Any, *, path: Path) -> None:
     """Load `state` into an object that is no module, through its own method."""
-    with _refusals(target, path):
-        target.load_state_dict(state)
+    with refusals(target, path):
         if isinstance(target, torch.optim.Optimizer):
-            keep_dtypes(target, state)
+            restore_optimizer(target, state)
+        else:
+            target.load_state_dict(state)
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Load a state, by the numbers of parameters, into an optimizer: cut as these are, and of the dtypes it has."""
+    _cut_like_parameters(optimizer, state)
+    optimizer.load_state_dict(state)
+    keep_dtypes(optimizer, state)
+
+
+def is_itemwise(field: object, shape: Sequence[int], parameter: torch.Tensor) -> bool:
+    """Tell whether a part of an optimizer's state has a value for each item of the parameter."""
+    return field != "step" and tuple(shape) == tuple(parameter.shape)
+
+
+def _cut_like_parameters(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Keep of what was read as a whole, and is a value for each item of a parameter, what this rank has of that."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    numbers = [number for group in state["param_groups"] for number in group["params"]]
+    for number, parameter in zip(numbers, parameters, strict=False):
+        held = state["state"].get(number)
+        for field, value in held.items() if isinstance(held, dict) else ():
+            if isinstance(value, torch.Tensor) and is_itemwise(field, value.shape, parameter):
+                held[field] = cut_like(parameter, value)
 
 
 def restore_module(target: torch.nn.Module, state: Any, *, path: Path, assign: bool, strict: bool) -> None:
@@ -64,14 +91,15 @@ def restore_module(target: torch.nn.Module, state: Any, *, path: Path, assign: b
     if not strict:
         options["strict"] = False
     prefix = find_wrapping(target)
-    with _refusals(target, path):
+    with refusals(target, path):
         if prefix:
             replace_by_prefix(state, "", prefix)
         target.load_state_dict(state, **options)
 
 
 @contextmanager
-def _refusals(target: Any, path: Path) -> Iterator[None]:
+def refusals(target: Any, path: Path) -> Iterator[None]:
+    """Turn what an object raises when it is loaded into Mismatch, naming it."""
     try:
         yield
     except (KeyError, ValueError, RuntimeError) as error:

@@ -5,17 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+from holdfast.errors import Unsupported
 from holdfast.progress import Progress
 from holdfast.repo.record import Json
 from holdfast.repo.repository import Repository
+from holdfast.repo.source import Source
 from holdfast.repo.writer import Request, SaveResult, save
 from holdfast.snapshot.environment import describe_environment
 from holdfast.snapshot.gc_pause import is_small, pause_gc
 from holdfast.snapshot.leaves import LeafWriter
 from holdfast.snapshot.stateful import expand
+from holdfast.tensors.shard_source import ShardSource
+from holdfast.tensors.sharded import Held
 from holdfast.trees.encoding import encode_tree
-from holdfast.trees.outline import TREE
+from holdfast.trees.outline import TREE, join_name
 from holdfast.trees.registered import Types
 
 
@@ -32,17 +37,42 @@ class SaveOptions:
     verify_reuse: bool = True
 
 
-def make_request(name: str, tree: object, options: SaveOptions, types: Types) -> Request:
-    """Turn a tree into what a repository can save; reads no tensor yet."""
+class Leaves(NamedTuple):
+    """A tree as it is saved: its shape, and its leaves as sources of bytes."""
+
+    node: Json
+    sources: list[Source]
+    held: dict[int, Held]
+    """Of those that other ranks have a part in, or the same."""
+    own: set[int]
+    """Those that are declared to be one rank's own."""
+    own_names: set[str]
+    """Values that are so declared and stand in the tree itself."""
+
+
+def make_leaves(tree: object, options: SaveOptions, types: Types) -> Leaves:
+    """Take a tree apart; reads no tensor yet."""
     leaves = LeafWriter(types, allow_pickle=options.allow_pickle, grads=options.grads)
-    state = expand(tree)
+    own_names: set[str] = set()
+    state = expand(tree, note_own=lambda path: own_names.add(join_name(path)))
     with pause_gc():
         node = encode_tree(state, types=types, encode_leaf=leaves.encode)
-        sources = leaves.make_sources()
+        return Leaves(node, leaves.make_sources(), leaves.held, leaves.own, own_names)
+
+
+def make_request(name: str, tree: object, options: SaveOptions, types: Types) -> Request:
+    """Turn a tree into what a repository can save, by one process that has all of it; reads no tensor yet."""
+    leaves = make_leaves(tree, options, types)
+    for source in leaves.sources:
+        if isinstance(source, ShardSource) and not source.is_whole:
+            raise Unsupported(
+                f"{source.name}: this process holds {source.size_bytes} of {source.whole_bytes} bytes of it;"
+                " save on all ranks together, with torch.distributed initialised and without collective=False"
+            )
     return Request(
         name,
-        sources,
-        spec={TREE: node},
+        leaves.sources,
+        spec={TREE: leaves.node},
         metadata=options.metadata,
         environment=describe_environment() if options.environment else {},
         base=options.base,

@@ -8,7 +8,7 @@ from collections.abc import Hashable
 import torch
 
 from holdfast.errors import Corrupt
-from holdfast.repo.manifest import Entry
+from holdfast.repo.entry import Entry
 from holdfast.snapshot.entries import is_rng_state
 from holdfast.snapshot.leaves import iter_entry_numbers
 from holdfast.snapshot.opened import Opened

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from holdfast.repo.chunk import CHUNK_BYTES, UNIT_BYTES
-from holdfast.repo.manifest import Entry
+from holdfast.repo.entry import Entry
 from holdfast.repo.reader import SnapshotReader
 from holdfast.tensors.build import CPU, build_tensor, dress, plan_block
 from holdfast.tensors.dtypes import item_bytes, items_per_byte

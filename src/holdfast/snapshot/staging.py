@@ -11,12 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import ge
-from typing import Final, Literal
+from typing import Final, Literal, Protocol
 
 import numpy as np
 import torch
 
 from holdfast.errors import SourceChanged, StoreError
+from holdfast.progress import Progress
 from holdfast.repo.chunk import UNIT_BYTES
 from holdfast.repo.engine import Engine, count_cores
 from holdfast.repo.record import Json
@@ -209,6 +210,13 @@ class _Meter:
             self.on_end()
 
 
+class Write(Protocol):
+    """What saves a request in the end: by one process, or with other ranks."""
+
+    def __call__(self, repo: Repository, request: Request, *, progress: Progress) -> SaveResult:
+        """Save it."""
+
+
 @dataclass(slots=True)
 class SaveHandle:
     """A save under way."""
@@ -221,6 +229,8 @@ class SaveHandle:
     _error: BaseException | None = None
     _is_told: bool = False
     _meter: _Meter = field(default_factory=_Meter)
+    _write: Write | None = None
+    """What saves it in the end, if not this process alone."""
 
     def done(self) -> bool:
         """Tell whether it has ended, well or not."""
@@ -248,7 +258,7 @@ class SaveHandle:
 
     def _run(self, repo: Repository, request: Request) -> None:
         try:
-            self._result = save(repo, request, progress=self._meter)
+            self._result = (self._write or save)(repo, request, progress=self._meter)
         except BaseException as error:  # noqa: BLE001  # whatever it is, the caller hears of it
             self._error = error
         finally:
@@ -266,14 +276,14 @@ class AsyncSaver:
         self._pid = os.getpid()
         self._is_awaited = False
 
-    def start(self, repo: Repository, request: Request, *, staging: Staging) -> SaveHandle:
+    def start(self, repo: Repository, request: Request, *, staging: Staging, write: Write | None = None) -> SaveHandle:
         """Copy, start to write and return; waits for the save before, and raises its error if nobody was told."""
         if staging not in ("full", "budget"):
             raise ValueError(f"staging must be 'full' or 'budget', not {staging!r}")
         started = time.monotonic()
         with self._lock:
             self._wait()
-            handle = SaveHandle(request.name)
+            handle = SaveHandle(request.name, _write=write)
             if staging == "full":
                 self._launch(handle, repo, replace(request, sources=self._slabs.copy(request.sources)))
             elif _needs_two_passes(repo, request):

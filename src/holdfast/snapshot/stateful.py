@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Mapping
 from copy import copy
 from typing import Any, Final, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 
 from holdfast.errors import Unsupported
+from holdfast.tensors.sharded import PerRank, Shard
 from holdfast.trees.outline import Path, join_name
 from holdfast.trees.rename import replace_by_prefix
 
 _MAX_DEPTH: Final = 200
+_FSDP: Final = "torch.distributed.fsdp._fully_shard."
+
+NoteOwn = Callable[[Path], None]
 
 
 @runtime_checkable
@@ -37,7 +43,21 @@ def read_state(value: Stateful) -> Any:
     prefix = find_wrapping(value)
     if prefix:
         replace_by_prefix(state, prefix, "")
+        unwrap_metadata(state, prefix)
     return state
+
+
+def unwrap_metadata(state: Any, prefix: str) -> None:
+    """Let what a state dict says about modules, the version of each, be about those without their wrappers."""
+    held = getattr(state, "_metadata", None)
+    if isinstance(held, dict):
+        # The name of a module has no dot at its end; that of the outermost is empty.
+        inner = {f"{name}." if name else "": value for name, value in held.items()}
+        state._metadata = OrderedDict(
+            (name.removeprefix(prefix).removesuffix("."), value)
+            for name, value in inner.items()
+            if name.startswith(prefix)
+        )
 
 
 def find_wrapping(value: object) -> str:
@@ -54,18 +74,32 @@ def find_wrapping(value: object) -> str:
 
 
 def _has_state_hooks(module: torch.nn.Module) -> bool:
-    return bool(module._state_dict_hooks or module._load_state_dict_pre_hooks)
+    return has_hooks(module._state_dict_hooks, module._load_state_dict_pre_hooks)
 
 
-def expand(tree: object) -> object:
-    """Return the tree with every object that keeps a state replaced by it; containers without any are not copied."""
-    return _Expansion().expand(tree, ())
+def has_hooks(*tables: Mapping[int, Any]) -> bool:
+    """Tell whether there are hooks, other than those of `fully_shard`, which change no state: they only reshard."""
+    return any(not _is_of_fsdp(hook) for hooks in tables for hook in hooks.values())
+
+
+def _is_of_fsdp(hook: Any) -> bool:
+    # Torch wraps some hooks in an object of its own.
+    return str(getattr(hook, "hook", hook).__module__).startswith(_FSDP)
+
+
+def expand(tree: object, *, note_own: NoteOwn = lambda path: None) -> object:
+    """Return the tree with every object that keeps a state replaced by it; containers without any are not copied.
+
+    `note_own` is told of values that stand in the tree itself and are declared to be one rank's own.
+    """
+    return _Expansion(note_own).expand(tree, ())
 
 
 class _Expansion:
     """One run over a tree; what nests too deep is left for the encoder to refuse."""
 
-    def __init__(self) -> None:
+    def __init__(self, note_own: NoteOwn) -> None:
+        self._note_own = note_own
         # By identity, and each kept alive with what became of it: containers may be shared, and states are new objects.
         self._known: dict[int, tuple[object, object]] = {}
         self._open: set[int] = set()
@@ -102,13 +136,33 @@ class _Expansion:
             if all(new is old for new, old in zip(members, value, strict=True)):
                 return value
             return kind(*members) if _is_named_tuple(value) else kind(members)
+        if isinstance(value, PerRank):
+            return _declare(self.expand(value.value, path), path, self._note_own)
         return self.expand(read_state(value), path) if is_stateful(value) else value
+
+
+def _declare(value: Any, path: Path, note: NoteOwn) -> Any:
+    """Return a tree with every leaf in it declared to be one rank's own; `note` hears of values that are none."""
+    kind = type(value)
+    if kind in _DICTS:
+        declared = copy(value)
+        declared.update({key: _declare(item, (*path, key), note) for key, item in value.items()})
+        return declared
+    if kind in (list, tuple) or _is_named_tuple(value):
+        members = [_declare(item, (*path, index), note) for index, item in enumerate(value)]
+        return kind(*members) if _is_named_tuple(value) else kind(members)
+    if isinstance(value, _LEAVES):
+        return PerRank(value)
+    if not isinstance(value, PerRank):
+        note(path)
+    return value
 
 
 def _is_named_tuple(value: object) -> bool:
     return isinstance(value, tuple) and isinstance(getattr(value, "_fields", None), tuple)
 
 
+_LEAVES: Final = (torch.Tensor, Shard, np.ndarray, str, bytes, bytearray)
 _DICTS: Final = frozenset({dict, OrderedDict, defaultdict})
 _PLAIN: Final = frozenset({int, float, str, bool, type(None), bytes})
 _KEPT: Final = _PLAIN | {torch.Tensor, torch.nn.Parameter}

@@ -7,41 +7,67 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from queue import SimpleQueue
 from typing import Final
 
-from holdfast.store.blocks import PAGE_BYTES, copy_bytes, new_block
+from holdfast.store.blocks import PAGE_BYTES, LentBlock, copy_bytes, is_aligned, new_block
 from holdfast.store.files import Files
 
 BLOCK_BYTES: Final = 4 << 20
-_BLOCKS: Final = 4
-"""One is being filled while the others are written: this is all the memory that a file under way takes."""
+_WRITES: Final = 4
+"""Blocks that are being written while one more is filled: this is all the memory that a file under way takes."""
 
 
 class _Writing:
-    """A block that is being written by a thread of its own: next to what the disk takes, that costs nothing."""
+    """A block that is being written."""
 
-    def __init__(self, block: memoryview, write: Callable[[], None]) -> None:
-        self.block = block
+    def __init__(self, write: Callable[[], None]) -> None:
         self._write = write
+        self._done = threading.Event()
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="holdfast-write")
-        self._thread.start()
 
-    def _run(self) -> None:
+    def run(self) -> None:
         try:
             self._write()
         except BaseException as error:  # noqa: BLE001 - told to whoever waits
             self._error = error
+        finally:
+            self._done.set()
 
-    def wait(self) -> None:
+    def result(self) -> None:
         """Wait until it is written, or raise what kept it from being so."""
-        self.wait_quietly()
+        self._done.wait()
         if self._error is not None:
             raise self._error
 
-    def wait_quietly(self) -> None:
-        """Wait until nothing is written any more, whether it was or not."""
-        self._thread.join()
+
+class _Threads:
+    """A few threads that write. The standard pool would take longer to load than a small command takes to run."""
+
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[_Writing | None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+
+    def submit(self, write: Callable[[], None]) -> _Writing:
+        writing = _Writing(write)
+        if len(self._threads) < _WRITES:
+            thread = threading.Thread(target=self._work, name="holdfast-write")
+            thread.start()
+            self._threads.append(thread)
+        self._queue.put(writing)
+        return writing
+
+    def shutdown(self) -> None:
+        """Write all that was submitted, then end."""
+        for _ in self._threads:
+            self._queue.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _work(self) -> None:
+        while (writing := self._queue.get()) is not None:
+            writing.run()
+            del writing  # it holds a block
 
 
 class BlockWriter:
@@ -54,7 +80,9 @@ class BlockWriter:
         self._may_be_direct = may_be_direct
         self._is_direct = False
         self._has_begun = False
+        self._threads: _Threads | None = None
         self._under_way: deque[_Writing] = deque()
+        self._free: list[memoryview] = []
         self._block: memoryview | None = None
         self._filled = 0
         self._start = 0
@@ -70,12 +98,33 @@ class BlockWriter:
             self._filled += part.nbytes
             data = data[part.nbytes :]
             if self._filled == BLOCK_BYTES:
-                self._hand_over(self._block)
+                self._flush()
+
+    def append_block(self, block: LentBlock) -> None:
+        """Write a block from where it is, but for what is no whole page; a copy of it if it does not lie on pages."""
+        memory = block.memory
+        whole = memory.nbytes // PAGE_BYTES * PAGE_BYTES
+        if not whole or not is_aligned(memory, self._start + self._filled):
+            try:
+                self.append(memory)
+            finally:
+                block.release()
+            return
+        odd = memoryview(bytes(memory[whole:]))
+        try:
+            self._flush()
+            self._wait_for_room()
+            self._choose_way()
+        except BaseException:
+            block.release()
+            raise
+        self._begin(memory[:whole], block.release)
+        self.append(odd)
 
     def finish(self) -> None:
         """Write what is left and wait for all of it; it is not durable yet."""
         while self._under_way:
-            self._under_way.popleft().wait()
+            self._under_way.popleft().result()
         if self._block is not None and self._filled:
             # The end of a file is hardly ever a whole page.
             whole = self._filled // PAGE_BYTES * PAGE_BYTES if self._is_direct else 0
@@ -86,33 +135,55 @@ class BlockWriter:
 
     def stop(self) -> None:
         """Write no more; once this returns, nobody uses the file."""
-        while self._under_way:
-            self._under_way.popleft().wait_quietly()
-        self._block = None
+        if self._threads:
+            self._threads.shutdown()
+        self._threads, self._block = None, None
+        self._under_way.clear()
 
     def _take_block(self) -> memoryview:
-        if len(self._under_way) < _BLOCKS - 1:
-            return new_block(BLOCK_BYTES)
-        written = self._under_way.popleft()
-        written.wait()
-        return written.block
+        self._wait_for_room()
+        # The first may be the last, and hold a few hundred bytes.
+        return self._free.pop() if self._free else new_block(BLOCK_BYTES, huge=self._has_begun)
 
-    def _hand_over(self, block: memoryview) -> None:
+    def _wait_for_room(self) -> None:
+        while len(self._under_way) >= _WRITES:
+            self._under_way.popleft().result()
+
+    def _flush(self) -> None:
+        """Let what was copied so far, whole pages, be written."""
+        block, filled = self._block, self._filled
+        if block is not None:
+            self._choose_way()
+            self._block, self._filled = None, 0
+            self._begin(block[:filled], partial(self._free.append, block))
+
+    def _choose_way(self) -> None:
         if not self._has_begun:
             self._has_begun = True
             self._is_direct = self._may_be_direct and self._files.set_direct(self._handle, direct=True)
-        self._under_way.append(_Writing(block, partial(self._write, block, self._start)))
-        self._start += BLOCK_BYTES
-        self._block, self._filled = None, 0
+
+    def _begin(self, data: memoryview, release: Callable[[], None]) -> None:
+        """Let a thread write, which releases the memory whatever happens."""
+        # Threads that stay: to begin one for each block takes two turns of cores that are busy hashing.
+        self._threads = self._threads or _Threads()
+        self._under_way.append(self._threads.submit(partial(self._write_and_release, data, self._start, release)))
+        self._start += data.nbytes
+
+    def _write_and_release(self, data: memoryview, start: int, release: Callable[[], None]) -> None:
+        try:
+            self._write(data, start)
+        finally:
+            release()
 
     def _write(self, data: memoryview, start: int) -> None:
         """Write every byte, however few each call takes."""
         while data.nbytes:
+            was_direct = self._is_direct  # another thread may change it meanwhile, for the same reason
             try:
                 count = self._files.write_at(self._handle, start, data)
             except OSError as error:
                 # It wants a coarser alignment than any disk that we know, or has taken a part that is not whole pages.
-                if error.errno != errno.EINVAL or not self._is_direct:
+                if error.errno != errno.EINVAL or not was_direct:
                     raise
                 self._go_through_cache()
                 continue

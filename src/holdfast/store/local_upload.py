@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
@@ -13,6 +13,7 @@ from typing import Final, Self
 from holdfast.digest import Buffer
 from holdfast.errors import ObjectExists, ReadOnlyStore, StoreError, StoreFull
 from holdfast.store.block_writer import BlockWriter
+from holdfast.store.blocks import LentBlock
 from holdfast.store.files import Files
 from holdfast.store.naming import UNSUPPORTED, FileNamer, Naming
 
@@ -105,17 +106,21 @@ class LocalUpload:
     def append(self, *buffers: Buffer) -> None:
         """Append `buffers`; a failure ends the upload."""
         self._verify_open()
-        try:
+        with self._ending_by_failure():
             for view in _iter_gathered(buffers):
                 self._size_bytes += view.nbytes
                 self._writer.append(view)
-        except OSError as error:
-            self.abort()
-            raise self._target.explain(error, needed_bytes=self._size_bytes) from error
-        except BaseException:
-            # How much was written is not known: it must never be committed.
-            self.abort()
+
+    def append_block(self, block: LentBlock) -> None:
+        """Append a block without copying it; a failure ends the upload."""
+        try:
+            self._verify_open()
+        except StoreError:
+            block.release()
             raise
+        with self._ending_by_failure():
+            self._size_bytes += block.memory.nbytes
+            self._writer.append_block(block)
 
     def commit(self) -> None:
         """Give the file its name; any failure ends the upload."""
@@ -151,6 +156,18 @@ class LocalUpload:
         if self._ended or self._handle is None:
             raise StoreError(f"the upload of {self._target.path} has ended; begin a new one", key=self._target.key)
         return self._handle
+
+    @contextmanager
+    def _ending_by_failure(self) -> Iterator[None]:
+        """End the upload if writing fails: how much was written is not known, so it must never be committed."""
+        try:
+            yield
+        except OSError as error:
+            self.abort()
+            raise self._target.explain(error, needed_bytes=self._size_bytes) from error
+        except BaseException:
+            self.abort()
+            raise
 
     def _seal(self, handle: int) -> tuple[int, int]:
         """Finish the temporary file; return its identity."""

@@ -11,6 +11,7 @@ from typing import Final, Protocol, Self, runtime_checkable
 
 from holdfast.digest import Buffer
 from holdfast.errors import BadName
+from holdfast.store.blocks import LentBlock
 
 MAX_KEY_BYTES: Final = 512
 MAX_COMPONENT_BYTES: Final = 240
@@ -85,6 +86,17 @@ class Upload(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Abort unless committed."""
+
+
+@runtime_checkable
+class BlockUpload(Upload, Protocol):
+    """The optional way to append memory without copying it."""
+
+    def append_block(self, block: LentBlock) -> None:
+        """Append a block, written from where it is if it begins on a page of the object too; raises as `append` does.
+
+        The block is released exactly once, when it was written or never will be, also if this raises.
+        """
 
 
 class ObjectStore(Protocol):

@@ -6,12 +6,13 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Final, NamedTuple
 
 import torch
 
 from holdfast.errors import SourceChanged, TooLarge, Unsupported
+from holdfast.repo.boxes import cut_rows, volume, whole
 from holdfast.repo.chunk import CHUNK_BYTES
 from holdfast.repo.record import Json
 from holdfast.tensors.dtypes import item_bytes, items_per_byte
@@ -304,23 +305,13 @@ def _find_rows(spec: TensorSpec) -> tuple[int, ...]:
 
 
 def _cut_cells(start: int, stop: int, item_bytes: int, shape: tuple[int, ...]) -> list[int]:
-    """Return where the cells of [start, stop) end: as many whole rows of the outermost dimension as fit in a chunk.
+    """Return where the cells of [start, stop) end: whole rows of a tensor of that shape, or the plain grid.
 
     The grid depends on the shape alone, so a tensor that is saved in shards of rows has the same cells.
     """
-    row_bytes = math.prod(shape[1:]) * item_bytes if shape else 0
-    if not 0 < row_bytes <= CHUNK_BYTES:
-        return _cut_rows(start, stop, row_bytes)
-    step = CHUNK_BYTES // row_bytes * row_bytes
-    return [*range(start + step, stop, step), stop]
-
-
-def _cut_rows(start: int, stop: int, row_bytes: int) -> list[int]:
-    """Cut what has rows larger than a chunk, or none: within a row on the plain grid, and at every row."""
-    if row_bytes == 0:
+    if stop - start <= CHUNK_BYTES:
+        return [stop]
+    if not shape:
         return [*range(start + CHUNK_BYTES, stop, CHUNK_BYTES), stop]
-    return [
-        end
-        for row in range(start, stop, row_bytes)
-        for end in (*range(row + CHUNK_BYTES, min(row + row_bytes, stop), CHUNK_BYTES), min(row + row_bytes, stop))
-    ]
+    sizes = (volume(cell) * item_bytes for cell in cut_rows(whole(shape), shape, item_bytes))
+    return list(accumulate(sizes, initial=start))[1:]

@@ -1,1 +1,1 @@
-"""For people who write stores: the contract suite, and stores and disks that fail on cue."""
+"""For people who write stores or test with many ranks: the contract suite, stores and disks that fail on cue, ranks."""

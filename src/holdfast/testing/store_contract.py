@@ -11,7 +11,8 @@ from typing import Final
 import pytest
 
 from holdfast.errors import BadName, Corrupt, HoldfastError, NotFound, ObjectExists, ReadOnlyStore, StoreError
-from holdfast.store.protocol import MAX_COMPONENT_BYTES, MAX_KEY_BYTES, ConditionalStore, ObjectStore
+from holdfast.store.blocks import LentBlock, new_block
+from holdfast.store.protocol import MAX_COMPONENT_BYTES, MAX_KEY_BYTES, BlockUpload, ConditionalStore, ObjectStore
 from holdfast.testing.housekeeping_contract import HousekeepingContract
 
 THREADS: Final = 16
@@ -231,6 +232,18 @@ class StoreContract(HousekeepingContract):
                 store.stat("packs/one")
             upload.commit()
             assert _keys(store, "") == ["packs/one"]
+
+    def test_an_upload_that_takes_blocks_releases_each_once(self, store: ObjectStore) -> None:
+        released: list[int] = []
+        memory = [new_block(size)[:size] for size in (8192, 5000, 8192)]
+        with store.upload("packs/one") as upload:
+            if not isinstance(upload, BlockUpload):
+                pytest.skip("uploads to this store take no blocks")
+            for number, block in enumerate(memory):
+                upload.append_block(LentBlock(block, partial(released.append, number)))
+            upload.commit()
+        assert sorted(released) == [0, 1, 2]
+        assert store.read("packs/one", limit_bytes=LIMIT_BYTES) == b"".join(memory)
 
     def test_an_upload_is_what_was_appended_in_order(self, store: ObjectStore) -> None:
         with store.upload("packs/one") as upload:

@@ -9,14 +9,15 @@ from holdfast.repo import manifest as manifest_module
 from holdfast.repo import pack as pack_module
 from holdfast.repo.chunk import Location
 from holdfast.repo.columns import Kind, Table, column, decode_table, encode_table
-from holdfast.repo.manifest import Entry, encode_manifest
+from holdfast.repo.entry import Entry
+from holdfast.repo.manifest_encoding import encode_manifest
 from holdfast.repo.pack import HEADER, TRAILER, PackedChunk, encode_header
 from holdfast.repo.record import Json
 from tests.unit.repo.saving import PACK_ID, inline_ref, packed_ref
 
 FOOTER = pack_module._FOOTER
-SCHEMA = manifest_module._SCHEMA
-MANIFEST_HEADER = manifest_module._HEADER
+SCHEMA = manifest_module.SCHEMA
+MANIFEST_HEADER = manifest_module.HEADER
 
 HONEST = [
     Entry("weights", 3000, (packed_ref(b"w" * 2000), packed_ref(b"v" * 1000, offset=2112)), {"dtype": "f"}),

@@ -12,9 +12,9 @@ from typing import TypedDict, Unpack
 from holdfast.digest import Buffer, Digest, fingerprint, hash_bytes
 from holdfast.errors import StoreError
 from holdfast.repo.chunk import RAW, ChunkRef, Location
+from holdfast.repo.entry import Entry
 from holdfast.repo.findings import Finding
 from holdfast.repo.layout import PACKS, SHELVES, SNAPSHOTS, escape_name, find_shelf, generation_key, snapshot_stem
-from holdfast.repo.manifest import Entry
 from holdfast.repo.pack import HEADER, Footer, PackedChunk
 from holdfast.repo.reader import SnapshotReader
 from holdfast.repo.record import Json

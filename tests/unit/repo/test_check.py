@@ -11,9 +11,10 @@ from holdfast.digest import hash_bytes
 from holdfast.errors import NotFound
 from holdfast.repo.check import Checker
 from holdfast.repo.chunk import ChunkRef
+from holdfast.repo.entry import Entry, digest_snapshot
 from holdfast.repo.findings import Finding
 from holdfast.repo.layout import ManifestRef, manifest_key, new_file_id, pack_key
-from holdfast.repo.manifest import Entry, digest_snapshot, encode_manifest
+from holdfast.repo.manifest_encoding import encode_manifest
 from holdfast.repo.pack import PackBuilder
 from holdfast.repo.repository import Repository
 from holdfast.repo.snapshots import Snapshot, commit_snapshot, delete_snapshot

@@ -12,6 +12,7 @@ from holdfast.digest import hash_bytes
 from holdfast.errors import Corrupt, DigestMismatch, NameInUse, ReadOnlyStore
 from holdfast.repo.check import Checker
 from holdfast.repo.copying import copy_snapshot
+from holdfast.repo.entry import Entry
 from holdfast.repo.layout import (
     LEASES,
     MANIFESTS,
@@ -23,7 +24,7 @@ from holdfast.repo.layout import (
     new_write_id,
     pack_key,
 )
-from holdfast.repo.manifest import Entry, encode_manifest
+from holdfast.repo.manifest_encoding import encode_manifest
 from holdfast.repo.repository import Repository, open_repository
 from holdfast.repo.snapshots import commit_snapshot
 from holdfast.repo.writer import SaveResult

@@ -34,7 +34,7 @@ def test_pieces_come_hashed_in_order() -> None:
     pieces = cut_sources([BytesSource("a", noise(3 * MIB + 5)), BytesSource("b", b"12")])
     with Engine("test", budget_bytes=4 * MIB, waits=False) as engine:
         hasher = Hasher(engine, Stages(), batch_bytes=MIB)
-        hashed = [item for batch in hasher.iter_batches(pieces) for item in batch]
+        hashed = [item for batch in hasher.iter_batches(pieces) for item in batch.items]
         refs = list(hasher.iter_digests(pieces))
     assert [item.piece for item in hashed] == pieces
     assert all(item.digest == hash_bytes(item.data) for item in hashed)
@@ -147,7 +147,7 @@ def test_small_pieces_are_hashed_where_they_are_taken_and_large_ones_on_threads(
     with Engine("test", budget_bytes=16 * MIB, waits=False) as engine:
         hasher = Hasher(engine, Stages(), batch_bytes=MIB)
         pieces = cut_sources([small, large, small])
-        hashed = [item for batch in hasher.iter_batches(pieces) for item in batch]
+        hashed = [item for batch in hasher.iter_batches(pieces) for item in batch.items]
     assert [item.piece for item in hashed] == pieces
     assert readers["small"] is threading.current_thread()
     assert readers["large"] is not threading.current_thread()
@@ -156,5 +156,6 @@ def test_small_pieces_are_hashed_where_they_are_taken_and_large_ones_on_threads(
 def test_a_hashed_piece_holds_plain_bytes() -> None:
     source = Typed(array("I", [1, 2]))
     with Engine("test", budget_bytes=MIB, waits=False) as engine:
-        ((item,),) = Hasher(engine, Stages(), batch_bytes=MIB).iter_batches([Piece(source, 0, 0, 8)])
+        (batch,) = Hasher(engine, Stages(), batch_bytes=MIB).iter_batches([Piece(source, 0, 0, 8)])
+    (item,) = batch.items
     assert (len(item.data), item.data.format) == (8, "B")

@@ -15,18 +15,10 @@ from holdfast.digest import Digest, hash_bytes
 from holdfast.errors import Corrupt, DigestMismatch, NewerFormat, NotFound, TooLarge
 from holdfast.repo.chunk import CHUNK_BYTES, ChunkRef, Location
 from holdfast.repo.columns import Kind
+from holdfast.repo.entry import Entry, digest_entry, digest_snapshot
 from holdfast.repo.layout import ManifestRef, manifest_key
-from holdfast.repo.manifest import (
-    INLINE,
-    Entry,
-    Manifest,
-    decode_manifest,
-    digest_entry,
-    digest_snapshot,
-    encode_manifest,
-    read_manifest,
-    read_packs,
-)
+from holdfast.repo.manifest import INLINE, Manifest, decode_manifest, read_head, read_manifest
+from holdfast.repo.manifest_encoding import encode_manifest
 from holdfast.repo.record import Json
 from holdfast.store.memory import MemoryStore
 from tests.unit.repo.forging import HONEST, forge_manifest, moved, seal_manifest
@@ -114,13 +106,13 @@ def store_manifest(store: MemoryStore, data: bytes) -> ManifestRef:
 
 def test_the_packs_of_a_manifest_are_read_without_the_rest(store: MemoryStore) -> None:
     ref = store_manifest(store, encode_manifest(None, HONEST))
-    assert read_packs(store, ref) == read_manifest(store, ref).packs == [PACK_ID]
+    assert read_head(store, ref)[0] == read_manifest(store, ref).packs == [PACK_ID]
 
 
 def test_packs_are_not_read_from_a_manifest_other_than_the_record_says(store: MemoryStore) -> None:
     ref = store_manifest(store, encode_manifest(None, HONEST))
     with pytest.raises(DigestMismatch, match="its snapshot keeps"):
-        read_packs(store, replace(ref, digest=hash_bytes(b"another")))
+        read_head(store, replace(ref, digest=hash_bytes(b"another")))
 
 
 @pytest.mark.parametrize(
@@ -129,7 +121,8 @@ def test_packs_are_not_read_from_a_manifest_other_than_the_record_says(store: Me
         ({"packs": ["../elsewhere"]}, Corrupt),
         ({"packs": [1]}, Corrupt),
         ({"packs": None}, Corrupt),
-        ({"parts": ["x"]}, NewerFormat),
+        ({"parts": ["x"]}, Corrupt),
+        ({"parts": None}, Corrupt),
     ],
 )
 def test_packs_that_cannot_be_told_are_refused(
@@ -137,7 +130,7 @@ def test_packs_that_cannot_be_told_are_refused(
 ) -> None:
     ref = store_manifest(store, forge_manifest(head=head))
     with pytest.raises(error):
-        read_packs(store, ref)
+        read_head(store, ref)
 
 
 @pytest.mark.parametrize("dims", [0, 1])
@@ -165,9 +158,34 @@ def test_a_later_minor_version_is_read() -> None:
     assert len(decode(later + hash_bytes(later))) == 3
 
 
-def test_a_manifest_of_many_ranks_asks_for_an_upgrade() -> None:
-    with pytest.raises(NewerFormat, match="many ranks"):
-        decode(forge_manifest(head={"parts": ["x"]}))
+PART = [PACK_ID, "00" * 32, 10, "11" * 32]
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        "x",
+        [],
+        PART[:3],
+        [*PART, 1],
+        ["../x", *PART[1:]],
+        [PACK_ID, "00" * 31, 10, "11" * 32],
+        [PACK_ID, "zz" * 32, 10, "11" * 32],
+        [PACK_ID, "00" * 32, 0, "11" * 32],
+        [PACK_ID, "00" * 32, 1 << 40, "11" * 32],
+        [PACK_ID, "00" * 32, True, "11" * 32],
+        [PACK_ID, 5, 10, None],
+    ],
+)
+def test_a_part_that_cannot_be_is_refused(part: Json) -> None:
+    with pytest.raises(Corrupt, match="a part is malformed"):
+        decode(forge_manifest(head={"parts": [part]}))
+
+
+def test_a_root_names_its_parts() -> None:
+    (part,) = decode(forge_manifest(head={"parts": [PART]})).parts
+
+    assert part.to_json() == PART
 
 
 def test_unknown_columns_are_refused_or_ignored_as_they_say() -> None:
@@ -281,8 +299,8 @@ def test_a_manifest_whose_chunks_are_all_the_same_is_read_back() -> None:
 
 
 def test_what_could_not_be_read_back_is_not_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.repo.manifest.MAX_TABLE_BYTES", 100)
-    with pytest.raises(TooLarge, match="3 chunks in 3 entries"):
+    monkeypatch.setattr("holdfast.repo.manifest_encoding.MAX_TABLE_BYTES", 100)
+    with pytest.raises(TooLarge, match="3 entries"):
         encode_manifest(None, HONEST)
 
 

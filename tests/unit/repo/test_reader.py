@@ -10,8 +10,8 @@ import pytest
 from holdfast.digest import fingerprint, hash_bytes, short_hex
 from holdfast.errors import Corrupt, DigestMismatch, MissingChunk, NewerFormat, NotFound, StoreError
 from holdfast.repo.chunk import CHUNK_BYTES, UNIT_BYTES, ChunkRef, Location
+from holdfast.repo.entry import Entry
 from holdfast.repo.layout import manifest_key, pack_key
-from holdfast.repo.manifest import Entry
 from holdfast.repo.pack import PackBuilder, parse_pack_key
 from holdfast.repo.reader import SnapshotReader, open_snapshot
 from holdfast.repo.repository import Repository
@@ -297,9 +297,9 @@ def test_inline_bytes_are_verified(repo: Repository) -> None:
             reader.read_entry("x")
 
 
-def test_a_sharded_entry_asks_for_an_upgrade(repo: Repository) -> None:
+def test_a_part_of_an_entry_without_the_others_is_damage(repo: Repository) -> None:
     entry = Entry("x", 4, (inline_ref(b"1234", box=(0, 4)),), dims=1)
-    with with_entry(repo, entry) as reader, pytest.raises(NewerFormat, match=r"'x' is sharded.*: upgrade"):
+    with with_entry(repo, entry) as reader, pytest.raises(Corrupt, match=r"'x' is only a part of an entry"):
         reader.read_entry("x")
 
 

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.digest import hash_bytes
-from holdfast.errors import NewerFormat
+from holdfast.errors import Corrupt
 from holdfast.repo.chunk import RAW, UNIT_BYTES, ChunkRef, Location
-from holdfast.repo.manifest import Entry
+from holdfast.repo.entry import Entry
 from holdfast.repo.stretches import (
     STRETCH_BYTES,
     Want,
@@ -126,7 +126,7 @@ def test_an_entry_lies_in_one_piece_or_not(spans: list[tuple[int, int]], codec: 
     assert is_in_one_piece(entry("a", *spans, codec=codec)) is expected
 
 
-def test_a_sharded_entry_is_left_to_a_later_version() -> None:
+def test_a_part_of_an_entry_is_not_read_for_the_whole() -> None:
     made = Entry("a", 0, (), None, None, dims=1)
-    with pytest.raises(NewerFormat, match="'a' is sharded"):
+    with pytest.raises(Corrupt, match="'a' is only a part"):
         list_wants(made, 0, memoryview(b""))

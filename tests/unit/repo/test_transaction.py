@@ -7,15 +7,15 @@ import logging
 import pytest
 
 from holdfast.errors import LeaseLost, NameInUse
+from holdfast.repo.entry import Entry
 from holdfast.repo.layout import LEASES, MANIFESTS, PACKS, SNAPSHOTS, pack_key
-from holdfast.repo.manifest import Entry
 from holdfast.repo.marks import ABANDONED_S
 from holdfast.repo.pack import NewChunk
 from holdfast.repo.repository import Repository
 from holdfast.repo.roots import read_leases
 from holdfast.repo.snapshots import read_name
 from holdfast.repo.sweep import fence
-from holdfast.repo.transaction import Draft, Transaction
+from holdfast.repo.transaction import Draft, Part, Transaction
 from holdfast.store.memory import MemoryStore, VirtualClock
 from tests.unit.repo.saving import inline_ref, keys, load_bytes, noise, pack_of, read_entries, save_bytes, snapshot_of
 from tests.unit.repo.standing import put_mark
@@ -24,7 +24,7 @@ ENTRIES = [Entry("x", 4, (inline_ref(b"1234"),))]
 
 
 def commit(transaction: Transaction, repo: Repository, name: str = "a") -> None:
-    transaction.commit(Draft(read_name(repo.store, name)), ENTRIES, rewrite=list)
+    transaction.commit(Draft(read_name(repo.store, name)), lambda: [Part(None, ENTRIES)], rewrite=list)
 
 
 def fence_all(store: MemoryStore) -> None:
@@ -46,7 +46,7 @@ def test_nothing_happens_before_it_is_entered(ready: Repository) -> None:
 
 def test_inside_a_lease_tells_what_it_is_for(ready: Repository) -> None:
     with Transaction(ready, purpose="save 'a'") as transaction:
-        assert read_leases(ready.store)[transaction.lease.lease_id].purpose == "save 'a'"
+        assert read_leases(ready.store)[transaction.lease_id].purpose == "save 'a'"
         commit(transaction, ready)
     assert keys(ready.store, LEASES) == []
     assert load_bytes(ready, "a") == {"x": b"1234"}
@@ -55,8 +55,8 @@ def test_inside_a_lease_tells_what_it_is_for(ready: Repository) -> None:
 def test_a_draft_says_what_the_record_holds(ready: Repository, clock: VirtualClock) -> None:
     clock.advance(77)
     with Transaction(ready, purpose="save") as transaction:
-        draft = Draft(read_name(ready.store, "a"), spec=[1], metadata={"k": "v"}, time_s=5.0)
-        made = transaction.commit(draft, ENTRIES, rewrite=list)
+        draft = Draft(read_name(ready.store, "a"), metadata={"k": "v"}, time_s=5.0)
+        made = transaction.commit(draft, lambda: [Part([1], ENTRIES)], rewrite=list)
     assert made == snapshot_of(ready, "a")
     assert (made.time_s, made.metadata, made.num_entries, made.logical_bytes) == (5.0, {"k": "v"}, 1, 4)
     assert ready.recent.find("a") == made
@@ -109,7 +109,7 @@ def test_marks_that_never_end_make_it_give_up(ready: Repository, store: MemorySt
     put_mark(store, [pack_key(pack_of(ready, "a", "x").pack_id)])
     with pytest.raises(LeaseLost, match="collectors keep marking what it uses"):
         with Transaction(ready, purpose="save") as transaction:
-            transaction.commit(Draft(read_name(store, "b")), [entry], rewrite=list)
+            transaction.commit(Draft(read_name(store, "b")), lambda: [Part(None, [entry])], rewrite=list)
     assert read_name(store, "b").snapshot is None
 
 
@@ -118,7 +118,7 @@ def test_a_name_taken_meanwhile_is_a_conflict_and_only_leaves_a_manifest(ready: 
     save_bytes(ready, "a", {"x": b"theirs"})
     manifests = len(keys(ready.store, MANIFESTS))
     with pytest.raises(NameInUse), Transaction(ready, purpose="save") as transaction:
-        transaction.commit(Draft(state), ENTRIES, rewrite=list)
+        transaction.commit(Draft(state), lambda: [Part(None, ENTRIES)], rewrite=list)
     assert load_bytes(ready, "a") == {"x": b"theirs"}
     assert keys(ready.store, LEASES) == []
     assert len(keys(ready.store, MANIFESTS)) == manifests + 1

@@ -216,11 +216,3 @@ def test_a_thousand_scalars_take_little_room_and_at_most_one_pack(store: Store) 
     assert stored_bytes(store.repository.store) < 200_000
     assert len(keys(store.repository.store, PACKS)) <= 1
     assert [tensor.item() for tensor in store.load("x").values()] == list(range(1000))
-
-
-def test_a_tensor_saved_whole_and_in_shards_of_rows_shares_its_chunks(store: Store) -> None:
-    whole = noise(16, 75_000)  # three rows to a chunk
-    first = store.save("whole", whole)
-    second = store.save("shards", [part.clone() for part in torch.split(whole, 6)])
-    assert first.new_bytes == whole.nbytes
-    assert second.new_bytes == 0

@@ -10,7 +10,7 @@ import torch
 
 from holdfast.errors import Mismatch
 from holdfast.facade import Store
-from holdfast.repo.manifest import Entry
+from holdfast.repo.entry import Entry
 from holdfast.snapshot.opened import Opened
 from holdfast.snapshot.places import copy_into
 from holdfast.store.memory import MemoryStore

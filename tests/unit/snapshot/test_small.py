@@ -9,8 +9,8 @@ import torch
 
 from holdfast.errors import Corrupt, DigestMismatch
 from holdfast.facade import Store
+from holdfast.repo.entry import Entry
 from holdfast.repo.layout import pack_key
-from holdfast.repo.manifest import Entry
 from holdfast.snapshot.gc_pause import pause_gc, pause_gc_if_small
 from holdfast.snapshot.load import LeafReader
 from holdfast.snapshot.options import LoadOptions

@@ -8,9 +8,11 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+import holdfast
 from holdfast.errors import Unsupported
 from holdfast.facade import Store
 from holdfast.snapshot.stateful import expand, is_stateful
+from holdfast.tensors.sharded import PerRank, per_rank
 
 
 class Counter:
@@ -113,3 +115,25 @@ def test_an_object_is_saved_as_its_state_and_loaded_through_its_method(store: St
     assert target["counter"].count == 5  # type: ignore[attr-defined]  # it is one
     assert target["list"][0].count == 6  # type: ignore[index]  # it is a list
     assert store.load("x") == {"counter": {"count": 5}, "list": [{"count": 6}]}
+
+
+def test_what_is_declared_per_rank_is_so_leaf_by_leaf() -> None:
+    tensor = torch.ones(2)
+
+    tree: Any = expand({"mine": per_rank({"a": tensor, "b": [Counter(5), b"raw"], "c": Pair("text", None)})})
+
+    mine = tree["mine"]
+    assert [type(each) for each in (mine["a"], mine["b"][1], mine["c"].first)] == [PerRank] * 3
+    assert (mine["a"].value is tensor, mine["b"][0], mine["c"].second) == (True, {"count": 5}, None)
+
+
+def test_objects_declared_per_rank_are_saved_and_loaded(store: Store) -> None:
+    saved: Any = {"rng": holdfast.RngState(), "counter": Counter(4)}
+    store.save("x", per_rank(saved))
+    drawn = torch.rand(3)
+    target: Any = {"rng": holdfast.RngState(), "counter": Counter()}
+
+    store.load_into("x", per_rank(target))
+
+    assert torch.equal(torch.rand(3), drawn)
+    assert target["counter"].count == 4

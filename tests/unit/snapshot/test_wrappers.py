@@ -94,3 +94,21 @@ def test_hooks_of_the_wrapped_module_see_its_own_names(store: Store) -> None:
 
     assert "0.weight" in seen
     assert torch.equal(saved.get_parameter("0.weight"), target.get_parameter("0.weight"))
+
+
+@pytest.mark.parametrize("wrap", WRAPS)
+def test_the_versions_of_modules_are_kept_under_the_names_of_the_module(store: Store, wrap: Wrap) -> None:
+    store.save("x", wrap(make()))
+
+    loaded: Any = store.load("x")
+
+    assert list(loaded._metadata) == ["", "0", "1"]
+    assert loaded._metadata["1"] == {"version": 2}
+
+
+def test_wrapped_or_not_a_module_has_one_digest(store: Store) -> None:
+    module = make()
+
+    digests = {store.save(str(number), wrap(module)).digest for number, wrap in enumerate(WRAPS)}
+
+    assert len(digests) == 1

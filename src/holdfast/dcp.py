@@ -1,0 +1,9 @@
+"""The face for torch.distributed.checkpoint: its writer, its reader, and what makes them the default."""
+
+from __future__ import annotations
+
+from holdfast.distributed.dcp.install import Installed, install, uninstall
+from holdfast.distributed.dcp.reader import StorageReader
+from holdfast.distributed.dcp.writer import StorageWriter
+
+__all__ = ["Installed", "StorageReader", "StorageWriter", "install", "uninstall"]

@@ -1,0 +1,207 @@
+"""Saving and loading by all ranks together: each writes what it holds, and reads what it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypedDict
+
+import torch.distributed as dist
+
+from holdfast.distributed.collectives import Collectives
+from holdfast.distributed.exchange import open_together
+from holdfast.distributed.plan import Planned, plan_save
+from holdfast.distributed.replicas import Replicas
+from holdfast.distributed.variants import warn_of_variants
+from holdfast.errors import Mismatch
+from holdfast.progress import Progress
+from holdfast.repo.prune import Pruned, PrunePlan
+from holdfast.repo.reader import SnapshotReader
+from holdfast.repo.repository import Repository
+from holdfast.repo.snapshots import Snapshot
+from holdfast.repo.writer import Request, SaveResult, save
+from holdfast.snapshot.into import load_into
+from holdfast.snapshot.into_plan import IntoOptions
+from holdfast.snapshot.opened import Opened
+from holdfast.snapshot.save import SaveOptions
+from holdfast.snapshot.staging import AsyncSaver, SaveHandle, Staging
+from holdfast.trees.registered import Types
+
+DEFAULT_TIMEOUT_S: Final = 300.0
+_LISTED: Final = 50
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """Which ranks do something together."""
+
+    group: dist.ProcessGroup | None = None
+    """None is the default group."""
+    timeout_s: float = DEFAULT_TIMEOUT_S
+    """How long a rank may give no sign of life while others wait for it."""
+
+    def join(self, name: str) -> Collectives:
+        """Return this rank's end of the line to the others; those of another name do not hear."""
+        return Collectives(self.group, timeout_s=self.timeout_s, name=name)
+
+    def list_global_ranks(self) -> list[int]:
+        """Return the global rank of each rank of the group."""
+        return dist.get_process_group_ranks(self.group or dist.group.WORLD)
+
+
+class Together(TypedDict, total=False):
+    """Who takes part in what is collective, as a caller says it."""
+
+    collective: bool
+    """False: this process alone."""
+    process_group: dist.ProcessGroup | None
+    timeout_s: float
+
+
+def find_world(
+    *,
+    collective: bool = True,
+    process_group: dist.ProcessGroup | None = None,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+) -> World | None:
+    """Return the ranks that have to take part; None if this process is alone, or is to act so."""
+    if not collective:
+        return None
+    if process_group is None and not (dist.is_available() and dist.is_initialized()):
+        return None
+    return World(process_group, timeout_s)
+
+
+def save_together(
+    repo: Repository,
+    name: str,
+    tree: object,
+    options: SaveOptions,
+    *,
+    types: Types,
+    world: World,
+    progress: Progress | None = None,
+) -> SaveResult:
+    """Save a tree of which each rank holds a part; all ranks must call this, with the same name."""
+    with world.join("save") as ranks:
+        planned = plan_together(name, tree, options, types, world, ranks)
+        return finish(save(repo, planned.request, ranks=ranks, progress=progress), planned)
+
+
+def plan_together(
+    name: str, tree: object, options: SaveOptions, types: Types, world: World, ranks: Collectives
+) -> Planned:
+    """Plan what this rank writes; reads all that others may hold, too."""
+    return plan_save(name, tree, options, types, ranks, world.list_global_ranks())
+
+
+def finish(result: SaveResult, planned: Planned) -> SaveResult:
+    """Return the result of a save with what was found out when it was planned."""
+    return replace(result, divergent=planned.divergent)
+
+
+def start_together(
+    saver: AsyncSaver,
+    repo: Repository,
+    name: str,
+    tree: object,
+    options: SaveOptions,
+    *,
+    types: Types,
+    world: World,
+    staging: Staging,
+) -> SaveHandle:
+    """Begin a save that goes on in the background, on a line to the other ranks that is its own."""
+    saver.wait()
+    ranks = world.join("save in the background")
+    try:
+        planned = plan_together(name, tree, options, types, world, ranks)
+
+        def write(repo: Repository, request: Request, *, progress: Progress) -> SaveResult:
+            with ranks:
+                return finish(save(repo, request, ranks=ranks, progress=progress), planned)
+
+        return saver.start(repo, planned.request, staging=staging, write=write)
+    except BaseException as error:
+        ranks.fail(error, step=f"save {name!r}")
+        ranks.close()
+        raise
+
+
+def prune_together(plan: PrunePlan, apply: Callable[[PrunePlan], Pruned], world: World) -> Pruned:
+    """Let one rank delete what all have planned to; returns what it did on every rank."""
+    done: list[Pruned] = []
+
+    def act() -> list[str]:
+        done.append(apply(plan))
+        return [snapshot.name for snapshot in done[0].deleted]
+
+    with world.join("prune") as ranks:
+        names = set(ranks.broadcast("prune", act))
+    if done:
+        return done[0]
+    kept = (verdict for verdict in plan.verdicts if not verdict.reasons and verdict.snapshot.name not in names)
+    return Pruned(tuple(snapshot for snapshot in plan.delete if snapshot.name in names), tuple(kept))
+
+
+def load_into_together(
+    repo: Repository, find: Callable[[], Snapshot], tree: Any, options: IntoOptions, *, types: Types, world: World
+) -> Any:
+    """Load into a tree of which each rank holds a part, in place; nothing changes unless it fits on all ranks."""
+    with world.join("load") as ranks:
+        record = _agree_on_record(find, ranks)
+        parts = open_together(repo.store, record.manifest, ranks)
+        variants = parts.list_variants()
+        if variants and ranks.is_coordinator:
+            warn_of_variants(record.name, variants, saved_by=parts.num_parts, loaded_by=ranks.world_size)
+        reader = SnapshotReader(repo, record, verify=options.verify, manifest=parts.heads)
+        with Opened(reader) as opened:
+
+            def agree(problems: Sequence[str]) -> None:
+                _agree_on_problems(record.name, problems, ranks)
+
+            def step(act: Callable[[], None]) -> None:
+                ranks.all_gather("read", act)
+
+            shared = options.replicas == "broadcast" and ranks.world_size > 1
+            exchange = Replicas(ranks, world.group, timeout_s=world.timeout_s) if shared else None
+            return load_into(
+                opened, tree, options, types, agree=agree, step=step, locate=parts.locate, exchange=exchange
+            )
+
+
+def _agree_on_record(find: Callable[[], Snapshot], ranks: Collectives) -> Snapshot:
+    """Return the snapshot that this rank finds, which must be the one that all others do."""
+    found: list[Snapshot] = []
+
+    def look() -> tuple[str, int, bytes]:
+        found.append(find())
+        return found[0].name, found[0].generation, found[0].digest
+
+    seen = ranks.all_gather("load", look)
+    if len(set(seen)) > 1:
+        names = ", ".join(f"rank {rank} {name!r} (generation {number})" for rank, (name, number, _) in enumerate(seen))
+        raise Mismatch(
+            f"the ranks have opened different snapshots: {names[:2000]}. Let one of them choose, and tell the others"
+        )
+    return found[0]
+
+
+def _agree_on_problems(name: str, problems: Sequence[str], ranks: Collectives) -> None:
+    """Raise Mismatch, on all ranks, if something does not fit on one of them."""
+    told = ranks.all_gather("fit", lambda: list(problems))
+    by_text: dict[str, list[int]] = {}
+    for rank, texts in enumerate(told):
+        for text in texts:
+            by_text.setdefault(text, []).append(rank)
+    if not by_text:
+        return
+    everybody = list(range(ranks.world_size))
+    lines = [text if held == everybody else f"{_name_ranks(held)}: {text}" for text, held in by_text.items()]
+    more = f"\n  and {len(lines) - _LISTED} more" if len(lines) > _LISTED else ""
+    shown = "\n  ".join(lines[:_LISTED])
+    raise Mismatch(f"{name!r} does not fit; nothing was changed:\n  {shown}{more}", problems=tuple(lines))
+
+
+def _name_ranks(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"

@@ -1,0 +1,1 @@
+"""The plug-in for torch.distributed.checkpoint: its planners and collectives, over a repository."""

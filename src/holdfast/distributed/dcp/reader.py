@@ -1,0 +1,299 @@
+"""The storage reader for torch.distributed.checkpoint: exact boxes of what any world has saved, verified."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import uuid
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.storage import StorageReader as TorchStorageReader
+from torch.futures import Future
+
+from holdfast.distributed.dcp.items import name_piece
+from holdfast.distributed.dcp.metadata import KEY, decode_metadata, is_covered
+from holdfast.distributed.dcp.native import describe_tree, find_tensor
+from holdfast.distributed.dcp.place import CheckpointId, Place, StoreLike, choose_name, is_name, raising_plainly
+from holdfast.errors import Mismatch, NotFound
+from holdfast.repo.boxes import Box, Coordinates, add, slices, subtract
+from holdfast.repo.entry import Entry
+from holdfast.repo.manifest import Manifest
+from holdfast.repo.reader import SnapshotReader, Verify, open_snapshot
+from holdfast.repo.record import Json
+from holdfast.repo.regions import Region
+from holdfast.repo.snapshots import Snapshot, read_snapshot
+from holdfast.snapshot.load import load_node
+from holdfast.snapshot.opened import Opened
+from holdfast.snapshot.options import LoadOptions
+from holdfast.snapshot.pickled import dump_payload, load_payload
+from holdfast.snapshot.places import mark_written
+from holdfast.snapshot.slices import read_slice
+from holdfast.tensors.spec import TensorSpec, contiguous_stride, decode_spec
+from holdfast.tensors.storage import tensor_bytes
+from holdfast.trees.registered import Types
+
+_MAX_NAMED: Final = 8
+
+
+class _Found(NamedTuple):
+    """A checkpoint that was opened for a load."""
+
+    snapshot: Snapshot
+    manifest: Manifest
+    metadata: Metadata
+    nodes: dict[str, Json] | None
+    """The values by name, if this is a snapshot of a tree; None if torch's planners have made it."""
+
+
+class _Wanted(NamedTuple):
+    """A box of an entry, and where it goes."""
+
+    item: ReadItem
+    entry: Entry
+    spec: TensorSpec
+    box: Box
+    target: torch.Tensor
+
+
+class StorageReader(TorchStorageReader):
+    """Loads checkpoints of a store by `dcp.load`: those that `StorageWriter` wrote, and those of `Store.save`.
+
+    Regions that nobody saved stay as they are, dtypes are cast, names that nobody asks for are left out, as torch does
+    it; a warning says so.
+    """
+
+    def __init__(
+        self,
+        store: StoreLike,
+        name: CheckpointId | None = None,
+        *,
+        weights_only: bool = True,
+        verify: Verify = "full",
+    ) -> None:
+        """Touch nothing yet.
+
+        Args:
+            store: a `holdfast.Store`, a path or a URL.
+            name: of the snapshot; a `checkpoint_id` given to the load takes its place.
+            weights_only: refuse values, other than tensors, that are more than plain data: to load those may run any
+                code.
+            verify: "full" checks BLAKE3, "fast" checks XXH3, which finds accidents only, False nothing.
+        """
+        super().__init__()
+        self._place = Place(store)
+        self._checkpoint_id = name
+        self._weights_only = weights_only
+        self._verify: Verify = verify
+        self._found: _Found | None = None
+        self.load_id = str(uuid.uuid4())
+
+    @property
+    def checkpoint_id(self) -> CheckpointId | None:
+        """The name, as it was given."""
+        return self._checkpoint_id
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: CheckpointId) -> bool:
+        """Tell whether it can be the name of a snapshot."""
+        return is_name(checkpoint_id)
+
+    # Whatever reset raised would leave the other ranks waiting.
+    def reset(self, checkpoint_id: CheckpointId | None = None) -> None:
+        """Take another name for the next load."""
+        if checkpoint_id is not None:
+            self._checkpoint_id = checkpoint_id
+        self._found = None
+        self.load_id = str(uuid.uuid4())
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """Read what the checkpoint holds: that of all ranks or, if there is none, that of rank `rank=`."""
+        with raising_plainly():
+            repo = self._place.repository
+            record = read_snapshot(repo.store, choose_name(self._checkpoint_id, kwargs.get("rank")))
+            with open_snapshot(repo, record) as reader:
+                self._found = _describe(reader, self.load_id)
+            return self._found.metadata
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Do nothing: what is needed is known since the metadata was read."""
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """Tell the coordinator which generation this rank has opened."""
+        found = self._opened
+        told = (found.snapshot.name, found.snapshot.generation, found.snapshot.digest.hex())
+        # Without collectives each rank has a snapshot of its own.
+        is_shared = found.snapshot.name == choose_name(self._checkpoint_id, None)
+        return dataclasses.replace(plan, storage_data=told if is_shared else None)
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """Make sure, on the coordinator, that all ranks load the same, and tell what none of them asks for."""
+        with raising_plainly():
+            seen = {rank: plan.storage_data for rank, plan in enumerate(plans) if plan.storage_data is not None}
+            if len(set(seen.values())) > 1:
+                names = ", ".join(f"rank {rank} {told[0]!r} (generation {told[1]})" for rank, told in seen.items())
+                raise Mismatch(f"the ranks have opened different snapshots: {names[:2000]}. Load again")
+            asked = {item.storage_index.fqn for plan in plans for item in plan.items}
+            held = self._opened.metadata.state_dict_metadata
+            _warn(self._opened, [fqn for fqn in held if fqn not in asked], "nobody asks for")
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Read all items of the plan to where the planner wants them."""
+        future: Future[None] = Future()
+        with raising_plainly():
+            found = self._opened
+            repo = self._place.repository
+            with SnapshotReader(repo, found.snapshot, verify=self._verify, manifest=found.manifest) as reader:
+                _Load(reader, found, planner, weights_only=self._weights_only).run(plan.items)
+            future.set_result(None)
+        return future
+
+    @property
+    def _opened(self) -> _Found:
+        if self._found is None:
+            raise Mismatch("this reader has opened nothing: its metadata is read first")
+        return self._found
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what belongs to a load under way."""
+        return self.__dict__ | {"_found": None}
+
+
+def _describe(reader: SnapshotReader, load_id: str) -> _Found:
+    record, manifest = reader.snapshot, reader.manifest
+    ids = record.environment.get(KEY)
+    if isinstance(manifest.spec, dict) and KEY in manifest.spec:
+        metadata = decode_metadata(manifest.spec[KEY], ids=ids, load_id=load_id, what=repr(record.name))
+        return _Found(record, manifest, metadata, None)
+    metadata, nodes = describe_tree(Opened(reader), ids=ids, load_id=load_id)
+    return _Found(record, manifest, metadata, nodes)
+
+
+class _Load:
+    """One rank's reads of one load."""
+
+    def __init__(self, reader: SnapshotReader, found: _Found, planner: LoadPlanner, *, weights_only: bool) -> None:
+        self._reader = reader
+        self._found = found
+        self._planner = planner
+        self._weights_only = weights_only
+        self._opened = Opened(reader)
+        self._known: dict[str, tuple[Entry, TensorSpec]] = {}
+        self._cast: list[str] = []
+
+    def run(self, items: Sequence[ReadItem]) -> None:
+        """Read tensors in batches that keep to the budget, then bytes."""
+        tensors = [item for item in items if item.type == LoadItemType.TENSOR]
+        for batch in self._batch(tensors):
+            self._read_tensors(batch)
+        for item in items:
+            if item.type != LoadItemType.TENSOR:
+                self._planner.load_bytes(item, io.BytesIO(self._read_payload(item.storage_index.fqn)))
+        _warn(self._found, self._cast, "cast to another dtype")
+        held = self._found.metadata.state_dict_metadata
+        names = dict.fromkeys(item.storage_index.fqn for item in tensors)
+        stored = [(fqn, held[fqn]) for fqn in names]
+        partial = [fqn for fqn, each in stored if isinstance(each, TensorStorageMetadata) and not is_covered(each)]
+        _warn(self._found, partial, "saved in part, the rest stays as it is")
+
+    def _batch(self, items: Sequence[ReadItem]) -> Iterator[list[_Wanted]]:
+        batch: list[_Wanted] = []
+        held = 0
+        for item in items:
+            wanted = self._find(item)
+            if batch and held + wanted.target.nbytes > self._reader.budget_bytes // 2:
+                yield batch
+                batch, held = [], 0
+            batch.append(wanted)
+            held += wanted.target.nbytes
+        if batch:
+            yield batch
+
+    def _find(self, item: ReadItem) -> _Wanted:
+        fqn = item.storage_index.fqn
+        lengths = tuple(item.lengths)
+        offset = tuple(item.storage_index.offset or (0,) * len(lengths))
+        entry, spec, origin = self._find_entry(fqn, offset)
+        box = Box(subtract(add(offset, tuple(item.storage_offsets)), origin), lengths)
+        target = self._planner.resolve_tensor(item).detach()
+        if tuple(target.shape) != lengths:
+            raise Mismatch(f"{fqn}: the planner gave a tensor of shape {tuple(target.shape)} for a part of {lengths}")
+        return _Wanted(item, entry, spec, box, target)
+
+    def _find_entry(self, fqn: str, offset: Coordinates) -> tuple[Entry, TensorSpec, Coordinates]:
+        """Return where a box of a tensor is, and where in the tensor that begins."""
+        if self._found.nodes is not None:
+            found = find_tensor(self._opened, self._found.nodes.get(fqn))
+            if found is None:
+                raise Mismatch(f"{fqn}: no ordinary tensor is stored under this name in {self._opened.name!r}")
+            return self._opened.entry(found[0]), found[1], (0,) * len(offset)
+        try:
+            return *self._decode(fqn), (0,) * len(offset)
+        except NotFound:
+            return *self._decode(name_piece(fqn, offset)), offset
+
+    def _decode(self, name: str) -> tuple[Entry, TensorSpec]:
+        if name not in self._known:
+            entry = self._reader.find_entry(name)
+            spec = decode_spec(entry.spec, size_bytes=entry.size_bytes, what=f"{self._opened.name!r}, {name}")
+            self._known[name] = (entry, spec)
+        return self._known[name]
+
+    def _read_tensors(self, batch: Sequence[_Wanted]) -> None:
+        regions: list[tuple[Entry, Region, memoryview]] = []
+        copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for item, entry, spec, box, target in batch:
+            if target.dtype != spec.dtype:
+                self._cast.append(f"{item.storage_index.fqn} ({spec.dtype} to {target.dtype})")
+            if not target.numel():
+                continue
+            if not _is_in_order(spec):
+                copies.append((target, read_slice(self._reader, entry, spec, slices(box))))
+                continue
+            memory = target if _is_plain(target, spec) else torch.empty(box.sizes, dtype=spec.dtype)
+            if memory is not target:
+                copies.append((target, memory))
+            region = Region(box, spec.shape, memory.element_size())
+            regions.append((entry, region, tensor_bytes(memory, memory.nbytes)))
+        try:
+            self._reader.read_regions(regions)
+            with torch.no_grad():
+                for target, memory in copies:
+                    target.copy_(memory)
+        finally:
+            mark_written([wanted.target for wanted in batch])
+        for wanted in batch:
+            self._planner.commit_tensor(wanted.item, wanted.target)
+
+    def _read_payload(self, fqn: str) -> bytes:
+        """Return a value as torch's planners load it: written anew, so that they load nothing but what was checked."""
+        what = f"{self._opened.name!r}, {fqn}"
+        if self._found.nodes is not None:
+            options = LoadOptions(allow_pickle=not self._weights_only)
+            return dump_payload(load_node(self._opened, self._found.nodes[fqn], options, Types(())))
+        data = bytes(self._reader.read_entry(fqn))
+        return dump_payload(load_payload(data, what=what, weights_only=True)) if self._weights_only else data
+
+
+def _is_in_order(spec: TensorSpec) -> bool:
+    """Tell whether the bytes of an entry are the items of the tensor in C order, and nothing else."""
+    is_plain = not (spec.packed or spec.conj or spec.neg or spec.offset)
+    return is_plain and spec.stride == contiguous_stride(spec.shape)
+
+
+def _is_plain(target: torch.Tensor, spec: TensorSpec) -> bool:
+    """Tell whether bytes can go straight into the memory of a target."""
+    is_here = type(target) is torch.Tensor and target.is_cpu and target.is_contiguous()
+    return is_here and target.dtype == spec.dtype and not (target.is_conj() or target.is_neg())
+
+
+def _warn(found: _Found, names: Sequence[str], what: str) -> None:
+    if not names:
+        return
+    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+    warnings.warn(f"{found.snapshot.name!r}: {what}: {', '.join(names[:_MAX_NAMED])}{more}", stacklevel=3)

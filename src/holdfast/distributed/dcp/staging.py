@@ -1,0 +1,23 @@
+"""Copies of state dicts for asynchronous saves: torch's stager that blocks, without what it does not copy."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.staging import BlockingAsyncStager
+from torch.distributed.tensor import DTensor
+
+from holdfast.trees.apply import apply_to_tensors
+
+
+def stage_state(state_dict: dict[str, Any]) -> dict[str, Any]:
+    """Return a copy on the CPU that training may go on without."""
+    staged: dict[str, Any] = BlockingAsyncStager().stage(apply_to_tensors(_copy_if_shared, state_dict))
+    return staged
+
+
+def _copy_if_shared(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy of what torch's stager hands on as it is: DTensors without dims."""
+    return copy.deepcopy(tensor) if isinstance(tensor, DTensor) and tensor.dim() == 0 else tensor

@@ -1,0 +1,231 @@
+"""The storage writer for torch.distributed.checkpoint: each rank writes a part, the coordinator commits them all."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from typing import Any, Final
+
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.storage import StorageWriter as TorchStorageWriter
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
+
+from holdfast.distributed.dcp.commit import Commit, verify_free
+from holdfast.distributed.dcp.items import Written, plan_groups
+from holdfast.distributed.dcp.metadata import KEY
+from holdfast.distributed.dcp.place import (
+    CheckpointId,
+    Place,
+    StoreLike,
+    choose_name,
+    clean_id,
+    is_name,
+    raising_plainly,
+)
+from holdfast.distributed.dcp.root import make_root
+from holdfast.distributed.dcp.staging import stage_state
+from holdfast.errors import Mismatch, NotShared
+from holdfast.repo.config import find_config
+from holdfast.repo.layout import PartRef, parse_part
+from holdfast.repo.part_writer import WrittenPart, end_lease, write_part
+from holdfast.repo.record import Json
+from holdfast.repo.repository import Repository
+from holdfast.repo.snapshots import Snapshot
+from holdfast.snapshot.environment import describe_environment
+
+_BATCH_SHARE: Final = 4
+"""What a planner resolves at a time takes at most this part of the budget."""
+
+
+class StorageWriter(TorchStorageWriter):
+    """Saves checkpoints of `dcp.save` and `dcp.async_save` into a store: deduplicated, verified, all or nothing.
+
+    One save at a time. Pickles, for saves in another process. Copies what is saved asynchronously by itself.
+    """
+
+    # What follows up to `close` makes it a stager: torch's default one loses conjugation and negation.
+    _synchronize_after_execute: bool = False
+
+    def __init__(
+        self,
+        store: StoreLike,
+        name: CheckpointId | None = None,
+        *,
+        overwrite: bool = False,
+        metadata: Mapping[str, Json] | None = None,
+    ) -> None:
+        """Touch nothing yet.
+
+        Args:
+            store: a `holdfast.Store`, a path or a URL.
+            name: of the snapshot; a `checkpoint_id` given to the save takes its place.
+            overwrite: replace what the name holds, at once, when all is written.
+            metadata: kept with the snapshot, for whoever looks at it.
+        """
+        super().__init__()
+        self._place = Place(store)
+        self._checkpoint_id = name
+        self._overwrite = overwrite
+        self._metadata = dict(metadata or {})
+        self._rank: int | None = None
+        self._is_collective = True
+        self._is_alone = False
+        self._commit: Commit | None = None
+        self._lease_id = ""
+        self.save_id = _new_id()
+        self.snapshot: Snapshot | None = None
+        """What the last save has committed, on the rank that did."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what belongs to a save under way."""
+        return self.__dict__ | {"_commit": None, "_lease_id": "", "snapshot": None}
+
+    def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Copy a state dict, for an asynchronous save."""
+        return stage_state(state_dict)
+
+    @property
+    def should_synchronize_after_execute(self) -> bool:
+        """Tell that there is nothing to wait for: what was staged is a copy."""
+        return self._synchronize_after_execute
+
+    def synchronize_staging(self) -> None:
+        """Do nothing: what was staged is a copy."""
+
+    def close(self) -> None:
+        """Give up what is left of a save that failed on another rank; torch does not tell."""
+        if self._commit is not None:
+            self._commit.abandon()
+            self._commit = None
+        if self._lease_id:
+            end_lease(self._repository.store, self._lease_id)
+            self._lease_id = ""
+
+    @property
+    def checkpoint_id(self) -> CheckpointId | None:
+        """The name, as it was given."""
+        return self._checkpoint_id
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: CheckpointId) -> bool:
+        """Tell whether it can be the name of a snapshot."""
+        return is_name(checkpoint_id)
+
+    # Whatever reset raised would leave the other ranks waiting.
+    def reset(self, checkpoint_id: CheckpointId | None = None) -> None:
+        """Take another name for the next save."""
+        if checkpoint_id is not None:
+            self._checkpoint_id = checkpoint_id
+        self.save_id = _new_id()
+
+    def storage_meta(self) -> StorageMeta:
+        """Return the ids of the next save."""
+        return StorageMeta(checkpoint_id=self._checkpoint_id, save_id=self.save_id)
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Begin a save: refuse a name that is in use before anything is planned."""
+        with raising_plainly():
+            self.close()
+            self.snapshot = None
+            self._rank = kwargs.get("rank")
+            self._is_collective = kwargs.get("use_collectives", True)
+            self._is_alone = not self._is_collective
+            if is_coordinator or not self._is_collective:
+                verify_free(self._repository.store, self._name, overwrite=self._overwrite)
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """Return the plan as it is."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Take the lease, on the coordinator: the last step before the ranks begin to write."""
+        # Nothing of this goes into the plans: those that a planner caches are the first save's.
+        with raising_plainly():
+            self._is_alone = len(plans) == 1
+            self._commit = Commit(self._repository, self._name, overwrite=self._overwrite)
+        return plans
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Write this rank's part of the checkpoint, and tell where it is."""
+        future: Future[list[WriteResult]] = Future()
+        try:
+            with raising_plainly():
+                future.set_result([self._write(plan, planner)])
+        except BaseException:
+            self.close()
+            raise
+        return future
+
+    def _write(self, plan: SavePlan, planner: SavePlanner) -> WriteResult:
+        repo, written = self._repository, Written()
+        if find_config(repo.store) is None:
+            raise NotShared(
+                f"rank {self._rank} finds no store in {repo.store.url}, where the coordinator has made one: the path is"
+                " local to each node. Use one that all ranks share"
+            )
+        repo.verify_may_write()
+        limit_bytes = repo.budget_bytes // _BATCH_SHARE
+        groups = plan_groups(plan, planner, written, limit_bytes=limit_bytes, alone=self._is_alone)
+        purpose = f"save {self._name!r} for torch, rank {self._rank or 0}"
+        part = write_part(repo, self._name, groups, purpose=purpose)
+        self._lease_id = part.lease_id
+        return WriteResult(MetadataIndex(self._name), part.new_bytes, _describe_part(part, written))
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Commit what all ranks have written; until this is done, the name holds what it held before."""
+        with raising_plainly():
+            commit, self._commit = self._commit, None
+            if commit is None:
+                raise Mismatch(f"{self._name!r}: this save was given up when another one began with the same writer")
+            try:
+                self.snapshot = self._finish(commit, metadata, results)
+            finally:
+                commit.abandon()
+
+    def _finish(self, commit: Commit, metadata: Metadata, results: list[list[WriteResult]]) -> Snapshot:
+        told = [result.storage_data for own in results for result in own]
+        written = Written()
+        for each in told:
+            written.sizes.update(each["sizes"])
+            written.dtypes.update(each["dtypes"])
+        ids: Json = {"checkpoint_id": clean_id(self._checkpoint_id or ""), "save_id": self.save_id}
+        return commit.finish(
+            make_root(metadata, written, alone=self._is_alone),
+            [_parse_part(each["part"]) for each in told],
+            leases=[each["lease"] for each in told],
+            metadata=self._metadata,
+            environment=describe_environment() | {KEY: ids},
+        )
+
+    @property
+    def _repository(self) -> Repository:
+        return self._place.repository
+
+    @property
+    def own_rank(self) -> int | None:
+        """The rank whose own snapshot this saves; None if it is that of all."""
+        return None if self._is_collective else self._rank or 0
+
+    @property
+    def _name(self) -> str:
+        return choose_name(self._checkpoint_id, self.own_rank)
+
+
+def _new_id() -> str:
+    return str(uuid.uuid4())
+
+
+def _describe_part(part: WrittenPart, written: Written) -> dict[str, Any]:
+    """Return what the coordinator has to know, as plain data."""
+    return {
+        "part": part.ref.to_json(),
+        "lease": part.lease_id,
+        "sizes": written.sizes,
+        "dtypes": written.dtypes,
+    }
+
+
+def _parse_part(value: Json) -> PartRef:
+    return parse_part(value, where="a rank")

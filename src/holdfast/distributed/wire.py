@@ -1,0 +1,144 @@
+"""Plain values as bytes between the ranks of one job: exact types, told apart by a tag, and nothing is executed."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from typing import Any, Final
+
+from holdfast.errors import Corrupt, Unsupported
+
+Piece = bytes
+MAX_DEPTH: Final = 100
+"""How deep containers may nest; what is deeper is refused, as a container that holds itself is."""
+
+_LENGTH: Final = struct.Struct("<cQ")
+_INT: Final = struct.Struct("<cq")
+_FLOAT: Final = struct.Struct("<cd")
+_CONSTANTS: Final = {None: b"N", True: b"T", False: b"F"}
+_SMALL: Final = 1 << 63
+
+
+def encode(value: object) -> list[Piece]:
+    """Return `value` as pieces to be joined; long bytes are not copied. Refuses all but the plain builtins.
+
+    Plain are None, bool, int, float, str, bytes, and lists, tuples and dicts of plain values; no subclass is, for
+    it would arrive as something else.
+    """
+    pieces: list[Piece] = []
+    try:
+        _encode(value, pieces, MAX_DEPTH)
+    except _Refused as refused:
+        place = "".join(f"[{key!r:.80}]" for key in reversed(refused.keys))
+        raise Unsupported(
+            f"value{place} is {refused.what} and cannot travel between ranks; send plain values"
+        ) from None
+    return pieces
+
+
+def decode(data: bytes) -> Any:
+    """Return the value that `encode` was given; Corrupt if these are not its bytes."""
+    reader = _Reader(data)
+    try:
+        value = reader.read()
+    except (IndexError, struct.error, UnicodeDecodeError, TypeError) as error:
+        raise Corrupt(
+            f"{len(data)} bytes from another rank hold no value ({error}); do all run one version?"
+        ) from error
+    if reader.position != len(data):
+        raise Corrupt(f"{len(data) - reader.position} bytes too many from another rank; do all run one version?")
+    return value
+
+
+class _Refused(Exception):
+    """A value that is not plain, and where it lies, the innermost key first."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.what = what
+        self.keys: list[object] = []
+
+
+def _encode(value: Any, pieces: list[Piece], depth: int) -> None:
+    kind = type(value)
+    if kind is str:
+        data = value.encode("utf-8", "surrogatepass")
+        pieces.append(_LENGTH.pack(b"s", len(data)) + data)
+    elif kind is int:
+        pieces.append(_INT.pack(b"i", value) if -_SMALL <= value < _SMALL else _encode_long(value))
+    elif kind is bytes:
+        pieces += (_LENGTH.pack(b"b", len(value)), value)
+    elif value is None or kind is bool:
+        pieces.append(_CONSTANTS[value])
+    elif kind is float:
+        pieces.append(_FLOAT.pack(b"f", value))
+    elif kind in (list, tuple):
+        pieces.append(_LENGTH.pack(b"l" if kind is list else b"t", len(value)))
+        _encode_items(enumerate(value), pieces, depth)
+    elif kind is dict:
+        pieces.append(_LENGTH.pack(b"d", len(value)))
+        for key in value:
+            _encode_items([(key, key), (key, value[key])], pieces, depth)
+    else:
+        raise _Refused(f"a {kind.__module__}.{kind.__qualname__}".replace("builtins.", ""))
+
+
+def _encode_items(items: Iterable[tuple[object, object]], pieces: list[Piece], depth: int) -> None:
+    if not depth:
+        raise _Refused(f"nested more than {MAX_DEPTH} deep")
+    for key, item in items:
+        try:
+            _encode(item, pieces, depth - 1)
+        except _Refused as refused:
+            refused.keys.append(key)
+            raise
+
+
+def _encode_long(value: int) -> bytes:
+    data = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
+    return _LENGTH.pack(b"I", len(data)) + data
+
+
+class _Reader:
+    """One run over the bytes of a value."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self.position = 0
+
+    def read(self) -> Any:
+        tag = self._data[self.position : self.position + 1]
+        match tag:
+            case b"N" | b"T" | b"F":
+                self.position += 1
+                return {b"N": None, b"T": True, b"F": False}[tag]
+            case b"i":
+                return self._unpack(_INT)
+            case b"f":
+                return self._unpack(_FLOAT)
+            case b"s":
+                return self._take().decode("utf-8", "surrogatepass")
+            case b"b":
+                return self._take()
+            case b"I":
+                return int.from_bytes(self._take(), "little", signed=True)
+            case b"l":
+                return [self.read() for _ in range(self._unpack(_LENGTH))]
+            case b"t":
+                return tuple([self.read() for _ in range(self._unpack(_LENGTH))])
+            case b"d":
+                return {self.read(): self.read() for _ in range(self._unpack(_LENGTH))}
+        raise IndexError(f"tag {tag!r} at {self.position}")
+
+    def _unpack(self, form: struct.Struct) -> Any:
+        number = form.unpack_from(self._data, self.position)[1]
+        self.position += form.size
+        return number
+
+    def _take(self) -> bytes:
+        size = self._unpack(_LENGTH)
+        taken = self._data[self.position : self.position + size]
+        if len(taken) != size:
+            raise IndexError(f"cut short at {self.position}")
+        self.position += size
+        return taken

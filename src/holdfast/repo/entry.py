@@ -1,0 +1,73 @@
+"""Entries: the leaves of a snapshot as names, bytes and meaning, and the digests that say what they are."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from holdfast.digest import Digest, hash_kind
+from holdfast.repo.chunk import ChunkRef
+from holdfast.repo.record import Json, canonical_json
+
+NO_RANK: Final = 0xFFFFFFFF
+"""In place of a rank: the entry is the same for all ranks."""
+
+_ENTRY_HEAD: Final = struct.Struct("<QQIIIQQ")
+_CHUNK: Final = struct.Struct("<Q32s")
+
+
+class Entry(NamedTuple):
+    """One leaf of a snapshot: `size_bytes` bytes with a meaning (`spec`) that the layers above give it."""
+
+    name: str
+    size_bytes: int
+    chunks: tuple[ChunkRef, ...]
+    spec: Json = None
+    """Part of the content: two entries that differ in it are different."""
+    note: Json = None
+    """Not part of the content: where it came from, when, and the like."""
+    dims: int = 0
+    """0: a plain span of bytes, its chunks in order. 1: each chunk has its place in that span, its start and size in
+    bytes. More: each chunk is a box of the tensor's shape, with so many starts and sizes."""
+    alias: int = 0
+    """Entries with the same number, if not 0, share memory."""
+    rank: int = NO_RANK
+
+
+def digest_entry(entry: Entry) -> Digest:
+    """Return the content digest of an entry: what it is, not where it lies."""
+    return _digest_entry(entry, canonical_json(entry.spec))
+
+
+def _digest_entry(entry: Entry, spec: bytes) -> Digest:
+    text, size_bytes, held, _, _, dims, alias, rank = entry
+    name = text.encode()
+    parts = [_ENTRY_HEAD.pack(len(name), len(spec), dims, alias, rank, size_bytes, len(held)), name, spec]
+    if dims:
+        boxes = [value for chunk in held for value in chunk.box]
+        parts.append(struct.pack(f"<{len(boxes)}q", *boxes))
+    # A loop, not a comprehension, which takes longer for the one chunk that most of many entries have.
+    for chunk in held:
+        parts.append(_CHUNK.pack(chunk.size_bytes, chunk.digest))
+    return hash_kind("entry", parts)
+
+
+def digest_snapshot(spec: Json, entries: Sequence[Entry]) -> Digest:
+    """Return the content digest of a snapshot: its spec and its entries in order."""
+    encoded = canonical_json(spec)
+    head = struct.pack("<QQ", len(encoded), len(entries))
+    specs = encode_each([entry.spec for entry in entries])
+    return hash_kind("snapshot", [head, encoded, *map(_digest_entry, entries, specs)])
+
+
+def digest_parts(spec: Json, entries: Sequence[Entry], parts: Sequence[Digest]) -> Digest:
+    """Return the content digest of a snapshot of many parts: what its root says, and the content of each part."""
+    return hash_kind("parts", [digest_snapshot(spec, entries), *parts])
+
+
+def encode_each(values: list[Json]) -> list[bytes]:
+    """Return the canonical JSON of each value; the same object, as the specs of many entries are, is encoded once."""
+    # By identity, not equality: 1, 1.0 and True are equal, and differ in JSON.
+    encoded = {key: canonical_json(value) for key, value in {id(value): value for value in values}.items()}
+    return [encoded[id(value)] for value in values]

@@ -1,0 +1,58 @@
+"""The planning benchmark: what it claims about ranks that are not there is so, and its rows say what they must."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench import bench_planning
+from bench.claimed_ranks import EchoRounds, cut_shape, make_shapes
+from bench.measure import TINY
+from holdfast.distributed import wire
+from holdfast.distributed.coverage import Sketch, is_covered, merge, sketch_boxes
+from holdfast.distributed.rounds import Call
+from holdfast.repo.boxes import Box, volume
+
+
+@pytest.mark.slow  # torch takes seconds to load what a DTensor needs
+def test_all_sizes_make_all_rows(tmp_path: Path) -> None:
+    results = bench_planning.run(TINY, tmp_path)
+
+    assert [result.workload.partition(",")[0] for result in results] == [
+        *["plan a save"] * 2,
+        "plan a load",
+        "plan a save",
+        "plan a load",
+        *["bytes at the busiest rank"] * 2,
+    ]
+    assert all(result.figure > 0 for result in results if result.unit != "power")
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 64])
+def test_the_sketches_of_others_add_up_with_that_of_the_first(ranks: int) -> None:
+    box = cut_shape((128, 4), 0, ranks)
+    own = sketch_boxes([("x", "bf16", (128, 4), box)], b"12345678")
+    rounds = EchoRounds(ranks)
+    rounds.arrive(Call("all_gather", "cover"), wire.encode((own.total, list(own.origins))))
+
+    told = [Sketch(total, tuple(origins)) for total, origins in map(wire.decode, rounds.collect())]
+
+    assert len(told) == ranks
+    assert is_covered(merge(told))
+    assert not is_covered(merge(told[:-1]))
+
+
+@pytest.mark.parametrize("ranks", [1, 3, 8, 200])
+def test_shards_are_all_rows_once(ranks: int) -> None:
+    boxes = [cut_shape((128, 4), rank, ranks) for rank in range(ranks)]
+
+    assert sum(map(volume, boxes)) == 128 * 4
+    assert all(box.stops[0] <= 128 for box in boxes)
+    assert Box((0, 0), (0, 0)) not in boxes
+
+
+def test_as_many_parameters_as_wanted_have_names_of_their_own() -> None:
+    shapes = make_shapes(1000)
+
+    assert len(shapes) == 1000

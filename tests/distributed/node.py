@@ -1,0 +1,57 @@
+"""One rank on a node of its own: saves, then saves again and has the network cut in the middle of that.
+
+Run as `python -m tests.distributed.node RANK FOLDER ADDRESS`; the store is in the folder, and so is what it tells.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from dataclasses import asdict
+from datetime import timedelta
+from pathlib import Path
+from typing import Final
+
+import torch
+import torch.distributed as dist
+
+import holdfast
+from tests.distributed.telling import tell
+from tests.distributed.test_rank_faults import strike
+
+TIMEOUT_S: Final = 3.0
+PORT: Final = 29_417
+
+
+def wait_file(path: Path, *, limit_s: float = 30.0) -> None:
+    """Wait until a file is there."""
+    end = time.monotonic() + limit_s
+    while not path.exists():
+        if time.monotonic() > end:
+            raise TimeoutError(path)
+        time.sleep(0.02)
+
+
+def main(rank: int, folder: Path, address: str) -> None:
+    """Be a rank of two."""
+    url = f"tcp://{address}:{PORT}"
+    dist.init_process_group("gloo", init_method=url, rank=rank, world_size=2, timeout=timedelta(seconds=30))
+    with holdfast.open(folder / "store") as store:
+        store.save("run", {"w": torch.zeros(300), "rank": 1}, timeout_s=TIMEOUT_S)
+
+        def wait_cut() -> None:
+            (folder / "under way").touch()
+            wait_file(folder / "cut")
+
+        if rank == 1:
+            strike("write", wait_cut)
+        told = tell(lambda: store.save("run", {"w": torch.ones(300)}, overwrite=True, timeout_s=TIMEOUT_S).generation)
+    (folder / f"told {rank}").write_text(json.dumps(asdict(told)), encoding="utf-8")
+    # A group whose other end is gone cannot be taken down in peace.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])
