@@ -82,7 +82,7 @@ QUICK: Final = Sizes(
     growth_entries=100,
     scale_bytes=tuple(mebibytes << 20 for mebibytes in (64, 128, 256, 512)),
     scale_tensors=(1000, 3000, 10_000),
-    ranks=(8, 64, 256),
+    ranks=(8, 64),
     parameters=1000,
 )
 TINY: Final = Sizes(

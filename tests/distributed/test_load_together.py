@@ -111,6 +111,27 @@ def test_another_number_of_ranks_gets_those_of_the_lowest_and_is_told(world: Wor
     assert "rank 0" in results[0][0].warned[0]
 
 
+def test_one_process_gets_those_of_the_lowest_and_is_told(world: World, tmp_path: Path) -> None:
+    world(3)(save_own, tmp_path)
+
+    with holdfast.open(tmp_path) as store, pytest.warns(UserWarning, match=r"saved by 3 ranks.*model\.running_mean"):
+        tree = store.load("run")
+
+    assert tree["model"]["running_mean"][0].item() == 1
+
+
+def save_one_declared(rank: int, path: Path) -> None:
+    with holdfast.open(path) as store:
+        store.save("declared", {"own": per_rank(torch.full((5,), rank))})
+
+
+def test_nobody_is_told_of_what_was_declared(world: World, tmp_path: Path) -> None:
+    world(2)(save_one_declared, tmp_path)
+
+    with holdfast.open(tmp_path) as store:
+        assert store.load("declared")["own"].tolist() == [0] * 5
+
+
 def load_declared_own(rank: int, path: Path) -> tuple[Told, list[Any]]:
     def make(value: int) -> dict[str, Any]:
         return {

@@ -12,7 +12,6 @@ from holdfast.distributed.collectives import Collectives
 from holdfast.distributed.exchange import open_together
 from holdfast.distributed.plan import Planned, plan_save
 from holdfast.distributed.replicas import Replicas
-from holdfast.distributed.variants import warn_of_variants
 from holdfast.errors import Mismatch
 from holdfast.progress import Progress
 from holdfast.repo.prune import Pruned, PrunePlan
@@ -25,6 +24,7 @@ from holdfast.snapshot.into_plan import IntoOptions
 from holdfast.snapshot.opened import Opened
 from holdfast.snapshot.save import SaveOptions
 from holdfast.snapshot.staging import AsyncSaver, SaveHandle, Staging
+from holdfast.snapshot.variants import warn_of_variants
 from holdfast.trees.registered import Types
 
 DEFAULT_TIMEOUT_S: Final = 300.0

@@ -19,7 +19,6 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.distributed.variants import find_variants
 from holdfast.errors import Corrupt
 from holdfast.repo.boxes import Box, is_span, span_of, volume
 from holdfast.repo.entry import NO_RANK, Entry
@@ -29,6 +28,7 @@ from holdfast.repo.manifest_encoding import build_table, encode_manifest
 from holdfast.repo.parts import Manifests, join_entry, merge
 from holdfast.repo.ranks import Ranks
 from holdfast.repo.regions import Region
+from holdfast.snapshot.variants import find_variants
 from holdfast.store.protocol import ObjectStore
 
 OWNED_BYTES: Final = 8 << 20

@@ -16,7 +16,7 @@ from holdfast.repo.engine import Engine
 from holdfast.repo.entry import Entry
 from holdfast.repo.layout import pack_key
 from holdfast.repo.manifest import Manifest
-from holdfast.repo.parts import read_view
+from holdfast.repo.parts import Manifests, read_manifests, read_view
 from holdfast.repo.regions import Region, list_entry_wants, list_region_wants
 from holdfast.repo.repository import Repository
 from holdfast.repo.snapshots import Snapshot, read_name
@@ -47,7 +47,12 @@ class SnapshotReader:
         """Read the manifests, unless one that is all of them is given; raises NotFound if collected, or Corrupt."""
         self._verify: Verify = verify
         self.snapshot = snapshot
-        self.manifest = read_view(repo.store, snapshot.manifest) if manifest is None else manifest
+        self.manifests: Manifests | None = None
+        """All of them, unless one was given."""
+        if manifest is None:
+            self.manifests = read_manifests(repo.store, snapshot.manifest)
+            manifest = self.manifests.view()
+        self.manifest = manifest
         self._copies = Copies(repo)
         self._successor = _Successor(repo, snapshot)
         self._store = repo.store

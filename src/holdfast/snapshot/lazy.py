@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -15,7 +16,7 @@ from holdfast.digest import Digest, hash_kind
 from holdfast.errors import AmbiguousName, NotFound
 from holdfast.repo import snapshots as records
 from holdfast.repo.entry import Entry, digest_entry
-from holdfast.repo.reader import open_snapshot
+from holdfast.repo.reader import Verify, open_snapshot
 from holdfast.repo.record import Json, canonical_json
 from holdfast.repo.repository import Repository
 from holdfast.snapshot.cast import is_cast, verify_dtype
@@ -27,6 +28,7 @@ from holdfast.snapshot.opened import Found, Opened
 from holdfast.snapshot.options import Aliases, Device, LoadOptions
 from holdfast.snapshot.shared import SharedMemory
 from holdfast.snapshot.slices import Index, read_slice
+from holdfast.snapshot.variants import warn_alone
 from holdfast.tensors.spec import TensorSpec, decode_spec
 from holdfast.trees.encoding import encode_tree, refuse
 from holdfast.trees.outline import Leaf, Path
@@ -125,18 +127,25 @@ class Snapshot:
     def load(self, options: LoadOptions | None = None) -> Any:
         """Load the whole tree into new memory."""
         options = options or LoadOptions()
-        if options.verify == "full":
-            return load_tree(self.open(), options, self._types)
-        with Opened(open_snapshot(self._repo, self._record, verify=options.verify)) as opened:
+        with self._open_for(options.verify) as opened:
             return load_tree(opened, options, self._types)
 
     def load_into(self, tree: Any, options: IntoOptions | None = None) -> Any:
         """Load into a tree that is there, in place, and return it."""
         options = options or IntoOptions()
-        if options.verify == "full":
-            return load_into(self.open(), tree, options, self._types)
-        with Opened(open_snapshot(self._repo, self._record, verify=options.verify)) as opened:
+        with self._open_for(options.verify) as opened:
             return load_into(opened, tree, options, self._types)
+
+    @contextmanager
+    def _open_for(self, verify: Verify) -> Iterator[Opened]:
+        """Yield it opened to be loaded as a whole: the one that stays open, unless bytes are to be proved otherwise."""
+        with ExitStack() as stack:
+            if verify == "full":
+                opened = self.open()
+            else:
+                opened = stack.enter_context(Opened(open_snapshot(self._repo, self._record, verify=verify)))
+            warn_alone(self._record.name, opened.reader.manifests)
+            yield opened
 
     def verify(self) -> None:
         """Read and verify every byte; raises Corrupt that names the leaf, the chunk and the pack."""

@@ -8,6 +8,7 @@ from typing import Final
 
 from holdfast.repo.entry import NO_RANK
 from holdfast.repo.manifest import Manifest
+from holdfast.repo.parts import Manifests
 from holdfast.repo.record import Json
 from holdfast.snapshot.uniting import renumber, unite
 from holdfast.trees.outline import TREE
@@ -38,6 +39,14 @@ def _find_tree(manifest: Manifest) -> Json:
     return manifest.spec[TREE] if isinstance(manifest.spec, dict) else None
 
 
+def warn_alone(name: str, manifests: Manifests | None) -> None:
+    """Warn one process that loads what several ranks had each a value of their own of."""
+    if manifests is not None and len(manifests.parts) > 1:
+        variants = find_variants(manifests.root, manifests.parts)
+        if variants:
+            warn_of_variants(name, variants, saved_by=len(manifests.parts), loaded_by=1)
+
+
 def warn_of_variants(name: str, variants: Sequence[str], *, saved_by: int, loaded_by: int) -> None:
     """Warn that each rank gets what the lowest one had."""
     more = f" and {len(variants) - _MAX_NAMED} more" if len(variants) > _MAX_NAMED else ""
@@ -45,5 +54,5 @@ def warn_of_variants(name: str, variants: Sequence[str], *, saved_by: int, loade
         f"{name!r} was saved by {saved_by} ranks and is loaded by {loaded_by}: where each had a value of its own, all"
         f" get that of the lowest, rank 0 if it had one: {', '.join(variants[:_MAX_NAMED])}{more}."
         f" Load it with {saved_by} ranks to get all of them back",
-        stacklevel=2,
+        stacklevel=3,
     )
