@@ -326,8 +326,10 @@ class Store:
         """Delete the snapshots under a prefix that no rule keeps; `gc` frees their bytes. As collective as `save`."""
         from holdfast.distributed.checkpoint import find_world, prune_together
 
-        plan, world = self.plan_prune(prefix, **rules), find_world(collective=collective)
-        return self.apply_prune(plan) if world is None else prune_together(plan, self.apply_prune, world)
+        world = find_world(collective=collective)
+        if world is None:
+            return self.apply_prune(self.plan_prune(prefix, **rules))
+        return prune_together(lambda: self.plan_prune(prefix, **rules), self.apply_prune, world)
 
     def gc(self, rules: Rules | None = None) -> Collected:
         """Free what no snapshot needs; beside saves under way, a part may be left to the next time."""

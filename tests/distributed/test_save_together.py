@@ -122,6 +122,7 @@ def save_values(rank: int, path: Path) -> Told:
     return save(path, "run", {"step": 7, "loss": 0.5 + rank, "stage": {f"layer {rank}": make_noise(3, seed=rank)}})
 
 
+@pytest.mark.filterwarnings("ignore:.*was saved by")
 def test_trees_of_other_keys_on_each_rank_are_united(world: World, tmp_path: Path) -> None:
     told = world(3)(save_values, tmp_path)
 
@@ -296,6 +297,7 @@ def save_behind(rank: int, path: Path) -> list[Told]:
     return [first, second, third]
 
 
+@pytest.mark.filterwarnings("ignore:.*was saved by")
 def test_a_save_in_the_background_is_of_all_ranks_and_so_is_its_error(world: World, tmp_path: Path) -> None:
     results = world(2)(save_behind, tmp_path)
 
@@ -342,6 +344,7 @@ def save_twice_at_once(rank: int, path: Path, groups: int) -> list[Told]:
     return [told[0], told[1]]
 
 
+@pytest.mark.filterwarnings("ignore:.*was saved by")
 def test_two_threads_save_two_names_at_once_over_two_groups(world: World, tmp_path: Path) -> None:
     results = world(2)(save_twice_at_once, tmp_path, 2)
 
@@ -351,6 +354,7 @@ def test_two_threads_save_two_names_at_once_over_two_groups(world: World, tmp_pa
             assert torch.equal(store.load(f"run {number}")["w"], make_noise(300, 1024, seed=number))
 
 
+@pytest.mark.filterwarnings("ignore:.*was saved by")
 def test_two_threads_that_save_two_names_over_one_group_never_mix_them(world: World, tmp_path: Path) -> None:
     results = world(2)(save_twice_at_once, tmp_path, 1)
 

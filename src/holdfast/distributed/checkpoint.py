@@ -128,20 +128,23 @@ def start_together(
         raise
 
 
-def prune_together(plan: PrunePlan, apply: Callable[[PrunePlan], Pruned], world: World) -> Pruned:
+def prune_together(read_plan: Callable[[], PrunePlan], apply: Callable[[PrunePlan], Pruned], world: World) -> Pruned:
     """Let one rank delete what all have planned to; returns what it did on every rank."""
+    plans: list[PrunePlan] = []
     done: list[Pruned] = []
 
     def act() -> list[str]:
-        done.append(apply(plan))
+        done.append(apply(plans[0]))
         return [snapshot.name for snapshot in done[0].deleted]
 
     with world.join("prune") as ranks:
+        # All before any: who plans late would find that nothing is left to delete.
+        ranks.all_gather("plan", lambda: plans.append(read_plan()))
         names = set(ranks.broadcast("prune", act))
     if done:
         return done[0]
-    kept = (verdict for verdict in plan.verdicts if not verdict.reasons and verdict.snapshot.name not in names)
-    return Pruned(tuple(snapshot for snapshot in plan.delete if snapshot.name in names), tuple(kept))
+    kept = (verdict for verdict in plans[0].verdicts if not verdict.reasons and verdict.snapshot.name not in names)
+    return Pruned(tuple(snapshot for snapshot in plans[0].delete if snapshot.name in names), tuple(kept))
 
 
 def load_into_together(
