@@ -21,7 +21,7 @@ from holdfast.repo.pack import PackBuilder, PackedChunk, read_footer
 from holdfast.repo.record import Json, canonical_json, decode_record, encode_record, parse_json
 from holdfast.store.memory import MemoryStore
 from tests.unit.repo.forging import seal_manifest, seal_pack
-from tests.unit.repo.saving import PACK_ID, flip, iter_gaps
+from tests.unit.repo.saving import PACK_ID, append_run, flip, iter_gaps
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=10)
 JSON = st.recursive(
@@ -136,7 +136,7 @@ def test_a_footer_tells_what_was_appended(runs: list[tuple[int, list[bytes]]]) -
     store = MemoryStore()
     pack = PackBuilder(store, PACK_ID)
     for alignment, chunks in runs:
-        first, *_ = pack.append([(hash_bytes(data), memoryview(data)) for data in chunks], alignment=alignment)
+        first, *_ = append_run(pack, [(hash_bytes(data), memoryview(data)) for data in chunks], alignment=alignment)
         assert first.offset % alignment == 0
     assert pack.seal() == store.stat(f"packs/{PACK_ID}").size_bytes
     footer = read_footer(store, PACK_ID)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, repeat
 from typing import Final, NamedTuple
 
 from holdfast.digest import Buffer, Digest, fingerprint, hash_bytes
@@ -83,11 +82,6 @@ class PackBuilder:
     def is_full(self) -> bool:
         """Tell whether the next chunk belongs into another pack."""
         return self._size >= PACK_LIMIT_BYTES
-
-    def append(self, chunks: Sequence[tuple[Digest, memoryview]], *, alignment: int) -> list[Location]:
-        """Append one run of chunks."""
-        alignments = chain([alignment], repeat(1))
-        return self.append_chunks([NewChunk(*chunk, next(alignments)) for chunk in chunks])
 
     def append_chunks(self, chunks: Sequence[NewChunk], *, block: LentBlock | None = None) -> list[Location]:
         """Append chunks and return where each lies, in order.

@@ -7,6 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from itertools import chain, repeat
 from typing import TypedDict, Unpack
 
 from holdfast.digest import Buffer, Digest, fingerprint, hash_bytes
@@ -15,7 +16,7 @@ from holdfast.repo.chunk import RAW, ChunkRef, Location
 from holdfast.repo.entry import Entry
 from holdfast.repo.findings import Finding
 from holdfast.repo.layout import PACKS, SHELVES, SNAPSHOTS, escape_name, find_shelf, generation_key, snapshot_stem
-from holdfast.repo.pack import HEADER, Footer, PackedChunk
+from holdfast.repo.pack import HEADER, Footer, NewChunk, PackBuilder, PackedChunk
 from holdfast.repo.reader import SnapshotReader
 from holdfast.repo.record import Json
 from holdfast.repo.repository import Repository, open_repository
@@ -108,6 +109,12 @@ def only_pack(store: ObjectStore) -> str:
     """Return the key of the one pack."""
     (key,) = keys(store, PACKS)
     return key
+
+
+def append_run(pack: PackBuilder, chunks: Sequence[tuple[Digest, memoryview]], *, alignment: int) -> list[Location]:
+    """Append chunks that lie back to back, the first of them aligned."""
+    alignments = chain([alignment], repeat(1))
+    return pack.append_chunks([NewChunk(*chunk, next(alignments)) for chunk in chunks])
 
 
 def packed(data: bytes, *, pack_id: str = PACK_ID, offset: int = 64) -> PackedChunk:

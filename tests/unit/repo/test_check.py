@@ -23,6 +23,7 @@ from holdfast.store.protocol import ObjectInfo, ObjectStore
 from tests.unit.repo.saving import (
     MIB,
     Watched,
+    append_run,
     codes,
     inline_ref,
     keys,
@@ -67,7 +68,7 @@ def copy_chunks(store: MemoryStore) -> str:
     pack_id = f"{7:024x}-{7:016x}"
     builder = PackBuilder(store, pack_id)
     chunks = [DATA[start : start + MIB] for start in range(0, len(DATA), MIB)]
-    builder.append([(hash_bytes(data), memoryview(data)) for data in chunks], alignment=64)
+    append_run(builder, [(hash_bytes(data), memoryview(data)) for data in chunks], alignment=64)
     builder.seal()
     return pack_id
 

@@ -11,7 +11,7 @@ from holdfast.repo.index import write_fragment
 from holdfast.repo.pack import PackBuilder
 from holdfast.repo.repository import Repository
 from holdfast.store.memory import MemoryStore
-from tests.unit.repo.saving import Watched, keys, new_repo, noise, rot
+from tests.unit.repo.saving import Watched, append_run, keys, new_repo, noise, rot
 
 DATA = noise(5000)
 PACKS = [f"{number:024x}-{number:016x}" for number in range(3)]
@@ -24,7 +24,7 @@ def copied(repo: Repository, store: MemoryStore) -> list[Location]:
     for number, pack_id in enumerate(PACKS):
         pack = PackBuilder(store, pack_id)
         chunks = [noise(600, number), DATA]
-        places.append(pack.append([(hash_bytes(data), memoryview(data)) for data in chunks], alignment=64)[1])
+        places.append(append_run(pack, [(hash_bytes(data), memoryview(data)) for data in chunks], alignment=64)[1])
         pack.seal()
         if number == 1:
             write_fragment(store, pack.rows)

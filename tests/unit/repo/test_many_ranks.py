@@ -9,7 +9,6 @@ import pytest
 
 from holdfast.errors import CommitUnknown, Corrupt, NotShared, RankError
 from holdfast.progress import Silent
-from holdfast.repo.boxes import Box, whole
 from holdfast.repo.check import Checker
 from holdfast.repo.collect import Rules, collect
 from holdfast.repo.copying import copy_snapshot
@@ -291,4 +290,3 @@ def test_boxes_that_are_whole_rows_become_a_row_of_bytes(repo: Repository) -> No
     assert entry.dims == 0
     assert [chunk.box for chunk in entry.chunks] == [(), ()]
     assert load_bytes(repo, "t") == {"t": GRID}
-    assert whole((8, 8)) == Box((0, 0), (8, 8))

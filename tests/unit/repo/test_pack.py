@@ -13,7 +13,7 @@ from holdfast.repo.columns import Kind, column
 from holdfast.repo.pack import HEADER, TRAILER, Footer, PackBuilder, PackedChunk, parse_pack_key, read_footer
 from holdfast.store.memory import MemoryStore
 from tests.unit.repo.forging import forge_pack, row, seal_pack
-from tests.unit.repo.saving import PACK_ID, flip, iter_gaps, keys, noise, packed
+from tests.unit.repo.saving import PACK_ID, append_run, flip, iter_gaps, keys, noise, packed
 
 KEY = f"packs/{PACK_ID}"
 
@@ -22,7 +22,7 @@ def build(store: MemoryStore, *runs: tuple[int, list[bytes]]) -> list[PackedChun
     """Seal a pack of runs, each given by its alignment and its chunks."""
     pack = PackBuilder(store, PACK_ID)
     for alignment, chunks in runs:
-        pack.append([(hash_bytes(data), memoryview(data)) for data in chunks], alignment=alignment)
+        append_run(pack, [(hash_bytes(data), memoryview(data)) for data in chunks], alignment=alignment)
     pack.seal()
     return pack.rows
 
@@ -62,7 +62,7 @@ def test_all_that_is_no_chunk_is_zero(store: MemoryStore) -> None:
 
 def test_nothing_is_visible_before_a_pack_is_sealed(store: MemoryStore) -> None:
     pack = PackBuilder(store, PACK_ID)
-    pack.append([(hash_bytes(b"a"), memoryview(b"a"))], alignment=64)
+    append_run(pack, [(hash_bytes(b"a"), memoryview(b"a"))], alignment=64)
     assert keys(store, "") == []
     pack.abort()
     assert keys(store, "") == []
@@ -72,7 +72,7 @@ def test_a_pack_is_full_from_its_limit_on(store: MemoryStore, monkeypatch: pytes
     monkeypatch.setattr("holdfast.repo.pack.PACK_LIMIT_BYTES", 1000)
     pack = PackBuilder(store, PACK_ID)
     assert not pack.is_full
-    pack.append([(hash_bytes(b""), memoryview(bytes(936)))], alignment=64)
+    append_run(pack, [(hash_bytes(b""), memoryview(bytes(936)))], alignment=64)
     assert pack.is_full
 
 

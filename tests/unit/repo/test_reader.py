@@ -23,6 +23,7 @@ from tests.unit.repo.saving import (
     MIB,
     PACK_ID,
     Watched,
+    append_run,
     inline_ref,
     keys,
     load_bytes,
@@ -160,7 +161,7 @@ def add_copy(store: MemoryStore, *chunks: bytes, number: int = 7) -> str:
     """Seal another pack that holds copies of chunks, unknown to any index; return its key."""
     pack_id = f"{number:024x}-{number:016x}"
     pack = PackBuilder(store, pack_id)
-    pack.append([(hash_bytes(data), memoryview(data)) for data in chunks], alignment=64)
+    append_run(pack, [(hash_bytes(data), memoryview(data)) for data in chunks], alignment=64)
     pack.seal()
     return pack_key(pack_id)
 

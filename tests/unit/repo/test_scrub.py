@@ -16,7 +16,7 @@ from holdfast.repo.scrub import Scrubbed, Scrubber, Stretch, cut_pack
 from holdfast.repo.stages import Stages
 from holdfast.store.memory import MemoryStore
 from holdfast.store.protocol import ObjectStore
-from tests.unit.repo.saving import MIB, PACK_ID, Watched, iter_gaps, noise, rot
+from tests.unit.repo.saving import MIB, PACK_ID, Watched, append_run, iter_gaps, noise, rot
 
 KEY = pack_key(PACK_ID)
 
@@ -27,7 +27,7 @@ def footer(store: MemoryStore) -> Footer:
     pack = PackBuilder(store, PACK_ID)
     runs = [(64, [noise(600), noise(700, 1)]), (4096, [noise(MIB, 2 + i) for i in range(20)]), (64, [noise(513, 99)])]
     for alignment, chunks in runs:
-        pack.append([(hash_bytes(data), memoryview(data)) for data in chunks], alignment=alignment)
+        append_run(pack, [(hash_bytes(data), memoryview(data)) for data in chunks], alignment=alignment)
     pack.seal()
     return read_footer(store, PACK_ID)
 
@@ -88,7 +88,7 @@ def test_a_stretch_that_cannot_be_read_is_told_and_the_others_are_read(
 def test_a_buffer_used_before_leaves_no_trace(store: MemoryStore, engine: Engine) -> None:
     """One thread scrubs many packs with one buffer: padding must be judged by what was read now."""
     pack = PackBuilder(store, PACK_ID)
-    pack.append([(hash_bytes(noise(600)), memoryview(noise(600)))], alignment=4096)
+    append_run(pack, [(hash_bytes(noise(600)), memoryview(noise(600)))], alignment=4096)
     pack.seal()
     footer = read_footer(store, PACK_ID)
     stretches = list(cut_pack(PACK_ID, footer, data_start=HEADER.size)) * 50
