@@ -195,7 +195,7 @@ ATTACKS: Final[dict[str, Callable[[Nest], None]]] = {
     "a hole of 1 TiB": lambda nest: _sparse(nest, forge_pack([], size=64), 1 << 40),
     "4 GiB of an unknown codec": _sparse_codec,
     "an index of 2^60 rows": lambda nest: nest.put(
-        "index/" + "0" * 64, struct.pack("<8sHHIQQ32s", b"HFINDEX\n", 0, 0, 72, 1 << 60, 1 << 63, bytes(32))
+        "index/" + "0" * 64, struct.pack("<8sHHIQQ32s", b"HFINDEX\n", 1, 0, 72, 1 << 60, 1 << 63, bytes(32))
     ),
     "an index of noise": lambda nest: nest.put("index/" + "1" * 64, os.urandom(4096)),
     "a record of many lists": _wide_record,

@@ -70,7 +70,7 @@ def test_a_newer_format(saved: Cli, verb: list[str]) -> None:
     config = {"kind": "config", "generation": 1, "store_id": "x", "format": {"major": 9, "minor": 1}, "features": {}}
     saved.find("config").write_bytes(encode_record(config))
 
-    _verify_refusal(saved, ["-s", "ckpts", *verb], "has format 9.1, this Holdfast reads up to 0: upgrade")
+    _verify_refusal(saved, ["-s", "ckpts", *verb], "has format 9.1, this Holdfast reads up to 1: upgrade")
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_a_feature_that_writers_must_know(saved: Cli, verb: list[str]) -> None:
         "kind": "config",
         "generation": 1,
         "store_id": "x",
-        "format": {"major": 0, "minor": 1},
+        "format": {"major": 1, "minor": 1},
         "features": features,
     }
     saved.find("config").write_bytes(encode_record(config))

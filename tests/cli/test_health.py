@@ -99,7 +99,7 @@ def test_check_of_a_newer_format_asks_for_an_upgrade_and_tells_of_no_damage(save
     ran = saved("check", "--read")
 
     assert (ran.code, ran.err) == (1, "")
-    assert "has format 9.1, this Holdfast reads up to 0: upgrade [newer-format]\n" in ran.out
+    assert "has format 9.1, this Holdfast reads up to 1: upgrade [newer-format]\n" in ran.out
     assert "    upgrade Holdfast; nothing else was checked" in ran.out
     assert "damaged" not in ran.out
     assert ran.out.endswith(": 1 error\n")
@@ -128,7 +128,7 @@ def test_doctor_says_how_the_place_is(saved: Cli) -> None:
     assert (ran.code, ran.err) == (0, "")
     lines = ran.out.splitlines()
     assert lines[0] == f"store {saved.store}"
-    assert re.fullmatch(r"ok       format 0\.0, store id [0-9a-f]{32}; this Holdfast reads and writes it", lines[1])
+    assert re.fullmatch(r"ok       format 1\.0, store id [0-9a-f]{32}; this Holdfast reads and writes it", lines[1])
     assert "ok       hard links work: two writers cannot overwrite each other" in lines
     assert "ok       1 snapshot, 0 tags, 1 pack of 2.4 MiB together, 1 manifest" in lines
     assert {line.split()[0] for line in lines[1:]} <= {"ok", "note"}

@@ -1,15 +1,12 @@
-"""Makes the store with every kind of tensor; once the format has changed run `python -m tests.compat.make_tensors`."""
+"""Makes the store with every kind of tensor, once and for ever: `python -m tests.compat.make_tensors`."""
 
 from __future__ import annotations
 
-import gzip
-import io
 import random
-import tarfile
 from collections import OrderedDict, deque
 from decimal import Decimal
 from fractions import Fraction
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any, Final
 from unittest import mock
 
@@ -18,10 +15,10 @@ import torch
 
 from holdfast.facade import Store
 from holdfast.store.memory import MemoryStore
+from tests.compat.archive import HERE, add, pack
 from tests.tensors import COMPOSITES, ORDINARY, SUBCLASSES, TENSORS
 
-ARCHIVE: Final = Path(__file__).parent / "tensors" / "every.tar.gz"
-TIME_S: Final = 1_000_000_000
+ARCHIVE: Final = HERE / "tensors" / "every.tar.gz"
 _GEOMETRIES: Final = (
     "whole",
     "0-d",
@@ -74,14 +71,8 @@ def make_archive() -> bytes:
     with mock.patch("os.urandom", random.Random("tensors").randbytes):
         store = Store(inner, types=SUBCLASSES, options={"environment": False})
         store.save("every", make_tree(choose_names()), grads=True)
-    packed = io.BytesIO()
-    with gzip.GzipFile(fileobj=packed, mode="wb", mtime=0) as folded, tarfile.open(fileobj=folded, mode="w") as archive:
-        for key, data in sorted(inner.contents().items()):
-            info = tarfile.TarInfo(key)
-            info.size, info.mtime = len(data), TIME_S
-            archive.addfile(info, io.BytesIO(data))
-    return packed.getvalue()
+    return pack(inner.contents())
 
 
 if __name__ == "__main__":
-    ARCHIVE.write_bytes(make_archive())
+    add(ARCHIVE, make_archive)

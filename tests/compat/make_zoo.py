@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import gzip
-import io
 import random
-import tarfile
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 from typing import Final
 from unittest import mock
 
@@ -16,6 +13,7 @@ from holdfast.repo.layout import CONFIG, INDEX, PACKS, lease_stem, manifest_key,
 from holdfast.repo.repository import Repository
 from holdfast.repo.snapshots import delete_snapshot, read_snapshot
 from holdfast.store.memory import MemoryStore
+from tests.compat.archive import HERE, TIME_S, add, pack
 from tests.unit.repo.saving import (
     keys,
     misplaced_keys,
@@ -29,8 +27,7 @@ from tests.unit.repo.saving import (
 )
 from tests.unit.repo.standing import put_mark
 
-ZOO: Final = Path(__file__).parent / "zoo"
-TIME_S: Final = 1_000_000_000
+ZOO: Final = HERE / "zoo"
 CONTENT: Final = {"x": noise(1500, 1), "tiny": b"inline"}
 SOUND: Final = {"y": noise(1500, 2)}
 
@@ -110,7 +107,7 @@ CASES: Final[dict[str, Callable[[Repository], object]]] = {
     "superseded": _overwrite,
     "tombstone": lambda repo: delete_snapshot(repo.store, "hit"),
     "unknown-prefix": lambda repo: repo.store.create("later/thing", b"?"),
-    "newer-minor": lambda repo: _state_version(repo, 0, 99),
+    "newer-minor": lambda repo: _state_version(repo, 1, 99),
     "newer-major": lambda repo: _state_version(repo, 99, 0),
 }
 
@@ -125,15 +122,9 @@ def make_case(name: str) -> bytes:
     contents = repo.store.contents()
     if name == "abandoned-lease":
         contents["packs/.tmp-left-behind"] = b"half a pack"
-    packed = io.BytesIO()
-    with gzip.GzipFile(fileobj=packed, mode="wb", mtime=0) as folded, tarfile.open(fileobj=folded, mode="w") as archive:
-        for key, data in sorted(contents.items()):
-            info = tarfile.TarInfo(key)
-            info.size, info.mtime = len(data), TIME_S
-            archive.addfile(info, io.BytesIO(data))
-    return packed.getvalue()
+    return pack(contents)
 
 
 if __name__ == "__main__":
     for case in CASES:
-        (ZOO / f"{case}.tar.gz").write_bytes(make_case(case))
+        add(ZOO / f"{case}.tar.gz", partial(make_case, case))

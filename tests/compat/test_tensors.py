@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import tarfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from holdfast.facade import Store
 from holdfast.facade import open as open_store
+from tests.compat.archive import unpack
 from tests.compat.make_tensors import ARCHIVE, choose_names, make_plain, make_shared, make_tree
 from tests.tensor_zoo import DTYPES
 from tests.tensors import SUBCLASSES, TENSORS, assert_same_tensor, find_facts
@@ -18,9 +17,7 @@ from tests.tensors import SUBCLASSES, TENSORS, assert_same_tensor, find_facts
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    place: Path = tmp_path_factory.mktemp("tensors")
-    with tarfile.open(ARCHIVE) as archive:
-        archive.extractall(place, filter="data")
+    place = unpack(ARCHIVE, tmp_path_factory.mktemp("tensors"))
     with open_store(place, read_only=True, types=SUBCLASSES) as found:
         yield found
 

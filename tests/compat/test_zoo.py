@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tarfile
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +12,7 @@ from holdfast.repo.check import Checker
 from holdfast.repo.collect import plan_collect, verify_may_collect
 from holdfast.repo.repository import open_repository
 from holdfast.store.local import LocalStore
+from tests.compat.archive import unpack
 from tests.compat.make_zoo import CASES, CONTENT, SOUND, ZOO, make_case
 from tests.unit.repo.saving import load_bytes
 
@@ -50,9 +50,7 @@ READABLE: Final = {
 
 @pytest.fixture
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> LocalStore:
-    with tarfile.open(ZOO / f"{request.param}.tar.gz") as archive:
-        archive.extractall(tmp_path, filter="data")
-    return LocalStore(str(tmp_path), read_only=True)
+    return LocalStore(str(unpack(ZOO / f"{request.param}.tar.gz", tmp_path)), read_only=True)
 
 
 @pytest.mark.parametrize(("store", "wanted"), FINDINGS.items(), indirect=["store"], ids=list(FINDINGS))

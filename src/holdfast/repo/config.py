@@ -12,7 +12,7 @@ from holdfast.repo.layout import CONFIG, PREFIXES, SHELVES, new_write_id
 from holdfast.repo.record import Fields
 from holdfast.store.protocol import ObjectStore
 
-FORMAT_MAJOR: Final = 0
+FORMAT_MAJOR: Final = 1
 FORMAT_MINOR: Final = 0
 OPERATIONS: Final = ("read", "write", "collect")
 """What a feature flag can be mandatory for."""
@@ -113,6 +113,10 @@ def parse_config(fields: Fields, *, url: str) -> Config:
     fields.expect(kind="config")
     version = Fields(fields.key, fields.mapping("format"))
     major, minor = version.integer("major"), version.integer("minor")
+    if major < FORMAT_MAJOR:
+        raise NotAStore(
+            f"{url} has format {major}.{minor}, a draft that no release reads; make a new store, and save there"
+        )
     if major > FORMAT_MAJOR:
         raise NewerFormat(f"{url} has format {major}.{minor}, this Holdfast reads up to {FORMAT_MAJOR}: upgrade")
     lists = Fields(fields.key, fields.mapping("features"))

@@ -16,7 +16,7 @@ Result = TypeVar("Result")
 
 _GROUPS: Final = "/proc/self/cgroup"
 _GROUP_ROOT: Final = "/sys/fs/cgroup"
-_WAITERS: Final = 2
+_WAITERS: Final = 4
 """Threads beyond the cores: they wait for the disk while the others compute."""
 _AHEAD: Final = 2
 """Items under way for each thread: one in hand, and one for when whoever takes the results is late."""

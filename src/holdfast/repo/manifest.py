@@ -20,7 +20,7 @@ from holdfast.repo.layout import ManifestRef, PartRef, are_file_ids, manifest_ke
 from holdfast.repo.record import Json
 from holdfast.store.protocol import ObjectStore
 
-MANIFEST_MAJOR: Final = 0
+MANIFEST_MAJOR: Final = 1
 MANIFEST_MINOR: Final = 0
 INLINE: Final = 0xFFFFFFFF
 """In the pack column: the bytes are in the inline column."""

@@ -25,7 +25,7 @@ RUN_BYTES: Final = 64 << 10
 PAGE_BYTES: Final = 4096
 LINE_BYTES: Final = 64
 
-PACK_MAJOR: Final = 0
+PACK_MAJOR: Final = 1
 PACK_MINOR: Final = 0
 HEADER: Final = struct.Struct("<8sHHI48s")
 TRAILER: Final = struct.Struct("<QQ32s8s8s")

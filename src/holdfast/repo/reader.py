@@ -34,6 +34,7 @@ from holdfast.store.protocol import MappableStore
 Verify = Literal["full", "fast", False]
 """What proves bytes: BLAKE3 of each chunk; XXH3 of what is stored, which finds accidents only; nothing."""
 
+_MODES: Final[tuple[Verify, ...]] = ("full", "fast", False)
 _FOLLOWS: Final = 8
 """How often a snapshot that keeps being repacked is followed before it counts as gone."""
 
@@ -63,7 +64,7 @@ class SnapshotReader:
         self._stages = repo.counters.stages
         self._proven = repo.proven
         self._engine = Engine("holdfast-read", budget_bytes=repo.budget_bytes, waits=True)
-        self._blocks = BlockPool(BLOCK_BYTES, kept=self._engine.threads)
+        self._blocks = BlockPool(BLOCK_BYTES, kept=self._engine.threads, huge=True)
 
     def __enter__(self) -> Self:
         """Return itself."""
@@ -279,6 +280,12 @@ class _Successor:
             " list again",
             name=self._snapshot.name,
         )
+
+
+def verify_mode(verify: Verify) -> None:
+    """Raise ValueError unless `verify` is one of the ways to prove bytes."""
+    if verify not in _MODES:
+        raise ValueError(f"verify must be 'full', 'fast' or False, not {verify!r}")
 
 
 def open_snapshot(repo: Repository, snapshot: Snapshot, *, verify: Verify = "full") -> SnapshotReader:

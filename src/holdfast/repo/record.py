@@ -15,7 +15,7 @@ from holdfast.errors import Corrupt, NewerFormat
 
 MAX_RECORD_BYTES: Final = 4 << 20
 """Whatever would be longer is split, or refused before it is written: metadata may have 1 MiB."""
-RECORD_VERSION: Final = 0
+RECORD_VERSION: Final = 1
 MAX_DEPTH: Final = 250
 
 _HEADER_BYTES: Final = 112

@@ -17,9 +17,9 @@ from holdfast.repo.stages import Stages
 from holdfast.store.blocks import BlockPool
 from holdfast.store.protocol import ObjectStore
 
-_READ_BYTES: Final = CHUNK_BYTES
-"""How much is read at once: little enough to be hashed while it is still in the processor's cache."""
-_BATCH: Final = 16
+_READ_BYTES: Final = 4 * CHUNK_BYTES
+"""How much is read at once: a disk is slower with less, and more would leave the processor's cache before it is hashed."""
+_BATCH: Final = 4
 """Stretches that a thread takes at once: to hand over a single one costs as much as to open its file."""
 _BUFFER_BYTES: Final = _READ_BYTES + 2 * PAGE_BYTES
 _ZEROS: Final = bytes(PAGE_BYTES)
@@ -68,7 +68,7 @@ class Scrubber:
         self._store = store
         self._stages = stages
         self._engine = engine
-        self._blocks = BlockPool(_BUFFER_BYTES, kept=engine.threads)
+        self._blocks = BlockPool(_BUFFER_BYTES, kept=engine.threads, huge=True)
 
     def scrub(self, stretches: Iterable[Stretch]) -> Iterator[Scrubbed]:
         """Yield the outcome of each stretch, in order, many being read at once."""

@@ -11,11 +11,13 @@ from holdfast.repo.chunk import RAW, UNIT_BYTES, ChunkRef, Location
 from holdfast.repo.entry import Entry
 from holdfast.store.blocks import PAGE_BYTES, copy_bytes
 
-STRETCH_BYTES: Final = 2 << 20
-"""How much is read at once: little enough to be verified while it is still in the processor's cache."""
+STRETCH_BYTES: Final = 8 << 20
+"""How much is read at once: what a thread pays for each read, in turns of Python, is little beside it."""
 BLOCK_BYTES: Final = STRETCH_BYTES + PAGE_BYTES
 _GAP_BYTES: Final = 32 << 10
 """What lies between two wanted chunks is read, too, if it is less: another read would cost more."""
+_OWN_BYTES: Final = 1 << 20
+"""What is that long has a read of its own, apart from what goes elsewhere: then it goes straight to where it is wanted."""
 READ_COST_BYTES: Final = 64 << 10
 """A read costs as much as some bytes more."""
 
@@ -136,7 +138,12 @@ def plan_stretches(wants: Sequence[Want]) -> Iterator[Stretch]:
     for want in sorted(wants, key=lambda want: (want.location.pack_id, want.location.offset)):
         at = want.location
         end = at.offset + at.stored_bytes
-        if open_wants and (at.pack_id != pack_id or at.offset > stop + _GAP_BYTES or end - start > STRETCH_BYTES):
+        if open_wants and (
+            at.pack_id != pack_id
+            or at.offset > stop + _GAP_BYTES
+            or end - start > STRETCH_BYTES
+            or (want.buffer is not open_wants[-1].buffer and max(stop - start, at.stored_bytes) >= _OWN_BYTES)
+        ):
             yield Stretch(pack_id, start, stop, open_wants)
             open_wants = []
         if not open_wants:

@@ -10,8 +10,8 @@ from holdfast.store.files import Files
 
 DIRECT_BYTES: Final = 256 << 10
 """Below this size a read through the cache, with its read-ahead, is as good."""
-_BLOCK_BYTES: Final = 1 << 20
-"""Little enough to be copied while it is still in the processor's cache."""
+_BLOCK_BYTES: Final = 4 << 20
+"""Enough for a disk to be fast, and little enough to be copied while it is still in the processor's cache."""
 _KEPT_BLOCKS: Final = 8
 
 
@@ -21,7 +21,7 @@ class DirectReads:
     def __init__(self, files: Files) -> None:
         """Begin without any block."""
         self._files = files
-        self._blocks = BlockPool(_BLOCK_BYTES + PAGE_BYTES, kept=_KEPT_BLOCKS)
+        self._blocks = BlockPool(_BLOCK_BYTES + PAGE_BYTES, kept=_KEPT_BLOCKS, huge=True)
 
     def read(self, handle: int, start: int, target: memoryview) -> int:
         """Fill the beginning of `target` from byte `start` on, and return how much was filled.

@@ -83,7 +83,7 @@ def forge_manifest(
 
 
 def seal_manifest(
-    body: bytes, *, codec: int = 0, table_bytes: int | None = None, major: int = 0, minor: int = 0, magic: bytes = b""
+    body: bytes, *, codec: int = 0, table_bytes: int | None = None, major: int = 1, minor: int = 0, magic: bytes = b""
 ) -> bytes:
     size = len(body) if table_bytes is None else table_bytes
     data = MANIFEST_HEADER.pack(magic or b"HFMANIF\n", major, minor, codec, size) + body

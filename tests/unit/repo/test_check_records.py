@@ -42,7 +42,7 @@ def roots(store: ObjectStore) -> list[tuple[str, int]]:
     return [(snapshot.name, snapshot.generation) for snapshot in found.current]
 
 
-def state_config(store: ObjectStore, generation: int, *, major: int = 0, features: Sequence[str] = ()) -> None:
+def state_config(store: ObjectStore, generation: int, *, major: int = 1, features: Sequence[str] = ()) -> None:
     format_ = {"major": major, "minor": 0}
     needed = {"read": list(features), "write": [], "collect": []}
     fields = {"kind": "config", "store_id": "s", "write_id": new_write_id(), "format": format_, "features": needed}
@@ -96,7 +96,7 @@ def test_a_damaged_config_is_an_error_and_the_rest_is_still_checked(saved: Memor
 
 @pytest.mark.parametrize(
     ("major", "features", "text"),
-    [(9, [], "has format 9.0, this Holdfast reads up to 0"), (0, ["tides"], "needs the feature 'tides' to read")],
+    [(9, [], "has format 9.0, this Holdfast reads up to 1"), (1, ["tides"], "needs the feature 'tides' to read")],
 )
 def test_a_newer_format_is_not_called_damage_and_nothing_else_is_judged(
     saved: MemoryStore, major: int, features: list[str], text: str
@@ -142,7 +142,7 @@ def test_a_damaged_newest_record_is_an_error_and_an_older_one_a_warning(saved: M
 
 
 def test_a_torn_record_is_a_warning_and_what_it_was_to_replace_counts(saved: MemoryStore) -> None:
-    saved.create(record_key("b", 1), b"holdfast-record 0000")
+    saved.create(record_key("b", 1), b"holdfast-record 0001")
     (finding,) = check(saved)
     assert (finding.severity, finding.code, finding.key) == ("warning", "record-torn", record_key("b", 1))
     assert ("b", 0) in roots(saved)
@@ -203,7 +203,7 @@ def test_a_record_of_a_later_version_is_an_error_that_says_so(saved: MemoryStore
 
 
 def _later(data: bytes) -> bytes:
-    start = data[:16] + b"0001" + data[20:95]
+    start = data[:16] + b"0002" + data[20:95]
     return start + fingerprint(start)[:8].hex().encode() + data[111:]
 
 

@@ -338,7 +338,7 @@ def test_a_prefix_that_is_not_known_forbids_it(store: MemoryStore, repo: Reposit
 
 
 def test_a_feature_that_is_not_known_forbids_it(store: MemoryStore, repo: Repository, dead: set[str]) -> None:
-    fields = {"kind": "config", "store_id": "s", "write_id": new_write_id(), "format": {"major": 0, "minor": 0}}
+    fields = {"kind": "config", "store_id": "s", "write_id": new_write_id(), "format": {"major": 1, "minor": 0}}
     features = {"read": [], "write": [], "collect": ["hibernation"]}
     create_generation(store, CONFIG, 2, {**fields, "features": features})
     refuse(store, NewerFormat, "needs the feature 'hibernation' to collect")

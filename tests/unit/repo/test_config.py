@@ -26,7 +26,7 @@ GOOD: dict[str, Json] = {
     "generation": 0,
     "write_id": "w",
     "store_id": "s",
-    "format": {"major": 0, "minor": 7},
+    "format": {"major": 1, "minor": 7},
     "features": {"read": [], "write": ["later"], "collect": []},
 }
 
@@ -130,13 +130,13 @@ def test_a_damaged_config_is_an_error(store: MemoryStore) -> None:
 
 
 def test_a_later_minor_format_is_read() -> None:
-    config = parse_config(fields(format={"major": 0, "minor": 7, "more": 1}, later_field=1), url="memory://")
-    assert (config.major, config.minor, config.store_id) == (0, 7, "s")
+    config = parse_config(fields(format={"major": 1, "minor": 7, "more": 1}, later_field=1), url="memory://")
+    assert (config.major, config.minor, config.store_id) == (1, 7, "s")
 
 
 def test_a_later_major_format_is_refused_clearly() -> None:
-    with pytest.raises(NewerFormat, match=r"memory:// has format 1\.2, this Holdfast reads up to 0: upgrade"):
-        parse_config(fields(format={"major": 1, "minor": 2}), url="memory://")
+    with pytest.raises(NewerFormat, match=r"memory:// has format 2\.2, this Holdfast reads up to 1: upgrade"):
+        parse_config(fields(format={"major": 2, "minor": 2}), url="memory://")
 
 
 def test_an_unknown_feature_forbids_only_what_needs_it() -> None:
@@ -157,7 +157,7 @@ def test_a_feature_needed_to_read_forbids_opening() -> None:
     [
         {"kind": "tag"},
         {"format": 1},
-        {"format": {"major": 0}},
+        {"format": {"major": 1}},
         {"format": {"major": -1, "minor": 0}},
         {"features": []},
         {"features": {"read": "x"}},
@@ -186,3 +186,8 @@ def test_a_prefix_that_the_format_does_not_have_is_found(store: MemoryStore, key
     assert find_unknown_prefix(store) is None
     store.create(key, b"")
     assert find_unknown_prefix(store) == key
+
+
+def test_a_draft_is_refused_and_says_what_to_do() -> None:
+    with pytest.raises(NotAStore, match=r"has format 0\.3, a draft that no release reads; make a new store"):
+        parse_config(fields(format={"major": 0, "minor": 3}), url="memory://")

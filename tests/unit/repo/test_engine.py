@@ -135,7 +135,7 @@ def test_one_engine_can_do_two_things_at_once() -> None:
 def test_threads_are_as_many_as_cores_and_budget_allow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.repo.engine.count_cores", lambda: 64)
     assert Engine("test", budget_bytes=1 << 40, waits=False).threads == 64
-    assert Engine("test", budget_bytes=1 << 40, waits=True).threads == 66
+    assert Engine("test", budget_bytes=1 << 40, waits=True).threads == 68
     assert Engine("test", budget_bytes=256 * MIB, waits=True).threads == 32
     monkeypatch.setattr("holdfast.repo.engine.count_cores", lambda: 1)
     assert Engine("test", budget_bytes=16 * MIB, waits=False).threads == 1

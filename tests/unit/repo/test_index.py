@@ -228,7 +228,7 @@ def test_a_fragment_on_a_bad_sector_only_loses_hits(store: MemoryStore) -> None:
 
 
 def later_version(data: bytes) -> bytes:
-    return data[:8] + b"\1\0" + data[10:]
+    return data[:8] + b"\2\0" + data[10:]
 
 
 def test_a_fragment_of_a_later_version_is_passed_over(store: MemoryStore) -> None:
@@ -237,17 +237,17 @@ def test_a_fragment_of_a_later_version_is_passed_over(store: MemoryStore) -> Non
     write_fragment(store, rows([second]))
     replace_object(store, key, later_version(store.contents()[key]))
     assert (find(store, first), find(store, second)) == ([], [pack_id(0)])
-    with pytest.raises(NewerFormat, match="index version 1"):
+    with pytest.raises(NewerFormat, match="index version 2"):
         Fragment(store, key, store.stat(key).size_bytes)
 
 
 @pytest.mark.parametrize(
     "header",
     [
-        (b"HFINDEX\n", 0, 0, 72, 1 << 63, 0, bytes(32)),
-        (b"HFINDEX\n", 0, 0, 72, 0, 1 << 63, bytes(32)),
-        (b"HFINDEX\n", 0, 0, 0, 0, 0, bytes(32)),
-        (b"HFINDEX\n", 0, 0, 71, 0, 0, bytes(32)),
+        (b"HFINDEX\n", 1, 0, 72, 1 << 63, 0, bytes(32)),
+        (b"HFINDEX\n", 1, 0, 72, 0, 1 << 63, bytes(32)),
+        (b"HFINDEX\n", 1, 0, 0, 0, 0, bytes(32)),
+        (b"HFINDEX\n", 1, 0, 71, 0, 0, bytes(32)),
         (b"NOINDEX\n", 9, 0, 72, 0, 0, bytes(32)),
     ],
 )
@@ -273,7 +273,7 @@ def test_a_directory_that_does_not_fit_is_damage(store: MemoryStore, packs: Json
         "row_check": memoryview(bytes(16 * checks)),
     }
     directory = encode_table({"packs": packs}, columns, index_module._DIRECTORY)
-    header = struct.pack("<8sHHIQQ32s", b"HFINDEX\n", 0, 0, 72, 0, len(directory), hash_bytes(directory))
+    header = struct.pack("<8sHHIQQ32s", b"HFINDEX\n", 1, 0, 72, 0, len(directory), hash_bytes(directory))
     store.create(INDEX + "0" * 64, header + directory)
     with pytest.raises(Corrupt, match=r"packs that cannot be|impossible directory"):
         open_only(store)

@@ -148,8 +148,8 @@ def test_equal_values_that_differ_in_json_stay_apart() -> None:
 
 
 def test_a_later_major_version_asks_for_an_upgrade() -> None:
-    with pytest.raises(NewerFormat, match="manifest version 1, this Holdfast reads up to 0: upgrade"):
-        decode(seal_manifest(b"", major=1))
+    with pytest.raises(NewerFormat, match="manifest version 2, this Holdfast reads up to 1: upgrade"):
+        decode(seal_manifest(b"", major=2))
 
 
 def test_a_later_minor_version_is_read() -> None:

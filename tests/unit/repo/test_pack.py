@@ -115,8 +115,8 @@ def test_a_pack_under_the_name_of_another_is_damage(store: MemoryStore) -> None:
 def test_a_later_major_version_asks_for_an_upgrade(store: MemoryStore) -> None:
     build(store, (64, [b"a"]))
     data = store.contents()[KEY]
-    with pytest.raises(NewerFormat, match="pack version 1, this Holdfast reads up to 0: upgrade"):
-        read(data[:8] + b"\1\0" + data[10:])
+    with pytest.raises(NewerFormat, match="pack version 2, this Holdfast reads up to 1: upgrade"):
+        read(data[:8] + b"\2\0" + data[10:])
 
 
 def test_a_later_minor_version_is_read() -> None:

@@ -25,7 +25,7 @@ FIELDS = {"kind": "tag", "name": "caf\u00e9", "generation": 3, "time": 1.5, "key
 RECORD = encode_record(FIELDS)
 
 
-def encode_body(body: bytes, *, version: int = 0) -> bytes:
+def encode_body(body: bytes, *, version: int = 1) -> bytes:
     """Encode a record of any body, honest or not, with a header that fits it."""
     start = f"holdfast-record {version:04x} {len(body):08x} {hash_bytes(body).hex()} ".encode()
     return start + fingerprint(start)[:8].hex().encode() + b"\n" + body
@@ -42,7 +42,7 @@ def test_a_record_decodes_to_what_was_encoded() -> None:
 
 def test_a_record_is_a_text_that_people_can_read() -> None:
     header, body = RECORD.decode().split("\n", 1)
-    assert header.startswith("holdfast-record 0000 ")
+    assert header.startswith("holdfast-record 0001 ")
     assert json.loads(body) == FIELDS
 
 
@@ -77,8 +77,8 @@ def test_a_damaged_length_is_not_mistaken_for_a_torn_record() -> None:
 
 
 def test_a_record_of_a_later_version_asks_for_an_upgrade() -> None:
-    with pytest.raises(NewerFormat, match="version 1, this Holdfast reads up to 0: upgrade"):
-        decode(encode_body(b"{}\n", version=1))
+    with pytest.raises(NewerFormat, match="version 2, this Holdfast reads up to 1: upgrade"):
+        decode(encode_body(b"{}\n", version=2))
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def test_a_store_whose_writers_need_a_later_feature_is_read_but_not_written(stor
         "generation": 2,
         "write_id": "w",
         "store_id": "s",
-        "format": {"major": 0, "minor": 9},
+        "format": {"major": 1, "minor": 9},
         "features": {"read": [], "write": ["later"], "collect": []},
     }
     store.create(generation_key("config/", 2), encode_record(fields))

@@ -169,7 +169,7 @@ def test_a_record_on_the_wrong_shelf_forbids_to_decide(repo: Repository, key: st
 
 def test_a_record_of_a_later_version_forbids_to_decide(repo: Repository) -> None:
     save_bytes(repo, "a", {"x": noise(2000)})
-    start = b"holdfast-record 0001 00000002 " + b"0" * 64 + b" "
+    start = b"holdfast-record 0002 00000002 " + b"0" * 64 + b" "
     replace_object(repo.store, f"{STEM}@00000000", start + fingerprint(start)[:8].hex().encode() + b"\n{}")
     with pytest.raises(NewerFormat):
         read_live(repo.store)

@@ -21,7 +21,7 @@ from holdfast.repo.stretches import (
     plan_stretches,
 )
 
-PACK = bytes(random.Random(7).randbytes(6 << 20))
+PACK = bytes(random.Random(7).randbytes(12 << 20))
 
 
 def entry(name: str, *spans: tuple[int, int], pack: str = "p", codec: int = RAW) -> Entry:
@@ -76,6 +76,18 @@ def test_what_lies_together_is_one_read_whatever_the_order() -> None:
     assert stretch.find_target() is None
 
 
+def test_a_large_one_between_small_ones_is_read_apart_from_them() -> None:
+    small, large, last = (
+        entry("a", (0, 4000)),
+        entry("b", (4096, 1 << 20), (4096 + (1 << 20), 500)),
+        entry("c", (3 << 19, 9)),
+    )
+    wants = [want for one in (small, large, last) for want in list_wants(one, 0, memoryview(bytearray(one.size_bytes)))]
+    stretches = list(plan_stretches(wants))
+    assert [len(stretch.wants) for stretch in stretches] == [1, 2, 1]
+    assert all(stretch.find_target() is not None for stretch in stretches)
+
+
 def test_what_is_far_apart_or_in_another_pack_is_another_read() -> None:
     made = [entry("a", (0, 4000)), entry("b", (1 << 20, 4000)), entry("c", (5000, 4000), pack="q")]
     wants = [want for one in made for want in list_wants(one, 0, memoryview(bytearray(4000)))]
@@ -85,7 +97,7 @@ def test_what_is_far_apart_or_in_another_pack_is_another_read() -> None:
 
 
 def test_a_large_entry_is_read_straight_into_its_memory() -> None:
-    made = entry("a", *[(4096 + (n << 20), 1 << 20) for n in range(5)])
+    made = entry("a", *[(4096 + (n << 20), 1 << 20) for n in range(10)])
     target = bytearray(made.size_bytes)
     wants = list_wants(made, 0, memoryview(target))
     stretches = list(plan_stretches(wants))

@@ -1,0 +1,129 @@
+"""Makes the golden stores, each once and for ever; a new one is added by `python -m tests.compat.make_golden`."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import torch.distributed.checkpoint
+
+import holdfast
+from holdfast.dcp import StorageWriter
+from holdfast.repo.collect import Rules
+from holdfast.testing.ranks import run_ranks
+from tests.compat.archive import HERE, add, pack
+from tests.distributed.placing import LAYOUTS, Meshes
+
+GOLDEN: Final = HERE / "golden"
+RANKS: Final = 4
+DCP_RANKS: Final = 3
+STEPS: Final = 6
+ROWS: Final = 3000
+"""Of a table that has several chunks."""
+SHAPES: Final[dict[str, tuple[tuple[int, ...], torch.dtype]]] = {
+    "uneven": ((7, 5), torch.float32),
+    "few rows": ((2, 6), torch.int8),
+    "line": ((11,), torch.float64),
+    "cube": ((5, 3, 4), torch.int16),
+    "scalar": ((), torch.float32),
+    "nothing": ((4, 0), torch.float32),
+    "bfloat16": ((9, 4), torch.bfloat16),
+    "float8": ((6, 3), torch.float8_e4m3fn),
+    "bool": ((5, 5), torch.bool),
+    "large": ((ROWS, 257), torch.float32),
+}
+dcp: Any = torch.distributed.checkpoint
+"""Its functions are not declared as exported."""
+
+
+def make_full(name: str) -> torch.Tensor:
+    """Return a tensor by arithmetic alone, so that it is the same for ever; it compresses well."""
+    shape, dtype = SHAPES[name]
+    count = torch.Size(shape).numel()
+    return (torch.arange(count) % 13 - 6).reshape(shape).to(torch.float32).to(dtype)
+
+
+def make_placed(*, shift: int = 0, zero: bool = False) -> dict[str, torch.Tensor]:
+    """Return every tensor in every placement as this rank has it; with a shift, each in another one."""
+    meshes, tree = Meshes(), {}
+    for name in SHAPES:
+        full = make_full(name)
+        ways = [layout for layout in LAYOUTS if layout.fits(full)]
+        for number, layout in enumerate(ways):
+            other = ways[(number + shift) % len(ways)]
+            tree[f"{name}, {layout.name}"] = meshes.place(torch.zeros_like(full) if zero else full, other)
+    return tree
+
+
+def make_for_dcp(*, shift: int = 0, zero: bool = False) -> dict[str, torch.Tensor]:
+    """Return what torch's own planner can place: strided shards overlap for it."""
+    tree = make_placed(shift=shift, zero=zero)
+    return {name: tensor for name, tensor in tree.items() if "strided" not in name}
+
+
+def make_state(step: int) -> dict[str, Any]:
+    """Return what a run has at a step: some of it new, some as before, a view of it, and plain values."""
+    table = (torch.arange(ROWS * 256, dtype=torch.int64) % 251).to(torch.float32).reshape(ROWS, 256)
+    table[step] += step
+    return {
+        "model": {"table": table, "rows": table[10:20], "half": torch.full((70,), step / 2, dtype=torch.bfloat16)},
+        "step": step,
+        "history": [float(number) for number in range(step)],
+    }
+
+
+def save_run(path: Path) -> None:
+    """Save steps, overwrite one, delete one, tag one, collect and repack."""
+    with holdfast.open(path, environment=False) as store:
+        for step in range(1, STEPS + 1):
+            store.save(f"run/step-{step}", make_state(step), metadata={"loss": 1 / step})
+        store.save("run/step-2", make_state(200), overwrite=True)
+        store.delete("run/step-3")
+        store.tag("best", "run/step-4")
+        store.gc(Rules(min_age_s=0.0))
+
+
+def save_ranks(path: Path) -> None:
+    """Save every kind of placement, and what each rank has for itself."""
+    run_ranks(RANKS, _save_rank, path, timeout_s=120.0)
+
+
+def _save_rank(rank: int, path: Path) -> None:
+    own = {"mine": holdfast.per_rank(torch.arange(5) + rank), "drifted": torch.full((3,), float(rank))}
+    with holdfast.open(path, environment=False) as store:
+        store.save("all", make_placed())
+        store.save("own", own)
+
+
+def save_dcp(path: Path) -> None:
+    """Save a checkpoint by torch.distributed.checkpoint."""
+    run_ranks(DCP_RANKS, _save_dcp_rank, path, timeout_s=120.0)
+
+
+def _save_dcp_rank(rank: int, path: Path) -> None:
+    state = {"model": make_for_dcp(), "step": 7, "note": {"text": "saved by torch"}}
+    dcp.save(state, storage_writer=StorageWriter(str(path), "run/a"))
+
+
+CASES: Final[dict[str, Callable[[Path], None]]] = {"run": save_run, "ranks": save_ranks, "dcp": save_dcp}
+
+
+def _make(name: str) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        CASES[name](root)
+        return pack({path.relative_to(root).as_posix(): path.read_bytes() for path in _iter_objects(root)})
+
+
+def _iter_objects(root: Path) -> list[Path]:
+    """Return the files that are objects: the lock and what is under way begin with a dot."""
+    return [path for path in root.rglob("*") if path.is_file() and not path.name.startswith(".")]
+
+
+if __name__ == "__main__":
+    for case in CASES:
+        add(GOLDEN / f"{case}.tar.gz", partial(_make, case))

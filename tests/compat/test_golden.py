@@ -1,0 +1,148 @@
+"""Stores of format 1, checked in and never made again: every later version loads them, on any world."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import holdfast
+from holdfast.dcp import StorageReader
+from holdfast.digest import hash_bytes
+from tests.compat.archive import HERE, read_frozen, unpack
+from tests.compat.make_golden import (
+    CASES,
+    GOLDEN,
+    RANKS,
+    SHAPES,
+    STEPS,
+    dcp,
+    make_for_dcp,
+    make_full,
+    make_placed,
+    make_state,
+)
+from tests.distributed.conftest import World, world
+
+__all__ = ["world"]
+
+DIGESTS = {
+    "run": {
+        "run/step-1": "71886b58c70d4446e1ccd63fec134df1010dde5085c45b8059169a93e9c1d4cb",
+        "run/step-2": "7a288c85b350dc394868122e7c47b0ed7606196d8501a4cd64acf3160389af99",
+        "run/step-4": "688bda8aeedb183f2d92a5a1d39732a05e70a875a374cbce5d6dd333d574f1f5",
+        "run/step-5": "03e4eefc60852cd717937918efac074bdf7cf75044c706a0ad13fbfffdf624e6",
+        "run/step-6": "19ccc25fd6f9c7b2c103b6e9759157b35153c5f263249f63839f273e0e71e595",
+    },
+    "ranks": {
+        "all": "0e9559ad740ff10179ab7533b94f8ce5992f55b261a23c0323a1402a7c6aab3e",
+        "own": "a870ec08b78d75820c4a259ec065016f0bf30b05b1a8537a80f37ae369a87c1a",
+    },
+    "dcp": {
+        "run/a": "f6102cf1fc01ffec423cefb66fe71a761e1b10d2c743b220ae48aadf5b9ed569",
+    },
+}
+
+
+@pytest.fixture
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> holdfast.Store:
+    return holdfast.open(unpack(GOLDEN / f"{request.param}.tar.gz", tmp_path), read_only=True)
+
+
+def find_differences(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> list[str]:
+    assert found.keys() == wanted.keys()
+    return [name for name in wanted if not torch.equal(_bytes(found[name]), _bytes(wanted[name]))]
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    local = tensor.to_local() if isinstance(tensor, torch.distributed.tensor.DTensor) else tensor
+    return local.contiguous().flatten().view(torch.uint8)
+
+
+def load_ranks(rank: int, path: Path, shift: int) -> list[str]:
+    tree = make_placed(shift=shift, zero=True)
+    with holdfast.open(path, read_only=True) as store:
+        store.load_into("all", tree)
+    return find_differences(tree, make_placed(shift=shift))
+
+
+def load_own(rank: int, path: Path) -> tuple[list[int], list[float]]:
+    tree: dict[str, Any] = {"mine": holdfast.per_rank(torch.zeros(5, dtype=torch.int64)), "drifted": torch.zeros(3)}
+    with holdfast.open(path, read_only=True) as store:
+        store.load_into("own", tree)
+    return tree["mine"].value.tolist(), tree["drifted"].tolist()
+
+
+def load_by_torch(rank: int, path: Path, shift: int) -> list[str]:
+    state: dict[str, Any] = {"model": make_for_dcp(shift=shift, zero=True), "step": 0, "note": {"text": ""}}
+    dcp.load(state, storage_reader=StorageReader(str(path), "run/a"))
+    assert (state["step"], state["note"]) == (7, {"text": "saved by torch"})
+    return find_differences(state["model"], make_for_dcp(shift=shift))
+
+
+@pytest.mark.parametrize("name", sorted(read_frozen()))
+def test_no_archive_was_made_again(name: str) -> None:
+    assert hash_bytes((HERE / name).read_bytes()).hex() == read_frozen()[name]
+
+
+def test_every_archive_is_frozen() -> None:
+    archives = {path.relative_to(HERE).as_posix() for path in HERE.rglob("*.tar.gz")}
+    assert archives == read_frozen().keys()
+    assert {f"golden/{case}.tar.gz" for case in CASES} <= archives
+
+
+@pytest.mark.parametrize("store", sorted(CASES), indirect=True)
+def test_a_golden_store_checks_clean(store: holdfast.Store) -> None:
+    assert [finding for finding in store.check(read=True) if finding.severity != "note"] == []
+
+
+@pytest.mark.parametrize(("store", "wanted"), DIGESTS.items(), indirect=["store"], ids=list(DIGESTS))
+def test_contents_have_the_digests_they_had(store: holdfast.Store, wanted: dict[str, str]) -> None:
+    assert {snapshot.name: snapshot.digest.hex() for snapshot in store.snapshots()} == wanted
+
+
+@pytest.mark.parametrize("store", ["run"], indirect=True)
+@pytest.mark.parametrize("step", [step for step in range(1, STEPS + 1) if step != 3])
+def test_every_step_of_a_run_loads(store: holdfast.Store, step: int) -> None:
+    found, wanted = store.load(f"run/step-{step}"), make_state(200 if step == 2 else step)
+    assert find_differences(found.pop("model"), wanted.pop("model")) == []
+    assert found == wanted
+    assert store.snapshot("best").name == "run/step-4"
+
+
+@pytest.mark.parametrize("store", ["run"], indirect=True)
+def test_saving_the_same_again_gives_the_same_digest(store: holdfast.Store) -> None:
+    today = holdfast.open("memory://")
+    assert today.save("x", make_state(5)).digest == store.snapshot("run/step-5").digest
+
+
+@pytest.mark.parametrize("store", ["ranks", "dcp"], indirect=True)
+def test_one_process_loads_what_many_have_saved(store: holdfast.Store) -> None:
+    names = [snapshot.name for snapshot in store.snapshots()]
+    tree = store.load("run/a")["model"] if "run/a" in names else store.load("all")
+    assert {name.partition(",")[0] for name in tree} == SHAPES.keys()
+    wanted = {name: make_full(name.partition(",")[0]) for name in tree}
+    assert find_differences(tree, wanted) == []
+
+
+@pytest.mark.parametrize(("size", "shift"), [(2, 1), pytest.param(3, 2, marks=pytest.mark.slow)])
+def test_other_worlds_load_what_many_have_saved(world: World, tmp_path: Path, size: int, shift: int) -> None:
+    path = unpack(GOLDEN / "ranks.tar.gz", tmp_path)
+    assert world(size)(load_ranks, path, shift) == [[]] * size
+
+
+@pytest.mark.slow
+def test_each_rank_of_the_same_world_gets_its_own_back(world: World, tmp_path: Path) -> None:
+    path = unpack(GOLDEN / "ranks.tar.gz", tmp_path)
+    found = world(RANKS)(load_own, path)
+    assert found == [([*range(rank, rank + 5)], [float(rank)] * 3) for rank in range(RANKS)]
+
+
+@pytest.mark.parametrize(("size", "shift"), [(2, 1), pytest.param(4, 3, marks=pytest.mark.slow)])
+def test_torch_loads_a_checkpoint_of_its_own_on_another_world(
+    world: World, tmp_path: Path, size: int, shift: int
+) -> None:
+    path = unpack(GOLDEN / "dcp.tar.gz", tmp_path)
+    assert world(size)(load_by_torch, path, shift) == [[]] * size
