@@ -18,7 +18,7 @@ from holdfast.store.blocks import BlockPool
 from holdfast.store.protocol import ObjectStore
 
 _READ_BYTES: Final = 4 * CHUNK_BYTES
-"""How much is read at once: a disk is slower with less, and more would leave the processor's cache before it is hashed."""
+"""How much is read at once: with less a disk is slower, and more would not stay in the processor's cache."""
 _BATCH: Final = 4
 """Stretches that a thread takes at once: to hand over a single one costs as much as to open its file."""
 _BUFFER_BYTES: Final = _READ_BYTES + 2 * PAGE_BYTES

@@ -17,7 +17,7 @@ BLOCK_BYTES: Final = STRETCH_BYTES + PAGE_BYTES
 _GAP_BYTES: Final = 32 << 10
 """What lies between two wanted chunks is read, too, if it is less: another read would cost more."""
 _OWN_BYTES: Final = 1 << 20
-"""What is that long has a read of its own, apart from what goes elsewhere: then it goes straight to where it is wanted."""
+"""What is that long is read apart from what goes elsewhere, and so goes straight to where it is wanted."""
 READ_COST_BYTES: Final = 64 << 10
 """A read costs as much as some bytes more."""
 
