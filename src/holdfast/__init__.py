@@ -6,11 +6,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from holdfast.compiling import compile
     from holdfast.distributed.training import TrainingState, training_state
     from holdfast.errors import (
         AmbiguousName,
         BadName,
         CommitUnknown,
+        CompileCacheError,
         Corrupt,
         DigestMismatch,
         HoldfastError,
@@ -31,8 +33,10 @@ if TYPE_CHECKING:
         TensorNotFound,
         TooLarge,
         Unsupported,
+        Untrusted,
     )
-    from holdfast.facade import Store, open
+    from holdfast.facade import Store
+    from holdfast.opening import open
     from holdfast.snapshot.call import Call
     from holdfast.snapshot.lazy import LazyTensor, Snapshot
     from holdfast.snapshot.resume import ResumableSampler, RngState
@@ -45,6 +49,7 @@ __all__ = [
     "BadName",
     "Call",
     "CommitUnknown",
+    "CompileCacheError",
     "Corrupt",
     "DigestMismatch",
     "HoldfastError",
@@ -71,7 +76,9 @@ __all__ = [
     "TooLarge",
     "TrainingState",
     "Unsupported",
+    "Untrusted",
     "__version__",
+    "compile",
     "open",
     "per_rank",
     "shard",
@@ -85,6 +92,7 @@ _HOME: Final = {
     "BadName": "holdfast.errors",
     "Call": "holdfast.snapshot.call",
     "CommitUnknown": "holdfast.errors",
+    "CompileCacheError": "holdfast.errors",
     "Corrupt": "holdfast.errors",
     "DigestMismatch": "holdfast.errors",
     "HoldfastError": "holdfast.errors",
@@ -111,7 +119,9 @@ _HOME: Final = {
     "TooLarge": "holdfast.errors",
     "TrainingState": "holdfast.distributed.training",
     "Unsupported": "holdfast.errors",
-    "open": "holdfast.facade",
+    "Untrusted": "holdfast.errors",
+    "compile": "holdfast.compiling",
+    "open": "holdfast.opening",
     "per_rank": "holdfast.tensors.sharded",
     "shard": "holdfast.tensors.sharded",
     "training_state": "holdfast.distributed.training",

@@ -17,6 +17,8 @@ Grouped by what a handler does next::
       Corrupt                       bytes are not what was saved: run check, restore from a copy
         DigestMismatch              they are there and differ
         MissingChunk                they are not there
+      Untrusted                     nothing vouches for what would run as code: sign it, or say trust=True
+      CompileCacheError             strict, and a graph was not, or could not be, taken from the cache: see the text
       StoreError (OSError)          the object store refused or failed: the cause is in the text
         StoreFull                   no room: free some
         ReadOnlyStore (PermissionError)   no right to write: open another, or get the right
@@ -122,6 +124,18 @@ class DigestMismatch(Corrupt):
 
 class MissingChunk(Corrupt):
     """No intact copy of a chunk is left in the store."""
+
+
+class Untrusted(HoldfastError):
+    """Stored bytes would run as code, and nothing vouches for them; none of them was returned."""
+
+    def __init__(self, message: str, *, name: str = "") -> None:
+        super().__init__(message)
+        self.name = name
+
+
+class CompileCacheError(HoldfastError):
+    """A graph that the compile cache could not serve or keep, though it was told to be strict."""
 
 
 class StoreError(HoldfastError, OSError):

@@ -6,31 +6,36 @@ This is the one module that reaches the layers of torch by late imports: opening
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from holdfast.errors import NotFound, StoreError
+from holdfast.errors import StoreError
 from holdfast.progress import Progress
 from holdfast.repo.check import Checker
 from holdfast.repo.collect import Collected, Rules, collect
 from holdfast.repo.findings import Finding
-from holdfast.repo.layout import natural_order
+from holdfast.repo.layout import verify_user_name
 from holdfast.repo.prune import KeepRules, Pruned, PrunePlan, apply_prune, make_keep, read_prune_plan
 from holdfast.repo.reader import Verify
 from holdfast.repo.record import Json
 from holdfast.repo.repository import DEFAULT_BUDGET_BYTES, Repository, Statistics, open_repository
-from holdfast.repo.snapshots import Snapshot as Record
-from holdfast.repo.snapshots import delete_snapshot, iter_names, read_snapshot
-from holdfast.repo.tags import Tag, delete_tag, iter_tags, read_tag, set_tag
+from holdfast.repo.snapshots import delete_snapshot
+from holdfast.repo.tags import Tag, delete_tag, iter_tags, set_tag
 from holdfast.repo.writer import SaveResult
 from holdfast.store.protocol import ObjectStore
 from holdfast.store.url import open_store
-from holdfast.trees.kwargs import pack_kwargs, unpack_kwargs
 
 if TYPE_CHECKING:
     import torch
 
+    from holdfast.capture.compare import DiffChoices
+    from holdfast.capture.options import Choices as RecordChoices
+    from holdfast.capture.recorder import Optimizers, Recorder
+    from holdfast.capture.result import RunDiff
+    from holdfast.capture.runs import Run, RunFacts
+    from holdfast.compile_cache.backend import Choices as CompilerChoices
+    from holdfast.compile_cache.backend import Compiler
     from holdfast.diff.compare import Diff
     from holdfast.distributed.checkpoint import Together
     from holdfast.snapshot.into_plan import Replicas
@@ -38,35 +43,6 @@ if TYPE_CHECKING:
     from holdfast.snapshot.options import Aliases
     from holdfast.snapshot.staging import AsyncSaver, SaveHandle, Staging
     from holdfast.trees.registered import Types
-
-
-def open(
-    url: str | os.PathLike[str],
-    *,
-    read_only: bool = False,
-    budget_bytes: int = DEFAULT_BUDGET_BYTES,
-    single_writer: bool = False,
-    types: Iterable[type] = (),
-    environment: bool = True,
-    change_hints: bool = False,
-) -> Store:
-    """Open the store at a path or URL; nothing is written before the first save, which creates it.
-
-    Args:
-        url: a path, `file://...`, or `memory://` for one that lives as long as it is open.
-        read_only: refuse to write.
-        budget_bytes: how much memory a save or load may take besides the tensors themselves.
-        single_writer: accept a filesystem where only one writer at a time is safe.
-        types: enums, dataclasses, named tuples and tensor classes that trees may hold.
-        environment: record host and versions with each snapshot.
-        change_hints: do not hash again what looks as it did when this store saved it last (by XXH3-128 with a secret
-            seed): faster by far where little changes, and as sure against everything but a forger in this process.
-    """
-    place = os.fspath(url)
-    inner = open_store(place, read_only=read_only, single_writer=single_writer)
-    options = {"read_only": read_only, "single_writer": single_writer}
-    options |= {"environment": environment, "change_hints": change_hints}
-    return Store(inner, budget_bytes=budget_bytes, types=tuple(types), options=options)
 
 
 class Store:
@@ -87,6 +63,7 @@ class Store:
         self._classes = tuple(types)
         self._options = dict(options or {})
         self._budget_bytes = budget_bytes
+        self._environment = self._options.get("environment", True)
         self._attach(store)
 
     def _attach(self, store: ObjectStore) -> None:
@@ -111,8 +88,7 @@ class Store:
     def _reopen(self) -> ObjectStore:
         if self.url.startswith("memory://"):
             raise StoreError(f"{self.url} belongs to the process that opened it; use a path to share a store")
-        options = {name: self._options.get(name, False) for name in ("read_only", "single_writer")}
-        return open_store(self.url, **options)
+        return _open_place(self.url, self._options)
 
     def __repr__(self) -> str:
         """Show where it is."""
@@ -122,8 +98,7 @@ class Store:
         """Pickle as the URL and the options; whoever unpickles it opens it again."""
         if self.url.startswith("memory://"):
             raise StoreError(f"{self.url} belongs to this process and cannot be pickled; use a path to share a store")
-        places = {"budget_bytes": self._budget_bytes, "types": self._classes}
-        return _open_again, pack_kwargs(self.url, **places, **self._options)
+        return make_store, (self.url, self._budget_bytes, self._classes, self._options)
 
     def __enter__(self) -> Self:
         """Return itself."""
@@ -160,14 +135,13 @@ class Store:
         `timeout_s` (300). With collective=False this process saves alone.
         """
         from holdfast.distributed.checkpoint import find_world, save_together
-        from holdfast.snapshot.save import SaveOptions, save_tree
+        from holdfast.snapshot.save import SaveOptions
 
-        self._wait_for_save()
-        options = SaveOptions(overwrite, metadata or {}, base, allow_pickle, grads, self._records_environment)
-        world = find_world(**together)
-        if world is None:
-            return save_tree(self.repository, name, tree, options, types=self._types, progress=progress)
-        return save_together(self.repository, name, tree, options, types=self._types, world=world, progress=progress)
+        verify_user_name(name)
+        options = SaveOptions(overwrite, metadata or {}, base, allow_pickle, grads, self._environment)
+        repo, saver, world = self.repository, self._find_saver(), find_world(**together)
+        saver.wait()
+        return save_together(repo, name, tree, options, types=self._types, world=world, progress=progress)
 
     def save_async(
         self,
@@ -189,13 +163,11 @@ class Store:
         never called, by the next save or `close`.
         """
         from holdfast.distributed.checkpoint import find_world, start_together
-        from holdfast.snapshot.save import SaveOptions, make_request
+        from holdfast.snapshot.save import SaveOptions
 
-        options = SaveOptions(overwrite, metadata or {}, base, allow_pickle, grads, self._records_environment)
-        repo, saver = self.repository, self._find_saver()
-        world = find_world(**together)
-        if world is None:
-            return saver.start(repo, make_request(name, tree, options, self._types), staging=staging)
+        verify_user_name(name)
+        options = SaveOptions(overwrite, metadata or {}, base, allow_pickle, grads, self._environment)
+        repo, saver, world = self.repository, self._find_saver(), find_world(**together)
         return start_together(saver, repo, name, tree, options, types=self._types, world=world, staging=staging)
 
     # Loading
@@ -228,9 +200,7 @@ class Store:
         """
         from holdfast.snapshot.options import LoadOptions
 
-        if aliases not in ("preserve", "fresh"):
-            raise ValueError(f"aliases must be 'preserve' or 'fresh', not {aliases!r}")
-        options = LoadOptions(device, only, _verify_mode(verify), mmap, rename or {}, aliases, allow_pickle, dtype)
+        options = LoadOptions(device, only, verify, mmap, rename or {}, aliases, allow_pickle, dtype)
         return self._find(name).load(options)
 
     def load_into(
@@ -244,26 +214,21 @@ class Store:
         assign: bool = False,
         verify: Verify = "full",
         allow_pickle: bool = False,
-        replicas: Replicas = "each",
+        replicas: Replicas = "auto",
         **together: Unpack[Together],
     ) -> Any:
         """Load into a tree that is there, in place, and return it; nothing changes unless everything fits.
 
         Tensors are filled, plain values in dicts and lists replaced, objects with `load_state_dict` loaded through
         it. Raises Mismatch that lists everything that does not fit. As for `save`, all ranks must call this; each
-        reads what it holds, however many have saved it. With replicas="broadcast", what all of them want as a whole
-        is read by one, and sent to the others.
+        reads what it holds, however many have saved it. What all of them want as a whole is read by "each", or by one
+        and sent to the others ("broadcast"); "auto" measures, if it is much, what is faster.
         """
         from holdfast.distributed.checkpoint import find_world, load_into_together
         from holdfast.snapshot.into_plan import IntoOptions
 
-        if replicas not in ("each", "broadcast"):
-            raise ValueError(f"replicas must be 'each' or 'broadcast', not {replicas!r}")
-        options = IntoOptions(strict, rename or {}, cast, assign, _verify_mode(verify), allow_pickle, replicas)
-        world = find_world(**together)
-        if world is None:
-            return self._find(name).load_into(tree, options)
-        repo, types = self.repository, self._types
+        options = IntoOptions(strict, rename or {}, cast, assign, verify, allow_pickle, replicas)
+        repo, types, world = self.repository, self._types, find_world(**together)
         return load_into_together(repo, lambda: self._find(name).record, tree, options, types=types, world=world)
 
     # Names
@@ -273,15 +238,16 @@ class Store:
         return self._find(name)
 
     def snapshots(self, prefix: str = "") -> list[Snapshot]:
-        """Return the snapshots whose names begin with `prefix`, in natural order; damaged names are for `check`."""
-        found = [record for record in iter_names(self.repository.store, prefix) if isinstance(record, Record)]
-        return [self._wrap(record) for record in sorted(found, key=lambda record: natural_order(record.name))]
+        """Return the snapshots whose names begin with `prefix`, in natural order; not Holdfast's own, named "@..."."""
+        from holdfast.snapshot.lookup import list_snapshots
+
+        return list_snapshots(self.repository, prefix, self._types)
 
     def latest(self, prefix: str = "") -> Snapshot | None:
         """Return the newest snapshot whose name begins with `prefix`, by commit time; None if there is none."""
-        found = [record for record in iter_names(self.repository.store, prefix) if isinstance(record, Record)]
-        newest = max(found, key=lambda record: (record.time_s, natural_order(record.name)), default=None)
-        return None if newest is None else self._wrap(newest)
+        from holdfast.snapshot.lookup import find_latest
+
+        return find_latest(self.repository, prefix, self._types)
 
     def delete(self, name: str) -> None:
         """Delete a name; its bytes are freed by `gc`, unless others share them. Raises NotFound."""
@@ -289,6 +255,7 @@ class Store:
 
     def tag(self, tag: str, name: str | Snapshot, *, move: bool = False) -> Tag:
         """Point a tag to a snapshot; one that points elsewhere is moved only if told."""
+        verify_user_name(tag, what="tag")
         return set_tag(self.repository.store, tag, self._find(name).record, move=move)
 
     def tags(self) -> list[Tag]:
@@ -298,6 +265,62 @@ class Store:
     def untag(self, tag: str) -> None:
         """Remove a tag; the snapshot stays."""
         delete_tag(self.repository.store, tag)
+
+    # Compiled graphs
+
+    def compiler(self, **choices: Unpack[CompilerChoices]) -> Compiler:
+        """Return a backend for `torch.compile` that keeps compiled graphs here: what was compiled once is loaded.
+
+        Graphs are code: they are loaded if the store is this user's alone, or they are signed with the secret in
+        `key_file`, or with `trust=True`. See `make_compiler`.
+        """
+        from holdfast.compile_cache.backend import make_compiler
+
+        return make_compiler(self.repository, **choices)
+
+    # Recorded runs
+
+    def record(
+        self, name: str, model: torch.nn.Module, optimizer: Optimizers = None, **choices: Unpack[RecordChoices]
+    ) -> Recorder:
+        """Record what flows through a model while the `with` lasts: `level="digest"`, "stats" or "full", by name.
+
+        Results are not changed, and trouble with the store does not reach the training. See `capture.record`.
+        """
+        from holdfast.capture.recorder import record
+
+        return record(self.repository, name, model, optimizer, **choices)
+
+    def run(self, name: str | Run) -> Run:
+        """Return a run that was recorded; raises NotFound."""
+        from holdfast.capture.runs import read_run
+
+        return read_run(self.repository, name) if isinstance(name, str) else name
+
+    def runs(self) -> list[RunFacts]:
+        """Return what is known of all recorded runs."""
+        from holdfast.capture.runs import iter_runs
+
+        return list(iter_runs(self.repository))
+
+    def diff_runs(
+        self,
+        a: str | Run,
+        b: str | Run,
+        *,
+        noise: str | Run | None = None,
+        reference: str | Run | None = None,
+        **ways: Unpack[DiffChoices],
+    ) -> RunDiff:
+        """Find where run `b` parts from run `a`: the first tensor that differs though all that it comes from is equal.
+
+        Close is what torch.testing calls so, or `tolerance`; with `noise`, a repetition of `a`, what differs no more
+        than these two do; with `reference`, a more exact run, what is about as near to it as `a`.
+        """
+        from holdfast.capture.compare import diff_runs, make_ways
+
+        repeated, exact = (None if run is None else self.run(run) for run in (noise, reference))
+        return diff_runs(self.run(a), self.run(b), noise=repeated, reference=exact, ways=make_ways(ways))
 
     # Health and space
 
@@ -327,8 +350,6 @@ class Store:
         from holdfast.distributed.checkpoint import find_world, prune_together
 
         world = find_world(collective=collective)
-        if world is None:
-            return self.apply_prune(self.plan_prune(prefix, **rules))
         return prune_together(lambda: self.plan_prune(prefix, **rules), self.apply_prune, world)
 
     def gc(self, rules: Rules | None = None) -> Collected:
@@ -341,7 +362,7 @@ class Store:
 
     def close(self) -> None:
         """Wait for a save under way, raising its error if nobody was told, and give back the memory for copies."""
-        if self._saver is not None and os.getpid() == self._pid:
+        if self._saver and os.getpid() == self._pid:
             self._saver.close()
 
     # Within
@@ -354,45 +375,22 @@ class Store:
             self._types_found = Types(self._classes)
         return self._types_found
 
-    @property
-    def _records_environment(self) -> bool:
-        return self._options.get("environment", True)
-
     def _find_saver(self) -> AsyncSaver:
         from holdfast.snapshot.staging import AsyncSaver
 
-        if self._saver is None:
-            self._saver = AsyncSaver()
+        self._saver = self._saver or AsyncSaver()
         return self._saver
 
-    def _wait_for_save(self) -> None:
-        if self._saver is not None and os.getpid() == self._pid:
-            self._saver.wait()
-
     def _find(self, name: str | Snapshot) -> Snapshot:
-        if not isinstance(name, str):
-            return name
-        store = self.repository.store
-        try:
-            return self._wrap(read_snapshot(store, name))
-        except NotFound:
-            tag = read_tag(store, name)
-            if tag is None:
-                raise
-            return self._wrap(read_snapshot(store, tag.snapshot_name))
+        from holdfast.snapshot.lookup import find_snapshot
 
-    def _wrap(self, record: Record) -> Snapshot:
-        from holdfast.snapshot.lazy import Snapshot
-
-        return Snapshot(self.repository, record, self._types)
+        return find_snapshot(self.repository, name, self._types) if isinstance(name, str) else name
 
 
-def _open_again(flat: Sequence[Any], keys: Sequence[str]) -> Store:
-    args, kwargs = unpack_kwargs(flat, keys)
-    return open(*args, **kwargs)
+def make_store(url: str, budget_bytes: int, types: Sequence[type], options: Mapping[str, bool]) -> Store:
+    """Open the store at a path or URL; nothing is written."""
+    return Store(_open_place(url, options), budget_bytes=budget_bytes, types=types, options=options)
 
 
-def _verify_mode(verify: Verify) -> Verify:
-    if verify not in ("full", "fast", False):
-        raise ValueError(f"verify must be 'full', 'fast' or False, not {verify!r}")
-    return verify
+def _open_place(url: str, options: Mapping[str, bool]) -> ObjectStore:
+    return open_store(url, **{name: options.get(name, False) for name in ("read_only", "single_writer")})

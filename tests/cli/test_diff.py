@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-import holdfast.facade
+import holdfast
 from tests.cli.runs import Cli, digest_tree
 
 
@@ -20,7 +20,7 @@ def saved(cli: Cli) -> Cli:
     weight = torch.randn(64, 64)
     other = weight.clone()
     other[3, 17] += 0.5
-    store = holdfast.facade.open(cli.store)
+    store = holdfast.open(cli.store)
     store.save("run/1", {"model": {"w": weight, "b": torch.zeros(5), "old": torch.ones(2)}, "lr": 0.1, "step": 1})
     store.save("run/1 again", {"model": {"w": weight, "b": torch.zeros(5), "old": torch.ones(2)}, "lr": 0.1, "step": 1})
     new = {"model": {"w": other, "b": torch.zeros(5).bfloat16(), "new": torch.ones(3)}, "lr": 0.1, "step": 2}
@@ -81,7 +81,7 @@ def test_diff_as_json(saved: Cli) -> None:
 
 
 def test_infinity_is_valid_json(cli: Cli) -> None:
-    store = holdfast.facade.open(cli.store)
+    store = holdfast.open(cli.store)
     store.save("a", {"x": torch.zeros(2)})
     store.save("b", {"x": torch.ones(2)})
 
@@ -92,7 +92,7 @@ def test_infinity_is_valid_json(cli: Cli) -> None:
 
 
 def test_long_lists_are_cut_unless_told(cli: Cli) -> None:
-    store = holdfast.facade.open(cli.store)
+    store = holdfast.open(cli.store)
     store.save("a", {f"k{number}": number for number in range(60)})
     store.save("b", {f"k{number}": -1 for number in range(60)})
 
@@ -122,7 +122,7 @@ def test_files_compare_too(cli: Cli) -> None:
 
 
 def test_tags_and_hostile_names(cli: Cli) -> None:
-    store = holdfast.facade.open(cli.store)
+    store = holdfast.open(cli.store)
     store.save("a", {"\x1b[31mred": 1})
     store.save("b", {"\x1b[31mred": "\x1b]0;title\x07"})
     store.tag("best", "b")

@@ -25,6 +25,8 @@ VERBS = [
     "check",
     "repair",
     "copy",
+    "cache",
+    "run",
     "doctor",
 ]
 

@@ -35,7 +35,12 @@ def test_sizes(size: int, text: str) -> None:
 
 
 def test_counts() -> None:
-    assert [count(1, "entry"), count(2, "entry"), count(0, "pack")] == ["1 entry", "2 entries", "0 packs"]
+    assert [count(1, "entry"), count(2, "entry"), count(0, "pack"), count(2, "key")] == [
+        "1 entry",
+        "2 entries",
+        "0 packs",
+        "2 keys",
+    ]
 
 
 def test_times_that_are_no_dates_are_shown_all_the_same() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-import holdfast.facade
+import holdfast
 from tests.cli.runs import Cli
 
 
@@ -24,7 +24,7 @@ def saved(cli: Cli) -> Cli:
         "array": np.arange(4),
         "text": "x" * 5000,
     }
-    holdfast.facade.open(cli.store).save("run/1", tree, metadata={"epoch": 3})
+    holdfast.open(cli.store).save("run/1", tree, metadata={"epoch": 3})
     return cli
 
 

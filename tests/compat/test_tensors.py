@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast.facade import Store
-from holdfast.facade import open as open_store
+from holdfast.opening import open as open_store
 from tests.compat.archive import unpack
 from tests.compat.make_tensors import ARCHIVE, choose_names, make_plain, make_shared, make_tree
 from tests.tensor_zoo import DTYPES

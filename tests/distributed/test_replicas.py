@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -12,13 +15,19 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import holdfast
+from holdfast.distributed import replicas
+from holdfast.distributed.replicas import Replicas
+from holdfast.distributed.sending import Sender
 from holdfast.distributed.training import training_state
 from holdfast.errors import RankError
+from holdfast.store.local import LocalStore
+from holdfast.testing.faults import FaultyStore
 from tests.distributed.conftest import World
 from tests.distributed.runs import new_model, train, wrap
 
 ROWS = 600
 """Of a thousand floats each, so that there are several chunks to a tensor."""
+MIB = 1 << 20
 
 
 def make(number: int) -> torch.Tensor:
@@ -39,15 +48,15 @@ def save(path: Path) -> int:
     return 7 * ROWS * 1000 * 4
 
 
-def load(rank: int, path: Path, how: Any) -> tuple[int, bool]:
+def load(rank: int, path: Path, how: Any, store: holdfast.Store | None = None) -> tuple[int, bool]:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     blank = torch.zeros(ROWS, 1000)
     target: dict[str, Any] = {f"t{number}": torch.zeros(ROWS, 1000) for number in range(4)}
     target |= {"t4": distribute_tensor(blank, mesh, [Replicate()]), "turned": torch.zeros(ROWS, 1000).t(), "step": 0}
     target["tied"] = target["knot"] = torch.zeros(ROWS, 1000)
     versions = target["t0"]._version
-    store = holdfast.open(path)
-    store.load_into("x", target, replicas=how)
+    store = store or holdfast.open(path)
+    store.load_into("x", target, **({"replicas": how} if how else {}))
     wanted = {f"t{number}": make(number) for number in range(5)} | {"turned": make(7).t()}
     wanted |= {"tied": make(8), "knot": make(8)}
     held = {name: target[name].full_tensor() if name == "t4" else target[name] for name in wanted}
@@ -74,6 +83,48 @@ def test_each_rank_reads_all_of_it_unless_told(world: World, tmp_path: Path) -> 
     found = world(2)(load, tmp_path, "each")
 
     assert all(is_right and read >= total for read, is_right in found)
+
+
+def load_by_measure(rank: int, path: Path, slow: str) -> tuple[int, bool]:
+    """Load as it is done unless somebody says how, where reading or sending is slow."""
+    patches = {"MIN_BYTES": MIB, "SAMPLE_BYTES": MIB, "MIN_READ_S": 0.0}
+    kept = Sender._broadcast
+
+    def send_late(self: Sender, flat: torch.Tensor, src: int) -> None:
+        time.sleep(0.3)  # a group that is slow on cue
+        kept(self, flat, src)
+
+    with ExitStack() as stack:
+        for name, value in patches.items():
+            stack.enter_context(mock.patch.object(replicas, name, value))
+        if slow == "group":
+            stack.enter_context(mock.patch.object(Sender, "_broadcast", send_late))
+        inner = FaultyStore(LocalStore(path), delay_s=0.4 if slow == "store" else 0.0)
+        return load(rank, path, None, stack.enter_context(holdfast.Store(inner)))
+
+
+@pytest.mark.parametrize(("slow", "reads"), [("store", 1), ("group", 3)])
+def test_if_nobody_says_how_what_is_faster_is_done(world: World, tmp_path: Path, slow: str, reads: int) -> None:
+    total = save(tmp_path)
+
+    found = world(3)(load_by_measure, tmp_path, slow)
+
+    assert all(is_right for _, is_right in found)
+    # What is read to find out is read by all of them, and what is needed of it again.
+    assert sum(read for read, _ in found) == pytest.approx(reads * total + 3 * MIB, abs=1 << 19)
+
+
+def load_little(rank: int, path: Path) -> tuple[int, bool]:
+    with mock.patch.object(Replicas, "_connect", side_effect=AssertionError("nothing was to be sent")):
+        return load(rank, path, None)
+
+
+def test_a_little_is_read_by_each_and_nobody_connects(world: World, tmp_path: Path) -> None:
+    total = save(tmp_path)
+
+    found = world(2)(load_little, tmp_path)
+
+    assert all(is_right and total <= read < total + MIB for read, is_right in found)
 
 
 def load_apart(rank: int, path: Path) -> tuple[bool, int]:
@@ -148,5 +199,5 @@ def test_what_one_rank_cannot_read_fails_on_all_before_anything_is_sent(world: W
 
 def test_another_word_is_refused(tmp_path: Path) -> None:
     store = holdfast.open(tmp_path)
-    with pytest.raises(ValueError, match="replicas must be 'each' or 'broadcast', not 'once'"):
+    with pytest.raises(ValueError, match="replicas must be 'auto', 'each' or 'broadcast', not 'once'"):
         store.load_into("x", {}, replicas="once")  # type: ignore[arg-type]

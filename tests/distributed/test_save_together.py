@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import threading
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,41 @@ def test_what_differs_undeclared_is_kept_for_each_and_told_once(world: World, tm
     assert [len(each.warned) for each in told] == [1, 0, 0]
     assert "model.1.running_mean" in told[0].warned[0]
     assert "rng" not in told[0].warned[0]
+
+
+def save_and_load_strictly(rank: int, path: Path) -> list[Told]:
+    """Save and load, where warnings are errors, what is not the same on all ranks; then something that is."""
+
+    def raising(act: Callable[[], Any]) -> Callable[[], Any]:
+        def run() -> None:
+            warnings.simplefilter("error")
+            act()
+
+        return run
+
+    pair = dist.new_group([0, 1])
+    with holdfast.open(path) as store:
+        tree = {"statistics": torch.tensor([float(rank)])}
+        told = [tell(raising(lambda: store.save("strict", tree, timeout_s=10)))]
+        handles: list[Any] = []
+        told.append(tell(raising(lambda: handles.append(store.save_async("behind", tree, timeout_s=10)))))
+        told.append(save(path, "kept", tree))
+        if rank < 2:
+            into = {"statistics": torch.zeros(1)}
+            told.append(tell(raising(lambda: store.load_into("kept", into, process_group=pair, timeout_s=10))))
+            told.append(tell(lambda: store.load_into("kept", into, process_group=pair) and None))
+    return told
+
+
+def test_a_warning_that_is_an_error_is_one_on_all_ranks(world: World, tmp_path: Path) -> None:
+    results = world(3)(save_and_load_strictly, tmp_path)
+
+    for told in results:
+        for failed in (told[0], told[1], *told[3:4]):
+            assert (failed.kind, failed.failures) == ("RankError", {0: "UserWarning"}), failed
+        assert [told[2].kind, *(after.kind for after in told[4:])] == [""] * (1 + len(told[4:]))
+    with holdfast.open(tmp_path) as store:
+        assert [found.name for found in store.snapshots()] == ["kept"]
 
 
 def save_late_statistics(rank: int, path: Path) -> Told:
@@ -324,43 +360,3 @@ def test_of_two_groups_that_save_one_name_at_once_one_wins_and_the_other_is_told
     assert {each.failures.get(0) for each in told} == {None, "NameInUse"}
     with holdfast.open(tmp_path) as store:
         assert set(store.load("run")["w"].flatten().tolist()) == {float(kinds[0] != "")}
-
-
-def save_twice_at_once(rank: int, path: Path, groups: int) -> list[Told]:
-    ranks = list(range(dist.get_world_size()))
-    own = [dist.new_group(ranks) if groups > 1 else None for _ in range(2)]
-    told: dict[int, Told] = {}
-
-    def act(number: int) -> None:
-        tree = {"w": make_noise(300, 1024, seed=number), "rank": per_rank(rank)}
-        told[number] = save(path, f"run {number}", tree, process_group=own[number])
-
-    # In another order on each rank.
-    threads = [threading.Thread(target=act, args=(number,)) for number in ((0, 1) if rank else (1, 0))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return [told[0], told[1]]
-
-
-@pytest.mark.filterwarnings("ignore:.*was saved by")
-def test_two_threads_save_two_names_at_once_over_two_groups(world: World, tmp_path: Path) -> None:
-    results = world(2)(save_twice_at_once, tmp_path, 2)
-
-    assert [told.kind for rank in results for told in rank] == [""] * 4
-    with holdfast.open(tmp_path) as store:
-        for number in range(2):
-            assert torch.equal(store.load(f"run {number}")["w"], make_noise(300, 1024, seed=number))
-
-
-@pytest.mark.filterwarnings("ignore:.*was saved by")
-def test_two_threads_that_save_two_names_over_one_group_never_mix_them(world: World, tmp_path: Path) -> None:
-    results = world(2)(save_twice_at_once, tmp_path, 1)
-
-    with holdfast.open(tmp_path) as store:
-        saved = [found.name for found in store.snapshots()]
-        for name in saved:
-            assert torch.equal(store.load(name)["w"], make_noise(300, 1024, seed=int(name[-1])))
-    for rank in results:
-        assert [f"run {number}" for number, told in enumerate(rank) if not told.kind] == saved

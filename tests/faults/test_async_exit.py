@@ -15,14 +15,14 @@ import torch
 
 from holdfast.errors import StoreError
 from holdfast.facade import Store
-from holdfast.facade import open as open_store
+from holdfast.opening import open as open_store
 
 _PRELUDE = """
 import os, signal, sys, threading, time
 import torch
-import holdfast.facade as facade
+import holdfast
 from holdfast.snapshot import staging
-store = facade.open(sys.argv[1])
+store = holdfast.open(sys.argv[1])
 tree = {str(number): torch.full((50_000,), float(number)) for number in range(20)}
 real_save = staging.save
 
@@ -124,7 +124,7 @@ if pid == 0:
     assert store.load("before")["7"][:3].tolist() == [7, 7, 7]
     try:
         handle.wait()
-    except facade.StoreError as error:
+    except holdfast.StoreError as error:
         assert "is under way in the process that began it" in str(error), error
     else:
         raise AssertionError
@@ -145,13 +145,13 @@ def test_a_forked_child_saves_and_loads_and_waits_for_none_of_its_parent(tmp_pat
 
 def test_a_forked_child_cannot_use_a_store_in_memory(tmp_path: Path) -> None:
     script = """
-memory = facade.open("memory://")
+memory = holdfast.open("memory://")
 memory.save("x", tree)
 pid = os.fork()
 if pid == 0:
     try:
         memory.load("x")
-    except facade.StoreError as error:
+    except holdfast.StoreError as error:
         assert "belongs to the process that opened it; use a path to share a store" in str(error), error
         os._exit(0)
     os._exit(1)

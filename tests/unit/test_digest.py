@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.digest import fingerprint, hash_bytes, hash_kind, parse_digest, short_hex
+from holdfast.digest import authenticate, fingerprint, hash_bytes, hash_kind, parse_digest, short_hex
 from holdfast.errors import Corrupt
 
 EMPTY_BLAKE3 = "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262"
+KEYED_SECRET = b"whats the Elvish word for friend"
+EMPTY_KEYED = "92b2b75604ed3c761f9d6f62392c8a9227ad0ea3f09573e783f1498a4ed60d26"
 EMPTY_XXH3_128 = "99aa06d3014798d86001c324468d497f"
 
 
@@ -55,3 +57,11 @@ def test_what_is_no_digest_is_refused_and_located(text: object) -> None:
 
 def test_messages_show_twelve_digits() -> None:
     assert short_hex(hash_bytes(b"")) == EMPTY_BLAKE3[:12]
+
+
+def test_what_is_authenticated_depends_on_the_secret_and_the_bytes() -> None:
+    secrets = [bytes([number]) * 32 for number in range(2)]
+    found = {authenticate(data, secret=secret) for data in (b"", b"a", b"b") for secret in secrets}
+
+    assert len(found) == 6
+    assert authenticate(b"", secret=KEYED_SECRET).hex() == EMPTY_KEYED

@@ -12,6 +12,7 @@ from holdfast.errors import (
     AmbiguousName,
     BadName,
     CommitUnknown,
+    CompileCacheError,
     Corrupt,
     DigestMismatch,
     HoldfastError,
@@ -33,6 +34,7 @@ from holdfast.errors import (
     TensorNotFound,
     TooLarge,
     Unsupported,
+    Untrusted,
 )
 
 SENTENCE = "no snapshot 'a' in memory://; `holdfast ls` lists what is there"
@@ -53,6 +55,8 @@ EXAMPLES: list[HoldfastError] = [
     Corrupt(SENTENCE, key="packs/x"),
     DigestMismatch(SENTENCE, key="packs/x"),
     MissingChunk(SENTENCE, key="packs/x"),
+    Untrusted(SENTENCE, name="@compiled/x"),
+    CompileCacheError(SENTENCE),
     StoreError(SENTENCE, key="packs/x", fate="unknown", code=errno.EIO),
     StoreFull(SENTENCE, key="packs/x", needed_bytes=5, free_bytes=3),
     ReadOnlyStore(SENTENCE, key="packs/x", code=errno.EROFS),

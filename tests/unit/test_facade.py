@@ -17,7 +17,7 @@ import torch
 
 from holdfast.errors import NameInUse, NotAStore, NotFound, ReadOnlyStore, StoreError, Unsupported
 from holdfast.facade import Store
-from holdfast.facade import open as open_store
+from holdfast.opening import open as open_store
 from holdfast.repo.collect import Rules
 from holdfast.repo.layout import PACKS
 from holdfast.store.memory import MemoryStore, VirtualClock

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from http import HTTPStatus
 from multiprocessing import get_context
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import holdfast
 from holdfast import facade
 from holdfast.errors import ReadOnlyStore, Unsupported
 from holdfast.facade import Store
@@ -30,13 +32,12 @@ def opened_with(monkeypatch: pytest.MonkeyPatch, store: Store) -> dict[str, Any]
     seen: list[dict[str, Any]] = []
     data = pickle.dumps(store)
 
-    def watch(url: str, **options: Any) -> Store:
-        seen.append({"url": url, **options})
-        return open_it(url, **options)
+    def watch(url: str, budget_bytes: int, types: Sequence[type], options: Mapping[str, bool]) -> None:
+        seen.append({"url": url, "budget_bytes": budget_bytes, "types": types, **options})
 
-    open_it = facade.open
-    monkeypatch.setattr(facade, "open", watch)
-    pickle.loads(data)
+    with monkeypatch.context() as patch:
+        patch.setattr(facade, "make_store", watch)
+        pickle.loads(data)
     return seen[0]
 
 
@@ -44,20 +45,20 @@ def opened_with(monkeypatch: pytest.MonkeyPatch, store: Store) -> dict[str, Any]
 def test_each_option_goes_along_with_a_pickled_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    facade.open(tmp_path / "s").save("x", 1)
+    holdfast.open(tmp_path / "s").save("x", 1)
     options = {name: OPTIONS[name]}
-    store = facade.open(tmp_path / "s", **options)
+    store = holdfast.open(tmp_path / "s", **options)
 
     seen = opened_with(monkeypatch, store)
 
     assert seen[name] == OPTIONS[name]
-    plain = opened_with(monkeypatch, facade.open(tmp_path / "s"))
+    plain = opened_with(monkeypatch, holdfast.open(tmp_path / "s"))
     assert {key for key in seen if seen[key] != plain[key]} == {name}
 
 
 def test_what_was_pickled_twice_is_still_the_same(tmp_path: Path) -> None:
-    facade.open(tmp_path / "s").save("x", 1)
-    once = pickle.loads(pickle.dumps(facade.open(tmp_path / "s", **OPTIONS)))
+    holdfast.open(tmp_path / "s").save("x", 1)
+    once = pickle.loads(pickle.dumps(holdfast.open(tmp_path / "s", **OPTIONS)))
     assert pickle.dumps(pickle.loads(pickle.dumps(once))) == pickle.dumps(once)
 
 
@@ -81,11 +82,11 @@ def use(writable: Store, closed: Store) -> dict[str, object]:
 
 def test_a_new_process_works_with_a_store_as_it_was_opened(tmp_path: Path) -> None:
     options = {**OPTIONS, "read_only": False}
-    store = facade.open(tmp_path / "s", **options)
+    store = holdfast.open(tmp_path / "s", **options)
     store.save("here", HTTPStatus.NOT_FOUND)
 
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        seen = pool.submit(use, store, facade.open(tmp_path / "s", read_only=True)).result()
+        seen = pool.submit(use, store, holdfast.open(tmp_path / "s", read_only=True)).result()
 
     assert seen == {
         "refused": True,
@@ -96,4 +97,4 @@ def test_a_new_process_works_with_a_store_as_it_was_opened(tmp_path: Path) -> No
     }
     assert store.load("there") is HTTPStatus.OK
     with pytest.raises(Unsupported):
-        facade.open(tmp_path / "s").load("there")
+        holdfast.open(tmp_path / "s").load("there")

@@ -7,8 +7,9 @@ from difflib import get_close_matches
 
 from holdfast.cli.output import Output
 from holdfast.errors import NotAStore, NotFound
+from holdfast.repo.layout import is_reserved
 from holdfast.repo.repository import Repository, open_repository
-from holdfast.repo.snapshots import DamagedName, Snapshot, iter_names, read_name
+from holdfast.repo.snapshots import DamagedName, Snapshot, iter_names, iter_user_names, read_name
 from holdfast.repo.tags import iter_tags, read_tag
 from holdfast.store.protocol import ObjectStore
 from holdfast.store.url import open_store
@@ -56,12 +57,13 @@ def find_snapshot(store: ObjectStore, name: str, output: Output) -> Snapshot:
 
 def explain_missing(store: ObjectStore, name: str) -> NotFound:
     """Return the error for a name that is neither a snapshot nor a tag."""
-    close = get_close_matches(name, [*_iter_spellings(store)], n=3)
+    close = get_close_matches(name, [*_iter_spellings(store, name)], n=3)
     hint = f"did you mean {' or '.join(map(repr, close))}?" if close else "`holdfast ls` lists what is there"
     return NotFound(f"no snapshot or tag {name!r} in {store.url}; {hint}", name=name)
 
 
-def _iter_spellings(store: ObjectStore) -> Iterator[str]:
-    for found in (*iter_names(store), *iter_tags(store)):
+def _iter_spellings(store: ObjectStore, name: str) -> Iterator[str]:
+    names = iter_names(store) if is_reserved(name) else iter_user_names(store)
+    for found in (*names, *iter_tags(store)):
         if not isinstance(found, DamagedName):
             yield found.name

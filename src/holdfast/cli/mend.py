@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 
 from holdfast.cli.lookup import find_snapshot, open_to_read, open_to_write
 from holdfast.cli.output import Output, count, format_bytes
+from holdfast.compile_cache.bundle import copy_artifact
+from holdfast.compile_cache.catalog import ARTIFACTS
+from holdfast.errors import NotFound
 from holdfast.repo.copying import copy_snapshot
+from holdfast.repo.layout import natural_order
 from holdfast.repo.repair import RepairPlan, apply_repair, plan_repair
-from holdfast.repo.repository import open_repository
+from holdfast.repo.repository import Repository, open_repository
+from holdfast.repo.snapshots import DamagedName, Snapshot, iter_user_names
+from holdfast.store.protocol import ObjectStore
 from holdfast.store.url import open_store
 
 
@@ -33,18 +40,49 @@ def run_copy(options: Namespace, url: str, output: Output) -> int:
     """Copy snapshots to another store, moving only what is missing there."""
     source = open_to_read(url, output)
     target = open_repository(open_store(options.to), create=True, stages=output.stages)
-    for name in options.names:
-        snapshot = find_snapshot(source.store, name, output)
-        result = copy_snapshot(source, snapshot, target, overwrite=options.overwrite, progress=output.progress())
-        if result.existed:
-            output.line(f"{snapshot.name}: {target.store.url} held exactly this already, nothing was copied")
-        else:
-            output.line(
-                f"copied {snapshot.name}: {count(snapshot.num_entries, 'entry')}, {format_bytes(result.logical_bytes)}"
-                f" ({format_bytes(result.new_bytes)} moved, {format_bytes(result.reused_bytes)} held)"
-                f" in {result.seconds:.2f} s"
-            )
-    return 0
+    damaged = 0
+    for snapshot in _iter_wanted(source.store, options.names, output):
+        if isinstance(snapshot, DamagedName):
+            output.note(f"{snapshot.stem} is damaged and was not copied: {snapshot.error}; run `holdfast check`")
+            damaged += 1
+            continue
+        _copy(source, snapshot, target, output, overwrite=options.overwrite)
+    return 1 if damaged else 0
+
+
+def _copy(source: Repository, snapshot: Snapshot, target: Repository, output: Output, *, overwrite: bool) -> None:
+    if snapshot.name.startswith(ARTIFACTS):
+        result = copy_artifact(source, snapshot, target, progress=output.progress())
+        held = f"{target.store.url} has {result.name}, which serves as well"
+    else:
+        result = copy_snapshot(source, snapshot, target, overwrite=overwrite, progress=output.progress())
+        held = f"{target.store.url} held exactly this already"
+    if result.existed:
+        output.line(f"{snapshot.name}: {held}, nothing was copied")
+        return
+    under = "" if result.name == snapshot.name else f" as {result.name}"
+    output.line(
+        f"copied {snapshot.name}{under}:"
+        f" {count(snapshot.num_entries, 'entry')}, {format_bytes(result.logical_bytes)}"
+        f" ({format_bytes(result.new_bytes)} moved, {format_bytes(result.reused_bytes)} held)"
+        f" in {result.seconds:.2f} s"
+    )
+
+
+def _iter_wanted(store: ObjectStore, names: Iterable[str], output: Output) -> Iterator[Snapshot | DamagedName]:
+    """Yield the snapshots that names, tags, or prefixes ending in a slash mean; raises NotFound for one without any."""
+    for name in names:
+        if not name.endswith("/"):
+            yield find_snapshot(store, name, output)
+            continue
+        found = list(iter_user_names(store, name))
+        if not found:
+            raise NotFound(f"no snapshot starts with {name!r} in {store.url}; `holdfast ls` lists them", name=name)
+        yield from sorted(found, key=_order)
+
+
+def _order(found: Snapshot | DamagedName) -> tuple[tuple[int, int, str], ...]:
+    return natural_order(found.stem if isinstance(found, DamagedName) else found.name)
 
 
 def _print(plan: RepairPlan, output: Output) -> None:

@@ -10,10 +10,10 @@ from holdfast.cli.lookup import explain_missing, find_snapshot, open_to_read, op
 from holdfast.cli.output import Output, format_bytes, format_time, format_utc
 from holdfast.digest import short_hex
 from holdfast.errors import BadName, Corrupt, HoldfastError, NameInUse, NotFound
-from holdfast.repo.layout import TAGS, natural_order, split_stem
+from holdfast.repo.layout import TAGS, natural_order, split_stem, verify_user_name
 from holdfast.repo.record import Json, canonical_json
 from holdfast.repo.repository import init_repository
-from holdfast.repo.snapshots import DamagedName, Snapshot, iter_names, read_name
+from holdfast.repo.snapshots import DamagedName, Snapshot, iter_user_names, read_name
 from holdfast.repo.tags import Tag, delete_tag, iter_tags, read_tag, set_tag
 from holdfast.store.protocol import ObjectStore
 from holdfast.store.url import open_store
@@ -32,7 +32,7 @@ def run_init(options: Namespace, url: str, output: Output) -> int:
 def run_ls(options: Namespace, url: str, output: Output) -> int:
     """List snapshots."""
     store = open_to_read(url, output).store
-    snapshots, damaged = split_damaged(iter_names(store, options.prefix))
+    snapshots, damaged = split_damaged(iter_user_names(store, options.prefix))
     tags, damaged_tags = split_damaged(iter_tags(store))
     snapshots.sort(key=lambda snapshot: natural_order(snapshot.name))
     broken = [*damaged, *damaged_tags]
@@ -62,6 +62,7 @@ def run_tag(options: Namespace, url: str, output: Output) -> int:
         return _list_tags(open_to_read(url, output).store, output, as_json=options.json)
     if options.snapshot is None:
         return _print_tag(open_to_read(url, output).store, options.tag, output, as_json=options.json)
+    verify_user_name(options.tag, what="tag")
     store = open_to_write(url, output).store
     snapshot = find_snapshot(store, options.snapshot, output)
     if read_name(store, options.tag).snapshot:

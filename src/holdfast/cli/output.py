@@ -50,8 +50,8 @@ def format_utc(time_s: float) -> str | None:
 
 
 def count(number: int, noun: str) -> str:
-    """Return a number with its noun: 1 entry, 2 entries."""
-    plural = noun[:-1] + "ies" if noun.endswith("y") else noun + "s"
+    """Return a number with its noun: 1 entry, 2 entries, 3 keys."""
+    plural = noun[:-1] + "ies" if noun.endswith("y") and noun[-2] not in "aeiou" else noun + "s"
     return f"{number} {noun if number == 1 else plural}"
 
 

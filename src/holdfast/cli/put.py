@@ -10,6 +10,7 @@ from holdfast.cli.output import Output, count, format_bytes
 from holdfast.digest import short_hex
 from holdfast.errors import BadName, NameInUse, NotFound
 from holdfast.repo.filetree import plan_files
+from holdfast.repo.layout import verify_user_name
 from holdfast.repo.record import Json
 from holdfast.repo.snapshots import read_name
 from holdfast.repo.tags import read_tag
@@ -20,6 +21,7 @@ from holdfast.store.protocol import ObjectStore
 def run_put(options: Namespace, url: str, output: Output) -> int:
     """Save files as a snapshot."""
     metadata = _parse_metadata(options.meta)
+    verify_user_name(options.name)
     repo = open_to_write(url, output)
     _verify_no_tag(repo.store, options.name)
     sources = plan_files(options.paths, outside=repo.store.url)

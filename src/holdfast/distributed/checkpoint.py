@@ -21,8 +21,9 @@ from holdfast.repo.snapshots import Snapshot
 from holdfast.repo.writer import Request, SaveResult, save
 from holdfast.snapshot.into import load_into
 from holdfast.snapshot.into_plan import IntoOptions
+from holdfast.snapshot.lazy import Snapshot as LazySnapshot
 from holdfast.snapshot.opened import Opened
-from holdfast.snapshot.save import SaveOptions
+from holdfast.snapshot.save import SaveOptions, make_request, save_tree
 from holdfast.snapshot.staging import AsyncSaver, SaveHandle, Staging
 from holdfast.snapshot.variants import warn_of_variants
 from holdfast.trees.registered import Types
@@ -40,9 +41,9 @@ class World:
     timeout_s: float = DEFAULT_TIMEOUT_S
     """How long a rank may give no sign of life while others wait for it."""
 
-    def join(self, name: str) -> Collectives:
-        """Return this rank's end of the line to the others; those of another name do not hear."""
-        return Collectives(self.group, timeout_s=self.timeout_s, name=name)
+    def join(self, name: str, topic: str | None = None) -> Collectives:
+        """Return this rank's end of the line to the others; those of another name, or on another topic, do not hear."""
+        return Collectives(self.group, timeout_s=self.timeout_s, name=name, topic=topic)
 
     def list_global_ranks(self) -> list[int]:
         """Return the global rank of each rank of the group."""
@@ -79,11 +80,13 @@ def save_together(
     options: SaveOptions,
     *,
     types: Types,
-    world: World,
+    world: World | None,
     progress: Progress | None = None,
 ) -> SaveResult:
     """Save a tree of which each rank holds a part; all ranks must call this, with the same name."""
-    with world.join("save") as ranks:
+    if world is None:
+        return save_tree(repo, name, tree, options, types=types, progress=progress)
+    with world.join("save", str(name)) as ranks:
         planned = plan_together(name, tree, options, types, world, ranks)
         return finish(save(repo, planned.request, ranks=ranks, progress=progress), planned)
 
@@ -108,12 +111,14 @@ def start_together(
     options: SaveOptions,
     *,
     types: Types,
-    world: World,
+    world: World | None,
     staging: Staging,
 ) -> SaveHandle:
     """Begin a save that goes on in the background, on a line to the other ranks that is its own."""
+    if world is None:
+        return saver.start(repo, make_request(name, tree, options, types), staging=staging)
     saver.wait()
-    ranks = world.join("save in the background")
+    ranks = world.join("save in the background", str(name))
     try:
         planned = plan_together(name, tree, options, types, world, ranks)
 
@@ -128,8 +133,12 @@ def start_together(
         raise
 
 
-def prune_together(read_plan: Callable[[], PrunePlan], apply: Callable[[PrunePlan], Pruned], world: World) -> Pruned:
+def prune_together(
+    read_plan: Callable[[], PrunePlan], apply: Callable[[PrunePlan], Pruned], world: World | None
+) -> Pruned:
     """Let one rank delete what all have planned to; returns what it did on every rank."""
+    if world is None:
+        return apply(read_plan())
     plans: list[PrunePlan] = []
     done: list[Pruned] = []
 
@@ -148,15 +157,27 @@ def prune_together(read_plan: Callable[[], PrunePlan], apply: Callable[[PrunePla
 
 
 def load_into_together(
-    repo: Repository, find: Callable[[], Snapshot], tree: Any, options: IntoOptions, *, types: Types, world: World
+    repo: Repository,
+    find: Callable[[], Snapshot],
+    tree: Any,
+    options: IntoOptions,
+    *,
+    types: Types,
+    world: World | None,
 ) -> Any:
     """Load into a tree of which each rank holds a part, in place; nothing changes unless it fits on all ranks."""
+    if world is None:
+        return LazySnapshot(repo, find(), types).load_into(tree, replace(options, replicas="each"))
     with world.join("load") as ranks:
         record = _agree_on_record(find, ranks)
         parts = open_together(repo.store, record.manifest, ranks)
         variants = parts.list_variants()
-        if variants and ranks.is_coordinator:
-            warn_of_variants(record.name, variants, saved_by=parts.num_parts, loaded_by=ranks.world_size)
+        if variants:
+            # In a step: where warnings are errors, all have to know of it.
+            saved_by, loaded_by = parts.num_parts, ranks.world_size
+            ranks.broadcast(
+                "warn", lambda: warn_of_variants(record.name, variants, saved_by=saved_by, loaded_by=loaded_by)
+            )
         reader = SnapshotReader(repo, record, verify=options.verify, manifest=parts.heads)
         with Opened(reader) as opened:
 
@@ -166,11 +187,15 @@ def load_into_together(
             def step(act: Callable[[], None]) -> None:
                 ranks.all_gather("read", act)
 
-            shared = options.replicas == "broadcast" and ranks.world_size > 1
-            exchange = Replicas(ranks, world.group, timeout_s=world.timeout_s) if shared else None
-            return load_into(
-                opened, tree, options, types, agree=agree, step=step, locate=parts.locate, exchange=exchange
-            )
+            def load(exchange: Replicas | None) -> Any:
+                return load_into(
+                    opened, tree, options, types, agree=agree, step=step, locate=parts.locate, exchange=exchange
+                )
+
+            if options.replicas == "each" or ranks.world_size == 1:
+                return load(None)
+            with Replicas(ranks, reader, how=options.replicas, timeout_s=world.timeout_s) as exchange:
+                return load(exchange)
 
 
 def _agree_on_record(find: Callable[[], Snapshot], ranks: Collectives) -> Snapshot:

@@ -11,12 +11,13 @@ from types import TracebackType
 from typing import Any, Self
 
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import Store
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from holdfast.distributed import wire
 from holdfast.distributed.failures import describe_error, make_error, make_lost_error
 from holdfast.distributed.line import Line, LineLost
 from holdfast.distributed.rounds import Answer, Call, LoneRounds, RoundFailed, Rounds
+from holdfast.distributed.seats import Seat, count_seat, take_seat
 from holdfast.distributed.store_rounds import StoreRounds
 from holdfast.errors import RankError, RankFailure, Unsupported
 
@@ -30,9 +31,9 @@ class Collectives:
     """The ranks of one process group as they talk for one save or load; a world of one without a group.
 
     All ranks make the same calls in the same order, each named by its `step`, from one thread; two at once need two
-    names. Values are plain (see `wire.encode`) and come back as copies. Whatever fails on one rank, even by dying,
-    is a RankError on all of them, and the next call works again if they live. Use it in a `with`: what is raised
-    inside is then told to the others.
+    names, or topics. Values are plain (see `wire.encode`) and come back as copies. Whatever fails on one rank, even
+    by dying, is a RankError on all of them, and the next call works again if they live. Use it in a `with`: what is
+    raised inside is then told to the others.
     """
 
     def __init__(
@@ -42,11 +43,14 @@ class Collectives:
         coordinator: int = 0,
         timeout_s: float = 300.0,
         name: str = "main",
+        topic: str | None = None,
     ) -> None:
         """Join the ranks of `group`, or of the default one if there is one; all must, with the same arguments.
 
         The n-th of a name on one rank belongs to the n-th on the others: make it before anything that can fail, so
-        that no rank leaves one out. Names should be few: each leaves a small key for every rank in the store.
+        that no rank leaves one out. Names should be few: each leaves a small key for every rank in the store. With
+        topics, of which there may be many, the n-th of a name and topic belong together: threads that come in
+        another order on each rank find each other by them.
 
         Who gives no sign of life for `timeout_s` while another waits for it is given up on; `beat` gives one.
         """
@@ -69,16 +73,19 @@ class Collectives:
         self._known: BaseException | None = None
         self._look = _Pace(every_s=1.0)
         self._rounds: Rounds = LoneRounds()
+        self._store: tuple[Store, str] | None = None
         if group is not None and self.world_size > 1:
-            line = Line(_find_store(group), name=f"holdfast-{name}", timeout_s=timeout_s)
-            key = f"{group.group_name}/{name}"
+            store = _find_store(group)
+            line = Line(store, name=f"holdfast-{name}", timeout_s=timeout_s)
             try:
+                seat = self._find_seat(line, f"holdfast/{group.group_name}/{name}/", topic)
+                self._store = (store, seat.prefix)
                 self._rounds = StoreRounds(
                     line,
                     rank=self.rank,
                     size=self.world_size,
                     coordinator=coordinator,
-                    name=key,
+                    seat=seat,
                     timeout_s=timeout_s,
                 )
             except LineLost as lost:
@@ -197,10 +204,27 @@ class Collectives:
 
     def check_failures(self) -> None:
         """Raise RankError if another rank has failed; looks at most once a second; for long work, from any thread."""
-        if not self._look.is_due():
-            return
+        if self._look.is_due():
+            self._notice(self._rounds.find_failures)
+
+    def watch_others(self) -> Callable[[], None]:
+        """Return what raises RankError if another rank is silent for too long from now on.
+
+        For whoever waits for others inside of a step by other means than a call: to be called often while it does.
+        """
+        look = self._rounds.watch_others()
+        return lambda: self._notice(look)
+
+    def make_store(self, name: str) -> Store:
+        """Return a part of the group's store that belongs to these ranks alone, on a connection of its own."""
+        if self._store is None:
+            raise ValueError("a world of one has no store")
+        place, prefix = self._store
+        return PrefixStore(f"{prefix}{name}", place.clone())  # type: ignore[attr-defined]  # there, and not declared
+
+    def _notice(self, find: Callable[[], Sequence[RankFailure]]) -> None:
         try:
-            failures = self._rounds.find_failures()
+            failures = find()
         except LineLost as lost:
             raise self._lost_error(self._step, lost) from lost
         if failures:
@@ -225,6 +249,16 @@ class Collectives:
         if not self._is_closed:
             self._is_closed = True
             self._rounds.close()
+
+    def _find_seat(self, line: Line, base: str, topic: str | None) -> Seat:
+        if topic is None:
+            return line.call(lambda store: count_seat(store, base, rank=self.rank))
+        # Found out here: the line has a thread of its own.
+        is_main = threading.current_thread() is threading.main_thread()
+        base += "on/"
+        return line.call(
+            lambda store: take_seat(store, base, topic, rank=self.rank, size=self.world_size, is_main=is_main)
+        )
 
     def _run(self, kind: str, step: str, give: _Give, reply: _Reply) -> bytes:
         with self._round(kind, step) as call:

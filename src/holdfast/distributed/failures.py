@@ -19,7 +19,8 @@ _SHOWN: Final = 3
 GONE: Final = "RankGone"
 LEFT: Final = "RankLeft"
 ASTRAY: Final = "StepMismatch"
-"""Type names of failures that no exception stands for: silent for too long, closed too early, another step."""
+LOST: Final = "ConnectionLost"
+"""Type names of failures that no exception stands for: silent too long, closed too early, another step, cut off."""
 
 
 def describe_error(rank: int, error: BaseException) -> RankFailure:

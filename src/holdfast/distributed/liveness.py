@@ -43,6 +43,11 @@ def format_closed() -> bytes:
     return _CLOSED
 
 
+def is_closed(beat: bytes) -> bool:
+    """Tell whether a beat was a rank's last."""
+    return beat == _CLOSED
+
+
 class Watch:
     """What one that waits sees of the others. Their silence counts from the beginning of the wait, by our own clock."""
 
@@ -78,7 +83,7 @@ class Watch:
     def _find_failures(self, ranks: Iterable[int]) -> Iterable[RankFailure]:
         for rank in ranks:
             beat = self._seen[rank]
-            if beat == _CLOSED:
+            if beat is not None and is_closed(beat):
                 text = "has left without taking part in this step; do all ranks make the same calls?"
                 yield RankFailure(rank, LEFT, text)
             elif self._silent_s[rank] >= self._timeout_s:

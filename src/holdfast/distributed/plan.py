@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import warnings
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from typing import Any, Final
 
 from holdfast.digest import Seeded, hash_bytes
 from holdfast.distributed.coverage import Holding, Sketch, find_problems, is_covered, merge, sketch_boxes
+from holdfast.distributed.divergence import tell_difference, verify_alike, warn_of_divergent
 from holdfast.distributed.split import plan_shares
 from holdfast.errors import Mismatch
 from holdfast.repo.boxes import Box
@@ -125,8 +125,9 @@ class _Planner:
             verify_reuse=self._options.verify_reuse,
         )
         divergent = tuple(dict.fromkeys(self._divergent))
-        if divergent and ranks.is_coordinator:
-            _warn(self._name, divergent)
+        if divergent:
+            # In a step: where warnings are errors, all have to know of it.
+            ranks.broadcast("warn", lambda: warn_of_divergent(self._name, divergent))
         return Planned(request, divergent)
 
     @property
@@ -242,12 +243,12 @@ class _Planner:
             if all(tables[rank][key] == taken for rank in found):
                 holders[number] = tuple(found)
             elif number in self._leaves.held:
-                problems.append(_tell_difference(self._leaves.sources[number].name, found, tables, key))
+                problems.append(tell_difference(self._leaves.sources[number].name, found, tables, key))
             else:
                 variants.add(number)
 
         def name_variants() -> list[str]:
-            _refuse(problems)
+            verify_alike(problems)
             return [self._leaves.sources[number].name for number in sorted(variants)]
 
         # Of all ranks: not everyone need have what differs elsewhere.
@@ -368,27 +369,3 @@ def _make_root(node: Json, described: Sequence[Any]) -> Part:
 
 def _flatten(sketch: Sketch) -> tuple[int, list[int]]:
     return sketch.total, list(sketch.origins)
-
-
-def _tell_difference(name: str, holders: Sequence[int], tables: Sequence[Mapping[bytes, bytes]], key: bytes) -> str:
-    groups: dict[bytes, list[str]] = defaultdict(list)
-    for rank in holders:
-        groups[tables[rank][key]].append(str(rank))
-    views = " and ".join(f"ranks {', '.join(found[:_MAX_NAMED])}" for found in groups.values())
-    return f"{name}: declared a replica, but {views} hold different values"
-
-
-def _refuse(problems: Sequence[str]) -> None:
-    if problems:
-        raise Mismatch("\n  ".join(["replicas differ; nothing was written:", *problems]), problems=tuple(problems))
-
-
-def _warn(name: str, divergent: Sequence[str]) -> None:
-    shown = ", ".join(divergent[:_MAX_NAMED]) + (
-        f" and {len(divergent) - _MAX_NAMED} more" if len(divergent) > _MAX_NAMED else ""
-    )
-    warnings.warn(
-        f"{name!r}: not the same on all ranks: {shown}. Each rank's was kept: as many ranks get their own back, another"
-        " number gets that of the lowest. Say holdfast.per_rank(...) where it is meant to be so",
-        stacklevel=2,
-    )

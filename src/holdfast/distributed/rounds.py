@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -75,6 +75,9 @@ class Rounds(Protocol):
     def find_failures(self) -> list[RankFailure]:
         """Return the failures that have ended the round under way, or the next one; empty while it goes on."""
 
+    def watch_others(self) -> Callable[[], list[RankFailure]]:
+        """Return what tells, if called often, who fails or is silent for too long from now on; that ends the round."""
+
     def beat(self, step: str) -> None:
         """Give a sign of life, if it is time."""
 
@@ -125,6 +128,10 @@ class LoneRounds:
     def find_failures(self) -> list[RankFailure]:
         """Return nothing: who would fail elsewhere?"""
         return []
+
+    def watch_others(self) -> Callable[[], list[RankFailure]]:
+        """Return what finds nobody."""
+        return list
 
     def beat(self, step: str) -> None:
         """Do nothing: nobody waits."""

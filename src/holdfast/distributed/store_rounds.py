@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -16,6 +17,7 @@ from holdfast.distributed.failures import ASTRAY, MAX_TOLD, decode_failures, enc
 from holdfast.distributed.line import Line, LineLost, delete_keys, put, read_message, write_message
 from holdfast.distributed.liveness import Pulse, Watch, format_closed
 from holdfast.distributed.rounds import Answer, Call, RoundFailed
+from holdfast.distributed.seats import Seat, find_astray
 from holdfast.distributed.wire import Piece
 from holdfast.errors import RankFailure
 
@@ -45,8 +47,8 @@ class StoreRounds:
     when a later one has succeeded, for then all have arrived there, and nobody reads the earlier one any more.
     """
 
-    def __init__(self, line: Line, *, rank: int, size: int, coordinator: int, name: str, timeout_s: float) -> None:
-        """Join the rounds of that name: the n-th of each rank belong together, on whichever line they are."""
+    def __init__(self, line: Line, *, rank: int, size: int, coordinator: int, seat: Seat, timeout_s: float) -> None:
+        """Join the rounds of one meeting, at a seat that nobody else has."""
         self._line = line
         self._rank = rank
         self._size = size
@@ -54,8 +56,8 @@ class StoreRounds:
         self._timeout_s = timeout_s
         self._pulse = Pulse(timeout_s=timeout_s)
         self._max_delay_s = min(0.1, 0.01 + 0.0001 * size)
-        generation = line.call(lambda store: store.add(f"holdfast/{name}/joined/{rank}", 1))
-        self._prefix = f"holdfast/{name}/{generation}/"
+        self._seat = seat
+        self._prefix = seat.prefix
         self._number = 0
         self._call = Call("", "")
         self._part = b""
@@ -159,6 +161,20 @@ class StoreRounds:
         verdict = self._line.call(self._peek)
         return self._read_failures() if verdict is not None and verdict.startswith(_FAILED) else []
 
+    def watch_others(self) -> Callable[[], list[RankFailure]]:
+        """Return what tells, if called often, who is silent for too long from now on, and ends the round for that."""
+        near = {self._coordinator, (self._rank + 1) % self._size}
+        watched = sorted((set(range(self._size)) if self._size <= _MAX_NAMED else near) - {self._rank})
+        watch = Watch(timeout_s=self._timeout_s)
+
+        def look() -> list[RankFailure]:
+            if not watch.is_due() or not (failures := watch.look(self._read_lives(watched))):
+                return []
+            self._declare(failures)
+            return self._read_failures()
+
+        return look
+
     def beat(self, step: str) -> None:
         """Give a sign of life, if it is time."""
         due = self._pulse.find_due(step)
@@ -167,7 +183,7 @@ class StoreRounds:
 
     def close(self) -> None:
         """Leave, telling so; the last one deletes what is left of all."""
-        left = [key for keys in self._written.values() for key in keys]
+        left = [key for keys in [self._seat.keys, *self._written.values()] for key in keys]
         with suppress(LineLost):  # then there is nobody to tell and nothing to delete
             self._line.call(lambda store: self._leave(store, left), limit_s=_CLOSE_S)
         self._line.close()
@@ -252,7 +268,7 @@ class StoreRounds:
         while (found := self._line.call(lambda store: self._look(store, is_ready))) is None:
             self.beat(self._call.step)
             if watch.is_due():
-                failures = watch.look(self._read_lives(find_awaited()))
+                failures = self._find_astray() or watch.look(self._read_lives(find_awaited()))
                 # Looked at again: who has left may have taken part before.
                 if failures and self._line.call(lambda store: self._look(store, is_ready)) is None:
                     self._declare(failures)
@@ -279,8 +295,18 @@ class StoreRounds:
         keys = {rank: self._key("a", rank) for rank in ranks}
         return self._line.call(lambda store: [rank for rank, key in keys.items() if not store.check([key])])
 
-    def _warn(self, waited_s: float) -> None:
+    def _find_astray(self) -> list[RankFailure]:
+        # Whoever has come to the first round is in the right place. Beside a thread others may still come.
+        if self._number or threading.current_thread() is not threading.main_thread():
+            return []
+        missing = self._find_all_missing()
+        return self._line.call(lambda store: find_astray(store, self._seat, missing, rank=self._rank))
+
+    def _find_all_missing(self) -> list[int]:
         looks = self._rank == self._coordinator or self._size <= _MAX_NAMED
-        missing = self._find_missing(range(self._size) if looks else [self._coordinator])
+        return self._find_missing(range(self._size) if looks else [self._coordinator])
+
+    def _warn(self, waited_s: float) -> None:
+        missing = self._find_all_missing()
         who = f"{name_ranks(missing)} to arrive" if missing else f"rank {self._coordinator}, the coordinator"
         _log.warning("rank %d of %d has waited %.0f s at %s for %s", self._rank, self._size, waited_s, self._call, who)

@@ -22,31 +22,33 @@ def copy_snapshot(
     snapshot: Snapshot,
     target: Repository,
     *,
+    name: str | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> SaveResult:
-    """Copy one snapshot under its name, with its commit time, metadata and content digest.
+    """Copy one snapshot, under its name or another, with its commit time, metadata and content digest.
 
     A copy that was cut off is simply repeated: packs that it completed are found by their index and not moved again.
     Raises NameInUse if the target's name holds other content, unless `overwrite`.
     """
     started = time.monotonic()
-    state = read_name(target.store, snapshot.name)
+    name = snapshot.name if name is None else name
+    state = read_name(target.store, name)
     held = state.snapshot
     is_same = held is not None and _is_same(held, snapshot)
     if held and is_same and is_settled(target.store, held) and is_readable(target, held):
-        target.store.sync(find_shelf(snapshot.name))
+        target.store.sync(find_shelf(name))
         seconds = time.monotonic() - started
-        return SaveResult(snapshot.name, held.digest, held.generation, held.logical_bytes, 0, seconds, existed=True)
+        return SaveResult(name, held.digest, held.generation, held.logical_bytes, 0, seconds, existed=True)
     if held and not is_same and not overwrite:
         raise NameInUse(
-            f"{snapshot.name!r} is in use in {target.store.url} and holds other content; nothing was copied."
+            f"{name!r} is in use in {target.store.url} and holds other content; nothing was copied."
             " Overwrite it (--overwrite, overwrite=True) or delete it there first",
-            name=snapshot.name,
+            name=name,
         )
     target.verify_may_write()
     target.index.refresh()
-    bases = (held, find_base(target, snapshot.name))
+    bases = (held, find_base(target, name))
     copied, moved = transfer_snapshot(Job("copy", source, snapshot, target, state, bases), progress or Silent())
     seconds = time.monotonic() - started
     return SaveResult(copied.name, copied.digest, copied.generation, copied.logical_bytes, moved, seconds)

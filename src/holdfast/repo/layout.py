@@ -28,6 +28,8 @@ SHELVES: Final = tuple(f"{SNAPSHOTS}{number:02x}/" for number in range(32))
 MAX_NAME_BYTES: Final = 4096
 MAX_ESCAPED_BYTES: Final = 200
 MAX_GENERATION: Final = 99_999_999
+RESERVED: Final = "@"
+"""What Holdfast's own names begin with: compiled graphs and the like, which users do not save or list."""
 
 _PLAIN: Final = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789._-")
 _ESCAPES: Final = tuple(chr(byte) if byte in _PLAIN else f"%{byte:02x}" for byte in range(256))
@@ -86,6 +88,26 @@ def verify_name(name: str, *, what: str = "snapshot") -> str:
     if why:
         raise BadName(f"{what} name {name[:80]!r} is refused: {why}")
     return unicodedata.normalize("NFC", name)
+
+
+def is_reserved(name: str) -> bool:
+    """Tell whether a name, or a prefix of names, is Holdfast's own and not a user's."""
+    return name.startswith(RESERVED)
+
+
+def is_reserved_stem(stem: str) -> bool:
+    """Tell whether the name at a snapshot's stem is Holdfast's own; of a long one only its record knows."""
+    return split_stem(stem).startswith(_ESCAPES[ord(RESERVED)])
+
+
+def verify_user_name(name: str, *, what: str = "snapshot") -> str:
+    """Return `name` in NFC, or raise BadName that says which rule it breaks, or that it is Holdfast's own."""
+    if is_reserved(name):
+        raise BadName(
+            f"{what} name {name[:80]!r} is refused: names that begin with {RESERVED!r} are Holdfast's own;"
+            " choose another"
+        )
+    return verify_name(name, what=what)
 
 
 def _name_fault(name: str) -> str:

@@ -12,6 +12,7 @@ from typing import Final, Literal, Protocol
 from holdfast.errors import LeaseLost, ObjectExists, StoreError
 from holdfast.repo.generations import create_generation, list_generations
 from holdfast.repo.layout import generation_key, lease_stem, new_lease_id, new_write_id
+from holdfast.repo.record import Json
 from holdfast.store.protocol import ObjectStore
 
 RENEW_S: Final = 60.0
@@ -41,6 +42,20 @@ def kept_alive(lease: Lease, *, every_s: float = RENEW_S / 2) -> Iterator[None]:
     finally:
         over.set()
         thread.join()
+
+
+def describe_lease(store: ObjectStore, lease_id: str, state: LeaseState, *, purpose: str) -> dict[str, Json]:
+    """Return what the record of a lease says; each one is unlike any other."""
+    return {
+        "kind": "lease",
+        "lease": lease_id,
+        "state": state,
+        "write_id": new_write_id(),
+        "purpose": purpose,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "time": store.clock(),
+    }
 
 
 class KeptAlive(Protocol):
@@ -101,16 +116,7 @@ class Lease:
                 self._create_next(state)
 
     def _create_next(self, state: LeaseState) -> None:
-        fields = {
-            "kind": "lease",
-            "lease": self.lease_id,
-            "state": state,
-            "write_id": new_write_id(),
-            "purpose": self._purpose,
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "time": self._store.clock(),
-        }
+        fields = describe_lease(self._store, self.lease_id, state, purpose=self._purpose)
         try:
             create_generation(
                 self._store,

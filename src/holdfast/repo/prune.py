@@ -11,7 +11,7 @@ from typing import Final, TypedDict
 
 from holdfast.errors import Corrupt, NameInUse
 from holdfast.repo.layout import natural_order
-from holdfast.repo.snapshots import DamagedName, Snapshot, delete_held, iter_names, read_name
+from holdfast.repo.snapshots import DamagedName, Snapshot, delete_held, iter_user_names, read_name
 from holdfast.repo.tags import Tag, iter_tags
 from holdfast.store.protocol import ObjectStore
 
@@ -124,9 +124,12 @@ def _describe_tagged(tags: Iterable[Tag]) -> dict[str, str]:
 
 
 def read_prune_plan(store: ObjectStore, prefix: str, keep: Keep) -> PrunePlan:
-    """Read what is under `prefix` and decide; a tag that cannot be read is an error, for it might protect anything."""
+    """Read what is under `prefix` and decide, for Holdfast's own names only if it begins as they do.
+
+    A tag that cannot be read is an error, for it might protect anything.
+    """
     tags = _read_tags(store)
-    snapshots = [found for found in iter_names(store, prefix) if isinstance(found, Snapshot)]
+    snapshots = [found for found in iter_user_names(store, prefix) if isinstance(found, Snapshot)]
     return plan_prune(snapshots, tags, keep, now_s=store.clock())
 
 

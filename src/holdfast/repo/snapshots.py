@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -14,6 +14,8 @@ from holdfast.repo.layout import (
     SNAPSHOTS,
     ManifestRef,
     is_file_id,
+    is_reserved,
+    is_reserved_stem,
     may_start_with,
     new_write_id,
     snapshot_stem,
@@ -79,8 +81,23 @@ def read_snapshot(store: ObjectStore, name: str) -> Snapshot:
 def iter_names(store: ObjectStore, prefix: str = "") -> Iterator[Snapshot | DamagedName]:
     """Yield the snapshot of every name that starts with `prefix`, in no order, damaged ones too."""
     prefix = unicodedata.normalize("NFC", prefix)
+    return _iter_names(store, prefix, lambda stem: may_start_with(stem, prefix))
+
+
+def iter_user_names(store: ObjectStore, prefix: str = "") -> Iterator[Snapshot | DamagedName]:
+    """Yield as `iter_names` does, but leave out Holdfast's own names, unless `prefix` begins as they do."""
+    if is_reserved(prefix):
+        yield from iter_names(store, prefix)
+        return
+    prefix = unicodedata.normalize("NFC", prefix)
+    # By the stem, before a record is read: there may be many of them, and who lists runs need not wait for them.
+    wanted = _iter_names(store, prefix, lambda stem: may_start_with(stem, prefix) and not is_reserved_stem(stem))
+    yield from (found for found in wanted if isinstance(found, DamagedName) or not is_reserved(found.name))
+
+
+def _iter_names(store: ObjectStore, prefix: str, is_wanted: Callable[[str], bool]) -> Iterator[Snapshot | DamagedName]:
     for stem, generations in iter_stems(store, SNAPSHOTS):
-        if not may_start_with(stem, prefix):
+        if not is_wanted(stem):
             continue
         try:
             newest = read_listed(store, stem, generations)

@@ -8,8 +8,9 @@ from typing import Any, Final, Protocol
 
 from holdfast.errors import Corrupt, Mismatch, Unsupported
 from holdfast.repo.manifest import Manifest
+from holdfast.repo.record import Json
 from holdfast.snapshot.entries import InPlace
-from holdfast.snapshot.into_plan import IntoOptions, IntoPlan, Look, Wants
+from holdfast.snapshot.into_plan import Check, IntoOptions, IntoPlan, Look, Wants
 from holdfast.snapshot.leaves import ARRAY, PICKLE
 from holdfast.snapshot.load import LeafReader, load_node
 from holdfast.snapshot.match import FIXED, Setter, TreeMatcher
@@ -18,6 +19,8 @@ from holdfast.snapshot.opened import Opened
 from holdfast.snapshot.options import LoadOptions
 from holdfast.snapshot.places import find_conflicts, mark_written
 from holdfast.tensors.spec import Specs
+from holdfast.trees.encoding import decode_tree
+from holdfast.trees.outline import Path, iter_stored
 from holdfast.trees.pick import rename_keys
 from holdfast.trees.registered import Types
 
@@ -64,6 +67,8 @@ def load_into(
             plan.relocate(locate(plan.list_wants()))
         for look in plan.looks:
             _check_look(plan, look)
+        for check in plan.checks:
+            _run_check(plan, check)
         _resolve_conflicts(plan)
         agree(plan.problems)
         _verify_fits(plan)
@@ -89,6 +94,19 @@ def _check_look(plan: IntoPlan, look: Look) -> None:
         is_same = is_alike and bool(saved.tobytes() == target.tobytes())
     if not is_same:
         plan.add_problem(look.path, FIXED)
+
+
+def _run_check(plan: IntoPlan, check: Check) -> None:
+    """Read what somebody else's format holds, and add what does not fit of it."""
+    reader = LeafReader(plan.opened, plan.types, LoadOptions(allow_pickle=plan.options.allow_pickle))
+    reader.read(iter_stored(check.node))
+
+    def decode(node: list[Json], path: Path) -> object:
+        return reader.decode(node, (*check.path, *path))
+
+    saved = decode_tree(check.node, types=plan.types, decode_leaf=decode)
+    for text in check.find_problems(saved):
+        plan.add_problem(check.path, text)
 
 
 def _resolve_conflicts(plan: IntoPlan) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from holdfast.repo.entry import Entry
 from holdfast.repo.manifest import Manifest
-from holdfast.repo.reader import Verify
+from holdfast.repo.reader import Verify, verify_mode
 from holdfast.repo.record import Json
 from holdfast.repo.regions import Region
 from holdfast.snapshot.entries import InPlace
@@ -20,11 +20,11 @@ from holdfast.snapshot.opened import Opened
 from holdfast.snapshot.places import Claim
 from holdfast.tensors.sharded import Piece
 from holdfast.tensors.spec import Specs, TensorSpec
-from holdfast.trees.outline import Path, iter_leaves, join_name
+from holdfast.trees.outline import Path, iter_leaves, iter_stored, join_name
 from holdfast.trees.registered import Types
 
-Replicas = Literal["each", "broadcast"]
-"""Who reads what all ranks hold the same of: each of them, or one, who sends it to the others."""
+Replicas = Literal["auto", "each", "broadcast"]
+"""Who reads what all ranks hold the same of: each of them, or one, who sends it to the others; or what is faster."""
 Wants = dict[int, tuple[Region, ...] | None]
 """Entries by number, and the boxes of them that are wanted; None is all of it."""
 Step = Callable[[LeafReader], Callable[[], None]]
@@ -39,6 +39,14 @@ class Look(NamedTuple):
     path: Path
 
 
+class Check(NamedTuple):
+    """A value that was saved by somebody else's format, and what tells from it what does not fit."""
+
+    node: Json
+    path: Path
+    find_problems: Callable[[Any], Iterable[str]]
+
+
 @dataclass(frozen=True, slots=True)
 class IntoOptions:
     """How to load into a tree."""
@@ -50,6 +58,12 @@ class IntoOptions:
     verify: Verify = "full"
     allow_pickle: bool = False
     replicas: Replicas = "each"
+
+    def __post_init__(self) -> None:
+        """Refuse words that mean nothing."""
+        if self.replicas not in ("auto", "each", "broadcast"):
+            raise ValueError(f"replicas must be 'auto', 'each' or 'broadcast', not {self.replicas!r}")
+        verify_mode(self.verify)
 
 
 class Meaning(NamedTuple):
@@ -83,6 +97,8 @@ class IntoPlan:
     """In the order of the tree."""
     looks: list[Look] = field(default_factory=list)
     """What is there already and must be what was saved: to be read and compared."""
+    checks: list[Check] = field(default_factory=list)
+    """What has to be read before it is known whether it fits."""
     converted: dict[tuple[int, torch.dtype], tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     """What was read and what became of it, by identity and dtype."""
     is_replaced: bool = False
@@ -125,6 +141,7 @@ class IntoPlan:
         """Return what has to be read of which entries."""
         wants: Wants = {}
         read = [*self.nodes, *((join_name(look.path), look.node) for look in self.looks)]
+        read += [stored for check in self.checks for stored in iter_stored(check.node)]
         for name, node in read:
             wants.update(dict.fromkeys(iter_entry_numbers(node, what=f"{self.opened.name!r}, {name}")))
         for number, place in self.in_place.items():
@@ -158,4 +175,5 @@ class IntoPlan:
         self.claims += other.claims
         self.steps += other.steps
         self.looks += other.looks
+        self.checks += other.checks
         self.is_replaced |= other.is_replaced

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from holdfast.repo.record import Json
-from holdfast.snapshot.into_plan import IntoPlan
-from holdfast.snapshot.leaves import TENSOR
+from holdfast.snapshot.into_plan import Check, IntoPlan
+from holdfast.snapshot.leaves import PAYLOAD, TENSOR
 from holdfast.snapshot.load import LeafReader
 from holdfast.snapshot.match import TreeMatcher, check_cast, find_children, fit_replacement, tell
 from holdfast.snapshot.named import Composed, NamedModule, NamedOptimizer
@@ -136,17 +136,39 @@ def _match_optimizer(plan: IntoPlan, target: torch.optim.Optimizer | NamedOptimi
 
 
 def _check_groups(plan: IntoPlan, target: Any, groups: list[Json], path: Path) -> bool:
+    """Add what is different about the groups; where torch.save wrote them, that shows when they have been read."""
     saved = [find_children(group, PAIRS_START, plan.decode_plain) or {} for group in groups[1:]]
-    held = [node[1:] if isinstance(node, list) else [] for node in (group.get("params") for group in saved)]
-    if isinstance(target, NamedOptimizer):
-        texts = target.find_problems([[plan.decode_plain(name) for name in names] for names in held])
-    else:
-        counts, own = [len(params) for params in held], [len(group["params"]) for group in target.param_groups]
-        text = f"parameter groups of {_list(own)} in the target, of {_list(counts)} in the snapshot"
-        texts = [] if counts == own else [text]
+    held = [group.get("params") for group in saved]
+    group_path = (*path, "param_groups")
+    if any(_is_payload(node) for node in (groups, *held)):
+        plan.checks.append(Check(groups, group_path, partial(_compare_loaded, target)))
+        return True
+    nodes = [node[1:] if isinstance(node, list) else [] for node in held]
+    texts = _compare_groups(target, [[plan.decode_plain(name) for name in names] for names in nodes])
     for text in texts:
-        plan.add_problem((*path, "param_groups"), text)
+        plan.add_problem(group_path, text)
     return not texts
+
+
+def _is_payload(node: Json) -> bool:
+    return isinstance(node, list) and node[0] == PAYLOAD
+
+
+def _compare_loaded(target: Any, groups: Any) -> list[str]:
+    try:
+        saved = [list(group["params"]) for group in groups]
+    except (KeyError, TypeError):
+        return [f"the snapshot has no parameter groups here but a {type(groups).__name__}"]
+    return _compare_groups(target, saved)
+
+
+def _compare_groups(target: Any, saved: list[list[Any]]) -> list[str]:
+    """Return what is different about the parameters of groups that were saved."""
+    if isinstance(target, NamedOptimizer):
+        return target.find_problems(saved)
+    counts, own = [len(params) for params in saved], [len(group["params"]) for group in target.param_groups]
+    text = f"parameter groups of {_list(own)} in the target, of {_list(counts)} in the snapshot"
+    return [] if counts == own else [text]
 
 
 def _check_optimizer_shapes(
@@ -174,7 +196,7 @@ def _add_memory(
         if leaf.tag != TENSOR or parameter is None or len(leaf.path_json) != 2:
             continue
         spec = plan.find_meaning(leaf.node, join_name((*path, "state", key, field))).spec
-        is_read_together = plan.options.replicas == "broadcast" or find_pieces(parameter) is not None
+        is_read_together = plan.options.replicas != "each" or find_pieces(parameter) is not None
         if not is_read_together or spec.meta or not is_itemwise(field, spec.shape, parameter):
             continue
         held = state.setdefault(key, {}).get(field)

@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 import torch
 
-from holdfast.repo.reader import Verify
+from holdfast.repo.reader import Verify, verify_mode
 
 Aliases = Literal["preserve", "fresh"]
 Device = torch.device | str | None
@@ -28,3 +28,9 @@ class LoadOptions:
     allow_pickle: bool = False
     dtype: torch.dtype | None = None
     """What floating tensors are cast to, but for those of registered classes; None leaves all as it was saved."""
+
+    def __post_init__(self) -> None:
+        """Refuse words that mean nothing."""
+        if self.aliases not in ("preserve", "fresh"):
+            raise ValueError(f"aliases must be 'preserve' or 'fresh', not {self.aliases!r}")
+        verify_mode(self.verify)

@@ -72,8 +72,13 @@ class LocalStore:
         return StoreTraits(
             exclusive_create=exclusive,
             durable=filesystem_type not in _VOLATILE_TYPES,
-            network=filesystem_type not in _LOCAL_TYPES,
+            network=self.is_network,
         )
+
+    @property
+    def is_network(self) -> bool:
+        """Whether other hosts may use the filesystem, too; unlike its other traits, known without trying it out."""
+        return self._find_type() not in _LOCAL_TYPES
 
     def prepare(self, prefixes: Sequence[str]) -> None:
         """Make a directory for each prefix, and what leads to it, durable, whoever made it."""

@@ -1,8 +1,9 @@
-"""A store that fails on cue: at the n-th operation, in each way that a store can fail."""
+"""A store that fails on cue, at the n-th operation, in each way that a store can fail; or that is only slow."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
@@ -48,11 +49,12 @@ class FaultyStore:
     """Passes every operation on to `inner`, but for the fault at the `at`-th (the first is 1).
 
     Run once without a fault, take `len(store.log)`, then run once for each `at` up to it. `url`, `traits`
-    and `clock` are no operations. Conditional writes are not offered.
+    and `clock` are no operations. Conditional writes are not offered. Every `read_into` takes `delay_s` longer.
     """
 
-    def __init__(self, inner: ObjectStore, *, fault: Fault | None = None, at: int = 1) -> None:
+    def __init__(self, inner: ObjectStore, *, fault: Fault | None = None, at: int = 1, delay_s: float = 0.0) -> None:
         self._inner = inner
+        self._delay_s = delay_s
         self._fault = fault
         self._at = at
         self._lock = threading.Lock()
@@ -92,6 +94,7 @@ class FaultyStore:
         return self._perform("read", key, lambda: self._inner.read(key, limit_bytes=limit_bytes))
 
     def read_into(self, key: str, start: int, buffer: memoryview) -> None:
+        time.sleep(self._delay_s)
         self._perform("read_into", key, lambda: self._inner.read_into(key, start, buffer))
 
     def list(self, prefix: str, *, after: str = "", limit: int = PAGE_LIMIT) -> list[ObjectInfo]:

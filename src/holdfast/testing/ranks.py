@@ -17,6 +17,7 @@ from pathlib import Path
 from signal import SIGKILL, Signals
 from typing import Any, Final, NoReturn
 
+import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # there, and not declared as exported
 
@@ -204,6 +205,8 @@ class _Answers:
 def _serve(job: _Job, connection: Connection) -> None:
     """Be one rank: make the group, run the function, answer, and stay until all have."""
     faulthandler.dump_traceback_later(job.timeout_s)
+    # As launchers do: ranks that each take all cores for a sum get in each other's way.
+    torch.set_num_threads(1)
     try:
         _join(job, connection)
         answer = (True, job.function(job.rank, *job.args, **job.kwargs))

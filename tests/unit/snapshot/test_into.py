@@ -13,7 +13,7 @@ import torch
 from holdfast.cli.main import main
 from holdfast.errors import Corrupt, Mismatch, Unsupported
 from holdfast.facade import Store
-from holdfast.facade import open as open_store
+from holdfast.opening import open as open_store
 from holdfast.repo.layout import PACKS
 from tests.unit.repo.saving import pack_of, rot
 from tests.unit.snapshot.loading import bytes_of, noise, problems_of

@@ -14,7 +14,7 @@ import torch
 from holdfast.cli.main import main
 from holdfast.errors import AmbiguousName, Corrupt, NotFound
 from holdfast.facade import Store
-from holdfast.facade import open as open_store
+from holdfast.opening import open as open_store
 from holdfast.repo.collect import Rules
 from holdfast.repo.layout import PACKS
 from holdfast.snapshot.lazy import LazyTensor, View

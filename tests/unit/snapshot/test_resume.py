@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from holdfast.errors import Mismatch
 from holdfast.facade import Store
-from holdfast.facade import open as open_store
+from holdfast.opening import open as open_store
 from holdfast.snapshot import resume
 from holdfast.snapshot.resume import ResumableSampler, RngState
 

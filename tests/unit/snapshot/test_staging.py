@@ -357,14 +357,14 @@ def test_what_is_marked_meanwhile_is_written_anew_from_a_full_copy_only(staging:
 def test_the_budget_bounds_the_memory_of_a_save(tmp_path: Path, staging: str, limit_mib: int) -> None:
     script = f"""
 import torch
-import holdfast.facade as facade
+import holdfast
 
 def read_peak_kib():
     # Not getrusage: what that tells is inherited from whoever started this process.
     lines = open("/proc/self/status").read().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
-store = facade.open({str(tmp_path / "s")!r}, budget_bytes=32 << 20)
+store = holdfast.open({str(tmp_path / "s")!r}, budget_bytes=32 << 20)
 store.save_async("warm", {{"t": torch.arange(1000)}}, staging={staging!r}).wait()
 tree = {{str(n): torch.full((1 << 20,), float(n)).mul_(torch.arange(1 << 20)) for n in range(64)}}
 before = read_peak_kib()

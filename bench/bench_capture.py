@@ -1,0 +1,180 @@
+"""Recording a training step: what digests, numbers and full copies cost against the bare step and DebugMode."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import nn
+from torch.utils._debug_mode import DebugMode
+
+from bench.measure import Contestant, Goal, Result, Sizes, Timings, WrongResult, count_bytes, race
+from holdfast.capture.options import LevelName
+from holdfast.capture.recorder import record
+from holdfast.repo.repository import open_repository
+from holdfast.store.local import LocalStore
+
+_BARE: Final = "bare step"
+_DEBUG_MODE: Final = "DebugMode with hashes"
+_LEVELS: Final[dict[str, LevelName]] = {"digest": "digest", "stats": "stats", "full": "full"}
+_MOST: Final = {"digest": 1.15, "full": 2.0}
+_MOST_AGAIN: Final = 0.01
+_STEPS: Final = 6
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """How large the transformer is."""
+
+    width: int
+    layers: int
+    tokens: int
+    batch: int
+
+
+def _find_shape(sizes: Sizes) -> _Shape:
+    if sizes.save_bytes >= 1 << 30:
+        return _Shape(512, 2, 256, 4)
+    return _Shape(256, 2, 128, 4) if sizes.save_bytes >= 64 << 20 else _Shape(16, 1, 8, 2)
+
+
+class _Block(nn.Module):
+    """A layer of a transformer, of modules that hooks can see."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm_attention, self.norm_mlp = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.query_key_value, self.project = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.activation, self.down = nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        self.heads = max(1, width // 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, tokens, width = x.shape
+        parts = self.query_key_value(self.norm_attention(x)).view(batch, tokens, 3, self.heads, width // self.heads)
+        query, key, value = parts.permute(2, 0, 3, 1, 4)
+        seen = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.project(seen.transpose(1, 2).reshape(batch, tokens, width))
+        grown: torch.Tensor = x + self.down(self.activation(self.up(self.norm_mlp(x))))
+        return grown
+
+
+class _Training:
+    """A transformer that is trained from the same beginning each time."""
+
+    def __init__(self, shape: _Shape) -> None:
+        self._shape = shape
+        self.start()
+
+    def start(self) -> None:
+        """Begin anew."""
+        shape = self._shape
+        torch.manual_seed(0)
+        self.model = nn.Sequential(*(_Block(shape.width) for _ in range(shape.layers)), nn.LayerNorm(shape.width))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
+        self._batch = torch.randn(shape.batch, shape.tokens, shape.width)
+        # The first step makes the optimizer's state; that is not what is measured.
+        self.step()
+
+    def step(self) -> torch.Tensor:
+        """Train one step."""
+        self.optimizer.zero_grad()
+        loss: torch.Tensor = (self.model(self._batch) - self._batch.roll(1, 1)).square().mean()
+        loss.backward()  # type: ignore[no-untyped-call]  # torch's
+        self.optimizer.step()
+        return loss.detach()
+
+
+def run(sizes: Sizes, work: Path) -> list[Result]:
+    """Measure steps of a transformer, each way of recording against the bare step, and what a second run adds."""
+    threads = torch.get_num_threads()
+    # One thread computes: threads that wait for each other measure the neighbours.
+    torch.set_num_threads(1)
+    try:
+        return _measure(sizes, work)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _measure(sizes: Sizes, work: Path) -> list[Result]:
+    training = _Training(_find_shape(sizes))
+    numbers = count()
+    root = work / "store"
+
+    def recording(level: LevelName) -> AbstractContextManager[object]:
+        repo = open_repository(LocalStore(root / str(next(numbers))), create=True)
+        return record(repo, "run", training.model, training.optimizer, level=level)
+
+    expected: list[torch.Tensor] = []
+    contestants = {_BARE: _stepping(training, nullcontext, expected, root)}
+    for name, level in _LEVELS.items():
+        contestants[name] = _stepping(training, partial(recording, level), expected, root)
+    contestants[_DEBUG_MODE] = _stepping(training, _debug_mode, expected, root)
+    timings = race(contestants, rounds=sizes.rounds)
+    return [*(_tell(name, timings) for name in (*_LEVELS, _DEBUG_MODE)), _measure_again(training, work)]
+
+
+def _debug_mode() -> AbstractContextManager[object]:
+    stack = ExitStack()
+    stack.enter_context(DebugMode())
+    stack.enter_context(DebugMode.log_tensor_hashes(hash_fn="hash_tensor", hash_inputs=True))
+    return stack
+
+
+def _stepping(
+    training: _Training,
+    recording: Callable[[], AbstractContextManager[object]],
+    expected: list[torch.Tensor],
+    root: Path,
+) -> Contestant:
+    """Return a few steps inside of a recording, whose end counts too: it waits until all is in the store."""
+
+    def train() -> torch.Tensor:
+        with recording():
+            losses = [training.step() for _ in range(_STEPS)]
+        return torch.stack(losses)
+
+    def verify(losses: object) -> None:
+        assert isinstance(losses, torch.Tensor)
+        expected.append(losses)
+        if not torch.equal(losses, expected[0]):
+            raise WrongResult(f"losses {losses.tolist()} are not those of the first: {expected[0].tolist()}")
+
+    def release() -> None:
+        shutil.rmtree(root, ignore_errors=True)
+
+    return Contestant(train, training.start, verify, release)
+
+
+def _tell(name: str, timings: dict[str, Timings]) -> Result:
+    own, bare = timings[name], timings[_BARE]
+    goal = Goal("ratio", "<=", _MOST[name]) if name in _MOST else None
+    per_step = {each: 1e3 * timings[each].best / _STEPS for each in timings}
+    by_cpu = min(own.cpu_seconds) / min(bare.cpu_seconds)
+    note = f"medians {1e3 * own.median / _STEPS:.0f} and {1e3 * bare.median / _STEPS:.0f}, by CPU time {by_cpu:.2f}"
+    workload = f"a training step, {name}" if name in _LEVELS else f"a training step, {_DEBUG_MODE}"
+    samples = {each: timings[each].seconds for each in (name, _BARE)}
+    return Result(workload, per_step[name], "ms", _BARE, per_step[_BARE], goal, note, samples, per_step)
+
+
+def _measure_again(training: _Training, work: Path) -> Result:
+    """Weigh what the same run adds to a store that holds it, in full, under another name."""
+    root = work / "again"
+    repo = open_repository(LocalStore(root), create=True)
+    weights = []
+    for name in ("first", "second"):
+        training.start()
+        with record(repo, name, training.model, training.optimizer, level="full"):
+            for _ in range(_STEPS):
+                training.step()
+        weights.append(count_bytes(root))
+    shutil.rmtree(root)
+    first, added = weights[0], weights[1] - weights[0]
+    goal = Goal("ratio", "<=", _MOST_AGAIN)
+    return Result("stored by the same run again, full", added, "bytes", "the first run", first, goal)

@@ -1,0 +1,1 @@
+"""Recording what flows through a model, and finding where two recordings part."""

@@ -1,0 +1,27 @@
+"""For tests of the user: two runs match, or the test fails with the first place where they part."""
+
+from __future__ import annotations
+
+from holdfast.capture.compare import Ways, describe_mismatch, diff_runs
+from holdfast.capture.measure import Tolerance
+from holdfast.capture.result import RunDiff
+from holdfast.capture.runs import Run
+
+
+def assert_runs_match(
+    a: Run,
+    b: Run,
+    *,
+    noise: Run | None = None,
+    reference: Run | None = None,
+    tolerance: Tolerance | None = None,
+    ways: Ways | None = None,
+) -> RunDiff:
+    """Compare two runs as `diff_runs` does; raises AssertionError that says where they part."""
+    __tracebackhide__ = True
+    result = diff_runs(a, b, noise=noise, reference=reference, tolerance=tolerance, ways=ways)
+    if not result.steps:
+        raise AssertionError(result.headline)
+    if not result.is_match:
+        raise AssertionError(describe_mismatch(result))
+    return result

@@ -1,0 +1,275 @@
+// The table of tensors: filters and sorts indices, and keeps only the rows in sight in the document.
+const ROW = 30;
+const SPARE = 6;
+const COLUMNS = [
+  { name: "verdict", title: "Class", width: "128px", show: (row) => text("verdict", row), tip: "ORIGIN, PROPAGATED, CLOSE, MISSING or EQUAL" },
+  { name: "step", title: "Step", width: "54px", number: true, show: (row) => String(rows.step[row]) },
+  { name: "rank", title: "Rank", width: "54px", number: true, show: (row) => String(rows.rank[row]) },
+  { name: "phase", title: "Phase", width: "86px", show: (row) => text("phase", row) },
+  { name: "kind", title: "Kind", width: "92px", show: (row) => text("kind", row) },
+  { name: "fqn", title: "Name", width: "minmax(180px, 2fr)", show: fullName, wide: true },
+  { name: "rel", title: "Rel. L2", width: "84px", number: true, show: (row) => short(rows.rel[row]), tip: "|a - b| / |a|" },
+  { name: "abs", title: "Max |d|", width: "84px", number: true, show: (row) => short(rows.abs[row]), tip: "the largest difference of two values" },
+  { name: "cos", title: "Cosine", width: "84px", number: true, show: (row) => cosine(rows.cos[row]), tip: "of the angle between the two" },
+  { name: "ulp", title: "ULP", width: "84px", number: true, show: (row) => short(rows.ulp[row]), tip: "the largest difference in steps of the dtype" },
+  { name: "mismatch", title: "Over tol.", width: "76px", number: true, show: (row) => percent(rows.mismatch[row]), tip: "values outside of the dtype's tolerance" },
+  { name: "bad", title: "NaN/Inf", width: "76px", show: (row) => text("bad", row), tip: "how many, in the first run and in the second" },
+  { name: "dtype", title: "Tensor", width: "minmax(170px, 1fr)", show: (row) => text("dtype", row) + " " + text("shape", row) },
+  { name: "source", title: "Source", width: "minmax(110px, .6fr)", show: (row) => text("source", row) },
+];
+const SEARCHED = ["fqn", "path", "module", "dtype", "source", "kind", "phase", "note", "verdict"];
+const CHOICES = [["verdict", "class"], ["step", "step"], ["rank", "rank"], ["phase", "phase"], ["kind", "kind"]];
+
+const table = { order: new Uint32Array(0), picked: {}, words: [], key: "", down: false, active: 0, pool: [], orders: new Map(), columns: COLUMNS };
+
+function percent(value) {
+  if (Number.isNaN(value)) return "";
+  return (value > 0 && value < 0.01 ? "<0.01" : String(Number(value.toFixed(2)))) + " %";
+}
+
+// Near 1 only the distance from it says something.
+function cosine(value) {
+  if (Number.isNaN(value)) return "";
+  const apart = 1 - value;
+  return apart !== 0 && Math.abs(apart) < 1e-4 ? "1 - " + apart.toExponential(1) : String(Number(value.toFixed(5)));
+}
+
+function startTable() {
+  const isOneRank = rows.rank.every((rank) => rank === rows.rank[0]);
+  table.columns = COLUMNS.filter((column) => !(isOneRank && column.name === "rank"));
+  table.template = table.columns.map((column) => column.width).join(" ");
+  table.head = el("div", { class: "head", role: "row" });
+  for (const column of table.columns) {
+    const button = el("button", { type: "button", title: column.tip, onclick: () => sortBy(column.name) }, column.title);
+    table.head.append(el("div", { role: "columnheader", class: column.number ? "num" : null, "data-key": column.name, "aria-sort": "none" }, button));
+  }
+  table.head.style.gridTemplateColumns = table.template;
+  table.body = el("div", { role: "rowgroup" });
+  table.body.style.position = "relative";
+  table.empty = el("p", { class: "none", hidden: true }, "Nothing fits. Clear the filters to see all.");
+  byId("grid").append(table.head, table.body, table.empty);
+  byId("grid").addEventListener("scroll", drawRows, { passive: true });
+  byId("grid").addEventListener("keydown", moveByKey);
+  table.body.addEventListener("click", (event) => {
+    const row = event.target.closest(".row");
+    if (row) activate(Number(row.dataset.at), true);
+  });
+  new ResizeObserver(drawRows).observe(byId("grid"));
+  byId("words").addEventListener("input", (event) => {
+    table.words = event.target.value.toLowerCase().split(/\s+/).filter(Boolean);
+    refilter();
+  });
+  byId("clear").addEventListener("click", clearFilters);
+  for (const [name, title] of CHOICES) addChoice(name, title, isOneRank);
+  refilter();
+  if (data.origin >= 0) showFirst(data.origin);
+}
+
+// What most people look for is in sight, with a little of what was before it.
+function showFirst(row) {
+  table.active = row;
+  byId("grid").scrollTop = Math.max(0, row - 4) * ROW;
+  drawRows();
+}
+
+function addChoice(name, title, isOneRank) {
+  if (name === "rank" && isOneRank) return;
+  const isText = rows[name] instanceof Uint32Array;
+  const values = [...new Set(rows[name])];
+  if (!isText) values.sort((x, y) => x - y);
+  const select = el("select", { id: "choose-" + name, "aria-label": "Only this " + title }, el("option", { value: "" }, "Any " + title));
+  for (const value of values) select.append(el("option", { value: String(value) }, isText ? rows.text[value] : title + " " + value));
+  if (name === "verdict") select.append(el("option", { value: "differs" }, "All that differ"));
+  select.addEventListener("change", () => pick(name, select.value));
+  byId("choices").append(select);
+}
+
+function pick(name, value) {
+  if (value === "") delete table.picked[name];
+  else table.picked[name] = value === "differs" ? value : Number(value);
+  refilter();
+}
+
+// By the text of a class, as the tiles above know it.
+function pickVerdict(verdict) {
+  const at = rows.text.indexOf(verdict);
+  const isOn = table.picked.verdict === at;
+  pick("verdict", isOn || at < 0 ? "" : String(at));
+}
+
+function clearFilters() {
+  table.picked = {};
+  table.words = [];
+  byId("words").value = "";
+  refilter();
+}
+
+// Each word is looked for once in every distinct text; a row then only looks up whether its texts fit.
+function findWords() {
+  return table.words.map((word) => Uint8Array.from(rows.lower, (text) => (text.includes(word) ? 1 : 0)));
+}
+
+function fits(row, found) {
+  for (const hits of found) {
+    let hit = false;
+    for (const name of SEARCHED) if (hits[rows[name][row]]) { hit = true; break; }
+    if (!hit) return false;
+  }
+  for (const name in table.picked) {
+    const wanted = table.picked[name];
+    if (wanted === "differs" ? !isDifferent(row) : rows[name][row] !== wanted) return false;
+  }
+  return true;
+}
+
+function refilter() {
+  const found = findWords();
+  const kept = [];
+  for (let row = 0; row < rows.size; row++) if (fits(row, found)) kept.push(row);
+  table.order = Uint32Array.from(kept);
+  table.active = 0;
+  resort();
+  for (const [name] of CHOICES) {
+    const select = byId("choose-" + name);
+    if (!select) continue;
+    select.value = name in table.picked ? String(table.picked[name]) : "";
+    select.classList.toggle("set", name in table.picked);
+  }
+  byId("clear").disabled = !table.words.length && !Object.keys(table.picked).length;
+  byId("shown").textContent = table.order.length === rows.size ? count(rows.size) + " tensors" : count(table.order.length) + " of " + count(rows.size);
+  document.dispatchEvent(new CustomEvent("filtered"));
+}
+
+function sortBy(name) {
+  const isMeasure = NUMBERS.includes(name);
+  if (table.key !== name) [table.key, table.down] = [name, isMeasure];
+  else if (table.down === isMeasure) table.down = !table.down;
+  else table.key = "";
+  resort();
+}
+
+// All rows are sorted once by each column; what is filtered is then only picked out in that order.
+function resort() {
+  const kept = new Uint8Array(rows.size);
+  for (const row of table.order) kept[row] = 1;
+  let at = 0;
+  for (const row of findOrder(table.key, table.down)) if (kept[row]) table.order[at++] = row;
+  for (const cell of table.head.children) {
+    const isKey = cell.dataset.key === table.key;
+    cell.setAttribute("aria-sort", isKey ? (table.down ? "descending" : "ascending") : "none");
+  }
+  byId("grid").scrollTop = 0;
+  drawRows(true);
+}
+
+function findOrder(name, down) {
+  const key = name + (down ? " down" : "");
+  if (!table.orders.has(key)) table.orders.set(key, sortAll(name, down));
+  return table.orders.get(key);
+}
+
+// By counting: every value has a place, and rows go there in the order of the run, which is what ties keep.
+// What is not known comes last either way.
+function sortAll(name, down) {
+  const rank = name ? rankOf(name) : Float64Array.from({ length: rows.size }, (_, row) => row);
+  const values = Float64Array.from(new Set(rank)).sort();
+  const known = values.filter((value) => !Number.isNaN(value));
+  if (down) known.reverse();
+  const place = new Map([...known, NaN].map((value, at) => [value, at]));
+  const places = Uint32Array.from(rank, (value) => place.get(value));
+  const starts = new Uint32Array(place.size + 1);
+  for (const at of places) starts[at + 1]++;
+  for (let at = 0; at < place.size; at++) starts[at + 1] += starts[at];
+  const order = new Uint32Array(rows.size);
+  places.forEach((at, row) => { order[starts[at]++] = row; });
+  return order;
+}
+
+function rankOf(name) {
+  if (!(rows[name] instanceof Uint32Array)) return Float64Array.from(rows[name]);
+  const used = [...new Set(rows[name])];
+  const collator = new Intl.Collator("en", { numeric: true });
+  if (name === "verdict") used.sort((x, y) => CLASSES.indexOf(rows.text[x]) - CLASSES.indexOf(rows.text[y]));
+  else used.sort((x, y) => collator.compare(rows.text[x], rows.text[y]));
+  const place = new Map(used.map((text, at) => [text, at]));
+  return Float64Array.from(rows[name], (text) => place.get(text));
+}
+
+function drawRows(force) {
+  const grid = byId("grid");
+  const first = Math.max(0, Math.floor(grid.scrollTop / ROW) - SPARE);
+  const last = Math.min(table.order.length, Math.ceil((grid.scrollTop + grid.clientHeight) / ROW) + SPARE);
+  if (force === true) {
+    table.body.style.height = table.order.length * ROW + "px";
+    table.empty.hidden = table.order.length > 0;
+    grid.setAttribute("aria-rowcount", String(table.order.length + 1));
+    table.pool.forEach((row) => { row.dataset.at = ""; });
+  }
+  while (table.pool.length < last - first) table.pool.push(table.body.appendChild(makeRow()));
+  // A row of the pool shows every n-th line, so that scrolling by one line changes one row.
+  const size = table.pool.length;
+  for (let at = first; at < first + size; at++) showRow(table.pool[at % size], at, at < last);
+  grid.setAttribute("aria-activedescendant", table.order.length ? "row-" + table.order[table.active] : "");
+}
+
+function makeRow() {
+  const row = el("div", { class: "row", role: "row" });
+  row.style.gridTemplateColumns = table.template;
+  for (const column of table.columns) {
+    const cell = el("div", { role: "gridcell", class: [column.number ? "num" : "", column.wide ? "mono name" : ""].join(" ").trim() || null });
+    if (column.name === "verdict") cell.append(el("span", { class: "pill" }));
+    else if (column.name === "rel") cell.append(el("span"), el("i", { class: "heat" }));
+    else cell.append("");
+    row.append(cell);
+  }
+  return row;
+}
+
+function showRow(node, at, isUsed) {
+  node.hidden = !isUsed;
+  if (!isUsed) return;
+  node.classList.toggle("on", at === table.active);
+  if (node.dataset.at === String(at)) return;
+  const row = table.order[at];
+  node.dataset.at = String(at);
+  node.id = "row-" + row;
+  node.setAttribute("aria-rowindex", String(at + 2));
+  node.style.top = at * ROW + "px";
+  node.classList.toggle("is-origin", text("verdict", row) === "ORIGIN");
+  table.columns.forEach((column, index) => {
+    const cell = node.children[index];
+    const shown = column.show(row);
+    if (column.name === "verdict") Object.assign(cell.firstChild, { textContent: shown, className: "pill " + className(shown) });
+    else cell.firstChild.textContent = shown;
+    if (column.name === "rel") cell.lastChild.style.width = heat(rows.rel[row]) + "px";
+    if (column.wide || column.name === "dtype" || column.name === "source") cell.title = shown;
+  });
+}
+
+// From 1e-8, which is noise, to 1, which is another tensor.
+function heat(value) {
+  if (!(value > 0)) return 0;
+  return Math.round(80 * Math.min(1, Math.max(0.04, (Math.log10(value) + 8) / 8)));
+}
+
+function activate(at, isOpening) {
+  if (!table.order.length) return;
+  table.active = Math.max(0, Math.min(table.order.length - 1, at));
+  const grid = byId("grid");
+  const top = table.active * ROW;
+  const space = grid.clientHeight - table.head.offsetHeight - ROW;
+  if (top < grid.scrollTop) grid.scrollTop = top;
+  else if (top > grid.scrollTop + space) grid.scrollTop = top - space;
+  drawRows();
+  if (isOpening || !byId("detail").hidden) openDetail(table.order[table.active]);
+}
+
+function moveByKey(event) {
+  const page = Math.max(1, Math.floor(byId("grid").clientHeight / ROW) - 2);
+  const moves = { ArrowDown: 1, ArrowUp: -1, PageDown: page, PageUp: -page, Home: -Infinity, End: Infinity };
+  if (event.target !== byId("grid") || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.key === "Enter" || event.key === " ") activate(table.active, true);
+  else if (event.key in moves) activate(table.active + moves[event.key], false);
+  else return;
+  event.preventDefault();
+}

@@ -1,0 +1,35 @@
+"""The suite that measures recordings: each way against the bare step."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench import bench_capture
+from bench.measure import TINY, WrongResult
+
+
+def test_the_capture_suite_measures_each_workload_and_leaves_nothing(tmp_path: Path) -> None:
+    results = bench_capture.run(TINY, tmp_path)
+
+    assert [result.workload for result in results] == [
+        "a training step, digest",
+        "a training step, stats",
+        "a training step, full",
+        "a training step, DebugMode with hashes",
+        "stored by the same run again, full",
+    ]
+    assert all(result.figure > 0 for result in results)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_recording_that_changes_the_training_is_no_result(tmp_path: Path) -> None:
+    training = bench_capture._Training(bench_capture._find_shape(TINY))
+    expected = [torch.zeros(bench_capture._STEPS)]
+    contestant = bench_capture._stepping(training, nullcontext, expected, tmp_path)
+
+    with pytest.raises(WrongResult, match="are not those of the first"):
+        contestant.verify(contestant.run())

@@ -1,0 +1,95 @@
+"""Whoever comes for a topic finds those who came for it before, whatever else is going on; nothing is left behind."""
+
+from __future__ import annotations
+
+import random
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.distributed import HashStore  # type: ignore[attr-defined]  # there, and not declared as exported
+
+from holdfast.distributed import seats
+from holdfast.distributed.seats import Seat, find_astray, take_seat
+
+BASE = "holdfast/x/"
+
+
+def take(store: HashStore, topic: str, rank: int, *, size: int = 2, is_main: bool = True) -> Seat:
+    seat = take_seat(store, BASE, topic, rank=rank, size=size, is_main=is_main)
+    store.set(f"{seat.prefix}life/{rank}", "1 step")
+    return seat
+
+
+@given(size=st.integers(1, 4), topics=st.lists(st.sampled_from("abc"), max_size=8), seed=st.integers(0, 1000))
+def test_the_nth_call_of_a_topic_is_the_nth_of_all_in_whatever_order_ranks_make_them(
+    size: int, topics: list[str], seed: int
+) -> None:
+    store = HashStore()
+    chance = random.Random(seed)
+    calls = [(rank, topic) for rank in range(size) for topic in topics]
+    chance.shuffle(calls)
+    found: dict[tuple[str, int], list[int]] = {}
+
+    for rank, topic in calls:
+        found.setdefault((topic, rank), []).append(take(store, topic, rank, size=size).number)
+
+    for topic in set(topics):
+        assert len({tuple(found[topic, rank]) for rank in range(size)}) == 1
+        assert len(set(found[topic, 0])) == len(found[topic, 0])
+    assert seats._peek(store, BASE) in ("", "[]")
+
+
+def test_threads_that_come_at_once_each_get_a_seat_of_their_own() -> None:
+    store = HashStore()
+    numbers: dict[int, list[int]] = {0: [], 1: []}
+
+    def work(rank: int) -> None:
+        for _ in range(50):
+            numbers[rank].append(take(store, "same", rank).number)
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in (0, 1, 0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert sorted(numbers[0]) == sorted(numbers[1])
+    assert len(set(numbers[0])) == 100
+    assert seats._peek(store, BASE) == "[]"
+
+
+def test_names_that_begin_alike_are_kept_apart() -> None:
+    store = HashStore()
+
+    first, second = take(store, "x" * 500 + "1", 0), take(store, "x" * 500 + "2", 1)
+
+    assert first.number != second.number
+
+
+def test_main_threads_that_come_for_different_things_are_told_apart() -> None:
+    store = HashStore()
+    mine = take(store, "a", 0, size=3)
+    take(store, "b", 1, size=3)
+
+    # Rank 2 may still come for either.
+    assert find_astray(store, mine, [1, 2], rank=0) == []
+    take(store, "b", 2, size=3)
+    found = find_astray(store, mine, [1, 2], rank=0)
+
+    assert [(failure.rank, failure.type_name) for failure in found] == [(1, "StepMismatch"), (2, "StepMismatch")]
+    assert found[0].message == "is at 'b' where rank 0 is at 'a'; all ranks must give the same name"
+
+
+@pytest.mark.parametrize("how", ["thread", "other thread", "left", "taken"])
+def test_whoever_may_still_come_is_waited_for(how: str) -> None:
+    store = HashStore()
+    mine = take(store, "a", 0, size=3, is_main=how != "thread")
+    other = take(store, "b", 1, size=3, is_main=how != "other thread")
+    if how == "left":
+        store.set(f"{other.prefix}life/1", "closed")
+    if how == "taken":  # by another thread of this rank
+        take(store, "b", 0, size=3, is_main=False)
+
+    assert find_astray(store, mine, [1], rank=0) == []

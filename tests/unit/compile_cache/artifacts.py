@@ -1,0 +1,62 @@
+"""Artifacts that nobody has compiled, and ways to look at, forge and damage them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
+
+from holdfast.compile_cache.artifact import Artifact, write_artifact
+from holdfast.compile_cache.catalog import Found, artifact_name, parse_found
+from holdfast.compile_cache.parts import PARTS, Key, hash_parts
+from holdfast.digest import Buffer
+from holdfast.repo.record import Json
+from holdfast.repo.repository import Repository
+from holdfast.repo.snapshots import read_snapshot
+from holdfast.repo.source import BytesSource
+from holdfast.repo.writer import Request, save
+
+SECRET: Final = bytes(range(32))
+OTHER_SECRET: Final = bytes(range(1, 33))
+
+
+def make_key(seed: str = "a", **parts: Json) -> Key:
+    """Return a key whose parts are what they are given as, else something short; another seed is another graph."""
+    usual: dict[str, Json] = {part: {} for part in PARTS}
+    usual |= {"graph": [f"call {seed}"], "aliasing": [], "system": {"torch": "2.13.0"}}
+    return hash_parts(usual | parts)
+
+
+def make_artifact(
+    seed: str = "a",
+    *,
+    key: Key | None = None,
+    guards: str = "",
+    graph: bytes = b"graph",
+    kernels: Mapping[str, bytes] | None = None,
+) -> Artifact:
+    held = {"k1": b"library one", "k2": b"library two"} if kernels is None else kernels
+    return Artifact(key or make_key(seed), guards, graph, held, 12.5)
+
+
+def store_artifact(repo: Repository, artifact: Artifact | None = None, *, secret: bytes | None = None) -> Found:
+    """Write an artifact and return it as it is found."""
+    result = write_artifact(repo, artifact or make_artifact(), secret=secret)
+    return parse_found(read_snapshot(repo.store, result.name))
+
+
+def forge(repo: Repository, name: str, entries: Mapping[str, Buffer], metadata: Mapping[str, Json]) -> Found:
+    """Put an artifact under a name as whoever may write to the store can: every digest of the store is right."""
+    sources = [BytesSource(entry, data, {"type": "artifact"}) for entry, data in entries.items()]
+    save(repo, Request(name, sources, metadata=metadata, overwrite=True))
+    return parse_found(read_snapshot(repo.store, name))
+
+
+def find_variant(repo: Repository, seed: str = "a", number: int = 0) -> Found:
+    return parse_found(read_snapshot(repo.store, artifact_name(make_key(seed).digest, number)))
+
+
+def age(found: Found, seconds: float) -> Found:
+    """Return it as if it had been saved so much earlier."""
+    assert found.snapshot is not None
+    return replace(found, snapshot=replace(found.snapshot, time_s=found.snapshot.time_s - seconds))

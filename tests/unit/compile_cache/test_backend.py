@@ -1,0 +1,304 @@
+"""How the backend answers dynamo, with a compiler that compiles nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import torch
+
+from holdfast.compile_cache import backend, cache, inductor, trust
+from holdfast.compile_cache.backend import Compiler, make_compiler
+from holdfast.compile_cache.inductor import Compiled
+from holdfast.compile_cache.parts import Key, Uncacheable
+from holdfast.errors import CompileCacheError, StoreError, StoreFull
+from holdfast.repo.repository import Repository, open_repository
+from holdfast.store.memory import MemoryStore
+from tests.unit.compile_cache.artifacts import make_artifact, make_key, store_artifact
+
+GRAPH = torch.fx.GraphModule({}, torch.fx.Graph())
+
+
+class Again(Exception):
+    """How the compiler asks dynamo to trace again."""
+
+
+@dataclass
+class FakeTorch:
+    """What is private of torch, as far as the backend can tell; guards name the one size that they hold for."""
+
+    obstacle: str = ""
+    compiled: list[str] = field(default_factory=list)
+    loaded: list[bytes] = field(default_factory=list)
+    guards: str = ""
+    why_not: str = ""
+    error: Exception | None = None
+    Refusal: type[CompileCacheError] = CompileCacheError
+
+    def find_obstacle(self) -> str:
+        return self.obstacle
+
+    def compile_graph(self, graph: object, inputs: object, *, options: object, tag: str, system: str) -> Compiled:
+        if self.error:
+            raise self.error
+        self.compiled.append(tag)
+        if self.why_not:
+            return Compiled(_say("compiled"), None, why_not=self.why_not)
+        return Compiled(_say("compiled"), b"graph", self.guards, {"k": b"library"}, 3.0)
+
+    def load_graph(self, graph: bytes, kernels: object, options: object) -> Callable[..., Any]:
+        self.loaded.append(graph)
+        if graph != b"graph":
+            raise ValueError("not a graph\nof mine")
+        return _say("loaded")
+
+    def hold(self, guards: str, inputs: Sequence[object], *, install: bool) -> bool:
+        return not guards or guards == str(inputs[0])
+
+    def is_for_dynamo(self, error: Exception) -> bool:
+        return isinstance(error, Again)
+
+
+def _say(what: str) -> Callable[[], str]:
+    return lambda: what
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeTorch:
+    fake = FakeTorch()
+    monkeypatch.setattr(inductor, "load_torch", lambda: fake)
+    monkeypatch.setattr(inductor, "compile_plainly", lambda graph, inputs, options, **_: _say("plain"))
+    monkeypatch.setattr(backend, "make_key", lambda graph, inputs, options, versions: make_key())
+    return fake
+
+
+@pytest.fixture
+def repo() -> Repository:
+    return open_repository(MemoryStore(), create=True)
+
+
+def _ask(compiler: Compiler, *inputs: object, **options: Any) -> str:
+    said: str = compiler(GRAPH, list(inputs), **options)()
+    return said
+
+
+def test_what_is_not_there_is_compiled_and_saved_and_then_loaded(fake: FakeTorch, repo: Repository) -> None:
+    first, second = make_compiler(repo), make_compiler(repo)
+
+    said = _ask(first), _ask(second)
+
+    assert said == ("compiled", "loaded")
+    assert (first.statistics.miss, first.statistics.saved) == (1, 1)
+    assert (second.statistics.hit, second.statistics.seconds_saved) == (1, 3.0)
+    assert first.cache.used == second.cache.used == (make_key().digest,)
+
+
+def test_entries_for_other_sizes_are_a_guard_miss(fake: FakeTorch, repo: Repository) -> None:
+    compiler = make_compiler(repo)
+
+    said = []
+    for size in (8, 9, 8, 9):
+        fake.guards = str(size)
+        said.append(_ask(compiler, size))
+
+    assert said == ["compiled", "compiled", "loaded", "loaded"]
+    assert (compiler.statistics.miss, compiler.statistics.guard_miss) == (2, 1)
+    assert "8" in compiler.explain()[1].headline
+
+
+def test_an_obstacle_or_a_graph_without_a_key_is_compiled_as_usual(
+    fake: FakeTorch, repo: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = make_compiler(repo)
+
+    fake.obstacle = "torch is too new"
+    said = [_ask(compiler)]
+    fake.obstacle = ""
+    monkeypatch.setattr(backend, "make_key", _raise(Uncacheable("it holds a hook")))
+    said.append(_ask(compiler))
+    monkeypatch.setattr(backend, "make_key", _raise(ZeroDivisionError()))
+    said.append(_ask(compiler))
+
+    assert said == ["plain"] * 3
+    assert compiler.statistics.bypass == {
+        "torch is too new": 1,
+        "it holds a hook": 1,
+        "its key could not be made (ZeroDivisionError)": 1,
+    }
+
+
+def _raise(error: Exception) -> Callable[..., Any]:
+    def fail(*args: object, **kwargs: object) -> Any:
+        raise error
+
+    return fail
+
+
+def test_a_torch_that_is_not_known_is_an_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.99.1+cpu")
+
+    assert inductor.find_obstacle() == (
+        "torch 2.99 is not known to the compile cache (2.13 is); graphs are compiled and not kept"
+    )
+
+
+def test_an_entry_that_cannot_be_loaded_is_counted_and_warned_of_once(
+    fake: FakeTorch, repo: Repository, caplog: pytest.LogCaptureFixture
+) -> None:
+    store_artifact(repo, make_artifact(graph=b"bad"))
+    compiler = make_compiler(repo)
+    fake.guards = "8"
+
+    said = _ask(compiler, 8), _ask(compiler, 8)
+
+    assert said == ("compiled", "loaded")
+    assert (compiler.statistics.corrupt, compiler.statistics.miss, compiler.statistics.hit) == (1, 1, 1)
+    assert fake.loaded == [b"bad", b"graph"]
+    assert caplog.text.count("cannot be used, the graph is compiled: not a graph") == 1
+
+
+def test_an_entry_that_nothing_vouches_for_is_refused_and_never_loaded(
+    fake: FakeTorch, repo: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store_artifact(repo)
+    monkeypatch.setattr(trust, "find_doubt", lambda store, found: "the store is somebody's")
+
+    refusing, trusting = make_compiler(repo), make_compiler(repo, trust=True)
+
+    assert (_ask(refusing), fake.loaded) == ("compiled", [])
+    assert refusing.statistics.refused == 1
+    assert _ask(trusting) == "loaded"
+
+
+def test_a_store_that_cannot_be_read_is_no_reason_to_fail(
+    fake: FakeTorch, repo: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "iter_variants", _raise(StoreError("the line is cut")))
+    compiler, strict = make_compiler(repo), make_compiler(repo, strict=True)
+
+    assert _ask(compiler) == "plain"
+    assert compiler.statistics.bypass == {"the store cannot be read (StoreError)": 1}
+    with pytest.raises(CompileCacheError, match="cannot be read: the line is cut"):
+        _ask(strict)
+
+
+def test_what_cannot_be_saved_is_counted_by_its_reason(fake: FakeTorch, repo: Repository) -> None:
+    compiler, strict = make_compiler(repo), make_compiler(repo, strict=True)
+    fake.why_not = "it holds a socket"
+
+    assert _ask(compiler) == "compiled"
+    assert compiler.statistics.not_saved == {"it holds a socket": 1}
+    with pytest.raises(CompileCacheError, match="compiled and not saved: it holds a socket"):
+        _ask(strict)
+
+
+def test_a_store_that_is_full_keeps_nothing_and_fails_nobody(
+    fake: FakeTorch, repo: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "write_artifact", _raise(StoreFull("no room")))
+    compiler = make_compiler(repo)
+
+    assert _ask(compiler) == "compiled"
+    assert compiler.statistics.not_saved == {"it could not be saved (StoreFull)": 1}
+
+
+def test_a_restart_passes_through_and_leaves_nobody_waiting(fake: FakeTorch, repo: Repository) -> None:
+    compiler = make_compiler(repo)
+    fake.error = Again()
+
+    with pytest.raises(Again):
+        _ask(compiler)
+    fake.error = None
+
+    assert _ask(compiler) == "compiled"
+    assert (compiler.statistics.restart, compiler.statistics.miss) == (1, 1)
+
+
+def test_an_error_of_the_compiler_passes_through_uncounted(fake: FakeTorch, repo: Repository) -> None:
+    compiler = make_compiler(repo)
+    fake.error = ZeroDivisionError()
+
+    with pytest.raises(ZeroDivisionError):
+        _ask(compiler)
+
+    assert (compiler.statistics.restart, compiler.statistics.miss) == (0, 0)
+
+
+def test_strict_refuses_a_bypass_and_a_bad_entry(fake: FakeTorch, repo: Repository) -> None:
+    strict = make_compiler(repo, strict=True)
+
+    fake.obstacle = "torch is too new"
+    with pytest.raises(CompileCacheError, match="cannot be kept in the compile cache: torch is too new"):
+        _ask(strict)
+    fake.obstacle = ""
+    store_artifact(repo, make_artifact(graph=b"bad"))
+    with pytest.raises(CompileCacheError, match="an entry of the compile cache cannot be used"):
+        _ask(strict)
+
+    assert fake.compiled == []
+
+
+def test_strict_hit_names_what_is_not_there_or_for_which_sizes_it_is(fake: FakeTorch, repo: Repository) -> None:
+    serving = make_compiler(repo, strict="hit")
+
+    with pytest.raises(CompileCacheError, match=f"does not have the graph {make_key().digest[:12]}"):
+        _ask(serving, 8)
+    store_artifact(repo, make_artifact(guards="9"))
+    with pytest.raises(CompileCacheError, match="for other sizes only: 9"):
+        _ask(serving, 8)
+
+    assert _ask(serving, 9) == "loaded"
+    assert fake.compiled == []
+
+
+def test_prefetched_artifacts_are_loaded_without_the_store(
+    fake: FakeTorch, repo: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store_artifact(repo, replace(make_artifact(), graph=b"graph"))
+    compiler = make_compiler(repo)
+    fetched = compiler.prefetch([make_key().digest[:8]])
+
+    assert fetched.wait(60)
+    assert fetched.num_artifacts == 1
+    monkeypatch.setattr(cache, "iter_variants", _raise(StoreError("the line is cut")))
+    assert _ask(compiler) == "loaded"
+
+
+def test_a_prefetch_of_nothing_ends(fake: FakeTorch, repo: Repository) -> None:
+    fetched = make_compiler(repo).prefetch(["f" * 64])
+
+    assert fetched.wait(60)
+    assert (fetched.is_over, fetched.num_artifacts) == (True, 0)
+
+
+def test_unknown_options_are_refused_by_name(repo: Repository) -> None:
+    with pytest.raises(RuntimeError, match="unknown options of the compiler: no_such_thing"):
+        make_compiler(repo, options={"no-such-thing": 1})
+
+
+def test_the_options_of_a_call_go_before_those_of_the_compiler(
+    fake: FakeTorch, repo: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[object] = []
+
+    def see(graph: object, inputs: object, *, options: object, versions: object) -> Key:
+        seen.append((options, versions))
+        return make_key()
+
+    monkeypatch.setattr(backend, "make_key", see)
+    compiler = make_compiler(repo, options={"max_autotune": False, "debug": True}, versions={"a::b": "1"})
+
+    _ask(compiler, mode="max-autotune-no-cudagraphs")
+
+    assert seen == [({"max_autotune": True, "debug": True, "coordinate_descent_tuning": True}, {"a::b": "1"})]
+
+
+def test_compilers_with_the_same_settings_are_equal_so_that_dynamo_does_not_compile_again(repo: Repository) -> None:
+    one, same = make_compiler(repo), make_compiler(repo)
+    others = [make_compiler(repo, strict=True), make_compiler(open_repository(MemoryStore(), create=True))]
+
+    assert one == same
+    assert hash(one) == hash(same)
+    assert all(one != other for other in others)

@@ -1,0 +1,247 @@
+"""The page: what users name is text in it, it may load nothing, and it is written whole or not at all."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import re
+from html.parser import HTMLParser
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from holdfast.report import html
+from holdfast.report.html import describe, render_html, write_html
+from holdfast.report.model import Detail, Portrait, Report, Row, Side
+
+HOSTILE: Final = (
+    "</script><script>alert(1)</script>",
+    "<img src=x onerror=alert(1)>",
+    '"><svg onload=alert(1)>',
+    "<!--<script>",
+    "]]>&lt;b&gt;",
+    "@data@@script@@policy@",
+    "\u2028\u2029\u202eevil\x00\x1b[31m",
+    "\ud800 alone",
+    "'; DROP TABLE runs; --",
+    "${7*7}{{7*7}}",
+)
+
+
+def _report(name: str) -> Report:
+    row = Row(
+        verdict=name,
+        step=0,
+        rank=0,
+        phase=name,
+        kind=name,
+        fqn=name,
+        path=name,
+        dtype=name,
+        module=name,
+        source=name,
+        note=name,
+    )
+    side = Side(name, (0,), notes=(name,), status=name)
+    return Report(
+        a=side,
+        b=side,
+        headline=name,
+        is_equal=False,
+        rows=(row,),
+        origin=0,
+        inputs=(name,),
+        parameters=(name,),
+        counts={name: 1},
+        environment=((name, name, name),),
+        tolerance=name,
+        notes=(name,),
+        details={0: Detail((0,), (name, name))},
+    )
+
+
+class _Page(HTMLParser):
+    """What a browser would make of a page: its elements, and the texts of scripts and styles."""
+
+    def __init__(self, page: bytes) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, tuple[str, ...]]] = []
+        self.texts: list[tuple[str, str]] = []
+        self.policy = ""
+        self._open = ""
+        self.feed(page.decode("ascii"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, tuple(name for name, _ in attrs)))
+        self._open = tag
+        given = dict(attrs)
+        if given.get("http-equiv") == "Content-Security-Policy":
+            self.policy = given.get("content") or ""
+
+    def handle_endtag(self, tag: str) -> None:
+        self._open = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._open in ("script", "style", "title"):
+            self.texts.append((self._open, data))
+
+    @property
+    def data(self) -> Any:
+        return json.loads(next(text for tag, text in self.texts if tag == "script"))
+
+
+@pytest.mark.parametrize("name", HOSTILE, ids=ascii)
+def test_a_hostile_name_adds_no_element_and_no_attribute(name: str) -> None:
+    hostile, harmless = _Page(render_html(_report(name))), _Page(render_html(_report("layers.0")))
+
+    assert hostile.elements == harmless.elements
+    assert hostile.policy == harmless.policy
+
+
+@pytest.mark.parametrize("name", HOSTILE, ids=ascii)
+def test_a_hostile_name_arrives_as_it_is(name: str) -> None:
+    found = _Page(render_html(_report(name))).data
+
+    assert found["strings"] == [name, ""]
+    assert found["a"]["name"] == found["headline"] == found["inputs"][0] == name
+    assert found["environment"] == [[name, name, name]]
+
+
+def test_the_policy_allows_this_script_and_this_style_and_nothing_else() -> None:
+    page = _Page(render_html(_report("a")))
+    script = [text for tag, text in page.texts if tag == "script"][-1]
+    style = next(text for tag, text in page.texts if tag == "style")
+
+    rules = dict(rule.split(" ", 1) for rule in page.policy.split("; "))
+
+    assert rules == {
+        "default-src": "'none'",
+        "script-src": f"'{_digest(script)}'",
+        "style-src": f"'{_digest(style)}'",
+        "base-uri": "'none'",
+        "form-action": "'none'",
+    }
+
+
+def _digest(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def test_the_page_refers_to_nothing_outside_of_itself() -> None:
+    page = render_html(_report("a")).decode("ascii")
+
+    places = set(re.findall(r"https?://[^\"'\s)]+", page))
+    assert places == {"http://www.w3.org/2000/svg"}
+    assert not re.search(r"\b(src|srcset|@import|url\()\s*=?", page.replace("-src", ""))
+    assert not re.search(
+        r"\b(fetch|XMLHttpRequest|WebSocket|eval|innerHTML|insertAdjacentHTML|document\.write)\b", page
+    )
+
+
+def test_the_files_of_the_page_are_ascii_and_end_no_script() -> None:
+    for file in (files("holdfast.report") / "page").iterdir():
+        text = file.read_bytes().decode("ascii")
+        assert file.name == "page.html" or "</script" not in text.lower()
+
+
+def test_numbers_that_json_has_no_word_for_are_told_apart() -> None:
+    rows = [
+        Row("ORIGIN", 0, 0, "forward", "output", "x", rel=value, cos=value)
+        for value in (None, math.nan, math.inf, 0.25)
+    ]
+    portrait = Portrait(-math.inf, math.inf, math.nan, 0.0, 0, 1, 2, 0.0, 1.0, (1, 2))
+    report = Report(Side("a"), Side("b"), "h", False, tuple(rows), details={2: Detail(a=portrait)})
+
+    found = json.loads(json.dumps(describe(report), allow_nan=False))
+
+    assert found["columns"]["rel"] == [None, None, "Infinity", 0.25]
+    assert found["columns"]["cos"] == [None, None, None, 0.25]
+    assert found["details"]["2"]["a"]["min"] == "-Infinity"
+    assert found["details"]["2"]["a"]["mean"] is None
+
+
+def test_a_time_that_is_no_date_is_shown_as_a_number() -> None:
+    found = describe(Report(Side("a", started_s=1e300), Side("b"), "h", True))
+
+    assert found["a"] == {
+        "name": "a",
+        "steps": [],
+        "world": 1,
+        "status": "complete",
+        "started": "@1e+300",
+        "notes": [],
+    }
+
+
+def test_a_page_that_cannot_be_made_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "report.html"
+    place.write_text("old")
+    monkeypatch.setattr(html, "render_html", _fail)
+
+    with pytest.raises(MemoryError):
+        write_html(_report("a"), place)
+
+    assert [file.name for file in tmp_path.iterdir()] == ["report.html"]
+    assert place.read_text() == "old"
+
+
+def _fail(report: Report) -> bytes:
+    raise MemoryError
+
+
+def test_a_page_replaces_the_one_before(tmp_path: Path) -> None:
+    place = tmp_path / "report.html"
+    place.write_text("old")
+
+    write_html(_report("a"), place)
+
+    assert place.read_bytes() == render_html(_report("a"))
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+# Text on its ground: 4.5 to 1 is what WCAG asks for.
+ON_CARD: Final = ("ink", "muted", "accent", "a", "b", "origin", "propagated", "close", "equal", "missing")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("ground", ["card", "soft", "bg"])
+def test_every_text_has_enough_contrast(theme: str, ground: str) -> None:
+    colours = _read_colours(theme)
+
+    ratios = {name: _find_contrast(colours[name], colours[ground]) for name in ON_CARD}
+
+    assert {name: round(ratio, 2) for name, ratio in ratios.items() if ratio < 4.5} == {}
+
+
+def test_both_ways_to_the_dark_theme_have_the_same_colours() -> None:
+    style = (files("holdfast.report") / "page/page.css").read_text()
+
+    blocks = re.findall(r"color-scheme: dark;(.*?)\}", style, re.DOTALL)
+
+    assert len(blocks) == 2
+    assert _parse_colours(blocks[0]) == _parse_colours(blocks[1])
+
+
+def _read_colours(theme: str) -> dict[str, str]:
+    style = (files("holdfast.report") / "page/page.css").read_text()
+    light, dark = (re.findall(rf"color-scheme: {name};(.*?)\}}", style, re.DOTALL)[0] for name in ("light", "dark"))
+    return _parse_colours(light) | (_parse_colours(dark) if theme == "dark" else {})
+
+
+def _parse_colours(text: str) -> dict[str, str]:
+    return dict(re.findall(r"--([a-z-]+): (#[0-9a-f]{6})", text))
+
+
+def _find_contrast(one: str, other: str) -> float:
+    light, dark = sorted((_find_luminance(one), _find_luminance(other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+def _find_luminance(colour: str) -> float:
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue

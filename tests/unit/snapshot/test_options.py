@@ -1,0 +1,24 @@
+"""Options that mean nothing are refused when they are made, whoever makes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from holdfast.snapshot.into_plan import IntoOptions
+from holdfast.snapshot.options import LoadOptions
+
+
+@pytest.mark.parametrize(
+    ("kind", "option", "said"),
+    [
+        (LoadOptions, {"aliases": "other"}, "aliases must be 'preserve' or 'fresh', not 'other'"),
+        (LoadOptions, {"verify": True}, "verify must be 'full', 'fast' or False, not True"),
+        (IntoOptions, {"verify": "slow"}, "verify must be 'full', 'fast' or False, not 'slow'"),
+        (IntoOptions, {"replicas": "all"}, "replicas must be 'auto', 'each' or 'broadcast', not 'all'"),
+    ],
+)
+def test_a_word_that_means_nothing_is_refused(kind: type, option: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=f"^{said}$"):
+        kind(**option)
