@@ -51,7 +51,7 @@ class Eye:
         """See nothing before the first step."""
         self.spool = spool
         self.options = options
-        self.step = 0
+        self.step = options.first_step
         self.is_open = False
         """Whether this step is recorded."""
         self.notes: list[str] = []

@@ -40,6 +40,7 @@ class Choices(TypedDict, total=False):
     compiled: Compiled
     drill: str | Iterable[str]
     overwrite: bool
+    first_step: int
     segment_steps: int
     segment_s: float
     bins: int
@@ -62,6 +63,7 @@ class Options:
     compiled: Compiled = "boundary"
     drill: tuple[str, ...] = ()
     overwrite: bool = False
+    first_step: int = 0
     segment_steps: int = _SEGMENT_STEPS
     segment_s: float = _SEGMENT_S
     bins: int = _BINS
@@ -98,6 +100,7 @@ def make_options(choices: Choices) -> Options:
         compiled=_verify_choice("compiled", choices.get("compiled", "boundary"), get_args(Compiled)),
         drill=_parse_patterns(choices.get("drill", ())),
         overwrite=choices.get("overwrite", False),
+        first_step=choices.get("first_step", 0),
         segment_steps=choices.get("segment_steps", _SEGMENT_STEPS),
         segment_s=choices.get("segment_s", _SEGMENT_S),
         bins=choices.get("bins", _BINS),

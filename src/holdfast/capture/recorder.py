@@ -66,6 +66,7 @@ def record(
                 operations into them that show results and gradients; so it must begin before they are compiled.
             drill: names of modules that are looked into, operation by operation.
             overwrite: replace a run of that name.
+            first_step: the number of the first step, of a run that was resumed.
             segment_steps, segment_s: after how many steps or seconds what was seen is committed.
             bins: of histograms.
     """
@@ -185,7 +186,8 @@ class Recorder:
         if missed:
             more = f" and {len(missed) - _MAX_NAMED} more" if len(missed) > _MAX_NAMED else ""
             self._eye.notes.append(
-                f"never called: {', '.join(missed[:_MAX_NAMED])}{more}; inside of compiled code no hooks fire"
+                f"never called: {', '.join(missed[:_MAX_NAMED])}{more}; hooks fire neither inside of compiled code, nor"
+                " where another module only uses the parameters"
             )
 
     # What the user may call

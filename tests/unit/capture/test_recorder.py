@@ -147,6 +147,11 @@ def test_steps_that_are_not_asked_for_are_counted_and_not_recorded() -> None:
     assert list(read_run(repo, "run").steps) == [1, 2, 4]
 
 
+def test_a_resumed_run_counts_its_steps_from_where_it_went_on() -> None:
+    run = record_steps(new_repo(), first_step=7)
+    assert run.steps[0] == 7
+
+
 def test_stats_count_what_is_not_finite_apart() -> None:
     training = new_training()
     repo = new_repo()
