@@ -13,6 +13,8 @@ Row = Mapping[str, Any]
 Kind = Literal["own", "other", "limit"]
 
 OWN: Final = "Holdfast"
+_FIRST_STEP: Final = "first step, "
+_COMPILERS: Final = {OWN: OWN, "torch, warm directory": "torch, warm", "Mega-cache": "Mega-cache", "cold": "cold"}
 _LIMITS: Final = {
     "raw write": "raw write",
     "raw read": "raw read",
@@ -107,6 +109,25 @@ def plan_panels(rows: Sequence[Row]) -> list[Panel]:
         if number
     ]
     return [panel for panel in panels if panel.bars]
+
+
+def plan_compile_panels(rows: Sequence[Row]) -> list[Panel]:
+    """Return a panel for each model that was compiled; less is better."""
+    # A model has a row against each of the others, and all have the same figures.
+    models = {row["workload"]: row for row in rows if row["workload"].startswith(_FIRST_STEP) and OWN in row["figures"]}
+    return [
+        Panel(
+            workload.removeprefix(_FIRST_STEP),
+            "s",
+            tuple(
+                Bar(shown, row["figures"][name], "own" if name == OWN else "other")
+                for name, shown in _COMPILERS.items()
+                if name in row["figures"]
+            ),
+        )
+        for workload, row in models.items()
+        if not workload.endswith((", elsewhere", ", by parts"))
+    ]
 
 
 def _group(count: str) -> str:

@@ -16,13 +16,14 @@ from typing import Any, Final
 if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from bench.panels import Chart, Panel, Row, find_state, plan_charts, plan_panels, read_result
+from bench.panels import Chart, Panel, Row, find_state, plan_charts, plan_compile_panels, plan_panels, read_result
 
 _WIDTH_IN: Final = 10.0
 _DPI: Final = 166
 """Twice the width of a README: sharp on every screen."""
 _GAP: Final = 0.45
 _COLOURS: Final = 64
+_COMPILE_CAPTION: Final = "seconds to the end of the first training step in a fresh process; shorter is better"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +55,15 @@ def draw_all(path: Path, folder: Path, *, prefix: str | None = None) -> list[Pat
         return []
     result = read_result(path)
     panels, charts = plan_panels(result["results"]), plan_charts(result["results"])
+    compiled = plan_compile_panels(result["results"])
     folder.mkdir(parents=True, exist_ok=True)
     drawn: list[Path] = []
     for theme in (LIGHT, DARK):
         figures = {"speed": _draw_bars(panels, theme, _caption(result["results"]))} if panels else {}
         if charts:
             figures["growth"] = _draw_curves(charts, theme)
+        if compiled:
+            figures["compile"] = _draw_bars(compiled, theme, _COMPILE_CAPTION)
         for name, figure in figures.items():
             file = folder / f"{path.stem + '-' if prefix is None else prefix}{name}-{theme.name}.png"
             _write_png(figure, file, source=digest_result(path))

@@ -16,8 +16,10 @@ if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from bench import (
+    bench_capture,
     bench_check,
     bench_cli,
+    bench_compile,
     bench_growth,
     bench_load,
     bench_peak,
@@ -52,10 +54,12 @@ SUITES: Final[Mapping[str, Callable[[Sizes, Path], list[Result]]]] = {
     "cli": bench_cli.run,
     "growth": bench_growth.run,
     "scale": bench_scale.run,
+    "capture": bench_capture.run,
     "planning": bench_planning.run,
+    "compile": bench_compile.run,
 }
-_ON_REQUEST: Final = frozenset({"planning"})
-"""What takes longer than all others together: DCP plans for minutes where there are a thousand ranks."""
+_ON_REQUEST: Final = frozenset({"planning", "compile"})
+"""What takes long: DCP plans for minutes if there are a thousand ranks, and models take half a minute to compile."""
 
 
 def run_suites(names: Sequence[str], sizes: Sizes, work: Path) -> tuple[list[Result], dict[str, float]]:

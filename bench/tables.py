@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from bench.panels import Bar, Panel, Row, find_state, plan_panels
+from bench.panels import OWN, Bar, Panel, Row, find_state, plan_panels
 from bench.sections import PARTS
 
 SUMMARY: Final = "summary"
+COMPILE: Final = "compile"
+"""Figures of a result of its own, which stands under this name in the result that a page is filled with."""
 _BLOCK: Final = re.compile(
     r"<!-- figures of (?P<what>[a-z-]+), by `make docs` -->\n.*?<!-- end of figures -->", re.DOTALL
 )
@@ -35,14 +37,20 @@ def find_blocks(page: str) -> list[str]:
     return [match["what"] for match in _BLOCK.finditer(page)]
 
 
-def find_stale_pictures(folder: Path, digest: str) -> list[str]:
-    """Return the pictures of a folder that show another result than the one with this digest."""
-    return [path.name for path in sorted(folder.glob("*.png")) if digest.encode() not in path.read_bytes()]
+def find_stale_pictures(folder: Path, *digests: str) -> list[str]:
+    """Return the pictures of a folder that show other results than those with these digests."""
+    return [
+        path.name
+        for path in sorted(folder.glob("*.png"))
+        if not any(digest.encode() in path.read_bytes() for digest in digests)
+    ]
 
 
 def _fill_block(what: str, result: Mapping[str, Any]) -> str:
     if what == SUMMARY:
         text = render_summary(result)
+    elif what == COMPILE:
+        text = render_compiled(result[COMPILE]) if COMPILE in result else ""
     else:
         rows = [row for row in result["results"] if row["why"] == what]
         text = render_parts(rows) if what == PARTS else render_rows(rows)
@@ -60,6 +68,34 @@ def render_summary(result: Mapping[str, Any]) -> str:
     return (
         f"{head}{''.join(lines)}\nState: {find_state(rows, 'x .*')} of random float32. Machine: {place}. Best rounds.\n"
     )
+
+
+def render_compiled(result: Mapping[str, Any]) -> str:
+    """Return one line for each model: seconds to the first step of each contestant, and beside it from the start."""
+    rows = {row["workload"]: row for row in result["results"]}
+    others = ("cold", "torch, warm directory", "Mega-cache")
+    traced = "dynamo alone"
+    head = "| first training step | " + " | ".join((*others, OWN, traced, "from process start")) + " |\n"
+    lines = [head, "| --- " * (head.count("|") - 1) + "|\n"]
+    for workload, row in rows.items():
+        model = workload.removeprefix("first step, ")
+        if model == workload or model.endswith((", elsewhere", ", by parts")):
+            continue
+        seconds, own = row["figures"], row["figures"][OWN]
+        whole = rows[f"first step from process start, {model}"]["figures"]
+        cells = [
+            model,
+            f"{seconds['cold']:.1f} s",
+            *(f"{seconds[name]:.2f} s (**{seconds[name] / own:.1f}x**)" for name in others[1:]),
+            f"{own:.2f} s",
+            f"{seconds[traced]:.2f} s",
+            ", ".join(f"{name} {whole[name]:.1f} s" for name in (others[1], OWN)),
+        ]
+        lines.append(f"| {' | '.join(cells)} |\n")
+    machine = result["machine"]
+    samples = next(iter(rows.values()))["samples"]
+    rounds = f"The best of {len(samples[OWN])}; of Mega-cache {len(samples['Mega-cache'])}, and of cold 1"
+    return f"{''.join(lines)}\nMachine: {machine['cpu']}, {machine['cores']} cores. {rounds}.\n"
 
 
 def _render_panel(panel: Panel) -> list[str]:

@@ -22,10 +22,15 @@ if not __package__:
 
 from bench.panels import read_result  # noqa: E402 - the path comes first
 from bench.picture import digest_result  # noqa: E402 - the path comes first
-from bench.tables import fill_figures, find_stale_pictures  # noqa: E402 - the path comes first
+from bench.tables import COMPILE, fill_figures, find_stale_pictures  # noqa: E402 - the path comes first
 
 RESULT: Final = "bench/results/full.json"
-WITH_FIGURES: Final = ("README.md", "docs/explanation/where-the-time-goes.md")
+COMPILE_RESULT: Final = "bench/results/compile.json"
+WITH_FIGURES: Final = (
+    "README.md",
+    "docs/explanation/where-the-time-goes.md",
+    "docs/explanation/what-is-in-the-key.md",
+)
 PICTURES: Final = "docs/pictures"
 PACKAGE: Final = "src/holdfast"
 CODE_MAP: Final = "ARCHITECTURE.md"
@@ -45,6 +50,8 @@ def render_pages(root: Path) -> dict[str, str]:
         pages["docs/reference/cli.md"] = render_cli(build_parser())
     if (root / RESULT).is_file():
         result = read_result(root / RESULT)
+        if (root / COMPILE_RESULT).is_file():
+            result[COMPILE] = read_result(root / COMPILE_RESULT)
         pages |= {page: fill_figures((root / page).read_text(encoding="utf-8"), result) for page in WITH_FIGURES}
     return pages
 
@@ -53,7 +60,10 @@ def find_old_pictures(root: Path) -> list[str]:
     """Return the pictures that do not show the result that is checked in."""
     if not (root / RESULT).is_file():
         return []
-    return [f"{PICTURES}/{name}" for name in find_stale_pictures(root / PICTURES, digest_result(root / RESULT))]
+    digests = [digest_result(root / path) for path in (RESULT, COMPILE_RESULT) if (root / path).is_file()]
+    stale = find_stale_pictures(root / PICTURES, *digests)
+    # A screenshot shows no result.
+    return [f"{PICTURES}/{name}" for name in stale if not name.startswith("report-")]
 
 
 def find_stale(root: Path) -> list[str]:

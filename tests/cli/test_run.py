@@ -159,6 +159,7 @@ def test_nan_names_who_made_it(recorded: Cli) -> None:
 
     assert (ran.code, ran.err) == (1, "")
     assert re.match(r"step 1, forward, layers\.1: output is not finite though inputs .* are finite: 1 NaN", ran.out)
+    assert re.search(r"^  inputs: input\S* of layers\.1 finite", ran.out, re.MULTILINE)
 
 
 def test_nan_of_a_clean_run_exits_with_0(recorded: Cli) -> None:

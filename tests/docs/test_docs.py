@@ -12,8 +12,8 @@ from _pytest.mark import ParameterSet
 from tests.docs.blocks import BlockFailed, iter_blocks, matches, run_page
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-SLOW: Final = ("docs/tutorial/many-ranks.md",)
-"""Pages on which torch is loaded by many processes, on however few cores."""
+SLOW: Final = ("docs/tutorial/many-ranks.md", "docs/how-to/share-a-compile-cache.md")
+"""Pages on which torch is loaded by many processes, on however few cores, or compiles."""
 PAGES: Final = ["README.md", *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))]
 
 
@@ -24,7 +24,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _mark(page: str) -> ParameterSet:
-    return pytest.param(page, marks=[pytest.mark.slow, pytest.mark.timeout(300)] if page in SLOW else [])
+    marks = [
+        pytest.mark.slow,
+        pytest.mark.timeout(300),
+        # Torch's compiler is built on parts of torch that warn that they will go.
+        pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    ]
+    return pytest.param(page, marks=marks if page in SLOW else [])
 
 
 @pytest.mark.parametrize("page", [_mark(page) for page in PAGES if (ROOT / page).is_file()])

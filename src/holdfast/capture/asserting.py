@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from holdfast.capture.compare import Ways, describe_mismatch, diff_runs
-from holdfast.capture.measure import Tolerance
+from typing import Unpack
+
+from holdfast.capture.compare import DiffChoices, describe_mismatch, diff_runs, make_ways
 from holdfast.capture.result import RunDiff
 from holdfast.capture.runs import Run
 
@@ -14,12 +15,11 @@ def assert_runs_match(
     *,
     noise: Run | None = None,
     reference: Run | None = None,
-    tolerance: Tolerance | None = None,
-    ways: Ways | None = None,
+    **ways: Unpack[DiffChoices],
 ) -> RunDiff:
-    """Compare two runs as `diff_runs` does; raises AssertionError that says where they part."""
+    """Compare two runs as `Store.diff_runs` does; raises AssertionError that says where they part."""
     __tracebackhide__ = True
-    result = diff_runs(a, b, noise=noise, reference=reference, tolerance=tolerance, ways=ways)
+    result = diff_runs(a, b, noise=noise, reference=reference, ways=make_ways(ways))
     if not result.steps:
         raise AssertionError(result.headline)
     if not result.is_match:

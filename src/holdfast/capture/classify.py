@@ -96,7 +96,7 @@ class Trail:
             self._note(place, event)
         self._states.end_step()
         self._trained |= scene.param_grads.keys()
-        return found
+        return _say_shared(found)
 
     def _note(self, place: int, event: Event) -> None:
         site, standing = event.site, self._scene.standings[place]
@@ -368,6 +368,17 @@ class Trail:
         events = self._scene.events
         bad = (events[each] for each in self._scene.iter_bad(0, place))
         return any(is_setting(event) or (not is_known and event.site.phase != "optimizer") for event in bad)
+
+
+def _say_shared(found: dict[int, Found]) -> dict[int, Found]:
+    """Say of the first gradient of a parameter that others are alike: one fault in many modules at once is rare."""
+    grads = [place for place, each in found.items() if each.is_origin and each.kind == "param_grad"]
+    if len({found[place].fqn for place in grads}) < 2:  # in one module it is that module's
+        return found
+    first, more = found[grads[0]], len(grads) - 1
+    others = f"{more} other parameter{'s' if more > 1 else ''}"
+    why = f"{first.why}; so it is with {others}: something may have changed all gradients after the backward pass"
+    return found | {grads[0]: replace(first, why=why)}
 
 
 def _join(parts: Sequence[str]) -> str:

@@ -166,10 +166,11 @@ def _say_skipped(diff: RunDiff) -> str:
     return f"; {count(skipped, 'step')} equal as a whole" if skipped else ""
 
 
-def _print_origin(origin: Origin, output: Output) -> None:
+def _print_origin(origin: Origin, output: Output, *, good: str = "equal") -> None:
     for title, parts in (("inputs", origin.inputs), ("parameters", origin.parameters)):
         if parts:
-            output.line(f"  {title}: " + ", ".join(f"{part.name} {part.standing}" for part in parts))
+            said = ((part.name, good if part.standing == "equal" else part.standing) for part in parts)
+            output.line(f"  {title}: " + ", ".join(f"{name} {standing}" for name, standing in said))
     if origin.measure:
         output.line(f"  {format_measure(origin.measure)}")
     for note in origin.notes:
@@ -203,7 +204,7 @@ def _run_nan(options: Namespace, repo: Repository, output: Output) -> int:
         return 1 if found.origin else 0
     output.line(found.headline)
     if found.origin:
-        _print_origin(found.origin, output)
+        _print_origin(found.origin, output, good="finite")
     for origin in found.origins[1:6]:
         output.line(f"also: {origin}")
     for note in found.notes:

@@ -45,15 +45,15 @@ class Statistics:
     def __str__(self) -> str:
         """Tell all of it in one line."""
         counts = {
-            "hits": self.hit,
-            "misses": self.miss,
+            "hit" if self.hit == 1 else "hits": self.hit,
+            "miss" if self.miss == 1 else "misses": self.miss,
             "for other sizes": self.guard_miss,
             "saved": self.saved,
             "bypassed": sum(self.bypass.values()),
             "not saved": sum(self.not_saved.values()),
             "corrupt": self.corrupt,
             "refused": self.refused,
-            "restarts": self.restart,
+            "traced again": self.restart,
             "waited for": self.waited,
         }
         told = [f"{count} {what}" for what, count in counts.items() if count or what in ("hits", "misses")]

@@ -20,7 +20,7 @@ def test_all_that_was_counted_is_told_in_one_line() -> None:
 
     told = str(counters.read())
 
-    assert told == ("1 hits, 1 misses, 1 saved, 2 bypassed, 1 waited for, 12.3 s of compiling saved, load 0.25 s")
+    assert told == ("1 hit, 1 miss, 1 saved, 2 bypassed, 1 waited for, 12.3 s of compiling saved, load 0.25 s")
 
 
 def test_reasons_are_counted_apart() -> None:

@@ -1,0 +1,202 @@
+"""Starting to train a compiled model: from nothing, by torch's own caches, and by a store that came from elsewhere.
+
+Each figure is of a fresh process: seconds to the end of the first step, forward and backward, once torch, its compiler
+and Holdfast are imported and the model is made; and beside it from the start of the process.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from bench.compile_models import MODELS
+from bench.measure import Goal, Result, Sizes, WrongResult
+
+COLD: Final = "cold"
+COLD_STORE: Final = "cold, into a store"
+WARM: Final = "torch, warm directory"
+MEGA: Final = "Mega-cache"
+OWN: Final = "Holdfast"
+TRACED: Final = "dynamo alone"
+"""Traces, and runs what it has traced as it is: no backend can begin before that."""
+COMPILED: Final = "first step"
+STARTED: Final = "first step from process start"
+
+_ROOT: Final = Path(__file__).resolve().parents[1]
+_TIMES_WARM: Final = 3.0
+_TIMES_MEGA: Final = 20.0
+_MOST_MEGA_ROUNDS: Final = 1
+"""It runs the C++ compiler, so a round takes as long as a cold one."""
+_REAL: Final = "compilers"
+_NONE: Final = "no-compilers"
+_RUNS: Final = "BENCH_COMPILER_RUNS"
+"""Names the file that a compiler notes its runs in."""
+_COMPILERS: Final = ("g++", "gcc", "c++", "cc")
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a process told."""
+
+    seconds: float
+    from_start: float
+    digest: str
+    compiler_runs: int
+    hit: int
+    stages: Mapping[str, float]
+    """Of those that use a store: the seconds of each part of its work."""
+
+
+class Processes:
+    """Starts processes, each with a folder of its own, and a compiler that is counted or none."""
+
+    def __init__(self, work: Path) -> None:
+        """Keep their files below `work`."""
+        self._work = work
+        self._numbers = itertools.count()
+        # The same for all processes: torch finds in its cache what the compiler at the same place has built.
+        for folder, has_compiler in ((_REAL, True), (_NONE, False)):
+            (work / folder).mkdir()
+            for name in _COMPILERS:
+                _write_counted(work / folder / name, has_compiler=has_compiler)
+
+    def run(
+        self, model: str, way: str, place: Path, *, inductor: Path | None = None, has_compiler: bool = True
+    ) -> Told:
+        """Run one to its end; its inductor directory is empty unless one is given."""
+        own = self._work / f"process-{next(self._numbers)}"
+        own.mkdir()
+        runs = own / "runs"
+        runs.touch()
+        environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith(("TORCH", "HOLDFAST_"))},
+            "PATH": f"{self._work / _REAL}:{os.environ['PATH']}" if has_compiler else str(self._work / _NONE),
+            _RUNS: str(runs),
+            "PYTHONPATH": str(_ROOT),
+            "TORCHINDUCTOR_CACHE_DIR": str(inductor or own / "inductor"),
+        }
+        request = {"model": model, "way": way, "place": str(place), "started": time.monotonic()}
+        command = [sys.executable, "-m", "bench.compile_process", json.dumps(request)]
+        ran = subprocess.run(command, cwd=_ROOT, env=environment, capture_output=True, text=True, check=False)
+        if ran.returncode:
+            raise WrongResult(f"{model}, {way}: the process ended with {ran.returncode}:\n{ran.stderr[-3000:]}")
+        told: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+        compiler_runs = len(runs.read_text(encoding="utf-8").splitlines())
+        shutil.rmtree(own)
+        return Told(
+            *(told["seconds"], told["from_start"], told["digest"], compiler_runs),
+            *(told.get("hit", 0), told.get("stages", {})),
+        )
+
+
+def _write_counted(path: Path, *, has_compiler: bool) -> None:
+    """Write a compiler that notes each of its runs, and is the real one or fails."""
+    real = shutil.which(path.name) if has_compiler else None
+    if has_compiler and not real:
+        raise WrongResult(f"to compile takes {path.name}, which is not installed")
+    action = f'exec {real} "$@"' if real else "exit 1"
+    path.write_text(f'#!/bin/sh\necho "$*" >> "${_RUNS}"\n{action}\n', encoding="utf-8")
+    path.chmod(0o755)
+
+
+def run(sizes: Sizes, work: Path) -> list[Result]:
+    """Compile each model in each way."""
+    count = {3: len(MODELS), 2: 2}.get(sizes.rounds, 1)
+    results: list[Result] = []
+    for number, model in enumerate(list(MODELS)[:count]):
+        folder = work / str(number)
+        folder.mkdir()
+        results += _tell(model, _measure(model, folder, rounds=sizes.rounds))
+        shutil.rmtree(folder)
+    return results
+
+
+def _measure(model: str, folder: Path, *, rounds: int) -> dict[str, list[Told]]:
+    """Run all contestants: those that compile once, the others in turns; verify that all compute the same."""
+    processes = Processes(folder)
+    found = {
+        COLD: [processes.run(model, "export", folder / "blob", inductor=folder / "directory")],
+        COLD_STORE: [processes.run(model, "store", folder / "made")],
+    }
+    shutil.copytree(folder / "made", folder / "copy")
+    shutil.rmtree(folder / "made")
+    for way in _iter_turns(rounds):
+        found.setdefault(way, []).append(_take_turn(processes, model, way, folder))
+    _verify(model, found)
+    return found
+
+
+def _take_turn(processes: Processes, model: str, way: str, folder: Path) -> Told:
+    if way == WARM:
+        return processes.run(model, "plain", folder, inductor=folder / "directory")
+    if way == TRACED:
+        return processes.run(model, "trace", folder)
+    if way == MEGA:
+        return processes.run(model, "import", folder / "blob")
+    return processes.run(model, "store", folder / "copy", has_compiler=False)
+
+
+def _iter_turns(rounds: int) -> Iterator[str]:
+    for number in range(rounds):
+        present = [WARM, OWN, TRACED] + ([MEGA] if number < _MOST_MEGA_ROUNDS else [])
+        yield from random.sample(present, len(present))
+
+
+def _verify(model: str, found: Mapping[str, Sequence[Told]]) -> None:
+    right = found[COLD][0].digest
+    for way, told in found.items():
+        for each in told if way != TRACED else ():  # nothing is compiled, so it rounds otherwise
+            if each.digest != right:
+                raise WrongResult(f"{model}: outputs or gradients of {way!r} are not those of plain compiling")
+    for each in found[OWN]:
+        if each.compiler_runs or not each.hit:
+            raise WrongResult(f"{model}: {OWN} had {each.hit} hits, and the compiler ran {each.compiler_runs} times")
+
+
+def _tell(model: str, found: Mapping[str, Sequence[Told]]) -> list[Result]:
+    seconds = {way: [each.seconds for each in told] for way, told in found.items()}
+    from_start = {way: [each.from_start for each in told] for way, told in found.items()}
+    runs = ", ".join(f"{way} {told[0].compiler_runs}" for way, told in found.items())
+    return [
+        _compare(f"{COMPILED}, {model}", seconds, WARM, Goal("ratio", "<=", round(1 / _TIMES_WARM, 3)), runs),
+        _compare(f"{COMPILED}, {model}, elsewhere", seconds, MEGA, Goal("ratio", "<=", 1 / _TIMES_MEGA), runs),
+        _compare(f"{STARTED}, {model}", from_start, WARM, None, runs),
+        _tell_floor(model, seconds, found[OWN]),
+    ]
+
+
+def _tell_floor(model: str, seconds: Mapping[str, list[float]], own: Sequence[Told]) -> Result:
+    """Return what is left above what dynamo takes by itself, and what of it is the store's work."""
+    stages = min(own, key=lambda each: each.seconds).stages
+    parts = ", ".join(f"{stage} {1e3 * spent:.0f} ms" for stage, spent in stages.items())
+    best = {way: min(seconds[way]) for way in (OWN, TRACED, WARM)}
+    above = best[WARM] - best[TRACED], best[OWN] - best[TRACED]
+    note = f"above it torch's warm directory takes {above[0]:.2f} s and Holdfast {above[1]:.2f}: {parts}"
+    samples = {way: seconds[way] for way in best}
+    return Result(f"{COMPILED}, {model}, by parts", best[OWN], "s", TRACED, best[TRACED], None, note, samples, best)
+
+
+def _compare(workload: str, seconds: Mapping[str, list[float]], against: str, goal: Goal | None, runs: str) -> Result:
+    best = {way: min(samples) for way, samples in seconds.items()}
+    times = f"{best[against] / best[OWN]:.1f} times as fast as {against}"
+    return Result(
+        workload,
+        best[OWN],
+        "s",
+        against,
+        best[against],
+        goal,
+        f"{times}; runs of the C++ compiler: {runs}",
+        seconds,
+        best,
+    )

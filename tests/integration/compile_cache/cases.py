@@ -1,0 +1,220 @@
+"""Things to compile, each as a function of how to compile: it returns every tensor that compiling could get wrong."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+Compile = Callable[..., Any]
+
+
+class Block(nn.Module):
+    def __init__(self, width: int = 32, heads: int = 4) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.mlp = nn.Sequential(
+            nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        q, k, v = self.qkv(self.norm(x)).view(batch, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).reshape(batch, length, width))
+        y: Tensor = x + self.mlp(x)
+        return y
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(20, 8)
+        self.head = nn.Linear(8, 20, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.embedding(tokens))
+        return logits
+
+
+class Broken(nn.Module):
+    """Two graphs: what dynamo cannot trace stands between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.second = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.first(x))
+        torch._dynamo.graph_break()
+        y: Tensor = torch.sigmoid(self.second(x))
+        return y
+
+
+def step(model: nn.Module, run: Callable[[Tensor], Tensor], x: Tensor) -> list[Tensor]:
+    """Return all that a training step makes or changes."""
+    torch.manual_seed(7)
+    model.zero_grad()
+    y = run(x)
+    y.float().square().mean().backward()  # type: ignore[no-untyped-call]  # torch's
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    return [y, *gradients, *model.buffers()]
+
+
+def _make_mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+
+
+def infer_mlp(compile_: Compile) -> list[Tensor]:
+    model = _make_mlp()
+    with torch.no_grad():
+        return [compile_(model)(torch.randn(8, 16))]
+
+
+def train_mlp(compile_: Compile) -> list[Tensor]:
+    model = _make_mlp()
+    return step(model, compile_(model), torch.randn(8, 16))
+
+
+def many_sizes(compile_: Compile) -> list[Tensor]:
+    run = compile_(lambda x, y: (x @ y).relu().sum(0), dynamic=True)
+    return [run(torch.randn(size, 16), torch.randn(16, 4)) for size in (5, 9, 33)]
+
+
+def other_sizes(compile_: Compile) -> list[Tensor]:
+    run = compile_(lambda a, b: (a @ b).relu().sum(0), dynamic=True)
+    return [run(torch.randn(size, 16), torch.randn(16, 4)) for size in (50, 7)]
+
+
+def train_block(compile_: Compile) -> list[Tensor]:
+    model = Block()
+    return step(model, compile_(model), torch.randn(2, 8, 32))
+
+
+def train_cnn(compile_: Compile) -> list[Tensor]:
+    convolution = (nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
+    model = nn.Sequential(*convolution, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4))
+    return step(model, compile_(model), torch.randn(4, 3, 16, 16))
+
+
+def train_tied(compile_: Compile) -> list[Tensor]:
+    model = Tied()
+    return step(model, compile_(model), torch.randint(20, (4, 6)))
+
+
+def train_dropout(compile_: Compile) -> list[Tensor]:
+    model = nn.Sequential(nn.Linear(16, 64), nn.Dropout(0.5), nn.Linear(64, 4))
+    return step(model, compile_(model), torch.randn(8, 16))
+
+
+def train_broken(compile_: Compile) -> list[Tensor]:
+    model = Broken()
+    return step(model, compile_(model), torch.randn(4, 8))
+
+
+def train_autocast(compile_: Compile) -> list[Tensor]:
+    model = _make_mlp()
+    run = compile_(model)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return step(model, run, torch.randn(8, 16))
+
+
+def infer_inference_mode(compile_: Compile) -> list[Tensor]:
+    model = _make_mlp().eval()
+    with torch.inference_mode():
+        return [compile_(model)(torch.randn(8, 16)).clone()]
+
+
+def infer_autotuned(compile_: Compile) -> list[Tensor]:
+    model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64))
+    with torch.no_grad():
+        return [compile_(model, mode="max-autotune")(torch.randn(32, 64))]
+
+
+def train_restart(compile_: Compile) -> list[Tensor]:
+    """With dynamic=True the norm's epsilon is at first an input, which the compiler then has dynamo take back."""
+    model = nn.Sequential(nn.Linear(16, 32), nn.LayerNorm(32))
+    return step(model, compile_(model, dynamic=True), torch.randn(8, 16))
+
+
+def _train_normed(compile_: Compile, size: int) -> list[Tensor]:
+    model = nn.LayerNorm(32)
+    x = torch.randn(size, 32, requires_grad=True)
+    torch._dynamo.mark_dynamic(x, 0)
+    return step(model, compile_(model), x)
+
+
+def train_few_rows(compile_: Compile) -> list[Tensor]:
+    return _train_normed(compile_, 16)
+
+
+def train_many_rows(compile_: Compile) -> list[Tensor]:
+    return _train_normed(compile_, 5000)
+
+
+def mutated_input(compile_: Compile) -> list[Tensor]:
+    def add(total: Tensor, x: Tensor) -> Tensor:
+        total.add_(x.sum())
+        return total * 2
+
+    total, run = torch.zeros(4), compile_(add)
+    return [run(total, torch.randn(8)), run(total, torch.randn(8)), total]
+
+
+def autograd_function(compile_: Compile) -> list[Tensor]:
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            return gradient * 2
+
+    x = torch.randn(8, requires_grad=True)
+    double: Callable[[Tensor], Tensor] = Double.apply
+    y = compile_(lambda x: double(x).sin())(x)
+    y.sum().backward()
+    assert x.grad is not None
+    return [y, x.grad]
+
+
+CASES: Final[dict[str, Callable[[Compile], list[Tensor]]]] = {
+    case.__name__: case
+    for case in (
+        infer_mlp,
+        train_mlp,
+        many_sizes,
+        other_sizes,
+        train_block,
+        train_cnn,
+        train_tied,
+        train_dropout,
+        train_broken,
+        train_autocast,
+        infer_inference_mode,
+        infer_autotuned,
+        train_restart,
+        train_few_rows,
+        train_many_rows,
+        mutated_input,
+        autograd_function,
+    )
+}
+
+
+@contextlib.contextmanager
+def afresh() -> Iterator[None]:
+    """Let a case begin as in a process of its own, but for what is imported."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    yield

@@ -1,0 +1,105 @@
+"""Fresh processes with an inductor directory of their own, and a compiler that is counted, or none at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+ROOT: Final = Path(__file__).parents[3]
+TIMEOUT_S: Final = 580
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a process told."""
+
+    cases: dict[str, Any]
+    compiler_runs: int
+    stderr: str
+
+
+class Place:
+    """Where processes of a test leave their files."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._number = 0
+
+    def start(self, cases: Sequence[str], store: Path | None, *, has_compiler: bool = True, **request: Any) -> Started:
+        """Start a process; each has an empty inductor directory."""
+        self._number += 1
+        own = self.folder / f"process-{self._number}"
+        (own / "bin").mkdir(parents=True)
+        (own / "inductor").mkdir()
+        (own / "runs").touch()
+        if has_compiler:
+            _write_counting_compiler(own / "bin" / "g++", own / "runs")
+        environment = {
+            "PATH": f"{own / 'bin'}:{os.environ['PATH']}" if has_compiler else str(own / "bin"),
+            "HOME": str(own),
+            "TMPDIR": os.environ.get("TMPDIR", "/tmp"),
+            "TORCHINDUCTOR_CACHE_DIR": str(own / "inductor"),
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+        }
+        asked = {"cases": list(cases), "store": str(store) if store else "", "options": {}, **request}
+        command = [sys.executable, "-m", "tests.integration.compile_cache.worker", json.dumps(asked)]
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=pipe, stderr=pipe, text=True)
+        return Started(process, own / "runs")
+
+    def run(self, cases: Sequence[str], store: Path | None, **request: Any) -> Outcome:
+        """Run a process to its end."""
+        return finish_all([self.start(cases, store, **request)])[0]
+
+    def copy(self, store: Path, name: str) -> Path:
+        """Copy a store to another path, as another machine would see it."""
+        target = self.folder / name
+        shutil.copytree(store, target)
+        return target
+
+
+class Started:
+    """A process under way."""
+
+    def __init__(self, process: subprocess.Popen[str], runs: Path) -> None:
+        self._process = process
+        self._runs = runs
+
+    def finish(self) -> Outcome:
+        """Wait for its end, and return what it told."""
+        try:
+            stdout, stderr = self._process.communicate(timeout=TIMEOUT_S)
+        finally:
+            self.stop()
+        assert self._process.returncode == 0, stderr[-4000:]
+        return Outcome(json.loads(stdout.splitlines()[-1]), len(self._runs.read_text().splitlines()), stderr)
+
+    def stop(self) -> None:
+        """End it, if it has not ended by itself."""
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.communicate()
+
+
+def finish_all(started: Sequence[Started]) -> list[Outcome]:
+    """Wait for all; if one fails, none is left."""
+    try:
+        return [each.finish() for each in started]
+    finally:
+        for each in started:
+            each.stop()
+
+
+def _write_counting_compiler(path: Path, log: Path) -> None:
+    real = shutil.which("g++")
+    assert real, "these tests compile; install g++"
+    path.write_text(f'#!/bin/sh\necho "$$" >> {log}\nexec {real} "$@"\n')
+    path.chmod(0o755)

@@ -1,0 +1,37 @@
+"""Every model of the benchmark starts from a copied store, where there is no compiler and no cache of torch's."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from bench.bench_compile import Processes
+from bench.compile_models import MODELS
+from bench.measure import WrongResult
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_copied_store_trains_bit_for_bit_without_a_compiler(model: str, tmp_path: Path) -> None:
+    processes = Processes(tmp_path)
+    plain = processes.run(model, "plain", tmp_path)
+    cold = processes.run(model, "store", tmp_path / "store")
+    shutil.copytree(tmp_path / "store", tmp_path / "elsewhere" / "store")
+    shutil.rmtree(tmp_path / "store")
+
+    warm = processes.run(model, "store", tmp_path / "elsewhere" / "store", has_compiler=False)
+
+    assert plain.compiler_runs > 0
+    assert (cold.hit, cold.digest) == (0, plain.digest)
+    assert (warm.hit, warm.compiler_runs, warm.digest) == (1, 0, plain.digest)
+
+
+def test_what_torch_exports_does_not_start_without_a_compiler(tmp_path: Path) -> None:
+    processes = Processes(tmp_path)
+    processes.run("MLP", "export", tmp_path / "blob")
+
+    with pytest.raises(WrongResult, match=r"InvalidCxxCompiler|CppCompileError|No working C"):
+        processes.run("MLP", "import", tmp_path / "blob", has_compiler=False)
