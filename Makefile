@@ -9,6 +9,9 @@ READY := .venv/ready
 READY_BENCH := .venv/ready-bench
 CODE := $(wildcard src tests docs bench examples attacks)
 NOT_SLOW := $(if $(SLOW),,-m "not slow")
+# Some of the tests wait for disks and clocks; a file stays with one process, for its fixtures.
+JOBS := auto
+SHARED := -n $(JOBS) --maxprocesses 4 --dist loadfile
 
 .PHONY: help setup demo test check bench docs
 
@@ -21,8 +24,8 @@ setup: $(READY) ## build .venv, every package pinned by constraints.txt
 demo: $(READY) ## train, kill, resume bit-exactly, fine-tune; 2 ranks save, 1 and 3 go on: about a minute
 	@$(BIN)/python examples/demo.py
 
-test: $(READY) ## run the tests (SLOW=1: the slow ones too; ARGS=... goes to pytest)
-	@$(BIN)/python -m pytest --hypothesis-profile=ci $(NOT_SLOW) $(ARGS)
+test: $(READY) ## run the tests (SLOW=1: the slow ones too; JOBS=0: in one process; ARGS=... goes to pytest)
+	@$(BIN)/python -m pytest --hypothesis-profile=ci $(SHARED) $(NOT_SLOW) $(ARGS)
 
 check: $(READY) ## format, lint, types, architecture, generated pages
 	@$(BIN)/ruff format --check $(CODE)

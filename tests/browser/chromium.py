@@ -15,6 +15,7 @@ from typing import Any, Final, Self
 
 _NAMES: Final = ("chromium", "chromium-browser", "google-chrome")
 _TIMEOUT_S: Final = 60.0
+_INSTALL_S: Final = 400.0
 _FLAGS: Final = (
     "--headless=new",
     "--no-sandbox",  # as root, where tests run in a container, it cannot have one
@@ -41,8 +42,9 @@ def install_chromium() -> str | None:
         return None
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     for words in (["update", "-qq"], ["install", "-y", "-qq", "--no-install-recommends", "chromium"]):
-        done = subprocess.run(["apt-get", *words], env=environment, capture_output=True, check=False)
-        if done.returncode:
+        try:
+            subprocess.run(["apt-get", *words], env=environment, capture_output=True, check=True, timeout=_INSTALL_S)
+        except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
             return None
     return find_chromium()
 

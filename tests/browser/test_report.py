@@ -15,6 +15,9 @@ from holdfast.report.model import Report, Row, Side
 from tests.browser.chromium import Browser
 from tests.browser.pages import make_report
 
+# The first of them may have to install the browser.
+pytestmark = pytest.mark.timeout(900)
+
 ROWS: Final = "[...document.querySelectorAll('.row:not([hidden])')].sort((p, q) => p.dataset.at - q.dataset.at)"
 NAMES: Final = f"{ROWS}.map((row) => row.querySelector('.name').textContent)"
 SHOWN: Final = "document.querySelector('#shown').textContent"
