@@ -15,9 +15,10 @@ STEPS = 2
 def make_model(*, fault: float = 0.0) -> nn.Sequential:
     """Return a small model, the same each time but for one weight."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 9), nn.GELU(), nn.Linear(9, 5))
+    last = nn.Linear(9, 5)
+    model = nn.Sequential(nn.Linear(6, 9), nn.GELU(), last)
     with torch.no_grad():
-        model[2].weight[3, 4] += fault
+        last.weight[3, 4] += fault
     return model
 
 
