@@ -293,7 +293,11 @@ def test_a_compiled_layer_that_computes_something_else_is_named(store: Store, fa
 @pytest.mark.slow  # a process that imports torch
 def test_what_was_committed_before_a_crash_is_readable_and_compared(tmp_path: Path) -> None:
     root = tmp_path / "runs"
-    code = f"from tests.integration.capture import transformer; transformer.train_until_death({str(root)!r}, 5)"
+    # As many threads as here: sums are rounded otherwise with another number.
+    code = (
+        f"import torch; torch.set_num_threads({torch.get_num_threads()})\n"
+        f"from tests.integration.capture import transformer; transformer.train_until_death({str(root)!r}, 5)"
+    )
     died = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert died.returncode == 9, died.stderr
     store = holdfast.open(root)
