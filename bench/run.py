@@ -58,8 +58,9 @@ SUITES: Final[Mapping[str, Callable[[Sizes, Path], list[Result]]]] = {
     "planning": bench_planning.run,
     "compile": bench_compile.run,
 }
-_ON_REQUEST: Final = frozenset({"planning", "compile"})
-"""What takes long: DCP plans for minutes if there are a thousand ranks, and models take half a minute to compile."""
+_ON_REQUEST: Final = frozenset({"planning", "compile", "capture"})
+"""What takes long, and has a result of its own: DCP plans for minutes if there are a thousand ranks, and models take
+half a minute to compile."""
 
 
 def run_suites(names: Sequence[str], sizes: Sizes, work: Path) -> tuple[list[Result], dict[str, float]]:
