@@ -14,7 +14,7 @@ import torch
 
 from holdfast.capture.events import Event
 from holdfast.capture.segments import TABLE, TENSORS, Segment, iter_segments, verify_run_name
-from holdfast.capture.table import NO_ROOT, advance_root, decode_events, parse_leaf
+from holdfast.capture.table import NO_ROOT, decode_events, parse_leaf
 from holdfast.digest import hash_kind
 from holdfast.errors import NotFound
 from holdfast.repo.record import Json
@@ -112,41 +112,6 @@ class Run:
             f" level {level}; record again with level={{{site.fqn or '*'!r}: 'full', '*': {level!r}}}",
             name=site.fqn,
         )
-
-
-def make_run(facts: RunFacts, events: Iterable[Event], tensors: Mapping[str, torch.Tensor] | None = None) -> Run:
-    """Return a run of events that are in memory; `tensors` holds those whose events name a leaf."""
-    return Run(facts, _Memory(events, tensors or {}))
-
-
-class _Memory:
-    """A run in memory."""
-
-    def __init__(self, events: Iterable[Event], tensors: Mapping[str, torch.Tensor]) -> None:
-        ordered = sorted(events, key=lambda event: (event.site.step, event.rank, event.seq))
-        grouped = groupby(ordered, key=lambda event: (event.site.step, event.rank))
-        self._events = {key: tuple(group) for key, group in grouped}
-        self._tensors = tensors
-        self._roots: dict[tuple[int, int], bytes] = {}
-        self.steps = tuple(sorted({step for step, _ in self._events}))
-        self.ranks = tuple(sorted({rank for _, rank in self._events}))
-
-    def read_root(self, step: int, rank: int) -> bytes:
-        if (step, rank) not in self._roots:
-            root = NO_ROOT
-            for event in self.read_events(step, rank):
-                root = advance_root(root, event)
-            self._roots[step, rank] = root
-        return self._roots[step, rank]
-
-    def read_events(self, step: int, rank: int) -> Sequence[Event]:
-        return self._events.get((step, rank), ())
-
-    def read_tensor(self, event: Event) -> torch.Tensor:
-        try:
-            return self._tensors[event.leaf]
-        except KeyError as error:
-            raise NotFound(f"no tensor {event.leaf!r} was given with this run", name=event.leaf) from error
 
 
 def read_run(repo: Repository, name: str) -> Run:

@@ -80,7 +80,7 @@ class Origin:
 
 
 class Spool:
-    """Takes copies and events from the thread that trains, and commits them in its own. Has an end: call `close`."""
+    """Takes copies and events from the thread that trains, and commits them in its own."""
 
     def __init__(self, repo: Repository, origin: Origin, *, queue_bytes: int, bins: int = 0) -> None:
         """Start no thread yet; `bins` are those of the histograms of copies."""
@@ -98,9 +98,8 @@ class Spool:
         self._roots: dict[int, bytes] = {}
         self._lost: set[int] = set()
         self._unwritten: list[Seen] = []
-        self._failures = self._in_a_row = 0
+        self._in_a_row = 0
         self._error: Exception | None = None
-        self._committed = 0
         self._new_bytes = 0
         self._next = 0
         self.pending = self._open_batch()
@@ -110,19 +109,9 @@ class Spool:
         return Batch(self._next - 1)
 
     @property
-    def committed(self) -> int:
-        """How many segments are in the store."""
-        return self._committed
-
-    @property
     def new_bytes(self) -> int:
         """How many bytes the store did not hold before."""
         return self._new_bytes
-
-    @property
-    def failures(self) -> int:
-        """How many segments could not be written."""
-        return self._failures
 
     @property
     def has_given_up(self) -> bool:
@@ -227,7 +216,6 @@ class Spool:
                 self._try_last(batch)
 
     def _fail(self, batch: Batch, seen: list[Seen], error: Exception) -> None:
-        self._failures += 1
         self._in_a_row += 1
         self._lost.add(batch.number)
         self._error = error
@@ -256,7 +244,6 @@ class Spool:
         tensors = {number: build_copy(*copy) for number, copy in copies.items()}
         result = write_segment(self._repo, segment, events, tensors)
         self._roots, self._unwritten = roots, []
-        self._committed += 1
         self._in_a_row = 0
         self._new_bytes += result.new_bytes
 

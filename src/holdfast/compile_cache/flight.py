@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -20,7 +19,7 @@ from holdfast.digest import hash_kind
 from holdfast.errors import HoldfastError, NotFound, ObjectExists, StoreError
 from holdfast.repo.generations import create_generation, list_generations, read_record
 from holdfast.repo.layout import generation_key, lease_stem
-from holdfast.repo.leases import describe_lease
+from holdfast.repo.leases import beating, describe_lease
 from holdfast.repo.repository import Repository
 
 WAIT_S: Final = 300.0
@@ -175,24 +174,19 @@ class _Flight:
     @contextmanager
     def kept_alive(self) -> Iterator[None]:
         """Show life by a thread of its own until the work is done, then let the others go on."""
-        over = threading.Event()
 
-        def beat() -> None:
-            while not over.wait(self._rules.beat_s):
-                try:
-                    self._advance("live")
-                except ObjectExists:
-                    return  # another took us for dead: it compiles now, and so do we
-                except StoreError:
-                    continue
+        def beat() -> bool:
+            try:
+                self._advance("live")
+            except StoreError as error:
+                # Another took us for dead: it compiles now, and so do we. Anything else may pass.
+                return not isinstance(error, ObjectExists)
+            return True
 
-        thread = threading.Thread(target=beat, name="holdfast-flight", daemon=True)
-        thread.start()
         try:
-            yield
+            with beating(beat, every_s=self._rules.beat_s, name="holdfast-flight"):
+                yield
         finally:
-            over.set()
-            thread.join()
             self.end()
 
     def end(self) -> None:

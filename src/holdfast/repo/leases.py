@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Final, Literal, Protocol
 
 from holdfast.errors import LeaseLost, ObjectExists, StoreError
@@ -24,24 +24,34 @@ LeaseState = Literal["live", "released", "fenced"]
 
 
 @contextmanager
-def kept_alive(lease: Lease, *, every_s: float = RENEW_S / 2) -> Iterator[None]:
-    """Renew a lease by a thread of its own: its owner may have to wait for others. Being fenced is found out later."""
+def beating(beat: Callable[[], bool], *, every_s: float, name: str) -> Iterator[None]:
+    """Call `beat` again and again by a thread of its own, until the `with` ends or it returns False."""
     over = threading.Event()
 
-    def keep() -> None:
-        while not over.wait(every_s):
-            try:
-                lease.keep_alive()
-            except (StoreError, LeaseLost):
-                continue  # whoever commits will be told
+    def go_on() -> None:
+        while not over.wait(every_s) and beat():
+            pass
 
-    thread = threading.Thread(target=keep, name="holdfast-lease", daemon=True)
+    thread = threading.Thread(target=go_on, name=name, daemon=True)
     thread.start()
     try:
         yield
     finally:
         over.set()
         thread.join()
+
+
+@contextmanager
+def kept_alive(lease: Lease, *, every_s: float = RENEW_S / 2) -> Iterator[None]:
+    """Renew a lease by a thread of its own: its owner may have to wait for others. Being fenced is found out later."""
+
+    def keep() -> bool:
+        with suppress(StoreError, LeaseLost):  # whoever commits will be told
+            lease.keep_alive()
+        return True
+
+    with beating(keep, every_s=every_s, name="holdfast-lease"):
+        yield
 
 
 def describe_lease(store: ObjectStore, lease_id: str, state: LeaseState, *, purpose: str) -> dict[str, Json]:

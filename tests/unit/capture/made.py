@@ -10,7 +10,8 @@ import torch
 
 from holdfast.capture.events import Event, Kind, Phase, Site
 from holdfast.capture.looks import look_at
-from holdfast.capture.runs import Run, RunFacts, make_run
+from holdfast.capture.runs import Run, RunFacts
+from tests.runs_in_memory import make_run
 
 
 def make_event(

@@ -9,13 +9,14 @@ import pytest
 import torch
 
 from holdfast.capture.events import Event, Site, Stats
-from holdfast.capture.runs import Run, RunFacts, iter_runs, make_run, read_run
+from holdfast.capture.runs import Run, RunFacts, iter_runs, read_run
 from holdfast.capture.segments import Segment, verify_run_name, write_segment
 from holdfast.capture.table import NO_ROOT, advance_root, decode_events, encode_events, format_leaf
 from holdfast.digest import fingerprint
 from holdfast.errors import BadName, Corrupt, NotFound
 from holdfast.repo.repository import Repository, open_repository
 from holdfast.store.memory import MemoryStore
+from tests.runs_in_memory import make_run
 
 
 def make_event(seq: int, *, step: int = 0, fqn: str = "layers.0", rank: int = 0) -> Event:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from holdfast.capture.compare import diff_runs
-from holdfast.capture.runs import Run, RunFacts, make_run
+from holdfast.capture.runs import Run, RunFacts
 from holdfast.report.gather import Limits, gather
 from tests.recordings import FAULT, Recording, make_recorded
+from tests.runs_in_memory import make_run
 
 
 def _make_run(name: str, *, is_bad: bool = False, level: str = "full", world: int = 1) -> Run:

@@ -1,0 +1,48 @@
+"""Runs that are in memory, of events that a test has made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+
+import torch
+
+from holdfast.capture.events import Event
+from holdfast.capture.runs import Run, RunFacts
+from holdfast.capture.table import NO_ROOT, advance_root
+from holdfast.errors import NotFound
+
+
+def make_run(facts: RunFacts, events: Iterable[Event], tensors: Mapping[str, torch.Tensor] | None = None) -> Run:
+    """Return a run of events that are in memory; `tensors` holds those whose events name a leaf."""
+    return Run(facts, _Memory(events, tensors or {}))
+
+
+class _Memory:
+    """A run in memory."""
+
+    def __init__(self, events: Iterable[Event], tensors: Mapping[str, torch.Tensor]) -> None:
+        ordered = sorted(events, key=lambda event: (event.site.step, event.rank, event.seq))
+        grouped = groupby(ordered, key=lambda event: (event.site.step, event.rank))
+        self._events = {key: tuple(group) for key, group in grouped}
+        self._tensors = tensors
+        self._roots: dict[tuple[int, int], bytes] = {}
+        self.steps = tuple(sorted({step for step, _ in self._events}))
+        self.ranks = tuple(sorted({rank for _, rank in self._events}))
+
+    def read_root(self, step: int, rank: int) -> bytes:
+        if (step, rank) not in self._roots:
+            root = NO_ROOT
+            for event in self.read_events(step, rank):
+                root = advance_root(root, event)
+            self._roots[step, rank] = root
+        return self._roots[step, rank]
+
+    def read_events(self, step: int, rank: int) -> Sequence[Event]:
+        return self._events.get((step, rank), ())
+
+    def read_tensor(self, event: Event) -> torch.Tensor:
+        try:
+            return self._tensors[event.leaf]
+        except KeyError as error:
+            raise NotFound(f"no tensor {event.leaf!r} was given with this run", name=event.leaf) from error
