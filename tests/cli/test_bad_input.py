@@ -57,12 +57,19 @@ EVERY_VERB = [
         ("data", "data is not empty and has no config, so it is no store: 'config.json' is there"),
         ("s3://bucket/x", "object stores in the cloud are not supported by this version; use a local path"),
         ("ftp://x", "nobody knows the scheme 'ftp'"),
+        ("s3:/bucket/x", "a URL begins with a scheme and two slashes; a directory of that name is ./s3:/bucket/x"),
+        ("simplecache::s3://bucket/x", "a URL begins with a scheme and two slashes"),
         ("memory://", "ends with the process that opened it; give the command line a path"),
         ("", "is no place for a store"),
     ],
 )
 def test_a_place_without_a_store(empty: Cli, store: str, verb: list[str], reason: str) -> None:
     _verify_refusal(empty, ["-s", store, *verb], reason)
+
+
+@pytest.mark.parametrize("place", ["s3://bucket/out", "s3:/bucket/out", "file:///out"])
+def test_a_url_is_no_directory_to_write_to(saved: Cli, place: str) -> None:
+    _verify_refusal(saved, ["-s", "ckpts", "get", "snap", place], f"{place} is a URL, and no path of this machine")
 
 
 @pytest.mark.parametrize("verb", EVERY_VERB, ids=" ".join)

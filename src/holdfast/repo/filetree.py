@@ -16,6 +16,7 @@ from holdfast.repo.filetarget import FileTarget
 from holdfast.repo.layout import verify_name
 from holdfast.repo.reader import SnapshotReader
 from holdfast.repo.record import Json
+from holdfast.store.url import verify_path
 
 _LISTED: Final = 50
 """How many files an error names before it only counts them."""
@@ -223,7 +224,7 @@ def restore(
     """
     progress = progress or Silent()
     chosen = _place_entries(_choose_entries(reader, only))
-    target_dir = os.path.abspath(target_dir)
+    target_dir = os.path.abspath(verify_path(target_dir))
     existing = _find_existing(target_dir, chosen)
     if existing and not overwrite:
         raise NameInUse(

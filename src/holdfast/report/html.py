@@ -16,6 +16,7 @@ from typing import Final
 
 from holdfast.repo.record import Json
 from holdfast.report.model import Detail, Portrait, Report, Row, Side
+from holdfast.store.url import verify_path
 
 _SCRIPTS: Final = ("data.js", "table.js", "plots.js", "charts.js", "detail.js", "main.js")
 """In the order in which they build on one another."""
@@ -59,7 +60,7 @@ def render_html(report: Report) -> bytes:
 
 def write_html(report: Report, path: str | os.PathLike[str]) -> None:
     """Write the page to a file, which appears whole or not at all."""
-    place = os.fspath(path)
+    place = verify_path(os.fspath(path))
     beside = f"{place}.{os.getpid()}.tmp"
     try:
         with open(beside, "wb") as file:

@@ -13,6 +13,8 @@ from holdfast.store.memory import MemoryStore
 from holdfast.store.protocol import ObjectStore
 
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]+:/|[^/]*://")
+"""A scheme, or a chain of them as in `simplecache::s3://`, and one slash: pathlib leaves no more of two."""
 _ESCAPE: Final = re.compile(rb"%([0-9A-Fa-f]{2})")
 _CLOUD: Final = ("s3", "gs", "az")
 
@@ -28,17 +30,31 @@ class _SystemClock:
         return time.time()
 
 
+def is_url(text: str) -> bool:
+    """Tell whether a text is a URL, whole or shortened by pathlib; such a text is never taken for a path."""
+    return _URL.match(text) is not None
+
+
+def verify_path(text: str) -> str:
+    """Return a path of this machine; raises BadName for a URL, which would make a directory named like its scheme."""
+    if is_url(text):
+        raise BadName(f"{text} is a URL, and no path of this machine; a directory of that name is ./{text}")
+    return text
+
+
 def open_store(url: str, *, read_only: bool = False, single_writer: bool = False) -> ObjectStore:
     """Open the object store at a path or URL, touching nothing; raises BadName, StoreError.
 
-    A path or `file://` is a directory; `memory://` is a new empty store that nobody else sees. With
-    `single_writer` a filesystem that cannot create exclusively is accepted.
+    A path or `file://` is a directory; `memory://` is a new empty store that nobody else sees; any other text that
+    looks like a URL is refused. With `single_writer` a filesystem that cannot create exclusively is accepted.
     """
     if not url or "\0" in url:
         raise BadName(f"{url[:80]!r} is no place for a store; give a path, as in ./ckpts")
     found = _SCHEME.match(url)
     scheme = found[1].lower() if found else ""
     rest = url[found.end() :] if found else url
+    if not found and is_url(url):
+        raise BadName(f"{url}: a URL begins with a scheme and two slashes; a directory of that name is ./{url}")
     if scheme == "memory":
         return MemoryStore(clock=_SystemClock(), read_only=read_only)
     if scheme in _CLOUD:

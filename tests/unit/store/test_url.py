@@ -8,7 +8,7 @@ import pytest
 from holdfast.errors import BadName, ReadOnlyStore, StoreError
 from holdfast.store.local import LocalStore
 from holdfast.store.memory import MemoryStore
-from holdfast.store.url import find_store_root, open_store
+from holdfast.store.url import find_store_root, is_url, open_store
 
 
 @pytest.mark.parametrize(
@@ -22,6 +22,7 @@ from holdfast.store.url import find_store_root, open_store
         ("file:///data/my%20ckpts%2f%C3%A4", "/data/my ckpts/ä"),
         ("/data/a%20b", "/data/a%20b"),
         ("/data/we://ird", "/data/we:/ird"),
+        ("/data/s3:/x", "/data/s3:/x"),
     ],
 )
 def test_a_path_or_file_url_is_a_directory(url: str, path: str) -> None:
@@ -78,6 +79,11 @@ def test_cloud_urls_are_refused_with_a_next_step(url: str) -> None:
         ("file://relative", "three slashes"),
         ("file://", "three slashes"),
         ("file:///a%00b", "zero byte"),
+        ("foo://bucket/x", "nobody knows the scheme 'foo'"),
+        ("simplecache::s3://bucket/x", "two slashes; a directory of that name is ./simplecache::s3://bucket/x"),
+        ("1s3://bucket/x", "two slashes"),
+        ("s3:/bucket/x", "two slashes; a directory of that name is ./s3:/bucket/x"),
+        ("file:/data/ckpts", "two slashes"),
         ("", "no place for a store"),
         ("a\0b", "no place for a store"),
     ],
@@ -85,6 +91,14 @@ def test_cloud_urls_are_refused_with_a_next_step(url: str) -> None:
 def test_what_cannot_be_a_store_is_refused(url: str, reason: str) -> None:
     with pytest.raises(BadName, match=reason):
         open_store(url)
+
+
+@pytest.mark.parametrize("path", ["./s3:/x", "C:/x", "run:1/x", "a/b:/c", "10:/x", "s3:", "../memory://x"])
+def test_a_path_with_a_colon_is_still_a_path(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    assert not is_url(path)
+    assert open_store(path).url == os.path.normpath(tmp_path / path)
 
 
 @pytest.fixture

@@ -9,8 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Final, Self
 
-import torch.distributed.checkpoint as torch_checkpoint
-from torch.distributed.checkpoint import _storage_utils, filesystem
+from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.distributed.checkpoint.storage import StorageReader as TorchStorageReader
@@ -19,23 +18,24 @@ from torch.futures import Future
 
 from holdfast.distributed.dcp.place import CheckpointId, Place, StoreLike, clean_id, raising_plainly
 from holdfast.distributed.dcp.reader import StorageReader
+from holdfast.distributed.dcp.stand_in import StandIn, put_in, take_out
 from holdfast.distributed.dcp.writer import StorageWriter
-from holdfast.errors import Corrupt, Unsupported
+from holdfast.errors import BadName, Corrupt, Unsupported
+from holdfast.store.url import is_url
 
 _MARKER: Final = ".metadata"
 """Where torch keeps its own metadata, and where frameworks look for it to tell a checkpoint from a mere directory."""
 _SIGN: Final = b'{"holdfast":'
 _MAX_MARKER_BYTES: Final = 1 << 16
 _HIDDEN: Final = ".holdfast"
-_MODULES: Final = (torch_checkpoint, filesystem, _storage_utils)
-# As they were when this was loaded: what is put back.
+# Found when this module is loaded, before anything is installed.
 _TORCH_WRITER: Final = filesystem.FileSystemWriter
 _TORCH_READER: Final = filesystem.FileSystemReader
 _OVERWRITE_AT: Final = 5
 """The position of `overwrite` among the arguments of torch's writer that follow the path."""
 
 
-class FileSystemWriter(StorageWriter):
+class FileSystemWriter(StorageWriter, metaclass=StandIn, torch_class=_TORCH_WRITER):
     """Stands in for torch's FileSystemWriter: a path is a name in the store, and gets a marker for frameworks."""
 
     store: ClassVar[StoreLike | None] = None
@@ -46,14 +46,17 @@ class FileSystemWriter(StorageWriter):
             raise Unsupported(
                 "extensions that transform torch's files do not apply to a store; uninstall it to use them"
             )
+        _verify_path(path)
         overwrite = args[_OVERWRITE_AT] if len(args) > _OVERWRITE_AT else overwrite
         self._home = type(self).store
         super().__init__(*_locate(self._home, path), overwrite=overwrite)
+        self._given = path
         self.path = Path(path)
 
     def reset(self, checkpoint_id: CheckpointId | None = None) -> None:
-        """Take another path for the next save."""
+        """Take another path for the next save; a URL is refused when that begins, where torch tells all ranks."""
         if checkpoint_id is not None:
+            self._given = checkpoint_id
             self.path = Path(checkpoint_id)
             place, name = _locate(self._home, checkpoint_id)
             if self._home is None:
@@ -73,11 +76,13 @@ class FileSystemWriter(StorageWriter):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: CheckpointId) -> bool:
-        """Tell whether it is a path that torch's writer would take."""
-        return _TORCH_WRITER.validate_checkpoint_id(checkpoint_id)
+        """Tell whether it is a path, and one that torch's writer would take or that a given store does."""
+        is_path = isinstance(checkpoint_id, Path) or not is_url(os.fspath(checkpoint_id))
+        return is_path and (cls.store is not None or _TORCH_WRITER.validate_checkpoint_id(checkpoint_id))
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Begin a save, and make the directory in which the marker will be."""
+        _verify_path(self._given)
         super().set_up_storage_writer(is_coordinator, *args, **kwargs)
         with raising_plainly():
             self.path.mkdir(parents=True, exist_ok=True)
@@ -90,7 +95,7 @@ class FileSystemWriter(StorageWriter):
             _write_marker(_find_marker(self.path, self.own_rank), self._home, name)
 
 
-class FileSystemReader(TorchStorageReader):
+class FileSystemReader(TorchStorageReader, metaclass=StandIn, torch_class=_TORCH_READER):
     """Stands in for torch's FileSystemReader: reads from the store, or what torch itself has written at the path."""
 
     store: ClassVar[StoreLike | None] = None
@@ -99,10 +104,12 @@ class FileSystemReader(TorchStorageReader):
     def __init__(self, path: CheckpointId, *args: Any, **kwargs: Any) -> None:
         """Touch nothing yet."""
         super().__init__()
+        _verify_path(path, "FsspecReader")
         self._home = type(self).store
         self._weights_only = type(self).weights_only
         self._more = (args, kwargs)
         self._inner: TorchStorageReader | None = None
+        self._given = path
         self.path = Path(path)
         self.load_id = str(uuid.uuid4())
 
@@ -113,18 +120,20 @@ class FileSystemReader(TorchStorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: CheckpointId) -> bool:
-        """Tell whether it is a path that torch's reader would take."""
-        return _TORCH_READER.validate_checkpoint_id(checkpoint_id)
+        """Tell whether it is a path; torch's own asks for one beside which it can write, which no reader needs."""
+        return isinstance(checkpoint_id, Path) or not is_url(os.fspath(checkpoint_id))
 
     def reset(self, checkpoint_id: CheckpointId | None = None) -> None:
-        """Take another path for the next load."""
+        """Take another path for the next load; a URL is refused when that begins, where torch tells all ranks."""
         if checkpoint_id is not None:
+            self._given = checkpoint_id
             self.path = Path(checkpoint_id)
         self._inner = None
         self.load_id = str(uuid.uuid4())
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Read what the checkpoint holds, whoever has written it."""
+        _verify_path(self._given, "FsspecReader")
         with raising_plainly():
             self._inner = self._choose(_find_marker(self.path, kwargs.get("rank")))
             metadata = self._inner.read_metadata(*args, **kwargs)
@@ -183,10 +192,10 @@ class Installed:
 
 
 def install(store: StoreLike | None = None, *, weights_only: bool = True) -> Installed:
-    """Let torch.distributed.checkpoint, and all that builds upon its FileSystemWriter and Reader, use a store.
+    """Let torch.distributed.checkpoint, and all that calls its FileSystemWriter and FileSystemReader, use a store.
 
-    Checkpoints that torch has written before are still read. Code that has imported the names
-    `FileSystemWriter` or `FileSystemReader` from torch earlier keeps torch's own: install first.
+    Checkpoints that torch has written before are still read. URLs, and subclasses of the two classes, stay with torch's
+    own code. Code outside of torch that has imported the two names earlier keeps torch's own: install first.
 
     Args:
         store: a `holdfast.Store`, a path or a URL, for all checkpoints; a path is a name in it. Without one, there
@@ -195,20 +204,23 @@ def install(store: StoreLike | None = None, *, weights_only: bool = True) -> Ins
     """
     FileSystemWriter.store = FileSystemReader.store = store
     FileSystemReader.weights_only = weights_only
-    _put(FileSystemWriter, FileSystemReader)
+    put_in((FileSystemWriter, FileSystemReader))
     return Installed()
 
 
 def uninstall() -> None:
     """Put torch's own writer and reader back; what was saved meanwhile is read by `StorageReader`."""
-    _put(_TORCH_WRITER, _TORCH_READER)
+    take_out((FileSystemWriter, FileSystemReader))
     FileSystemWriter.store = FileSystemReader.store = None
 
 
-def _put(writer: type, reader: type) -> None:
-    for module in _MODULES:
-        setattr(module, _TORCH_WRITER.__name__, writer)
-        setattr(module, _TORCH_READER.__name__, reader)
+def _verify_path(path: CheckpointId, instead: str = "FsspecWriter") -> None:
+    """Raise BadName for a URL: taken for a path, it would name a directory of this machine."""
+    if is_url(os.fspath(path)):
+        raise BadName(
+            f"{os.fspath(path)} is a URL, and no path. Give it to dcp.save or dcp.load as a text, or to torch's"
+            f" {instead}: what is there is not kept in a store. A directory of that name is ./{os.fspath(path)}"
+        )
 
 
 def _locate(store: StoreLike | None, path: CheckpointId) -> tuple[StoreLike, str]:
