@@ -146,7 +146,8 @@ def test_without_collectives_each_rank_has_its_marker(tmp_path: Path) -> None:
 def test_more_than_plain_values_are_loaded_if_that_is_allowed(tmp_path: Path) -> None:
     state = {"w": torch.ones(3), "step": pytest.approx}
     with holdfast.dcp.install():
-        dcp.save(state, checkpoint_id=tmp_path / "a")
+        with pytest.warns(UserWarning, match="weights_only=False"):
+            dcp.save(state, checkpoint_id=tmp_path / "a")
         with pytest.raises(CheckpointException, match="weights_only=False"):
             load(tmp_path / "a")
     with holdfast.dcp.install(weights_only=False):

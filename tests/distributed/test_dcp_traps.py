@@ -86,7 +86,8 @@ def test_cached_plans_save_the_values_of_each_save(store: holdfast.Store) -> Non
 
 
 def test_more_than_plain_values_are_loaded_only_if_that_is_allowed(store: holdfast.Store) -> None:
-    save(store, "a", {"odd": Odd(), "step": 3})
+    with pytest.warns(UserWarning, match="odd .*weights_only=False"):
+        save(store, "a", {"odd": Odd(), "step": 3})
     target: dict[str, Any] = {"odd": None, "step": 0}
 
     refused = failure(lambda: dcp.load(target, storage_reader=StorageReader(store, "a")))
@@ -102,8 +103,8 @@ def test_more_than_plain_values_are_loaded_only_if_that_is_allowed(store: holdfa
 
 
 def test_nothing_that_looks_at_a_snapshot_decodes_its_payloads(store: holdfast.Store, tmp_path: Path) -> None:
-    save(store, "a", {"odd": Odd(), "w": torch.ones(2)})
-    save(store, "b", {"odd": Odd(), "w": torch.zeros(2)})
+    save(store, "a", {"odd": Odd(), "w": torch.ones(2)}, weights_only=False)
+    save(store, "b", {"odd": Odd(), "w": torch.zeros(2)}, weights_only=False)
 
     found = store.diff("a", "b")
 
@@ -206,7 +207,8 @@ def test_a_custom_planner_may_store_bytes_of_its_own(store: holdfast.Store) -> N
         def load_bytes(self, read_item: Any, value: io.BytesIO) -> None:
             read.append(value.read())
 
-    dcp.save({"x": 1}, storage_writer=StorageWriter(store, "a"), planner=Raw())
+    with pytest.warns(UserWarning, match="x .*weights_only=False"):
+        dcp.save({"x": 1}, storage_writer=StorageWriter(store, "a"), planner=Raw())
     dcp.load({"x": None}, storage_reader=StorageReader(store, "a", weights_only=False), planner=Reading())
 
     assert read == [b"raw" * 700_000]

@@ -32,24 +32,25 @@ _HIDDEN: Final = ".holdfast"
 _TORCH_WRITER: Final = filesystem.FileSystemWriter
 _TORCH_READER: Final = filesystem.FileSystemReader
 _OVERWRITE_AT: Final = 5
-"""The position of `overwrite` among the arguments of torch's writer that follow the path."""
+"""The position of `overwrite` among the arguments of torch's writer that follow the path; `_extensions` is next."""
 
 
 class FileSystemWriter(StorageWriter, metaclass=StandIn, torch_class=_TORCH_WRITER):
     """Stands in for torch's FileSystemWriter: a path is a name in the store, and gets a marker for frameworks."""
 
     store: ClassVar[StoreLike | None] = None
+    weights_only: ClassVar[bool] = True
 
     def __init__(self, path: CheckpointId, *args: Any, overwrite: bool = True, **kwargs: Any) -> None:
         """Take what torch's takes; what is about its files means nothing here."""
-        if kwargs.get("_extensions"):
+        if kwargs.get("_extensions") or any(args[_OVERWRITE_AT + 1 : _OVERWRITE_AT + 2]):
             raise Unsupported(
                 "extensions that transform torch's files do not apply to a store; uninstall it to use them"
             )
         _verify_path(path)
         overwrite = args[_OVERWRITE_AT] if len(args) > _OVERWRITE_AT else overwrite
         self._home = type(self).store
-        super().__init__(*_locate(self._home, path), overwrite=overwrite)
+        super().__init__(*_locate(self._home, path), overwrite=overwrite, weights_only=type(self).weights_only)
         self._given = path
         self.path = Path(path)
 
@@ -200,10 +201,10 @@ def install(store: StoreLike | None = None, *, weights_only: bool = True) -> Ins
     Args:
         store: a `holdfast.Store`, a path or a URL, for all checkpoints; a path is a name in it. Without one, there
             is a store beside each checkpoint, `.holdfast` in the directory that it is in.
-        weights_only: refuse to load values, other than tensors, that are more than plain data.
+        weights_only: refuse to load values, other than tensors, that are more than plain data; a save warns of them.
     """
     FileSystemWriter.store = FileSystemReader.store = store
-    FileSystemReader.weights_only = weights_only
+    FileSystemWriter.weights_only = FileSystemReader.weights_only = weights_only
     put_in((FileSystemWriter, FileSystemReader))
     return Installed()
 

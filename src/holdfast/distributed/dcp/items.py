@@ -20,6 +20,7 @@ from holdfast.repo.part_writer import MakeSources, PlacedSource
 from holdfast.repo.record import Json
 from holdfast.repo.source import BytesSource
 from holdfast.repo.writer import Placement
+from holdfast.snapshot.pickled import find_refusal
 from holdfast.tensors.dtypes import dtype_name, item_bytes, items_per_byte
 from holdfast.tensors.parts import has_own_bytes, verify_readable
 from holdfast.tensors.shard_source import make_shard_source
@@ -35,10 +36,13 @@ _ASSUMED_BYTES: Final = 4096
 class Written:
     """What is only known once a planner has given its data."""
 
+    looks_for_refused: bool = False
     sizes: dict[str, int] = field(default_factory=dict)
     """Of bytes, by name."""
     dtypes: dict[str, str] = field(default_factory=dict)
     """Of tensors that the planner gave another dtype than it had planned."""
+    refused: dict[str, str] = field(default_factory=dict)
+    """What a weights-only load refuses of bytes, by name; only if `looks_for_refused`."""
 
 
 def encode_tensor(shape: Coordinates, dtype: torch.dtype, *, requires_grad: bool) -> Json:
@@ -136,6 +140,8 @@ def _make_payload(fqn: str, data: torch.Tensor | io.BytesIO, written: Written) -
         raise Unsupported(f"{fqn}: the planner gave a {type(data).__qualname__} where its plan has bytes")
     payload = data.getvalue()
     written.sizes[fqn] = len(payload)
+    if written.looks_for_refused and (cause := find_refusal(payload)):
+        written.refused[fqn] = cause
     boxes = [(start, stop - start) for start, stop in cut(len(payload))]
     return PlacedSource(BytesSource(fqn, payload, PAYLOAD_SPEC), Placement(len(payload), 1, boxes))
 

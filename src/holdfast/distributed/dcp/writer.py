@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+import warnings
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -35,6 +36,7 @@ from holdfast.repo.repository import Repository
 from holdfast.repo.snapshots import Snapshot
 from holdfast.snapshot.environment import describe_environment
 
+_MAX_NAMED: Final = 8
 _BATCH_SHARE: Final = 4
 """What a planner resolves at a time takes at most this part of the budget."""
 
@@ -55,6 +57,7 @@ class StorageWriter(TorchStorageWriter):
         *,
         overwrite: bool = False,
         metadata: Mapping[str, Json] | None = None,
+        weights_only: bool = True,
     ) -> None:
         """Touch nothing yet.
 
@@ -63,12 +66,14 @@ class StorageWriter(TorchStorageWriter):
             name: of the snapshot; a `checkpoint_id` given to the save takes its place.
             overwrite: replace what the name holds, at once, when all is written.
             metadata: kept with the snapshot, for whoever looks at it.
+            weights_only: warn of values that a `StorageReader` refuses unless it is told weights_only=False.
         """
         super().__init__()
         self._place = Place(store)
         self._checkpoint_id = name
         self._overwrite = overwrite
         self._metadata = dict(metadata or {})
+        self._weights_only = weights_only
         self._rank: int | None = None
         self._is_collective = True
         self._is_alone = False
@@ -159,7 +164,7 @@ class StorageWriter(TorchStorageWriter):
         return future
 
     def _write(self, plan: SavePlan, planner: SavePlanner) -> WriteResult:
-        repo, written = self._repository, Written()
+        repo, written = self._repository, Written(looks_for_refused=self._weights_only)
         if find_config(repo.store) is None:
             raise NotShared(
                 f"rank {self._rank} finds no store in {repo.store.url}, where the coordinator has made one: the path is"
@@ -171,6 +176,7 @@ class StorageWriter(TorchStorageWriter):
         purpose = f"save {self._name!r} for torch, rank {self._rank or 0}"
         part = write_part(repo, self._name, groups, purpose=purpose)
         self._lease_id = part.lease_id
+        _warn_of_refused(self._name, written.refused)
         return WriteResult(MetadataIndex(self._name), part.new_bytes, _describe_part(part, written))
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
@@ -225,6 +231,18 @@ def _describe_part(part: WrittenPart, written: Written) -> dict[str, Any]:
         "sizes": written.sizes,
         "dtypes": written.dtypes,
     }
+
+
+def _warn_of_refused(name: str, refused: Mapping[str, str]) -> None:
+    if not refused:
+        return
+    shown = ", ".join(f"{fqn} ({cause})" for fqn, cause in list(refused.items())[:_MAX_NAMED])
+    more = f" and {len(refused) - _MAX_NAMED} more" if len(refused) > _MAX_NAMED else ""
+    warnings.warn(
+        f"{name!r}: {shown}{more} will be refused when this checkpoint is loaded, because such values may run any code."
+        " To load them, use holdfast.dcp.install(weights_only=False) or StorageReader(..., weights_only=False)",
+        stacklevel=2,
+    )
 
 
 def _parse_part(value: Json) -> PartRef:
