@@ -79,27 +79,30 @@ def test_show_prints_record_entries_and_packs(saved: Cli) -> None:
 
     record, entries, packs = text.split("\n\n")
     assert [line.split()[0] for line in record.splitlines()] == [
-        "name", "tags", "saved", "digest", "size", "entries", "manifest", "generation", "meta",
+        "name", "tags", "saved", "digest", "size", "new", "entries", "manifest", "generation", "meta",
     ]  # fmt: skip
     assert "size        2.4 MiB (2500020 bytes)" in record
+    assert "new         2.4 MiB; 0 B reused" in record
     assert "entries     3 in 5 chunks" in record
     assert "meta epoch  3" in record
     assert entries == (
         "ENTRY             KIND     SIZE  CHUNKS      NEW  INLINE\n"
-        "data/config.json  file     10 B       1      0 B    10 B\n"
+        "data/config.json  file     10 B       1     10 B    10 B\n"
         "data/model.bin    file  2.4 MiB       3  2.4 MiB     0 B\n"
-        "data/sub/run.sh   file     10 B       1      0 B    10 B"
+        "data/sub/run.sh   file     10 B       1     10 B    10 B"
     )
     assert packs.splitlines()[1] == "<id>".ljust(41) + "       3  2.4 MiB  2.4 MiB"
 
 
 def test_show_tells_reused_from_new(saved: Cli) -> None:
-    entries = saved("show", "second", "--json").json["content"]
+    found = saved("show", "second", "--json").json
+    entries = found["content"]
 
+    assert (found["new_bytes"], found["reused_bytes"]) == (20, 2_500_000)
     assert [(entry["name"], entry["bytes"], entry["new_bytes"], entry["inline_bytes"]) for entry in entries] == [
-        ("config.json", 10, 0, 10),
+        ("config.json", 10, 10, 10),
         ("model.bin", 2_500_000, 0, 0),
-        ("sub/run.sh", 10, 0, 10),
+        ("sub/run.sh", 10, 10, 10),
     ]
 
 

@@ -38,13 +38,13 @@ def test_show_lists_leaves_by_name_with_what_they_are(saved: Cli) -> None:
     ]  # fmt: skip
     rows = {line.split()[0]: " ".join(line.split()[1:]) for line in leaves.splitlines()}
     assert rows["model.w"] == "float32 (200, 200), parameter, requires grad 156 KiB 156 KiB"
-    assert rows["model.tied"] == "float32 (200, 200), strides (1, 200), shares memory with model.w 156 KiB 156 KiB"
+    assert rows["model.tied"] == "float32 (200, 200), strides (1, 200), shares memory with model.w 156 KiB 0 B"
     assert rows["opt.lr"] == "0.1 - -"
     assert rows["opt.name"] == "'AdamW' - -"
     assert rows["opt.empty"] == "{} - -"
-    assert rows["sparse"] == "sparse_coo float32 (3, 3) 60 B 0 B"
-    assert rows["indices"] == "int64 (2, 3) 48 B 0 B"
-    assert rows["array"] == "array <i8 (4,) 32 B 0 B"
+    assert rows["sparse"] == "sparse_coo float32 (3, 3) 60 B 60 B"
+    assert rows["indices"] == "int64 (2, 3) 48 B 48 B"
+    assert rows["array"] == "array <i8 (4,) 32 B 32 B"
     assert rows["text"] == "str 4.9 KiB 4.9 KiB"
     assert "meta epoch" in record
 

@@ -360,3 +360,20 @@ def test_of_two_groups_that_save_one_name_at_once_one_wins_and_the_other_is_told
     assert {each.failures.get(0) for each in told} == {None, "NameInUse"}
     with holdfast.open(tmp_path) as store:
         assert set(store.load("run")["w"].flatten().tolist()) == {float(kinds[0] != "")}
+
+
+# What a result says of sizes
+
+
+def save_sizes(rank: int, path: Path) -> list[tuple[int, int, int]]:
+    tree = {"shared": make_noise(2000), "own": per_rank(make_noise(1000, seed=rank)), "tiny": torch.ones(3)}
+    with holdfast.open(path) as store:
+        results = [store.save("run", tree) for _ in range(2)]
+    return [(result.logical_bytes, result.new_bytes, result.reused_bytes) for result in results]
+
+
+def test_sizes_count_what_each_rank_has_for_itself_and_are_the_same_on_all(world: World, tmp_path: Path) -> None:
+    told = world(3)(save_sizes, tmp_path)
+
+    logical, saved = 8000 + 4000 + 12, 8000 + 3 * 4000 + 12
+    assert told == [[(logical, saved, 0), (logical, 0, saved)]] * 3

@@ -58,7 +58,9 @@ def _add_ls(verbs: Verbs) -> None:
 
 def _add_show(verbs: Verbs) -> None:
     more = (
-        "NEW is what this save added to the store, INLINE what lies in the manifest.\n"
+        "NEW is what the save, copy or repack that made this snapshot wrote; the rest was\n"
+        "in the store already. INLINE is what lies in the manifest; each snapshot has its\n"
+        "own, so it is new. What two leaves share is new for the first.\n"
         "Exits with 1 if a pack is missing."
     )
     examples = [

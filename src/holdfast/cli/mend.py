@@ -64,7 +64,7 @@ def _copy(source: Repository, snapshot: Snapshot, target: Repository, output: Ou
     output.line(
         f"copied {snapshot.name}{under}:"
         f" {count(snapshot.num_entries, 'entry')}, {format_bytes(result.logical_bytes)}"
-        f" ({format_bytes(result.new_bytes)} moved, {format_bytes(result.reused_bytes)} held)"
+        f" ({format_bytes(result.new_bytes)} moved, {format_bytes(result.reused_bytes)} already there)"
         f" in {result.seconds:.2f} s"
     )
 

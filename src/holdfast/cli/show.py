@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final, NoReturn
@@ -16,10 +16,11 @@ from holdfast.errors import NotFound
 from holdfast.repo.entry import Entry
 from holdfast.repo.layout import pack_key
 from holdfast.repo.manifest import Manifest
-from holdfast.repo.parts import read_view
+from holdfast.repo.parts import Manifests, read_manifests
 from holdfast.repo.record import Json, canonical_json
 from holdfast.repo.snapshots import DamagedName, Snapshot
 from holdfast.repo.tags import Tag, iter_tags
+from holdfast.repo.usage import find_leases, find_new_bytes
 from holdfast.store.protocol import ObjectStore
 
 if TYPE_CHECKING:
@@ -35,20 +36,22 @@ def run_show(options: Namespace, url: str, output: Output) -> int:
     store = open_to_read(url, output).store
     tags = [tag for tag in iter_tags(store) if not isinstance(tag, DamagedName)]
     snapshot = find_snapshot(store, options.name, output)
-    manifest = read_view(store, snapshot.manifest)
+    manifests = read_manifests(store, snapshot.manifest)
+    manifest = manifests.view()
+    new = _find_new(snapshot, manifests, manifest)
     leaves = _find_leaves(options, snapshot, manifest)
     entries = _find_entries(options, snapshot, manifest, leaves)
     packs = _read_packs(store, entries)
     if options.json:
-        output.json(_describe(snapshot, manifest, entries, packs, tags) | _describe_leaves(leaves))
+        output.json(_describe(snapshot, manifest, entries, packs, tags, new) | _describe_leaves(leaves))
     else:
         if options.leaf is None:
-            _print_record(snapshot, manifest, tags, output)
+            _print_record(snapshot, manifest, tags, new, output)
             output.line()
         if leaves:
-            _print_leaves(snapshot, leaves, output)
+            _print_leaves(leaves, new, output)
         else:
-            _print_entries(snapshot, entries, output)
+            _print_entries(entries, new, output)
         if options.chunks:
             _print_chunks(entries, output)
         _print_packs(packs, output)
@@ -133,19 +136,36 @@ def _inline_bytes(entry: Entry) -> int:
     return sum(chunk.size_bytes for chunk in entry.chunks if chunk.location is None)
 
 
-def _new_bytes(snapshot: Snapshot, entry: Entry) -> int:
-    """Return how many bytes of an entry lie in packs that this save wrote: a pack's id begins with its lease."""
-    own = snapshot.lease_id + "-"
-    return sum(chunk.size_bytes for chunk in entry.chunks if chunk.location and chunk.location.pack_id.startswith(own))
+@dataclass(frozen=True, slots=True)
+class _New:
+    """How many bytes the save of a snapshot wrote."""
+
+    total_bytes: int
+    """Of all ranks."""
+    content_bytes: int
+    """How many bytes all ranks saved, written or reused."""
+    by_entry: Mapping[str, int]
 
 
-def _print_record(snapshot: Snapshot, manifest: Manifest, tags: Iterable[Tag], output: Output) -> None:
+def _find_new(snapshot: Snapshot, manifests: Manifests, view: Manifest) -> _New:
+    leases = find_leases(snapshot, manifests)
+    entries = list(view.iter_entries())
+    names = [entry.name for entry in entries]
+    return _New(
+        total_bytes=sum(find_new_bytes(leases, manifests.iter_entries())),
+        content_bytes=manifests.content_bytes,
+        by_entry=dict(zip(names, find_new_bytes(leases, entries), strict=True)),
+    )
+
+
+def _print_record(snapshot: Snapshot, manifest: Manifest, tags: Iterable[Tag], new: _New, output: Output) -> None:
     facts = [
         ("name", snapshot.name),
         ("tags", label_tags(snapshot, tags) or "none"),
         ("saved", format_time(snapshot.time_s)),
         ("digest", snapshot.digest.hex()),
         ("size", f"{format_bytes(snapshot.logical_bytes)} ({snapshot.logical_bytes} bytes)"),
+        ("new", f"{format_bytes(new.total_bytes)}; {format_bytes(new.content_bytes - new.total_bytes)} reused"),
         ("entries", f"{snapshot.num_entries} in {count(manifest.num_chunks, 'chunk')}"),
         ("manifest", f"{snapshot.manifest.manifest_id} ({format_bytes(snapshot.manifest.size_bytes)})"),
         ("generation", str(snapshot.generation)),
@@ -164,7 +184,7 @@ def _format_fact(item: tuple[str, Json]) -> str:
     return f"{key.replace('_', ' ')} {value if isinstance(value, str) else canonical_json(value).decode()}"
 
 
-def _print_leaves(snapshot: Snapshot, leaves: Sequence[Described], output: Output) -> None:
+def _print_leaves(leaves: Sequence[Described], new: _New, output: Output) -> None:
     rows = []
     sharing: dict[int, str] = {}
     for described in leaves:
@@ -173,11 +193,11 @@ def _print_leaves(snapshot: Snapshot, leaves: Sequence[Described], output: Outpu
         alias = parts[""].entry.alias if "" in parts else 0
         first = sharing.setdefault(alias, name) if alias else name
         what = _label(described) + ("" if first == name else f", shares memory with {first}")
-        new = sum(_new_bytes(snapshot, entry) for entry in entries)
-        sizes = [format_bytes(described.facts.size_bytes), format_bytes(new)] if parts else ["-", "-"]
+        new_bytes = sum(new.by_entry[entry.name] for entry in entries)
+        sizes = [format_bytes(described.facts.size_bytes), format_bytes(new_bytes)] if parts else ["-", "-"]
         rows.append([name, what, *sizes])
         if len(entries) > 1:
-            rows += [_format_part(snapshot, role, part) for role, part in parts.items()]
+            rows += [_format_part(role, part, new) for role, part in parts.items()]
     output.table(["LEAF", "WHAT", "SIZE", "NEW"], rows, right="SIZE NEW")
 
 
@@ -194,20 +214,20 @@ def _label(described: Described) -> str:
     return ", ".join([str(described.facts), *more])
 
 
-def _format_part(snapshot: Snapshot, role: str, part: Part) -> list[str]:
+def _format_part(role: str, part: Part, new: _New) -> list[str]:
     entry, shape = part.entry, part.spec.get("shape")
     what = f"{part.spec.get('dtype', part.kind)} {tuple(shape) if isinstance(shape, list) else ''}".strip()
-    return [f"  {role or 'itself'}", what, format_bytes(entry.size_bytes), format_bytes(_new_bytes(snapshot, entry))]
+    return [f"  {role or 'itself'}", what, format_bytes(entry.size_bytes), format_bytes(new.by_entry[entry.name])]
 
 
-def _print_entries(snapshot: Snapshot, entries: Sequence[Entry], output: Output) -> None:
+def _print_entries(entries: Sequence[Entry], new: _New, output: Output) -> None:
     rows = [
         [
             entry.name,
             _kind(entry),
             format_bytes(entry.size_bytes),
             str(len(entry.chunks)),
-            format_bytes(_new_bytes(snapshot, entry)),
+            format_bytes(new.by_entry[entry.name]),
             format_bytes(_inline_bytes(entry)),
         ]
         for entry in entries
@@ -248,9 +268,12 @@ def _describe(
     entries: Iterable[Entry],
     packs: Iterable[_PackUse],
     tags: Iterable[Tag],
+    new: _New,
 ) -> dict[str, Json]:
     return {
         **describe_snapshot(snapshot, tags),
+        "new_bytes": new.total_bytes,
+        "reused_bytes": new.content_bytes - new.total_bytes,
         "environment": snapshot.environment,
         "manifest": {
             "id": snapshot.manifest.manifest_id,
@@ -258,7 +281,7 @@ def _describe(
             "bytes": snapshot.manifest.size_bytes,
         },
         "spec": manifest.spec,
-        "content": [_describe_entry(snapshot, entry) for entry in entries],
+        "content": [_describe_entry(entry, new) for entry in entries],
         "packs": [
             {"id": p.pack_id, "chunks": p.num_chunks, "used_bytes": p.used_bytes, "file_bytes": p.file_bytes}
             for p in packs
@@ -282,14 +305,14 @@ def _describe_leaves(leaves: Sequence[Described]) -> dict[str, Json]:
     }
 
 
-def _describe_entry(snapshot: Snapshot, entry: Entry) -> dict[str, Json]:
+def _describe_entry(entry: Entry, new: _New) -> dict[str, Json]:
     return {
         "name": entry.name,
         "bytes": entry.size_bytes,
         "kind": _kind(entry),
         "spec": entry.spec,
         "note": entry.note,
-        "new_bytes": _new_bytes(snapshot, entry),
+        "new_bytes": new.by_entry[entry.name],
         "inline_bytes": _inline_bytes(entry),
         "chunks": [
             {

@@ -149,4 +149,5 @@ def _judge(repo: Repository, found: Found, secret: bytes | None) -> Literal["hel
 def _describe_held(found: Found, *, seconds: float) -> SaveResult:
     held = found.snapshot
     assert held is not None, "it could be read"
-    return SaveResult(held.name, held.digest, held.generation, held.logical_bytes, 0, seconds, existed=True)
+    size = held.logical_bytes
+    return SaveResult(held.name, held.digest, held.generation, size, 0, size, seconds, existed=True)

@@ -34,8 +34,8 @@ def copy_artifact(
         held = parse_found(state.snapshot)
         if not held.trouble and held.guards == found.guards and _is_as_good(held, found):
             seconds = time.monotonic() - started
-            there = state.snapshot
-            return SaveResult(there.name, there.digest, there.generation, there.logical_bytes, 0, seconds, existed=True)
+            there, size = state.snapshot, state.snapshot.logical_bytes
+            return SaveResult(there.name, there.digest, there.generation, size, 0, size, seconds, existed=True)
     if not free:
         raise Corrupt(f"{target.store.url} has no name left for a variant of {found.key_digest}", key=found.name)
     return copy_snapshot(source, snapshot, target, name=free, progress=progress)

@@ -8,6 +8,7 @@ from holdfast.errors import NameInUse
 from holdfast.progress import Progress, Silent
 from holdfast.repo.holdings import find_base
 from holdfast.repo.layout import find_shelf
+from holdfast.repo.parts import read_manifests
 from holdfast.repo.reader import is_readable
 from holdfast.repo.record import canonical_json
 from holdfast.repo.repository import Repository
@@ -38,8 +39,9 @@ def copy_snapshot(
     is_same = held is not None and _is_same(held, snapshot)
     if held and is_same and is_settled(target.store, held) and is_readable(target, held):
         target.store.sync(find_shelf(name))
+        reused = read_manifests(target.store, held.manifest).content_bytes
         seconds = time.monotonic() - started
-        return SaveResult(name, held.digest, held.generation, held.logical_bytes, 0, seconds, existed=True)
+        return SaveResult(name, held.digest, held.generation, held.logical_bytes, 0, reused, seconds, existed=True)
     if held and not is_same and not overwrite:
         raise NameInUse(
             f"{name!r} is in use in {target.store.url} and holds other content; nothing was copied."
@@ -49,9 +51,10 @@ def copy_snapshot(
     target.verify_may_write()
     target.index.refresh()
     bases = (held, find_base(target, name))
-    copied, moved = transfer_snapshot(Job("copy", source, snapshot, target, state, bases), progress or Silent())
-    seconds = time.monotonic() - started
-    return SaveResult(copied.name, copied.digest, copied.generation, copied.logical_bytes, moved, seconds)
+    done = transfer_snapshot(Job("copy", source, snapshot, target, state, bases), progress or Silent())
+    copied, seconds = done.snapshot, time.monotonic() - started
+    sizes = (copied.logical_bytes, done.new_bytes, done.reused_bytes)
+    return SaveResult(copied.name, copied.digest, copied.generation, *sizes, seconds)
 
 
 def _is_same(held: Snapshot, snapshot: Snapshot) -> bool:

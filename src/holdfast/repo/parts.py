@@ -53,6 +53,11 @@ class Manifests:
         digests = [digest_snapshot(part.spec, list(part.iter_entries())) for part in self.parts]
         return digest_parts(self.root.spec, list(self.root.iter_entries()), digests)
 
+    @property
+    def content_bytes(self) -> int:
+        """Bytes of all values that any rank has saved; unlike a snapshot's logical bytes, each rank's own count."""
+        return sum(chunk.size_bytes for entry in self.iter_entries() for chunk in entry.chunks)
+
     def iter_entries(self) -> Iterator[Entry]:
         """Yield all entries that have chunks, those of one name as often as there are parts with some of it."""
         for each in self.with_chunks:

@@ -93,4 +93,4 @@ def move_snapshot(
     repo: Repository, state: NameState, snapshot: Snapshot, victims: frozenset[str], progress: Progress
 ) -> Snapshot:
     """Commit a new generation of `snapshot` whose chunks lie anywhere but in `victims`."""
-    return transfer_snapshot(Job("repack", repo, snapshot, repo, state, victims=victims), progress)[0]
+    return transfer_snapshot(Job("repack", repo, snapshot, repo, state, victims=victims), progress).snapshot

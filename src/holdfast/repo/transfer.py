@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from holdfast.digest import Digest
 from holdfast.errors import DigestMismatch
@@ -51,8 +51,18 @@ class Job:
         return self.victims is not None and pack_key(location.pack_id) not in avoid
 
 
-def transfer_snapshot(job: Job, progress: Progress) -> tuple[Snapshot, int]:
-    """Commit a snapshot in the target with its time, metadata and content digest; returns how many bytes moved, too."""
+class Transferred(NamedTuple):
+    """A snapshot in its target, and how many of its bytes were written there."""
+
+    snapshot: Snapshot
+    new_bytes: int
+    """Bytes of chunks that moved, and of values in the new manifests."""
+    reused_bytes: int
+    """Bytes of chunks that the target held."""
+
+
+def transfer_snapshot(job: Job, progress: Progress) -> Transferred:
+    """Commit a snapshot in the target with its time, metadata and content digest."""
     snapshot = job.snapshot
     origin = "" if job.source is job.target else f" from {job.source.store.url}"
     progress.begin(f"{job.verb} {snapshot.name}", snapshot.logical_bytes)
@@ -78,7 +88,9 @@ def transfer_snapshot(job: Job, progress: Progress) -> tuple[Snapshot, int]:
                 parts = [Part(each.spec, list(each.iter_entries())) for each in manifests.with_chunks]
                 return transfer.move(parts, progress, keeps=lambda at: job.keeps(at, avoid))
 
-            return transaction.commit(draft, move, rewrite=transfer.rewrite), transfer.moved_bytes
+            copied = transaction.commit(draft, move, rewrite=transfer.rewrite)
+            new_bytes = transfer.moved_bytes + transfer.inline_bytes
+            return Transferred(copied, new_bytes, manifests.content_bytes - new_bytes)
     finally:
         progress.end()
 
@@ -115,6 +127,8 @@ class Transfer:
     def __init__(self, reader: SnapshotReader, holdings: Holdings, packer: Packer, engine: Engine) -> None:
         """Read from `reader`, look up in `holdings`, write to `packer`."""
         self.moved_bytes = 0
+        self.inline_bytes = 0
+        """Of values that lie in manifests, which every copy writes anew."""
         self._reader = reader
         self._holdings = holdings
         self._packer = packer
@@ -132,6 +146,7 @@ class Transfer:
                 steps.append(step)
             else:
                 self._read(step)
+                self.inline_bytes += step.ref.size_bytes
         for first in range(0, len(steps), _WINDOW):
             window = steps[first : first + _WINDOW]
             self._settle(window, keeps)

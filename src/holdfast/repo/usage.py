@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from holdfast.errors import Corrupt, NewerFormat, NotFound
+from holdfast.repo.entry import Entry
 from holdfast.repo.layout import MANIFESTS, PACKS, pack_key
 from holdfast.repo.pack import parse_pack_key, read_footer
 from holdfast.repo.parts import Manifests, read_manifests
@@ -83,6 +84,36 @@ class Usage:
         return sum(pack.dead_bytes for pack in self.packs) + dead_manifest_bytes
 
 
+def find_leases(snapshot: Snapshot, manifests: Manifests) -> frozenset[str]:
+    """Return the leases that a snapshot was written under: each rank of a DCP save has its own.
+
+    The id of every pack and manifest begins with the lease of its writer.
+    """
+    return frozenset(file_id.partition("-")[0] for file_id in (snapshot.manifest.manifest_id, *manifests.ids))
+
+
+def find_new_bytes(leases: Collection[str], entries: Iterable[Entry]) -> list[int]:
+    """Return for each entry how many of its bytes were written under `leases`.
+
+    These are values that lie in the manifest, and chunks in packs of these leases. A chunk that several entries use
+    counts for the first of them.
+    """
+    seen: set[Place] = set()
+    found = []
+    for entry in entries:
+        new_bytes = 0
+        for chunk in entry.chunks:
+            if chunk.location is None:
+                new_bytes += chunk.size_bytes
+                continue
+            place = (chunk.location.pack_id, chunk.location.offset)
+            if place not in seen and chunk.location.pack_id.partition("-")[0] in leases:
+                seen.add(place)
+                new_bytes += chunk.size_bytes
+        found.append(new_bytes)
+    return found
+
+
 def iter_places(manifests: Manifests) -> Iterator[tuple[Place, int]]:
     """Yield each stored chunk that a snapshot refers to, with its size; repeated ones again."""
     for entry in manifests.iter_entries():
@@ -99,7 +130,7 @@ def read_usage(store: ObjectStore, snapshots: Sequence[Snapshot]) -> Usage:
     manifest_bytes: list[int] = []
     for snapshot in snapshots:
         places: dict[Place, int] = {}
-        manifest_bytes.append(snapshot.manifest.size_bytes)
+        manifest_bytes.append(0)
         with suppress(NotFound):  # deleted and collected since it was listed
             manifests = read_manifests(store, snapshot.manifest)
             places = dict(iter_places(manifests))

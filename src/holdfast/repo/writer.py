@@ -46,18 +46,20 @@ class SaveResult:
     digest: Digest
     generation: int
     logical_bytes: int
+    """Bytes of the content, each value once."""
     new_bytes: int
-    """Bytes that the store did not hold before."""
+    """Bytes that were written: those that the store did not hold, and values so small that they lie in a manifest."""
+    reused_bytes: int
+    """Bytes that were not written, because the store held them or one save has them twice.
+
+    With `new_bytes` they add up to all that was saved: `logical_bytes`, and with many ranks more than that if ranks
+    have values of their own, which count for each of them.
+    """
     seconds: float
     existed: bool = False
     """The name held exactly this already; nothing was written."""
     divergent: tuple[str, ...] = ()
     """Leaves that were not the same on all ranks, though nobody said that they are not; each rank's was kept."""
-
-    @property
-    def reused_bytes(self) -> int:
-        """Bytes that the store held before."""
-        return self.logical_bytes - self.new_bytes
 
 
 class Placement(NamedTuple):
@@ -132,7 +134,7 @@ class _Saving:
     def _prepare(self) -> None:
         self._request = _verify_request(self._request)
         self._pieces = cut_sources(self._request.sources)
-        self._logical_bytes = sum([source.size_bytes for source in self._request.sources])
+        self._own_bytes = sum([source.size_bytes for source in self._request.sources])
 
     def _read_state(self) -> tuple[bool, int]:
         self._held = read_name(self._repo.store, self._request.name)
@@ -147,16 +149,18 @@ class _Saving:
         if not self._is_held or request.overwrite:
             return None
 
-        def digest_own() -> bytes:
+        def digest_own() -> tuple[bytes, int]:
             refs = list(self._hasher.iter_digests(self._pieces))
-            return digest_snapshot(request.spec, _build_entries(request, self._pieces, refs))
+            return digest_snapshot(request.spec, _build_entries(request, self._pieces, refs)), self._own_bytes
 
-        digests = [Digest(digest) for digest in self._ranks.all_gather("compare", digest_own)]
+        gathered = self._ranks.all_gather("compare", digest_own)
+        digests = [Digest(digest) for digest, _ in gathered]
         found = self._ranks.broadcast("same", lambda: self._compare(digests))
         if found is None:
             return None
         digest, generation, logical_bytes = found
-        return SaveResult(request.name, Digest(digest), generation, logical_bytes, 0, 0.0, existed=True)
+        reused = sum(size for _, size in gathered)
+        return SaveResult(request.name, Digest(digest), generation, logical_bytes, 0, reused, 0.0, existed=True)
 
     def _compare(self, digests: Sequence[Digest]) -> tuple[bytes, int, int] | None:
         """Compare what all ranks have with what the name holds; on the coordinator."""
@@ -181,7 +185,7 @@ class _Saving:
         ranks.all_gather("room", self._verify_room)
         # The others look only after they have seen that it is the same store: each would make one of its own.
         ranks.broadcast("open", lambda: bool(repo.verify_may_write()))
-        self._progress.begin(f"save {request.name}", self._logical_bytes)
+        self._progress.begin(f"save {request.name}", self._own_bytes)
         try:
             with Transaction(repo, purpose=f"save {request.name!r}", ranks=ranks) as transaction:
                 filler = self._make_filler(transaction)
@@ -201,17 +205,19 @@ class _Saving:
                 snapshot = transaction.commit(draft, write, rewrite=rewrite)
         finally:
             self._progress.end()
-        new_bytes = self._add_up(filler().new_bytes)
-        return SaveResult(request.name, snapshot.digest, snapshot.generation, snapshot.logical_bytes, new_bytes, 0.0)
+        sizes = self._add_up(filler().new_bytes)
+        return SaveResult(request.name, snapshot.digest, snapshot.generation, snapshot.logical_bytes, *sizes, 0.0)
 
-    def _add_up(self, new_bytes: int) -> int:
-        """Return what all ranks have written; if that cannot be known any more, what this one has."""
+    def _add_up(self, new_bytes: int) -> tuple[int, int]:
+        """Return how much all ranks have written and reused; if they do not all answer, how much this one has."""
+        own = (new_bytes, self._own_bytes - new_bytes)
         try:
-            return sum(self._ranks.all_gather("done", lambda: new_bytes))
+            gathered = self._ranks.all_gather("done", lambda: own)
         except RankError as error:
             # It is committed, whatever has become of others since; whoever calls them next is told.
             _log.warning("%r is saved, but then not all ranks answered: %s", self._request.name, error)
-            return new_bytes
+            return own
+        return sum(new for new, _ in gathered), sum(reused for _, reused in gathered)
 
     def _make_filler(self, transaction: Transaction) -> Callable[[], Filler]:
         """Return what makes the filler when it is first asked for: in a step that others know of."""
@@ -231,7 +237,7 @@ class _Saving:
         """Raise StoreFull before writing if the new bytes cannot fit; hashes everything only if there is doubt."""
         repo, request = self._repo, self._request
         free = repo.store.find_free_bytes()
-        if free is None or self._logical_bytes <= free:
+        if free is None or self._own_bytes <= free:
             return
         repo.index.refresh()
         holdings = Holdings(repo, read_bases(repo.store, [find_base(repo, request.name)]), avoid=frozenset())

@@ -93,3 +93,14 @@ def test_freed_is_what_only_the_doomed_use(repo: Repository) -> None:
     assert find_freed_bytes(repo.store, [a, b], [a]) == a.manifest.size_bytes
     assert find_freed_bytes(repo.store, [a, b], [a, b]) == 2700 + a.manifest.size_bytes + b.manifest.size_bytes
     assert find_freed_bytes(repo.store, [a, b], []) == 0
+
+
+def test_a_snapshot_that_was_collected_after_it_was_listed_makes_no_sum_negative(repo: Repository) -> None:
+    save_bytes(repo, "a", {"x": noise(2000)})
+    save_bytes(repo, "b", {"x": noise(900, 1)})
+    listed = [snapshot_of(repo, "a"), snapshot_of(repo, "b")]
+    delete_snapshot(repo.store, "b")
+    collect_now(repo.store)
+    usage = read_usage(repo.store, listed)
+    assert (usage.reclaimable_bytes, usage.live_bytes) == (0, usage.stored_bytes)
+    assert usage.snapshots[1].stored_bytes == 0
