@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast.testing.ranks import run_ranks
+from tests.patience import RUN_S
 
 World = Callable[[int], Callable[..., list[Any]]]
 
@@ -30,4 +31,4 @@ def world() -> World:
     """Return what runs a function on n ranks: `world(3)(function, argument)`."""
     # The first run starts the process that all ranks are forked from; it should not count as a test's time.
     run_ranks(1, int, preload=_PRELOADED)
-    return lambda size: partial(run_ranks, size, timeout_s=40.0)
+    return lambda size: partial(run_ranks, size, timeout_s=RUN_S)

@@ -20,12 +20,13 @@ import torch.distributed as dist
 import holdfast
 from tests.distributed.telling import tell
 from tests.distributed.test_rank_faults import strike
+from tests.patience import PATIENCE_S
 
-TIMEOUT_S: Final = 3.0
+TIMEOUT_S: Final = 12.0
 PORT: Final = 29_417
 
 
-def wait_file(path: Path, *, limit_s: float = 30.0) -> None:
+def wait_file(path: Path, *, limit_s: float = PATIENCE_S) -> None:
     """Wait until a file is there."""
     end = time.monotonic() + limit_s
     while not path.exists():
@@ -37,7 +38,7 @@ def wait_file(path: Path, *, limit_s: float = 30.0) -> None:
 def main(rank: int, folder: Path, address: str) -> None:
     """Be a rank of two."""
     url = f"tcp://{address}:{PORT}"
-    dist.init_process_group("gloo", init_method=url, rank=rank, world_size=2, timeout=timedelta(seconds=30))
+    dist.init_process_group("gloo", init_method=url, rank=rank, world_size=2, timeout=timedelta(seconds=PATIENCE_S))
     with holdfast.open(folder / "store") as store:
         store.save("run", {"w": torch.zeros(300), "rank": 1}, timeout_s=TIMEOUT_S)
 

@@ -20,8 +20,9 @@ from holdfast.distributed.module_sync import sync_module_states
 from holdfast.distributed.sending import Sender
 from tests.distributed.conftest import World
 from tests.distributed.telling import Told, tell
+from tests.patience import PATIENCE_S, PROMPT_S
 
-TIMEOUT_S: Final = 1.0
+TIMEOUT_S: Final = 8.0
 ROWS: Final = 300
 
 
@@ -70,9 +71,9 @@ def fail_in_the_middle(rank: int, path: Path, victim: int, at: int) -> tuple[Tol
     group = dist.group.WORLD
     assert group is not None
     with striking(run_out, at=at if rank == victim else -1):
-        failed = tell(lambda: load(path, timeout_s=10))
+        failed = tell(lambda: load(path, timeout_s=PATIENCE_S))
     total = add_up()
-    again = tell(lambda: load(path, timeout_s=10))
+    again = tell(lambda: load(path, timeout_s=PATIENCE_S))
     keys = int(group.get_group_store().num_keys())
     load(path)
     add_up()
@@ -87,7 +88,7 @@ def test_a_rank_that_raises_in_the_middle_fails_the_load_and_leaves_the_group_as
 
     for failed, total, again, keys in world(3)(fail_in_the_middle, tmp_path, victim, at):
         assert (failed.kind, failed.failures) == ("RankError", {victim: "MemoryError"}), failed
-        assert failed.seconds < 5
+        assert failed.seconds < PROMPT_S
         assert total == 3.0
         assert again.value is True, again
         assert keys <= 4
@@ -97,7 +98,7 @@ def fail_in_a_sync(rank: int) -> tuple[Told, float, list[float]]:
     module = torch.nn.Linear(3, 3)
     torch.nn.init.constant_(module.weight, rank)
     with striking(run_out, at=1 if rank == 1 else -1):
-        failed = tell(lambda: sync_module_states(module, bucket_bytes=16, timeout_s=10))
+        failed = tell(lambda: sync_module_states(module, bucket_bytes=16, timeout_s=PATIENCE_S))
     total = add_up()
     # What had arrived before has been overwritten.
     torch.nn.init.constant_(module.weight, rank)
@@ -130,7 +131,6 @@ def test_a_rank_that_is_lost_in_the_middle_is_named_and_the_others_work_on(
 
     for told, total in [result for rank, result in enumerate(results) if rank != victim]:
         assert (told.kind, told.failures) == ("RankError", {victim: "RankGone"}), told
-        assert told.seconds < 4 * TIMEOUT_S, told
         assert total == 2.0
 
 
@@ -148,4 +148,3 @@ def test_a_rank_that_is_lost_before_it_connects_is_named(world: World, tmp_path:
 
     for told in world(3)(lose_before_connecting, tmp_path, lost=[2], hosted_apart=True)[:2]:
         assert (told.kind, told.failures) == ("RankError", {2: "RankGone"}), told
-        assert told.seconds < 4 * TIMEOUT_S, told

@@ -177,7 +177,7 @@ def test_two_threads_talk_at_once_under_two_names_and_do_not_mix(world: World) -
 
 def talk_over_a_file(rank: int, path: str) -> list[Any]:
     dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
-    with Collectives(timeout_s=20) as ranks:
+    with Collectives() as ranks:
         gathered = ranks.all_gather_object(rank, step="file")
     dist.barrier()
     return gathered

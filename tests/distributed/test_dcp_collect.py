@@ -26,6 +26,7 @@ from holdfast.repo.roots import read_leases
 from holdfast.repo.sweep import fence, publish_mark
 from holdfast.store.listing import iter_objects
 from tests.distributed.dcp_states import dcp
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 AT_ONCE = Rules(min_age_s=0.0)
@@ -137,7 +138,7 @@ def test_the_lease_is_renewed_while_the_coordinator_waits_for_others(
     monkeypatch.setattr(leases, "RENEW_S", 0.0)
     ranks = Ranks(path, "a", 1.0)
     ranks.plan()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE_S
 
     while time.monotonic() < deadline and count_generations(path) < 3:
         os.sched_yield()

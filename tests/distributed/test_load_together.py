@@ -16,6 +16,7 @@ from holdfast.tensors.sharded import per_rank, shard
 from tests.distributed.conftest import World
 from tests.distributed.placing import place
 from tests.distributed.telling import Told, counting, tell
+from tests.patience import PATIENCE_S
 
 MIB = 1 << 20
 
@@ -238,7 +239,7 @@ def load_misfits(rank: int, path: Path) -> tuple[Told, list[Any]]:
     if rank == 1:
         del tree["step"]
     with holdfast.open(path) as store:
-        told = tell(lambda: store.load_into("run", tree, timeout_s=10) and None)
+        told = tell(lambda: store.load_into("run", tree, timeout_s=PATIENCE_S) and None)
         after = torch.zeros(4)
         store.load_into("run", {"w": after, "b": torch.zeros(2), "step": 0})
     return told, [tree["w"].any().item(), tree["b"].any().item(), tree.get("step"), after.tolist()]
@@ -270,10 +271,10 @@ def load_others(rank: int, path: Path, how: str) -> tuple[Told, bool, Told]:
         if how == "generations" and rank == 0:
             store.save("run/0", {"w": torch.full((4,), 5.0)}, overwrite=True, collective=False)
         dist.barrier()
-        told = tell(lambda: store.load_into(snapshot, {"w": weight}, timeout_s=10) and None)
+        told = tell(lambda: store.load_into(snapshot, {"w": weight}, timeout_s=PATIENCE_S) and None)
         unchanged = not weight.any().item()
         dist.barrier()
-        return told, unchanged, tell(lambda: store.load_into("run/0", {"w": weight}, timeout_s=10) and None)
+        return told, unchanged, tell(lambda: store.load_into("run/0", {"w": weight}, timeout_s=PATIENCE_S) and None)
 
 
 @pytest.mark.parametrize(
@@ -304,8 +305,8 @@ def load_rotten(rank: int, path: Path) -> tuple[Told, Told]:
     mesh = make_world_mesh()
     with holdfast.open(path) as store:
         rows = place(torch.zeros(900, 1024), mesh, [Shard(0)])
-        rotten = tell(lambda: store.load_into("run", {"w": rows}, timeout_s=10) and None)
-        return rotten, tell(lambda: store.load_into("good", {"w": rows}, timeout_s=10) and None)
+        rotten = tell(lambda: store.load_into("run", {"w": rows}, timeout_s=PATIENCE_S) and None)
+        return rotten, tell(lambda: store.load_into("good", {"w": rows}, timeout_s=PATIENCE_S) and None)
 
 
 def test_damage_that_one_rank_meets_is_told_to_all(world: World, tmp_path: Path) -> None:

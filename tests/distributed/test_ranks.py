@@ -13,8 +13,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from holdfast.testing import ranks
 from holdfast.testing.ranks import Lost, RankFault, RanksFailed, run_ranks
 from tests.distributed.conftest import World
+from tests.patience import PATIENCE_S, PROMPT_S
 
 
 def add_up(rank: int, start: int, *, factor: int) -> tuple[int, int]:
@@ -57,17 +59,32 @@ def go_wrong(rank: int, how: str) -> Any:
         ("exit", "SystemExit: 3"),
         ("die", "ended with code -9 and no answer"),
         ("unpicklable", "cannot pickle '_thread.lock' object"),
-        ("hang", "no answer within 0.5 s"),
     ],
 )
 def test_what_goes_wrong_on_a_rank_is_told(world: World, how: str, reason: str) -> None:
-    timeout_s = 0.5 if how == "hang" else 20
-
     with pytest.raises(RanksFailed) as caught:
-        run_ranks(2, go_wrong, how, timeout_s=timeout_s, backend=None)
+        run_ranks(2, go_wrong, how, timeout_s=PATIENCE_S, backend=None)
 
     assert list(caught.value.reasons) == [1]
     assert reason in caught.value.reasons[1]
+
+
+def test_a_rank_that_hangs_is_named_when_the_time_is_up(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock stands still until the other rank has answered; then all the time is up at once."""
+    answered: list[int] = []
+    kept = ranks._Answers._take
+
+    def take(self: Any, rank: int) -> None:
+        kept(self, rank)
+        answered.append(rank)
+
+    monkeypatch.setattr(ranks._Answers, "_take", take)
+    monkeypatch.setattr(ranks.time, "monotonic", lambda: 2 * PATIENCE_S if answered else 0.0)
+
+    with pytest.raises(RanksFailed) as caught:
+        run_ranks(2, go_wrong, "hang", timeout_s=PATIENCE_S, backend=None)
+
+    assert caught.value.reasons == {1: "no answer within 300 s"}
 
 
 def wait_at(rank: int, marker: Path) -> int:
@@ -104,7 +121,7 @@ def test_a_run_that_fails_does_not_wait_for_those_who_wait_for_the_failed(world:
     with pytest.raises(RanksFailed, match="rank 1: Traceback"):
         world(2)(meet_or_raise)
 
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < PROMPT_S
 
 
 def meet_or_raise(rank: int) -> None:

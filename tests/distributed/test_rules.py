@@ -31,6 +31,7 @@ from tests.distributed.conftest import World
 from tests.distributed.placing import place
 from tests.distributed.telling import counting, tell
 from tests.distributed.test_rank_faults import strike
+from tests.patience import PATIENCE_S
 
 MIB = 1 << 20
 
@@ -44,14 +45,14 @@ def make_mesh() -> DeviceMesh:
 def save(path: Path, tree: Any, **options: Any) -> str:
     """Save as one of all ranks; return what that raises."""
     with holdfast.open(path) as store:
-        return tell(lambda: store.save("run", tree, timeout_s=5, **options)).kind
+        return tell(lambda: store.save("run", tree, timeout_s=PATIENCE_S, **options)).kind
 
 
 def load(path: Path, name: str, tree: Any) -> tuple[str, int]:
     """Load as one of all ranks; return what that raises, and how many warnings there are."""
     with holdfast.open(path) as store:
         # With anything to be sent, the ranks would meet once more before they read.
-        told = tell(lambda: store.load_into(name, tree, timeout_s=5, replicas="each"))
+        told = tell(lambda: store.load_into(name, tree, timeout_s=PATIENCE_S, replicas="each"))
     return told.kind, len(told.warned)
 
 
@@ -78,7 +79,7 @@ def save_gap(rank: int, path: Path) -> Any:
 def save_unlike_replicas(rank: int, path: Path) -> Any:
     weight = DTensor.from_local(torch.full((300,), float(rank)), make_mesh(), [Replicate()], run_check=False)
     with holdfast.open(path) as store:
-        told = tell(lambda: store.save("run", {"w": weight}, timeout_s=5))
+        told = tell(lambda: store.save("run", {"w": weight}, timeout_s=PATIENCE_S))
     return told.kind, "ranks 0 and ranks 1 hold different values" in told.text
 
 
@@ -159,16 +160,18 @@ def raise_in_write(rank: int, path: Path) -> Any:
 
     restore = strike("write", fail) if rank == 1 else lambda: None
     with holdfast.open(path) as store:
-        told = tell(lambda: store.save("run", {"w": torch.ones(300)}, timeout_s=1))
+        told = tell(lambda: store.save("run", {"w": torch.ones(300)}, timeout_s=PATIENCE_S))
     restore()
     return told.failures
 
 
 def work_long(rank: int, path: Path) -> Any:
-    with Collectives(timeout_s=0.6) as ranks:
+    timeout_s = 4.0
+    with Collectives(timeout_s=timeout_s) as ranks:
 
         def work() -> None:
-            for _ in range(20 if rank else 0):
+            end = time.monotonic() + (2.5 * timeout_s if rank else 0.0)
+            while time.monotonic() < end:
                 ranks.beat()
                 time.sleep(0.06)
 

@@ -20,6 +20,7 @@ from holdfast.distributed.seats import Seat
 from holdfast.tensors.sharded import per_rank
 from tests.distributed.conftest import World
 from tests.distributed.telling import Told, tell
+from tests.patience import PATIENCE_S
 
 
 def make_noise(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -29,7 +30,7 @@ def make_noise(*shape: int, seed: int = 0) -> torch.Tensor:
 def save(path: Path, name: str, tree: object, **options: Any) -> Told:
     """Save as one of all ranks, and tell what came of it."""
     with holdfast.open(path) as store:
-        return tell(lambda: store.save(name, tree, timeout_s=10, **options).existed)
+        return tell(lambda: store.save(name, tree, timeout_s=PATIENCE_S, **options).existed)
 
 
 def run_in_threads(act: Callable[[int], None], numbers: Sequence[int]) -> None:
@@ -46,7 +47,7 @@ def run_in_threads(act: Callable[[int], None], numbers: Sequence[int]) -> None:
     with mock.patch.object(Collectives, "_find_seat", find_seat):
         for thread in threads:
             thread.start()
-            assert joined.acquire(timeout=10)
+            assert joined.acquire(timeout=PATIENCE_S)
         for thread in threads:
             thread.join()
 

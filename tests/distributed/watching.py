@@ -1,0 +1,30 @@
+"""Ranks that look often for silent ones, by a clock that may run fast: a timeout of minutes passes in a moment.
+
+Only the silence of other ranks is measured by that clock. Replies of the group's store keep the whole timeout.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+from unittest import mock
+
+from holdfast.distributed import store_rounds
+from holdfast.distributed.liveness import Watch
+
+_LOOK_S: Final = 0.02
+
+
+@contextmanager
+def looking_often(*, speed: float = 1.0) -> Iterator[None]:
+    """Have this rank look at the others every 20 ms; for it, `speed` seconds of silence pass in each second."""
+
+    class OftenWatch(Watch):
+        def __init__(self, *, timeout_s: float) -> None:
+            super().__init__(timeout_s=timeout_s, clock=lambda: speed * time.monotonic())
+            self.look_s = speed * _LOOK_S
+
+    with mock.patch.object(store_rounds, "Watch", OftenWatch):
+        yield
