@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from threading import Barrier
-from typing import Final
 
 from holdfast.errors import HoldfastError
 from holdfast.repo.repository import init_repository
@@ -16,8 +15,7 @@ from holdfast.repo.snapshots import read_snapshot
 from holdfast.repo.tags import set_tag
 from holdfast.store.local import LocalStore
 from tests.faults.scenario import Content, save_content
-
-_PATIENCE_S: Final = 60.0
+from tests.patience import PATIENCE_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +62,7 @@ Task = SaveTask | TagTask | InitTask
 
 def _serve(tasks: Connection, barrier: Barrier) -> None:
     while (task := tasks.recv()) is not None:
-        barrier.wait(_PATIENCE_S)
+        barrier.wait(PATIENCE_S)
         try:
             tasks.send(task.run())
         except HoldfastError as error:
@@ -100,10 +98,10 @@ class Crew:
         for end in self._ends:
             end.send(None)
         for process in self._processes:
-            process.join(_PATIENCE_S)
+            process.join(PATIENCE_S)
             assert process.exitcode == 0
             process.close()
 
     def _receive(self, end: Connection) -> str:
-        assert end.poll(_PATIENCE_S), "a process does not answer"
+        assert end.poll(PATIENCE_S), "a process does not answer"
         return str(end.recv())

@@ -8,12 +8,11 @@ from __future__ import annotations
 import json
 import os
 import random
-import select
 import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -31,8 +30,9 @@ from tests.faults.unsynced import UnsyncedFiles
 
 NAMES: Final = 4
 # Longer than any stall of a worker that lives: one that is fenced, commits and is killed before it can withdraw
-# leaves a name that cannot be read (see docs/design/0007).
-RULES: Final = Rules(min_age_s=0.0, expire_s=5.0, wait_s=0.02)
+# leaves a name that cannot be read (see docs/design/0007). Multiplied by how slow the machine is.
+EXPIRE_S: Final = 5.0
+_STALL_S: Final = 60.0
 _SHARED: Final = [random.Random(f"shared {number}").randbytes(60_000) for number in range(6)]
 
 
@@ -44,8 +44,12 @@ class Plan:
     logs: str
     roles: list[str]
     kills: int
-    seconds: float
+    cpu_s: float
+    """How much the workers do, all together, in seconds of CPU time: the same on a busy machine as on a quiet one."""
+    pause_cpu_s: tuple[float, float]
+    """How much they do between two kills, at least and at most."""
     seed: int = 0
+    expire_s: float = EXPIRE_S
 
 
 def content(name: str, version: int) -> dict[str, bytes]:
@@ -65,6 +69,7 @@ class Worker:
         self._slot = slot
         self._version = life * 100_000
         self._chance = random.Random(f"{plan.seed} {slot} {life}")
+        self._rules = Rules(min_age_s=0.0, expire_s=plan.expire_s, wait_s=0.02)
         self._acts: dict[str, list[Callable[[], None]]] = {
             "write": [self._save, self._save, self._save, self._delete],
             "collect": [self._collect, self._collect, self._repack],
@@ -118,7 +123,7 @@ class Worker:
         self._change(name, str(version), lambda: copy_snapshot(source, held, target, overwrite=True))
 
     def _collect(self) -> None:
-        self._look_after("collect", lambda: collect(self._store, RULES).freed_bytes)
+        self._look_after("collect", lambda: collect(self._store, self._rules).freed_bytes)
 
     def _repack(self) -> None:
         self._look_after("repack", lambda: len(self._repack_all()))
@@ -147,32 +152,73 @@ def fork(plan: Plan, slot: int, life: int) -> int:
     return worker
 
 
+class Workers:
+    """Processes that work until they are killed, and the CPU time that they have taken so far."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._ended_cpu_s = 0.0
+        self._lives = [0] * len(plan.roles)
+        self._pids = [fork(plan, slot, 0) for slot in range(len(plan.roles))]
+
+    def __len__(self) -> int:
+        return len(self._pids)
+
+    def count_cpu_s(self) -> float:
+        """Return the CPU time of all workers, those that were killed included."""
+        return self._ended_cpu_s + sum(map(_read_cpu_s, self._pids))
+
+    def wait(self, cpu_s: float) -> None:
+        """Let them work for so long; not for ever, for all of them may wait for something."""
+        goal_s, deadline_s = self.count_cpu_s() + cpu_s, time.monotonic() + _STALL_S
+        while self.count_cpu_s() < goal_s and time.monotonic() < deadline_s:
+            time.sleep(0.001)
+
+    def replace(self, slot: int) -> None:
+        """Kill one, and start another life of it."""
+        self._end(self._pids[slot])
+        self._lives[slot] += 1
+        self._pids[slot] = fork(self._plan, slot, self._lives[slot])
+
+    def end(self) -> None:
+        """Kill all."""
+        for pid in self._pids:
+            self._end(pid)
+        self._pids = []
+
+    def _end(self, pid: int) -> None:
+        self._ended_cpu_s += _read_cpu_s(pid)
+        os.kill(pid, signal.SIGKILL)
+        _, status = os.waitpid(pid, 0)
+        assert os.WIFSIGNALED(status), status  # it must have been alive
+
+
+def _read_cpu_s(pid: int) -> float:
+    # The clock id of another process, as clock_getcpuclockid(3) makes it.
+    return time.clock_gettime((~pid << 3) | 2)
+
+
+def measure_slowness() -> float:
+    """Return how many seconds it takes to get one second of CPU time; 1.0 on a quiet machine."""
+    began_s, began_cpu_s = time.monotonic(), time.process_time()
+    while time.process_time() - began_cpu_s < 0.1:
+        pass
+    return max(1.0, (time.monotonic() - began_s) / (time.process_time() - began_cpu_s))
+
+
 def supervise(plan: Plan) -> int:
     """Run the plan; returns how many were killed while at work."""
     chance = random.Random(plan.seed)
     init_repository(LocalStore(plan.root, files=UnsyncedFiles()))
     os.makedirs(plan.logs, exist_ok=True)
-    lives = [0] * len(plan.roles)
-    workers = [fork(plan, slot, 0) for slot in range(len(plan.roles))]
+    workers = Workers(replace(plan, expire_s=plan.expire_s * measure_slowness()))
     killed = 0
-    deadline_s = time.monotonic() + plan.seconds
-    while killed < plan.kills and time.monotonic() < deadline_s:
-        select.select([], [], [], chance.uniform(0.0, 0.12) if len(workers) == 1 else chance.uniform(0.05, 0.4))
-        slot = chance.randrange(len(workers))
-        end(workers[slot])
+    while killed < plan.kills and workers.count_cpu_s() < plan.cpu_s:
+        workers.wait(chance.uniform(*plan.pause_cpu_s))
+        workers.replace(chance.randrange(len(workers)))
         killed += 1
-        lives[slot] += 1
-        workers[slot] = fork(plan, slot, lives[slot])
-    for worker in workers:
-        end(worker)
+    workers.end()
     return killed
-
-
-def end(worker: int) -> None:
-    """Kill a worker that we forked; it must have been alive."""
-    os.kill(worker, signal.SIGKILL)
-    _, status = os.waitpid(worker, 0)
-    assert os.WIFSIGNALED(status), status
 
 
 def describe(plan: Plan) -> list[str]:

@@ -16,6 +16,7 @@ import torch
 from holdfast.errors import StoreError
 from holdfast.facade import Store
 from holdfast.opening import open as open_store
+from tests.patience import PATIENCE_S
 
 _PRELUDE = """
 import os, signal, sys, threading, time
@@ -37,7 +38,7 @@ def failing_save(*arguments, **options):
 
 def run(script: str, root: Path) -> subprocess.CompletedProcess[str]:
     words = [sys.executable, "-W", "error", "-c", _PRELUDE + script, str(root)]
-    return subprocess.run(words, capture_output=True, text=True, timeout=100, check=False)
+    return subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 
 def read_names(root: Path) -> list[str]:
@@ -176,7 +177,7 @@ def test_a_store_is_handed_to_worker_processes(tmp_path: Path, method: Any) -> N
     worker = multiprocessing.get_context(method).Process(target=work, args=(store, "worker"))
 
     worker.start()
-    worker.join(100)
+    worker.join(PATIENCE_S)
 
     assert worker.exitcode == 0
     assert read_names(tmp_path / "s") == ["start", "worker", "worker async"]

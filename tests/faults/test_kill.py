@@ -24,12 +24,12 @@ from holdfast.repo.tags import read_tag
 from holdfast.store.local import LocalStore
 from tests.faults import kill_supervisor
 from tests.faults.scenario import check_store, read_content
+from tests.patience import PATIENCE_S
 
 KILLS: Final = 200
 _PER_STORE: Final = 20
 _MAX_LINES: Final = 7
 _MAX_WAIT_S: Final = 0.012
-_PATIENCE_S: Final = 60.0
 
 
 class Supervisor:
@@ -56,7 +56,7 @@ class Supervisor:
         self._input.flush()
         # The worker may speak first; what it said stays to be read.
         while (found := self._find("worker ")) is None:
-            self._receive(_PATIENCE_S)
+            self._receive(PATIENCE_S)
         self._worker = int(found)
 
     def kill(self) -> list[str]:
@@ -65,7 +65,7 @@ class Supervisor:
         os.kill(self._worker, signal.SIGKILL)
         lines: list[str] = []
         while "dead" not in lines:
-            self._receive(_PATIENCE_S)
+            self._receive(PATIENCE_S)
             lines += self._take()
         self._worker = None
         return lines
@@ -73,7 +73,7 @@ class Supervisor:
     def read_lines(self, count: int, wait_s: float) -> list[str]:
         """Return what was said once `count` lines have come and `wait_s` have passed since."""
         while self._unread.count(b"\n") < count:
-            self._receive(_PATIENCE_S)
+            self._receive(PATIENCE_S)
         select.select([], [], [], wait_s)
         return self._take()
 
@@ -81,7 +81,7 @@ class Supervisor:
         if self._worker is not None:
             self.kill()
         self._input.close()
-        assert self._process.wait(_PATIENCE_S) == 0
+        assert self._process.wait(PATIENCE_S) == 0
         os.close(self._output)
 
     def _receive(self, timeout_s: float) -> None:

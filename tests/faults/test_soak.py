@@ -59,7 +59,7 @@ class Told:
 
 
 def run(plan: Plan) -> tuple[Told, int]:
-    subprocess.run(describe(plan), cwd=REPOSITORY, check=True, timeout=plan.seconds + 60)
+    subprocess.run(describe(plan), cwd=REPOSITORY, check=True)
     return Told.read(Path(plan.logs)), int(Path(plan.logs, "killed").read_text())
 
 
@@ -120,24 +120,24 @@ def judge(plan: Plan, told: Told) -> dict[str, int]:
     return figures
 
 
-@pytest.mark.timeout(300)
 def test_after_many_kills_of_whoever_does_everything_gc_brings_the_disk_down(tmp_path: Path) -> None:
-    plan = Plan(str(tmp_path / "store"), str(tmp_path / "logs"), ["mixed"], kills=120, seconds=60.0, seed=7)
+    places = str(tmp_path / "store"), str(tmp_path / "logs")
+    plan = Plan(*places, ["mixed"], kills=120, cpu_s=60.0, pause_cpu_s=(0.0, 0.12), seed=7)
     told, killed = run(plan)
-    assert killed >= 100
+    assert killed == 120
     assert told.counts["done"] > 50, told.counts
     figures = judge(plan, told)
     assert figures["after gc"] <= figures["before"]
 
 
-@pytest.mark.parametrize("seconds", [15.0, pytest.param(120.0, marks=pytest.mark.slow)])
-@pytest.mark.timeout(300)
-def test_two_collectors_and_four_writers_under_fire_lose_nothing(seconds: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize("cpu_s", [24.0, pytest.param(200.0, marks=pytest.mark.slow)])
+def test_two_collectors_and_four_writers_under_fire_lose_nothing(cpu_s: float, tmp_path: Path) -> None:
     roles = ["write"] * 4 + ["collect"] * 2
-    plan = Plan(str(tmp_path / "store"), str(tmp_path / "logs"), roles, kills=10_000, seconds=seconds, seed=11)
+    places = str(tmp_path / "store"), str(tmp_path / "logs")
+    plan = Plan(*places, roles, kills=10_000, cpu_s=cpu_s, pause_cpu_s=(0.1, 0.6), seed=11)
     told, killed = run(plan)
-    assert killed > seconds
-    assert told.counts["done"] > 4 * seconds, told.counts
-    assert told.counts["did collect"] > seconds / 4, told.counts
+    assert killed > cpu_s
+    assert told.counts["done"] > 2 * cpu_s, told.counts
+    assert told.counts["did collect"] > cpu_s / 8, told.counts
     figures = judge(plan, told)
     assert figures["after gc"] < figures["before"]
