@@ -14,8 +14,10 @@ import pytest
 from attacks.hostile import ATTACKS, GOOD, build
 from holdfast.cli.main import main
 from tests.cli.runs import digest_tree
+from tests.patience import PATIENCE_S
 
-MAX_SECONDS = 1.0
+MAX_CPU_S = 1.0
+"""Of the processor, so that other processes do not count. A wait without work would end at the timeout."""
 MAX_EXTRA_KIB = 200 << 10
 ROOT = Path(__file__).parents[2]
 
@@ -27,7 +29,7 @@ def attack(name: str, folder: Path) -> dict[str, Any]:
     ATTACKS[name](nest)
     (folder / "out").mkdir()
     words = [sys.executable, "-m", "attacks.run", *map(str, (folder / "sound/store", nest.root, folder / "out"))]
-    ended = subprocess.run(words, cwd=ROOT, capture_output=True, timeout=60, check=True)
+    ended = subprocess.run(words, cwd=ROOT, capture_output=True, timeout=PATIENCE_S, check=True)
     report: dict[str, Any] = json.loads(ended.stdout)
     return report
 
@@ -38,8 +40,8 @@ def find_faults(report: dict[str, Any]) -> Iterator[str]:
             yield f"{run['verb']}: ended with {run['code']}: {run['error'][-600:]}"
         if run["code"] == 2 and not run["error"].startswith("holdfast: "):
             yield f"{run['verb']}: said nothing"
-        if run["seconds"] > MAX_SECONDS:
-            yield f"{run['verb']}: took {run['seconds']:.1f} s"
+        if run["cpu_s"] > MAX_CPU_S:
+            yield f"{run['verb']}: took {run['cpu_s']:.1f} s"
         if run["peak_kib"] - report["baseline_kib"] > MAX_EXTRA_KIB:
             yield f"{run['verb']}: took {(run['peak_kib'] - report['baseline_kib']) >> 10} MiB"
         if "\x1b" in run["out"] + run["error"]:
@@ -58,7 +60,7 @@ def test_an_attack_ends_fast_small_and_with_a_sentence(name: str, tmp_path: Path
 
 
 def test_the_measure_notices_what_it_should() -> None:
-    bad = {"verb": "ls", "code": 70, "error": "Traceback", "seconds": 2.0, "peak_kib": 1 << 20, "out": "\x1b[2J"}
+    bad = {"verb": "ls", "code": 70, "error": "Traceback", "cpu_s": 2.0, "peak_kib": 1 << 20, "out": "\x1b[2J"}
     assert len(list(find_faults({"baseline_kib": 0, "runs": [bad]}))) == 4
 
 

@@ -18,7 +18,7 @@ def test_holdfasts_own_names_are_left_out_unless_they_are_asked_for(cli: Cli) ->
     assert cli("tag", "@x", "run/1").err == f"holdfast: tag name '@x' {said}"
     assert [each["name"] for each in cli("ls", "--json").json["snapshots"]] == ["run/1"]
     assert [each["name"] for each in cli("ls", "@", "--json").json["snapshots"]] == [OWN]
-    assert cli("prune", "--keep-within", "1s", "--json").json["keep"] == ["run/1"]
+    assert cli("prune", "--keep-within", "9h", "--json").json["keep"] == ["run/1"]
     assert [each["name"] for each in cli("du", "--json").json["snapshots"]] == [OWN, "run/1"]
     assert cli("show", OWN, "--json").json["name"] == OWN
     assert cli("show", "@own/thin").err.endswith(f"did you mean {OWN!r}?\n")

@@ -26,7 +26,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def _mark(page: str) -> ParameterSet:
     marks = [
         pytest.mark.slow,
-        pytest.mark.timeout(300),
         # Torch's compiler is built on parts of torch that warn that they will go.
         pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     ]

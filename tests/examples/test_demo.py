@@ -17,7 +17,6 @@ def run_demo(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)  # a dozen processes load torch, on however few cores
 def test_the_demo_holds_and_keeps_its_store(tmp_path: Path) -> None:
     place = tmp_path / "kept"
 

@@ -33,7 +33,6 @@ def find_losses(lines: Sequence[str]) -> list[float]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)  # six processes load torch, on however few cores
 def test_copies_on_two_ranks_go_on_as_shards_on_two_and_in_one_plain_process(tmp_path: Path) -> None:
     store = tmp_path / "store"
 

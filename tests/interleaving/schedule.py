@@ -13,12 +13,12 @@ from holdfast.errors import HoldfastError
 from holdfast.store.protocol import ObjectStore
 from holdfast.testing.faults import Crashed
 from tests.faults.hooked_store import HookedStore
+from tests.patience import PATIENCE_S
 
 Act = Callable[[ObjectStore], object]
 Choice = int | Literal["kill"]
 """Which actor goes on from here, or that the one at work dies."""
 
-_PATIENCE_S: Final = 30.0
 _WRITES: Final = frozenset({"create", "commit", "delete"})
 
 
@@ -147,7 +147,7 @@ class Stage:
         for actor in self._actors:
             actor.thread.start()
         self._actors[schedule.first].resume()
-        assert self._ended.wait(_PATIENCE_S), f"{schedule} hangs after {self._steps[-1:]}"
+        assert self._ended.wait(PATIENCE_S), f"{schedule} hangs after {self._steps[-1:]}"
         for actor in self._actors:
             actor.thread.join()
         if self.broken is not None:

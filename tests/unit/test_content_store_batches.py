@@ -134,9 +134,19 @@ def test_the_background_holds_no_more_than_the_budget() -> None:
             writer.write_tensor_async(str(number), torch.zeros(20_000))
             written.append(number)
 
+    blocked = threading.Event()
+
+    class ToldCondition(threading.Condition):
+        def wait(self, timeout: float | None = None) -> bool:
+            blocked.set()
+            return super().wait(timeout)
+
+    batches = writer._writer
+    batches._room = ToldCondition(batches._lock)
     thread = threading.Thread(target=write)
     thread.start()
-    thread.join(timeout=0.5)
+    while thread.is_alive() and not blocked.is_set():
+        blocked.wait(0.01)
     blocked_at = len(written)
     held.set()
     thread.join()

@@ -7,8 +7,9 @@ import pytest
 import holdfast
 from holdfast.testing.ranks import run_ranks
 from tests.integration.capture import sharded_training
+from tests.patience import RUN_S
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +19,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> holdfast.Store:
     store = holdfast.open(path)
     sharded_training.train(store, "alone", sharded_training.make_model())
     for name, fault in (("sharded", 0.0), ("off", 1e-4)):
-        run_ranks(2, sharded_training.train_sharded, str(path), name, fault, timeout_s=120.0)
+        run_ranks(2, sharded_training.train_sharded, str(path), name, fault, timeout_s=RUN_S)
     return store
 
 

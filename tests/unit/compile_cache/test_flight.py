@@ -25,6 +25,7 @@ from holdfast.repo.roots import read_leases
 from holdfast.store.local import LocalStore
 from holdfast.store.memory import MemoryStore
 from holdfast.testing.faults import Fault, FaultyStore
+from tests.patience import PATIENCE_S
 from tests.unit.compile_cache.artifacts import make_artifact, make_key
 from tests.unit.repo.saving import keys, new_repo
 
@@ -335,7 +336,7 @@ def test_of_four_processes_on_an_empty_store_one_compiles(tmp_path: Path) -> Non
         process.stdin.write("go\n")
         process.stdin.flush()
 
-    outcomes = [process.communicate(timeout=60)[0] for process in processes]
+    outcomes = [process.communicate(timeout=PATIENCE_S)[0] for process in processes]
 
     assert sorted(outcomes) == ["compiled", "found", "found", "found"]
     assert keys(LocalStore(tmp_path), LEASES) == []

@@ -13,6 +13,7 @@ import pytest
 
 from holdfast.compile_cache import key_system
 from holdfast.compile_cache.parts import PARTS, hash_parts
+from tests.patience import PATIENCE_S
 from tests.unit.compile_cache.key_cases import BASE, OTHER, SAME, Pair
 
 _ROOT: Final = Path(__file__).parents[3]
@@ -55,7 +56,7 @@ def test_processes_with_other_hash_seeds_directories_and_imports_make_the_same_k
         _start_child(tmp_path / "a", "1", _LIST) as one,
         _start_child(tmp_path / "b", "12345", f"import torch._inductor.compile_fx; {_LIST}") as other,
     ):
-        texts = [child.communicate(timeout=100)[0] for child in (one, other)]
+        texts = [child.communicate(timeout=PATIENCE_S)[0] for child in (one, other)]
 
     assert (one.returncode, other.returncode) == (0, 0)
     assert json.loads(texts[0]) == json.loads(texts[1])

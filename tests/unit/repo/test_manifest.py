@@ -263,11 +263,11 @@ def test_many_chunks_cannot_share_one_large_inline_value() -> None:
 def measure(data: bytes) -> int:
     """Decode what must be refused, and return the peak of memory it took."""
     tracemalloc.start()
-    started = time.monotonic()
+    started = time.process_time()
     try:
         with pytest.raises((Corrupt, NewerFormat)):
             decode(data)
-        assert time.monotonic() - started < 1
+        assert time.process_time() - started < 1
         return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -324,9 +324,9 @@ def many_entries(count: int) -> list[Entry]:
 @pytest.mark.slow
 def test_a_hundred_thousand_entries_are_decoded_fast() -> None:
     data = encode_manifest(None, many_entries(100_000))
-    started = time.monotonic()
+    started = time.process_time()
     manifest = decode(data)
-    assert time.monotonic() - started < 2
+    assert time.process_time() - started < 2
     assert len(manifest) == 100_000
 
 

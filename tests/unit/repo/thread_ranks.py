@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from holdfast.errors import RankError, RankFailure
+from tests.patience import PATIENCE_S
 
 Result = TypeVar("Result")
-_TIMEOUT_S = 20.0
 
 
 class _Meeting:
@@ -22,8 +22,8 @@ class _Meeting:
         self.failures: dict[int, RankFailure] = {}
         self.steps: list[str] = []
         self.outcome: tuple[list[Any], dict[int, RankFailure]] = ([], {})
-        self._all_here = threading.Barrier(world_size, self._close, timeout=_TIMEOUT_S)
-        self._all_told = threading.Barrier(world_size, timeout=_TIMEOUT_S)
+        self._all_here = threading.Barrier(world_size, self._close, timeout=PATIENCE_S)
+        self._all_told = threading.Barrier(world_size, timeout=PATIENCE_S)
 
     def _close(self) -> None:
         """Take down what came of a step, once all have taken part in it."""
