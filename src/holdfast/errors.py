@@ -194,7 +194,10 @@ class RankFailure:
 
 
 class RankError(HoldfastError):
-    """A step that all ranks take together has failed on every one of them, for what `failures` says."""
+    """A step that all ranks take together has failed on every one of them, for what `failures` says.
+
+    If `failures` is empty, this rank has lost its connection to the others.
+    """
 
     def __init__(self, message: str, *, step: str = "", failures: Mapping[int, RankFailure] | None = None) -> None:
         super().__init__(message)

@@ -132,7 +132,8 @@ class Store:
 
         Where torch.distributed is initialised, all ranks of `process_group` (by default all there are) must call this,
         and each writes what it holds: raises RankError on all of them if one fails, or shows no sign of life for
-        `timeout_s` (300). With collective=False this process saves alone.
+        `timeout_s` (300), and the name holds what it held before; or CommitUnknown where a rank cannot tell whether
+        the snapshot was committed before another was lost. With collective=False this process saves alone.
         """
         from holdfast.distributed.checkpoint import find_world, save_together
         from holdfast.snapshot.save import SaveOptions

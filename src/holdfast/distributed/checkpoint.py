@@ -136,7 +136,10 @@ def start_together(
 def prune_together(
     read_plan: Callable[[], PrunePlan], apply: Callable[[PrunePlan], Pruned], world: World | None
 ) -> Pruned:
-    """Let one rank delete what all have planned to; returns what it did on every rank."""
+    """Let one rank delete what all have planned to; returns what it did on every rank.
+
+    If this raises, some snapshots may have been deleted. To call it again deletes the rest.
+    """
     if world is None:
         return apply(read_plan())
     plans: list[PrunePlan] = []

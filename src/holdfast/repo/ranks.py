@@ -9,7 +9,9 @@ from typing import Any, Final, Protocol
 class Ranks(Protocol):
     """The ranks of one save. Each step MUST be called by all of them, in the same order, with plain data as values.
 
-    What a rank raises in a step MUST end that step on every rank.
+    What a rank raises in a step MUST end that step on every rank, by a RankError. If its `failures` name ranks, and
+    not the one that it is raised on, then no rank, the coordinator included, MUST have had a result of that step. If
+    they are empty, or name the rank itself, others may have had one.
     """
 
     @property

@@ -163,7 +163,10 @@ class Transaction:
         return snapshot
 
     def _write(self, make_parts: MakeParts, rewrite: Rewrite, draft: Draft) -> _Written:
-        """Write packs and manifests, and make sure that nothing they rely on has been marked meanwhile."""
+        """Write packs and manifests, and make sure that nothing they rely on has been marked meanwhile.
+
+        Raises CommitUnknown if this rank cannot tell whether the coordinator has gone on to commit.
+        """
         parts: list[Part] = []
         stale: list[ChunkRef] = []
 
@@ -181,11 +184,32 @@ class Transaction:
             gathered = self._ranks.all_gather("write", write)
             refs = [parse_part(ref, where="a rank") for own in gathered for ref in own]
             whole, marked = self._ranks.broadcast("marks", partial(self._renew, draft, refs))
+            written = _Written(parts, parse_part(whole, where="the coordinator"))
             chunks = (chunk for part in parts for entry in part.entries for chunk in entry.chunks)
             stale[:] = [chunk for chunk in chunks if self._is_stale(chunk, frozenset(marked))]
-            if not any(self._ranks.all_gather("stale", lambda: bool(stale))):
-                return _Written(parts, parse_part(whole, where="the coordinator"))
+            if not self._is_any_stale(bool(stale), draft.state.name):
+                return written
         raise LeaseLost(f"{self._purpose}: collectors keep marking what it uses; try again")
+
+    def _is_any_stale(self, is_stale: bool, name: str) -> bool:
+        """Tell whether any rank has to write again; if none has, the coordinator commits next.
+
+        It may commit as soon as all ranks have arrived here. So a rank that has arrived and loses the coordinator
+        before it has read the answer does not know whether the snapshot was committed: that is CommitUnknown.
+        """
+        has_arrived = False
+
+        def arrive() -> bool:
+            nonlocal has_arrived
+            has_arrived = True
+            return is_stale
+
+        try:
+            return any(self._ranks.all_gather("stale", arrive))
+        except RankError as error:
+            if has_arrived and not _is_ended_on_all(error, self._ranks):
+                raise _lose_track(error, name) from error
+            raise
 
     def _write_manifest(self, part: Part) -> PartRef:
         return PartRef(self._create_manifest(part), digest_snapshot(part.spec, part.entries))
@@ -229,14 +253,15 @@ class Transaction:
             generation=draft.state.next_generation,
             write_id=new_write_id(),
         )
+        # Whatever else is raised, the record may be there, or may still arrive.
+        self._is_committed = True
         try:
             commit_snapshot(self._store, snapshot)
-            self._is_committed = True
         except NameInUse:
-            self._is_overtaken = True  # or it was never there
+            self._is_committed, self._is_overtaken = False, True  # or it was never there
             raise
-        except CommitUnknown:
-            self._is_committed = True  # it may still arrive
+        except StoreError:
+            self._is_committed = False
             raise
         self._end(snapshot, draft.state, before)
         return _describe_committed(snapshot)
@@ -315,6 +340,15 @@ def _parse_committed(fields: Mapping[str, Any]) -> Snapshot:
     return Snapshot(**(dict(fields) | {"manifest": part.manifest, "digest": part.digest}))
 
 
+def _is_ended_on_all(error: RankError, ranks: Ranks) -> bool:
+    """Tell whether it is certain that the step has failed on the coordinator, too, which then commits nothing.
+
+    The coordinator knows. Another rank knows it if the step has failed because of others: that verdict is one for all
+    ranks. It does not if it has lost its connection, or has failed itself after it had arrived.
+    """
+    return ranks.is_coordinator or (bool(error.failures) and ranks.rank not in error.failures)
+
+
 def _is_refused(error: RankError, ranks: Ranks) -> bool:
     """Tell whether it is certain that nothing was committed: the coordinator says so, or is the one who asks."""
     told = error.failures.get(_COORDINATOR)
@@ -323,7 +357,7 @@ def _is_refused(error: RankError, ranks: Ranks) -> bool:
 
 def _lose_track(error: RankError, name: str) -> CommitUnknown:
     return CommitUnknown(
-        f"a rank failed or was lost while {name!r} was being committed, so not all know whether it was;"
+        f"a rank failed or was lost while {name!r} was being committed, so this rank does not know whether it was;"
         f" look what {name!r} holds, or save again: {error}",
         name=name,
     )

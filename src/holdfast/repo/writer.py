@@ -101,8 +101,10 @@ def save(repo: Repository, request: Request, *, ranks: Ranks = ALONE, progress: 
 
     Raises:
         NameInUse: before any byte is written, or at the commit if somebody else was first.
-        CommitUnknown: the commit was sent and nobody can tell whether it arrived.
-        RankError: with several ranks, whatever else one of them raised; the name holds what it held before.
+        CommitUnknown: the store failed in the commit, or, with several ranks, one of them was lost or failed from the
+            step on in which the coordinator may commit; the name holds what it held before, or the new content.
+        RankError: with several ranks, one of them raised something else or was lost before that; the name holds what
+            it held before.
         HoldfastError: anything else; the name holds what it held before.
     """
     started = time.monotonic()

@@ -1,0 +1,114 @@
+"""Acting at a chosen moment of a collective save: on which rank, in which step, and how far it has come in it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, NamedTuple
+from unittest import mock
+
+from holdfast.distributed.collectives import Collectives
+from holdfast.distributed.store_rounds import StoreRounds
+from holdfast.repo import transaction
+from holdfast.repo.snapshots import commit_snapshot
+
+BEFORE: Final = "before"
+"""The rank has not begun its part of the step."""
+WORKED: Final = "worked"
+"""It has done its part, and the others cannot see that yet."""
+ARRIVED: Final = "arrived"
+"""The others can see that it takes part; it has not read the answer."""
+COLLECTED: Final = "collected"
+"""The coordinator has seen that all have arrived, and has not answered."""
+CREATED: Final = "created"
+"""In step `commit`: the coordinator has created the snapshot record, and the lease is live."""
+
+
+class Moment(NamedTuple):
+    """How far a rank has come."""
+
+    step: str
+    phase: str
+
+    def __str__(self) -> str:
+        return f"{self.step}-{self.phase}"
+
+
+Cue = Callable[[int, Moment], None]
+"""Told the rank and the moment that it has come to."""
+
+
+@contextmanager
+def cueing(cue: Cue) -> Iterator[None]:
+    """Call `cue` at every moment of every rank of this process."""
+    arrive, collect = StoreRounds.arrive, StoreRounds.collect
+
+    def begin(name: str) -> Callable[..., Any]:
+        inner = getattr(Collectives, name)
+
+        def take_part(self: Collectives, step: str, map: Callable[[], Any]) -> Any:
+            cue(self.rank, Moment(step, BEFORE))
+            return inner(self, step, map)
+
+        return take_part
+
+    def arrive_with_cue(self: StoreRounds, call: Any, message: Any) -> None:
+        cue(self._rank, Moment(call.step, WORKED))
+        arrive(self, call, message)
+        cue(self._rank, Moment(call.step, ARRIVED))
+
+    def collect_with_cue(self: StoreRounds) -> list[bytes]:
+        messages = collect(self)
+        cue(self._rank, Moment(self._call.step, COLLECTED))
+        return messages
+
+    def create_with_cue(*args: Any) -> None:
+        commit_snapshot(*args)
+        cue(0, Moment("commit", CREATED))
+
+    begins: dict[str, Any] = {name: begin(name) for name in ("all_gather", "all_to_all", "broadcast")}
+    with (
+        mock.patch.multiple(Collectives, **begins),
+        mock.patch.multiple(StoreRounds, arrive=arrive_with_cue, collect=collect_with_cue),
+        mock.patch.object(transaction, "commit_snapshot", create_with_cue),
+    ):
+        yield
+
+
+class Cell(NamedTuple):
+    """One cell of the grid: the coordinator dies at a moment, while each other rank is held at another."""
+
+    death: Moment
+    holds: tuple[Moment, ...]
+    """Of ranks 1, 2, ..."""
+
+    def __str__(self) -> str:
+        return " ".join([str(self.death), "with", *map(str, self.holds)])
+
+    def find_expected(self, steps: Sequence[str]) -> list[str]:
+        """Return what each of the other ranks has to be told, by the class of what it raises."""
+        first_unknown = steps.index("stale")
+        return [
+            "" if hold.step == "done" else "RankError" if steps.index(hold.step) < first_unknown else "CommitUnknown"
+            for hold in self.holds
+        ]
+
+
+def list_cells(steps: Sequence[str], size: int) -> list[Cell]:
+    """Return every combination that can happen.
+
+    Before the coordinator has collected a step, another rank has read the answer of the step before or has not, and
+    has arrived or has not. Once the coordinator has collected, all have arrived; they have not read what it has not
+    answered. Nobody is anywhere else: no step begins before all have arrived at the one before.
+    """
+    cells = []
+    for number, step in enumerate(steps):
+        places = [Moment(step, BEFORE), Moment(step, ARRIVED)]
+        if number:
+            places.insert(0, Moment(steps[number - 1], ARRIVED))
+        deaths = [BEFORE, WORKED, CREATED] if step == "commit" else [BEFORE, WORKED]
+        for phase, holds in itertools.product(deaths, itertools.product(places, repeat=size - 1)):
+            cells.append(Cell(Moment(step, phase), holds))
+        cells.append(Cell(Moment(step, COLLECTED), (Moment(step, ARRIVED),) * (size - 1)))
+    return cells
