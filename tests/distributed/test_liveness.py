@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
+from holdfast.distributed.collectives import Collectives
 from holdfast.distributed.liveness import Pulse, Watch, format_closed
+from holdfast.errors import RankError
+from holdfast.testing.faults import Crashed
+from tests.distributed.thread_worlds import connect, run_thread_ranks
 
 
 class FakeClock:
@@ -95,3 +101,32 @@ def test_a_rank_that_has_left_is_reported_at_once() -> None:
     (failure,) = watch.look({1: format_closed()})
 
     assert (failure.rank, failure.type_name) == (1, "RankLeft")
+
+
+def test_a_pulse_beats_out_of_time_when_the_step_changes() -> None:
+    pulse = Pulse(timeout_s=300, clock=FakeClock())
+
+    beats = [pulse.find_due(step) for step in ("", "write", "write", "marks", "write")]
+
+    assert beats == [b"1 ", b"2 write", None, b"3 marks", b"4 write"]
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_rank_that_dies_in_a_step_was_last_seen_in_that_step(is_first: bool) -> None:
+    connections = connect(2)
+
+    def act(ranks: Collectives) -> None:
+        def die() -> None:
+            ranks.check_failures()  # its connection is used in order: the sign of life was given before this returns
+            connections[1].cut()
+            raise Crashed("in write")
+
+        if not is_first:
+            ranks.all_gather("begin", lambda: None)
+        ranks.all_gather("write", die if ranks.rank == 1 else lambda: None)
+
+    told, dead = run_thread_ranks(connections, act, timeout_s=0.5)
+
+    assert isinstance(dead, Crashed)
+    assert isinstance(told, RankError)
+    assert "last seen at step 'write'" in told.failures[1].message

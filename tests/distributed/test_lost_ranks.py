@@ -27,6 +27,7 @@ def lose_one(rank: int, victim: int, signal: Signals, timeout_s: float = TIMEOUT
 
     def work() -> None:
         if rank == victim:
+            ranks.check_failures()  # waits for an answer, so that the others have seen its last sign of life
             os.kill(os.getpid(), signal)
 
     began = time.monotonic()
@@ -54,7 +55,8 @@ def test_a_rank_that_is_killed_or_stopped_is_named_on_all_others(world: World, v
 
     for result in [result for rank, result in enumerate(results) if rank != victim]:
         assert result["failures"] == {victim: "RankGone"}
-        assert f"rank {victim}: RankGone: no sign of life for 8 s (timeout_s); it was last seen" in result["text"]
+        seen = "no sign of life for 8 s (timeout_s); it was last seen at step 'write'"
+        assert f"rank {victim}: RankGone: {seen}" in result["text"]
         assert result["seconds"] > TIMEOUT_S / 2
 
 

@@ -282,6 +282,8 @@ class Collectives:
         try:
             self._catch_up()
             self._step = step
+            # Before this rank's part, so that a rank that dies in it was last seen in this step.
+            self._rounds.beat(step)
             yield Call(kind, step)
             self._rounds.finish()
         except RoundFailed as failed:

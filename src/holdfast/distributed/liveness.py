@@ -13,7 +13,7 @@ from holdfast.errors import RankFailure
 Clock = Callable[[], float]
 
 BEAT_S: Final = 5.0
-"""A rank beats at most this often, however often it is asked to; more often only where the timeout is that short."""
+"""A rank beats at most this often within one step, however often it is asked to; more often if the timeout is short."""
 _CLOSED: Final = b"closed"
 
 
@@ -26,14 +26,16 @@ class Pulse:
         self._lock = threading.Lock()
         self._count = 0
         self._last = -self._every_s
+        self._step = ""
 
     def find_due(self, step: str) -> bytes | None:
-        """Return what to tell, if it is time; each is another than the one before."""
+        """Return what to tell, if it is time or the step is a new one; each is another than the one before."""
         now = self._clock()
         with self._lock:
-            if self._count and now - self._last < self._every_s:
+            if self._count and step == self._step and now - self._last < self._every_s:
                 return None
             self._last = now
+            self._step = step
             self._count += 1
             return f"{self._count} {step}".encode("utf-8", "replace")
 

@@ -79,7 +79,7 @@ class Rounds(Protocol):
         """Return what tells, if called often, who fails or is silent for too long from now on; that ends the round."""
 
     def beat(self, step: str) -> None:
-        """Give a sign of life, if it is time."""
+        """Give a sign of life, if it is time or the step is a new one."""
 
     def close(self) -> None:
         """Leave."""

@@ -176,7 +176,7 @@ class StoreRounds:
         return look
 
     def beat(self, step: str) -> None:
-        """Give a sign of life, if it is time."""
+        """Give a sign of life, if it is time or the step is a new one."""
         due = self._pulse.find_due(step)
         if due is not None:
             self._line.post(lambda store: put(store, self._life_key(self._rank), due))
