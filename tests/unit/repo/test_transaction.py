@@ -3,22 +3,42 @@
 from __future__ import annotations
 
 import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from math import ceil
 
 import pytest
 
 from holdfast.errors import LeaseLost, NameInUse
+from holdfast.repo import leases
+from holdfast.repo.collect import Rules, collect
 from holdfast.repo.entry import Entry
 from holdfast.repo.layout import LEASES, MANIFESTS, PACKS, SNAPSHOTS, pack_key
+from holdfast.repo.leases import EXPIRE_S, RENEW_S
 from holdfast.repo.marks import ABANDONED_S
 from holdfast.repo.pack import NewChunk
 from holdfast.repo.repository import Repository
 from holdfast.repo.roots import read_leases
-from holdfast.repo.snapshots import read_name
+from holdfast.repo.settled import is_settled
+from holdfast.repo.snapshots import NameState, read_name
 from holdfast.repo.sweep import fence
 from holdfast.repo.transaction import Draft, Part, Transaction
 from holdfast.store.memory import MemoryStore, VirtualClock
-from tests.unit.repo.saving import inline_ref, keys, load_bytes, noise, pack_of, read_entries, save_bytes, snapshot_of
+from tests.faults.hooked_store import HookedStore, once
+from tests.unit.repo.saving import (
+    inline_ref,
+    keys,
+    load_bytes,
+    new_repo,
+    noise,
+    pack_of,
+    read_entries,
+    save_bytes,
+    snapshot_of,
+)
 from tests.unit.repo.standing import put_mark
+from tests.unit.repo.thread_ranks import ThreadRanks, run_threads
 
 ENTRIES = [Entry("x", 4, (inline_ref(b"1234"),))]
 
@@ -122,3 +142,58 @@ def test_a_name_taken_meanwhile_is_a_conflict_and_only_leaves_a_manifest(ready: 
     assert load_bytes(ready, "a") == {"x": b"theirs"}
     assert keys(ready.store, LEASES) == []
     assert len(keys(ready.store, MANIFESTS)) == manifests + 1
+
+
+def test_a_save_that_is_interrupted_when_its_record_is_there_keeps_its_fence(
+    ready: Repository, store: MemoryStore
+) -> None:
+    """Without the fence the record would count as settled, although the collector may have removed its bytes."""
+
+    def interrupt() -> None:
+        fence_all(store)
+        raise KeyboardInterrupt
+
+    repo = new_repo(HookedStore(store, after=once("create", SNAPSHOTS, interrupt)))
+    with pytest.raises(KeyboardInterrupt), Transaction(repo, purpose="save") as transaction:
+        commit(transaction, repo)
+    assert not is_settled(store, snapshot_of(ready, "a"))
+    assert [lease.standing for lease in read_leases(store).values()] == ["fenced"]
+
+
+def test_the_lease_is_renewed_while_the_coordinator_waits_for_other_ranks(
+    ready: Repository, store: MemoryStore, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beats: list[Callable[[], bool]] = []
+    is_waiting = threading.Event()
+
+    @contextmanager
+    def beating(beat: Callable[[], bool], *, every_s: float, name: str) -> Iterator[None]:
+        assert every_s < RENEW_S
+        beats.append(beat)
+        yield
+        beats.remove(beat)
+
+    monkeypatch.setattr(leases, "beating", beating)
+
+    def work_long() -> None:
+        assert is_waiting.wait(20)
+        for _ in range(ceil(EXPIRE_S / RENEW_S) + 1):
+            clock.advance(RENEW_S)
+            for beat in beats:
+                beat()
+        collect(store, Rules(min_age_s=0.0))
+
+    def act(ranks: ThreadRanks) -> int:
+        def make_parts() -> list[Part]:
+            if ranks.is_coordinator:
+                is_waiting.set()
+            else:
+                work_long()
+            return [Part(None, ENTRIES)]
+
+        with Transaction(ready, purpose="save", ranks=ranks) as transaction:
+            draft = Draft(NameState("a", None, 0), root=Part(None, []))
+            return transaction.commit(draft, make_parts, rewrite=list).generation
+
+    assert run_threads(2, act) == [0, 0]
+    assert beats == []
