@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import errno
+from contextlib import suppress
 
 import pytest
 
-from holdfast.errors import CommitUnknown, StoreError
+from holdfast.errors import CommitUnknown, NotAStore, NotFound, StoreError
 from holdfast.store.local import LocalStore
 from tests.faults.disk_scenario import ROOT, WORK, Work, find_wrong, open_disk, prepared_disk
 from tests.faults.scenario import State, read_state
@@ -50,4 +51,23 @@ def test_a_call_that_fails_leaves_the_old_or_the_new_state_and_what_returned_is_
             wrong.append(f"{what}, {files.met}: the state is {read_state(open_disk(disk))}")
         wrong += [f"{what}, {files.met}, then power is lost: {why}" for why in find_wrong(disk.power_loss(), allowed)]
         assert disk.open_handles == 0, what
+    assert wrong == []
+
+
+@pytest.mark.parametrize("work", WORK, ids=str)
+def test_what_is_done_again_after_an_interruption_is_durable(work: Work) -> None:
+    old, new, mutations = rehearse(work)
+    blank = [State(is_store=True)] if not old.is_store else []
+    wrong = []
+    for at in range(1, mutations + 1):
+        disk = prepared_disk(work)
+        files = TroubledFiles(disk, at=at, trouble=Trouble.INTERRUPTED)
+        with pytest.raises(KeyboardInterrupt):
+            work.act(LocalStore(ROOT, files=files))
+        what = f"interrupted after {files.met}, call {at}"
+        if read_state(open_disk(disk)) not in [old, new, *blank]:
+            wrong.append(f"{what}, the state is {read_state(open_disk(disk))}")
+        with suppress(NotFound, NotAStore):  # it was deleted, or made
+            work.act(open_disk(disk))
+            wrong += [f"{what}, then power is lost: {why}" for why in find_wrong(disk.power_loss(), [new])]
     assert wrong == []

@@ -6,6 +6,7 @@ import errno
 import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from enum import Enum
 from typing import TypeVar
 
@@ -21,6 +22,7 @@ class Trouble(Enum):
     DIES = "it is not performed, and neither is any later one: the process is dead"
     FAILS = "it is not performed and fails"
     LIES = "it is performed and fails all the same"
+    INTERRUPTED = "it is performed, and then the user interrupts the process"
 
 
 class TroubledFiles:
@@ -51,6 +53,10 @@ class TroubledFiles:
         self.met = name
         if self._trouble is Trouble.DIES:
             raise Crashed(f"at mutating call {self.mutations}, {name}")
+        if self._trouble is Trouble.INTERRUPTED:
+            with suppress(OSError):
+                act(inner)
+            raise KeyboardInterrupt
         if self._trouble is Trouble.LIES:
             act(inner)
         raise OSError(errno.EIO, os.strerror(errno.EIO), name)
@@ -64,7 +70,7 @@ class TroubledFiles:
 
         try:
             return self._mutate("create_file", act)
-        except OSError:
+        except (OSError, KeyboardInterrupt):
             # Made, but the caller never learns its number: the kernel has closed it.
             for handle in made:
                 self._inner.close(handle)

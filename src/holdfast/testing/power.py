@@ -122,6 +122,12 @@ class SimulatedDisk:
             del self._handles[handle]
             self._locks.pop(handle, None)
 
+    def close_all(self) -> None:
+        """Close all handles and drop all locks, as the kernel does when a process dies and the machine lives on."""
+        with self._lock:
+            self._handles.clear()
+            self._locks.clear()
+
     def write_at(self, handle: int, start: int, buffer: memoryview) -> int:
         with self._lock:
             self._mutate()
