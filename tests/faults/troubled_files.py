@@ -10,7 +10,7 @@ from contextlib import suppress
 from enum import Enum
 from typing import TypeVar
 
-from holdfast.store.files import Files, FileStat
+from holdfast.store.files import FileKind, Files, FileStat
 from holdfast.testing.faults import Crashed
 
 T = TypeVar("T")
@@ -109,8 +109,8 @@ class TroubledFiles:
     def list_directory(self, path: str) -> list[str]:
         return self._live().list_directory(path)
 
-    def list_subdirectories(self, path: str) -> list[str]:
-        return self._live().list_subdirectories(path)
+    def list_kinds(self, path: str) -> dict[str, FileKind]:
+        return self._live().list_kinds(path)
 
     def lock(self, path: str, *, exclusive: bool) -> int | None:
         return self._live().lock(path, exclusive=exclusive)

@@ -7,10 +7,12 @@ from difflib import get_close_matches
 
 from holdfast.cli.output import Output
 from holdfast.errors import NotAStore, NotFound
+from holdfast.repo.check_records import check_links
 from holdfast.repo.layout import is_reserved
 from holdfast.repo.repository import Repository, open_repository
 from holdfast.repo.snapshots import DamagedName, Snapshot, iter_names, iter_user_names, read_name
 from holdfast.repo.tags import iter_tags, read_tag
+from holdfast.store.listing import LinkedStore
 from holdfast.store.protocol import ObjectStore
 from holdfast.store.url import open_store
 
@@ -30,7 +32,9 @@ def open_to_write(url: str, output: Output) -> Repository:
 def open_objects(url: str) -> ObjectStore:
     """Open the objects alone: a store whose config is damaged or lost needs a check more than any other."""
     store = open_store(url, read_only=True)
-    if not store.list("", limit=1):
+    listed = store.passing_over_links() if isinstance(store, LinkedStore) else store
+    # A place that holds nothing but links may have been a store: check says what they are.
+    if not listed.list("", limit=1) and not any(check_links(store)):
         raise NotAStore(f"{store.url} holds no store; make one with `holdfast -s {store.url} init`")
     return store
 

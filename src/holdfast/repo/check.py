@@ -10,7 +10,7 @@ from typing import Final
 from holdfast.digest import Digest, hash_bytes, short_hex
 from holdfast.errors import Corrupt, HoldfastError, NewerFormat, NotFound, StoreError
 from holdfast.progress import Progress, Silent
-from holdfast.repo.check_records import Roots, check_records
+from holdfast.repo.check_records import Roots, check_links, check_records
 from holdfast.repo.chunk import CHUNK_BYTES, RAW, ChunkRef, Location
 from holdfast.repo.copies import iter_footers
 from holdfast.repo.engine import Engine
@@ -25,7 +25,7 @@ from holdfast.repo.repository import DEFAULT_BUDGET_BYTES
 from holdfast.repo.scrub import Scrubbed, Scrubber, Stretch, cut_pack
 from holdfast.repo.snapshots import Snapshot
 from holdfast.repo.stages import Stages
-from holdfast.store.listing import iter_objects
+from holdfast.store.listing import LinkedStore, iter_objects
 from holdfast.store.protocol import ObjectStore
 
 _ROW_COST_BYTES: Final = 400
@@ -61,7 +61,9 @@ class Checker:
     ) -> None:
         """Check `store`; with `read`, every byte of every object."""
         self.tally = Tally()
-        self._store = store
+        self._links = check_links(store)
+        # Every other finding is about what can be reached without following a link.
+        self._store = store.passing_over_links() if isinstance(store, LinkedStore) else store
         self._read = read
         self._progress = progress or Silent()
         self._budget_bytes = budget_bytes
@@ -78,7 +80,8 @@ class Checker:
         self._used_manifests: set[str] = set()
 
     def iter_findings(self) -> Iterator[Finding]:
-        """Yield all findings: records, packs, then what they mean for snapshots and entries."""
+        """Yield all findings: links, records, packs, then what they mean for snapshots and entries."""
+        yield from self._links
         roots = Roots()
         for finding in check_records(self._store, roots, self.tally):
             self._has_unreadable |= finding.code == "record-damaged"

@@ -11,11 +11,16 @@ import sys
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol
 
+from holdfast.store.nofollow import link_error, open_directory
+
 # From linux/fs.h and fcntl.h.
 _RENAME_NOREPLACE: Final = 1
-_AT_FDCWD: Final = -100
 
-FileKind = Literal["file", "directory", "other"]
+# A pipe that stands where a file should be must not make us wait, and a terminal must not become ours.
+_CALM: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
+
+FileKind = Literal["file", "directory", "link", "other"]
+_KINDS: Final[dict[int, FileKind]] = {stat.S_IFREG: "file", stat.S_IFDIR: "directory", stat.S_IFLNK: "link"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +35,11 @@ class FileStat:
 
 
 class Files(Protocol):
-    """The calls, each as atomic and as durable as POSIX makes it; failures are plain OSErrors."""
+    """The calls, each as atomic and as durable as POSIX makes it; failures are plain OSErrors.
+
+    None of them follows a symbolic link below the root of the store, neither as the last component of a path nor as
+    one before it: it raises the OSError of `nofollow.link_error`, or acts on the link itself.
+    """
 
     def create_file(self, path: str) -> int:
         """Make a file that is not there yet and return a handle to write it."""
@@ -64,7 +73,7 @@ class Files(Protocol):
         """Make the entries of a directory durable."""
 
     def stat(self, path: str) -> FileStat:
-        """Describe what `path` leads to."""
+        """Describe what is at `path`: a symbolic link itself, unless it is the root."""
 
     def stat_handle(self, handle: int) -> FileStat:
         """Describe an open file."""
@@ -72,8 +81,8 @@ class Files(Protocol):
     def list_directory(self, path: str) -> list[str]:
         """Return the names in a directory, in no order."""
 
-    def list_subdirectories(self, path: str) -> list[str]:
-        """Return the names of the directories in a directory, in no order."""
+    def list_kinds(self, path: str) -> dict[str, FileKind]:
+        """Return the names in a directory, in no order, and what each of them is."""
 
     def link(self, source: str, target: str) -> None:
         """Give a file a second name, if that name is free."""
@@ -106,12 +115,19 @@ class Files(Protocol):
 class PosixFiles:
     """The calls of this machine's kernel."""
 
+    _inside = "/"
+
+    def __init__(self, root: str = "/") -> None:
+        """Follow no symbolic link below `root`, an absolute path; `root` itself may be reached through links."""
+        self._inside = root.rstrip("/") + "/"
+
     def create_file(self, path: str) -> int:
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        # Objects never change, so no group needs to write to them, whatever the umask allows.
+        with self._entering(path) as (directory, name):
+            return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644, dir_fd=directory)
 
     def open_file(self, path: str) -> int:
-        # A pipe that stands where an object should be must not make us wait for its writer.
-        return os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        return self._open(path, os.O_RDONLY)
 
     def close(self, handle: int) -> None:
         os.close(handle)
@@ -147,48 +163,64 @@ class PosixFiles:
             os.fdatasync(handle)
 
     def sync_directory(self, path: str) -> None:
-        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        handle = open_directory(self._inside, path, os.O_RDONLY)
         try:
             os.fsync(handle)
         finally:
             os.close(handle)
 
     def stat(self, path: str) -> FileStat:
-        return _describe(os.stat(path))
+        if not path.startswith(self._inside):
+            return _describe(os.stat(path))
+        with self._entering(path) as (directory, name):
+            return _describe(os.stat(name, dir_fd=directory, follow_symlinks=False))
 
     def stat_handle(self, handle: int) -> FileStat:
         return _describe(os.fstat(handle))
 
     def list_directory(self, path: str) -> list[str]:
-        return os.listdir(path)
+        handle = open_directory(self._inside, path, os.O_RDONLY)
+        try:
+            return os.listdir(handle)
+        finally:
+            os.close(handle)
 
-    def list_subdirectories(self, path: str) -> list[str]:
-        with os.scandir(path) as entries:
-            return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+    def list_kinds(self, path: str) -> dict[str, FileKind]:
+        handle = open_directory(self._inside, path, os.O_RDONLY)
+        try:
+            with os.scandir(handle) as entries:
+                return {entry.name: _find_kind(entry) for entry in entries}
+        finally:
+            os.close(handle)
 
     def link(self, source: str, target: str) -> None:
-        os.link(source, target)
+        with self._entering(source) as (old, name), self._entering(target) as (new, new_name):
+            os.link(name, new_name, src_dir_fd=old, dst_dir_fd=new, follow_symlinks=False)
 
     def rename_noreplace(self, source: str, target: str) -> None:
         try:
             renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
         except AttributeError:
             raise OSError(errno.ENOSYS, "this system has no renameat2", source) from None
-        if renameat2(_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), _RENAME_NOREPLACE):
-            code = ctypes.get_errno()
-            raise OSError(code, os.strerror(code), source, None, target)
+        with self._entering(source) as (old, name), self._entering(target) as (new, new_name):
+            if renameat2(old, os.fsencode(name), new, os.fsencode(new_name), _RENAME_NOREPLACE):
+                code = ctypes.get_errno()
+                raise OSError(code, os.strerror(code), source, None, target)
 
     def rename(self, source: str, target: str) -> None:
-        os.rename(source, target)
+        with self._entering(source) as (old, name), self._entering(target) as (new, new_name):
+            os.rename(name, new_name, src_dir_fd=old, dst_dir_fd=new)
 
     def unlink(self, path: str) -> None:
-        os.unlink(path)
+        with self._entering(path) as (directory, name):
+            os.unlink(name, dir_fd=directory)
 
     def make_directory(self, path: str) -> None:
-        os.mkdir(path)
+        with self._entering(path) as (directory, name):
+            os.mkdir(name, dir_fd=directory)
 
     def lock(self, path: str, *, exclusive: bool) -> int | None:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        handle = self._open(path, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB if exclusive else fcntl.LOCK_SH)
         except OSError as error:
@@ -199,7 +231,11 @@ class PosixFiles:
         return handle
 
     def read_free_bytes(self, path: str) -> int:
-        status = os.statvfs(path)
+        handle = open_directory(self._inside, path)
+        try:
+            status = os.fstatvfs(handle)
+        finally:
+            os.close(handle)
         return status.f_bavail * status.f_frsize
 
     def read_filesystem_type(self, path: str) -> str:
@@ -208,6 +244,36 @@ class PosixFiles:
                 return find_mount_type(lines.read(), os.path.realpath(path))
         except FileNotFoundError:
             return ""
+
+    def _open(self, path: str, flags: int) -> int:
+        with self._entering(path) as (directory, name):
+            try:
+                return os.open(name, flags | _CALM, 0o666, dir_fd=directory)
+            except OSError as error:
+                if error.errno == errno.ELOOP:
+                    raise link_error(path) from None
+                raise
+
+    def _entering(self, path: str) -> _Entering:
+        return _Entering(self._inside, path)
+
+
+class _Entering:
+    """Holds the directory of a path open: a handle to it, and the name in it."""
+
+    __slots__ = ("_handle", "_inside", "_path")
+
+    def __init__(self, inside: str, path: str) -> None:
+        self._inside = inside
+        self._path = path
+
+    def __enter__(self) -> tuple[int, str]:
+        directory, _, name = self._path.rpartition("/")
+        self._handle = open_directory(self._inside, directory or "/")
+        return self._handle, name
+
+    def __exit__(self, *_error: object) -> None:
+        os.close(self._handle)
 
 
 def find_mount_type(mountinfo: str, path: str) -> str:
@@ -229,14 +295,17 @@ def _unescape(field: str) -> str:
     return field
 
 
+def _find_kind(entry: os.DirEntry[str]) -> FileKind:
+    if entry.is_file(follow_symlinks=False):
+        return "file"
+    if entry.is_dir(follow_symlinks=False):
+        return "directory"
+    return "link" if entry.is_symlink() else "other"
+
+
 def _describe(status: os.stat_result) -> FileStat:
-    kind: FileKind = "other"
-    if stat.S_ISREG(status.st_mode):
-        kind = "file"
-    elif stat.S_ISDIR(status.st_mode):
-        kind = "directory"
     return FileStat(
-        kind=kind,
+        kind=_KINDS.get(stat.S_IFMT(status.st_mode), "other"),
         size_bytes=status.st_size,
         modified_s=status.st_mtime,
         identity=(status.st_dev, status.st_ino),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, Protocol, runtime_checkable
 
 from holdfast.store.protocol import PAGE_LIMIT, ObjectInfo, ObjectStore
 
@@ -21,3 +21,14 @@ def iter_objects(store: ObjectStore, prefix: str) -> Iterator[ObjectInfo]:
         after = page[-1].key
         # A directory gives all its names for every page, so equal pages would cost the square of what they list.
         limit = min(2 * limit, _MAX_PAGE)
+
+
+@runtime_checkable
+class LinkedStore(Protocol):
+    """What a store offers in which symbolic links may lie; none of its methods ever follows one."""
+
+    def iter_links(self) -> Iterator[str]:
+        """Yield where each link lies, relative to the root; it need not be a valid key."""
+
+    def passing_over_links(self) -> ObjectStore:
+        """Return the same store, whose listings leave links out; else a listing that meets one raises StoreError."""

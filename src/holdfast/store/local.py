@@ -7,6 +7,7 @@ import mmap
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from copy import copy
 from heapq import heapify, heappop, heappush
 from time import time
 from typing import Final
@@ -14,13 +15,15 @@ from typing import Final
 from holdfast.digest import Buffer
 from holdfast.errors import BadName, Corrupt, NotFound, ReadOnlyStore, StoreError
 from holdfast.store.direct import DIRECT_BYTES, DirectReads
-from holdfast.store.files import Files, FileStat, PosixFiles
+from holdfast.store.files import FileKind, Files, FileStat, PosixFiles
 from holdfast.store.local_upload import LocalUpload, WriteTarget, begin_upload, explain_write_error, flatten
 from holdfast.store.naming import TEMP_PREFIX, FileNamer, Naming
+from holdfast.store.nofollow import link_error
 from holdfast.store.protocol import PAGE_LIMIT, ObjectInfo, StoreTraits, verify_key, verify_prefix
 
-# What stands where no object is.
-_ABSENT: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP})
+# What stands where no object is. Not ELOOP: what lies behind a symbolic link is not known, so nobody may take it
+# for absent; a collector would then delete what the records there refer to.
+_ABSENT: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR})
 # Whatever is not here may be shared with other hosts.
 _LOCAL_TYPES: Final = frozenset(
     {"ext2", "ext3", "ext4", "xfs", "btrfs", "bcachefs", "zfs", "f2fs", "jfs", "reiserfs", "overlay", "tmpfs"}
@@ -37,7 +40,11 @@ _Names = list[str]
 
 
 class LocalStore:
-    """Objects as files below `root`, which the first write makes."""
+    """Objects as files below `root`, which the first write makes.
+
+    The root may be a symbolic link, or be reached through some. Below it no link is followed: what meets one raises
+    StoreError with errno ELOOP, changes nothing and reads nothing behind it.
+    """
 
     def __init__(
         self,
@@ -50,7 +57,8 @@ class LocalStore:
         self._root = os.path.abspath(root)
         self._read_only = read_only
         self._single_writer = single_writer
-        self._files: Files = PosixFiles() if files is None else files
+        self._files: Files = PosixFiles(self._root) if files is None else files
+        self._skips_links = False
         self._namer = FileNamer(self._files)
         self._direct = DirectReads(self._files)
         self._filesystem_type = ""
@@ -175,6 +183,8 @@ class LocalStore:
             if status.kind == "directory":
                 for name in self._find_names(key + "/", prefix, after):
                     heappush(names, name)
+            elif status.kind == "link" and not self._skips_links:
+                raise self._read_error(link_error(self._path(key)), key)
             elif status.kind == "file" and key > after:
                 page.append(ObjectInfo(key=key, size_bytes=status.size_bytes, modified_s=status.modified_s))
         return page
@@ -212,18 +222,31 @@ class LocalStore:
     def remove_debris(self, *, older_than_s: float) -> int:
         """Remove temporary files of saves that were killed."""
         removed = 0
-        for directory in self._iter_directories(""):
-            for name in self._list_names(directory):
+        for directory, kinds in self._iter_directories(""):
+            for name in kinds:
                 path = os.path.join(self._root, directory, name)
                 if name.startswith(TEMP_PREFIX) and self._is_older(path, older_than_s):
                     self._namer.discard(path)
                     removed += 1
         return removed
 
+    def iter_links(self) -> Iterator[str]:
+        """Yield the path, relative to the root, of each symbolic link in a directory that may hold objects."""
+        for directory, kinds in self._iter_directories(""):
+            yield from sorted(directory + name for name, kind in kinds.items() if kind == "link")
+
+    def passing_over_links(self) -> LocalStore:
+        """Return the same store, whose listings leave links out instead of raising."""
+        store = copy(self)
+        store._skips_links = True
+        return store
+
     def stat(self, key: str) -> ObjectInfo:
         """Return the size and time of the file of `key`."""
         verify_key(key)
         status = self._find_stat(key)
+        if status is not None and status.kind == "link":
+            raise self._read_error(link_error(self._path(key)), key)
         if status is None or status.kind != "file":
             raise self._not_found(key)
         return ObjectInfo(key=key, size_bytes=status.size_bytes, modified_s=status.modified_s)
@@ -243,19 +266,24 @@ class LocalStore:
             except OSError as error:
                 raise StoreError(f"cannot read the free space of {path}: {error.strerror}", code=error.errno) from error
 
-    def _iter_directories(self, base: str) -> Iterator[str]:
-        """Yield `base` (empty, or ending in "/") and every directory below it that may hold objects."""
-        yield base
-        for name in self._list_names(base, only_directories=True):
-            if _is_key(base + name):
-                yield from self._iter_directories(f"{base}{name}/")
-
-    def _list_names(self, directory: str, *, only_directories: bool = False) -> _Names:
-        list_names = self._files.list_subdirectories if only_directories else self._files.list_directory
+    def _iter_directories(self, base: str) -> Iterator[tuple[str, dict[str, FileKind]]]:
+        """Yield `base` (empty, or ending in "/") and every directory below it that may hold objects, with its names."""
         try:
-            return list_names(self._path(directory))
+            kinds = self._files.list_kinds(self._directory(base))
         except OSError as error:
             if error.errno in _ABSENT:
+                return
+            raise self._read_error(error, base) from error
+        yield base, kinds
+        for name, kind in kinds.items():
+            if kind == "directory" and _is_key(base + name):
+                yield from self._iter_directories(f"{base}{name}/")
+
+    def _list_names(self, directory: str) -> _Names:
+        try:
+            return self._files.list_directory(self._directory(directory))
+        except OSError as error:
+            if error.errno in _ABSENT or (error.errno == errno.ELOOP and self._skips_links):
                 return []
             raise self._read_error(error, directory) from error
 
@@ -267,6 +295,9 @@ class LocalStore:
 
     def _path(self, key: str) -> str:
         return os.path.join(self._root, key)
+
+    def _directory(self, base: str) -> str:
+        return self._path(base.rstrip("/")) if base else self._root
 
     def _verify_writable(self, key: str) -> None:
         verify_key(key)

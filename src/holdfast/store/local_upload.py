@@ -14,14 +14,26 @@ from holdfast.digest import Buffer
 from holdfast.errors import ObjectExists, ReadOnlyStore, StoreError, StoreFull
 from holdfast.store.block_writer import BlockWriter
 from holdfast.store.blocks import LentBlock
-from holdfast.store.files import Files
+from holdfast.store.files import FileKind, Files
 from holdfast.store.naming import UNSUPPORTED, FileNamer, Naming
+from holdfast.store.nofollow import link_error
 
 _GATHERED_BYTES: Final = 64 << 10
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _FORBIDDEN: Final = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 # What a filesystem answers before it does anything; after any other error the name may yet appear.
-_REFUSALS: Final = _FULL | _FORBIDDEN | UNSUPPORTED | {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}
+_REFUSALS: Final = (
+    _FULL
+    | _FORBIDDEN
+    | UNSUPPORTED
+    | {
+        errno.ENOENT,
+        errno.ENOTDIR,
+        errno.EISDIR,
+        errno.ENAMETOOLONG,
+        errno.ELOOP,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,9 +200,12 @@ class LocalUpload:
         try:
             self._target.namer.give_name(self._temp, path, identity)
         except FileExistsError as error:
-            if self._is_directory(path):
+            kind = self._find_kind(path)
+            if kind == "directory":
                 text = f"cannot create {path}: a directory is there; choose a key that is not the start of another"
                 raise StoreError(text, key=key, code=errno.EISDIR) from error
+            if kind == "link":
+                raise self._target.explain(link_error(path)) from error
             raise ObjectExists(f"{path} is already there", key=key, code=errno.EEXIST) from error
         except OSError as error:
             if error.errno in _REFUSALS:
@@ -198,11 +213,11 @@ class LocalUpload:
             text = f"cannot tell whether {path} was created: {error.strerror}; look whether it is there"
             raise StoreError(text, key=key, fate="unknown", code=error.errno) from error
 
-    def _is_directory(self, path: str) -> bool:
+    def _find_kind(self, path: str) -> FileKind:
         try:
-            return self._files.stat(path).kind == "directory"
+            return self._files.stat(path).kind
         except OSError:
-            return False
+            return "other"
 
     def _sync_name(self) -> None:
         try:

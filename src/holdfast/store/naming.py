@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Final
 
 from holdfast.store.files import Files
+from holdfast.store.nofollow import link_error
 
 TEMP_PREFIX: Final = ".tmp-"
 """How the names of files under way begin: no key has such a component, so none is ever listed."""
@@ -75,6 +76,8 @@ class FileNamer:
         """Make directories, and make their entries durable even if they are there: who made them may be dead."""
         for path in paths:
             self._make_directory(path)
+            if self._files.stat(path).kind == "link":
+                raise link_error(path)
         for path in paths:
             self.sync_new_directories(path)
 

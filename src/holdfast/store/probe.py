@@ -50,7 +50,7 @@ class Place:
 def probe_place(path: str | os.PathLike[str], *, files: Files | None = None) -> Place:
     """Try out the directory `path`, which must be there; raises StoreError if it cannot be used at all."""
     root = os.path.abspath(path)
-    calls = PosixFiles() if files is None else files
+    calls = PosixFiles(root) if files is None else files
     try:
         if calls.stat(root).kind != "directory":
             raise StoreError(f"{root} is not a directory", code=errno.ENOTDIR)
@@ -160,7 +160,7 @@ def _has_direct_io(scratch: _Scratch) -> bool:
     path = scratch.make_empty()
     handle = -1
     try:
-        handle = os.open(path, os.O_WRONLY | os.O_DIRECT)
+        handle = os.open(path, os.O_WRONLY | os.O_DIRECT | os.O_NOFOLLOW)
         # A map is aligned to a page, as direct I/O wants it.
         with mmap.mmap(-1, _BLOCK_BYTES) as block:
             return os.write(handle, block) == _BLOCK_BYTES

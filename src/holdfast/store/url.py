@@ -8,6 +8,7 @@ import time
 from typing import Final
 
 from holdfast.errors import BadName, StoreError
+from holdfast.store.files import PosixFiles
 from holdfast.store.local import LocalStore
 from holdfast.store.memory import MemoryStore
 from holdfast.store.protocol import ObjectStore
@@ -89,7 +90,8 @@ def _decode_file_url(url: str, rest: str) -> str:
 
 def _holds_config(directory: str) -> bool:
     try:
-        return any(map(_GENERATION.match, os.listdir(os.path.join(directory, _CONFIG))))
+        names = PosixFiles(directory).list_directory(os.path.join(directory, _CONFIG))
+        return any(map(_GENERATION.match, names))
     except OSError:
-        # Not there, not a directory, or not ours to see: no store that we could use.
+        # Not there, a link, not a directory, or not ours to see: no store that we could use.
         return False

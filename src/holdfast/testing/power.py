@@ -13,7 +13,7 @@ from itertools import count
 from time import time
 from typing import Literal
 
-from holdfast.store.files import FileStat
+from holdfast.store.files import FileKind, FileStat
 from holdfast.testing.faults import Crashed
 
 SyncKind = Literal["file", "directory"]
@@ -182,10 +182,9 @@ class SimulatedDisk:
         with self._lock:
             return list(self._find_directory(path).entries)
 
-    def list_subdirectories(self, path: str) -> list[str]:
+    def list_kinds(self, path: str) -> dict[str, FileKind]:
         with self._lock:
-            entries = self._find_directory(path).entries
-            return [name for name, node in entries.items() if isinstance(node, _Directory)]
+            return {name: _describe(node).kind for name, node in self._find_directory(path).entries.items()}
 
     def link(self, source: str, target: str) -> None:
         with self._lock:
