@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 import pytest
 
 from holdfast import __version__
@@ -144,3 +146,44 @@ def test_an_error_of_many_lines_is_one_line(cli: Cli, monkeypatch: pytest.Monkey
     assert ran.code == 2
     assert ran.err.count("\n") == 1
     assert "\x1b" not in ran.err
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            ModuleNotFoundError("No module named 'torch._C'", name="torch._C"),
+            "this needs torch, which is not installed; install it with `pip install torch`",
+        ),
+        (
+            ImportError("libtorch_cpu.so: cannot open\nmore", name="torch._C"),
+            "this needs torch, which is installed but cannot be imported: libtorch_cpu.so: cannot open",
+        ),
+        (
+            OSError("libcudart.so.12: cannot open shared object file"),
+            "this needs a package, which is installed but cannot be imported: libcudart.so.12: cannot open shared"
+            " object file",
+        ),
+    ],
+    ids=["missing", "broken", "library"],
+)
+def test_a_package_that_cannot_be_imported_is_named(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, error: Exception, said: str
+) -> None:
+    def fail(module: str) -> NoReturn:
+        raise error
+
+    monkeypatch.setattr("holdfast.cli.main.import_module", fail)
+
+    ran = cli("ls")
+
+    assert (ran.code, ran.out, ran.err) == (2, "", f"holdfast: {said}\n")
+
+
+def test_a_module_of_ours_that_is_missing_is_a_bug(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(module: str) -> NoReturn:
+        raise ModuleNotFoundError("No module named 'holdfast.gone'", name="holdfast.gone")
+
+    monkeypatch.setattr("holdfast.cli.main.import_module", fail)
+
+    assert cli("ls").err.endswith("(this is a bug in Holdfast; please report it)\n")

@@ -7,6 +7,7 @@ import time
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from types import ModuleType
 from typing import Final
 
 from holdfast import __version__
@@ -75,9 +76,24 @@ def _run(options: Namespace, output: Output) -> int:
     if options.verb == "copy":
         options.to = _verify_lasting(options.to)
     # For what only some runs of a verb need: torch, to name the largest.
-    options.load = import_module
-    run: Callable[[Namespace, str, Output], int] = getattr(import_module(_HOME[options.verb]), f"run_{options.verb}")
+    options.load = _load
+    run: Callable[[Namespace, str, Output], int] = getattr(_load(_HOME[options.verb]), f"run_{options.verb}")
     return run(options, url, output)
+
+
+def _load(module: str) -> ModuleType:
+    """Import a module of Holdfast; raises HoldfastError if a package that it needs cannot be imported."""
+    try:
+        return import_module(module)
+    except (ImportError, OSError) as error:  # an OSError is a shared library that is missing or broken
+        package = (getattr(error, "name", "") or "a package").partition(".")[0]
+        if package == __package__.partition(".")[0]:
+            raise  # our own mistake
+        if isinstance(error, ModuleNotFoundError):
+            why = f"which is not installed; install it with `pip install {package}`"
+        else:
+            why = f"which is installed but cannot be imported: {str(error).splitlines()[0]}"
+        raise HoldfastError(f"this needs {package}, {why}") from error
 
 
 def _choose_store(given: str | None) -> str:

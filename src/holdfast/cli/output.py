@@ -118,9 +118,14 @@ class Output:
 
     def profile(self, seconds: float) -> None:
         """Tell on standard error where the time of a run went."""
+        stages = self.stages.read()
+        if not stages:
+            self.note(f"{seconds:.2f} s in all; no chunks were read or written")
+            return
         self.note(f"{seconds:.2f} s in all; by stage, on all threads together:")
-        for name, stage in self.stages.read().items():
-            size = f"{format_bytes(stage.size_bytes)} at {stage.size_bytes / stage.seconds / 1e9:.2f} GB/s a thread"
+        for name, stage in stages.items():
+            speed = stage.size_bytes / max(stage.seconds, 1e-9) / 1e9
+            size = f"{format_bytes(stage.size_bytes)} at {speed:.2f} GB/s a thread"
             self.note(f"  {name:8} {stage.seconds:7.2f} s  {size if stage.size_bytes else ''}".rstrip())
 
     def raw(self, data: memoryview) -> None:
