@@ -8,7 +8,8 @@ from difflib import get_close_matches
 from holdfast.cli.output import Output
 from holdfast.errors import NotAStore, NotFound
 from holdfast.repo.check_records import check_links
-from holdfast.repo.layout import is_reserved
+from holdfast.repo.config import verify_empty
+from holdfast.repo.layout import PREFIXES, is_reserved
 from holdfast.repo.repository import Repository, open_repository
 from holdfast.repo.snapshots import DamagedName, Snapshot, iter_names, iter_user_names, read_name
 from holdfast.repo.tags import iter_tags, read_tag
@@ -30,13 +31,25 @@ def open_to_write(url: str, output: Output) -> Repository:
 
 
 def open_objects(url: str) -> ObjectStore:
-    """Open the objects alone: a store whose config is damaged or lost needs a check more than any other."""
+    """Open the objects alone: a store whose config is damaged or lost needs a check more than any other.
+
+    Raises NotAStore if nothing there can be a part of a store.
+    """
     store = open_store(url, read_only=True)
     listed = store.passing_over_links() if isinstance(store, LinkedStore) else store
     # A place that holds nothing but links may have been a store: check says what they are.
-    if not listed.list("", limit=1) and not any(check_links(store)):
+    if not listed.list("", limit=1) and any(check_links(store)):
+        return store
+    verify_possible(listed)
+    if not listed.list("", limit=1):
         raise NotAStore(f"{store.url} holds no store; make one with `holdfast -s {store.url} init`")
     return store
+
+
+def verify_possible(store: ObjectStore) -> None:
+    """Raise NotAStore if something lies there and no part of it can be a part of a store, however damaged."""
+    if not any(store.list(prefix, limit=1) for prefix in PREFIXES):
+        verify_empty(store)
 
 
 def find_snapshot(store: ObjectStore, name: str, output: Output) -> Snapshot:

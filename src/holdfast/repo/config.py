@@ -10,6 +10,7 @@ from holdfast.errors import NewerFormat, NotAStore, ObjectExists, StoreFull
 from holdfast.repo.generations import create_generation, read_newest
 from holdfast.repo.layout import CONFIG, PREFIXES, SHELVES, new_write_id
 from holdfast.repo.record import Fields
+from holdfast.store.foreign import describe_foreign
 from holdfast.store.protocol import ObjectStore
 
 FORMAT_MAJOR: Final = 1
@@ -97,9 +98,14 @@ def verify_empty(store: ObjectStore) -> None:
     # Whoever is making it a store just now has created the config before anything else.
     if page and find_config(store) is None:
         raise NotAStore(
-            f"{store.url} is not empty and has no config, so it is no store: {page[0].key!r} is there."
+            describe_foreign(store.url)
+            or f"{store.url} is not empty and has no config, so it is no store: {page[0].key!r} is there."
             " Choose an empty place; if this was a store, its config/ was lost: restore it from a copy"
         )
+    # A file has no objects in it either.
+    foreign = "" if page else describe_foreign(store.url)
+    if foreign:
+        raise NotAStore(foreign)
 
 
 def find_config(store: ObjectStore) -> Config | None:

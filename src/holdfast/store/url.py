@@ -66,10 +66,18 @@ def open_store(url: str, *, read_only: bool = False, single_writer: bool = False
     return LocalStore(path, read_only=read_only, single_writer=single_writer)
 
 
+def find_path(url: str) -> str | None:
+    """Return the absolute path that a path or a file URL means; None for any other URL."""
+    found = _SCHEME.match(url)
+    if found is None:
+        return os.path.abspath(url)
+    return os.path.abspath(_decode_file_url(url, url[found.end() :])) if found[1].lower() == "file" else None
+
+
 def find_store_root(start: str | os.PathLike[str]) -> str | None:
     """Return the nearest directory at or above `start` that holds a store, or None."""
     place = os.path.abspath(start)
-    while not _holds_config(place):
+    while not holds_config(place):
         parent = os.path.dirname(place)
         if parent == place:
             return None
@@ -88,7 +96,8 @@ def _decode_file_url(url: str, rest: str) -> str:
     return decoded
 
 
-def _holds_config(directory: str) -> bool:
+def holds_config(directory: str) -> bool:
+    """Tell whether a directory holds the config of a store."""
     try:
         names = PosixFiles(directory).list_directory(os.path.join(directory, _CONFIG))
         return any(map(_GENERATION.match, names))
