@@ -105,12 +105,11 @@ def test_check_of_a_newer_format_asks_for_an_upgrade_and_tells_of_no_damage(save
     assert ran.out.endswith(": 1 error\n")
 
 
-@pytest.mark.parametrize("verb", ["check", "doctor"])
-def test_an_empty_place_is_no_store(empty: Cli, verb: str) -> None:
+def test_an_empty_place_is_no_store(empty: Cli) -> None:
     (empty.folder / "void").mkdir()
 
     for place in ("void", "nowhere"):
-        ran = empty.bare("-s", place, verb)
+        ran = empty.bare("-s", place, "check")
         path = empty.folder / place
         assert (ran.code, ran.out) == (2, "")
         assert ran.err == f"holdfast: {path} holds no store; make one with `holdfast -s {path} init`\n"
@@ -129,19 +128,54 @@ def test_doctor_says_how_the_place_is(saved: Cli) -> None:
     lines = ran.out.splitlines()
     assert lines[0] == f"store {saved.store}"
     assert re.fullmatch(r"ok       format 1\.0, store id [0-9a-f]{32}; this Holdfast reads and writes it", lines[1])
-    assert "ok       hard links work: two writers cannot overwrite each other" in lines
     assert "ok       1 snapshot, 0 tags, 1 pack of 2.4 MiB together, 1 manifest" in lines
     assert {line.split()[0] for line in lines[1:]} <= {"ok", "note"}
     assert digest_tree(saved.store) == before
 
 
+def test_doctor_says_what_it_has_not_tried_and_how_to(saved: Cli) -> None:
+    untried = "note     not tried, because it takes a write: whether two writers can overwrite each other"
+    tried = "ok       hard links work: two writers cannot overwrite each other"
+    before = digest_tree(saved.store)
+
+    looked, wrote = saved.ok("doctor"), saved.ok("doctor", "--write")
+
+    assert untried in looked
+    assert "`holdfast doctor --write` tries it" in looked
+    assert tried not in looked
+    assert tried in wrote
+    assert untried not in wrote
+    assert digest_tree(saved.store) == before
+
+
 def test_doctor_as_json(saved: Cli) -> None:
-    found = saved("doctor", "--json").json
+    found, tried = saved("doctor", "--json").json, saved("doctor", "--write", "--json").json
 
     assert found["place"]["path"] == str(saved.store)
-    assert found["place"]["hard_links"] is True
+    assert (found["place"]["tried"], found["place"]["hard_links"], found["place"]["sync_ms"]) == (False, None, None)
+    assert (tried["place"]["tried"], tried["place"]["hard_links"]) == (True, True)
     assert found["counts"]["snapshots"] == 1
-    assert {verdict["topic"] for verdict in found["verdicts"]} >= {"format", "filesystem", "room", "exclusive", "sync"}
+    topics = {"format", "filesystem", "room"}
+    assert {verdict["topic"] for verdict in found["verdicts"]} >= topics | {"untried"}
+    assert {verdict["topic"] for verdict in tried["verdicts"]} >= topics | {"exclusive", "sync"}
+
+
+@pytest.mark.parametrize("words", [[], ["--write"]], ids=["look", "--write"])
+def test_doctor_looks_at_a_place_before_there_is_a_store(empty: Cli, words: list[str]) -> None:
+    (empty.folder / "void").mkdir()
+    before = digest_tree(empty.folder)
+
+    for place, seen in (("void", "void"), ("data/far/away", "data")):
+        ran = empty.bare("-s", place, "doctor", *words)
+        path = empty.folder / place
+        assert (ran.code, ran.err) == (1, "")
+        assert ran.out.splitlines()[0] == f"store {path}"
+        assert f"warning  there is no store here yet; `holdfast -s {path} init` or the first save makes it" in ran.out
+        assert (f"what follows is about {empty.folder / seen}, the nearest directory" in ran.out) is (place != seen)
+        assert "are free" in ran.out
+        assert ("hard links work" in ran.out) is bool(words)
+        assert empty.bare("-s", place, "doctor", "--json", *words).json["place"]["path"] == str(empty.folder / seen)
+    assert digest_tree(empty.folder) == before
 
 
 @pytest.mark.parametrize(
@@ -165,12 +199,12 @@ def test_doctor_as_json(saved: Cli) -> None:
     ],
 )
 def test_doctor_judges(saved: Cli, monkeypatch: pytest.MonkeyPatch, change: dict[str, object], verdict: str) -> None:
-    def probe(path: str) -> Place:
-        return replace(probe_place(path), **change)  # type: ignore[arg-type]  # the table above names real fields
+    def probe(path: str, *, write: bool) -> Place:
+        return replace(probe_place(path, write=write), **change)  # type: ignore[arg-type]  # the table above names real fields
 
     monkeypatch.setattr(doctor, "probe_place", probe)
 
-    ran = saved("doctor")
+    ran = saved("doctor", "--write")
 
     assert verdict in ran.out
     assert ran.code == (1 if verdict.startswith("warning") else 0)
@@ -183,7 +217,7 @@ def test_doctor_looks_at_a_store_whose_config_is_damaged(saved: Cli) -> None:
 
     assert ran.code == 1
     assert "error    the config cannot be believed: record config/00000001 is damaged" in ran.out
-    assert "hard links work" in ran.out
+    assert "the filesystem is " in ran.out
 
 
 def put_old_mark(cli: Cli, key: str) -> None:

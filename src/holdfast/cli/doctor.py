@@ -1,4 +1,4 @@
-"""The verb `doctor`: what the place of a store can do and how the store is, a verdict to each sentence."""
+"""The verb `doctor`: checks a store and the filesystem that it lies on, and gives a verdict on each fact."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Final, Literal
 
-from holdfast.cli.lookup import open_objects
+from holdfast.cli.lookup import verify_possible
 from holdfast.cli.output import Output, count, format_bytes
 from holdfast.errors import Corrupt, NewerFormat
 from holdfast.repo.config import FORMAT_MAJOR, FORMAT_MINOR, Config, find_config, find_unknown_prefix
@@ -18,11 +18,16 @@ from holdfast.repo.snapshots import DamagedName, iter_names
 from holdfast.repo.sweep import read_idle_marks
 from holdfast.repo.tags import iter_tags
 from holdfast.store.listing import iter_objects
-from holdfast.store.probe import Place, probe_place
+from holdfast.store.probe import Place, find_nearest_directory, probe_place
 from holdfast.store.protocol import ObjectStore
+from holdfast.store.url import open_store
 
 _SLOW_SYNC_MS: Final = 50.0
 _LITTLE_BYTES: Final = 1 << 30
+_UNTRIED: Final = (
+    "not tried, because it takes a write: whether two writers can overwrite each other, how fast a write is durable,"
+    " direct I/O, upper and lower case in names; `holdfast doctor --write` tries it with scratch files and removes them"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +40,16 @@ class Verdict:
 
 
 def run_doctor(options: Namespace, url: str, output: Output) -> int:
-    """Say what the place of a store can do and how the store is."""
-    store = open_objects(url)
-    place = probe_place(store.url)
-    counts = _count_objects(store)
-    verdicts = [*_judge_format(store), *_judge_place(place), *_judge_counts(counts), *_judge_collection(store)]
+    """Check a store, or a place where one is to be made, and the filesystem; writes only with --write."""
+    store = open_store(url, read_only=True)
+    verify_possible(store)
+    place = probe_place(find_nearest_directory(store.url), write=options.write)
+    if store.list("", limit=1):
+        counts = _count_objects(store)
+        verdicts = [*_judge_format(store), *_judge_place(place), *_judge_counts(counts), *_judge_collection(store)]
+    else:
+        counts = {}
+        verdicts = [_judge_absence(store, place), *_judge_place(place)]
     if options.json:
         described = [asdict(verdict) for verdict in verdicts]
         output.json({"store": store.url, "verdicts": described, "place": asdict(place), "counts": counts})
@@ -48,6 +58,12 @@ def run_doctor(options: Namespace, url: str, output: Output) -> int:
         for verdict in verdicts:
             output.line(f"{verdict.verdict:7}  {verdict.text}")
     return 1 if {verdict.verdict for verdict in verdicts} & {"warning", "error"} else 0
+
+
+def _judge_absence(store: ObjectStore, place: Place) -> Verdict:
+    where = "" if place.path == store.url else f"; what follows is about {place.path}, the nearest directory there is"
+    text = f"there is no store here yet; `holdfast -s {store.url} init` or the first save makes it{where}"
+    return Verdict("warning", "format", text)
 
 
 def _judge_format(store: ObjectStore) -> Iterator[Verdict]:
@@ -110,6 +126,9 @@ def _judge_place(place: Place) -> Iterator[Verdict]:
     if not place.writable:
         text = f"the directory cannot be written ({place.refusal}), so nothing can be saved or deleted; reading works"
         yield Verdict("note", "writable", text)
+        return
+    if not place.tried:
+        yield Verdict("note", "untried", _UNTRIED)
         return
     yield _judge_naming(place)
     yield _judge_sync(place.sync_ms or 0.0)

@@ -166,11 +166,17 @@ def _add_check(verbs: Verbs) -> None:
 
 def _add_doctor(verbs: Verbs) -> None:
     more = (
-        "Tries out the filesystem with scratch files in the store's directory, which are\n"
-        "removed again.\n"
-        "Exits with 1 if there is something to worry about."
+        "Looks at the filesystem and at the store, and writes nothing. What only a write\n"
+        "can tell is tried out with --write: whether two writers can overwrite each\n"
+        "other, how fast a write is durable, direct I/O. Works as well on a place where\n"
+        "there is no store yet.\n"
+        "Exits with 1 if there is a warning or an error."
     )
-    parser = _add(verbs, "doctor", "say what the store's place can do", more=more, examples=["holdfast doctor"])
+    examples = ["holdfast doctor", "holdfast doctor --write"]
+    parser = _add(verbs, "doctor", "check the store and its filesystem", more=more, examples=examples)
+    parser.add_argument(
+        "--write", action="store_true", help="try out the filesystem with scratch files there, and remove them"
+    )
     _add_json(parser)
 
 

@@ -1,4 +1,4 @@
-"""What a directory can do for a store, tried out with scratch files that are removed again."""
+"""What a directory can do for a store: looked up, or tried out with scratch files that are removed again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _REFUSALS: Final = frozenset({errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOS
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What was found out about a directory; None is what could not be tried because it may not be written."""
+    """What was found out about a directory; None is what was not tried, or could not be."""
 
     path: str
     filesystem: str
@@ -34,6 +34,9 @@ class Place:
     """It survives a reboot."""
     free_bytes: int
     writable: bool
+    """Files were made in it; if nothing was tried, its permissions and its filesystem allow that."""
+    tried: bool = False
+    """It was tried out with scratch files."""
     refusal: str = ""
     """Why it cannot be written."""
     hard_links: bool | None = None
@@ -47,8 +50,11 @@ class Place:
     """Median time to make a small write durable."""
 
 
-def probe_place(path: str | os.PathLike[str], *, files: Files | None = None) -> Place:
-    """Try out the directory `path`, which must be there; raises StoreError if it cannot be used at all."""
+def probe_place(path: str | os.PathLike[str], *, write: bool = False, files: Files | None = None) -> Place:
+    """Say what the directory `path` can do, which must be there; raises StoreError if it cannot be used at all.
+
+    Nothing is written unless `write`: then what only a write can tell is tried out with scratch files in it.
+    """
     root = os.path.abspath(path)
     calls = PosixFiles(root) if files is None else files
     try:
@@ -68,9 +74,26 @@ def probe_place(path: str | os.PathLike[str], *, files: Files | None = None) -> 
         durable=traits.durable,
         free_bytes=free_bytes,
         writable=False,
+        tried=write,
     )
+    if not write:
+        may_write = os.access(root, os.W_OK | os.X_OK)
+        return replace(known, writable=may_write, refusal="" if may_write else _explain_refusal(root))
     with _Scratch(root, calls) as scratch:
         return _try_out(known, scratch)
+
+
+def find_nearest_directory(path: str | os.PathLike[str]) -> str:
+    """Return the directory `path`, or the nearest one above it if it is not there yet."""
+    place = os.path.abspath(path)
+    while not os.path.isdir(place) and place != os.path.dirname(place):
+        place = os.path.dirname(place)
+    return place
+
+
+def _explain_refusal(root: str) -> str:
+    is_read_only = os.statvfs(root).f_flag & os.ST_RDONLY
+    return os.strerror(errno.EROFS if is_read_only else errno.EACCES)
 
 
 class _Scratch:

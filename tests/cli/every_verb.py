@@ -1,0 +1,124 @@
+"""Every verb with every option, as commands to run on one store that has something for each of them."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Final
+
+import torch
+
+import holdfast
+from holdfast.repo.source import BytesSource
+from holdfast.repo.writer import Request
+from holdfast.repo.writer import save as save_files
+from tests.recordings import Recording, write_recorded
+from tests.unit.compile_cache.artifacts import make_artifact, make_key, store_artifact
+
+KEY: Final = make_key("a").digest[:12]
+OTHER_KEY: Final = make_key("b").digest[:12]
+
+READING: Final = [
+    "ls",
+    "ls --long",
+    "ls -l run/ --json",
+    "show run/1",
+    "show run/1 model --chunks",
+    "show best --json",
+    "diff run/1 run/2",
+    "diff run/1 run/2 --only model.* --all --json",
+    "cat files config.json",
+    "tag",
+    "tag best",
+    "tag --json",
+    "rm run/2",
+    "du",
+    "du run/ --json",
+    "prune --keep-last 1",
+    "prune run/ --keep-every 2 --keep-within 7d --json",
+    "gc",
+    "gc --repack --min-age 1s --wait 0s --json",
+    "check",
+    "check --read --json",
+    "repair",
+    "repair --json",
+    "cache ls",
+    "cache ls --json",
+    f"cache show {KEY}",
+    f"cache show {KEY} --part graph",
+    f"cache show {KEY} --json",
+    "cache stat",
+    "cache stat --json",
+    "cache prune --max-size 1G --max-age 30d",
+    "cache prune --max-size 1G --json",
+    "cache clear",
+    "cache clear --json",
+    f"cache why {KEY} {OTHER_KEY}",
+    "doctor",
+    "doctor --json",
+]
+"""Commands that write nothing to the store, and need no torch."""
+
+WITH_TORCH: Final = [
+    "diff run/1 run/2 --values",
+    "diff run/1 run/2 --values --json",
+    "cache prune --other-systems",
+    "cache prune --other-systems --json",
+    "run ls",
+    "run ls --json",
+    "run diff good bad",
+    "run diff good bad --noise good-2 --reference good-2 --tolerance exact --map a=a --dim *=replicate --steps 0 --all",
+    "run diff good bad --json",
+    "run nan bad",
+    "run nan bad --steps 0 --json",
+    "run ranks good",
+    "run ranks good --steps 0 --all --json",
+    "run events good",
+    "run events good * --step 0 --phase forward --kind output --rank 0 --all --json",
+    "run tensor good layers.1 --kind output",
+    "run tensor good layers.1 --step 0 --phase forward --kind output --rank 0 --call 0 --path '' --bins 5"
+    " --against bad",
+    "run tensor good layers.1 --kind output --json",
+    "run report good bad page.html --noise good-2 --reference good-2 --tolerance table --map a=a --dim *=partial"
+    " --steps 0 --rows 10",
+]
+"""Commands that write nothing to the store, and need torch."""
+
+WRITING: Final = [
+    "init fresh",
+    "put again data/config.json --meta epoch=3",
+    "put again data/config.json --overwrite --meta epoch=4",
+    "get files out",
+    "get run/1 out2 --only model.* --overwrite",
+    "tag last run/1",
+    "tag last run/2 --move",
+    "tag --delete last",
+    "copy run/ files --to other",
+    "copy run/1 --to other --overwrite",
+    "doctor --write",
+    "doctor --write --json",
+    "rm again --yes",
+    "prune run/ --keep-last 5 --yes",
+    "gc --yes --wait 0s",
+    "gc --yes --repack --json",
+    "repair --yes",
+    "repair --yes --json",
+    "cache prune --max-age 30d --yes",
+    "cache clear --yes",
+]
+"""Commands that write, to the store or beside it; they need no torch, and run in this order."""
+
+
+def make_store(path: Path) -> None:
+    """Make a store that every command finds something in: tensors, files, tags, compiled graphs, recorded runs."""
+    store = holdfast.open(path)
+    model = {"w": torch.arange(3000.0), "tiny": torch.ones(3)}
+    store.save("run/1", {"model": model, "lr": 0.1})
+    store.save("run/2", {"model": model | {"w": torch.arange(3000.0) + 1}, "lr": 0.2})
+    store.tag("best", "run/1")
+    repo = store.repository
+    save_files(repo, Request("files", [BytesSource("config.json", b"{}"), BytesSource("sub/big.bin", bytes(3000))]))
+    for recording in (Recording("good"), Recording("good-2"), Recording("bad", is_bad=True, hole=math.nan)):
+        write_recorded(repo, recording)
+    for seed in "ab":
+        store_artifact(repo, make_artifact(seed))
