@@ -116,7 +116,10 @@ def _add_get(verbs: Verbs) -> None:
     more = (
         "Every byte is verified before it is written, and a file appears whole or not at\n"
         "all. Files in the way are named, all of them, before anything is written. Links\n"
-        "below DIR are never followed."
+        "below DIR are never followed. A tensor becomes a file of raw bytes without a\n"
+        "header: `holdfast show` tells its dtype and shape. Plain values, such as numbers\n"
+        "and short texts, become no files: they are counted and named on standard error,\n"
+        "and the exit code is 0."
     )
     examples = ["holdfast get run1/step-100 out", "holdfast get best out --only '*.json'"]
     parser = _add(verbs, "get", "write the entries of a snapshot as files", more=more, examples=examples)
