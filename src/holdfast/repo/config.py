@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from holdfast.errors import NewerFormat, NotAStore, ObjectExists, StoreFull
+from holdfast.repo.foreign import describe_foreign
 from holdfast.repo.generations import create_generation, read_newest
 from holdfast.repo.layout import CONFIG, PREFIXES, SHELVES, new_write_id
 from holdfast.repo.record import Fields
-from holdfast.store.foreign import describe_foreign
 from holdfast.store.protocol import ObjectStore
 
 FORMAT_MAJOR: Final = 1

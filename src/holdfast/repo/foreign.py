@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from holdfast.repo.layout import PREFIXES
 from holdfast.store.url import find_path, find_store_root, holds_config
 
 _HEAD_BYTES: Final = 512
@@ -115,7 +116,8 @@ def _is_safetensors(head: bytes, size_bytes: int) -> bool:
 
 def _describe_folder(path: str) -> str:
     root = find_store_root(os.path.dirname(path))
-    if root is not None:
+    # Other directories below a store are the user's own.
+    if root is not None and os.path.relpath(path, root).split(os.sep)[0] + "/" in PREFIXES:
         return f"{path} is a part of the store {root}, not a store; use {root}"
     with os.scandir(path) as entries:
         names = sorted(entry.name for entry, _ in zip(entries, range(_MAX_NAMES), strict=False))
