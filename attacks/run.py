@@ -8,6 +8,7 @@ import json
 import resource
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from holdfast.cli.main import main
@@ -31,13 +32,20 @@ class _Bytes(io.TextIOWrapper):
         return self.read()
 
 
+@contextlib.contextmanager
+def capture_output() -> Iterator[tuple[_Bytes, _Bytes]]:
+    """Take what is printed, and what is said on standard error."""
+    printed, said = _Bytes(), _Bytes()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(said):
+        yield printed, said
+
+
 def run(store: str, out: str) -> list[dict[str, object]]:
     """Run all verbs on `store`; restores go to `out`."""
     reports: list[dict[str, object]] = []
     for verb in VERBS:
-        printed, said = _Bytes(), _Bytes()
         started = time.process_time()
-        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(said):
+        with capture_output() as (printed, said):
             code = main(["-s", store, *(out if word == "OUT" else word for word in verb)])
         reports.append({
             "verb": " ".join(verb), "code": code, "cpu_s": time.process_time() - started, "error": said.text()[-3000:],
