@@ -155,6 +155,7 @@ def test_an_error_of_the_coordinator_after_the_record_was_created_is_told_as_unk
 
 
 @pytest.mark.slow  # hundreds of saves
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("step", STEPS)
 def test_what_each_of_two_others_is_told_is_true(step: str) -> None:
     wrong = []
@@ -166,6 +167,7 @@ def test_what_each_of_two_others_is_told_is_true(step: str) -> None:
 
 
 @pytest.mark.slow  # the timeout has to pass, again and again
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("death", ["killed apart", "stopped", "stopped apart", "raises"])
 @pytest.mark.parametrize("step", STEPS)
 def test_what_is_told_is_true_however_the_coordinator_dies(step: str, death: Death) -> None:
