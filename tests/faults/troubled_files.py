@@ -115,6 +115,9 @@ class TroubledFiles:
     def lock(self, path: str, *, exclusive: bool) -> int | None:
         return self._live().lock(path, exclusive=exclusive)
 
+    def unlock(self, handle: int) -> None:
+        self._live().unlock(handle)
+
     def link(self, source: str, target: str) -> None:
         self._mutate("link", lambda inner: inner.link(source, target))
 

@@ -11,6 +11,7 @@ import pytest
 from holdfast.errors import HoldfastError
 from holdfast.repo import layout
 from holdfast.store.memory import MemoryStore
+from tests.interleaving.locked_store import LockedMemoryStore
 from tests.interleaving.scenes import Part, Scene
 from tests.interleaving.schedule import Bounds, Explorer, Run, Schedule, Stage
 from tests.interleaving.verdict import Held, iter_wrong, read_held
@@ -53,18 +54,23 @@ class Report:
     """What an exploration found."""
 
     runs: int = 0
+    unlocked_runs: int = 0
+    """Runs in which somebody went on without the lock; needs a LockedMemoryStore."""
     broken: list[str] = field(default_factory=list)
     """What is wrong, with the run that shows it."""
 
 
-def explore(scene: Scene, bounds: Bounds, monkeypatch: pytest.MonkeyPatch) -> Report:
-    """Explore a scene, up to the first run after which something is wrong."""
-    base = MemoryStore()
+def explore(
+    scene: Scene, bounds: Bounds, monkeypatch: pytest.MonkeyPatch, *, base: MemoryStore | None = None
+) -> Report:
+    """Explore a scene, up to the first run after which something is wrong; `base` is an empty store to begin with."""
+    base = MemoryStore() if base is None else base
     scene.prepare(base)
     theatre = Theatre(base, monkeypatch)
     report = Report()
     for run in Explorer(len(scene.parts), bounds).explore(theatre.play(scene.parts)):
         report.runs += 1
+        report.unlocked_runs += isinstance(theatre.store, LockedMemoryStore) and theatre.store.refused > 0
         wrong = theatre.judge(scene.parts, run)
         if wrong:
             report.broken = [*wrong, run.show()]

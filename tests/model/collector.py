@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final, NamedTuple
+from typing import Final
 
+from tests.model.collecting import EMPTY, FLOOR, Collect, Collector, Turn
 from tests.model.world import (
+    NOBODY,
     Chain,
     LeaseFiles,
     Mark,
@@ -21,78 +22,11 @@ from tests.model.world import (
     lease_state,
     list_live_leases,
     list_marked,
-    move,
     owner_of,
     set_lease,
     walk_unsettled,
 )
 from tests.model.writer import Writer
-
-EMPTY: Final[frozenset[str]] = frozenset()
-NO_MARK: Final = -1
-FLOOR: Final = -1
-"""In a list of records to delete, instead of a name: raise the floor to this generation."""
-
-
-@dataclass(frozen=True, slots=True)
-class Collect:
-    """What a collector is asked to do."""
-
-    fences: bool = True
-    """May fence at any moment: clocks decide when, never whether it is safe."""
-    expires: bool = False
-    """Fences leases before it looks for dead files, too: the files of a dead save are spared until somebody does."""
-    adopts: bool = False
-    """May go on with a mark that it finds, instead of making its own."""
-    purges: bool = False
-    """Removes dead records as well."""
-    sweeps: bool = True
-    """Without, it only purges."""
-    withdraws: bool = False
-    """Removes the mark that it swept though a file stays, if the lock says that nobody is at work."""
-
-
-class Collector(NamedTuple):
-    """Where a collection is, and what it remembers."""
-
-    at: str = "start"
-    keys: frozenset[str] = EMPTY
-    """Files listed, then candidates, then what is still to delete."""
-    leases: frozenset[int] = frozenset()
-    """Leases that were alive: first those whose files are spared, then those to wait for."""
-    mark: int = NO_MARK
-    """Whose mark it sweeps."""
-    fencing: tuple[int, int] = (-1, -1)
-    """The lease, and the generation that it tries to take."""
-    names: tuple[Chain, ...] = ()
-    lease_view: tuple[LeaseFiles, ...] = ()
-    purge: tuple[tuple[int, int], ...] = ()
-
-
-class Turn(NamedTuple):
-    """One collector about to take one step."""
-
-    world: World
-    number: int
-    order: Collect
-    rules: Rules
-    me: Collector
-
-    def to(self, label: str, world: World | None = None, **changes: object) -> Steps:
-        """Return the one step that this place allows."""
-        return [(label, move(world or self.world, self.number, self.me._replace(**changes)))]  # type: ignore[arg-type]  # fields by name
-
-    def after_sweep(self, label: str, world: World | None = None) -> Steps:
-        after = Collector("purge list" if self.order.purges else "done")
-        return [(label, move(world or self.world, self.number, after))]
-
-    @property
-    def before_fence(self) -> str:
-        """Where it was when it took somebody for dead."""
-        return "start" if self.me.mark == NO_MARK else "wait"
-
-    def find_mark(self) -> Mark | None:
-        return next((mark for mark in self.world.marks if mark.owner == self.me.mark), None)
 
 
 def step_collect(world: World, number: int, order: Collect, rules: Rules) -> Steps:
@@ -126,6 +60,43 @@ def find_needed(world: World, names: tuple[Chain, ...], leases: tuple[LeaseFiles
 def _start(turn: Turn) -> Steps:
     if not turn.order.sweeps:
         return turn.after_sweep("starts")
+    if turn.order.clears and turn.world.alone == NOBODY and _is_alone(turn):
+        return [*_begin(turn), *_take_lock(turn, "clear")]
+    return _begin(turn)
+
+
+def _take_lock(turn: Turn, at: str) -> Steps:
+    return turn.to("takes the lock alone", turn.world._replace(alone=turn.number), at=at)
+
+
+def _release(world: World) -> World:
+    return world._replace(alone=NOBODY)
+
+
+def _clear(turn: Turn) -> Steps:
+    """Read the leases, to see whether any save goes on without the lock, and which leases are of dead saves."""
+    if _find_unlocked(turn) and turn.rules.unlocked_leases != "forgotten":
+        return turn.to("sees a save without the lock", _release(turn.world), at="begin")
+    leases = turn.world.leases
+    dead = frozenset(lease for lease, files in enumerate(leases) if files and files[-1][1] != "fenced")
+    return turn.to(f"takes the saves of {sorted(dead)} for dead", at="forget", leases=dead)
+
+
+def _forget(turn: Turn) -> Steps:
+    if not turn.me.leases:
+        return turn.to("releases the lock", _release(turn.world), at="begin")
+    lease = min(turn.me.leases)
+    return turn.to(f"removes lease {lease}", set_lease(turn.world, lease, ()), leases=turn.me.leases - {lease})
+
+
+def _find_unlocked(turn: Turn) -> frozenset[int]:
+    """Return the live leases that tell of a save without the lock."""
+    actors = enumerate(turn.world.actors)
+    unlocked = {number for number, actor in actors if isinstance(actor, Writer) and actor.is_unlocked}
+    return list_live_leases(turn.world) & unlocked
+
+
+def _begin(turn: Turn) -> Steps:
     steps = _start_fences(turn, list_live_leases(turn.world)) if turn.order.expires else []
     steps += turn.to("lists files", at="leases", keys=turn.world.files)
     for mark in sorted(turn.world.marks) if turn.order.adopts else ():
@@ -173,7 +144,19 @@ def _waiting(turn: Turn) -> Steps:
 
 def _wait(turn: Turn) -> Steps:
     alive = turn.me.leases & list_live_leases(turn.world)
-    return _start_fences(turn, alive) if alive else _end_wait(turn)
+    if not alive:
+        return _end_wait(turn)
+    steps = _start_fences(turn, alive)
+    if turn.order.hurries and turn.world.alone == NOBODY and _is_alone(turn):
+        steps += _take_lock(turn, "hurry")
+    return steps
+
+
+def _hurry(turn: Turn) -> Steps:
+    """Wait no longer if nobody is at work, for whoever began before the mark has ended."""
+    if _find_unlocked(turn) and turn.rules.unlocked_leases != "not waited for":
+        return turn.to("sees a save without the lock", _release(turn.world), at="wait")
+    return turn.to("is alone, releases the lock", _release(turn.world), at="wait", leases=frozenset())
 
 
 def _start_fences(turn: Turn, alive: frozenset[int]) -> Steps:
@@ -188,6 +171,10 @@ def _end_wait(turn: Turn) -> Steps:
     """Take the lock together with others, and keep it until all is deleted; a mark that is gone by now is not swept."""
     if turn.find_mark() is None:
         return turn.after_sweep("finds the mark gone")
+    if turn.world.alone >= 0:
+        if not turn.rules.sweeps_unlocked:
+            return turn.after_sweep("finds the lock taken, leaves the mark")
+        turn = turn._replace(me=turn.me._replace(is_unlocked=True))
     if turn.rules.live_set == "before waiting":
         return turn.to("has waited", at="delete", leases=frozenset())
     if turn.rules.sweep_reads == "leases first":
@@ -255,18 +242,33 @@ def _end_mark(turn: Turn) -> Steps:
 
 
 def _withdraw(turn: Turn) -> Steps:
-    """Remove the mark while the lock is held alone; one step, for nobody else does anything meanwhile."""
-    mark = turn.find_mark()
-    if mark is None or not _is_alone(turn):
+    """Take the lock alone, to remove the mark; others may go on without the lock meanwhile."""
+    if turn.find_mark() is None or turn.world.alone != NOBODY or not _is_alone(turn):
         return turn.after_sweep("is not alone")
-    return turn.after_sweep("withdraws the mark", turn.world._replace(marks=turn.world.marks - {mark}))
+    return _take_lock(turn, "withdraw leases")
+
+
+def _withdraw_leases(turn: Turn) -> Steps:
+    if _find_unlocked(turn):
+        return turn.after_sweep("sees a save without the lock", _release(turn.world))
+    return turn.to("sees no save", at="withdraw mark")
+
+
+def _withdraw_mark(turn: Turn) -> Steps:
+    marks = turn.world.marks - {turn.find_mark()}
+    return turn.after_sweep("withdraws the mark", _release(turn.world._replace(marks=marks)))
 
 
 def _is_alone(turn: Turn) -> bool:
     """Tell whether nobody holds the lock: saves do from before their lease to their end, and so do sweeps."""
     others = [actor for number, actor in enumerate(turn.world.actors) if number != turn.number]
-    is_swept = any(isinstance(other, Collector) and other.at in ("sweep", "delete") for other in others)
-    is_saved = any(isinstance(other, Writer) and other.at not in ("name", "lease", "done") for other in others)
+    is_swept = any(
+        isinstance(other, Collector) and other.at in ("sweep", "delete") and not other.is_unlocked for other in others
+    )
+    is_saved = any(
+        isinstance(other, Writer) and other.at not in ("name", "lock", "done") and not other.is_unlocked
+        for other in others
+    )
     return not is_saved and not (is_swept and turn.rules.withdraws == "alone")
 
 
@@ -314,16 +316,22 @@ def _remove_fenced(turn: Turn) -> Steps:
 
 _ACTS: Final[dict[str, Callable[[Turn], Steps]]] = {
     "start": _start,
+    "clear": _clear,
+    "forget": _forget,
+    "begin": _begin,
     "leases": _leases,
     "plan": _plan,
     "mark": _mark,
     "waiting": _waiting,
     "wait": _wait,
+    "hurry": _hurry,
     "fence": _fence,
     "fenced": _fenced,
     "sweep": _sweep,
     "delete": _delete,
     "withdraw": _withdraw,
+    "withdraw leases": _withdraw_leases,
+    "withdraw mark": _withdraw_mark,
     "purge list": _purge_list,
     "purge plan": _purge_plan,
     "purge": _purge,

@@ -7,8 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeAlias
 
-from tests.model.collector import Collect, Collector, step_collect
+from tests.model.collecting import Collect, Collector
+from tests.model.collector import step_collect
 from tests.model.world import (
+    NO_LOCK,
+    NOBODY,
     WITHDRAWER,
     LeaseFiles,
     Mark,
@@ -41,13 +44,15 @@ class Scene:
     marks: frozenset[Mark] = frozenset()
     under_way: tuple[tuple[int, Writer, LeaseFiles], ...] = ()
     """Saves that have come some way already: their number, place and lease."""
+    has_lock: bool = False
 
     def start(self) -> World:
         """Return the first state; there is a lease for each actor, and one for a save of each name in the end."""
         actors = tuple(_enter(order) for order in self.orders)
         leases: tuple[LeaseFiles, ...] = tuple(() for _ in range(len(self.orders) + len(self.names)))
         past = frozenset((name, *record.ident) for name, chain in enumerate(self.names) for record in chain[:-1])
-        world = World(self.files, self.names, leases, self.marks, actors, past=past)
+        alone = NOBODY if self.has_lock else NO_LOCK
+        world = World(self.files, self.names, leases, self.marks, actors, alone=alone, past=past)
         for number, writer, files in self.under_way:
             world = set_lease(move(world, number, writer), number, files)
         return world
@@ -213,7 +218,8 @@ def _save_again(world: World, number: int, name: int, rules: Rules) -> World:
 
 def _collect_all(scene: Scene, world: World, rules: Rules) -> World:
     """Run one collection that fences whoever is in its way."""
-    added = world._replace(actors=(*world.actors, Collector()))
+    # Nobody else acts any more, and the lock of the dead is free: whether there is one makes no difference.
+    added = world._replace(actors=(*world.actors, Collector()), alone=NO_LOCK)
     done = _run(added, len(scene.orders), Collect(expires=True, purges=True), rules)
     return done._replace(actors=world.actors)
 

@@ -48,6 +48,24 @@ MUTANTS: Final = (
         "I1",
     ),
     Mutant(
+        "who holds the lock alone removes the lease of a save without it",
+        Rules(unlocked_leases="forgotten"),
+        "first save, collector that uses the lock",
+        "I8",
+    ),
+    Mutant(
+        "who holds the lock alone does not wait for a save without it",
+        Rules(unlocked_leases="not waited for"),
+        "first save, collector that uses the lock",
+        "I1",
+    ),
+    Mutant(
+        "a sweep goes on without the lock",
+        Rules(sweeps_unlocked=True),
+        "delete, two collectors that adopt and withdraw, save under another name",
+        "I1",
+    ),
+    Mutant(
         "lease files go during life and a fence is not looked at again",
         Rules(trims_lease=True, relists_fence=False),
         "save of many renewals, collector",

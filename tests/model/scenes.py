@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.model.collector import Collect
+from tests.model.collecting import Collect
 from tests.model.explore import OLD_FILES, Scene
 from tests.model.world import Mark, Record
 from tests.model.writer import Delete, Save, Writer
@@ -100,6 +100,22 @@ SCENES: Final = {
             OLD_FILES,
             ((OLD,), ()),
             frozenset([Mark(9, OLD_FILES, frozenset())]),
+            has_lock=True,
+        ),
+        Scene(
+            "first save, collector that uses the lock",
+            (Save("first", forgets=True), Collect(fences=False, purges=True, clears=True, hurries=True)),
+            has_lock=True,
+        ),
+        Scene(
+            "overwrite, collector that uses the lock",
+            (
+                Save("overwrite", content="ab", forgets=True, keeps_alive=1),
+                Collect(clears=True, hurries=True, withdraws=True, purges=True),
+            ),
+            OLD_FILES | ORPHAN,
+            ((OLD,),),
+            has_lock=True,
         ),
         Scene(
             "two first saves after a delete, purger",
@@ -140,6 +156,18 @@ SLOW_SCENES: Final = {
             ),
             OLD_FILES | ORPHAN,
             ((OLD,),),
+            has_lock=True,
+        ),
+        Scene(
+            "overwrite, two collectors that use the lock",
+            (
+                Save("overwrite", content="b", forgets=True),
+                Collect(clears=True, hurries=True, withdraws=True),
+                Collect(adopts=True, hurries=True),
+            ),
+            OLD_FILES | ORPHAN,
+            ((OLD,),),
+            has_lock=True,
         ),
         Scene(
             "overwrite of a save whose pack is marked, two collectors",

@@ -16,6 +16,10 @@ Ident: TypeAlias = tuple[int, int]
 
 NO_LEASE: Final = -1
 """Lease and author of what was there at the start, and lease of what nobody can withdraw."""
+NOBODY: Final = -1
+"""In place of the number of whoever holds the lock alone."""
+NO_LOCK: Final = -2
+"""In the same place: a store without a lock."""
 WITHDRAWER: Final = 100
 """Added to a writer's number: author of the record with which it undoes its commit."""
 
@@ -48,6 +52,10 @@ class Rules:
     purges: Literal["lowest first", "highest first"] = "lowest first"
     removes_fenced: bool = False
     withdraws: Literal["alone", "beside sweeps"] = "alone"
+    # The lock
+    unlocked_leases: Literal["waited for", "forgotten", "not waited for"] = "waited for"
+    """What becomes, while a collector holds the lock alone, of the leases of saves that went on without the lock."""
+    sweeps_unlocked: bool = False
 
 
 class Record(NamedTuple):
@@ -94,6 +102,8 @@ class World(NamedTuple):
     actors: tuple[NamedTuple, ...]
     floor: int = 0
     """Below it no generation of a name without records may be created."""
+    alone: int = NO_LOCK
+    """Who holds the lock alone; saves and sweeps that are under way hold it together, unless they went on without."""
     past: frozenset[tuple[int, int, int]] = frozenset()
     """Not in the store: name, generation and author of each record that was the newest once and has been replaced."""
 

@@ -8,6 +8,8 @@ from itertools import product
 from typing import Final, Literal, NamedTuple
 
 from tests.model.world import (
+    NO_LOCK,
+    NOBODY,
     WITHDRAWER,
     Ident,
     Record,
@@ -74,6 +76,8 @@ class Writer(NamedTuple):
     """Not known to the writer: its commit replaced something that it had not seen."""
     is_warned: bool = False
     """Not known to it, unless it looks: it was fenced before it should renew, or then reused what is marked."""
+    is_unlocked: bool = False
+    """It went on without the lock that somebody else held alone; its lease says so."""
     outcome: str = ""
 
 
@@ -157,12 +161,22 @@ def _name(turn: Turn) -> Steps:
         return turn.end("finds the name in use, or gone", "in use")
     return turn.to(
         "reads the name",
-        at="lease" if turn.rules.lists_marks == "after lease" else "marks",
+        at="lock" if turn.world.alone != NO_LOCK else _find_first(turn.rules),
         generation=top.generation + 1 if top else turn.world.floor,
         seen=top.ident if top and is_held else None,
         options=walk_unsettled(chain, turn.world.leases),
         content=top.content if top and turn.order.kind == "repack" else turn.order.content,
     )
+
+
+def _find_first(rules: Rules) -> str:
+    return "lease" if rules.lists_marks == "after lease" else "marks"
+
+
+def _lock(turn: Turn) -> Steps:
+    """Take the lock together with others; whoever finds it taken waits in vain and goes on without."""
+    label = "takes the lock" if turn.world.alone == NOBODY else "goes on without the lock"
+    return turn.to(label, at=_find_first(turn.rules), is_unlocked=turn.world.alone != NOBODY)
 
 
 def _find_same(turn: Turn, top: Record) -> Steps:
@@ -339,6 +353,7 @@ def _forget(turn: Turn) -> Steps:
 
 _ACTS: Final[dict[str, Callable[[Turn], Steps]]] = {
     "name": _name,
+    "lock": _lock,
     "lease": _lease,
     "marks": _marks,
     "choose": _choose,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
@@ -129,8 +129,11 @@ def collect(store: ObjectStore, rules: Rules | None = None) -> Collected:
     return _Collection(store, rules or Rules()).run()
 
 
-def _find_remote(leases: Iterable[LeaseView]) -> list[LeaseView]:
-    """Return live leases of other hosts: they may write to the same files without sharing this host's locks."""
+def _find_unlocked(leases: Iterable[LeaseView]) -> list[LeaseView]:
+    """Return live leases of saves that this host's lock does not tell about.
+
+    Those are saves on other hosts, and saves here that went on without the lock because it was held for too long.
+    """
     here = socket.gethostname()
     return [lease for lease in leases if lease.is_live and lease.host != here]
 
@@ -165,11 +168,14 @@ class _Collection:
 
     def _clear_when_alone(self) -> bool:
         """If it is certain that nobody writes, remove what dead writers have left, and say so."""
+        began_s = self._store.clock()
         with self._store.hold(exclusive=True) as is_held:
             leases = read_leases(self._store)
-            if not is_held or _find_remote(leases.values()):
+            if not is_held or _find_unlocked(leases.values()):
                 return False
-            self._outcome.debris += self._store.remove_debris(older_than_s=0.0)
+            # What is younger than the lock may be of a save that has just gone on without it.
+            held_s = max(self._store.clock() - began_s, 0.0)
+            self._outcome.debris += self._store.remove_debris(older_than_s=held_s)
             self._remove_spoilt_marks(is_alone=True)
             # Saves wait as long as this is held, so roots are read only if they matter: a fenced save that committed
             # and died left a record that its fence alone explains.
@@ -210,12 +216,14 @@ class _Collection:
         sizes = self._read_sizes(mark)
         reason = self._wait(mark)
         if reason:
-            self._outcome.pending_marks += 1
-            self._outcome.pending_bytes += sum(sizes.values())
-            self._outcome.waiting_for.append(reason)
+            self._leave_pending(sizes, reason)
             return
-        # Held: who finds itself alone may remove a mark, and must not while we rely on this one.
-        with self._store.hold(exclusive=False):
+        # Held: who finds itself alone may remove a mark, and must not while we rely on this one. So unlike a save,
+        # a sweep never goes on without the lock.
+        with self._store.hold(exclusive=False) as is_held:
+            if not is_held:
+                self._leave_pending(sizes, "another collection that does not go on")
+                return
             if not is_standing(self._store, mark):
                 return
             verify_may_collect(self._store)
@@ -223,6 +231,11 @@ class _Collection:
         self._swept.append(mark)
         self._outcome.deleted += len(deleted)
         self._outcome.freed_bytes += sum(sizes.get(key, 0) for key in deleted)
+
+    def _leave_pending(self, sizes: Mapping[str, int], reason: str) -> None:
+        self._outcome.pending_marks += 1
+        self._outcome.pending_bytes += sum(sizes.values())
+        self._outcome.waiting_for.append(reason)
 
     def _remove_idle_marks(self) -> None:
         """Remove marks that were swept and still stand, for what they name is needed again; only when alone.
@@ -233,7 +246,7 @@ class _Collection:
         if not standing:
             return
         with self._store.hold(exclusive=True) as is_held:
-            if is_held and not _find_remote(read_leases(self._store).values()):
+            if is_held and not _find_unlocked(read_leases(self._store).values()):
                 for mark in standing:
                     remove_mark(self._store, mark)
 
@@ -257,7 +270,7 @@ class _Collection:
     def _find_reason(self, mark: Mark, waiting: frozenset[str]) -> str:
         # If nobody writes at this moment, whoever began before the mark has ended, whatever its lease says.
         with self._store.hold(exclusive=True) as is_held:
-            if is_held and not _find_remote(read_leases(self._store).values()):
+            if is_held and not _find_unlocked(read_leases(self._store).values()):
                 return ""
         blockers = find_blockers(self._store, waiting, expire_s=self._rules.expire_s)
         if blockers:

@@ -22,6 +22,10 @@ EXPIRE_S: Final = 900.0
 
 LeaseState = Literal["live", "released", "fenced"]
 
+_NO_LOCK: Final = " (no lock)"
+"""Ends the host in the lease of a save without the store's lock: so it equals no host's name, and a collector that gets
+the lock for itself waits for that save as for one on another host."""
+
 
 @contextmanager
 def beating(beat: Callable[[], bool], *, every_s: float, name: str) -> Iterator[None]:
@@ -54,7 +58,9 @@ def kept_alive(lease: Lease, *, every_s: float = RENEW_S / 2) -> Iterator[None]:
         yield
 
 
-def describe_lease(store: ObjectStore, lease_id: str, state: LeaseState, *, purpose: str) -> dict[str, Json]:
+def describe_lease(
+    store: ObjectStore, lease_id: str, state: LeaseState, *, purpose: str, is_locked: bool = True
+) -> dict[str, Json]:
     """Return what the record of a lease says; each one is unlike any other."""
     return {
         "kind": "lease",
@@ -62,7 +68,7 @@ def describe_lease(store: ObjectStore, lease_id: str, state: LeaseState, *, purp
         "state": state,
         "write_id": new_write_id(),
         "purpose": purpose,
-        "host": socket.gethostname(),
+        "host": socket.gethostname() + ("" if is_locked else _NO_LOCK),
         "pid": os.getpid(),
         "time": store.clock(),
     }
@@ -82,11 +88,12 @@ class KeptAlive(Protocol):
 class Lease:
     """One save's lease. Safe in any thread."""
 
-    def __init__(self, store: ObjectStore, *, purpose: str) -> None:
-        """Take a new lease: from now on, collectors wait for it."""
+    def __init__(self, store: ObjectStore, *, purpose: str, is_locked: bool = True) -> None:
+        """Take a new lease: from now on, collectors wait for it. Without the store's lock, say so (`is_locked`)."""
         self.lease_id = new_lease_id()
         self._store = store
         self._purpose = purpose
+        self._is_locked = is_locked
         self._generation = -1
         self._shown_s = 0.0
         self._turn = threading.Lock()
@@ -126,7 +133,7 @@ class Lease:
                 self._create_next(state)
 
     def _create_next(self, state: LeaseState) -> None:
-        fields = describe_lease(self._store, self.lease_id, state, purpose=self._purpose)
+        fields = describe_lease(self._store, self.lease_id, state, purpose=self._purpose, is_locked=self._is_locked)
         try:
             create_generation(
                 self._store,

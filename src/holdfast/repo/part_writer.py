@@ -68,8 +68,8 @@ class WrittenPart(NamedTuple):
 
 def write_part(repo: Repository, name: str, groups: Sequence[MakeSources], *, purpose: str) -> WrittenPart:
     """Write all sources, a group at a time, and the manifest of them; nothing of it is visible by itself."""
-    with repo.store.hold(exclusive=False):
-        lease = Lease(repo.store, purpose=purpose)
+    with repo.store.hold(exclusive=False) as is_locked:
+        lease = Lease(repo.store, purpose=purpose, is_locked=is_locked)
         packer = Packer(repo.store, lease, proven=repo.proven)
         try:
             return _write_part(repo, name, groups, lease, packer)

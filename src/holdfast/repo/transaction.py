@@ -121,8 +121,8 @@ class Transaction:
             self._give_up()
 
     def _begin(self, held: ExitStack) -> tuple[str, list[str]]:
-        held.enter_context(self._store.hold(exclusive=False))
-        self._lease = Lease(self._store, purpose=self._purpose)
+        is_locked = held.enter_context(self._store.hold(exclusive=False))
+        self._lease = Lease(self._store, purpose=self._purpose, is_locked=is_locked)
         avoid = read_marked(self._store) | read_bad_packs(self._store)
         for key in find_abandoned(self._store):
             _log.warning("%s: a garbage collection was given up (%s); run it again", self._store.url, key)

@@ -11,6 +11,7 @@ import sys
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol
 
+from holdfast.store.flocks import PROCESS_LOCKS
 from holdfast.store.nofollow import link_error, open_directory
 
 # From linux/fs.h and fcntl.h.
@@ -100,10 +101,13 @@ class Files(Protocol):
         """Make one directory whose parent is there."""
 
     def lock(self, path: str, *, exclusive: bool) -> int | None:
-        """Lock a file, made if need be, until its handle is closed or its process ends.
+        """Lock a file, made if need be, until it is unlocked or its process ends; None at once if it is not free.
 
-        A shared lock is waited for; an exclusive one is None at once if somebody holds the file.
+        The handle may be read and written. A child of fork does not keep it.
         """
+
+    def unlock(self, handle: int) -> None:
+        """Unlock a file that this process has locked, and close it."""
 
     def read_free_bytes(self, path: str) -> int:
         """Return how many bytes an ordinary user may still write below `path`."""
@@ -220,15 +224,10 @@ class PosixFiles:
             os.mkdir(name, dir_fd=directory)
 
     def lock(self, path: str, *, exclusive: bool) -> int | None:
-        handle = self._open(path, os.O_RDWR | os.O_CREAT)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB if exclusive else fcntl.LOCK_SH)
-        except OSError as error:
-            os.close(handle)
-            if exclusive and error.errno in (errno.EAGAIN, errno.EACCES):
-                return None
-            raise
-        return handle
+        return PROCESS_LOCKS.take(lambda: self._open(path, os.O_RDWR | os.O_CREAT), exclusive=exclusive)
+
+    def unlock(self, handle: int) -> None:
+        PROCESS_LOCKS.release(handle)
 
     def read_free_bytes(self, path: str) -> int:
         handle = open_directory(self._inside, path)

@@ -6,7 +6,7 @@ import errno
 import mmap
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from copy import copy
 from heapq import heapify, heappop, heappush
 from time import time
@@ -17,6 +17,7 @@ from holdfast.errors import BadName, Corrupt, NotFound, ReadOnlyStore, StoreErro
 from holdfast.store.direct import DIRECT_BYTES, DirectReads
 from holdfast.store.files import FileKind, Files, FileStat, PosixFiles
 from holdfast.store.local_upload import LocalUpload, WriteTarget, begin_upload, explain_write_error, flatten
+from holdfast.store.lock import LockWait, StoreLock
 from holdfast.store.naming import TEMP_PREFIX, FileNamer, Naming
 from holdfast.store.nofollow import link_error
 from holdfast.store.protocol import PAGE_LIMIT, ObjectInfo, StoreTraits, verify_key, verify_prefix
@@ -53,6 +54,7 @@ class LocalStore:
         read_only: bool = False,
         single_writer: bool = False,
         files: Files | None = None,
+        lock_wait: LockWait | None = None,
     ) -> None:
         self._root = os.path.abspath(root)
         self._read_only = read_only
@@ -61,6 +63,7 @@ class LocalStore:
         self._skips_links = False
         self._namer = FileNamer(self._files)
         self._direct = DirectReads(self._files)
+        self._lock = StoreLock(self._files, self._path(_LOCK_NAME), lock_wait or LockWait())
         self._filesystem_type = ""
 
     @property
@@ -206,18 +209,14 @@ class LocalStore:
         if exclusive and self.traits.network:
             yield False
             return
-        try:
-            lock = self._files.lock(self._path(_LOCK_NAME), exclusive=exclusive)
-        except OSError as error:
-            if exclusive or error.errno in _NO_LOCKS:
-                yield not exclusive
-                return
-            raise explain_write_error(error, key=_LOCK_NAME, path=self._path(_LOCK_NAME)) from error
-        try:
-            yield lock is not None
-        finally:
-            if lock is not None:
-                self._files.close(lock)
+        with ExitStack() as held:
+            try:
+                is_held = held.enter_context(self._lock.hold(exclusive=exclusive))
+            except OSError as error:
+                if not exclusive and error.errno not in _NO_LOCKS:
+                    raise explain_write_error(error, key=_LOCK_NAME, path=self._path(_LOCK_NAME)) from error
+                is_held = not exclusive
+            yield is_held
 
     def remove_debris(self, *, older_than_s: float) -> int:
         """Remove temporary files of saves that were killed."""

@@ -165,9 +165,13 @@ class ObjectStore(Protocol):
     def hold(self, *, exclusive: bool) -> AbstractContextManager[bool]:
         """Hold the store together with other writers, or alone; yields whether it is held.
 
-        A writer holds it for the whole of a save, waiting if need be; that always works. Alone means that no writer
-        holds it at this moment, on any host that can be told about: where a store cannot tell, and where somebody
-        else holds it, the answer is False at once. No rule of safety needs it; it only spares a collector the wait.
+        A writer holds it together with others for the whole of a save. If somebody holds it alone, the writer waits,
+        for a bounded time; then the answer is False, a warning in the log says who holds it, and the writer goes on
+        with a lease that says so (`repo.leases`). Where a store has no lock the answer to a writer is True.
+
+        Alone means that no writer holds it at this moment, on any host that can be told about: where a store cannot
+        tell, and where somebody else holds it, the answer is False at once. No rule of safety needs it; it only
+        spares a collector the wait.
         """
 
     def remove_debris(self, *, older_than_s: float) -> int:

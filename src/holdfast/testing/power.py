@@ -225,7 +225,7 @@ class SimulatedDisk:
             directory.change({name: _Directory(next(self._numbers))})
 
     def lock(self, path: str, *, exclusive: bool) -> int | None:
-        """Lock; who would have to wait is refused, for there is one process only."""
+        """Lock, or return None if somebody else's lock forbids it."""
         with self._lock:
             self._verify_alive()
             if any(held or exclusive for held in self._locks.values()):
@@ -233,6 +233,9 @@ class SimulatedDisk:
             handle = self._open(_File(next(self._numbers)), path)
             self._locks[handle] = exclusive
             return handle
+
+    def unlock(self, handle: int) -> None:
+        self.close(handle)
 
     def read_free_bytes(self, path: str) -> int:
         with self._lock:
