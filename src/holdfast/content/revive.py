@@ -19,11 +19,13 @@ from holdfast.snapshot.opened import Opened
 from holdfast.snapshot.options import SAVED, LoadOptions
 from holdfast.tensors.build import CPU, build_tensor, spread_items
 from holdfast.tensors.dtypes import item_bytes
+from holdfast.tensors.fakes import find_fake_mode, has_values, leave_fake_mode, make_fake
 from holdfast.tensors.memory import new_memory, view_bytes, view_storage
 from holdfast.tensors.spec import TensorSpec, decode_spec
 from holdfast.tensors.weak import StorageCache
 from holdfast.trees.registered import Types
 
+_META: Final = torch.device("meta")
 _ALIGNMENT: Final = 16
 _SWEEP_EVERY: Final = 4096
 
@@ -67,6 +69,11 @@ class _Memory:
     data: torch.Tensor
     base: int
     filled: _Filled
+
+    @property
+    def is_unread(self) -> bool:
+        """Nobody will see the values: the memory is fake, or on the meta device."""
+        return not has_values(self.data)
 
     def view(self, start: int, stop: int) -> torch.Tensor:
         return self.data[start - self.base : stop - self.base]
@@ -117,6 +124,10 @@ class Reviver:
             joined: torch.Tensor = load_node(opened, node, options, self._types)
             return joined
         found = read_meaning(opened, next(iter_entry_numbers(node, what=opened.name)))
+        mode = find_fake_mode()
+        if mode is not None and found.spec.quantizer is not None:
+            with leave_fake_mode(mode):
+                return make_fake(self._read_node(opened, node, device), mode, what=found.entry.name)
         if found.place is None or not found.place.size_bytes:
             return build_tensor(found.spec, self._read_alone(opened, found, device), what=found.entry.name)
         memory = self._find_shared(found.place, _resolve(found, device))
@@ -130,6 +141,10 @@ class Reviver:
 
     def _read_alone(self, opened: Opened, found: Meaning, device: torch.device | None) -> torch.Tensor:
         """Read an entry that belongs to no storage: it has no bytes, or another program has written it."""
+        target = _resolve(found, device)
+        memory = new_memory(found.entry.size_bytes, target)
+        if not has_values(memory):
+            return memory
         memory = new_memory(found.entry.size_bytes, CPU)
         opened.reader.read_all([(found.entry, view_bytes(memory))])
         return memory if found.spec.meta else memory.to(_resolve(found, device))
@@ -143,10 +158,14 @@ class Reviver:
 
     def _find_memory(self, key: Hashable, start: int, stop: int, device: torch.device) -> _Memory:
         """Return the memory that is known by `key`, if it is in use, or new memory, which is all zeros."""
-        own = (key, str(device))
-        storage = self._cache.find(key, device) if self._cache else None
+        mode = find_fake_mode()
+        # The storages of fake tensors are on the meta device, wherever the tensors claim to be.
+        place = _META if mode is not None else device
+        key = key if mode is None else (key, id(mode), str(device))
+        own = (key, str(place))
+        storage = self._cache.find(key, place) if self._cache else None
         if storage is not None and storage.nbytes() == stop - start:
-            return _Memory(view_storage(storage, 0, stop - start), start, self._filled[own])
+            return _Memory(view_storage(storage, 0, stop - start, device), start, self._filled[own])
         data = torch.zeros(stop - start, dtype=torch.uint8, device=device)
         memory = _Memory(data, start, _Filled())
         if self._cache:
@@ -162,7 +181,7 @@ class Reviver:
     def _fill(self, memory: _Memory, place: Place) -> None:
         """Read what is still missing of a storage; what is there already may have been changed by who uses it."""
         gaps = list(iter_gaps(memory.filled.spans, place.start, place.stop))
-        if not gaps:
+        if not gaps or memory.is_unread:
             return
         provider = self._catalog.find_storage(place.digest)
         assert provider is not None  # the catalog takes nothing up without
@@ -190,7 +209,7 @@ class Reviver:
         assert place is not None
         geometry = (place.at, spec.shape, spec.stride, item_bytes(spec.dtype))
         is_there = not list(iter_gaps(memory.filled.spans, place.start, place.stop))
-        if is_there or geometry in memory.filled.packed:
+        if is_there or geometry in memory.filled.packed or memory.is_unread:
             return
         offset = (place.at - memory.base) // item_bytes(spec.dtype)
         spread_items(_read_packed(opened, found), spec, memory.data, offset)
@@ -222,6 +241,8 @@ def _read_packed(opened: Opened, found: Meaning) -> torch.Tensor:
 
 def _resolve(found: Meaning, device: torch.device | None) -> torch.device:
     """Return the device as storages on it name it; raises Unsupported if this machine has none such."""
+    if device is not None and device.type == "meta":
+        return _META
     wanted = device or found.device
     if wanted.type in ("cpu", "meta"):
         return CPU

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Final, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 
@@ -26,17 +26,16 @@ from holdfast.snapshot.cast import (
 )
 from holdfast.snapshot.opened import Opened
 from holdfast.snapshot.options import SAVED, LoadOptions
-from holdfast.tensors.build import CPU, Block, build_tensor, fits_tray, plan_block, plan_tray
+from holdfast.tensors.build import CPU, Block, build_tensor, fits_tray, measure_block, plan_block, plan_tray
+from holdfast.tensors.fakes import enter_fake_mode, find_fake_mode
 from holdfast.tensors.memory import new_memory, view_bytes, view_storage, wrap_memory
 from holdfast.tensors.sharded import Piece
 from holdfast.tensors.spec import TENSOR as TENSOR_TYPE
-from holdfast.tensors.spec import Specs, TensorSpec
+from holdfast.tensors.spec import Specs, TensorSpec, is_rng_state
 from holdfast.tensors.storage import tensor_bytes
 from holdfast.trees.move import move_to_device
 
 Item = TypeVar("Item")
-_RNG_STATE_BYTES: Final = 5056
-"""The size of the state of torch's generator on the CPU."""
 
 
 class InPlace(NamedTuple):
@@ -69,6 +68,7 @@ class EntryReader:
         """Read nothing yet; entries in `in_place` will be read into what is given there, others go to `devices`."""
         # At once: what torch does not know is the caller's mistake, and nothing need be read to say so.
         verify_dtype(options.dtype)
+        self._fake = find_fake_mode()
         self._device = None if options.device == SAVED else torch.device(options.device or CPU)
         self._opened = opened
         self._options = options
@@ -85,6 +85,7 @@ class EntryReader:
         # Never cast by themselves; and what is to be cast, until it has been.
         self._kept: set[int] = set()
         self._uncast: set[int] = set()
+        self._unread: set[int] = set()
         self.ready: dict[int, torch.Tensor] = {}
         """Tensors that are there without being built one by one."""
         self.blobs: dict[int, tuple[Entry, bytearray]] = {}
@@ -113,7 +114,7 @@ class EntryReader:
             self._groups["alone", number] = [number]
 
     def _is_small(self, number: int, entry: Entry, spec: TensorSpec) -> bool:
-        if self._device != CPU or self._options.mmap or number in self._devices or number in self._kept:
+        if self._device != CPU or self._options.mmap or number in self._devices or number in self._kept or self._fake:
             return False
         return id(spec) in self._small or (fits_tray(spec, entry.size_bytes) and self._can_cast_tray)
 
@@ -122,6 +123,9 @@ class EntryReader:
         here: list[list[int]] = []
         elsewhere: list[list[int]] = []
         for members in self._groups.values():
+            if self._is_unread(members, parts):
+                self._lay_out(members)
+                continue
             # Some parts stay on the CPU, whichever device their tensor is on; the others are moved when it is built.
             is_part = bool(parts.intersection(members))
             is_here = not self._must_cast(members) and any(self._find_device(each) == CPU for each in members)
@@ -135,6 +139,29 @@ class EntryReader:
                 self._read_groups(batch, [])
                 for members in batch:
                     self._move(members[0], self._find_device(members[0]))
+
+    def _is_unread(self, members: Sequence[int], parts: set[int]) -> bool:
+        """Tell whether nobody will see the values of tensors that share memory: they become fake, or meta tensors."""
+        if not parts.isdisjoint(members) or any(self._specs[each][1].quantizer is not None for each in members):
+            return False
+        return self._fake is not None or all(self._find_device(each).type == "meta" for each in members)
+
+    def _lay_out(self, members: Sequence[int]) -> None:
+        """Give tensors memory without bytes in which they lie as they would after a read."""
+        dtype, saved = self._options.dtype, self._specs[members[0]][1].dtype
+        must_cast = self._must_cast(members)
+        places, size = measure_block([self._specs[number] for number in members])
+        if must_cast and dtype is not None:
+            size = size // saved.itemsize * dtype.itemsize
+        with enter_fake_mode(self._fake):
+            memory = new_memory(size, self._find_device(members[0]))
+        for number, place in zip(members, places, strict=True):
+            entry, spec = self._specs[number]
+            self._specs[number] = (entry, replace(spec, at=place))
+            self._memory[number] = memory
+        self._unread.update(members)
+        if must_cast and dtype is not None:
+            self._note_cast(members, dtype)
 
     def _must_cast(self, members: Sequence[int]) -> bool:
         dtype = self._options.dtype
@@ -268,6 +295,9 @@ class EntryReader:
         if number in self.ready:
             return self.ready[number]
         memory = self._memory[number]
+        if number in self._unread:
+            with enter_fake_mode(self._fake):
+                return build_tensor(self._specs[number][1], memory, what=what)
         device = device or self._find_device(number)
         if memory.device != device or number in self._uncast:
             memory = self._move(number, device)
@@ -360,9 +390,3 @@ def refusing(what: str) -> Iterator[None]:
 def disagree(what: str) -> Corrupt:
     """Return the error for a leaf whose node and entry are of different kinds."""
     return Corrupt(f"{what}: the stored tree and its entry disagree on what it is; run `holdfast check`", key=what)
-
-
-def is_rng_state(name: str, spec: TensorSpec) -> bool:
-    """Tell whether a tensor is the state of a random generator: those live on the CPU, whatever they are for."""
-    is_bytes = spec.dtype == torch.uint8 and len(spec.shape) == 1
-    return is_bytes and ("rng" in name.lower() or spec.shape[0] == _RNG_STATE_BYTES)

@@ -25,10 +25,11 @@ from holdfast.snapshot.into_plan import IntoOptions
 from holdfast.snapshot.leaves import GRAD, PARTS, TENSOR, iter_entry_numbers
 from holdfast.snapshot.load import load_node, load_tree
 from holdfast.snapshot.opened import Found, Opened
-from holdfast.snapshot.options import Aliases, Device, LoadOptions
+from holdfast.snapshot.options import SAVED, Aliases, Device, LoadOptions
 from holdfast.snapshot.shared import SharedMemory
 from holdfast.snapshot.slices import Index, read_slice
 from holdfast.snapshot.variants import warn_alone
+from holdfast.tensors.fakes import find_fake_mode
 from holdfast.tensors.spec import TensorSpec, decode_spec
 from holdfast.trees.encoding import encode_tree, refuse
 from holdfast.trees.outline import Leaf, Path
@@ -286,7 +287,8 @@ class LazyTensor:
         if aliases not in ("preserve", "fresh"):
             raise ValueError(f"aliases must be 'preserve' or 'fresh', not {aliases!r}")
         verify_dtype(dtype)
-        if aliases == "preserve" and self._is_ordinary and not is_cast(self._meaning()[1], dtype):
+        is_shared = aliases == "preserve" and self._is_ordinary and not is_cast(self._meaning()[1], dtype)
+        if is_shared and not _is_unread(device):
             return self._room.memory.read(self._leaf, device)
         options = LoadOptions(device=device, aliases=aliases, dtype=dtype)
         tensor: torch.Tensor = load_node(self._room.opened, self._leaf.node, options, self._room.types)
@@ -296,6 +298,8 @@ class LazyTensor:
         """Read a part of it into new, contiguous memory; only the chunks that it lies in are read."""
         if not self._is_ordinary:
             return self.read()[index]
+        if find_fake_mode() is not None:
+            return self.read(aliases="fresh")[index].clone(memory_format=torch.contiguous_format)
         entry, spec = self._meaning()
         return read_slice(self._room.opened.reader, entry, spec, index)
 
@@ -309,6 +313,12 @@ class LazyTensor:
     def _meaning(self) -> tuple[Entry, TensorSpec]:
         entry = self._entries()[0]
         return entry, decode_spec(entry.spec, size_bytes=entry.size_bytes, what=self.name)
+
+
+def _is_unread(device: Device) -> bool:
+    """Tell whether nobody will see the values of what is read."""
+    is_meta = device is not None and device != SAVED and torch.device(device).type == "meta"
+    return is_meta or find_fake_mode() is not None
 
 
 def _without_place(entry: Entry) -> Entry:

@@ -29,6 +29,7 @@ from holdfast.snapshot.options import LoadOptions
 from holdfast.snapshot.pickled import load_payload, unpickle_value
 from holdfast.tensors.arrays import build_array
 from holdfast.tensors.build import CPU
+from holdfast.tensors.fakes import find_fake_mode, leave_fake_mode, make_fake
 from holdfast.tensors.layouts import is_host_part
 from holdfast.tensors.parts import SUBCLASS, join
 from holdfast.trees.encoding import decode_tree
@@ -53,6 +54,7 @@ class LeafReader:
         self._opened = opened
         self._types = types
         self._options = options
+        self._fake = find_fake_mode()
         self._entries = EntryReader(opened, options, in_place=in_place, devices=devices)
         self._ready = self._entries.ready
         # By entry and height: a tensor that is made of others begins with the same entry as the first of them.
@@ -72,7 +74,8 @@ class LeafReader:
                 self._entries.keep_dtypes(_iter_kept(node))
             for number in numbers:
                 take_up(number, name)
-        self._entries.read(parts)
+        with leave_fake_mode(self._fake):
+            self._entries.read(parts)
 
     def read_in_place(self, left_out: Collection[int] = ()) -> None:
         """Read what goes straight to where it is wanted; if that fails, some of it has been overwritten."""
@@ -85,7 +88,9 @@ class LeafReader:
             return self._ready[node[1]]
         what = f"{self._opened.name!r}, {join_name(path)}"
         if tag in (TENSOR, PARTS, GRAD):
-            return self._decode_tensor(node, what)
+            with leave_fake_mode(self._fake):
+                tensor = self._decode_tensor(node, what)
+                return tensor if self._fake is None else make_fake(tensor, self._fake, what=what)
         entry, data = self._find_blob(node[1], what)
         if tag == ARRAY:
             return build_array(entry.spec, data, what=what)

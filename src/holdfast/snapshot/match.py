@@ -26,6 +26,7 @@ from holdfast.snapshot.places import (
 )
 from holdfast.snapshot.stateful import is_stateful
 from holdfast.tensors.dtypes import items_per_byte
+from holdfast.tensors.fakes import find_fake_problem
 from holdfast.tensors.roles import find_role, give_role
 from holdfast.tensors.sharded import PerRank, Shard
 from holdfast.tensors.spec import TensorSpec, can_convert
@@ -165,6 +166,8 @@ class TreeMatcher:
     def _check_fit(self, target: torch.Tensor, spec: TensorSpec, path: Path) -> bool:
         plan = self._plan
         before = len(plan.problems)
+        if text := find_fake_problem(target):
+            plan.add_problem(path, text)
         if not is_strided(target):
             return True
         if tuple(target.shape) != spec.shape:

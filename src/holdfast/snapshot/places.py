@@ -13,6 +13,7 @@ from holdfast.repo.boxes import slices
 from holdfast.repo.entry import Entry
 from holdfast.snapshot.entries import InPlace
 from holdfast.tensors.dtypes import items_per_byte
+from holdfast.tensors.fakes import has_values
 from holdfast.tensors.memory import view_raw
 from holdfast.tensors.quantizer import encode_quantizer
 from holdfast.tensors.sharded import Piece, describe
@@ -63,7 +64,7 @@ def find_shared_place(target: object, tensor: torch.Tensor, entry: Entry, spec: 
 
 def find_pieces(target: object) -> tuple[Piece, ...] | None:
     """Return the boxes that this rank holds of a tensor that ranks share; None if it is none of those."""
-    if isinstance(target, torch.Tensor) and (is_ordinary(target) or not is_strided(target)):
+    if isinstance(target, torch.Tensor) and (is_ordinary(target) or not is_strided(target) or not has_values(target)):
         return None
     held = describe(target)
     return held.pieces if held.kind in ("shards", "replica") else None

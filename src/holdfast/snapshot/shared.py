@@ -9,13 +9,12 @@ import torch
 
 from holdfast.errors import Corrupt
 from holdfast.repo.entry import Entry
-from holdfast.snapshot.entries import is_rng_state
 from holdfast.snapshot.leaves import iter_entry_numbers
 from holdfast.snapshot.opened import Opened
 from holdfast.snapshot.options import SAVED, Device
 from holdfast.tensors.build import CPU, build_tensor, plan_block
 from holdfast.tensors.memory import new_memory, view_bytes, view_storage
-from holdfast.tensors.spec import TensorSpec, decode_spec
+from holdfast.tensors.spec import TensorSpec, decode_spec, is_rng_state
 from holdfast.tensors.weak import StorageCache
 from holdfast.trees.move import move_to_device
 from holdfast.trees.outline import Leaf

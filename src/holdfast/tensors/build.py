@@ -114,6 +114,13 @@ def plan_block(members: Sequence[tuple[Entry, TensorSpec]], *, what: str) -> Blo
     return Block(memory, fills, places)
 
 
+def measure_block(members: Sequence[tuple[Entry, TensorSpec]]) -> tuple[tuple[int, ...], int]:
+    """Return where in the memory of `plan_block` the tensors begin, and its size in bytes; takes no memory."""
+    if members[0][1].packed:
+        return (0,) * len(members), members[0][1].span_bytes
+    return _place([(spec.at, entry.size_bytes) for entry, spec in members])
+
+
 def _place(spans: Sequence[tuple[int, int]]) -> tuple[tuple[int, ...], int]:
     """Return where bytes that lay at (start, size) go, and how much memory that takes.
 

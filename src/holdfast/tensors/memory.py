@@ -32,9 +32,11 @@ def new_sparse_memory(size_bytes: int) -> torch.Tensor:
     return wrap_memory(memoryview(pages))
 
 
-def view_storage(storage: torch.UntypedStorage, start: int, stop: int) -> torch.Tensor:
-    """Return bytes of a storage as a tensor; no copy."""
-    empty = torch.empty(0, dtype=torch.uint8, device=storage.device)
+def view_storage(
+    storage: torch.UntypedStorage, start: int, stop: int, device: torch.device | None = None
+) -> torch.Tensor:
+    """Return bytes of a storage as a tensor; no copy. A fake storage does not know the `device` that it claims."""
+    empty = torch.empty(0, dtype=torch.uint8, device=device or storage.device)
     return empty.set_(storage, start, (stop - start,), (1,))
 
 

@@ -18,6 +18,8 @@ from holdfast.tensors.roles import ROLES, Role, find_role
 TENSOR: Final = "tensor"
 MAX_DIMS: Final = 64
 _MAX_ITEMS: Final = 1 << 60
+_RNG_STATE_BYTES: Final = 5056
+"""The size of the state of torch's generator on the CPU."""
 
 _FLAGS: Final = ("packed", "conj", "neg", "requires_grad", "meta")
 
@@ -184,6 +186,12 @@ def _verify_fits(spec: TensorSpec, size_bytes: int, what: str) -> None:
 def is_quantised(dtype: torch.dtype) -> bool:
     """Tell whether values of `dtype` mean something only together with a quantizer."""
     return dtype in _QUANTISED
+
+
+def is_rng_state(name: str, spec: TensorSpec) -> bool:
+    """Tell whether a tensor is the state of a random generator: those live on the CPU, whatever they are for."""
+    is_bytes = spec.dtype == torch.uint8 and len(spec.shape) == 1
+    return is_bytes and ("rng" in name.lower() or spec.shape[0] == _RNG_STATE_BYTES)
 
 
 def can_convert(dtype: torch.dtype) -> bool:
