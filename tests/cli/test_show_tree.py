@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import holdfast
+from holdfast.trees.outline import MAX_TREE_DEPTH
 from tests.cli.runs import Cli
 
 
@@ -132,3 +133,18 @@ def test_show_loads_neither_torch_nor_numpy(saved: Cli) -> None:
     )
 
     assert done.stderr == ""
+
+
+def test_show_and_diff_print_the_deepest_leaf(cli: Cli) -> None:
+    store = holdfast.open(cli.store)
+    for name, value in (("a", 1.0), ("b", 2.0)):
+        tree: object = torch.full([3], value)
+        for _ in range(MAX_TREE_DEPTH):
+            tree = {"a": tree}
+        store.save(name, tree)
+
+    leaf = ".".join("a" * MAX_TREE_DEPTH)
+
+    assert leaf in cli.ok("show", "a")
+    assert leaf in cli.ok("show", "a", leaf)
+    assert f"~ {leaf}" in cli("diff", "a", "b", "--values").out

@@ -17,6 +17,7 @@ import holdfast
 from holdfast.distributed import store_rounds
 from holdfast.repo.parts import read_manifests
 from holdfast.tensors.sharded import per_rank, shard
+from holdfast.trees.outline import MAX_TREE_DEPTH
 from tests.distributed.conftest import World
 from tests.distributed.placing import place
 from tests.distributed.telling import KeptLog, Told, list_files, tell
@@ -376,3 +377,28 @@ def test_sizes_count_what_each_rank_has_for_itself_and_are_the_same_on_all(world
 
     logical, saved = 8000 + 4000 + 12, 8000 + 3 * 4000 + 12
     assert told == [[(logical, saved, 0), (logical, 0, saved)]] * 3
+
+
+def nest(depth: int) -> object:
+    tree: object = torch.arange(3)
+    for _ in range(depth):
+        tree = {"a": tree}
+    return tree
+
+
+def save_deep(rank: int, path: Path) -> list[Told]:
+    def save_and_load() -> int:
+        with holdfast.open(path) as store:
+            store.save("deep", nest(MAX_TREE_DEPTH))
+            store.load_into("deep", nest(MAX_TREE_DEPTH))
+            return store.save_async("again", nest(MAX_TREE_DEPTH)).wait().logical_bytes
+
+    return [tell(save_and_load), save(path, "deeper", nest(MAX_TREE_DEPTH + 1))]
+
+
+def test_trees_of_many_ranks_nest_as_deep_as_those_of_one(world: World, tmp_path: Path) -> None:
+    told = world(2)(save_deep, tmp_path)
+
+    assert [fine.value for fine, _ in told] == [24] * 2
+    for _, refused in told:
+        assert f"the tree is nested more than {MAX_TREE_DEPTH} deep; flatten it" in str(refused)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import chain
+from threading import Thread
 from typing import Any, Final
 
 from holdfast.digest import Digest, fingerprint, hash_bytes, parse_digest
@@ -44,7 +45,7 @@ def canonical_json(value: Json, *, depth: int = 0) -> bytes:
     """
     if type(value) is EncodedJson:
         return value.data
-    text = _ENCODER.encode(value)
+    text: str = _with_room(_ENCODER.encode, value)
     _verify_keys(value, depth)
     return text.encode()
 
@@ -53,6 +54,33 @@ def encode_object(fields: Mapping[str, Json]) -> EncodedJson:
     """Encode an object some of whose fields are encoded already, with room for it."""
     pairs = [canonical_json(name) + b":" + canonical_json(fields[name], depth=1) for name in sorted(fields)]
     return EncodedJson(b"{" + b",".join(pairs) + b"}")
+
+
+def _with_room(act: Callable[[Any], Any], value: Any) -> Any:
+    """Call `act`, which recurses as deep as JSON nests; if the caller's stack has no room for that, in a new thread.
+
+    Raises ValueError if a stack of its own is not enough: then the nesting is to blame.
+    """
+    try:
+        return act(value)
+    except RecursionError:
+        done: list[Any] = []
+        failed: list[Exception] = []
+
+    def run() -> None:
+        try:
+            done.append(act(value))
+        except RecursionError:
+            failed.append(ValueError(f"it is nested more than {MAX_DEPTH} deep"))
+        except Exception as error:  # noqa: BLE001 - raised below, where the caller is
+            failed.append(error)
+
+    thread = Thread(target=run)
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
+    return done[0]
 
 
 def _verify_keys(value: Json, depth: int = 0) -> None:
@@ -115,14 +143,18 @@ def parse_json(data: bytes | memoryview, *, where: str) -> Json:
     """Parse JSON from a store, or raise Corrupt."""
     try:
         text = bytes(data).decode()
-        value = json.loads(text, parse_constant=_refuse_constant, parse_float=_parse_finite)
+        value = _with_room(_parse, text)
         if "\\u" in text:
             canonical_json(value)  # half a surrogate pair is no text, though JSON can spell it
         if _may_be_deep(text):
             _verify_keys(value)
         return value
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise Corrupt(f"{where} does not hold valid JSON: {error}", key=where) from error
+
+
+def _parse(text: str) -> Json:
+    return json.loads(text, parse_constant=_refuse_constant, parse_float=_parse_finite)
 
 
 def _may_be_deep(text: str) -> bool:

@@ -285,7 +285,7 @@ def _verify_json(what: str, value: Json, *, depth: int = 0) -> bytes:
     """Return `value` in JSON, or raise Unsupported."""
     try:
         return canonical_json(value, depth=depth)
-    except (TypeError, ValueError, RecursionError) as error:
+    except (TypeError, ValueError) as error:
         raise Unsupported(f"{what} is not plain JSON: {error}") from error
 
 

@@ -13,11 +13,12 @@ from holdfast.snapshot.entries import InPlace
 from holdfast.snapshot.into_plan import Check, IntoOptions, IntoPlan, Look, Wants
 from holdfast.snapshot.leaves import ARRAY, PICKLE
 from holdfast.snapshot.load import LeafReader, load_node
-from holdfast.snapshot.match import FIXED, Setter, TreeMatcher
+from holdfast.snapshot.match import FIXED, TreeMatcher
 from holdfast.snapshot.match_state import match_state
 from holdfast.snapshot.opened import Opened
 from holdfast.snapshot.options import LoadOptions
 from holdfast.snapshot.places import find_conflicts, mark_written
+from holdfast.snapshot.setters import Setter
 from holdfast.tensors.spec import Specs
 from holdfast.trees.encoding import decode_tree
 from holdfast.trees.outline import Path, iter_stored

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -24,6 +25,7 @@ from holdfast.snapshot.places import (
     make_claim,
     repeats_items,
 )
+from holdfast.snapshot.setters import FieldSetter, Put, Setter, declare
 from holdfast.snapshot.stateful import is_stateful
 from holdfast.tensors.dtypes import items_per_byte
 from holdfast.tensors.fakes import find_fake_problem
@@ -33,8 +35,6 @@ from holdfast.tensors.spec import TensorSpec, can_convert
 from holdfast.trees.encoding import decode_tree, encode_tree, refuse
 from holdfast.trees.outline import FIELDS_START, ITEMS_START, KEYED_START, PAIRS_START, Path, join_name
 
-Put = Callable[[Any], None] | None
-"""Puts another value where the target's was; None where nothing can be put."""
 MatchState = Callable[[IntoPlan, Any, Json, Path], None]
 """Plans how an object that keeps its state for itself gets it back."""
 FIXED: Final = "it differs and stands in a tuple or frozen dataclass, which cannot be changed"
@@ -53,29 +53,6 @@ _NAMES: Final[Mapping[str, str]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Setter:
-    """Puts a value into a dict or list."""
-
-    container: Any
-    key: Any
-
-    def __call__(self, value: Any) -> None:
-        """Put it there."""
-        self.container[self.key] = value
-
-
-@dataclass(frozen=True, slots=True)
-class _FieldSetter:
-    """Puts a value into a field of a dataclass."""
-
-    owner: Any
-    name: str
-
-    def __call__(self, value: Any) -> None:
-        setattr(self.owner, self.name, value)
-
-
 class TreeMatcher:
     """Matches plain trees; what keeps its state for itself is left to a function of its own."""
 
@@ -83,13 +60,20 @@ class TreeMatcher:
         """Collect what is to be done in `plan`."""
         self._plan = plan
         self._match_state = match_state
+        self._waiting: list[Callable[[], None]] = []
 
     def match(self, target: Any, node: Json, path: Path, put: Put) -> None:
         """Plan how `node` gets into `target`, or takes its place."""
+        # A stack of its own, and no recursion: whoever calls may be deep in calls already.
+        self._waiting.append(partial(self._match, target, node, path, put))
+        while self._waiting:
+            self._waiting.pop()()
+
+    def _match(self, target: Any, node: Json, path: Path, put: Put) -> None:
         if isinstance(target, torch.Tensor):
             self._match_tensor(target, node, path, put)
         elif isinstance(target, PerRank):
-            self.match(target.value, node, path, _declare(put))
+            self._waiting.append(partial(self._match, target.value, node, path, declare(put)))
         elif isinstance(target, Shard):
             self._match_shard(target, node, path)
         elif is_stateful(target):
@@ -226,13 +210,17 @@ class TreeMatcher:
         if children is None:
             self._plan.add_problem(path, f"the target has a dict here, the snapshot {tell(node)}")
             return
+        found: list[Callable[[], None]] = []
         for key, item in target.items():
             if key in children:
-                self.match(item, children.pop(key), (*path, key), Setter(target, key))
+                found.append(partial(self._match, item, children.pop(key), (*path, key), Setter(target, key)))
             elif self._plan.options.strict:
-                self._plan.add_problem((*path, key), "the target has it, the snapshot does not")
+                text = "the target has it, the snapshot does not"
+                found.append(partial(self._plan.add_problem, (*path, key), text))
         for key in children if self._plan.options.strict else ():
-            self._plan.add_problem((*path, key), "the snapshot has it, the target does not")
+            text = "the snapshot has it, the target does not"
+            found.append(partial(self._plan.add_problem, (*path, key), text))
+        self._waiting += reversed(found)
 
     def _match_list(self, target: list[Any], node: Json, path: Path) -> None:
         items = node[1:] if isinstance(node, list) and node[0] == "list" else None
@@ -240,8 +228,9 @@ class TreeMatcher:
             what = tell(node) if items is None else f"one of {len(items)}"
             self._plan.add_problem(path, f"the target has a list of {len(target)} here, the snapshot {what}")
             return
-        for index, (item, child) in enumerate(zip(target, items, strict=True)):
-            self.match(item, child, (*path, index), Setter(target, index))
+        for index in range(len(target) - 1, -1, -1):
+            put = Setter(target, index)
+            self._waiting.append(partial(self._match, target[index], items[index], (*path, index), put))
 
     def _match_fixed(self, target: Any, node: Json, path: Path) -> None:
         """Match what has its places once and for all; only a dataclass that is not frozen takes other values."""
@@ -257,8 +246,9 @@ class TreeMatcher:
             self._plan.add_problem(path, text if found is None else f"{text} of {len(found)}")
             return
         is_open = not isinstance(target, tuple) and not type(target).__dataclass_params__.frozen
-        for key, item in held.items():
-            self.match(item, found[key], (*path, key), _FieldSetter(target, key) if is_open else None)
+        for key, item in reversed(held.items()):
+            put = FieldSetter(target, key) if is_open else None
+            self._waiting.append(partial(self._match, item, found[key], (*path, key), put))
 
     def _match_plain(self, target: Any, node: Json, path: Path, put: Put) -> None:
         """Replace a plain value; a container or a tensor may only take the place of None or of its like."""
@@ -286,11 +276,6 @@ class TreeMatcher:
         except Unsupported:
             return False
         return canonical_json(encoded) == canonical_json(node)
-
-
-def _declare(put: Put) -> Put:
-    """Return what puts a value where it is declared to be one rank's own, and declares it again."""
-    return None if put is None else lambda value: put(PerRank(value))
 
 
 def _refuse_leaf(value: object, path: Path) -> Json:

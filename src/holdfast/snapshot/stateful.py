@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from copy import copy
+from functools import partial
 from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
@@ -92,7 +93,27 @@ def expand(tree: object, *, note_own: NoteOwn = lambda path: None) -> object:
 
     `note_own` is told of values that stand in the tree itself and are declared to be one rank's own.
     """
-    return _Expansion(note_own).expand(tree, ())
+    return _run(_Expansion(note_own).expand, tree, ())
+
+
+Walk = Generator[tuple[Any, Path], Any, Any]
+"""Yields a child with its path, is sent what becomes of the child, and returns what becomes of the whole."""
+
+
+def _run(walk: Callable[[Any, Path], Walk], value: Any, path: Path) -> Any:
+    """Run a recursive walk on a stack of its own: whoever calls may be deep in calls already."""
+    walks = [walk(value, path)]
+    result = None
+    while walks:
+        try:
+            child, child_path = walks[-1].send(result)
+        except StopIteration as done:
+            result = done.value
+            walks.pop()
+        else:
+            walks.append(walk(child, child_path))
+            result = None
+    return result
 
 
 class _Expansion:
@@ -104,7 +125,7 @@ class _Expansion:
         self._known: dict[int, tuple[object, object]] = {}
         self._open: set[int] = set()
 
-    def expand(self, value: Any, path: Path) -> Any:
+    def expand(self, value: Any, path: Path) -> Walk:
         kind = type(value)
         # Most values are plain; a protocol check costs more than a look at the type.
         if kind in _PLAIN or isinstance(value, torch.Tensor) or len(path) > _MAX_DEPTH:
@@ -114,16 +135,16 @@ class _Expansion:
             raise Unsupported(f"{name}: a container that holds itself cannot be saved; break the cycle")
         if id(value) not in self._known:
             self._open.add(id(value))
-            self._known[id(value)] = (value, self._expand(value, kind, path))
+            self._known[id(value)] = (value, (yield from self._expand(value, kind, path)))
             self._open.discard(id(value))
         return self._known[id(value)][1]
 
-    def _expand(self, value: Any, kind: Any, path: Path) -> Any:
+    def _expand(self, value: Any, kind: Any, path: Path) -> Walk:
         if kind in _DICTS:
             changed = {}
             for key, item in value.items():
                 # Most values are tensors, and none of them is replaced.
-                new = item if type(item) in _KEPT else self.expand(item, (*path, key))
+                new = item if type(item) in _KEPT else (yield item, (*path, key))
                 if new is not item:
                     changed[key] = new
             if not changed:
@@ -132,24 +153,32 @@ class _Expansion:
             expanded.update(changed)
             return expanded
         if kind in (list, tuple) or _is_named_tuple(value):
-            members = [self.expand(item, (*path, index)) for index, item in enumerate(value)]
+            members = []
+            for index, item in enumerate(value):
+                members.append(item if type(item) in _KEPT else (yield item, (*path, index)))
             if all(new is old for new, old in zip(members, value, strict=True)):
                 return value
             return kind(*members) if _is_named_tuple(value) else kind(members)
         if isinstance(value, PerRank):
-            return _declare(self.expand(value.value, path), path, self._note_own)
-        return self.expand(read_state(value), path) if is_stateful(value) else value
+            expanded = yield value.value, path
+            return _run(partial(_declare, note=self._note_own), expanded, path)
+        if is_stateful(value):
+            return (yield read_state(value), path)
+        return value
 
 
-def _declare(value: Any, path: Path, note: NoteOwn) -> Any:
+def _declare(value: Any, path: Path, *, note: NoteOwn) -> Walk:
     """Return a tree with every leaf in it declared to be one rank's own; `note` hears of values that are none."""
     kind = type(value)
     if kind in _DICTS:
         declared = copy(value)
-        declared.update({key: _declare(item, (*path, key), note) for key, item in value.items()})
+        for key, item in value.items():
+            declared[key] = yield item, (*path, key)
         return declared
     if kind in (list, tuple) or _is_named_tuple(value):
-        members = [_declare(item, (*path, index), note) for index, item in enumerate(value)]
+        members = []
+        for index, item in enumerate(value):
+            members.append((yield item, (*path, index)))
         return kind(*members) if _is_named_tuple(value) else kind(members)
     if isinstance(value, _LEAVES):
         return PerRank(value)

@@ -349,9 +349,9 @@ class _Decoder:
             return _checked(path, lambda: plain.decode_int(node) if kind is int else plain.decode_float(node))
         if kind is not list or not node or type(node[0]) is not str:
             raise _damaged(path, "not a value")
-        if len(path) > MAX_TREE_DEPTH:
-            raise _damaged(path, f"nested more than {MAX_TREE_DEPTH} deep")
         tag = node[0]
+        if len(path) + (tag in BUILDERS or tag in FIELDS_START) > MAX_TREE_DEPTH:
+            raise _damaged(path, f"nested more than {MAX_TREE_DEPTH} deep")
         if tag.startswith(LEAF_SIGN):
             if is_inline:
                 raise _damaged(path, "a leaf where only a plain value can be")
