@@ -112,4 +112,4 @@ def test_a_collector_that_takes_the_lock_for_proof_enough_is_found_out(monkeypat
 def test_three_on_a_store_with_a_lock_keep_every_promise(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     report = explore(scene, CROWD_BOUNDS, monkeypatch, base=LockedMemoryStore())
     assert not report.broken, "\n".join(report.broken)
-    assert report.unlocked_runs > 10, f"of {report.runs}"
+    assert report.unlocked_runs, f"of {report.runs}"
