@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
@@ -58,24 +59,53 @@ class Engine:
             self._start()  # a forked child has none of the threads, and a pool does not notice
         waiting: deque[tuple[Future[Result], int]] = deque()
         under_way = 0
+        gate = _Gate()
         try:
             for item, size in items:
                 while waiting and (under_way + size > self.budget_bytes or len(waiting) > _AHEAD * self.threads):
                     future, weight = waiting.popleft()
                     under_way -= weight
                     yield future.result()
-                waiting.append((self._pool.submit(work, item), size))
+                waiting.append((self._pool.submit(gate.run, work, item), size))
                 under_way += size
             while waiting:
                 yield waiting.popleft()[0].result()
         finally:
-            # What could be cancelled never begins, and nobody would ever tell that it has ended.
-            wait([future for future, _ in waiting if not future.cancel()])
+            # The gate, not the futures: an interrupt may come when an item was submitted and is not in `waiting` yet.
+            gate.close()
+            for future, _ in waiting:
+                future.cancel()
 
     def run(self, work: Callable[[Item], object], items: Iterable[tuple[Item, int]]) -> None:
         """Do `work` on all items; returns, or raises, when no work is going on any more."""
         for _ in self.iter_results(work, items):
             pass
+
+
+class _Gate:
+    """Lets work begin until it is closed; closing waits for the work that has begun."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._running = 0
+        self._is_closed = False
+
+    def run(self, work: Callable[[Item], Result], item: Item) -> Result:
+        with self._changed:
+            if self._is_closed:
+                raise CancelledError
+            self._running += 1
+        try:
+            return work(item)
+        finally:
+            with self._changed:
+                self._running -= 1
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        with self._changed:
+            self._is_closed = True
+            self._changed.wait_for(lambda: not self._running)
 
 
 def count_cores() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -179,3 +180,22 @@ def test_there_is_at_least_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
     assert count_cores() >= 1
     monkeypatch.setattr("holdfast.repo.engine.read_core_quota", lambda *_: 0.1)
     assert count_cores() == 1
+
+
+def test_when_an_interrupt_ends_it_no_work_is_going_on_any_more() -> None:
+    has_ended = threading.Event()
+    seen: list[bool] = []
+
+    def work(item: int) -> None:
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        # If the engine waits for this, as it must, nobody sets the event; then this is all that it waits for.
+        seen.append(has_ended.wait(0.3))
+
+    with Engine("test", budget_bytes=UNIT_BYTES, waits=False) as engine:
+        with pytest.raises(KeyboardInterrupt):
+            engine.run(work, [(0, 1)])
+        is_over = bool(seen)
+        has_ended.set()
+
+    assert is_over
+    assert seen == [False]
