@@ -9,6 +9,7 @@ Grouped by what a handler does next::
       TooLarge (ValueError)         more than one snapshot or record can hold: split it
       Unsupported (TypeError)       a value that the format has no form for: convert it
       Mismatch (ValueError)         what was saved does not fit what it is to be loaded into: nothing was changed
+      OutOfMemory (MemoryError)     no memory for a second copy of the target: load without atomic=True
       AmbiguousName (LookupError)   two leaves have this name: ask by path
       SourceChanged                 what was being saved changed meanwhile: save again
       NameInUse                     the name holds something else: choose another, or overwrite=True
@@ -45,6 +46,11 @@ Fate = Literal["absent", "unknown", "volatile"]
 class HoldfastError(Exception):
     """Anything that Holdfast raises on purpose."""
 
+    overwritten: tuple[str, ...] = ()
+    """After `load_into`: the leaves and objects of the target that no longer hold what they held before the call."""
+    partly_written: tuple[str, ...] = ()
+    """Those of them that may hold a mixture of old and new."""
+
 
 class NotFound(HoldfastError, KeyError):
     """No such snapshot, entry, tag or object."""
@@ -74,12 +80,20 @@ class Unsupported(HoldfastError, TypeError):
 
 
 class Mismatch(HoldfastError, ValueError):
-    """A snapshot that does not fit the tree it is loaded into; nothing was changed."""
+    """A snapshot that does not fit the tree it is loaded into; nothing was changed, unless `overwritten` says so."""
 
     def __init__(self, message: str, *, problems: tuple[str, ...] = ()) -> None:
         super().__init__(message)
         self.problems = problems
         """One line for each thing that does not fit."""
+
+
+class OutOfMemory(HoldfastError, MemoryError):
+    """There is not enough memory for a load with `atomic=True`; nothing was changed."""
+
+    def __init__(self, message: str, *, needed_bytes: int = 0) -> None:
+        super().__init__(message)
+        self.needed_bytes = needed_bytes
 
 
 class AmbiguousName(HoldfastError, LookupError):

@@ -216,6 +216,7 @@ class Store:
         verify: Verify = "full",
         allow_pickle: bool = False,
         replicas: Replicas = "auto",
+        atomic: bool = False,
         **together: Unpack[Together],
     ) -> Any:
         """Load into a tree that is there, in place, and return it; nothing changes unless everything fits.
@@ -224,11 +225,14 @@ class Store:
         it. Raises Mismatch that lists everything that does not fit. As for `save`, all ranks must call this; each
         reads what it holds, however many have saved it. What all of them want as a whole is read by "each", or by one
         and sent to the others ("broadcast"); "auto" measures, if it is much, what is faster.
+
+        An error of any type lists the leaves that it left changed in `overwritten`, those that may be a mixture in
+        `partly_written`. With `atomic`, it leaves none on any rank; that takes memory for a second copy of the tree.
         """
         from holdfast.distributed.checkpoint import find_world, load_into_together
         from holdfast.snapshot.into_plan import IntoOptions
 
-        options = IntoOptions(strict, rename or {}, cast, assign, verify, allow_pickle, replicas)
+        options = IntoOptions(strict, rename or {}, cast, assign, verify, allow_pickle, replicas, atomic)
         repo, types, world = self.repository, self._types, find_world(**together)
         return load_into_together(repo, lambda: self._find(name).record, tree, options, types=types, world=world)
 

@@ -21,6 +21,7 @@ from holdfast.repo.snapshots import Snapshot
 from holdfast.repo.writer import Request, SaveResult, save
 from holdfast.snapshot.into import load_into
 from holdfast.snapshot.into_plan import IntoOptions
+from holdfast.snapshot.journal import Journal
 from holdfast.snapshot.lazy import Snapshot as LazySnapshot
 from holdfast.snapshot.opened import Opened
 from holdfast.snapshot.save import SaveOptions, make_request, save_tree
@@ -171,7 +172,9 @@ def load_into_together(
     """Load into a tree of which each rank holds a part, in place; nothing changes unless it fits on all ranks."""
     if world is None:
         return LazySnapshot(repo, find(), types).load_into(tree, replace(options, replicas="each"))
-    with world.join("load") as ranks:
+    journal = Journal()
+    with journal.reporting(), world.join("load") as ranks:
+        journal.where = f"the target of rank {ranks.rank}"
         record = _agree_on_record(find, ranks)
         parts = open_together(repo.store, record.manifest, ranks)
         variants = parts.list_variants()
@@ -192,7 +195,15 @@ def load_into_together(
 
             def load(exchange: Replicas | None) -> Any:
                 return load_into(
-                    opened, tree, options, types, agree=agree, step=step, locate=parts.locate, exchange=exchange
+                    opened,
+                    tree,
+                    options,
+                    types,
+                    agree=agree,
+                    step=step,
+                    locate=parts.locate,
+                    exchange=exchange,
+                    journal=journal,
                 )
 
             if options.replicas == "each" or ranks.world_size == 1:

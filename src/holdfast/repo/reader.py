@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 from time import perf_counter
 from types import TracebackType
-from typing import Final, Literal, Self
+from typing import Final, Literal, Protocol, Self
 
 from holdfast.digest import fingerprint, hash_bytes, short_hex
 from holdfast.errors import Corrupt, DigestMismatch, MissingChunk, NewerFormat, NotFound, StoreError
@@ -37,6 +39,19 @@ Verify = Literal["full", "fast", False]
 _MODES: Final[tuple[Verify, ...]] = ("full", "fast", False)
 _FOLLOWS: Final = 8
 """How often a snapshot that keeps being repacked is followed before it counts as gone."""
+
+
+class Watch(Protocol):
+    """Told of every write to a buffer, from the threads that write; entries are told apart by their names."""
+
+    def expect(self, name: str, parts: int) -> None:
+        """So many parts of the entry will be written."""
+
+    def begin(self, name: str) -> None:
+        """Bytes of the entry are about to be written; may be repeated."""
+
+    def end(self, name: str) -> None:
+        """One part of the entry is written and verified."""
 
 
 class SnapshotReader:
@@ -101,22 +116,34 @@ class SnapshotReader:
             raise ValueError(f"bytes {start} to {stop} of {entry.name!r}, which has {entry.size_bytes}")
         self._read(list_entry_wants(entry, start, buffer))
 
-    def read_all(self, wanted: Sequence[tuple[Entry, memoryview]]) -> None:
+    def read_all(self, wanted: Sequence[tuple[Entry, memoryview]], *, watch: Watch | None = None) -> None:
         """Fill a buffer with each of these entries, all at once; whatever happens, nothing is written afterwards."""
-        self._read([want for entry, buffer in wanted for want in list_entry_wants(entry, 0, buffer)])
+        self._read([want for entry, buffer in wanted for want in list_entry_wants(entry, 0, buffer)], watch)
 
     def read_regions(self, wanted: Sequence[tuple[Entry, Region, memoryview]]) -> None:
         """Fill a buffer with a box of each of these entries, all at once; reads only chunks that hold some of it."""
         self._read([want for each in wanted for want in list_region_wants(*each)])
 
-    def _read(self, wants: Sequence[Want]) -> None:
+    def _read(self, wants: Sequence[Want], watch: Watch | None = None) -> None:
+        if watch is not None:
+            for name, parts in Counter(want.entry.name for want in wants).items():
+                watch.expect(name, parts)
         placed = []
         for want in wants:
             if want.is_plainly_stored:
                 placed.append(want)
             else:
-                want.put(self._read_chunk(want.entry, want.ref, want.start))
-        self._engine.run(self._read_batch, group_stretches(plan_stretches(placed)))
+                self._put_chunk(want, watch)
+        self._engine.run(partial(self._read_batch, watch), group_stretches(plan_stretches(placed)))
+
+    def _put_chunk(self, want: Want, watch: Watch | None) -> None:
+        """Read one chunk from wherever an intact copy is left, and put it where it is wanted."""
+        data = self._read_chunk(want.entry, want.ref, want.start)
+        if watch is not None:
+            watch.begin(want.entry.name)
+        want.put(data)
+        if watch is not None:
+            watch.end(want.entry.name)
 
     def map_entry(self, entry: Entry) -> memoryview | None:
         """Return an entry as private memory over its pack, unverified; None if it does not lie there in one piece."""
@@ -140,20 +167,26 @@ class SnapshotReader:
         start = sum(ref.size_bytes for ref in entry.chunks[:position])
         return self._read_chunk(entry, entry.chunks[position], start)
 
-    def _read_batch(self, batch: Sequence[Stretch]) -> None:
+    def _read_batch(self, watch: Watch | None, batch: Sequence[Stretch]) -> None:
         for stretch in batch:
             try:
-                self._read_stretch(stretch)
+                self._read_stretch(stretch, watch)
             except (NotFound, Corrupt, StoreError):
                 # Something of it cannot be read, or is not what it should be: each chunk for itself, from anywhere.
                 self._proven.forget(stretch.pack_id)
                 for want in stretch.wants:
-                    want.put(self._read_chunk(want.entry, want.ref, want.start))
+                    self._put_chunk(want, watch)
+                continue
+            if watch is not None:
+                for want in stretch.wants:
+                    watch.end(want.entry.name)
 
-    def _read_stretch(self, stretch: Stretch) -> None:
+    def _read_stretch(self, stretch: Stretch, watch: Watch | None) -> None:
         """Read chunks that lie together: straight to where they are wanted, or by way of a block."""
         target = stretch.find_target()
         if target is not None:
+            if watch is not None:
+                watch.begin(stretch.wants[0].entry.name)
             self._fill(stretch, stretch.start, target)
             self._verify_all(stretch, target)
             return
@@ -164,6 +197,8 @@ class SnapshotReader:
             data = block[before : before + stretch.size_bytes]
             self._verify_all(stretch, data)
             for want, part in stretch.iter_parts(data):
+                if watch is not None:
+                    watch.begin(want.entry.name)
                 want.put(part)
 
     def _fill(self, stretch: Stretch, start: int, target: memoryview) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from holdfast.errors import Corrupt, HoldfastError, Unsupported
 from holdfast.repo.entry import Entry
-from holdfast.repo.reader import SnapshotReader
+from holdfast.repo.reader import SnapshotReader, Watch
 from holdfast.repo.regions import Region
 from holdfast.snapshot.cast import (
     can_cast_tray,
@@ -232,40 +232,52 @@ class EntryReader:
             step = max(1, limit_bytes // self._specs[numbers[0]][0].size_bytes)
             yield from (numbers[at : at + step] for at in range(0, len(numbers), step))
 
-    def read_in_place(self, left_out: Collection[int] = ()) -> None:
-        """Read what goes straight to where it is wanted; if that fails, some of it has been overwritten."""
-        wanted = [each for number, each in self._in_place.items() if number not in left_out]
-        self._read_pieces([each for each in wanted if each.pieces is not None])
+    def read_in_place(
+        self, left_out: Collection[int], watch: Watch, *, places: Mapping[int, InPlace] | None = None
+    ) -> None:
+        """Read what goes straight to where it is wanted, or to the other places that are given.
+
+        If that fails, some of it has been overwritten; `watch` knows what.
+        """
+        wanted = [each for number, each in (places or self._in_place).items() if number not in left_out]
+        self._read_pieces([each for each in wanted if each.pieces is not None], watch)
         # Tied tensors, once.
-        places = {
+        unique = {
             (each.tensor.device, each.tensor.data_ptr(), each.size_bytes): each
             for each in wanted
             if each.pieces is None
         }
-        here = [each for (device, _, size), each in places.items() if device == CPU and size]
-        self._opened.reader.read_all([(each.entry, tensor_bytes(each.tensor, each.size_bytes)) for each in here])
-        elsewhere = [each for (device, _, size), each in places.items() if device != CPU and size]
-        _read_to_devices(
-            self._opened.reader, [(each.entry, view_place(each.tensor, each.size_bytes)) for each in elsewhere]
-        )
+        here = [each for (device, _, size), each in unique.items() if device == CPU and size]
+        fills = [(each.entry, tensor_bytes(each.tensor, each.size_bytes)) for each in here]
+        self._opened.reader.read_all(fills, watch=watch)
+        elsewhere = [each for (device, _, size), each in unique.items() if device != CPU and size]
+        moves = [(each.entry, view_place(each.tensor, each.size_bytes)) for each in elsewhere]
+        _read_to_devices(self._opened.reader, moves, watch)
 
-    def _read_pieces(self, places: Sequence[InPlace]) -> None:
+    def _read_pieces(self, places: Sequence[InPlace], watch: Watch) -> None:
         """Read boxes of tensors to where this rank holds them, by way of other memory if theirs is not in one piece."""
         limit = self._opened.reader.budget_bytes // 2
         wanted = [(each.entry, piece) for each in places for piece in each.pieces or () if piece.tensor.numel()]
+        for entry, _ in wanted:
+            watch.expect(entry.name, 1)
         for batch in _batch(wanted, lambda pair: pair[1].tensor.nbytes, limit):
             regions, copies = [], []
             for entry, piece in batch:
                 shape, item_bytes = self._find_geometry(entry), piece.tensor.element_size()
                 memory = piece.tensor
-                if not (memory.is_cpu and memory.is_contiguous()):
+                if memory.is_cpu and memory.is_contiguous():
+                    watch.begin(entry.name)
+                else:
                     memory = torch.empty(piece.tensor.shape, dtype=piece.tensor.dtype)
-                    copies.append((piece.tensor, memory))
+                    copies.append((entry, piece.tensor, memory))
                 regions.append((entry, Region(piece.box, shape, item_bytes), tensor_bytes(memory, memory.nbytes)))
             self._opened.reader.read_regions(regions)
             with torch.no_grad():
-                for target, memory in copies:
+                for entry, target, memory in copies:
+                    watch.begin(entry.name)
                     target.copy_(memory)
+            for entry, _ in batch:
+                watch.end(entry.name)
 
     def _find_geometry(self, entry: Entry) -> tuple[int, ...]:
         return self._meanings.decode(entry.spec, size_bytes=entry.size_bytes, name=entry.name).shape
@@ -344,21 +356,27 @@ def view_place(tensor: torch.Tensor, size_bytes: int) -> torch.Tensor:
     return view_storage(tensor.untyped_storage(), start, start + size_bytes)
 
 
-def _read_to_devices(reader: SnapshotReader, wanted: Sequence[tuple[Entry, torch.Tensor]]) -> None:
+def _read_to_devices(reader: SnapshotReader, wanted: Sequence[tuple[Entry, torch.Tensor]], watch: Watch) -> None:
     """Fill memory on other devices, given as tensors of bytes; takes at most half of the budget on the host."""
     limit = reader.budget_bytes // 2
+    for entry, _ in wanted:
+        watch.expect(entry.name, 1)
     for batch in _batch(wanted, lambda each: each[0].size_bytes, limit):
         if batch[0][0].size_bytes > limit:
             entry, memory = batch[0]
             for start in range(0, entry.size_bytes, limit):
                 piece = new_memory(min(limit, entry.size_bytes - start), CPU)
                 reader.read_into(entry, start, view_bytes(piece))
+                watch.begin(entry.name)
                 memory[start : start + piece.numel()].copy_(piece)
+            watch.end(entry.name)
             continue
         pieces = [new_memory(entry.size_bytes, CPU) for entry, _ in batch]
         reader.read_all([(entry, view_bytes(piece)) for (entry, _), piece in zip(batch, pieces, strict=True)])
-        for (_, memory), piece in zip(batch, pieces, strict=True):
+        for (entry, memory), piece in zip(batch, pieces, strict=True):
+            watch.begin(entry.name)
             memory.copy_(piece)
+            watch.end(entry.name)
 
 
 def _batch(items: Iterable[Item], measure: Callable[[Item], int], limit_bytes: int) -> Iterator[list[Item]]:

@@ -18,6 +18,7 @@ from holdfast.snapshot.leaves import decode_plain, is_one_entry, iter_entry_numb
 from holdfast.snapshot.load import LeafReader
 from holdfast.snapshot.opened import Opened
 from holdfast.snapshot.places import Claim
+from holdfast.snapshot.setters import Undo
 from holdfast.tensors.sharded import Piece
 from holdfast.tensors.spec import Specs, TensorSpec
 from holdfast.trees.outline import Path, iter_leaves, iter_stored, join_name
@@ -27,8 +28,23 @@ Replicas = Literal["auto", "each", "broadcast"]
 """Who reads what all ranks hold the same of: each of them, or one, who sends it to the others; or what is faster."""
 Wants = dict[int, tuple[Region, ...] | None]
 """Entries by number, and the boxes of them that are wanted; None is all of it."""
-Step = Callable[[LeafReader], Callable[[], None]]
+Prepare = Callable[[LeafReader], Callable[[], None]]
 """Decodes what was read into new memory, which may still be refused; what it returns puts that in place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Something that is put in place after all leaves were read."""
+
+    name: str
+    """Of the leaf, or of the object that is given its state."""
+    prepare: Prepare
+    keep: Callable[[], Undo]
+    """Keeps what is there; what it returns puts that back."""
+    memory: tuple[torch.Tensor, ...] = ()
+    """Tensors of the target that it writes to, or may write to."""
+    is_tensor: bool = False
+    """It writes to nothing but that one tensor."""
 
 
 class Look(NamedTuple):
@@ -58,6 +74,7 @@ class IntoOptions:
     verify: Verify = "full"
     allow_pickle: bool = False
     replicas: Replicas = "each"
+    atomic: bool = False
 
     def __post_init__(self) -> None:
         """Refuse words that mean nothing."""
@@ -91,7 +108,7 @@ class IntoPlan:
     devices: dict[int, torch.device] = field(default_factory=dict)
     """Where other entries go that are not wanted on the CPU."""
     names: dict[int, str] = field(default_factory=dict)
-    """Of what is read in place, for whoever has to say what was overwritten."""
+    """Of what is read in place into memory of the target; entries that are read into new memory are not here."""
     claims: list[Claim] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     """In the order of the tree."""
@@ -122,10 +139,17 @@ class IntoPlan:
         entry = self.opened.entry(number)
         return Meaning(number, entry, self.specs.decode(entry.spec, size_bytes=entry.size_bytes, name=name))
 
-    def fill(self, number: int, place: InPlace, name: str) -> None:
-        """Read an entry straight to where it is wanted."""
+    def fill(self, number: int, place: InPlace, name: str, *, is_new: bool = False) -> None:
+        """Read an entry straight to where it is wanted; with `is_new`, into memory that no one else uses yet."""
         self.in_place[number] = place
-        self.names[number] = name
+        if not is_new:
+            self.names[number] = name
+
+    def add_step(
+        self, path: Path, prepare: Prepare, keep: Callable[[], Undo], memory: Iterable[torch.Tensor] = ()
+    ) -> None:
+        """Put something in place after all leaves were read."""
+        self.steps.append(Step(join_name(path), prepare, keep, tuple(memory)))
 
     def send(self, node: Json, target: torch.Tensor, path: Path) -> None:
         """Read a tensor to where the target is whose place it takes, unless that has no memory anywhere."""

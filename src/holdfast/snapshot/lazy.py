@@ -22,6 +22,7 @@ from holdfast.repo.repository import Repository
 from holdfast.snapshot.cast import is_cast, verify_dtype
 from holdfast.snapshot.into import load_into
 from holdfast.snapshot.into_plan import IntoOptions
+from holdfast.snapshot.journal import Journal
 from holdfast.snapshot.leaves import GRAD, PARTS, TENSOR, iter_entry_numbers
 from holdfast.snapshot.load import load_node, load_tree
 from holdfast.snapshot.opened import Found, Opened
@@ -134,8 +135,9 @@ class Snapshot:
     def load_into(self, tree: Any, options: IntoOptions | None = None) -> Any:
         """Load into a tree that is there, in place, and return it."""
         options = options or IntoOptions()
-        with self._open_for(options.verify) as opened:
-            return load_into(opened, tree, options, self._types)
+        journal = Journal()
+        with journal.reporting(), self._open_for(options.verify) as opened:
+            return load_into(opened, tree, options, self._types, journal=journal)
 
     @contextmanager
     def _open_for(self, verify: Verify) -> Iterator[Opened]:

@@ -9,6 +9,7 @@ import torch
 
 from holdfast.errors import Corrupt, NotFound, Unsupported
 from holdfast.repo.entry import Entry
+from holdfast.repo.reader import Watch
 from holdfast.repo.record import Json
 from holdfast.snapshot.entries import EntryReader, InPlace, disagree, refusing
 from holdfast.snapshot.leaves import (
@@ -77,9 +78,14 @@ class LeafReader:
         with leave_fake_mode(self._fake):
             self._entries.read(parts)
 
-    def read_in_place(self, left_out: Collection[int] = ()) -> None:
-        """Read what goes straight to where it is wanted; if that fails, some of it has been overwritten."""
-        self._entries.read_in_place(left_out)
+    def read_in_place(
+        self, left_out: Collection[int], watch: Watch, *, places: Mapping[int, InPlace] | None = None
+    ) -> None:
+        """Read what goes straight to where it is wanted, or to the other places that are given.
+
+        If that fails, some of it has been overwritten; `watch` knows what.
+        """
+        self._entries.read_in_place(left_out, watch, places=places)
 
     def decode(self, node: list[Json], path: Path) -> object:
         """Return the value of a leaf; its entries must have been read."""

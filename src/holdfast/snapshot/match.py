@@ -12,7 +12,8 @@ import torch
 
 from holdfast.errors import Unsupported
 from holdfast.repo.record import Json, canonical_json
-from holdfast.snapshot.into_plan import IntoPlan, Look
+from holdfast.snapshot.into_plan import IntoPlan, Look, Step
+from holdfast.snapshot.keeping import keep_grad, keep_tensors
 from holdfast.snapshot.leaves import ARRAY, BLOBS, GRAD, PARTS, PAYLOAD, PICKLE, TENSOR
 from holdfast.snapshot.load import LeafReader
 from holdfast.snapshot.places import (
@@ -25,7 +26,7 @@ from holdfast.snapshot.places import (
     make_claim,
     repeats_items,
 )
-from holdfast.snapshot.setters import FieldSetter, Put, Setter, declare
+from holdfast.snapshot.setters import FieldSetter, PerRankSetter, Put, Setter
 from holdfast.snapshot.stateful import is_stateful
 from holdfast.tensors.dtypes import items_per_byte
 from holdfast.tensors.fakes import find_fake_problem
@@ -62,18 +63,19 @@ class TreeMatcher:
         self._match_state = match_state
         self._waiting: list[Callable[[], None]] = []
 
-    def match(self, target: Any, node: Json, path: Path, put: Put) -> None:
+    def match(self, target: Any, node: Json, path: Path, put: Put | None) -> None:
         """Plan how `node` gets into `target`, or takes its place."""
         # A stack of its own, and no recursion: whoever calls may be deep in calls already.
         self._waiting.append(partial(self._match, target, node, path, put))
         while self._waiting:
             self._waiting.pop()()
 
-    def _match(self, target: Any, node: Json, path: Path, put: Put) -> None:
+    def _match(self, target: Any, node: Json, path: Path, put: Put | None) -> None:
         if isinstance(target, torch.Tensor):
             self._match_tensor(target, node, path, put)
         elif isinstance(target, PerRank):
-            self._waiting.append(partial(self._match, target.value, node, path, declare(put)))
+            setter = None if put is None else PerRankSetter(put)
+            self._waiting.append(partial(self._match, target.value, node, path, setter))
         elif isinstance(target, Shard):
             self._match_shard(target, node, path)
         elif is_stateful(target):
@@ -87,7 +89,7 @@ class TreeMatcher:
         else:
             self._match_plain(target, node, path, put)
 
-    def _match_tensor(self, target: torch.Tensor, node: Json, path: Path, put: Put) -> None:
+    def _match_tensor(self, target: torch.Tensor, node: Json, path: Path, put: Put | None) -> None:
         tag = node[0] if isinstance(node, list) else ""
         if tag not in _TENSOR_TAGS:
             self._plan.add_problem(path, f"the target has a tensor here, the snapshot {tell(node)}")
@@ -121,7 +123,7 @@ class TreeMatcher:
             else:
                 plan.fill(number, place, join_name(path))
 
-    def _match_ordinary(self, target: torch.Tensor, node: list[Json], path: Path, put: Put) -> None:
+    def _match_ordinary(self, target: torch.Tensor, node: list[Json], path: Path, put: Put | None) -> None:
         plan = self._plan
         name = join_name(path)
         number, entry, spec = plan.find_meaning(node, name)
@@ -145,7 +147,8 @@ class TreeMatcher:
         elif repeats_items(target):
             plan.add_problem(path, "the target is expanded, its items are one and the same memory; clone() it first")
         else:
-            plan.steps.append(_Copy(target, node, path))
+            copy = _Copy(target, node, path)
+            plan.steps.append(Step(name, copy, partial(keep_tensors, [target]), (target,), is_tensor=True))
 
     def _check_fit(self, target: torch.Tensor, spec: TensorSpec, path: Path) -> bool:
         plan = self._plan
@@ -164,7 +167,7 @@ class TreeMatcher:
             plan.add_problem(path, text)
         return len(plan.problems) == before
 
-    def _match_grad(self, target: torch.Tensor, node: list[Json], path: Path, put: Put) -> None:
+    def _match_grad(self, target: torch.Tensor, node: list[Json], path: Path, put: Put | None) -> None:
         """Match a tensor that was saved with its gradient: the target is filled, and gets that gradient."""
         inner, grad = node[1], node[2]
         if self._plan.options.assign or not is_ordinary(target) or inner[0] != TENSOR or not target.is_leaf:
@@ -178,9 +181,9 @@ class TreeMatcher:
             value = _fit(self._plan, target, reader.decode(grad, (*path, "grad")), (*path, "grad"))
             return lambda: setattr(target, "grad", value)
 
-        self._plan.steps.append(prepare)
+        self._plan.add_step((*path, "grad"), prepare, partial(keep_grad, target))
 
-    def _match_parts(self, target: torch.Tensor, node: list[Json], path: Path, put: Put) -> None:
+    def _match_parts(self, target: torch.Tensor, node: list[Json], path: Path, put: Put | None) -> None:
         """Match a tensor that is made of others, sparse for instance: a new one takes the target's place."""
         if is_ordinary(target) and not self._plan.options.assign:
             text = f"the target has an ordinary tensor here, the snapshot {tell(node)}; assign=True puts that in place"
@@ -188,7 +191,7 @@ class TreeMatcher:
         else:
             self._replace(target, node, path, put)
 
-    def _replace(self, target: torch.Tensor, node: list[Json], path: Path, put: Put) -> None:
+    def _replace(self, target: torch.Tensor, node: list[Json], path: Path, put: Put | None) -> None:
         """Put what was saved in the place of a target that cannot be filled, or is not to be."""
         plan = self._plan
         if put is None:
@@ -203,7 +206,7 @@ class TreeMatcher:
             value = fit_replacement(plan, target, reader.decode(node, path), path)
             return lambda: put(value)
 
-        plan.steps.append(prepare)
+        plan.add_step(path, prepare, put.keep)
 
     def _match_dict(self, target: dict[Any, Any], node: Json, path: Path) -> None:
         children = find_children(node, PAIRS_START, self._plan.decode_plain)
@@ -250,7 +253,7 @@ class TreeMatcher:
             put = FieldSetter(target, key) if is_open else None
             self._waiting.append(partial(self._match, item, found[key], (*path, key), put))
 
-    def _match_plain(self, target: Any, node: Json, path: Path, put: Put) -> None:
+    def _match_plain(self, target: Any, node: Json, path: Path, put: Put | None) -> None:
         """Replace a plain value; a container or a tensor may only take the place of None or of its like."""
         plan = self._plan
         if target is not None and not _is_alike(target, node):
@@ -263,7 +266,7 @@ class TreeMatcher:
                 value = decode_tree(node, types=plan.types, decode_leaf=reader.decode)
                 return lambda: put(value)
 
-            plan.steps.append(prepare)
+            plan.add_step(path, prepare, put.keep)
         elif isinstance(node, list) and node[0] in (ARRAY, *BLOBS):
             plan.looks.append(Look(target, node, path))
         elif not self._is_same(target, node):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 
 from holdfast.repo.record import Json
 from holdfast.snapshot.into_plan import Check, IntoPlan
+from holdfast.snapshot.keeping import keep_module, keep_object, keep_optimizer
 from holdfast.snapshot.leaves import PAYLOAD, TENSOR
 from holdfast.snapshot.load import LeafReader
 from holdfast.snapshot.match import TreeMatcher, check_cast, find_children, fit_replacement, tell
@@ -43,17 +44,31 @@ def match_state(plan: IntoPlan, target: Any, node: Json, path: Path) -> None:
         _match_other(plan, target, target.state_dict(), node, path)
 
 
-def _match_other(plan: IntoPlan, target: Any, state: Any, node: Json, path: Path) -> None:
-    """Plan to load an object through its own method, by way of the memory that its state has where that fits."""
+def _match_other(
+    plan: IntoPlan,
+    target: Any,
+    state: Any,
+    node: Json,
+    path: Path,
+    new: Sequence[torch.Tensor] = (),
+) -> None:
+    """Plan to load an object through its own method, by way of the memory that its state has where that fits.
+
+    Of the tensors in `state`, those in `new` are not the object's.
+    """
+    are_new = {id(tensor) for tensor in new}
     if not plan.options.assign:
-        _fill_where_it_fits(plan, state, node, path)
+        _fill_where_it_fits(plan, state, node, path, are_new)
     plan.read_below(node, path)
 
     def prepare(reader: LeafReader) -> Callable[[], None]:
         state = decode_tree(node, types=plan.types, decode_leaf=reader.decode)
         return lambda: restore(target, state, path=path)
 
-    plan.steps.append(prepare)
+    optimizer = target.optimizer if isinstance(target, NamedOptimizer) else target
+    is_optimizer = isinstance(optimizer, torch.optim.Optimizer)
+    keep = partial(keep_optimizer, optimizer) if is_optimizer else partial(keep_object, target)
+    plan.add_step(path, prepare, keep, [each for _, each in iter_tensors(state) if id(each) not in are_new])
 
 
 def _match_named(plan: IntoPlan, target: NamedModule, node: Json, path: Path) -> None:
@@ -72,6 +87,9 @@ def _match_module(
     plan: IntoPlan, target: torch.nn.Module, state: Any, node: Json, path: Path, write: Callable[..., None]
 ) -> None:
     """Match a module key by key; unless it does something of its own when it is loaded, filling it is all."""
+    if plan.options.atomic and any(map(torch.nn.parameter.is_lazy, (*target.parameters(), *target.buffers()))):
+        plan.add_problem(path, "some of its tensors are not initialised yet; run it once, or load without atomic=True")
+        return
     trial = plan.branch()
     TreeMatcher(trial, match_state).match(state, node, path, None)
     if does_translate(target):
@@ -92,7 +110,7 @@ def _match_module(
             _fit_loaded(plan, state, loaded, path)
         return lambda: write(loaded, assign=plan.options.assign, strict=plan.options.strict)
 
-    plan.steps.append(prepare)
+    plan.add_step(path, prepare, partial(keep_module, target), [each for _, each in iter_tensors(state)])
 
 
 def _fit_loaded(plan: IntoPlan, state: Mapping[str, Any], loaded: dict[str, Any], path: Path) -> None:
@@ -119,6 +137,9 @@ def _match_optimizer(plan: IntoPlan, target: torch.optim.Optimizer | NamedOptimi
     """Find what the optimizer itself would refuse, or find out only at its next step; and give its state memory."""
     optimizer = target.optimizer if isinstance(target, NamedOptimizer) else target
     state = target.state_dict()
+    # The dicts of single parameters are the optimizer's own; what is planned must not change them.
+    state["state"] = {key: dict(held) if type(held) is dict else held for key, held in state["state"].items()}
+    new: list[torch.Tensor] = []
     if not optimizer._optimizer_load_state_dict_pre_hooks:  # they may change all of it
         parts = find_children(node, PAIRS_START, plan.decode_plain)
         groups = parts.get("param_groups") if parts else None
@@ -131,8 +152,8 @@ def _match_optimizer(plan: IntoPlan, target: torch.optim.Optimizer | NamedOptimi
         keys = target.names if isinstance(target, NamedOptimizer) else range(len(parameters))
         named = {key: parameters[number] for number, key in enumerate(keys)}
         _check_optimizer_shapes(plan, state["state"], named, parts.get("state"), path)
-        _add_memory(plan, state["state"], named, parts.get("state"), path)
-    _match_other(plan, target, state, node, path)
+        new = _add_memory(plan, state["state"], named, parts.get("state"), path)
+    _match_other(plan, target, state, node, path, new)
 
 
 def _check_groups(plan: IntoPlan, target: Any, groups: list[Json], path: Path) -> bool:
@@ -185,11 +206,12 @@ def _check_optimizer_shapes(
 
 def _add_memory(
     plan: IntoPlan, state: dict[Any, Any], parameters: Mapping[Any, torch.Tensor], node: Json, path: Path
-) -> None:
+) -> list[torch.Tensor]:
     """Give a fresh optimizer memory for what has a value for each item of a parameter that ranks share, cut as that is.
 
-    Otherwise each of them would read the whole of it.
+    Otherwise each of them would read the whole of it. Returns the new tensors.
     """
+    new = []
     for leaf in iter_leaves(node):
         key, field = (*map(plan.decode_plain, leaf.path_json), None, None)[:2]
         parameter = parameters.get(key)
@@ -202,6 +224,8 @@ def _add_memory(
         held = state.setdefault(key, {}).get(field)
         if not isinstance(held, torch.Tensor) or held.dtype != spec.dtype or type(held) is not _kind(parameter):
             state[key][field] = torch.empty_like(parameter, dtype=spec.dtype, requires_grad=False)
+            new.append(state[key][field])
+    return new
 
 
 def _kind(parameter: torch.Tensor) -> type:
@@ -212,7 +236,7 @@ def _list(counts: list[int]) -> str:
     return ", ".join(map(str, counts)) or "none"
 
 
-def _fill_where_it_fits(plan: IntoPlan, state: Any, node: Json, path: Path) -> None:
+def _fill_where_it_fits(plan: IntoPlan, state: Any, node: Json, path: Path, are_new: Container[int]) -> None:
     """Use the memory of tensors that a state holds already; whatever does not fit gets new memory."""
     for leaf_path, target, child in _iter_pairs(state, node, path, plan.decode_plain):
         name = join_name(leaf_path)
@@ -220,7 +244,7 @@ def _fill_where_it_fits(plan: IntoPlan, state: Any, node: Json, path: Path) -> N
         place = find_place(target, entry, spec)
         claim = make_claim(name, target, entry, spec)
         if place is not None and claim is not None:
-            plan.fill(number, place, name)
+            plan.fill(number, place, name, is_new=id(target) in are_new)
             plan.claims.append(claim._replace(number=number))
 
 

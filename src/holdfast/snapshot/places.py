@@ -70,6 +70,15 @@ def find_pieces(target: object) -> tuple[Piece, ...] | None:
     return held.pieces if held.kind in ("shards", "replica") else None
 
 
+def list_memory(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Return the ordinary tensors that hold a tensor's items here: itself, or this rank's boxes of it."""
+    if is_ordinary(tensor):
+        return [tensor]
+    if torch.nn.parameter.is_lazy(tensor):
+        return []
+    return [piece.tensor for piece in find_pieces(tensor) or () if is_ordinary(piece.tensor)]
+
+
 def cut_like(target: object, value: Any) -> Any:
     """Return this rank's part of a tensor that was read as a whole, if the target is such a part; else the value."""
     is_whole = isinstance(value, torch.Tensor) and is_ordinary(value)
@@ -165,8 +174,13 @@ def make_claim(name: str, target: torch.Tensor, entry: Entry, spec: TensorSpec) 
     start = target.data_ptr()
     if start == 0:
         return None
-    items = target.numel() if target.is_contiguous() else find_span(target.shape, target.stride())
-    return Claim(name, target, start, start + count_bytes(target.dtype, items), entry, spec)
+    return Claim(name, target, start, start + find_span_bytes(target), entry, spec)
+
+
+def find_span_bytes(tensor: torch.Tensor) -> int:
+    """Return how many bytes an ordinary tensor reaches over, from its first item to its last."""
+    items = tensor.numel() if tensor.is_contiguous() else find_span(tensor.shape, tensor.stride())
+    return count_bytes(tensor.dtype, items)
 
 
 def find_conflicts(claims: Sequence[Claim]) -> Iterator[tuple[Claim, Claim]]:

@@ -104,8 +104,7 @@ def refusals(target: Any, path: Path) -> Iterator[None]:
         yield
     except (KeyError, ValueError, RuntimeError) as error:
         raise Mismatch(
-            f"{join_name(path) or 'the tree'}: {type(target).__name__} refused its state: {str(error).rstrip(' .')}."
-            " It may hold a part of it, and tensors and what stands before it in the tree have been loaded",
+            f"{join_name(path) or 'the tree'}: {type(target).__name__} refused its state: {str(error).rstrip(' .')}",
             problems=(str(error),),
         ) from error
 

@@ -1,15 +1,25 @@
-"""Puts a loaded value where a tree holds another: into a dict, a list or a dataclass."""
+"""Puts values where a tree holds others, and can put the old ones back."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from holdfast.tensors.sharded import PerRank
 
-Put = Callable[[Any], None] | None
-"""Puts another value where the target's was; None where nothing can be put."""
+Undo = Callable[[], None]
+"""Puts back what was there when it was made."""
+
+
+class Put(Protocol):
+    """One place of a tree that can hold another value."""
+
+    def __call__(self, value: Any, /) -> None:
+        """Put a value there."""
+
+    def keep(self) -> Undo:
+        """Return what puts the present value back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +29,14 @@ class Setter:
     container: Any
     key: Any
 
-    def __call__(self, value: Any) -> None:
+    def __call__(self, value: Any, /) -> None:
         """Put it there."""
         self.container[self.key] = value
+
+    def keep(self) -> Undo:
+        """Return what puts the present value back."""
+        held = self.container[self.key]
+        return lambda: self(held)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +46,26 @@ class FieldSetter:
     owner: Any
     name: str
 
-    def __call__(self, value: Any) -> None:
+    def __call__(self, value: Any, /) -> None:
         """Put it there."""
         setattr(self.owner, self.name, value)
 
+    def keep(self) -> Undo:
+        """Return what puts the present value back."""
+        held = getattr(self.owner, self.name)
+        return lambda: self(held)
 
-def declare(put: Put) -> Put:
-    """Return what puts a value where it is declared to be one rank's own, and declares it again."""
-    return None if put is None else lambda value: put(PerRank(value))
+
+@dataclass(frozen=True, slots=True)
+class PerRankSetter:
+    """Puts a value where it is declared to be one rank's own, and declares it again."""
+
+    inner: Put
+
+    def __call__(self, value: Any, /) -> None:
+        """Put it there."""
+        self.inner(PerRank(value))
+
+    def keep(self) -> Undo:
+        """Return what puts the present value back."""
+        return self.inner.keep()

@@ -235,9 +235,9 @@ def test_a_cast_takes_no_more_than_the_budget_besides_the_tensors(
     sizes: list[int] = []
     read = SnapshotReader._read
 
-    def meter(reader: SnapshotReader, wants: Any) -> None:
+    def meter(reader: SnapshotReader, wants: Any, watch: Any = None) -> None:
         sizes.append(sum(want.ref.size_bytes for want in wants))
-        read(reader, wants)
+        read(reader, wants, watch)
 
     monkeypatch.setattr(SnapshotReader, "_read", meter)
     found = store.load("x", dtype=dtype)

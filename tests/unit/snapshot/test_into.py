@@ -15,6 +15,7 @@ from holdfast.errors import Corrupt, Mismatch, Unsupported
 from holdfast.facade import Store
 from holdfast.opening import open as open_store
 from holdfast.repo.layout import PACKS
+from holdfast.snapshot.into_plan import IntoOptions
 from tests.unit.repo.saving import pack_of, rot
 from tests.unit.snapshot.loading import bytes_of, noise, problems_of
 
@@ -222,10 +223,41 @@ def test_after_damage_the_error_lists_what_was_overwritten(store: Store, verify:
     rot(store.repository.store, f"{PACKS}{location.pack_id}", location.offset + 7)
     target = {"b": torch.zeros(5000), "a": torch.zeros(5000), "strided": torch.zeros(60, 80).t()}
 
-    with pytest.raises(Corrupt, match=r"entry 'a'.*Overwritten, in part or as a whole, before that was found: a, b$"):
+    with pytest.raises(Corrupt, match=r"entry 'a'.*the load had written to the target. New values: b. Every") as caught:
         store.load_into("x", target, verify=verify)
 
-    assert target["strided"].count_nonzero() == 0
+    assert caught.value.overwritten == ("b",)
+    assert caught.value.partly_written == ()
+    assert torch.equal(target["b"], noise(5000))
+    assert target["a"].count_nonzero() == target["strided"].count_nonzero() == 0
+
+
+def test_damage_in_what_is_read_straight_into_the_target_is_told_as_a_mixture(store: Store) -> None:
+    store.save("x", {"a": noise(600_000), "b": noise(600_000, seed=1)})
+    location = pack_of(store.repository, "x", "a")
+    rot(store.repository.store, f"{PACKS}{location.pack_id}", location.offset + 7)
+    target = {"a": torch.zeros(600_000), "b": torch.zeros(600_000)}
+
+    with pytest.raises(Corrupt, match="Perhaps a mixture of old and new: a") as caught:
+        store.load_into("x", target)
+
+    assert "a" in caught.value.overwritten
+    assert "a" in caught.value.partly_written
+
+
+def test_planning_for_an_optimizer_leaves_its_state_alone(store: Store) -> None:
+    """Memory for a state that ranks read together is made while the load is planned, which may still be refused."""
+    parameter = torch.nn.Parameter(torch.zeros(4))
+    optimizer = torch.optim.SGD([parameter], momentum=0.9)
+    optimizer.state[parameter]["momentum_buffer"] = torch.full((4,), 7.0, dtype=torch.float64)
+    saved = torch.optim.SGD([torch.nn.Parameter(torch.zeros(4))], momentum=0.9)
+    saved.state[saved.param_groups[0]["params"][0]]["momentum_buffer"] = torch.ones(4)
+    store.save("x", {"optimizer": saved, "more": 1})
+
+    with pytest.raises(Mismatch):
+        store.snapshot("x").load_into({"optimizer": optimizer}, IntoOptions(replicas="broadcast"))
+
+    assert optimizer.state[parameter]["momentum_buffer"].tolist() == [7.0] * 4
 
 
 def test_damage_of_what_is_read_to_new_memory_changes_nothing(store: Store) -> None:

@@ -1,0 +1,168 @@
+"""Which leaves of a target a load has written to so far, and the sentence about them that every error carries."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final, NamedTuple
+
+import torch
+
+from holdfast.errors import HoldfastError
+
+_LISTED: Final = 50
+"""How many leaves a sentence names before it only counts them."""
+
+
+class Span(NamedTuple):
+    """Addresses of memory on one device."""
+
+    device: str
+    start: int
+    stop: int
+
+
+class WrittenLeaf(NamedTuple):
+    """A leaf of the target, or an object in it, that a load writes to."""
+
+    key: Hashable
+    """What the journal knows it by."""
+    name: str
+    spans: tuple[Span, ...] = ()
+    """The memory that it occupies; none if it is no tensor."""
+    is_tensor: bool = False
+    """The memory is all that there is to it; an object has more to its state."""
+
+
+class Overwritten(NamedTuple):
+    """What a load has changed in its target so far."""
+
+    whole: tuple[str, ...]
+    """Leaves that hold the new value."""
+    partly: tuple[str, ...]
+    """Leaves that may hold a mixture of the old and the new value."""
+
+
+class Journal:
+    """Notes when the write of a leaf begins and ends. Any thread may call `begin` and `end`."""
+
+    def __init__(self) -> None:
+        """Begin with no writes."""
+        self.where = "the target"
+        """Names the target in the sentence."""
+        self.list_leaves: Callable[[], Sequence[WrittenLeaf]] = tuple
+        """Returns all leaves that may be written to; asked for when there is an error to report."""
+        self._expected: Counter[Hashable] = Counter()
+        # Single operations on sets and lists, which need no lock.
+        self._begun: set[Hashable] = set()
+        self._ended: list[Hashable] = []
+
+    def expect(self, key: Hashable, parts: int = 1) -> None:
+        """Note that a leaf is written in so many parts; it is whole when all of them have ended."""
+        self._expected[key] += parts
+
+    def begin(self, key: Hashable) -> None:
+        """Note that a leaf is about to be written to."""
+        self._begun.add(key)
+
+    def end(self, key: Hashable) -> None:
+        """Note that one part of a leaf is written."""
+        self._ended.append(key)
+
+    @contextmanager
+    def writing(self, keys: Sequence[Hashable]) -> Iterator[None]:
+        """Note that these leaves are being written to, and are whole when the `with` ends without an error."""
+        for key in keys:
+            self.expect(key)
+            self.begin(key)
+        yield
+        self._ended += keys
+
+    def forget(self, keys: Iterable[Hashable]) -> None:
+        """Note that these leaves hold their old values again."""
+        self._begun.difference_update(keys)
+
+    @contextmanager
+    def reporting(self) -> Iterator[None]:
+        """Let an error that ends the `with` say what was overwritten; without any write it is left alone."""
+        try:
+            yield
+        except BaseException as error:
+            if self._begun:
+                self.report(error)
+            raise
+
+    @property
+    def is_empty(self) -> bool:
+        """Tell whether nothing was written to."""
+        return not self._begun
+
+    def find_overwritten(self, leaves: Sequence[WrittenLeaf]) -> Overwritten:
+        """Return which of these leaves were written to; memory that two leaves share counts for both."""
+        ended = Counter(self._ended)
+        whole = {key for key in self._begun if ended[key] >= self._expected[key]}
+        partly = self._begun - whole
+        states = ["partly" if leaf.key in partly else "whole" if leaf.key in whole else "" for leaf in leaves]
+        found = list(states)
+        for one, other in _iter_sharing(leaves):
+            for number, neighbour in ((one, other), (other, one)):
+                if states[neighbour] == "partly" and found[number] != "partly":
+                    found[number] = "partly"
+                elif states[neighbour] == "whole" and not found[number]:
+                    is_same = leaves[number].is_tensor and leaves[number].spans == leaves[neighbour].spans
+                    found[number] = "whole" if is_same else "partly"
+        by_state: dict[str, dict[str, None]] = {"whole": {}, "partly": {}, "": {}}
+        for leaf, state in zip(leaves, found, strict=True):
+            by_state[state][leaf.name] = None
+        return Overwritten(tuple(sorted(by_state["whole"])), tuple(sorted(by_state["partly"])))
+
+    def report(self, error: BaseException) -> None:
+        """Let an error say what was overwritten: in attributes and, in its text or a note, in a sentence."""
+        found = self.find_overwritten(self.list_leaves())
+        # Into the dict: the exception's class may refuse to set attributes.
+        vars(error).update(overwritten=found.whole + found.partly, partly_written=found.partly)
+        add_sentence(error, self.describe(found))
+
+    def describe(self, found: Overwritten) -> str:
+        """Return the sentence."""
+        parts = [f"Before this error, the load had written to {self.where}"]
+        if found.whole:
+            parts.append(f"New values: {_list(found.whole)}")
+        if found.partly:
+            parts.append(f"Perhaps a mixture of old and new: {_list(found.partly)}")
+        return ". ".join([*parts, "Everything else is unchanged"])
+
+
+def add_sentence(error: BaseException, text: str) -> None:
+    """Add a sentence to the text of an error of ours, or as a note to any other; once, however often it is called."""
+    if isinstance(error, HoldfastError):
+        if text not in str(error):
+            error.args = (f"{str(error).rstrip(' .')}. {text}", *error.args[1:])
+        return
+    notes = vars(error).setdefault("__notes__", [])
+    if isinstance(notes, list) and text not in notes:
+        notes.append(text)
+
+
+def _list(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(name or "the tree" for name in names[:_LISTED]) + more
+
+
+def _iter_sharing(leaves: Sequence[WrittenLeaf]) -> Iterator[tuple[int, int]]:
+    """Yield the numbers of leaves that have some memory in common, as pairs."""
+    spans = sorted((span, number) for number, leaf in enumerate(leaves) for span in leaf.spans)
+    around: list[tuple[Span, int]] = []
+    for span, number in spans:
+        around = [item for item in around if item[0].device == span.device and item[0].stop > span.start]
+        for _, other in around:
+            if other != number:
+                yield other, number
+        around.append((span, number))
+
+
+def span_of(tensor: torch.Tensor, size_bytes: int) -> tuple[Span, ...]:
+    """Return the addresses of a tensor's first bytes; nothing if it has no memory."""
+    start = tensor.data_ptr() if size_bytes else 0
+    return (Span(str(tensor.device), start, start + size_bytes),) if start else ()
