@@ -5,6 +5,7 @@ Grouped by what a handler does next::
     HoldfastError
       NotFound (KeyError)           no such name, entry or object: check the spelling, list what is there
         TensorNotFound (FileNotFoundError)   the same in a content store, as PyTorch's says it
+        ShardNotFound (ValueError)           the same of a value or part in a state dict, as PyTorch's says it
       BadName (ValueError)          a name or key that no store accepts: choose another
       TooLarge (ValueError)         more than one snapshot or record can hold: split it
       Unsupported (TypeError)       a value that the format has no form for: convert it
@@ -65,6 +66,10 @@ class NotFound(HoldfastError, KeyError):
 
 class TensorNotFound(NotFound, FileNotFoundError):
     """No tensor of that name, or storage of that digest, in a content store."""
+
+
+class ShardNotFound(NotFound, ValueError):
+    """No value of that name, or no part of it at that offset, in a state dict of this rank."""
 
 
 class BadName(HoldfastError, ValueError):

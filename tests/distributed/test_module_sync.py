@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from holdfast.distributed.module_sync import sync_module_states, verify_shapes_across_ranks
+from holdfast.distributed.module_sync import _list_states, sync_module_states, verify_shapes_across_ranks
 from holdfast.distributed.sending import Sender
 from holdfast.errors import Mismatch, RankError, Unsupported
 from tests.distributed.conftest import World
@@ -75,9 +75,41 @@ def test_buffers_may_be_left_out_and_so_may_what_is_named(world: World) -> None:
     assert second == {name: mine[name] if name in ignored else theirs[name] for name in mine}
 
 
-def test_a_name_to_ignore_that_is_not_there_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"ignore: no tensor 'wieght' in a Linear; did you mean 'weight'\?"):
+def test_a_name_to_ignore_that_is_not_there_is_warned_of() -> None:
+    with pytest.warns(UserWarning, match=r"ignore: no tensor 'wieght' in a Linear; did you mean 'weight'\?"):
         sync_module_states(torch.nn.Linear(2, 2), ignore=["wieght"])
+
+
+def test_what_is_ignored_may_be_anything_that_contains_names() -> None:
+    class Biases:
+        def __contains__(self, name: object) -> bool:
+            return isinstance(name, str) and name.endswith("bias")
+
+    module = torch.nn.Linear(2, 2)
+
+    assert list(_list_states(module, Biases(), buffers=True)) == ["weight"]
+    assert list(_list_states(module, {"weight"}, buffers=True)) == ["bias"]
+
+
+def test_tensors_need_no_names_to_be_compared() -> None:
+    verify_shapes_across_ranks([torch.ones(2), torch.ones(3)])
+    mixed: list[torch.Tensor | tuple[str, torch.Tensor]] = [torch.ones(2), ("b", torch.ones(3))]
+    verify_shapes_across_ranks(iter(mixed))
+
+
+def compare_unnamed(rank: int) -> str:
+    try:
+        verify_shapes_across_ranks([torch.ones(2), torch.ones(3 + rank)])
+    except Mismatch as error:
+        return str(error)
+    return "alike"
+
+
+def test_tensors_without_names_are_named_by_their_positions(world: World) -> None:
+    told = world(2)(compare_unnamed)
+
+    assert told[0] == told[1]
+    assert "[1]: float32 [3] on rank 0, float32 [4] on rank 1" in told[0]
 
 
 def test_what_cannot_be_sent_is_named() -> None:

@@ -28,6 +28,7 @@ from holdfast.errors import (
     RankError,
     RankFailure,
     ReadOnlyStore,
+    ShardNotFound,
     SourceChanged,
     StoreError,
     StoreFull,
@@ -43,6 +44,7 @@ EXAMPLES: list[HoldfastError] = [
     HoldfastError(SENTENCE),
     NotFound(SENTENCE, name="a"),
     TensorNotFound(SENTENCE, name="a"),
+    ShardNotFound(SENTENCE, name="a"),
     BadName(SENTENCE),
     TooLarge(SENTENCE),
     Unsupported(SENTENCE),
@@ -93,6 +95,7 @@ def test_every_error_crosses_processes_with_its_facts(error: HoldfastError) -> N
     [
         (NotFound, KeyError),
         (TensorNotFound, FileNotFoundError),
+        (ShardNotFound, ValueError),
         (BadName, ValueError),
         (TooLarge, ValueError),
         (Unsupported, TypeError),

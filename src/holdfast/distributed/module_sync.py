@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 import torch.distributed as dist
@@ -20,6 +21,16 @@ from holdfast.snapshot.places import is_ordinary
 
 _LISTED: Final = 50
 
+
+class ContainsNames(Protocol):
+    """Tells of a name whether it contains it."""
+
+    def __contains__(self, name: object, /) -> bool:
+        """Tell whether it contains the name."""
+
+
+Ignore = Iterable[str | torch.Tensor] | ContainsNames
+"""What is left out: names and tensors, or whatever tells of a name whether it is."""
 Facts = list[Any]
 """What must be the same on all ranks, in words."""
 
@@ -29,7 +40,7 @@ def sync_module_states(
     *,
     process_group: dist.ProcessGroup | None = None,
     src: int = 0,
-    ignore: Iterable[str | torch.Tensor] = (),
+    ignore: Ignore = (),
     buffers: bool = True,
     bucket_bytes: int = BUCKET_BYTES,
     timeout_s: float = 300.0,
@@ -43,7 +54,7 @@ def sync_module_states(
         module: the same on all ranks but for its values; each has all of it.
         process_group: the default one, if it is not given.
         src: a rank of the group.
-        ignore: names, or tensors of the module, that stay as they are.
+        ignore: names, or tensors of the module, that stay as they are; a name that it does not have is warned of.
         buffers: send buffers, too.
         bucket_bytes: how much memory sending may take.
         timeout_s: how long a rank may give no sign of life.
@@ -62,21 +73,30 @@ def sync_module_states(
 
 
 def verify_shapes_across_ranks(
-    tensors: torch.nn.Module | Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]],
+    tensors: torch.nn.Module | Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor] | torch.Tensor],
     *,
     process_group: dist.ProcessGroup | None = None,
     timeout_s: float = 300.0,
 ) -> None:
     """Raise Mismatch, on all ranks, unless all have tensors of the same names, shapes and dtypes.
 
-    Of a module, these are its parameters and buffers. The error names each that differs, and who has what.
+    Of a module, these are its parameters and buffers; tensors without names are named by their positions, as in "[0]".
+    The error names each that differs, and who has what.
     """
     if isinstance(tensors, torch.nn.Module):
         tensors = [*tensors.named_parameters(), *tensors.named_buffers()]
-    table = {name: _tell(each) for name, each in dict(tensors).items()}
+    table = {name: _tell(each) for name, each in _name_all(tensors).items()}
     with Collectives(process_group, timeout_s=timeout_s, name="shapes") as ranks:
         problems = find_differences(ranks, table)
     _refuse(problems)
+
+
+def _name_all(
+    tensors: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor] | torch.Tensor],
+) -> dict[str, torch.Tensor]:
+    if isinstance(tensors, Mapping):
+        return dict(tensors)
+    return dict((f"[{at}]", each) if isinstance(each, torch.Tensor) else each for at, each in enumerate(tensors))
 
 
 def find_differences(ranks: Collectives, table: Mapping[str, Facts]) -> list[str]:
@@ -117,19 +137,19 @@ def _refuse(problems: Sequence[str]) -> None:
     )
 
 
-def _list_states(
-    module: torch.nn.Module, ignore: Iterable[str | torch.Tensor], *, buffers: bool
-) -> dict[str, torch.Tensor]:
+def _list_states(module: torch.nn.Module, ignore: Ignore, *, buffers: bool) -> dict[str, torch.Tensor]:
     """Return the tensors of a module by name, those that are tied once."""
     found = dict(module.named_parameters()) | (dict(module.named_buffers()) if buffers else {})
     # All names of what is tied mean the same tensor.
     named = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers(remove_duplicate=False))
     skipped = set()
-    for each in ignore:
+    for each in ignore if isinstance(ignore, Iterable) else [name for name in named if name in ignore]:
         if isinstance(each, str) and each not in named:
             close = difflib.get_close_matches(each, named, n=1)
             hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise ValueError(f"ignore: no tensor {each!r} in a {type(module).__name__}{hint}")
+            # No error: it would be this rank's alone, and the others would wait for it.
+            warnings.warn(f"ignore: no tensor {each!r} in a {type(module).__name__}{hint}", stacklevel=3)
+            continue
         skipped.add(id(named[each] if isinstance(each, str) else each))
     kept = {name: tensor for name, tensor in found.items() if id(tensor) not in skipped}
     for name, tensor in kept.items():

@@ -39,7 +39,9 @@ class Call:
         """Call a function or module with the arguments, on `device` and with floating tensors as `dtype` if given."""
         args, kwargs = cast_floating((self.args, self.kwargs), dtype)
         if device is not None:
-            (args,), (kwargs,) = to_kwargs(args, kwargs, device)
+            moved_args, moved_kwargs = to_kwargs(args, kwargs, device)
+            # A call without arguments has none to move.
+            args, kwargs = (moved_args[0], moved_kwargs[0]) if moved_args else ((), {})
         return function(*args, **kwargs)
 
     def state_dict(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 
-from holdfast.errors import NotFound, Unsupported
+from holdfast.errors import ShardNotFound, Unsupported
 from holdfast.repo.boxes import Box, Coordinates, contains, slices, volume, whole
 from holdfast.tensors.dtypes import items_per_byte
 from holdfast.tensors.meshes import Layouts, verify_placements
@@ -248,9 +248,9 @@ def _verify_pieces(global_shape: Coordinates, dtype: torch.dtype, pieces: Iterab
 
 
 def find_state_dict_object(state_dict: Mapping[str, Any], index: LookupIndex) -> Any:
-    """Return the value of that name, or its part at that offset; raises NotFound, naming both."""
+    """Return the value of that name, or its part at that offset; raises ShardNotFound, naming both."""
     if index.fqn not in state_dict:
-        raise NotFound(f"{index.fqn}: no such name among the {len(state_dict)} of this state dict", name=index.fqn)
+        raise ShardNotFound(f"{index.fqn}: no such name among the {len(state_dict)} of this state dict", name=index.fqn)
     value = state_dict[index.fqn]
     if isinstance(value, PerRank):
         value = value.value
@@ -262,7 +262,7 @@ def find_state_dict_object(state_dict: Mapping[str, Any], index: LookupIndex) ->
 
 
 def find_tensor_shard(tensor: Any, index: LookupIndex) -> torch.Tensor:
-    """Return the part of a tensor that starts at the offset of the index; raises NotFound, naming both.
+    """Return the part of a tensor that starts at the offset of the index; raises ShardNotFound, naming both.
 
     Without an offset it is the local part of a DTensor, or the tensor itself; what has parts of its own must be asked
     for one of them.
@@ -305,6 +305,6 @@ def _find_piece(pieces: Sequence[Piece], index: LookupIndex) -> torch.Tensor:
     raise _no_part(index, f"this rank holds parts at {here}" if pieces else "this rank holds no part of it")
 
 
-def _no_part(index: LookupIndex, reason: str) -> NotFound:
+def _no_part(index: LookupIndex, reason: str) -> ShardNotFound:
     where = "without an offset" if index.offset is None else f"at offset {tuple(index.offset)}"
-    return NotFound(f"{index.fqn}: nothing is found {where}; {reason}", name=index.fqn)
+    return ShardNotFound(f"{index.fqn}: nothing is found {where}; {reason}", name=index.fqn)

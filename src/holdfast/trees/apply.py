@@ -35,12 +35,15 @@ def apply_to_tensors(function: Callable[[torch.Tensor], object], tree: object) -
 def apply_to_tensors(function: Callable[[torch.Tensor], object], tree: object) -> object:
     """Return `tree` with `function` applied to every tensor, and every container of the type it was.
 
+    Of a PackedSequence only `data` is given to the function: its batch sizes and indices say where the items of the
+    sequences are, and are kept, the indices on the device of the data.
+
     What is met twice is converted once, so that shared parts stay shared; a container in which nothing changed is
     returned itself. An exception of `function` carries a note with the path of the tensor.
     """
     # The node stands beside its result to stay alive: an id is only good as long as that.
     results: dict[int, tuple[object, object]] = {}
-    for step in _iter_steps(tree, results):
+    for step in _iter_steps(tree, results, _find_data):
         if step.parts is None:
             result = _call(function, step)
         else:
@@ -52,7 +55,7 @@ def apply_to_tensors(function: Callable[[torch.Tensor], object], tree: object) -
 
 def iter_tensors(tree: object) -> Iterator[tuple[Path, torch.Tensor]]:
     """Yield the path and tensor of every place in `tree` that holds one."""
-    for step in _iter_steps(tree, ()):
+    for step in _iter_steps(tree, (), _find_parts):
         if isinstance(step.node, torch.Tensor):
             yield step.find_path(), step.node
 
@@ -85,7 +88,10 @@ class _Step:
         return tuple(reversed(keys))
 
 
-def _iter_steps(tree: object, done: Container[int]) -> Iterator[_Step]:
+_Find = Callable[[object], _Parts | None]
+
+
+def _iter_steps(tree: object, done: Container[int], find: _Find) -> Iterator[_Step]:
     """Yield tensors in order, and containers after their parts, leaving out what has its id in `done` by then."""
     ancestors: set[int] = set()
     # A stack of our own: no tree, however deep, meets the interpreter's limit.
@@ -101,7 +107,7 @@ def _iter_steps(tree: object, done: Container[int]) -> Iterator[_Step]:
             continue
         elif isinstance(step.node, torch.Tensor):
             yield step
-        elif (parts := _find_parts(step.node)) is not None:
+        elif (parts := find(step.node)) is not None:
             ancestors.add(id(step.node))
             waiting += _open(step, parts)
 
@@ -114,6 +120,11 @@ def _open(step: _Step, parts: _Parts) -> Iterator[_Step]:
     for key, value in zip(reversed(parts.keys), reversed(parts.values), strict=True):
         if type(value) not in _ATOMS:
             yield _Step(value, step.depth + 1, key, step)
+
+
+def _find_data(node: object) -> _Parts | None:
+    """Find what of a container is for a function that converts values."""
+    return _Parts(("data",), (node.data,)) if isinstance(node, PackedSequence) else _find_parts(node)
 
 
 def _find_parts(node: object) -> _Parts | None:
@@ -144,8 +155,6 @@ def _call(function: Callable[[torch.Tensor], object], step: _Step) -> object:
 def _rebuild(step: _Step, parts: _Parts, values: Sequence[object]) -> object:
     """Return the container with new values, or itself if they are the ones it has."""
     old = step.node
-    if isinstance(old, PackedSequence):
-        values = _keep_batch_sizes(old, values)
     if all(new is was for new, was in zip(values, parts.values, strict=True)):
         return old
     try:
@@ -158,6 +167,8 @@ def _rebuild(step: _Step, parts: _Parts, values: Sequence[object]) -> object:
 
 
 def _make(old: object, keys: Sequence[object], values: Sequence[object]) -> object:
+    if isinstance(old, PackedSequence):
+        return _make_tuple(old, _pack(old, values[0]))
     if isinstance(old, tuple):
         return _make_tuple(old, values)
     if isinstance(old, frozenset):
@@ -207,12 +218,11 @@ def _with_attributes(new: object, old: object) -> object:
     return new
 
 
-def _keep_batch_sizes(old: PackedSequence, values: Sequence[object]) -> Sequence[object]:
-    """Leave the batch sizes where they are if they were moved: torch wants them on the CPU, whatever the device."""
-    data, sizes, *indices = values
-    if isinstance(sizes, torch.Tensor) and sizes.device.type != "cpu":
-        return [data, old.batch_sizes, *indices]
-    return values
+def _pack(old: PackedSequence, data: object) -> Sequence[object]:
+    """Return the fields of a PackedSequence with other data; torch wants sizes on the CPU, indices with the data."""
+    device = data.device if isinstance(data, torch.Tensor) else old.data.device
+    indices = [None if each is None else each.to(device) for each in (old.sorted_indices, old.unsorted_indices)]
+    return data, old.batch_sizes, *indices
 
 
 def _class_of(node: object) -> str:

@@ -27,18 +27,24 @@ def move_to_device(tree: Tree, device: Device, *, non_blocking: bool = False) ->
 
 
 def to_kwargs(
-    args: tuple[Any, ...], kwargs: Mapping[str, Any], device: Device, *, non_blocking: bool = False
-) -> tuple[tuple[tuple[Any, ...]], tuple[dict[str, Any]]]:
-    """Return the arguments of a call on `device`, as a tuple of one args and a tuple of one kwargs, empty or not."""
-    moved_args, moved_kwargs = move_to_device((args, dict(kwargs)), device, non_blocking=non_blocking)
+    args: tuple[Any, ...], kwargs: Mapping[str, Any] | None, device: Device, *, non_blocking: bool = False
+) -> tuple[tuple[tuple[Any, ...], ...], tuple[dict[str, Any], ...]]:
+    """Return the arguments of a call on `device`, as a tuple of one args and a tuple of one kwargs.
+
+    If there are only some by position or only some by keyword, the others are `()` or `{}`; if there are none at all,
+    both tuples are empty, as in torch.
+    """
+    if not args and not kwargs:
+        return (), ()
+    moved_args, moved_kwargs = move_to_device((args, dict(kwargs or {})), device, non_blocking=non_blocking)
     return (moved_args,), (moved_kwargs,)
 
 
 def cast_floating(tree: Tree, dtype: torch.dtype | None) -> Tree:
     """Return `tree` with its floating tensors as `dtype`; None leaves all as it is.
 
-    What required grad still does. A leaf becomes a leaf, which collects its own gradient; anything else stays in its
-    graph.
+    What required grad still does, and a gradient of what is computed from the cast reaches what was cast. Where no
+    graph is made, as under no_grad, what is cast becomes a leaf of its own.
     """
     if dtype is None:
         return tree
@@ -57,11 +63,8 @@ def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     # Two values to an element: neither the shape nor any kernel of torch allows a cast.
     if torch.float4_e2m1fn_x2 in (tensor.dtype, dtype):
         raise Unsupported(f"a tensor of {tensor.dtype} cannot be cast to {dtype}; convert it by hand")
-    if tensor.is_leaf:
-        return tensor.detach().to(dtype).requires_grad_(tensor.requires_grad)
     cast = tensor.to(dtype)
-    # Under no_grad the cast is a leaf of its own.
-    return cast if cast.requires_grad else cast.requires_grad_()
+    return cast if cast.requires_grad == tensor.requires_grad else cast.requires_grad_(tensor.requires_grad)
 
 
 def _move_on_side_stream(tree: Tree, target: torch.device, *, non_blocking: bool) -> Tree:

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from holdfast.errors import NotFound, Unsupported
+from holdfast.errors import NotFound, ShardNotFound, Unsupported
 from holdfast.repo.boxes import Box, whole
 from holdfast.tensors.sharded import (
     Held,
@@ -261,8 +261,18 @@ def test_a_tensor_is_found_at_its_origin(offset: tuple[int, ...] | None) -> None
     assert find_tensor_shard(tensor, MetadataIndex("model.w", offset)) is tensor
 
 
+def test_what_is_not_found_is_the_error_of_a_mapping_and_that_of_torch() -> None:
+    for error in (KeyError, ValueError, NotFound):
+        with pytest.raises(error):
+            find_tensor_shard(torch.ones(2, 2), at(1, 0))
+        with pytest.raises(error):
+            find_state_dict_object({}, at(0))
+
+
 def test_a_tensor_is_found_nowhere_else() -> None:
-    with pytest.raises(NotFound, match=r"model.w: nothing is found at offset \(1, 0\); it is no shard: all of it is"):
+    with pytest.raises(
+        ShardNotFound, match=r"model.w: nothing is found at offset \(1, 0\); it is no shard: all of it is"
+    ):
         find_tensor_shard(torch.ones(2, 2), at(1, 0))
 
 
@@ -279,10 +289,10 @@ def test_a_shard_that_is_elsewhere_is_not_found() -> None:
     tensor = make_sharded([((2, 0), torch.ones(1, 2)), ((3, 0), torch.zeros(2, 2))], (5, 2))
 
     with pytest.raises(
-        NotFound, match=r"model.w: nothing .* at offset \(0, 0\); this rank holds parts at \(2, 0\) and"
+        ShardNotFound, match=r"model.w: nothing .* at offset \(0, 0\); this rank holds parts at \(2, 0\) and"
     ):
         find_tensor_shard(tensor, at(0, 0))
-    with pytest.raises(NotFound, match=r"model.w: nothing is found without an offset; this rank holds parts at"):
+    with pytest.raises(ShardNotFound, match=r"model.w: nothing is found without an offset; this rank holds parts at"):
         find_tensor_shard(tensor, MetadataIndex("model.w"))
 
 
@@ -292,7 +302,7 @@ def test_the_part_of_a_dtensor_is_found_by_its_offset() -> None:
 
     assert find_tensor_shard(tensor, MetadataIndex("model.w")).tolist() == [2, 5]
     assert find_tensor_shard(tensor, at(5)).tolist() == [5]
-    with pytest.raises(NotFound, match=r"at offset \(0,\); this rank holds parts at \(2,\) and \(5,\)"):
+    with pytest.raises(ShardNotFound, match=r"at offset \(0,\); this rank holds parts at \(2,\) and \(5,\)"):
         find_tensor_shard(tensor, at(0))
 
 
@@ -300,7 +310,7 @@ def test_the_part_of_a_dtensor_is_found_by_its_offset() -> None:
 def test_a_dtensor_without_a_part_here_says_so() -> None:
     tensor = distribute(torch.arange(1), make_mesh((2,)), [Shard(0)])
 
-    with pytest.raises(NotFound, match=r"offset \(0,\); this rank holds no part of it"):
+    with pytest.raises(ShardNotFound, match=r"offset \(0,\); this rank holds no part of it"):
         find_tensor_shard(tensor, at(0))
 
 
@@ -320,7 +330,9 @@ def test_a_local_shard_of_a_dtensor_is_asked_for() -> None:
     )
 
     assert find_tensor_shard(tensor, at(0, 4)).shape == (4, 2)
-    with pytest.raises(NotFound, match=r"model.w: nothing is found at offset \(0, 0\); a LocalShardsWrapper does not"):
+    with pytest.raises(
+        ShardNotFound, match=r"model.w: nothing is found at offset \(0, 0\); a LocalShardsWrapper does not"
+    ):
         find_tensor_shard(tensor, at(0, 0))
 
 
@@ -329,7 +341,7 @@ def test_a_declared_shard_is_found() -> None:
 
     assert find_tensor_shard(part, at(2)).tolist() == [1.0, 1.0]
     assert find_tensor_shard(part, MetadataIndex("model.w")) is part.tensor
-    with pytest.raises(NotFound, match=r"this rank holds parts at \(2,\)"):
+    with pytest.raises(ShardNotFound, match=r"this rank holds parts at \(2,\)"):
         find_tensor_shard(part, at(0))
 
 
@@ -352,9 +364,13 @@ def test_things_are_found_in_a_state_dict() -> None:
 def test_what_a_state_dict_does_not_hold_is_named() -> None:
     state = {"step": 7, "table": Table(torch.ones(2, 2), 4)}
 
-    with pytest.raises(NotFound, match=r"model.w: no such name among the 2 of this state dict"):
+    with pytest.raises(ShardNotFound, match=r"model.w: no such name among the 2 of this state dict"):
         find_state_dict_object(state, at(0))
-    with pytest.raises(NotFound, match=r"step: nothing is found at offset \(0,\); it is a int, which has no parts"):
+    with pytest.raises(
+        ShardNotFound, match=r"step: nothing is found at offset \(0,\); it is a int, which has no parts"
+    ):
         find_state_dict_object(state, MetadataIndex("step", (0,)))
-    with pytest.raises(NotFound, match=r"table: nothing is found at offset \(0, 0\); a Table does not find it \(no su"):
+    with pytest.raises(
+        ShardNotFound, match=r"table: nothing is found at offset \(0, 0\); a Table does not find it \(no su"
+    ):
         find_state_dict_object(state, MetadataIndex("table", (0, 0)))

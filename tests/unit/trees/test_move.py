@@ -193,11 +193,17 @@ def test_arguments_are_moved_and_come_as_tuples_of_one() -> None:
     assert args[0][1] == 2
 
 
-@pytest.mark.parametrize(("args", "kwargs"), [((), {}), ((1,), {}), ((), {"a": 1})])
+@pytest.mark.parametrize(("args", "kwargs"), [((1,), {}), ((), {"a": 1})])
 def test_arguments_by_position_and_by_keyword_are_padded_to_one_length(
     args: tuple[int, ...], kwargs: dict[str, int]
 ) -> None:
     assert to_kwargs(args, kwargs, CPU) == ((args,), (kwargs,))
+
+
+@pytest.mark.parametrize("kwargs", [{}, None])
+def test_a_call_without_arguments_has_none_to_pad(kwargs: dict[str, int] | None) -> None:
+    assert to_kwargs((), kwargs, CPU) == ((), ())
+    assert to_kwargs((1,), kwargs, CPU) == (((1,),), ({},))
 
 
 def test_only_floating_tensors_are_cast() -> None:
@@ -224,25 +230,25 @@ def test_a_tree_that_needs_no_cast_is_the_same_object(dtype: torch.dtype | None)
 
 @pytest.mark.parametrize("grad_mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("requires_grad", [True, False])
-def test_a_leaf_is_cast_to_a_leaf_that_requires_grad_as_it_did(
-    grad_mode: type[torch.no_grad], requires_grad: bool
-) -> None:
+def test_a_leaf_requires_grad_after_a_cast_as_it_did(grad_mode: type[torch.no_grad], requires_grad: bool) -> None:
     leaf = torch.ones(2, requires_grad=requires_grad)
 
     with grad_mode():
         cast = cast_floating(leaf, torch.float64)
 
-    assert (cast.is_leaf, cast.requires_grad) == (True, requires_grad)
+    assert cast.requires_grad == requires_grad
+    assert cast.is_leaf == (grad_mode is not torch.enable_grad or not requires_grad)
 
 
-def test_a_cast_leaf_collects_its_own_gradient() -> None:
-    leaf = torch.nn.Parameter(torch.ones(2))
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("kind", [torch.nn.Parameter, torch.Tensor.requires_grad_])
+def test_a_gradient_reaches_the_leaf_that_was_cast(dtype: torch.dtype, kind: Any) -> None:
+    leaf = kind(torch.ones(2))
 
-    cast = cast_floating([leaf], torch.float64)[0]
-    for_cast, for_leaf = torch.autograd.grad(cast.sum(), [cast, leaf], allow_unused=True)
+    (cast_floating([leaf], dtype)[0] * 3).sum().backward()
 
-    assert for_cast.tolist() == [1.0, 1.0]
-    assert for_leaf is None
+    assert leaf.grad.tolist() == [3.0, 3.0]
+    assert leaf.grad.dtype == torch.float32
 
 
 def test_what_is_inside_a_graph_stays_inside_it() -> None:
