@@ -135,8 +135,8 @@ def raise_on_all(rank: int) -> dict[str, Any]:
 
     # As long as it takes: all of them fail, so that nobody waits for one more.
     kept = time.sleep
-    long = {"_SETTLE_S": PATIENCE_S, "_MAX_SETTLE_S": PATIENCE_S}
-    with mock.patch.multiple(store_rounds, **long), mock.patch("time.sleep", lambda seconds: kept(min(seconds, 0.01))):
+    long = mock.patch.multiple(store_rounds, _SETTLE_S=PATIENCE_S, _MAX_SETTLE_S=PATIENCE_S)
+    with long, mock.patch("time.sleep", lambda seconds: kept(min(seconds, 0.01))):
         with Collectives() as ranks:
             return report(lambda: ranks.all_gather("write", fail))
 
