@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import unicodedata
 from collections.abc import Iterable
 from contextlib import suppress
 from types import TracebackType
@@ -28,6 +29,8 @@ class FileTarget:
         # Entries come in order of their names, so the next one is mostly in the same directory.
         self._parent = ""
         self._handle = os.dup(self._top)
+        # By what a filesystem that ignores case would compare, the names that were written.
+        self._written: dict[str, str] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -51,9 +54,10 @@ class FileTarget:
         return True
 
     def write(self, name: str, pieces: Iterable[memoryview], entry: Entry, *, replace: bool) -> None:
-        """Write one file under a temporary name, then give it its own."""
+        """Write one file under a temporary name, then give it its own; raises BadName if another one has it."""
         parent, _, last = name.rpartition("/")
         try:
+            self._verify_apart(name)
             self._enter(parent, create=True)
             temp = f"{TEMP_PREFIX}{os.urandom(12).hex()}"
             try:
@@ -67,6 +71,21 @@ class FileTarget:
         except OSError as error:
             # The calls above know a handle and a short name; the user knows the path.
             raise OSError(error.errno, error.strerror, f"{self._root}/{name}") from error
+
+    def _verify_apart(self, name: str) -> None:
+        """Raise BadName if the filesystem ignores case and `name` means a file that was written before."""
+        other = self._written.setdefault(_fold(name), name)
+        if other == name:
+            return
+        try:
+            found, written = (os.stat(each, dir_fd=self._top, follow_symlinks=False) for each in (name, other))
+        except FileNotFoundError:
+            return
+        if (found.st_dev, found.st_ino) == (written.st_dev, written.st_ino):
+            raise BadName(
+                f"{other!r} and {name!r} are one file on this filesystem, which ignores case;"
+                " choose one with --only (only=), or another place"
+            )
 
     def _enter(self, parent: str, *, create: bool) -> None:
         """Make `parent` the directory in hand."""
@@ -127,6 +146,11 @@ class FileTarget:
             if self.has_file("/".join(filter(None, (self._parent, name)))):
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST)) from error
             os.rename(temp, name, **here)
+
+
+def _fold(name: str) -> str:
+    """Return a name in a form that is equal for all names that a filesystem may take for one."""
+    return unicodedata.normalize("NFC", name).casefold()
 
 
 def _write_all(handle: int, data: memoryview) -> None:
