@@ -5,12 +5,12 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from copy import copy
 from heapq import heapify, heappop, heappush
 from time import time
-from typing import Final
+from typing import Final, TypeVar
 
 from holdfast.digest import Buffer
 from holdfast.errors import BadName, Corrupt, NotFound, ReadOnlyStore, StoreError
@@ -36,6 +36,7 @@ _VOLATILE_TYPES: Final = frozenset({"tmpfs", "ramfs"})
 _NO_LOCKS: Final = frozenset({errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 _LOCK_NAME: Final = ".lock"
 
+T = TypeVar("T")
 # Inside the class `list` is its method.
 _Names = list[str]
 
@@ -121,6 +122,9 @@ class LocalStore:
 
     def read(self, key: str, *, limit_bytes: int) -> bytes:
         """Return the whole object."""
+        return self._reopening(lambda: self._read_once(key, limit_bytes))
+
+    def _read_once(self, key: str, limit_bytes: int) -> bytes:
         handle = self._open(key)
         try:
             status = self._files.stat_handle(handle)
@@ -141,6 +145,9 @@ class LocalStore:
 
     def read_into(self, key: str, start: int, buffer: memoryview) -> None:
         """Fill `buffer` with the bytes from `start` on."""
+        self._reopening(lambda: self._read_into_once(key, start, buffer))
+
+    def _read_into_once(self, key: str, start: int, buffer: memoryview) -> None:
         handle = self._open(key)
         try:
             target = flatten(buffer)
@@ -356,6 +363,18 @@ class LocalStore:
             if error.errno in _ABSENT:
                 return None
             raise self._read_error(error, key) from error
+
+    def _reopening(self, read: Callable[[], T]) -> T:
+        """Read, and once more if the file's handle is stale: NFS says so if another host has removed or replaced it.
+
+        Opened again, the file is there or it is not. A listing that is stale stays an error: it must not look empty.
+        """
+        try:
+            return read()
+        except StoreError as error:
+            if error.errno != errno.ESTALE:
+                raise
+            return read()
 
     def _not_found(self, key: str) -> NotFound:
         return NotFound(f"no object {key} in {self._root}", name=key)
