@@ -1,8 +1,13 @@
-"""What every test shares: the Hypothesis profiles."""
+"""What every test shares: the Hypothesis profiles, and the mode of new directories."""
 
 from __future__ import annotations
 
+import os
+
 from hypothesis import HealthCheck, settings
+
+# Unsigned compiled graphs are refused where a group can write, as many systems let it by default.
+os.umask(0o022)
 
 # dev: quick, random, remembers what failed. ci: the same examples each time, and says how to repeat a failure.
 # deep: for a night. No deadlines: on a shared machine they measure the neighbours.

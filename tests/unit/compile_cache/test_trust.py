@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import re
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from holdfast.errors import HoldfastError, Untrusted
 from holdfast.repo.repository import Repository
 from holdfast.store.local import LocalStore
 from tests.unit.compile_cache.artifacts import OTHER_SECRET, SECRET, find_variant, make_artifact, store_artifact
+from tests.unit.compile_cache.intruding import set_acl
 from tests.unit.repo.saving import new_repo, record_key
 
 KEY = "3f" * 32
@@ -59,33 +62,124 @@ def test_a_store_that_only_this_user_can_write_to_is_trusted(repo: Repository) -
     assert read_artifact(repo, find_variant(repo), trust=Trust()) == make_artifact()
 
 
-@pytest.mark.parametrize("below", ["", "packs", "manifests", "snapshots", "shelf", "record"])
+ACCESS, DEFAULT = "system.posix_acl_access", "system.posix_acl_default"
+PARTS = ["", "packs", "manifests", "snapshots", "shelf", "record"]
+
+
+def find_part(repo: Repository, place: Path, below: str) -> Path:
+    """Return the path of a part of the store on which the trust in its artifact rests."""
+    record = place / record_key(find_variant(repo).name)
+    return {"shelf": record.parent, "record": record}.get(below, place / below)
+
+
+@pytest.mark.parametrize("below", PARTS)
 @pytest.mark.parametrize("mode", [0o757, 0o1777])
 def test_what_anybody_can_write_to_is_not_trusted(repo: Repository, place: Path, below: str, mode: int) -> None:
-    found = find_variant(repo)
-    record = place / record_key(found.name)
-    target = {"shelf": record.parent, "record": record}.get(below, place / below)
+    target = find_part(repo, place, below)
     target.chmod(mode)
 
-    with pytest.raises(Untrusted, match=re.escape(f"{target} can be written by anybody (mode {mode:04o})")):
-        read_artifact(repo, found, trust=Trust())
-
-
-def test_what_a_group_can_write_to_is_not_trusted(
-    repo: Repository, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place.chmod(0o775)
-    monkeypatch.setattr(ownership, "_is_private_group", lambda gid: False)
-
-    with pytest.raises(Untrusted, match=rf"{place} can be written by its group \d+ \(mode 0775\)"):
+    cured = f"{target} can be written by anybody (mode {mode:04o}): run `chmod -R go-w {place}`"
+    with pytest.raises(Untrusted, match=re.escape(cured)):
         read_artifact(repo, find_variant(repo), trust=Trust())
 
 
-def test_a_group_of_this_user_alone_may_write(repo: Repository, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place.chmod(0o775)
-    monkeypatch.setattr(ownership, "_is_private_group", lambda gid: gid == place.stat().st_gid)
+@pytest.mark.parametrize("below", PARTS)
+def test_what_a_group_can_write_to_is_not_trusted(repo: Repository, place: Path, below: str) -> None:
+    target = find_part(repo, place, below)
+    target.chmod(0o775)
+    gid = target.stat().st_gid
 
-    assert read_artifact(repo, find_variant(repo), trust=Trust()) == make_artifact()
+    with pytest.raises(Untrusted) as caught:
+        read_artifact(repo, find_variant(repo), trust=Trust())
+
+    cured = f"{target} can be written by its group {gid} (mode 0775): run `chmod -R g-w {place}`. Sign artifacts"
+    assert cured in str(caught.value)
+
+
+def test_the_command_that_a_refusal_names_cures_a_store_for_good(place: Path) -> None:
+    mask = os.umask(0o002)
+    try:
+        repo = new_repo(LocalStore(place))
+        store_artifact(repo)
+        place.chmod(0o775)
+        doubt = find_doubt(repo.store, find_variant(repo))
+        command = doubt.partition("`")[2].partition("`")[0]
+        subprocess.run(command, shell=True, check=True)
+
+        assert find_doubt(repo.store, find_variant(repo)) == ""
+        store_artifact(repo, make_artifact("b"))
+        assert find_doubt(repo.store, find_variant(repo, "b")) == ""
+    finally:
+        os.umask(mask)
+
+
+def test_every_directory_above_that_is_at_fault_is_named_with_its_cure(tmp_path: Path) -> None:
+    place = tmp_path / "a b/c/store"
+    place.mkdir(parents=True)
+    (tmp_path / "a b").chmod(0o775)
+    (tmp_path / "a b/c").chmod(0o757)
+    gid = place.stat().st_gid
+
+    assert find_intruder(str(place)) == (
+        f"{tmp_path}/a b can be written by its group {gid} (mode 0775): run `chmod g-w '{tmp_path}/a b'`;"
+        f" {tmp_path}/a b/c can be written by anybody (mode 0757): run `chmod go-w '{tmp_path}/a b/c'`"
+    )
+
+
+@pytest.mark.parametrize(
+    ("below", "attribute"),
+    [(part, ACCESS) for part in PARTS] + [(part, DEFAULT) for part in PARTS if part != "record"],
+)
+def test_what_has_an_access_control_list_is_not_trusted(
+    repo: Repository, place: Path, below: str, attribute: str
+) -> None:
+    target = find_part(repo, place, below)
+    set_acl(target, attribute, permissions=4)
+    assert not target.stat().st_mode & 0o022
+
+    doubt = find_doubt(repo.store, find_variant(repo))
+
+    cure = f"run `setfacl -R -b {place}`"
+    assert doubt == f"{target} has an access control list, which may let others write: {cure}"
+
+
+@pytest.mark.parametrize("attribute", [ACCESS, DEFAULT])
+@pytest.mark.parametrize("mode", [0o755, 0o1777])
+def test_a_directory_above_with_an_access_control_list_is_a_doubt(
+    tmp_path: Path, place: Path, attribute: str, mode: int
+) -> None:
+    tmp_path.chmod(mode)
+    set_acl(tmp_path, attribute, permissions=5)
+
+    cure = f"run `setfacl -b {tmp_path}`"
+    assert find_intruder(str(place)) == f"{tmp_path} has an access control list, which may let others write: {cure}"
+
+
+def test_a_list_that_says_no_more_than_the_mode_is_none(repo: Repository, place: Path) -> None:
+    set_acl(place, permissions=None)
+
+    assert find_doubt(repo.store, find_variant(repo)) == ""
+
+
+@pytest.mark.parametrize("attribute", ["system.nfs4_acl", "system.richacl"])
+def test_lists_of_other_kinds_are_doubts(place: Path, attribute: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(path: str, name: str, *, follow_symlinks: bool) -> bytes:
+        if (path, name) == (str(place), attribute):
+            return b"list"
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP), path)
+
+    monkeypatch.setattr(os, "getxattr", read)
+
+    assert find_intruder(str(place)).startswith(f"{place} has an access control list")
+
+
+def test_a_list_that_cannot_be_read_is_a_doubt(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(path: str, name: str, *, follow_symlinks: bool) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+
+    monkeypatch.setattr(os, "getxattr", read)
+
+    assert find_intruder(str(place)) == "/ cannot be looked at (Input/output error)"
 
 
 def test_what_belongs_to_another_user_is_not_trusted(
@@ -102,7 +196,9 @@ def test_what_belongs_to_another_user_is_not_trusted(
 def test_a_directory_above_that_others_can_write_to_is_a_doubt(tmp_path: Path, place: Path) -> None:
     tmp_path.chmod(0o777)
 
-    assert find_intruder(str(place)) == f"{tmp_path} can be written by anybody (mode 0777)"
+    assert find_intruder(str(place)) == (
+        f"{tmp_path} can be written by anybody (mode 0777): run `chmod go-w {tmp_path}`"
+    )
 
 
 def test_a_sticky_directory_above_is_none(tmp_path: Path, place: Path) -> None:
@@ -119,7 +215,9 @@ def test_a_link_that_leads_through_such_a_directory_is_a_doubt(tmp_path: Path, p
 
     (tmp_path / "open").chmod(0o777)
 
-    assert find_intruder(str(tmp_path / "link")) == f"{tmp_path}/open can be written by anybody (mode 0777)"
+    assert find_intruder(str(tmp_path / "link")) == (
+        f"{tmp_path}/open can be written by anybody (mode 0777): run `chmod go-w {tmp_path}/open`"
+    )
 
 
 def test_a_link_within_a_store_is_a_doubt(repo: Repository, place: Path) -> None:
@@ -136,7 +234,9 @@ def test_a_store_behind_a_link_is_judged_by_where_it_leads(repo: Repository, pla
 
     place.chmod(0o1777)
 
-    assert find_doubt(LocalStore(link), find_variant(repo)) == f"{link} can be written by anybody (mode 1777)"
+    assert find_doubt(LocalStore(link), find_variant(repo)) == (
+        f"{link} can be written by anybody (mode 1777): run `chmod -R go-w {place}`"
+    )
 
 
 def test_links_in_a_circle_and_what_is_not_there_are_doubts(tmp_path: Path) -> None:
@@ -191,8 +291,8 @@ def test_a_refusal_says_why_and_what_to_do(
 
     assert str(caught.value) == (
         f"'{found.name}' in {place} is refused, for to load it is to run it: {reason}, and {place} can be written by"
-        " anybody (mode 0777). Sign artifacts with a key that all who share the store have (HOLDFAST_CACHE_KEY_FILE or"
-        " key_file=), or say trust=True if you trust whoever can write there"
+        f" anybody (mode 0777): run `chmod -R go-w {place}`. Sign artifacts with a key that all who share the store"
+        " have (HOLDFAST_CACHE_KEY_FILE or key_file=), or say trust=True if you trust whoever can write there"
     )
     assert caught.value.name == found.name
 
