@@ -68,8 +68,9 @@ HOME_OF_NAME: Final[dict[str, set[str]]] = {
     "torch.load": {"snapshot/pickled.py"},
     "torch.save": {"snapshot/pickled.py"},
     # Late imports: a verb loads its modules when it runs; the public face loads a name when it is used.
-    # So does the compile cache with what it takes of a version of torch, which others do not have.
-    "import_module": {"cli/main.py", "__init__.py", "compile_cache/inductor.py"},
+    # So does the compile cache with what it takes of a version of torch, which others do not have, and with modules
+    # that code of an operator imports when it runs: their code is part of a key.
+    "import_module": {"cli/main.py", "__init__.py", "compile_cache/code_digest.py", "compile_cache/inductor.py"},
     "__import__": set(),
 }
 

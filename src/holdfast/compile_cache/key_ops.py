@@ -1,12 +1,10 @@
-"""The code of operators that do not come with torch, found by private names of torch.library; a part of a key."""
+"""The code of operators that do not come with torch, and code that replaces torch's own; a part of a key."""
 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from types import FunctionType
 from typing import Any, Final
 
 import torch
@@ -14,9 +12,12 @@ import torch._library.custom_ops as custom_ops
 import torch._library.simple_registry as registry
 from torch.fx import GraphModule
 
-from holdfast.compile_cache.code_digest import hash_code
+from holdfast.compile_cache.code_digest import digest_code
 from holdfast.compile_cache.key_targets import is_builtin, name_operator
+from holdfast.compile_cache.known_code import find_foreign
+from holdfast.compile_cache.library_kernels import list_kernels, watch_libraries
 from holdfast.compile_cache.parts import Uncacheable
+from holdfast.compile_cache.torch_tables import KERNELS, PATTERN, Row, iter_kernels, iter_registered, watch_tables
 from holdfast.digest import hash_bytes
 from holdfast.repo.record import Json
 
@@ -34,34 +35,15 @@ _TABLES: Final = {"_backend_fns": "implementation", "_torch_dispatch_fns": "rule
 
 
 def describe_operators(graph: GraphModule, versions: Mapping[str, str]) -> Json:
-    """Return what stands for the code of each foreign operator in a graph; raises Uncacheable if nothing does."""
-    found = sorted(set(_iter_operators(graph)))
-    described = {name: _describe_operator(name, versions) for name in found if name in versions or _is_foreign(name)}
-    return {**described, **_describe_replacements(versions)}
+    """Return what stands for the code of each foreign operator that a graph may call, and for code in torch's place.
 
-
-def _describe_replacements(versions: Mapping[str, str]) -> dict[str, Json]:
-    """Return what stands for the user's own ways of compiling operators, torch's included: any graph may use them."""
-    found: dict[str, Json] = {}
-    for operator, function, role in _iter_replacements():
-        name = f"{role} of {operator}"
-        if (version := versions.get(str(operator))) is not None:
-            found[name] = {"version": version}
-        else:
-            found[name] = hash_code(function, where=f"your {name}")
-    return found
-
-
-def _iter_replacements() -> Iterator[tuple[object, object, str]]:
-    """Yield operators, functions and what these are, from the tables of a compiler that has been loaded."""
-    lowerings = getattr(sys.modules.get("torch._inductor.lowering"), "user_lowerings", {})
-    decompositions = getattr(sys.modules.get("torch._inductor.decomposition"), "decompositions", {})
-    for operator, function in lowerings.items():
-        yield operator, function, "lowering"
-    for operator, function in decompositions.items():
-        # The table is torch's own, a thousand functions and methods of operators; those of others are few.
-        if type(function) is FunctionType and not function.__module__.startswith("torch."):
-            yield operator, function, "decomposition"
+    Raises Uncacheable if nothing stands for it.
+    """
+    found = _Descriptions(versions)
+    for name in sorted(set(_iter_operators(graph))):
+        found.add_operator(name)
+    found.add_replacements()
+    return found.described
 
 
 def _iter_operators(graph: GraphModule) -> Iterator[str]:
@@ -72,44 +54,143 @@ def _iter_operators(graph: GraphModule) -> Iterator[str]:
                     yield name_operator(node.target).partition(".")[0]
 
 
+class _Descriptions:
+    """What stands for code, by the operator or by what the code replaces."""
+
+    def __init__(self, versions: Mapping[str, str]) -> None:
+        self.described: dict[str, Json] = {}
+        self._versions = versions
+
+    def add_operator(self, name: str) -> None:
+        """Describe an operator that is not torch's, and those that its code calls."""
+        if name in self.described or not (name in self._versions or _is_foreign(name)):
+            return
+        self.described[name] = None  # it may call itself
+        try:
+            self.described[name] = self._describe_operator(name)
+        except AttributeError as error:
+            raise Uncacheable(
+                f"where this torch keeps the code of the operator {name} is not known ({error})"
+            ) from error
+
+    def add_replacements(self) -> None:
+        """Describe the user's code in torch's tables: any graph may use it, for one operator may become others."""
+        for kernel in watch_libraries().list_foreign():
+            name = kernel.operator.partition(".")[0]
+            if name not in self._versions:
+                reason = f"a kernel of yours is registered for {name} ({kernel.key}), and torch does not keep its code"
+                raise Uncacheable(f"{reason}; {_HINT.format(name=name)}")
+            self.described[f"kernel of {name} for {kernel.key}"] = {"version": self._versions[name]}
+        for row in watch_tables().list_foreign():
+            self._add_row(row)
+
+    def _add_row(self, row: Row) -> None:
+        name = _name_row(row)
+        title = f"{row.role} of {name if row.role == PATTERN else row.subject}"
+        version = self._versions.get(name, self._versions.get(str(row.subject)))
+        if version is not None:
+            self.described[title] = {"version": version}
+        elif row.role == PATTERN:
+            reason = f"torch's compiler rewrites graphs by a pattern of yours ({name}), which has no digest"
+            raise Uncacheable(f"{reason}; {_HINT.format(name=name)}")
+        elif row.role == KERNELS:
+            self.described[title] = self._describe_kernels(row.subject, title)
+        else:
+            self.described[title] = self._digest(row.code, f"your {title}", name)
+
+    def _describe_operator(self, name: str) -> Json:
+        if name in self._versions:
+            return {"version": self._versions[name]}
+        definition = custom_ops.OPDEFS.get(name)
+        found = self._describe_compiled(name) if definition is None else self._describe_definition(name, definition)
+        return {**found, **self._describe_additions(name)}
+
+    def _describe_definition(self, name: str, definition: Any) -> dict[str, Json]:
+        """Return the digests of all functions of an operator made by `torch.library.custom_op`."""
+        entry = registry.singleton.get(name)
+        found: dict[str, Json] = {
+            "schema": definition._schema,
+            "autocast": repr(sorted(definition._autocast_dtype.items())),
+            "tags": sorted(map(str, definition._opoverload.tags)),
+            "effect": None if entry is None else str(entry.effect.effect),
+        }
+        for attribute, role in _FUNCTIONS.items():
+            function = getattr(definition, attribute)
+            where = f"the {role} of the operator {name}"
+            found[role] = None if function is None else self._digest(function, where, name)
+        for attribute, role in _TABLES.items():
+            for key, function in getattr(definition, attribute).items():
+                where = f"the {role} for {key} of the operator {name}"
+                found[f"{role} for {key}"] = self._digest(_unwrap(function), where, name)
+        if definition._used_triton_kernels:
+            _refuse(f"the operator {name} launches Triton kernels, whose code has no digest", name)
+        if others := list_kernels(name, besides=definition._lib):
+            _refuse(f"the operator {name} has a kernel ({others[0].key}) whose code torch does not keep", name)
+        return found
+
+    def _describe_compiled(self, name: str) -> dict[str, Json]:
+        """Return the digests of the libraries that may hold an operator, and of what Python adds to it."""
+        if any(defined.partition(".")[0] == name for defined in torch.library._defs):
+            _refuse(f"the operator {name} was defined by torch.library.Library, which does not keep its code", name)
+        if unseen := [kernel.key for kernel in list_kernels(name) if kernel.key != "Meta"]:
+            _refuse(f"the operator {name} has Python code ({', '.join(unseen)}) that torch does not keep", name)
+        libraries = sorted(map(str, torch.ops.loaded_libraries))
+        if not libraries:
+            _refuse(f"the operator {name} comes from a library that torch.ops.load_library did not load", name)
+        return {"libraries": sorted(_hash_library(path, os.stat(path).st_mtime_ns) for path in libraries)}
+
+    def _describe_additions(self, name: str) -> dict[str, Json]:
+        """Return the digests of what was added to an operator since it was defined: fakes, rules, Python kernels."""
+        found: dict[str, Json] = {}
+        for number, (role, function) in enumerate(iter_registered(name)):
+            where = f"the {role} of the operator {name}"
+            found[f"{role}, {number}"] = self._digest(function, where, name)
+        for overload in _list_overloads(name):
+            found[f"kernels of {overload}"] = self._describe_kernels(overload, f"operator {name}")
+        return found
+
+    def _describe_kernels(self, operator: Any, title: str) -> Json:
+        name = name_operator(operator).partition(".")[0]
+        return {
+            key: self._digest(kernel, f"the Python kernel for {key} of {title}", name)
+            for key, kernel in iter_kernels(operator)
+        }
+
+    def _digest(self, function: object, where: str, name: str) -> str:
+        """Return the digest of a function, and describe the operators that it may call."""
+        try:
+            found = digest_code(function, where=where)
+        except Uncacheable as error:
+            raise Uncacheable(f"{error.reason}; {_HINT.format(name=name)}") from error
+        for operator in sorted(found.operators):
+            self.add_operator(operator)
+        return found.digest
+
+
+def _refuse(reason: str, name: str) -> None:
+    raise Uncacheable(f"{reason}; {_HINT.format(name=name)}")
+
+
 def _is_foreign(name: str) -> bool:
     definition = custom_ops.OPDEFS.get(name)
     home = definition._init_fn.__module__ if definition is not None else "torch"
     return not is_builtin(name) or home.partition(".")[0] != "torch"
 
 
-def _describe_operator(name: str, versions: Mapping[str, str]) -> Json:
-    if name in versions:
-        return {"version": versions[name]}
-    try:
-        if (definition := custom_ops.OPDEFS.get(name)) is not None:
-            return _describe_definition(name, definition)
-        return _describe_compiled(name)
-    except AttributeError as error:
-        raise Uncacheable(f"where this torch keeps the code of the operator {name} is not known ({error})") from error
-    except Uncacheable as error:
-        raise Uncacheable(f"{error.reason}; {_HINT.format(name=name)}") from error
+def _name_row(row: Row) -> str:
+    """Return the name by which the user may vouch for an entry of a table: the operator's, or that of the function."""
+    if row.role == PATTERN:
+        function: Any = find_foreign(row.code, {})
+        return f"{function.__module__}.{getattr(function, '__qualname__', type(function).__qualname__)}"
+    if isinstance(row.subject, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+        return name_operator(row.subject).partition(".")[0]
+    return str(row.subject)
 
 
-def _describe_definition(name: str, definition: Any) -> Json:
-    """Return the digests of all functions of an operator made by `torch.library.custom_op`."""
-    entry = registry.singleton.get(name)
-    found: dict[str, Json] = {
-        "schema": definition._schema,
-        "autocast": repr(sorted(definition._autocast_dtype.items())),
-        "tags": sorted(map(str, definition._opoverload.tags)),
-        "effect": None if entry is None else str(entry.effect.effect),
-    }
-    for attribute, role in _FUNCTIONS.items():
-        function = getattr(definition, attribute)
-        found[role] = None if function is None else hash_code(function, where=f"the {role} of the operator {name}")
-    for attribute, role in _TABLES.items():
-        for key, function in getattr(definition, attribute).items():
-            where = f"the {role} for {key} of the operator {name}"
-            found[f"{role} for {key}"] = hash_code(_unwrap(function), where=where)
-    if definition._used_triton_kernels:
-        raise Uncacheable(f"the operator {name} launches Triton kernels, whose code has no digest")
-    return found
+def _list_overloads(name: str) -> list[Any]:
+    namespace, _, short = name.partition("::")
+    packet = getattr(getattr(torch.ops, namespace), short)
+    return [getattr(packet, overload) for overload in packet.overloads()]
 
 
 def _unwrap(function: Any) -> object:
@@ -118,29 +199,6 @@ def _unwrap(function: Any) -> object:
         function = function.__wrapped__
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     return cells["fn"].cell_contents if function.__module__ == custom_ops.__name__ and "fn" in cells else function
-
-
-def _describe_compiled(name: str) -> Json:
-    """Return the digests of the libraries that may hold an operator, and of what Python adds to it."""
-    if any(defined.partition(".")[0] == name for defined in torch.library._defs):
-        raise Uncacheable(f"the operator {name} was defined by torch.library.Library, which does not keep its code")
-    added = {kernel.rpartition("/")[2] for kernel in torch.library._impls if _owner(kernel) == name}
-    entry = registry.singleton.get(name)
-    fakes = [kernel.func for kernel in entry.fake_impl.kernels] if entry is not None else []
-    if unseen := added - ({"Meta"} if fakes else set()):
-        raise Uncacheable(f"the operator {name} has Python code ({', '.join(sorted(unseen))}) that torch does not keep")
-    libraries = sorted(map(str, torch.ops.loaded_libraries))
-    if not libraries:
-        raise Uncacheable(f"the operator {name} comes from a library that torch.ops.load_library did not load")
-    return {
-        "libraries": sorted(_hash_library(path, os.stat(path).st_mtime_ns) for path in libraries),
-        "fake": [hash_code(fake, where=f"the fake of the operator {name}") for fake in fakes],
-    }
-
-
-def _owner(kernel: str) -> str:
-    namespace, _, rest = kernel.partition("/")
-    return f"{namespace}::{rest.partition('/')[0].partition('.')[0]}"
 
 
 @lru_cache(maxsize=64)

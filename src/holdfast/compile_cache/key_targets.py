@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import os
 import sys
 from collections.abc import Mapping
 from types import BuiltinFunctionType, FunctionType, MethodDescriptorType
@@ -11,11 +10,11 @@ from typing import Any, Final
 
 import torch
 
+from holdfast.compile_cache.known_code import is_in_torch
 from holdfast.compile_cache.parts import Uncacheable
 
 # Modules whose functions are the same wherever the versions of torch and Python are.
 _FOREIGN: Final = frozenset({"_operator", "operator", "math", "builtins"})
-_TORCH_DIRECTORY: Final = os.path.join(os.path.dirname(os.path.abspath(torch.__file__)), "")
 
 # Higher-order operators that are what their arguments and bodies say, and nothing else.
 _HIGHER_ORDER: Final = frozenset(
@@ -33,7 +32,7 @@ _HIGHER_ORDER: Final = frozenset(
 )
 
 # Namespaces of operators that come with torch, so that its version stands for their code.
-_BUILTIN_NAMESPACES: Final = frozenset(
+BUILTIN_NAMESPACES: Final = frozenset(
     {
         "_native",
         "_quantized",
@@ -95,7 +94,7 @@ def name_operator(target: Any) -> str:  # Any: torch's own methods have no types
 
 def is_builtin(operator_name: str) -> bool:
     """Tell whether an operator, `namespace::name`, comes with torch."""
-    return operator_name.partition("::")[0] in _BUILTIN_NAMESPACES
+    return operator_name.partition("::")[0] in BUILTIN_NAMESPACES
 
 
 def _name_higher_order(target: torch._ops.HigherOrderOperator) -> str:
@@ -151,13 +150,9 @@ def _name_function(target: FunctionType | BuiltinFunctionType | type, versions: 
         )
     if getattr(sys.modules.get(home, operator), name, None) is not target:
         raise Uncacheable(f"the graph calls {_shorten(target)}, which is not what {home}.{name} is")
-    if isinstance(target, FunctionType) and not _is_in_torch(target.__code__.co_filename):
+    if isinstance(target, FunctionType) and not is_in_torch(target.__code__.co_filename):
         raise Uncacheable(f"{home}.{name} was replaced by code of {target.__code__.co_filename}")
     return f"{home}.{name}"
-
-
-def _is_in_torch(filename: str) -> bool:
-    return filename.startswith(_TORCH_DIRECTORY) or os.path.abspath(filename).startswith(_TORCH_DIRECTORY)
 
 
 def _shorten(target: object) -> str:

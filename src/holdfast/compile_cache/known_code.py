@@ -1,0 +1,210 @@
+"""Which code came with torch, Python or numpy, so that a version stands for it, and which of that may be relied on."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Iterator
+from types import (
+    BuiltinFunctionType,
+    ClassMethodDescriptorType,
+    FunctionType,
+    GetSetDescriptorType,
+    MemberDescriptorType,
+    MethodDescriptorType,
+    MethodType,
+    ModuleType,
+    WrapperDescriptorType,
+)
+from typing import Any, Final
+
+import torch
+
+_ROOTS: Final = frozenset({*sys.stdlib_module_names, "torch", "numpy"})
+_HEAP_TYPE: Final = 1 << 9
+"""CPython's flag for classes that were made while running, by Python code or an extension."""
+
+# Modules of Python whose functions compute from their arguments alone, or have effects that no graph shows.
+_PURE: Final = frozenset(
+    {
+        "_bisect", "_collections", "_collections_abc", "_functools", "_heapq", "_operator", "_struct", "_warnings",
+        "abc", "bisect", "builtins", "cmath", "collections", "collections.abc", "contextlib", "copy", "copyreg",
+        "dataclasses", "enum", "fractions", "functools", "heapq", "itertools", "logging", "math", "numbers",
+        "operator", "re", "statistics", "string", "struct", "textwrap", "types", "typing", "warnings",
+    }
+)  # fmt: skip
+# Their results depend on files, on the process, or on names that are computed.
+_IMPURE: Final = frozenset(
+    {
+        "_operator.attrgetter", "_operator.methodcaller", "builtins.__import__", "builtins.breakpoint",
+        "builtins.compile", "builtins.delattr", "builtins.dir", "builtins.eval", "builtins.exec", "builtins.getattr",
+        "builtins.globals", "builtins.hasattr", "builtins.hash", "builtins.id", "builtins.input", "builtins.locals",
+        "builtins.setattr", "builtins.vars", "operator.attrgetter", "operator.methodcaller",
+    }
+)  # fmt: skip
+_IMPURE_PREFIXES: Final = (
+    "numpy.fromfile", "numpy.genfromtxt", "numpy.lib", "numpy.load", "numpy.memmap", "numpy.random",
+    "torch._dynamo.", "torch.classes.", "torch.distributed.", "torch.hub.", "torch.jit.", "torch.multiprocessing.",
+    "torch.package.", "torch.serialization.", "torch.utils.cpp_extension.", "torch.utils.data.",
+)  # fmt: skip
+
+# Tables are full of them, and they hold no code of their own.
+_ATOMS: Final = frozenset({bool, float, int, str, type(None), torch._ops.OpOverload, torch._ops.OpOverloadPacket})
+_DESCRIPTORS: Final = (
+    ClassMethodDescriptorType,
+    GetSetDescriptorType,
+    MemberDescriptorType,
+    MethodDescriptorType,
+    WrapperDescriptorType,
+)
+_NUMPY_FUNCTIONS: Final = frozenset({"ufunc", "_ArrayFunctionDispatcher"})
+
+
+def is_in_torch(filename: str) -> bool:
+    """Tell whether a source file is part of the installed torch."""
+    place = _find_directory("torch")
+    return filename.startswith(place) or os.path.abspath(filename).startswith(place)
+
+
+@functools.lru_cache(maxsize=4096)
+def is_known_file(filename: str) -> bool:
+    """Tell whether a source file came with torch, Python or numpy."""
+    if filename.startswith("<frozen "):
+        return True
+    if is_in_torch(filename) or ("numpy" in sys.modules and filename.startswith(_find_directory("numpy"))):
+        return True
+    return filename.startswith(_find_directory("os")) and "-packages" not in filename
+
+
+def is_known_module(module: ModuleType) -> bool:
+    """Tell whether a module came with torch, Python or numpy."""
+    return module.__name__.partition(".")[0] in _ROOTS
+
+
+def is_made_at_run_time(kind: type) -> bool:
+    """Tell whether a class was made by Python code or an extension, and is not part of the interpreter."""
+    return bool(kind.__flags__ & _HEAP_TYPE)
+
+
+def name_known(value: object) -> str:
+    """Return the name of a function or class that a version stands for, or nothing if it is the user's."""
+    if isinstance(value, type):
+        return _name_class(value)
+    if isinstance(value, FunctionType):
+        return _name_function(value)
+    if isinstance(value, BuiltinFunctionType):
+        return _name_builtin(value)
+    if isinstance(value, _DESCRIPTORS):
+        owner = _name_class(value.__objclass__)
+        return owner and f"{owner}.{value.__name__}"
+    if type(value).__module__.partition(".")[0] == "numpy" and type(value).__name__ in _NUMPY_FUNCTIONS:
+        return f"numpy.{getattr(value, '__name__', '')}"
+    return ""
+
+
+def is_pure(name: str) -> bool:
+    """Tell whether what a known function or class does follows from its arguments and from what is in a key."""
+    if name.partition(".")[0] in ("torch", "numpy"):
+        return not name.startswith(_IMPURE_PREFIXES)
+    if name in _IMPURE:
+        return False
+    return any(name.startswith(f"{module}.") for module in _PURE)
+
+
+def find_foreign(value: object, own: dict[int, object]) -> object:
+    """Return a function or an object in an entry of torch's tables that came with none of the three, or None.
+
+    Args:
+        value: the entry, something callable or a container.
+        own: objects that are known to hold nothing foreign, by their ids; this call adds to it.
+    """
+    if id(value) in own:
+        return None
+    seen: dict[int, object] = {}
+    pending = [value]
+    while pending:
+        each = pending.pop()
+        if type(each) in _ATOMS or id(each) in own or id(each) in seen:
+            continue
+        seen[id(each)] = each
+        if type(each) is FunctionType:
+            if not is_known_file(each.__code__.co_filename):
+                return each
+            pending += [read_cell(cell) for cell in each.__closure__ or ()]
+            pending += each.__dict__.values()
+        elif _find_root(each if isinstance(each, type) else type(each)) in _ROOTS:
+            pending += _iter_parts(each)
+        else:
+            return each
+    own |= seen
+    return None
+
+
+def read_cell(cell: Any) -> object:
+    """Return what a cell of a closure holds, or None if it is not filled yet."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
+
+
+def _iter_parts(value: object) -> Iterator[object]:
+    """Yield what an object that wraps functions, or a container, holds."""
+    if isinstance(value, functools.partial):
+        yield from (value.func, *value.args, *value.keywords.values())
+    elif isinstance(value, MethodType):
+        yield from (value.__func__, value.__self__)
+    elif isinstance(value, functools._lru_cache_wrapper):
+        yield value.__wrapped__
+    elif isinstance(value, list | tuple | set | frozenset):
+        yield from value
+
+
+def _find_root(kind: type) -> str:
+    return str(kind.__module__).partition(".")[0]
+
+
+@functools.cache
+def _find_directory(module: str) -> str:
+    place = sys.modules[module].__file__
+    assert place is not None, "it is no namespace package"
+    return os.path.join(os.path.dirname(os.path.abspath(place)), "")
+
+
+def _name_class(value: type) -> str:
+    if _find_root(value) not in _ROOTS:
+        return ""
+    # Types of C are often not where they say that they are, and no user can have made them.
+    is_there = not is_made_at_run_time(value) or _find_by_name(value) is value
+    return f"{value.__module__}.{value.__qualname__}" if is_there else ""
+
+
+def _name_function(value: FunctionType) -> str:
+    """Return the name of a function in a known file, if that name leads to it or it has no closure."""
+    if not is_known_file(value.__code__.co_filename) or not isinstance(value.__module__, str):
+        return ""
+    name = f"{value.__module__}.{value.__qualname__}"
+    if not value.__closure__ and not vars(value):
+        return f"{name} line {value.__code__.co_firstlineno}" if "<" in name else name
+    return name if _find_by_name(value) is value and find_foreign(value, {}) is None else ""
+
+
+def _find_by_name(value: type | FunctionType) -> object:
+    """Return what the name of a class or function leads to."""
+    found: object = sys.modules.get(value.__module__)
+    for part in value.__qualname__.split("."):
+        found = vars(found).get(part) if hasattr(found, "__dict__") else None
+    return found
+
+
+def _name_builtin(value: BuiltinFunctionType) -> str:
+    owner = value.__self__
+    home = value.__module__ or ""
+    if isinstance(owner, ModuleType) or owner is None:
+        home = home or getattr(owner, "__name__", "")
+        return f"{home}.{value.__name__}" if home.partition(".")[0] in _ROOTS else ""
+    if isinstance(owner, type):
+        known = _name_class(owner)
+        return known and f"{known}.{value.__name__}"
+    return ""
