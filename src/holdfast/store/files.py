@@ -33,6 +33,8 @@ class FileStat:
     modified_s: float
     identity: tuple[int, int]
     """Device and inode: equal for two names of one file."""
+    num_names: int = 1
+    """How many hard links there are: names of this one file, perhaps some outside the store."""
 
 
 class Files(Protocol):
@@ -308,4 +310,5 @@ def _describe(status: os.stat_result) -> FileStat:
         size_bytes=status.st_size,
         modified_s=status.st_mtime,
         identity=(status.st_dev, status.st_ino),
+        num_names=status.st_nlink,
     )

@@ -55,12 +55,19 @@ class StoreLock:
 
     def _take_alone(self) -> int | None:
         handle = self._files.lock(self._path, exclusive=True)
-        if handle is not None:
+        if handle is not None and self._is_ours(handle):
             since = datetime.now(UTC).isoformat()
             holder = f"pid {os.getpid()} on {socket.gethostname()} since {since}".encode()
             with suppress(OSError):  # a full disk: the lock counts, though nobody can tell whose it is
                 self._files.write_at(handle, 0, memoryview(holder[:_HOLDER_BYTES].ljust(_HOLDER_BYTES)))
         return handle
+
+    def _is_ours(self, handle: int) -> bool:
+        """Tell whether to write into the lock file is safe: it is a file, and no other file under a second name."""
+        with suppress(OSError):
+            status = self._files.stat_handle(handle)
+            return status.kind == "file" and status.num_names == 1
+        return False
 
     def _take_shared(self) -> int | None:
         deadline_s: float | None = None

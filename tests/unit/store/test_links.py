@@ -139,11 +139,22 @@ def test_a_lock_that_is_a_link_is_not_made_or_locked(store: LocalStore, outside:
     assert not (outside / "new").exists()
 
 
+def test_a_lock_that_is_a_second_name_of_another_file_is_not_written(store: LocalStore, outside: Path) -> None:
+    os.link(outside / "one", os.path.join(store.url, ".lock"))
+    before = digest_tree(outside)
+
+    with store.hold(exclusive=True) as is_alone:
+        assert is_alone
+
+    assert digest_tree(outside) == before
+
+
 def test_a_lock_that_is_a_pipe_is_not_waited_for(store: LocalStore) -> None:
     os.mkfifo(os.path.join(store.url, ".lock"))
 
-    with store.hold(exclusive=False) as is_held:
-        assert is_held
+    for exclusive in (False, True):
+        with store.hold(exclusive=exclusive) as is_held:
+            assert is_held
 
 
 @pytest.mark.parametrize("place", ["packs", "snapshots/1c"])
