@@ -35,6 +35,8 @@ class FileStat:
     """Device and inode: equal for two names of one file."""
     num_names: int = 1
     """How many hard links there are: names of this one file, perhaps some outside the store."""
+    version: str = ""
+    """Changes with the file's identity and with its times of modification and change; empty if there are no such."""
 
 
 class Files(Protocol):
@@ -311,4 +313,5 @@ def _describe(status: os.stat_result) -> FileStat:
         modified_s=status.st_mtime,
         identity=(status.st_dev, status.st_ino),
         num_names=status.st_nlink,
+        version=f"{status.st_dev}-{status.st_ino}-{status.st_mtime_ns}-{status.st_ctime_ns}",
     )

@@ -92,6 +92,13 @@ class LocalStore:
         """Whether other hosts may use the filesystem, too; unlike its other traits, known without trying it out."""
         return self._find_type() not in _LOCAL_TYPES
 
+    def is_bare(self) -> bool:
+        """Tell whether the root is a directory that holds nothing."""
+        try:
+            return not self._files.list_directory(self._root)
+        except OSError:
+            return False
+
     def prepare(self, prefixes: Sequence[str]) -> None:
         """Make a directory for each prefix, and what leads to it, durable, whoever made it."""
         for prefix in prefixes:
@@ -196,7 +203,7 @@ class LocalStore:
             elif status.kind == "link" and not self._skips_links:
                 raise self._read_error(link_error(self._path(key)), key)
             elif status.kind == "file" and key > after:
-                page.append(ObjectInfo(key=key, size_bytes=status.size_bytes, modified_s=status.modified_s))
+                page.append(_describe(key, status))
         return page
 
     def delete(self, key: str) -> None:
@@ -255,7 +262,7 @@ class LocalStore:
             raise self._read_error(link_error(self._path(key)), key)
         if status is None or status.kind != "file":
             raise self._not_found(key)
-        return ObjectInfo(key=key, size_bytes=status.size_bytes, modified_s=status.modified_s)
+        return _describe(key, status)
 
     def clock(self) -> float:
         """Return this host's time."""
@@ -383,6 +390,10 @@ class LocalStore:
         if error.errno in _ABSENT:
             return self._not_found(key)
         return StoreError(f"cannot read {self._path(key)}: {error.strerror}", key=key, code=error.errno)
+
+
+def _describe(key: str, status: FileStat) -> ObjectInfo:
+    return ObjectInfo(key, status.size_bytes, status.modified_s, status.version)
 
 
 def _is_key(name: str) -> bool:

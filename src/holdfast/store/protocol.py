@@ -50,7 +50,8 @@ class ObjectInfo:
     modified_s: float
     """When it was created, by the store's own clock (`ObjectStore.clock`)."""
     version: str = ""
-    """Opaque; changes whenever the object does. Empty if the store has no conditional writes."""
+    """Opaque; changes when somebody replaces the object or its bytes, and may change at other times, too: an ETag, or
+    inode and times of a file. It does not tell that a disk has damaged the bytes. Empty if the store cannot tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +197,14 @@ class MappableStore(Protocol):
 
         Changes to it are nobody else's. It stays valid when the object is deleted, as long as the view lives.
         """
+
+
+@runtime_checkable
+class PlacedStore(Protocol):
+    """The optional way to tell a place that was made for something from one that does not exist yet."""
+
+    def is_bare(self) -> bool:
+        """Tell whether the place exists, and holds nothing: an empty directory, perhaps one to mount on."""
 
 
 @runtime_checkable
