@@ -150,6 +150,8 @@ class Filler:
         self._stages = stages
         self._verify_reuse = verify_reuse
         self._known: dict[Digest, Location] = {}
+        self.lost: set[Digest] = set()
+        """Chunks that were relied on before they proved to be damaged: `rewrite` them."""
         self._last: Piece | None = None
 
     def fill(self, pieces: Sequence[Piece], progress: Progress) -> list[ChunkRef]:
@@ -164,12 +166,28 @@ class Filler:
             refs += self._write(batch)
             self._hasher.new_share = (self.new_bytes - before) / size_bytes if size_bytes else 0.0
             progress.advance(size_bytes)
-        return refs
+        return self._rewrite_lost(pieces, refs)
+
+    def _rewrite_lost(self, pieces: Sequence[Piece], refs: list[ChunkRef]) -> list[ChunkRef]:
+        """Read all that is relied on in packs that proved damaged, and write anew what is damaged of these pieces.
+
+        What is damaged of pieces that were filled before stays in `lost`.
+        """
+        rotten, self._holdings.rotten = self._holdings.rotten, set()
+        if rotten:
+            used = ((digest, at) for digest, at in self._known.items() if at.pack_id in rotten)
+            self.lost |= {digest for digest, at in used if not self._holdings.is_copy(at, digest)}
+        if not self.lost:
+            return refs
+        homes = {ref.digest: (piece, ref) for piece, ref in zip(pieces, refs, strict=True) if ref.digest in self.lost}
+        moved = {ref.digest: ref for ref in self.rewrite(*zip(*homes.values(), strict=True))} if homes else {}
+        return [moved.get(ref.digest, ref) for ref in refs]
 
     def rewrite(self, pieces: Sequence[Piece], expected: Sequence[ChunkRef]) -> list[ChunkRef]:
         """Write pieces whose chunks must not be relied on any more, wherever else they may be."""
         for ref in expected:
             self._known.pop(ref.digest, None)
+            self.lost.discard(ref.digest)
         refs: list[ChunkRef] = []
         for batch in self._hasher.iter_batches(pieces):
             refs += self._write(batch)

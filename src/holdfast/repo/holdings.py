@@ -17,7 +17,7 @@ from holdfast.repo.repository import Repository
 from holdfast.repo.snapshots import Snapshot, parse_snapshot
 from holdfast.store.blocks import BlockPool
 from holdfast.store.listing import iter_objects
-from holdfast.store.protocol import ObjectStore
+from holdfast.store.protocol import ObjectInfo, ObjectStore
 
 _KEPT_BLOCKS: Final = 8
 _BASE_CANDIDATES: Final = 8
@@ -34,7 +34,10 @@ class Holdings:
         self._bases = [(base, base.locate_all()) for base in bases]
         self._index = repo.index
         self._proven = repo.proven
-        self._pack_sizes: dict[str, int] = {}
+        self._packs: dict[str, ObjectInfo | None] = {}
+        self._turn: int | None = None
+        self.rotten: set[str] = set()
+        """Packs in which a copy proved to be damaged, by id."""
         self._blocks = BlockPool(CHUNK_BYTES, kept=_KEPT_BLOCKS)
         self.is_empty = not any(rows for _, rows in self._bases) and not len(repo.index)
         """Nothing can be found: the first save of a store."""
@@ -59,12 +62,23 @@ class Holdings:
             stored = self._read(location, block)
             is_same = stored is not None and fingerprint(stored) == fingerprint(data)
         if is_same:
-            self._proven.add(location)
+            self._proven.add(location, version=self._find_version(location))
+        else:
+            self._proven.forget(location.pack_id)
+            self.rotten.add(location.pack_id)
         return is_same
 
     def is_proven(self, location: Location) -> bool:
-        """Tell whether a copy was written or read by this handle lately, and need not be read again."""
-        return self._proven.covers(location)
+        """Tell whether a copy was written or read by this handle lately, and need not be read by this save."""
+        if self._turn is None:
+            self._turn = self._proven.begin_turn()
+        return self._proven.covers(location, version=self._find_version(location), turn=self._turn)
+
+    def _find_version(self, location: Location) -> str:
+        """Return the version of a pack when it was first considered: before anything of it was read."""
+        info = self._packs[pack_key(location.pack_id)]
+        assert info is not None, "a pack that is not there has no copies"
+        return info.version
 
     def _read(self, location: Location, block: memoryview) -> memoryview | None:
         stored = block[: location.stored_bytes]
@@ -84,12 +98,13 @@ class Holdings:
         key = pack_key(location.pack_id)
         if key in self._avoid or location.codec != RAW or location.stored_bytes != size_bytes:
             return False
-        if key not in self._pack_sizes:
+        if key not in self._packs:
             try:
-                self._pack_sizes[key] = self._store.stat(key).size_bytes
+                self._packs[key] = self._store.stat(key)
             except NotFound:
-                self._pack_sizes[key] = 0
-        return location.offset + location.stored_bytes <= self._pack_sizes[key]
+                self._packs[key] = None
+        info = self._packs[key]
+        return info is not None and location.offset + location.stored_bytes <= info.size_bytes
 
 
 def read_bases(store: ObjectStore, candidates: Sequence[Snapshot | None]) -> list[Manifest]:

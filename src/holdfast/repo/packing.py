@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 
-from holdfast.errors import StoreError
+from holdfast.errors import NotFound, StoreError
 from holdfast.repo.chunk import Location
 from holdfast.repo.index import write_fragment
-from holdfast.repo.layout import new_file_id
+from holdfast.repo.layout import new_file_id, pack_key
 from holdfast.repo.leases import KeptAlive
 from holdfast.repo.pack import PAGE_BYTES, NewChunk, PackBuilder
 from holdfast.repo.proven import Proven
@@ -54,13 +55,19 @@ class Packer:
         except BaseException:
             pack.abort()
             raise
-        if self._proven:
-            self._proven.add_pack(pack.pack_id)
+        self._note_proven(pack.pack_id)
         try:
             # Before the commit: if this save dies, the next one need not write these bytes again.
             write_fragment(self._store, pack.rows)
         except StoreError as error:
             _log.warning("pack %s is not in the index, its chunks may be stored twice: %s", pack.pack_id, error)
+
+    def _note_proven(self, pack_id: str) -> None:
+        if self._proven is None:
+            return
+        with suppress(StoreError, NotFound):  # then the next save reads it
+            # After the commit, which changes a file's inode: it gets its name, and loses the temporary one.
+            self._proven.add_pack(pack_id, version=self._store.stat(pack_key(pack_id)).version)
 
     def abort(self) -> None:
         """Drop the open pack; sealed ones are left to a collector."""

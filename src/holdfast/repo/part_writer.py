@@ -101,7 +101,7 @@ def _write_part(
         for _ in range(_REWRITES):
             packer.seal()
             lease.renew()
-            stale = _find_stale(written, lease.lease_id, read_marked(repo.store))
+            stale = _find_stale(written, lease.lease_id, read_marked(repo.store)) | filler.lost
             if not stale:
                 return _write_manifest(repo.store, lease, written, filler.new_bytes)
             for group in written:

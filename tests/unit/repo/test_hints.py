@@ -1,17 +1,14 @@
-"""Change hints and what counts as proven: faster where nothing changed, and never wrong where something did."""
+"""Change hints: faster where nothing changed, and never wrong where something did."""
 
 from __future__ import annotations
 
 import pytest
 
 from holdfast.digest import hash_bytes
-from holdfast.errors import DigestMismatch
-from holdfast.repo.chunk import Location
 from holdfast.repo.hints import HINTED_BYTES, Hints
-from holdfast.repo.proven import TRUST_S, Proven
 from holdfast.repo.repository import open_repository
 from holdfast.store.memory import MemoryStore
-from tests.unit.repo.saving import MIB, load_bytes, new_repo, noise, only_pack, pack_of, rot, save_bytes
+from tests.unit.repo.saving import MIB, load_bytes, noise, only_pack, save_bytes
 
 
 @pytest.fixture
@@ -103,75 +100,3 @@ def test_a_hint_does_not_bring_back_what_the_store_has_lost(store: MemoryStore) 
     store.delete(only_pack(store))
     assert save_bytes(repo, "run/2", {"x": data}).new_bytes == len(data)
     assert load_bytes(repo, "run/2") == {"x": data}
-
-
-def place(pack: str = "a", offset: int = 0) -> Location:
-    return Location(pack, offset, 10, 0, b"")
-
-
-def test_what_was_written_or_read_lately_is_proven() -> None:
-    now = [0.0]
-    proven = Proven(clock=lambda: now[0])
-    assert not proven.covers(place())
-    proven.add(place("a", 5))
-    proven.add_pack("b")
-    assert proven.covers(place("a", 5))
-    assert not proven.covers(place("a", 6))
-    assert proven.covers(place("b", 77))
-    now[0] = TRUST_S - 1
-    assert proven.covers(place("b", 77))
-    proven.add(place("b", 77))
-    now[0] = TRUST_S
-    assert not proven.covers(place("a", 5))
-    assert not proven.covers(place("b", 1))
-    assert proven.covers(place("b", 77))
-
-
-def test_when_too_many_places_are_remembered_all_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.repo.proven._LIMIT", 2)
-    proven = Proven()
-    for offset in range(3):
-        proven.add(place("a", offset))
-    assert [proven.covers(place("a", offset)) for offset in range(3)] == [False, False, True]
-
-
-class Reading(MemoryStore):
-    """Counts reads of packs."""
-
-    reads = 0
-
-    def read_into(self, key: str, start: int, buffer: memoryview) -> None:
-        self.reads += key.startswith("packs/")
-        super().read_into(key, start, buffer)
-
-
-def test_a_handle_reads_what_others_wrote_once_and_what_it_wrote_never() -> None:
-    store, data = Reading(), noise(3 * MIB)
-    first = new_repo(store)
-    save_bytes(first, "run/1", {"x": data})
-    save_bytes(first, "run/2", {"x": data})
-    assert store.reads == 0
-    second = new_repo(store)
-    save_bytes(second, "run/3", {"x": data})
-    assert store.reads == 3
-    save_bytes(second, "run/4", {"x": data})
-    assert store.reads == 3
-
-
-def test_rot_is_found_again_once_the_trust_is_over(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    repo, data = new_repo(store), noise(2 * MIB)
-    save_bytes(repo, "run/1", {"x": data})
-    rot(store, only_pack(store), pack_of(repo, "run/1", "x").offset + 10)
-    monkeypatch.setattr("holdfast.repo.proven.TRUST_S", 0.0)
-    assert save_bytes(repo, "run/2", {"x": data}).new_bytes == MIB
-    assert load_bytes(repo, "run/2") == {"x": data}
-
-
-def test_rot_that_a_read_has_met_is_not_relied_on(store: MemoryStore) -> None:
-    repo, data = new_repo(store), noise(2 * MIB)
-    save_bytes(repo, "run/1", {"x": data})
-    rot(store, only_pack(store), pack_of(repo, "run/1", "x").offset + 10)
-    with pytest.raises(DigestMismatch):
-        load_bytes(repo, "run/1")
-    assert save_bytes(repo, "run/2", {"x": data}).new_bytes == MIB
-    assert load_bytes(repo, "run/1") == load_bytes(repo, "run/2") == {"x": data}
