@@ -16,6 +16,7 @@ Grouped by what a handler does next::
       NameInUse                     the name holds something else: choose another, or overwrite=True
       NotAStore                     nothing here that Holdfast wrote: check the path, or init
         NewerFormat                 a later Holdfast wrote this: upgrade
+        StoreGone                   not the store that was opened here: mount it or move it back, or open anew
       Corrupt                       bytes are not what was saved: run check, restore from a copy
         DigestMismatch              they are there and differ
         MissingChunk                they are not there
@@ -127,6 +128,16 @@ class NotAStore(HoldfastError):
 
 class NewerFormat(NotAStore):
     """The store uses a format or feature that this version does not know."""
+
+
+class StoreGone(NotAStore):
+    """The store that a handle has opened is not at its place any more: nothing is there, or another store."""
+
+    def __init__(self, message: str, *, expected_id: str = "", found_id: str = "") -> None:
+        super().__init__(message)
+        self.expected_id = expected_id
+        self.found_id = found_id
+        """Of the store that is there now; empty if there is none."""
 
 
 class Corrupt(HoldfastError):

@@ -58,18 +58,20 @@ class Store:
         budget_bytes: int = DEFAULT_BUDGET_BYTES,
         types: Sequence[type] = (),
         options: Mapping[str, bool] | None = None,
+        store_id: str = "",
     ) -> None:
-        """Open the repository in `store`, which any object store can be."""
-        self._classes = tuple(types)
+        """Open the repository in `store`, which any object store can be; with `store_id`, change no other than that."""
+        self._classes, self._budget_bytes = tuple(types), budget_bytes
         self._options = dict(options or {})
-        self._budget_bytes = budget_bytes
         self._environment = self._options.get("environment", True)
-        self._attach(store)
+        self._attach(store, store_id)
 
-    def _attach(self, store: ObjectStore) -> None:
+    def _attach(self, store: ObjectStore, store_id: str) -> None:
         self._pid = os.getpid()
-        hints = self._options.get("change_hints", False)
-        self._handle = open_repository(store, budget_bytes=self._budget_bytes, create=True, change_hints=hints)
+        hints, create = self._options.get("change_hints", False), self._options.get("create", True)
+        self._handle = open_repository(
+            store, budget_bytes=self._budget_bytes, create=create, change_hints=hints, store_id=store_id
+        )
         self._types_found: Types | None = None
         self._saver: AsyncSaver | None = None
 
@@ -82,7 +84,7 @@ class Store:
     def repository(self) -> Repository:
         """The repository below, for functions that take one."""
         if os.getpid() != self._pid:
-            self._attach(self._reopen())
+            self._attach(self._reopen(), self._handle.identity.store_id)
         return self._handle
 
     def _reopen(self) -> ObjectStore:
@@ -98,7 +100,8 @@ class Store:
         """Pickle as the URL and the options; whoever unpickles it opens it again."""
         if self.url.startswith("memory://"):
             raise StoreError(f"{self.url} belongs to this process and cannot be pickled; use a path to share a store")
-        return make_store, (self.url, self._budget_bytes, self._classes, self._options)
+        store_id = self._handle.identity.store_id
+        return make_store, (self.url, self._budget_bytes, self._classes, self._options, store_id)
 
     def __enter__(self) -> Self:
         """Return itself."""
@@ -256,12 +259,12 @@ class Store:
 
     def delete(self, name: str) -> None:
         """Delete a name; its bytes are freed by `gc`, unless others share them. Raises NotFound."""
-        delete_snapshot(self.repository.store, name)
+        delete_snapshot(self.repository.verify_same(), name)
 
     def tag(self, tag: str, name: str | Snapshot, *, move: bool = False) -> Tag:
         """Point a tag to a snapshot; one that points elsewhere is moved only if told."""
         verify_user_name(tag, what="tag")
-        return set_tag(self.repository.store, tag, self._find(name).record, move=move)
+        return set_tag(self.repository.verify_same(), tag, self._find(name).record, move=move)
 
     def tags(self) -> list[Tag]:
         """Return all tags."""
@@ -269,7 +272,7 @@ class Store:
 
     def untag(self, tag: str) -> None:
         """Remove a tag; the snapshot stays."""
-        delete_tag(self.repository.store, tag)
+        delete_tag(self.repository.verify_same(), tag)
 
     # Compiled graphs
 
@@ -348,7 +351,7 @@ class Store:
 
     def apply_prune(self, plan: PrunePlan) -> Pruned:
         """Delete what a plan would delete, but for what was tagged or overwritten since."""
-        return apply_prune(self.repository.store, plan)
+        return apply_prune(self.repository.verify_same(), plan)
 
     def prune(self, prefix: str = "", *, collective: bool = True, **rules: Unpack[KeepRules]) -> Pruned:
         """Delete the snapshots under a prefix that no rule keeps; `gc` frees their bytes. As collective as `save`."""
@@ -359,7 +362,7 @@ class Store:
 
     def gc(self, rules: Rules | None = None) -> Collected:
         """Free what no snapshot needs; beside saves under way, a part may be left to the next time."""
-        return collect(self.repository.store, rules)
+        return collect(self.repository.store, rules, store_id=self.repository.identity.store_id)
 
     def statistics(self) -> Statistics:
         """Return what this handle has done so far, and where the time went."""
@@ -370,14 +373,11 @@ class Store:
         if self._saver and os.getpid() == self._pid:
             self._saver.close()
 
-    # Within
-
     @property
     def _types(self) -> Types:
         from holdfast.trees.registered import Types
 
-        if self._types_found is None:
-            self._types_found = Types(self._classes)
+        self._types_found = self._types_found or Types(self._classes)
         return self._types_found
 
     def _find_saver(self) -> AsyncSaver:
@@ -392,9 +392,12 @@ class Store:
         return find_snapshot(self.repository, name, self._types) if isinstance(name, str) else name
 
 
-def make_store(url: str, budget_bytes: int, types: Sequence[type], options: Mapping[str, bool]) -> Store:
+def make_store(
+    url: str, budget_bytes: int, types: Sequence[type], options: Mapping[str, bool], store_id: str = ""
+) -> Store:
     """Open the store at a path or URL; nothing is written."""
-    return Store(_open_place(url, options), budget_bytes=budget_bytes, types=types, options=options)
+    store = _open_place(url, options)
+    return Store(store, budget_bytes=budget_bytes, types=types, options=options, store_id=store_id)
 
 
 def _open_place(url: str, options: Mapping[str, bool]) -> ObjectStore:

@@ -18,8 +18,12 @@ def open(
     types: Iterable[type] = (),
     environment: bool = True,
     change_hints: bool = False,
+    create: bool = True,
 ) -> Store:
     """Open the store at a path or URL; nothing is written before the first save, which creates it.
+
+    The handle stays with the store that it has seen first: if that is unmounted, moved away or replaced by another,
+    every change raises StoreGone.
 
     Args:
         url: a path, `file://...`, or `memory://` for one that lives as long as it is open.
@@ -30,7 +34,8 @@ def open(
         environment: record host and versions with each snapshot.
         change_hints: do not hash again what looks as it did when this store saved it last (by XXH3-128 with a secret
             seed): faster by far where little changes, and as sure against everything but a forger in this process.
+        create: let the first save make a store where there is none; False raises NotAStore here instead.
     """
     options = {"read_only": read_only, "single_writer": single_writer}
-    options |= {"environment": environment, "change_hints": change_hints}
+    options |= {"environment": environment, "change_hints": change_hints, "create": create}
     return make_store(os.fspath(url), budget_bytes, tuple(types), options)

@@ -83,6 +83,14 @@ def test_repair_wants_a_store(empty: Cli) -> None:
 # --- copy
 
 
+def test_a_copy_that_must_not_create_makes_no_store(saved: Cli) -> None:
+    ran = saved("copy", "snap", "--to", "other", "--no-create")
+    assert (ran.code, ran.out) == (2, "")
+    assert "other holds no store" in ran.err
+    saved.ok("copy", "snap", "--to", "other")
+    assert saved("copy", "snap", "--to", "other", "--no-create").code == 0
+
+
 def test_a_copy_is_made_and_a_second_one_moves_nothing(saved: Cli) -> None:
     out = saved.ok("copy", "snap", "--to", "other")
     assert out.startswith("copied snap: 3 entries, 2.4 MiB (2.4 MiB moved, ")

@@ -142,6 +142,8 @@ class Recorder:
                 f"there is a run {self.name!r} in {self._repo.store.url}; choose another name, or overwrite=True",
                 name=self.name,
             )
+        if found:
+            self._repo.verify_same()
         for record in found:
             delete_snapshot(self._repo.store, record.name)
 

@@ -253,6 +253,7 @@ def _add_copy(verbs: Verbs) -> None:
     parser.add_argument("names", metavar="NAME", nargs="+", help="a snapshot, a tag, or a prefix that ends in /")
     parser.add_argument("--to", metavar="STORE", required=True, help="the other store; made if need be")
     parser.add_argument("--overwrite", action="store_true", help="replace what the names hold there")
+    parser.add_argument("--no-create", action="store_true", help="fail if there is no store at --to, and make none")
 
 
 def _add_cache(verbs: Verbs) -> None:

@@ -39,7 +39,7 @@ def run_repair(options: Namespace, url: str, output: Output) -> int:
 def run_copy(options: Namespace, url: str, output: Output) -> int:
     """Copy snapshots to another store, moving only what is missing there."""
     source = open_to_read(url, output)
-    target = open_repository(open_store(options.to), create=True, stages=output.stages)
+    target = open_repository(open_store(options.to), create=not options.no_create, stages=output.stages)
     damaged = 0
     for snapshot in _iter_wanted(source.store, options.names, output):
         if isinstance(snapshot, DamagedName):

@@ -92,7 +92,7 @@ def run_gc(options: Namespace, url: str, output: Output) -> int:
     if not options.yes:
         _print_plan(plan_collect(repo.store, min_age_s=0.0), output, as_json=options.json)
         return 0
-    outcome = collect(repo.store, rules)
+    outcome = collect(repo.store, rules, store_id=repo.identity.store_id)
     if options.json:
         output.json(asdict(outcome))
     else:

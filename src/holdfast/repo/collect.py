@@ -12,6 +12,7 @@ from typing import Final
 from holdfast.errors import Corrupt, NewerFormat, NotFound
 from holdfast.repo.config import find_config, find_unknown_prefix
 from holdfast.repo.generations import iter_stems, read_record
+from holdfast.repo.identity import StoreIdentity
 from holdfast.repo.index import drop_missing
 from holdfast.repo.layout import BAD, INDEX, MANIFESTS, MARKS, PACKS, generation_key, lease_stem, parse_file_key
 from holdfast.repo.leases import EXPIRE_S
@@ -84,9 +85,11 @@ class Collected:
     """Keys of leases that have shown nothing for long and cannot be fenced: what they might use stays."""
 
 
-def verify_may_collect(store: ObjectStore) -> None:
-    """Raise unless this version knows everything that the store may hold."""
+def verify_may_collect(store: ObjectStore, *, store_id: str = "") -> None:
+    """Raise unless this version knows everything that the store may hold, and it is `store_id`, if that is given."""
     config = find_config(store)
+    if store_id:
+        StoreIdentity(store_id).verify(config, url=store.url)
     if config is None:
         raise Corrupt(f"{store.url} has no config; nothing is collected", key="config/")
     config.verify_may("collect", url=store.url)
@@ -118,15 +121,16 @@ def _is_dead(info: ObjectInfo, live: Live, leases: dict[str, LeaseView], oldest_
     return is_ended and info.key not in live.needs and info.modified_s <= oldest_s
 
 
-def collect(store: ObjectStore, rules: Rules | None = None) -> Collected:
+def collect(store: ObjectStore, rules: Rules | None = None, *, store_id: str = "") -> Collected:
     """Delete what nothing needs; beside live writers it may leave a part to the next collection.
 
     Raises:
         Corrupt: a root cannot be read, so nobody can tell what it needs; nothing was deleted.
         NewerFormat: the store holds something that this version does not know; nothing was deleted.
+        StoreGone: a `store_id` is given, and this is not that store; nothing was deleted.
     """
-    verify_may_collect(store)
-    return _Collection(store, rules or Rules()).run()
+    verify_may_collect(store, store_id=store_id)
+    return _Collection(store, rules or Rules(), store_id).run()
 
 
 def _find_unlocked(leases: Iterable[LeaseView]) -> list[LeaseView]:
@@ -141,9 +145,10 @@ def _find_unlocked(leases: Iterable[LeaseView]) -> list[LeaseView]:
 class _Collection:
     """One run of a collector."""
 
-    def __init__(self, store: ObjectStore, rules: Rules) -> None:
+    def __init__(self, store: ObjectStore, rules: Rules, store_id: str) -> None:
         self._store = store
         self._rules = rules
+        self._store_id = store_id
         self._outcome = Collected()
         self._swept: list[Mark] = []
 
@@ -226,7 +231,7 @@ class _Collection:
                 return
             if not is_standing(self._store, mark):
                 return
-            verify_may_collect(self._store)
+            verify_may_collect(self._store, store_id=self._store_id)
             deleted = sweep(self._store, mark, read_live(self._store))
         self._swept.append(mark)
         self._outcome.deleted += len(deleted)

@@ -34,7 +34,7 @@ def copy_snapshot(
     """
     started = time.monotonic()
     name = snapshot.name if name is None else name
-    state = read_name(target.store, name)
+    state = read_name(target.verify_same(), name)
     held = state.snapshot
     is_same = held is not None and _is_same(held, snapshot)
     if held and is_same and is_settled(target.store, held) and is_readable(target, held):

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from holdfast.errors import NotAStore, ObjectExists
-from holdfast.repo.config import Config, create_config, ensure_config, find_config, verify_empty
+from holdfast.repo.config import Config, confirm_config, create_config, ensure_config, find_config, verify_empty
 from holdfast.repo.hints import Hints
+from holdfast.repo.identity import StoreIdentity
 from holdfast.repo.index import Index
 from holdfast.repo.layout import split_prefix
 from holdfast.repo.proven import Proven
 from holdfast.repo.snapshots import Snapshot
 from holdfast.repo.stages import Stage, StageName, Stages
-from holdfast.store.protocol import ObjectStore
+from holdfast.store.protocol import ObjectStore, PlacedStore
+
+_log = logging.getLogger(__name__)
 
 DEFAULT_BUDGET_BYTES: Final = 256 << 20
 MIN_BUDGET_BYTES: Final = 16 << 20
@@ -77,6 +81,7 @@ class Repository:
     recent: RecentSnapshots = field(default_factory=RecentSnapshots)
     counters: Counters = field(default_factory=Counters)
     proven: Proven = field(default_factory=Proven)
+    identity: StoreIdentity = field(default_factory=StoreIdentity)
     hints: Hints | None = None
     """What memory looked like when it was last saved, if the user lets looks count."""
     index: Index = field(init=False)
@@ -84,12 +89,40 @@ class Repository:
 
     def __post_init__(self) -> None:
         """Open nothing yet."""
+        if self.config and not self.identity.store_id:
+            self.identity.store_id = self.config.store_id
         object.__setattr__(self, "index", Index(self.store, limit_bytes=self.budget_bytes // 4))
 
     def verify_may_write(self) -> Config:
-        """Return the config for a writer, creating it at the first save; raises NewerFormat, StoreError."""
-        config = self.config if self.config and self.config.is_confirmed else ensure_config(self.store)
+        """Return the config for a writer, creating it at the first save; raises StoreGone, NewerFormat, StoreError."""
+        config = find_config(self.store)
+        if config is None and not self.identity.store_id:
+            config = self._create()
+        self.identity.verify(config, url=self.store.url)
+        assert config is not None, "without one, the verification has raised"
+        if not config.is_confirmed:
+            config = confirm_config(self.store)
         config.verify_may("write", url=self.store.url)
+        return config
+
+    def verify_same(self) -> ObjectStore:
+        """Return the object store, to change it; raises StoreGone if it is not the store that was opened."""
+        self.identity.verify(find_config(self.store), url=self.store.url)
+        return self.store
+
+    def _create(self) -> Config:
+        # Asked before, told afterwards: a mount point whose filesystem is not mounted looks just like that.
+        was_bare = isinstance(self.store, PlacedStore) and self.store.is_bare()
+        config = ensure_config(self.store)
+        if was_bare:
+            _log.warning(
+                "%s: made a new store (%s) in a directory that was there and empty. If a filesystem should be mounted"
+                " there, mount it and save again. holdfast.open(..., create=False) never makes a store",
+                self.store.url,
+                config.store_id,
+            )
+        else:
+            _log.info("%s: made a new store (%s)", self.store.url, config.store_id)
         return config
 
 
@@ -100,8 +133,12 @@ def open_repository(
     create: bool = False,
     change_hints: bool = False,
     stages: Stages | None = None,
+    store_id: str = "",
 ) -> Repository:
-    """Open a repository; raises NotAStore if there is none, unless the first save may create it."""
+    """Open a repository; raises NotAStore if there is none, unless the first save may create it.
+
+    With `store_id`, all changes are refused (StoreGone) unless the store there has that id.
+    """
     if budget_bytes < MIN_BUDGET_BYTES:
         raise ValueError(f"budget_bytes must be at least {MIN_BUDGET_BYTES}, not {budget_bytes}")
     config = find_config(store)
@@ -110,7 +147,9 @@ def open_repository(
         if not create:
             raise NotAStore(f"{store.url} holds no store; make one with `holdfast -s {store.url} init`")
     counters = Counters(stages=stages or Stages())
-    return Repository(store, config, budget_bytes, counters=counters, hints=Hints() if change_hints else None)
+    hints = Hints() if change_hints else None
+    identity = StoreIdentity(store_id)
+    return Repository(store, config, budget_bytes, counters=counters, identity=identity, hints=hints)
 
 
 def init_repository(store: ObjectStore) -> Config:

@@ -12,7 +12,17 @@ from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
 from holdfast.digest import Digest, hash_bytes
-from holdfast.errors import CommitUnknown, Corrupt, LeaseLost, NameInUse, NotShared, RankError, StoreError, StoreFull
+from holdfast.errors import (
+    CommitUnknown,
+    Corrupt,
+    LeaseLost,
+    NameInUse,
+    NotShared,
+    RankError,
+    StoreError,
+    StoreFull,
+    StoreGone,
+)
 from holdfast.repo.chunk import ChunkRef, Location
 from holdfast.repo.entry import Entry, digest_parts, digest_snapshot
 from holdfast.repo.generations import list_generations
@@ -44,7 +54,7 @@ _REWRITES: Final = 8
 """How often a commit writes anew what collectors have marked meanwhile, before it gives up."""
 
 _COORDINATOR: Final = 0
-_REFUSALS: Final = frozenset({NameInUse.__name__, LeaseLost.__name__, StoreError.__name__, StoreFull.__name__})
+_REFUSALS: Final = frozenset(kind.__name__ for kind in (NameInUse, LeaseLost, StoreError, StoreFull, StoreGone))
 """What the coordinator raises, as a failure's type name, when it has not committed; all else may come afterwards."""
 
 MakeParts = Callable[[], Sequence["Part"]]
@@ -90,6 +100,7 @@ class Transaction:
         self.packer = Packer(self._store, self, proven=repo.proven)
         self._is_committed = False
         self._is_overtaken = False
+        self._is_gone = False
 
     def __enter__(self) -> Self:
         """Take the lease, then look at the marks and the index: a collector that marks later will wait for us."""
@@ -253,6 +264,7 @@ class Transaction:
             generation=draft.state.next_generation,
             write_id=new_write_id(),
         )
+        self._verify_same()
         # Whatever else is raised, the record may be there, or may still arrive.
         self._is_committed = True
         try:
@@ -270,8 +282,10 @@ class Transaction:
         """Release the lease. Fenced: the snapshot stands only if all it uses does."""
         assert self._lease is not None, "the coordinator has taken it"
         try:
+            # Once more, because the store may have vanished while the record was being created.
+            self._verify_same()
             self._release_or_withdraw(self._lease, snapshot, state, before)
-        except (StoreError, Corrupt) as error:
+        except (StoreError, Corrupt, StoreGone) as error:
             raise CommitUnknown(
                 f"{snapshot.name!r} was committed, but then the store failed, so it is not known whether a collector"
                 f" had given up on it: {error}. Check it with `holdfast check`, or save again",
@@ -306,10 +320,18 @@ class Transaction:
             " the snapshot was withdrawn. Save again"
         )
 
+    def _verify_same(self) -> None:
+        try:
+            self._repo.verify_same()
+        except StoreGone:
+            self._is_gone = True
+            raise
+
     def _give_up(self) -> None:
         """Leave as little behind as possible; what cannot be removed is for a collector."""
         self.packer.abort()
-        if self._lease is None:
+        # Where the store was, nothing is written: that would look like a damaged store.
+        if self._lease is None or self._is_gone:
             return
         try:
             self._lease.release()

@@ -139,7 +139,7 @@ class _Saving:
         self._own_bytes = sum([source.size_bytes for source in self._request.sources])
 
     def _read_state(self) -> tuple[bool, int]:
-        self._held = read_name(self._repo.store, self._request.name)
+        self._held = read_name(self._repo.verify_same(), self._request.name)
         return self._held.snapshot is not None, self._held.next_generation
 
     def find_same(self) -> SaveResult | None:
