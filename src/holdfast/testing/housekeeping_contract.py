@@ -26,6 +26,14 @@ class HousekeepingContract:
         """An empty store."""
         return self.make_store(tmp_path)
 
+    def test_a_version_stays_while_nothing_changes_and_is_the_same_in_listings(self, store: ObjectStore) -> None:
+        store.create("packs/one", b"first")
+        version = store.stat("packs/one").version
+        store.read("packs/one", limit_bytes=100)
+        store.create("packs/two", b"second")
+        assert store.stat("packs/one").version == version
+        assert [info.version for info in store.list("packs/one")] == [version]
+
     def test_preparing_makes_no_object_and_may_be_repeated(self, store: ObjectStore) -> None:
         for _ in range(2):
             store.prepare(["packs/", "leases/"])
