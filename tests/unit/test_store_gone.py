@@ -16,6 +16,7 @@ import torch
 import holdfast
 from holdfast import CommitUnknown, NotAStore, Store, StoreGone
 from holdfast.capture.eye import RecordingWarning
+from holdfast.compile_cache.flight import single_flight
 from holdfast.repo.copying import copy_snapshot
 from holdfast.repo.repository import open_repository
 from holdfast.repo.snapshots import read_snapshot
@@ -68,7 +69,7 @@ READING: Final = frozenset(
     | {"plan_prune", "statistics", "close", "repository", "url"}
 )
 RECORDING: Final = frozenset({"record", "compiler"})
-"""Change the store by saves alone, and let no trouble with it reach the training: see below."""
+"""Change the store by saves and leases alone, and let no trouble with it reach the training: see below."""
 
 
 @pytest.fixture
@@ -143,6 +144,16 @@ def test_a_recording_writes_nothing_where_a_store_has_gone(store: Store, tmp_pat
 
     with pytest.warns(RecordingWarning, match="StoreGone"):
         record()
+    assert list_all(tmp_path / "s") == []
+
+
+def test_a_compiler_leaves_nothing_where_a_store_has_gone_and_compiles_alone(store: Store, tmp_path: Path) -> None:
+    delete_contents(tmp_path / "s")
+    def find() -> bytes | None:
+        return None
+
+    with single_flight(store.repository, "0" * 64, find) as turn:
+        assert turn.role == "alone"
     assert list_all(tmp_path / "s") == []
 
 
