@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
+from collections import OrderedDict
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from holdfast.distributed.collectives import Collectives
+from holdfast.errors import RankError
 from tests.distributed.conftest import World
 
 SIZES = [1, 2, 3]
@@ -74,6 +79,70 @@ def test_without_a_group_there_is_a_world_of_one() -> None:
     assert result["place"] == (0, 1, 0, True)
     assert result["all_to_all_object"] == [(0, 0)]
     assert result["all_gather_keys"] == ["shared", "z0", "\ud800"]
+
+
+def place_ranks(rank: int) -> dict[str, Any]:
+    group = dist.new_group([1, 2])
+    with Collectives(use_dist=False) as alone:
+        told: dict[str, Any] = {"alone": (alone.rank, alone.world_size, alone.is_coordinator)}
+        told["alone globally"] = (alone.global_ranks, alone.global_coordinator_rank)
+        told["alone gather"] = alone.all_gather("one", lambda: rank)
+    with Collectives(coordinator=2) as ranks:
+        told["whole"] = (ranks.global_ranks, ranks.global_coordinator_rank)
+    if rank in (1, 2):
+        with Collectives(group, coordinator=1) as ranks:
+            told["part"] = (ranks.rank, ranks.global_ranks, ranks.global_coordinator_rank)
+            told["shown"] = repr(ranks)
+    return told
+
+
+def test_ranks_of_a_group_know_their_places_in_the_whole_job(world: World) -> None:
+    results = world(3)(place_ranks)
+
+    for rank, told in enumerate(results):
+        assert told["alone"] == (0, 1, True)
+        assert told["alone globally"] == ([0], 0)
+        assert told["alone gather"] == [rank]
+        assert told["whole"] == ([0, 1, 2], 2)
+    assert [told["part"] for told in results[1:]] == [(0, [1, 2], 2), (1, [1, 2], 2)]
+    assert results[1]["shown"] == "<Collectives rank 0 of 2, coordinator 1 (rank 2 of the job)>"
+
+
+def pass_barrier(rank: int, path: str) -> list[str]:
+    with Collectives() as ranks:
+        ranks.barrier("write", lambda: Path(path, str(rank)).touch())
+        seen = sorted(os.listdir(path))
+        ranks.barrier()
+    return seen
+
+
+def test_nobody_passes_a_barrier_before_all_have_come(world: World, tmp_path: Path) -> None:
+    assert world(3)(pass_barrier, str(tmp_path)) == [["0", "1", "2"]] * 3
+
+
+def fail_at_barrier(rank: int) -> tuple[str, list[int]]:
+    with Collectives() as ranks:
+        try:
+            ranks.barrier("divide", lambda: 1 / (rank - 1))
+        except RankError as error:
+            return error.step, sorted(error.failures)
+    return "passed", []
+
+
+def test_who_fails_before_a_barrier_is_named_on_all_ranks(world: World) -> None:
+    assert world(3)(fail_at_barrier) == [("divide", [1])] * 3
+
+
+def exchange_shapes(rank: int) -> list[Any]:
+    with Collectives() as ranks:
+        return ranks.all_gather("shapes", lambda: OrderedDict(b=torch.Size([rank, 2]), a=1))
+
+
+def test_shapes_and_ordered_dicts_travel_as_what_they_are(world: World) -> None:
+    for received in (*world(2)(exchange_shapes), exchange_shapes(0)):
+        for rank, value in enumerate(received):
+            assert (type(value), list(value)) == (OrderedDict, ["b", "a"])
+            assert (type(value["b"]), tuple(value["b"])) == (torch.Size, (rank, 2))
 
 
 def test_values_come_back_as_copies() -> None:

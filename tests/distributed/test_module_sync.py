@@ -187,3 +187,15 @@ def sync_subgroup(rank: int) -> dict[str, Any]:
 
 def test_a_group_of_some_ranks_leaves_the_others_alone(world: World) -> None:
     assert world(3)(sync_subgroup) == [values(Mixed(20)), values(Mixed(10)), values(Mixed(20))]
+
+
+def sync_alone(rank: int) -> bool:
+    module = torch.nn.Linear(2 + rank, 2)
+    before = values(module)
+    verify_shapes_across_ranks(module, collective=False)
+    sync_module_states(module, collective=False)
+    return values(module) == before
+
+
+def test_a_process_may_act_alone_beside_others(world: World) -> None:
+    assert world(2)(sync_alone) == [True, True]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from enum import IntEnum
 from typing import Any
 
@@ -20,7 +20,13 @@ SCALARS = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan
 KEYS = st.one_of(SCALARS, st.tuples(SCALARS, SCALARS))
 VALUES = st.recursive(
     SCALARS,
-    lambda inner: st.one_of(st.lists(inner), st.lists(inner).map(tuple), st.dictionaries(KEYS, inner, max_size=4)),
+    lambda inner: st.one_of(
+        st.lists(inner),
+        st.lists(inner).map(tuple),
+        st.lists(st.integers(0, 1 << 62)).map(torch.Size),
+        st.dictionaries(KEYS, inner, max_size=4),
+        st.dictionaries(KEYS, inner, max_size=4).map(OrderedDict),
+    ),
     max_leaves=20,
 )
 
@@ -30,7 +36,7 @@ def outline(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return (type(value).__name__, [outline(item) for item in value])
     if isinstance(value, dict):
-        return ("dict", [(outline(key), outline(item)) for key, item in value.items()])
+        return (type(value).__name__, [(outline(key), outline(item)) for key, item in value.items()])
     return (type(value).__name__, repr(value))
 
 
@@ -59,10 +65,9 @@ class Colour(IntEnum):
     ("value", "name"),
     [
         (torch.ones(1), "torch.Tensor"),
-        (torch.Size([1]), "torch.Size"),
         (np.float64(1), "numpy.float64"),
         (Colour.RED, "Colour"),
-        (OrderedDict(), "collections.OrderedDict"),
+        (defaultdict(list), "collections.defaultdict"),
         (bytearray(), "a bytearray"),
         ({1}, "a set"),
         (object(), "a object"),

@@ -46,10 +46,6 @@ class World:
         """Return this rank's end of the line to the others; those of another name, or on another topic, do not hear."""
         return Collectives(self.group, timeout_s=self.timeout_s, name=name, topic=topic)
 
-    def list_global_ranks(self) -> list[int]:
-        """Return the global rank of each rank of the group."""
-        return dist.get_process_group_ranks(self.group or dist.group.WORLD)
-
 
 class Together(TypedDict, total=False):
     """Who takes part in what is collective, as a caller says it."""
@@ -88,15 +84,13 @@ def save_together(
     if world is None:
         return save_tree(repo, name, tree, options, types=types, progress=progress)
     with world.join("save", str(name)) as ranks:
-        planned = plan_together(name, tree, options, types, world, ranks)
+        planned = plan_together(name, tree, options, types, ranks)
         return finish(save(repo, planned.request, ranks=ranks, progress=progress), planned)
 
 
-def plan_together(
-    name: str, tree: object, options: SaveOptions, types: Types, world: World, ranks: Collectives
-) -> Planned:
+def plan_together(name: str, tree: object, options: SaveOptions, types: Types, ranks: Collectives) -> Planned:
     """Plan what this rank writes; reads all that others may hold, too."""
-    return plan_save(name, tree, options, types, ranks, world.list_global_ranks())
+    return plan_save(name, tree, options, types, ranks, ranks.global_ranks)
 
 
 def finish(result: SaveResult, planned: Planned) -> SaveResult:
@@ -121,7 +115,7 @@ def start_together(
     saver.wait()
     ranks = world.join("save in the background", str(name))
     try:
-        planned = plan_together(name, tree, options, types, world, ranks)
+        planned = plan_together(name, tree, options, types, ranks)
 
         def write(repo: Repository, request: Request, *, progress: Progress) -> SaveResult:
             with ranks:
@@ -152,7 +146,7 @@ def prune_together(
 
     with world.join("prune") as ranks:
         # All before any: who plans late would find that nothing is left to delete.
-        ranks.all_gather("plan", lambda: plans.append(read_plan()))
+        ranks.barrier("plan", lambda: plans.append(read_plan()))
         names = set(ranks.broadcast("prune", act))
     if done:
         return done[0]
@@ -191,7 +185,7 @@ def load_into_together(
                 _agree_on_problems(record.name, problems, ranks)
 
             def step(act: Callable[[], None]) -> None:
-                ranks.all_gather("read", act)
+                ranks.barrier("read", act)
 
             def load(exchange: Replicas | None) -> Any:
                 return load_into(

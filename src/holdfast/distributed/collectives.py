@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import TracebackType
@@ -16,6 +15,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from holdfast.distributed import wire
 from holdfast.distributed.failures import describe_error, make_error, make_lost_error
 from holdfast.distributed.line import Line, LineLost
+from holdfast.distributed.liveness import Pace
 from holdfast.distributed.rounds import Answer, Call, LoneRounds, RoundFailed, Rounds
 from holdfast.distributed.seats import Seat, count_seat, take_seat
 from holdfast.distributed.store_rounds import StoreRounds
@@ -44,6 +44,7 @@ class Collectives:
         timeout_s: float = 300.0,
         name: str = "main",
         topic: str | None = None,
+        use_dist: bool = True,
     ) -> None:
         """Join the ranks of `group`, or of the default one if there is one; all must, with the same arguments.
 
@@ -52,10 +53,15 @@ class Collectives:
         topics, of which there may be many, the n-th of a name and topic belong together: threads that come in
         another order on each rank find each other by them.
 
+        With use_dist=False this process is a world of one, also where torch.distributed is initialised.
+
         Who gives no sign of life for `timeout_s` while another waits for it is given up on; `beat` gives one.
         """
-        if group is None and dist.is_available() and dist.is_initialized():
+        if not use_dist:
+            group = None
+        elif group is None and dist.is_available() and dist.is_initialized():
             group = dist.group.WORLD
+        self._group = group
         self.rank = 0 if group is None else dist.get_rank(group)
         self.world_size = 1 if group is None else dist.get_world_size(group)
         if self.rank < 0:
@@ -71,7 +77,7 @@ class Collectives:
         self._noticed: RankError | None = None
         # All ranks know of it, so it need not be told again.
         self._known: BaseException | None = None
-        self._look = _Pace(every_s=1.0)
+        self._look = Pace(every_s=1.0)
         self._rounds: Rounds = LoneRounds()
         self._store: tuple[Store, str] | None = None
         if group is not None and self.world_size > 1:
@@ -103,6 +109,21 @@ class Collectives:
         if error is not None:
             self.fail(error, step=self._step)
         self.close()
+
+    def __repr__(self) -> str:
+        """Show which rank this is, and who coordinates."""
+        coordinator = f"coordinator {self.coordinator} (rank {self.global_coordinator_rank} of the job)"
+        return f"<Collectives rank {self.rank} of {self.world_size}, {coordinator}>"
+
+    @property
+    def global_ranks(self) -> list[int]:
+        """What rank of the whole job each rank is."""
+        return [0] if self._group is None else dist.get_process_group_ranks(self._group)
+
+    @property
+    def global_coordinator_rank(self) -> int:
+        """What rank of the whole job the coordinator is."""
+        return self.global_ranks[self.coordinator]
 
     def broadcast_object(self, value: Any, *, step: str) -> Any:
         """Return the coordinator's value."""
@@ -178,6 +199,15 @@ class Collectives:
         return wire.decode(
             self._run("broadcast", step, give, lambda messages: Answer(shared=[messages[self.coordinator]]))
         )
+
+    def barrier(self, step: str = "barrier", act: Map = lambda: None) -> None:
+        """Run `act` on every rank, and return when all have done so."""
+
+        def give() -> list[wire.Piece]:
+            act()
+            return []
+
+        self._run("barrier", step, give, lambda messages: Answer())
 
     def all_gather_keys(self, keys: Iterable[str], *, step: str) -> list[str]:
         """Return the sorted union of the keys of all ranks."""
@@ -342,23 +372,6 @@ class Collectives:
 
     def _lost_error(self, step: str, lost: LineLost) -> RankError:
         return make_lost_error(step, str(lost), rank=self.rank, world_size=self.world_size)
-
-
-class _Pace:
-    """Tells whether it is time again; any thread may ask."""
-
-    def __init__(self, *, every_s: float) -> None:
-        self._every_s = every_s
-        self._next = 0.0
-        self._lock = threading.Lock()
-
-    def is_due(self) -> bool:
-        now = time.monotonic()
-        with self._lock:
-            if now < self._next:
-                return False
-            self._next = now + self._every_s
-            return True
 
 
 def _find_store(group: dist.ProcessGroup) -> Store:

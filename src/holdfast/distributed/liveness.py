@@ -67,6 +67,7 @@ class Watch:
         return self._clock() - self.began
 
     def is_due(self) -> bool:
+        """Tell whether enough time has passed since this last said so."""
         """Tell whether it is time for another look."""
         return self._clock() - self._last >= self.look_s
 
@@ -100,3 +101,21 @@ class Watch:
                 f"it was last seen {f'at step {step!r}' if step else 'before its first step'}; is it stopped, or gone?"
             )
         return f"no sign of life for {self._timeout_s:g} s (timeout_s); {last}"
+
+
+class Pace:
+    """Tells whether it is time again; any thread may ask."""
+
+    def __init__(self, *, every_s: float) -> None:
+        self._every_s = every_s
+        self._next = 0.0
+        self._lock = threading.Lock()
+
+    def is_due(self) -> bool:
+        """Tell whether enough time has passed since this last said so."""
+        now = time.monotonic()
+        with self._lock:
+            if now < self._next:
+                return False
+            self._next = now + self._every_s
+            return True

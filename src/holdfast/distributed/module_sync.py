@@ -44,6 +44,7 @@ def sync_module_states(
     buffers: bool = True,
     bucket_bytes: int = BUCKET_BYTES,
     timeout_s: float = 300.0,
+    collective: bool = True,
 ) -> None:
     """Give all ranks the parameters, and buffers, that rank `src` of the group has; all ranks must call this.
 
@@ -58,9 +59,10 @@ def sync_module_states(
         buffers: send buffers, too.
         bucket_bytes: how much memory sending may take.
         timeout_s: how long a rank may give no sign of life.
+        collective: False does this in one process alone, for code that runs with and without other ranks.
     """
     tensors = _list_states(module, ignore, buffers=buffers)
-    with Collectives(process_group, timeout_s=timeout_s, name="sync") as ranks:
+    with Collectives(process_group, timeout_s=timeout_s, name="sync", use_dist=collective) as ranks:
         problems = find_differences(ranks, {name: [*_tell(each), each.device.type] for name, each in tensors.items()})
         if not problems:
             # By name: the order in which modules list their tensors may be another on each rank.
@@ -77,16 +79,17 @@ def verify_shapes_across_ranks(
     *,
     process_group: dist.ProcessGroup | None = None,
     timeout_s: float = 300.0,
+    collective: bool = True,
 ) -> None:
     """Raise Mismatch, on all ranks, unless all have tensors of the same names, shapes and dtypes.
 
     Of a module, these are its parameters and buffers; tensors without names are named by their positions, as in "[0]".
-    The error names each that differs, and who has what.
+    The error names each that differs, and who has what. With collective=False there is nobody to compare with.
     """
     if isinstance(tensors, torch.nn.Module):
         tensors = [*tensors.named_parameters(), *tensors.named_buffers()]
     table = {name: _tell(each) for name, each in _name_all(tensors).items()}
-    with Collectives(process_group, timeout_s=timeout_s, name="shapes") as ranks:
+    with Collectives(process_group, timeout_s=timeout_s, name="shapes", use_dist=collective) as ranks:
         problems = find_differences(ranks, table)
     _refuse(problems)
 

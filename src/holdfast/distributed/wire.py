@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import struct
+from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Any, Final
+
+import torch
 
 from holdfast.errors import Corrupt, Unsupported
 
@@ -16,14 +19,17 @@ _LENGTH: Final = struct.Struct("<cQ")
 _INT: Final = struct.Struct("<cq")
 _FLOAT: Final = struct.Struct("<cd")
 _CONSTANTS: Final = {None: b"N", True: b"T", False: b"F"}
+_SEQUENCES: Final[dict[type, bytes]] = {list: b"l", tuple: b"t", torch.Size: b"z"}
+_MAPPINGS: Final[dict[type, bytes]] = {dict: b"d", OrderedDict: b"o"}
+_KINDS: Final[dict[bytes, Any]] = {tag: kind for kind, tag in (_SEQUENCES | _MAPPINGS).items()}
 _SMALL: Final = 1 << 63
 
 
 def encode(value: object) -> list[Piece]:
     """Return `value` as pieces to be joined; long bytes are not copied. Refuses all but the plain builtins.
 
-    Plain are None, bool, int, float, str, bytes, and lists, tuples and dicts of plain values; no subclass is, for
-    it would arrive as something else.
+    Plain are None, bool, int, float, str, bytes, torch.Size, and lists, tuples, dicts and OrderedDicts of plain
+    values; no other subclass is, for it would arrive as something else.
     """
     pieces: list[Piece] = []
     try:
@@ -72,11 +78,11 @@ def _encode(value: Any, pieces: list[Piece], depth: int) -> None:
         pieces.append(_CONSTANTS[value])
     elif kind is float:
         pieces.append(_FLOAT.pack(b"f", value))
-    elif kind in (list, tuple):
-        pieces.append(_LENGTH.pack(b"l" if kind is list else b"t", len(value)))
+    elif kind in _SEQUENCES:
+        pieces.append(_LENGTH.pack(_SEQUENCES[kind], len(value)))
         _encode_items(enumerate(value), pieces, depth)
-    elif kind is dict:
-        pieces.append(_LENGTH.pack(b"d", len(value)))
+    elif kind in _MAPPINGS:
+        pieces.append(_LENGTH.pack(_MAPPINGS[kind], len(value)))
         for key in value:
             _encode_items([(key, key), (key, value[key])], pieces, depth)
     else:
@@ -122,12 +128,10 @@ class _Reader:
                 return self._take()
             case b"I":
                 return int.from_bytes(self._take(), "little", signed=True)
-            case b"l":
-                return [self.read() for _ in range(self._unpack(_LENGTH))]
-            case b"t":
-                return tuple([self.read() for _ in range(self._unpack(_LENGTH))])
-            case b"d":
-                return {self.read(): self.read() for _ in range(self._unpack(_LENGTH))}
+            case b"l" | b"t" | b"z":
+                return _KINDS[tag]([self.read() for _ in range(self._unpack(_LENGTH))])
+            case b"d" | b"o":
+                return _KINDS[tag]([(self.read(), self.read()) for _ in range(self._unpack(_LENGTH))])
         raise IndexError(f"tag {tag!r} at {self.position}")
 
     def _unpack(self, form: struct.Struct) -> Any:
