@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from functools import cached_property
+from io import BufferedReader
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
@@ -72,7 +74,6 @@ class Store:
         self._handle = open_repository(
             store, budget_bytes=self._budget_bytes, create=create, change_hints=hints, store_id=store_id
         )
-        self._types_found: Types | None = None
         self._saver: AsyncSaver | None = None
 
     @property
@@ -239,6 +240,10 @@ class Store:
         repo, types, world = self.repository, self._types, find_world(**together)
         return load_into_together(repo, lambda: self._find(name).record, tree, options, types=types, world=world)
 
+    def open_file(self, name: str | Snapshot, entry: str) -> BufferedReader:
+        """Open an entry, such as a file, as a stream to read and seek in; only what is read is read, and verified."""
+        return self._find(name).open_file(entry)
+
     # Names
 
     def snapshot(self, name: str) -> Snapshot:
@@ -274,7 +279,7 @@ class Store:
         """Remove a tag; the snapshot stays."""
         delete_tag(self.repository.verify_same(), tag)
 
-    # Compiled graphs
+    # Compiled graphs and recorded runs
 
     def compiler(self, **choices: Unpack[CompilerChoices]) -> Compiler:
         """Return a backend for `torch.compile` that keeps compiled graphs here: what was compiled once is loaded.
@@ -285,8 +290,6 @@ class Store:
         from holdfast.compile_cache.backend import make_compiler
 
         return make_compiler(self.repository, **choices)
-
-    # Recorded runs
 
     def record(
         self, name: str, model: torch.nn.Module, optimizer: Optimizers = None, **choices: Unpack[RecordChoices]
@@ -373,12 +376,11 @@ class Store:
         if self._saver and os.getpid() == self._pid:
             self._saver.close()
 
-    @property
+    @cached_property
     def _types(self) -> Types:
         from holdfast.trees.registered import Types
 
-        self._types_found = self._types_found or Types(self._classes)
-        return self._types_found
+        return Types(self._classes)
 
     def _find_saver(self) -> AsyncSaver:
         from holdfast.snapshot.staging import AsyncSaver

@@ -211,6 +211,30 @@ def test_reading_refuses(saved: Cli, words: list[str], reason: str) -> None:
 # --- cat
 
 
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("0:3", '{"l'),
+        ("-3:", "1}\n"),
+        (":-8", '{"'),
+        (":", '{"lr": 1}\n'),
+        ("5:2", ""),
+        ("3:900", 'r": 1}\n'),
+        ("900:", ""),
+    ],
+)
+def test_cat_writes_a_range_of_the_bytes(saved: Cli, text: str, wanted: str) -> None:
+    assert saved.ok("cat", "first", "data/config.json", f"--range={text}") == wanted
+
+
+@pytest.mark.parametrize("text", ["3", "a:b", "1:2:3", "", "1.5:"])
+def test_cat_refuses_what_is_no_range(saved: Cli, text: str) -> None:
+    ran = saved("cat", "first", "data/config.json", f"--range={text}")
+
+    assert (ran.code, ran.out) == (2, "")
+    assert "give two positions in bytes" in ran.err
+
+
 def test_cat_writes_the_bytes(saved: Cli) -> None:
     assert saved.ok("cat", "first", "data/config.json") == '{"lr": 1}\n'
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from argparse import Namespace
 from collections.abc import Sequence
@@ -11,10 +12,13 @@ from typing import Final
 from holdfast.cli.lookup import find_snapshot, open_to_read
 from holdfast.cli.output import Output, count, format_bytes
 from holdfast.errors import BadName, NotFound
+from holdfast.repo.chunk import UNIT_BYTES
 from holdfast.repo.entry import NO_RANK
 from holdfast.repo.filetree import is_below, restore
 from holdfast.repo.reader import SnapshotReader, open_snapshot
+from holdfast.repo.stream import open_entry
 
+_RANGE: Final = re.compile(r"(-?[0-9]{1,18})?:(-?[0-9]{1,18})?")
 _TREE: Final = "tree"
 """In a manifest's spec: the encoded tree. Files have none."""
 _TENSORS: Final = frozenset({"tensor", "array"})
@@ -51,9 +55,24 @@ def run_cat(options: Namespace, url: str, output: Output) -> int:
                 f" `holdfast show {name} {options.entry}` prints it",
                 name=options.entry,
             )
-        for piece in reader.iter_entry(reader.find_entry(options.entry)):
-            output.raw(piece)
+        size = reader.find_entry(options.entry).size_bytes
+        start, stop = _parse_range(options.range, size)
+        with open_entry(reader, options.entry, start=start, size_bytes=stop - start) as stream:
+            while piece := stream.read(UNIT_BYTES):
+                output.raw(memoryview(piece))
     return 0
+
+
+def _parse_range(text: str | None, size_bytes: int) -> tuple[int, int]:
+    """Return the first byte that is meant and the first that is not, as in a slice of Python."""
+    if text is None:
+        return 0, size_bytes
+    found = _RANGE.fullmatch(text)
+    if found is None:
+        raise BadName(f"--range {text!r}: give two positions in bytes, either of which may be left out, as in 0:100")
+    low, high = (int(each) if each else None for each in found.groups())
+    start, stop, _ = slice(low, high).indices(size_bytes)
+    return start, max(start, stop)
 
 
 def _find_plain(options: Namespace, reader: SnapshotReader, only: str | None) -> list[str]:

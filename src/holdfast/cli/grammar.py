@@ -130,11 +130,12 @@ def _add_get(verbs: Verbs) -> None:
 
 
 def _add_cat(verbs: Verbs) -> None:
-    more = "Verified piece by piece: no damaged byte is written."
-    examples = ["holdfast cat run1/step-100 config.json"]
+    more = "Verified piece by piece: no damaged byte is written. With --range only the\nchunks that hold it are read."
+    examples = ["holdfast cat run1/step-100 config.json", "holdfast cat run1/step-100 log.txt --range=-1000:"]
     parser = _add(verbs, "cat", "write one entry to standard output", more=more, examples=examples)
     parser.add_argument("name", metavar="NAME", help="a snapshot or a tag")
     parser.add_argument("entry", metavar="ENTRY", help="the entry's name, as `holdfast show` lists it")
+    parser.add_argument("--range", metavar="START:STOP", help="only these bytes; negative ones count from the end")
 
 
 def _add_tag(verbs: Verbs) -> None:

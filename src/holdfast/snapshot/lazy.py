@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
+from io import BufferedReader
 from typing import Any, Final
 
 import torch
@@ -19,6 +20,7 @@ from holdfast.repo.entry import Entry, digest_entry
 from holdfast.repo.reader import Verify, open_snapshot
 from holdfast.repo.record import Json, canonical_json
 from holdfast.repo.repository import Repository
+from holdfast.repo.stream import open_entry
 from holdfast.snapshot.cast import is_cast, verify_dtype
 from holdfast.snapshot.into import load_into
 from holdfast.snapshot.into_plan import IntoOptions
@@ -125,6 +127,18 @@ class Snapshot:
             if self._opened is None:
                 self._opened = Opened(open_snapshot(self._repo, self._record))
             return self._opened
+
+    def open_file(self, entry: str, *, start: int = 0, size_bytes: int | None = None) -> BufferedReader:
+        """Open an entry, or `size_bytes` of it from `start` on, as a stream to read and seek in; close it after use.
+
+        Only chunks that are touched are read, and each is verified. Raises NotFound.
+        """
+        with ExitStack() as stack:
+            reader = stack.enter_context(open_snapshot(self._repo, self._record))
+            kept = ExitStack()
+            opened = open_entry(reader, entry, start=start, size_bytes=size_bytes, on_close=kept.close)
+            kept.push(stack.pop_all())
+        return opened
 
     def load(self, options: LoadOptions | None = None) -> Any:
         """Load the whole tree into new memory."""
