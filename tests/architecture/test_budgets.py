@@ -12,7 +12,7 @@ import pytest
 from tests.architecture.sources import Source, parse_source, read_sources
 
 # Raising one of these is a change of its own, with its reason.
-MAX_FILE_LINES: Final = 400
+MAX_FILE_LINES: Final = 600
 MAX_FUNCTION_LINES: Final = 60
 MAX_POSITIONAL: Final = 6
 
@@ -58,7 +58,7 @@ def _function(num_lines: int, parameters: str = "") -> str:
 @pytest.mark.parametrize(
     ("path", "code", "reason"),
     [
-        ("src/holdfast/repo/pack.py", "x = 1\n" * 401, "401 lines, at most 400"),
+        ("src/holdfast/repo/pack.py", "x = 1\n" * 601, "601 lines, at most 600"),
         ("src/holdfast/repo/pack.py", _function(61), "act has 61 lines"),
         ("src/holdfast/repo/pack.py", "async " + _function(61), "act has 61 lines"),
         ("bench/bench_save.py", _function(2, "a, b, c, d, e, f, g"), "takes 7 positional parameters"),
@@ -76,7 +76,7 @@ def test_a_planted_violation_is_reported(path: str, code: str, reason: str) -> N
 
 @pytest.mark.parametrize(
     "code",
-    ["x = 1\n" * 400, _function(60), _function(2, "self, a, b, c, d, e, f"), _function(2, "a, *, b, c, d, e, f, g")],
+    ["x = 1\n" * 600, _function(60), _function(2, "self, a, b, c, d, e, f"), _function(2, "a, *, b, c, d, e, f, g")],
 )
 def test_what_is_allowed_is_not_reported(code: str) -> None:
     assert find_violations([parse_source("src/holdfast/repo/pack.py", code)]) == []
