@@ -83,6 +83,7 @@ def test_what_it_says_to_do_works(cli: Cli, place: tuple[Path, str]) -> None:
 
 
 def test_a_folder_above_a_store_and_one_inside_it_name_the_store(cli: Cli) -> None:
+    cli.ok("put", "snap", "data")
     above = cli.bare("-s", str(cli.folder), "ls")
     inside = cli.bare("-s", str(cli.store / "packs"), "ls")
 

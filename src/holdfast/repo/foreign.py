@@ -115,12 +115,14 @@ def _is_safetensors(head: bytes, size_bytes: int) -> bool:
 
 
 def _describe_folder(path: str) -> str:
+    with os.scandir(path) as entries:
+        names = sorted(entry.name for entry, _ in zip(entries, range(_MAX_NAMES), strict=False))
+    if not names:
+        return ""  # a store can be made here, even in the directory of another
     root = find_store_root(os.path.dirname(path))
     # Other directories below a store are the user's own.
     if root is not None and os.path.relpath(path, root).split(os.sep)[0] + "/" in PREFIXES:
         return f"{path} is a part of the store {root}, not a store; use {root}"
-    with os.scandir(path) as entries:
-        names = sorted(entry.name for entry, _ in zip(entries, range(_MAX_NAMES), strict=False))
     for applies, kind in _FOLDERS:
         if applies(names):
             return _tell(path, kind)
