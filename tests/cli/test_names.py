@@ -256,7 +256,7 @@ def test_rm_only_says_what_it_would_do(filled: Cli) -> None:
     assert re.sub(r"[0-9.]+ (B|KiB)$", "SIZE", _mask(out), flags=re.MULTILINE) == (
         "would delete other (1 entry, 10 B, saved 2026-01-02 03:04:05)\n"
         "would delete run/step-100 (1 entry, 10 B, saved 2026-01-02 03:04:05)\n"
-        "nothing was deleted; repeat with --yes to delete 2 snapshots, SIZE\n"
+        "nothing was deleted; repeat with --yes to delete 2 snapshots and free SIZE\n"
     )
     assert digest_tree(filled.folder) == before
 

@@ -132,8 +132,8 @@ def test_prune_where_there_is_nothing(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize(("words", "text"), [
-    ([], "say what to keep"),
-    (["--keep-last", "0"], "say what to keep"),
+    ([], "give at least one rule"),
+    (["--keep-last", "0"], "give at least one rule"),
     (["--keep-last", "-1"], "cannot be negative"),
     (["--keep-last", "two"], "invalid int value"),
     (["--keep-within", "7"], "'7' is no duration; write a number and one of s, m, h, d, w, such as 7d"),
@@ -301,7 +301,7 @@ def test_plans_work_on_a_store_that_may_not_be_written(steps: Cli, tmp_path: Pat
 
 def test_rm_says_what_it_would_free(steps: Cli) -> None:
     out = steps.ok("rm", "run/step-90", "twin")
-    assert re.search(r"nothing was deleted; repeat with --yes to delete 2 snapshots, [0-9.]+ KiB", out)
+    assert re.search(r"nothing was deleted; repeat with --yes to delete 2 snapshots and free [0-9.]+ KiB", out)
     ran = steps("rm", "twin", "--yes")
     assert re.search(r"deleted twin \(1 entry, 2.0 KiB, saved .*\)\n`holdfast gc --yes` can now free \d+ B\n", ran.out)
 

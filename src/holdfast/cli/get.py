@@ -31,7 +31,8 @@ def run_get(options: Namespace, url: str, output: Output) -> int:
     if is_below(options.directory, repo.store.url):
         raise BadName(f"{options.directory} lies inside the store {repo.store.url}; choose a directory outside of it")
     started = time.monotonic()
-    with open_snapshot(repo, find_snapshot(repo.store, options.name, output)) as reader:
+    beside = (options.directory, "the name comes first, `holdfast get NAME DIR`")
+    with open_snapshot(repo, find_snapshot(repo.store, options.name, output, beside=beside)) as reader:
         plain = _find_plain(options, reader, options.only)
         _verify_some_file(reader, plain, options.only)
         done = restore(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from difflib import get_close_matches
 
-from holdfast.cli.output import Output
+from holdfast.cli.output import Output, count
 from holdfast.errors import NotAStore, NotFound
 from holdfast.repo.check_records import check_links
 from holdfast.repo.config import verify_empty
@@ -52,13 +52,20 @@ def verify_possible(store: ObjectStore) -> None:
         verify_empty(store)
 
 
-def find_snapshot(store: ObjectStore, name: str, output: Output) -> Snapshot:
-    """Return the snapshot that a name or tag means; raises NotFound with close matches."""
+def find_snapshot(store: ObjectStore, name: str, output: Output, *, beside: tuple[str, str] = ("", "")) -> Snapshot:
+    """Return the snapshot that a name or tag means; raises NotFound with close matches.
+
+    `beside` is what stands at the place of the name if two arguments were swapped, and how to type them.
+    """
     snapshot = read_name(store, name).snapshot
     if snapshot:
         return snapshot
     tag = read_tag(store, name)
     if tag is None:
+        swapped, usage = beside
+        if swapped and read_name(store, swapped).snapshot:
+            text = f"no snapshot or tag {name!r} in {store.url}; {swapped!r} is one: {usage}"
+            raise NotFound(text, name=name)
         raise explain_missing(store, name)
     snapshot = read_name(store, tag.snapshot_name).snapshot
     if snapshot is None:
@@ -74,8 +81,14 @@ def find_snapshot(store: ObjectStore, name: str, output: Output) -> Snapshot:
 
 def explain_missing(store: ObjectStore, name: str) -> NotFound:
     """Return the error for a name that is neither a snapshot nor a tag."""
-    close = get_close_matches(name, [*_iter_spellings(store, name)], n=3)
-    hint = f"did you mean {' or '.join(map(repr, close))}?" if close else "`holdfast ls` lists what is there"
+    names = list(_iter_spellings(store, name))
+    below = sum(1 for each in names if each.startswith(f"{name}/"))
+    close = get_close_matches(name, names, n=3)
+    if below:
+        begin = f"{count(below, 'name')} {'begins' if below == 1 else 'begin'}"
+        hint = f"{begin} with '{name}/', see `holdfast ls {name}/`"
+    else:
+        hint = f"did you mean {' or '.join(map(repr, close))}?" if close else "`holdfast ls` lists what is there"
     return NotFound(f"no snapshot or tag {name!r} in {store.url}; {hint}", name=name)
 
 

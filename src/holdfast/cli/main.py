@@ -13,9 +13,10 @@ from typing import Final
 from holdfast import __version__
 from holdfast.cli.grammar import add_verbs
 from holdfast.cli.output import Output
-from holdfast.cli.verb import format_examples
-from holdfast.errors import BadName, HoldfastError, NotAStore
-from holdfast.store.url import find_store_root
+from holdfast.cli.verb import Parser, format_examples
+from holdfast.errors import BadName, Corrupt, HoldfastError, NotAStore, NotFound
+from holdfast.repo.layout import MANIFESTS
+from holdfast.store.url import find_store_root, holds_config
 
 ERROR: Final = 2
 INTERRUPTED: Final = 130
@@ -47,12 +48,12 @@ _HOME: Final = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0 fine, 1 findings or differences, 2 error."""
+    output = Output()
     parser = build_parser()
     options = parser.parse_args(argv)
     if options.verb is None:
         parser.print_help()
         return ERROR
-    output = Output()
     started = time.monotonic()
     try:
         code = _run(options, output)
@@ -72,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(options: Namespace, output: Output) -> int:
-    url = _choose_init_place(options) if options.verb == "init" else _choose_store(options.store)
+    url = _choose_init_place(options) if options.verb == "init" else _choose_store(options)
     if options.verb == "copy":
         options.to = _verify_lasting(options.to)
     # For what only some runs of a verb need: torch, to name the largest.
@@ -96,8 +97,9 @@ def _load(module: str) -> ModuleType:
         raise HoldfastError(f"this needs {package}, {why}") from error
 
 
-def _choose_store(given: str | None) -> str:
+def _choose_store(options: Namespace) -> str:
     """Return the store that is meant: the given one, else the environment's, else the nearest one."""
+    given: str | None = options.store
     url = given if given is not None else os.environ.get("HOLDFAST_STORE", "")
     if url or given is not None:
         return _verify_lasting(url)
@@ -106,9 +108,16 @@ def _choose_store(given: str | None) -> str:
     if root is None:
         raise NotAStore(
             f"no store is given, and none is at or above {here};"
-            " use -s STORE, set HOLDFAST_STORE, or make one with `holdfast init PATH`"
+            " use -s STORE, set HOLDFAST_STORE, or make one with `holdfast init PATH`" + _find_misplaced(options)
         )
     return root
+
+
+def _find_misplaced(options: Namespace) -> str:
+    """Say so if a store was given where a verb takes something else."""
+    values = [value for value in vars(options).values() if isinstance(value, str)]
+    store = next((value for value in values if holds_config(value)), None)
+    return "" if store is None else f"; {store} is one, so type `holdfast -s {store} {options.verb}`"
 
 
 def _choose_init_place(options: Namespace) -> str:
@@ -131,7 +140,7 @@ def _report(error: Exception, output: Output, *, debug: bool) -> None:
     if debug or not isinstance(error, HoldfastError | OSError):
         output.trace(error)
     if isinstance(error, HoldfastError):
-        output.note(str(error))
+        output.note(_advise(error))
     elif isinstance(error, OSError) and error.strerror:
         output.note(f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror)
     else:
@@ -142,9 +151,19 @@ def _report(error: Exception, output: Output, *, debug: bool) -> None:
         output.abandon()
 
 
+def _advise(error: HoldfastError) -> str:
+    """Return the text of an error, with the next step if it does not say one."""
+    text = str(error)
+    if isinstance(error, Corrupt) and "check" not in text:
+        return f"{text}; run `holdfast check`"
+    if isinstance(error, NotFound) and error.name.startswith(MANIFESTS):
+        return f"{text}; the snapshot was deleted just now, or its manifest is lost: `holdfast check` tells which"
+    return text
+
+
 def build_parser() -> ArgumentParser:
     """Return the grammar of the whole command line."""
-    parser = ArgumentParser(
+    parser = Parser(
         prog="holdfast",
         description="Keep files and PyTorch state in a content-addressed store.",
         epilog=format_examples(

@@ -64,7 +64,8 @@ def run_tag(options: Namespace, url: str, output: Output) -> int:
         return _print_tag(open_to_read(url, output).store, options.tag, output, as_json=options.json)
     verify_user_name(options.tag, what="tag")
     store = open_to_write(url, output).store
-    snapshot = find_snapshot(store, options.snapshot, output)
+    beside = (options.tag, "the tag comes first, `holdfast tag TAG NAME`")
+    snapshot = find_snapshot(store, options.snapshot, output, beside=beside)
     if read_name(store, options.tag).snapshot:
         raise NameInUse(
             f"{options.tag!r} is the name of a snapshot, which would hide a tag of that name; choose another tag",

@@ -77,9 +77,12 @@ class Output:
     """Standard output and standard error of one run."""
 
     def __init__(self) -> None:
-        """Use the streams as they are now; what they cannot encode is shown as an escape."""
+        """Use the streams as they are now; what they cannot encode is shown as an escape, what is closed is dropped."""
         self.stages = Stages()
         """Where the time of this run goes."""
+        # Python has None for a stream that is closed; to print to None is to print to the other one.
+        sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - open until the process ends
+        sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - open until the process ends
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")

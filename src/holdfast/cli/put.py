@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from argparse import Namespace
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from holdfast.cli.lookup import open_to_write
 from holdfast.cli.output import Output, count, format_bytes
@@ -24,6 +25,7 @@ def run_put(options: Namespace, url: str, output: Output) -> int:
     verify_user_name(options.name)
     repo = open_to_write(url, output)
     _verify_no_tag(repo.store, options.name)
+    _verify_order(options.name, options.paths)
     sources = plan_files(options.paths, outside=repo.store.url)
     if not sources:
         raise NotFound(f"there are no files in {', '.join(options.paths)}; nothing was saved")
@@ -36,6 +38,13 @@ def run_put(options: Namespace, url: str, output: Output) -> int:
     sizes = f"{format_bytes(result.new_bytes)} new, {format_bytes(result.reused_bytes)} reused"
     output.line(f"saved {what} ({sizes}) in {result.seconds:.2f} s; digest {short_hex(result.digest)}")
     return 0
+
+
+def _verify_order(name: str, paths: Sequence[str]) -> None:
+    """Refuse a file given as the name, if what is given as a file is none."""
+    missing = next((path for path in paths if not os.path.lexists(path)), None)
+    if missing is not None and os.path.exists(name):
+        raise NotFound(f"no file {missing!r}; the name comes first: `holdfast put NAME PATH ...`", name=missing)
 
 
 def _verify_no_tag(store: ObjectStore, name: str) -> None:

@@ -33,7 +33,9 @@ def run_rm(options: Namespace, url: str, output: Output) -> int:
     if options.yes:
         output.line(f"`holdfast gc --yes` can now free {freed}")
     else:
-        output.line(f"nothing was deleted; repeat with --yes to delete {count(len(doomed), 'snapshot')}, {freed}")
+        output.line(
+            f"nothing was deleted; repeat with --yes to delete {count(len(doomed), 'snapshot')} and free {freed}"
+        )
     return 0
 
 

@@ -2,14 +2,36 @@
 
 from __future__ import annotations
 
+import re
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Final, NoReturn
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
     Verbs = _SubParsersAction[ArgumentParser]
+
+
+_CHOICE: Final = re.compile(r"(.*invalid choice: '(.*)') \(choose from (.*)\)\Z", re.DOTALL)
+_UNKNOWN: Final = re.compile(r"unrecognized arguments:.* (-s|--store|--debug|--profile)\b")
+_BEFORE: Final = {"-s": "-s STORE", "--store": "--store STORE"}
+
+
+class Parser(ArgumentParser):
+    """A parser whose errors say what was meant."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the usage and the error, with a hint if there is one, and exit with 2."""
+        choice, unknown = _CHOICE.match(message), _UNKNOWN.match(message)
+        if choice:
+            close = get_close_matches(choice[2], re.findall(r"[\w-]+", choice[3]), n=1)
+            message = f"{choice[1]} (did you mean {close[0]!r}?)" if close else message
+        elif unknown:
+            option = unknown[1]
+            message += f" (it goes before the verb: holdfast {_BEFORE.get(option, option)} VERB)"
+        super().error(message)
 
 
 def format_examples(*commands: str) -> str:

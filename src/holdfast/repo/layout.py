@@ -102,6 +102,8 @@ def is_reserved_stem(stem: str) -> bool:
 
 def verify_user_name(name: str, *, what: str = "snapshot") -> str:
     """Return `name` in NFC, or raise BadName that says which rule it breaks, or that it is Holdfast's own."""
+    if type(name) is not str:
+        raise BadName(f"a {what} name is a text such as 'step-3', not the {type(name).__name__} {name!r}")
     if is_reserved(name):
         raise BadName(
             f"{what} name {name[:80]!r} is refused: names that begin with {RESERVED!r} are Holdfast's own;"
@@ -124,8 +126,11 @@ def _name_fault(name: str) -> str:
         return "it holds control characters"
     if "\\" in name:
         return "it holds a backslash; use '/'"
-    if any(part in ("", ".", "..") for part in name.split("/")):
-        return "each part between slashes must be there, and be neither '.' nor '..'"
+    parts = name.split("/")
+    if "" in parts:
+        return "it begins or ends with '/', or has '//' in it"
+    if "." in parts or ".." in parts:
+        return "it has '.' or '..' between slashes"
     return ""
 
 

@@ -38,7 +38,10 @@ class Keep:
         if math.isnan(self.within_s):
             raise ValueError("keep_within= (within_s) is not a number")
         if not (self.last or self.every or self.within_s):
-            raise ValueError("say what to keep: keep_last=, keep_every= or keep_within= (--keep-last, ...)")
+            raise ValueError(
+                "give at least one rule: --keep-last, --keep-every or --keep-within"
+                " (in Python keep_last=, keep_every= or keep_within=)"
+            )
 
 
 class KeepRules(TypedDict, total=False):

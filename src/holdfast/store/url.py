@@ -61,7 +61,7 @@ def open_store(url: str, *, read_only: bool = False, single_writer: bool = False
     if scheme in _CLOUD:
         raise StoreError(f"{url}: object stores in the cloud are not supported by this version; use a local path")
     if scheme not in ("", "file"):
-        raise BadName(f"{url}: nobody knows the scheme {scheme!r}; use a path, file:// or memory://")
+        raise BadName(f"{url}: the scheme {scheme!r} is not supported; use a path, file:// or memory://")
     path = _decode_file_url(url, rest) if scheme else rest
     return LocalStore(path, read_only=read_only, single_writer=single_writer)
 
