@@ -101,8 +101,7 @@ class Store:
         """Pickle as the URL and the options; whoever unpickles it opens it again."""
         if self.url.startswith("memory://"):
             raise StoreError(f"{self.url} belongs to this process and cannot be pickled; use a path to share a store")
-        store_id = self._handle.identity.store_id
-        return make_store, (self.url, self._budget_bytes, self._classes, self._options, store_id)
+        return make_store, (self.url, self._budget_bytes, self._classes, self._options, self._handle.identity.store_id)
 
     def __enter__(self) -> Self:
         """Return itself."""
@@ -394,12 +393,9 @@ class Store:
         return find_snapshot(self.repository, name, self._types) if isinstance(name, str) else name
 
 
-def make_store(
-    url: str, budget_bytes: int, types: Sequence[type], options: Mapping[str, bool], store_id: str = ""
-) -> Store:
+def make_store(url: str, budget_bytes: int, types: Sequence[type], options: dict[str, bool], store_id: str) -> Store:
     """Open the store at a path or URL; nothing is written."""
-    store = _open_place(url, options)
-    return Store(store, budget_bytes=budget_bytes, types=types, options=options, store_id=store_id)
+    return Store(_open_place(url, options), budget_bytes=budget_bytes, types=types, options=options, store_id=store_id)
 
 
 def _open_place(url: str, options: Mapping[str, bool]) -> ObjectStore:

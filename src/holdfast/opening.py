@@ -38,4 +38,4 @@ def open(
     """
     options = {"read_only": read_only, "single_writer": single_writer}
     options |= {"environment": environment, "change_hints": change_hints, "create": create}
-    return make_store(os.fspath(url), budget_bytes, tuple(types), options)
+    return make_store(os.fspath(url), budget_bytes, tuple(types), options, "")

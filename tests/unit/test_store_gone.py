@@ -149,6 +149,7 @@ def test_a_recording_writes_nothing_where_a_store_has_gone(store: Store, tmp_pat
 
 def test_a_compiler_leaves_nothing_where_a_store_has_gone_and_compiles_alone(store: Store, tmp_path: Path) -> None:
     delete_contents(tmp_path / "s")
+
     def find() -> bytes | None:
         return None
 

@@ -203,7 +203,7 @@ class LocalStore:
             elif status.kind == "link" and not self._skips_links:
                 raise self._read_error(link_error(self._path(key)), key)
             elif status.kind == "file" and key > after:
-                page.append(_describe(key, status))
+                page.append(ObjectInfo(key, status.size_bytes, status.modified_s, status.version))
         return page
 
     def delete(self, key: str) -> None:
@@ -262,7 +262,7 @@ class LocalStore:
             raise self._read_error(link_error(self._path(key)), key)
         if status is None or status.kind != "file":
             raise self._not_found(key)
-        return _describe(key, status)
+        return ObjectInfo(key, status.size_bytes, status.modified_s, status.version)
 
     def clock(self) -> float:
         """Return this host's time."""
@@ -390,10 +390,6 @@ class LocalStore:
         if error.errno in _ABSENT:
             return self._not_found(key)
         return StoreError(f"cannot read {self._path(key)}: {error.strerror}", key=key, code=error.errno)
-
-
-def _describe(key: str, status: FileStat) -> ObjectInfo:
-    return ObjectInfo(key, status.size_bytes, status.modified_s, status.version)
 
 
 def _is_key(name: str) -> bool:
