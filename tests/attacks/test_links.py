@@ -69,6 +69,9 @@ def find_bad_ends(ended: Ended) -> Iterator[str]:
 
 def verify_harmless(trap: Trap, place: str, kind: str) -> None:
     links = trap.plant(place, kind)
+    whole = digest_tree(trap.folder)
+    assert run_verb(trap, ("gc", "--yes", "--min-age", "0s"))[0] == (2 if links else 0)
+    assert digest_tree(trap.folder) == whole or not links
     before = digest_tree(trap.outside)
 
     findings = json.loads(run_verb(trap, ("check", "--json"))[1])["findings"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from holdfast.errors import BadName, Corrupt, HoldfastError, NewerFormat, NotFound, StoreError
+from holdfast.errors import Corrupt, HoldfastError, NewerFormat, NotFound, StoreError
 from holdfast.repo.config import parse_config
 from holdfast.repo.findings import Finding, Severity, Tally
 from holdfast.repo.generations import iter_stems, read_record
@@ -31,8 +31,8 @@ from holdfast.repo.layout import (
 from holdfast.repo.leases import EXPIRE_S
 from holdfast.repo.record import Fields
 from holdfast.repo.snapshots import Snapshot, parse_snapshot
-from holdfast.store.listing import LinkedStore, iter_objects
-from holdfast.store.protocol import ObjectInfo, ObjectStore, verify_key
+from holdfast.store.listing import LinkedStore, is_key, iter_objects
+from holdfast.store.protocol import ObjectInfo, ObjectStore
 
 
 @dataclass(slots=True)
@@ -69,18 +69,11 @@ def check_links(store: ObjectStore) -> Iterator[Finding]:
         return
     for place in store.iter_links():
         text = f"{place} is a symbolic link; links inside a store are never followed"
-        if _may_be_listed(place):
+        if is_key(place):
             advice = "put what it leads to in its place, or remove it; until then saves and collections may be refused"
             yield Finding("error", "link", place, text, advice)
         else:
             yield Finding("warning", "link", place, text, "it is nothing that Holdfast writes; remove it")
-
-
-def _may_be_listed(place: str) -> bool:
-    try:
-        return bool(verify_key(place))
-    except BadName:
-        return False
 
 
 def _check_config(store: ObjectStore, roots: Roots, tally: Tally) -> Iterator[Finding]:

@@ -28,7 +28,7 @@ from holdfast.repo.sweep import (
     remove_mark,
     sweep,
 )
-from holdfast.store.listing import iter_objects
+from holdfast.store.listing import find_link, iter_objects
 from holdfast.store.protocol import ObjectInfo, ObjectStore
 
 NETWORK_GRACE_S: Final = 120.0
@@ -86,13 +86,20 @@ class Collected:
 
 
 def verify_may_collect(store: ObjectStore, *, store_id: str = "") -> None:
-    """Raise unless this version knows everything that the store may hold, and it is `store_id`, if that is given."""
+    """Raise unless this version knows and sees all that the store may hold, and it is `store_id`, if that is given."""
     config = find_config(store)
     if store_id:
         StoreIdentity(store_id).verify(config, url=store.url)
     if config is None:
         raise Corrupt(f"{store.url} has no config; nothing is collected", key="config/")
     config.verify_may("collect", url=store.url)
+    link = find_link(store)
+    if link:
+        raise Corrupt(
+            f"{store.url} holds the symbolic link {link}, which is not followed; nothing is collected, for what lies"
+            " behind it may be needed: put what it leads to in its place, or remove it",
+            key=link,
+        )
     unknown = find_unknown_prefix(store)
     if unknown:
         raise NewerFormat(
@@ -125,7 +132,7 @@ def collect(store: ObjectStore, rules: Rules | None = None, *, store_id: str = "
     """Delete what nothing needs; beside live writers it may leave a part to the next collection.
 
     Raises:
-        Corrupt: a root cannot be read, so nobody can tell what it needs; nothing was deleted.
+        Corrupt: a root cannot be read, or a symbolic link hides something; nothing was deleted.
         NewerFormat: the store holds something that this version does not know; nothing was deleted.
         StoreGone: a `store_id` is given, and this is not that store; nothing was deleted.
     """

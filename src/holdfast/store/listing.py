@@ -1,13 +1,23 @@
-"""Walk a listing page by page."""
+"""Walk a listing page by page; tell what a listing may name, and what it may meet."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Final, Protocol, runtime_checkable
 
-from holdfast.store.protocol import PAGE_LIMIT, ObjectInfo, ObjectStore
+from holdfast.errors import BadName
+from holdfast.store.protocol import PAGE_LIMIT, ObjectInfo, ObjectStore, verify_key
 
 _MAX_PAGE: Final = 16 * PAGE_LIMIT
+
+
+def is_key(text: str) -> bool:
+    """Tell whether `text` obeys the rules for keys."""
+    try:
+        verify_key(text)
+    except BadName:
+        return False
+    return True
 
 
 def iter_objects(store: ObjectStore, prefix: str) -> Iterator[ObjectInfo]:
@@ -32,3 +42,10 @@ class LinkedStore(Protocol):
 
     def passing_over_links(self) -> ObjectStore:
         """Return the same store, whose listings leave links out; else a listing that meets one raises StoreError."""
+
+
+def find_link(store: ObjectStore) -> str | None:
+    """Return where a link lies that listings meet, because it could be an object or a directory; None if nowhere."""
+    if not isinstance(store, LinkedStore):
+        return None
+    return next(filter(is_key, store.iter_links()), None)

@@ -13,9 +13,10 @@ from time import time
 from typing import Final, TypeVar
 
 from holdfast.digest import Buffer
-from holdfast.errors import BadName, Corrupt, NotFound, ReadOnlyStore, StoreError
+from holdfast.errors import Corrupt, NotFound, ReadOnlyStore, StoreError
 from holdfast.store.direct import DIRECT_BYTES, DirectReads
 from holdfast.store.files import FileKind, Files, FileStat, PosixFiles
+from holdfast.store.listing import is_key
 from holdfast.store.local_upload import LocalUpload, WriteTarget, begin_upload, explain_write_error, flatten
 from holdfast.store.lock import LockWait, StoreLock
 from holdfast.store.naming import TEMP_PREFIX, FileNamer, Naming
@@ -194,7 +195,7 @@ class LocalStore:
         page: list[ObjectInfo] = []
         while names and len(page) < limit:
             key = heappop(names)
-            status = self._find_stat(key) if _is_key(key) else None
+            status = self._find_stat(key) if is_key(key) else None
             if status is None:
                 continue
             if status.kind == "directory":
@@ -289,7 +290,7 @@ class LocalStore:
             raise self._read_error(error, base) from error
         yield base, kinds
         for name, kind in kinds.items():
-            if kind == "directory" and _is_key(base + name):
+            if kind == "directory" and is_key(base + name):
                 yield from self._iter_directories(f"{base}{name}/")
 
     def _list_names(self, directory: str) -> _Names:
@@ -390,11 +391,3 @@ class LocalStore:
         if error.errno in _ABSENT:
             return self._not_found(key)
         return StoreError(f"cannot read {self._path(key)}: {error.strerror}", key=key, code=error.errno)
-
-
-def _is_key(name: str) -> bool:
-    try:
-        verify_key(name)
-    except BadName:
-        return False
-    return True
