@@ -159,6 +159,19 @@ def test_a_store_of_each_node_is_refused_and_left_empty() -> None:
     assert stores[1].contents() == {}
 
 
+@pytest.mark.parametrize("stale", [0, 1])
+def test_a_handle_of_any_rank_that_means_another_store_is_a_refusal_on_all(stale: int) -> None:
+    store = MemoryStore()
+    repos = [new_repo(store) for _ in range(2)]
+    repos[1 - stale].verify_may_write()
+    repos[stale].identity.store_id = "the store that was there before"
+
+    results = save_together(repos, 2)
+
+    assert all(isinstance(result, RankError) and "StoreGone" in str(result) for result in results)
+    assert keys(store, SNAPSHOTS) == keys(store, LEASES) == []
+
+
 def test_a_coordinator_that_is_lost_in_the_commit_leaves_a_fate_that_nobody_knows(
     repo: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
