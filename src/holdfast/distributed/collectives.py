@@ -57,11 +57,7 @@ class Collectives:
 
         Who gives no sign of life for `timeout_s` while another waits for it is given up on; `beat` gives one.
         """
-        if not use_dist:
-            group = None
-        elif group is None and dist.is_available() and dist.is_initialized():
-            group = dist.group.WORLD
-        self._group = group
+        self._group = group = _find_group(group) if use_dist else None
         self.rank = 0 if group is None else dist.get_rank(group)
         self.world_size = 1 if group is None else dist.get_world_size(group)
         if self.rank < 0:
@@ -372,6 +368,12 @@ class Collectives:
 
     def _lost_error(self, step: str, lost: LineLost) -> RankError:
         return make_lost_error(step, str(lost), rank=self.rank, world_size=self.world_size)
+
+
+def _find_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
+    """Return the group that is given, else the default one, if there is one."""
+    is_given = group is not None or not (dist.is_available() and dist.is_initialized())
+    return group if is_given else dist.group.WORLD
 
 
 def _find_store(group: dist.ProcessGroup) -> Store:

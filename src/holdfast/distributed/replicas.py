@@ -18,7 +18,8 @@ from holdfast.distributed.sending import Sender, open_carrier
 from holdfast.distributed.split import plan_shares
 from holdfast.repo.boxes import whole
 from holdfast.repo.reader import SnapshotReader
-from holdfast.snapshot.entries import InPlace, view_place
+from holdfast.snapshot.batches import view_place
+from holdfast.snapshot.entries import InPlace
 
 _log = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import NamedTuple, TypeVar
@@ -11,8 +11,9 @@ import torch
 
 from holdfast.errors import Corrupt, HoldfastError, Unsupported
 from holdfast.repo.entry import Entry
-from holdfast.repo.reader import SnapshotReader, Watch
+from holdfast.repo.reader import Watch
 from holdfast.repo.regions import Region
+from holdfast.snapshot.batches import iter_batches, read_to_devices, view_place
 from holdfast.snapshot.cast import (
     can_cast_tray,
     cast_and_move,
@@ -28,7 +29,7 @@ from holdfast.snapshot.opened import Opened
 from holdfast.snapshot.options import SAVED, LoadOptions
 from holdfast.tensors.build import CPU, Block, build_tensor, fits_tray, measure_block, plan_block, plan_tray
 from holdfast.tensors.fakes import enter_fake_mode, find_fake_mode
-from holdfast.tensors.memory import new_memory, view_bytes, view_storage, wrap_memory
+from holdfast.tensors.memory import new_memory, wrap_memory
 from holdfast.tensors.sharded import Piece
 from holdfast.tensors.spec import TENSOR as TENSOR_TYPE
 from holdfast.tensors.spec import Specs, TensorSpec, is_rng_state
@@ -134,7 +135,7 @@ class EntryReader:
         self._read_groups(here, blobs)
         self._read_small()
         limit = self._opened.reader.budget_bytes // 2
-        for batch in _batch(elsewhere, self._measure, limit):
+        for batch in iter_batches(elsewhere, self._measure, limit):
             if not self._read_large(batch[0], limit):
                 self._read_groups(batch, [])
                 for members in batch:
@@ -218,7 +219,7 @@ class EntryReader:
 
     def _read_small(self) -> None:
         limit = self._opened.reader.budget_bytes // 2
-        for batch in _batch(self._iter_alike(limit), self._measure, limit):
+        for batch in iter_batches(self._iter_alike(limit), self._measure, limit):
             trays = [plan_tray(self._specs[numbers[0]][1], len(numbers)) for numbers in batch]
             entries = [self._specs[number][0] for numbers in batch for number in numbers]
             buffers = [buffer for tray in trays for buffer in tray.cut()]
@@ -252,7 +253,7 @@ class EntryReader:
         self._opened.reader.read_all(fills, watch=watch)
         elsewhere = [each for (device, _, size), each in unique.items() if device != CPU and size]
         moves = [(each.entry, view_place(each.tensor, each.size_bytes)) for each in elsewhere]
-        _read_to_devices(self._opened.reader, moves, watch)
+        read_to_devices(self._opened.reader, moves, watch)
 
     def _read_pieces(self, places: Sequence[InPlace], watch: Watch) -> None:
         """Read boxes of tensors to where this rank holds them, by way of other memory if theirs is not in one piece."""
@@ -260,7 +261,7 @@ class EntryReader:
         wanted = [(each.entry, piece) for each in places for piece in each.pieces or () if piece.tensor.numel()]
         for entry, _ in wanted:
             watch.expect(entry.name, 1)
-        for batch in _batch(wanted, lambda pair: pair[1].tensor.nbytes, limit):
+        for batch in iter_batches(wanted, lambda pair: pair[1].tensor.nbytes, limit):
             regions, copies = [], []
             for entry, piece in batch:
                 shape, item_bytes = self._find_geometry(entry), piece.tensor.element_size()
@@ -348,50 +349,6 @@ class EntryReader:
         saved = entry.note.get("device") if isinstance(entry.note, dict) else None
         with refusing(entry.name):
             return torch.device(saved) if isinstance(saved, str) else CPU
-
-
-def view_place(tensor: torch.Tensor, size_bytes: int) -> torch.Tensor:
-    """Return memory of a tensor on any device, from its first item on, as a tensor of bytes."""
-    start = int(tensor.storage_offset()) * tensor.element_size()
-    return view_storage(tensor.untyped_storage(), start, start + size_bytes)
-
-
-def _read_to_devices(reader: SnapshotReader, wanted: Sequence[tuple[Entry, torch.Tensor]], watch: Watch) -> None:
-    """Fill memory on other devices, given as tensors of bytes; takes at most half of the budget on the host."""
-    limit = reader.budget_bytes // 2
-    for entry, _ in wanted:
-        watch.expect(entry.name, 1)
-    for batch in _batch(wanted, lambda each: each[0].size_bytes, limit):
-        if batch[0][0].size_bytes > limit:
-            entry, memory = batch[0]
-            for start in range(0, entry.size_bytes, limit):
-                piece = new_memory(min(limit, entry.size_bytes - start), CPU)
-                reader.read_into(entry, start, view_bytes(piece))
-                watch.begin(entry.name)
-                memory[start : start + piece.numel()].copy_(piece)
-            watch.end(entry.name)
-            continue
-        pieces = [new_memory(entry.size_bytes, CPU) for entry, _ in batch]
-        reader.read_all([(entry, view_bytes(piece)) for (entry, _), piece in zip(batch, pieces, strict=True)])
-        for (entry, memory), piece in zip(batch, pieces, strict=True):
-            watch.begin(entry.name)
-            memory.copy_(piece)
-            watch.end(entry.name)
-
-
-def _batch(items: Iterable[Item], measure: Callable[[Item], int], limit_bytes: int) -> Iterator[list[Item]]:
-    """Yield the items in batches that fit into a limit; what does not fit is alone."""
-    batch: list[Item] = []
-    held = 0
-    for item in items:
-        size = measure(item)
-        if batch and held + size > limit_bytes:
-            yield batch
-            batch, held = [], 0
-        batch.append(item)
-        held += size
-    if batch:
-        yield batch
 
 
 @contextmanager

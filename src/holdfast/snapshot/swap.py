@@ -8,7 +8,8 @@ from typing import Final
 import torch
 
 from holdfast.errors import OutOfMemory
-from holdfast.snapshot.entries import InPlace, view_place
+from holdfast.snapshot.batches import view_place
+from holdfast.snapshot.entries import InPlace
 from holdfast.snapshot.places import mark_written
 from holdfast.tensors.dtypes import items_per_byte
 from holdfast.tensors.memory import new_memory, view_raw
