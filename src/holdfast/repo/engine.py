@@ -6,11 +6,13 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError
+from functools import partial
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
 from holdfast.repo.chunk import UNIT_BYTES
+from holdfast.store.crew import Crew, Task
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -37,7 +39,7 @@ class Engine:
         self._start()
 
     def _start(self) -> None:
-        self._pool = ThreadPoolExecutor(self.threads, self._name)
+        self._crew = Crew(self._name, self.threads)
         self._pid = os.getpid()
 
     def __enter__(self) -> Self:
@@ -48,7 +50,7 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """End the threads."""
-        self._pool.shutdown(cancel_futures=True)
+        self._crew.shutdown()
 
     def iter_results(self, work: Callable[[Item], Result], items: Iterable[tuple[Item, int]]) -> Iterator[Result]:
         """Yield `work(item)` for each item and its size in bytes, in order, others being worked on meanwhile.
@@ -57,24 +59,24 @@ class Engine:
         """
         if os.getpid() != self._pid:
             self._start()  # a forked child has none of the threads, and a pool does not notice
-        waiting: deque[tuple[Future[Result], int]] = deque()
+        waiting: deque[tuple[Task[Result], int]] = deque()
         under_way = 0
         gate = _Gate()
         try:
             for item, size in items:
                 while waiting and (under_way + size > self.budget_bytes or len(waiting) > _AHEAD * self.threads):
-                    future, weight = waiting.popleft()
+                    task, weight = waiting.popleft()
                     under_way -= weight
-                    yield future.result()
-                waiting.append((self._pool.submit(gate.run, work, item), size))
+                    yield task.result()
+                waiting.append((self._crew.submit(partial(gate.run, work, item)), size))
                 under_way += size
             while waiting:
                 yield waiting.popleft()[0].result()
         finally:
-            # The gate, not the futures: an interrupt may come when an item was submitted and is not in `waiting` yet.
+            # The gate, not the tasks: an interrupt may come when an item was submitted and is not in `waiting` yet.
             gate.close()
-            for future, _ in waiting:
-                future.cancel()
+            for task, _ in waiting:
+                task.cancel()
 
     def run(self, work: Callable[[Item], object], items: Iterable[tuple[Item, int]]) -> None:
         """Do `work` on all items; returns, or raises, when no work is going on any more."""

@@ -26,6 +26,7 @@ from holdfast.repo.snapshots import read_name
 from holdfast.repo.source import Piece, Source, cut_sources, group_pieces
 from holdfast.repo.writer import Request, SaveResult, save
 from holdfast.store.blocks import copy_bytes
+from holdfast.store.crew import LoneThread
 from holdfast.tensors.build import CPU
 from holdfast.tensors.memory import new_memory, view_bytes
 
@@ -224,7 +225,7 @@ class SaveHandle:
     name: str
     waited_s: float = 0.0
     """How long the caller was kept until it could go on."""
-    _thread: threading.Thread | None = None
+    _thread: LoneThread | None = None
     _result: SaveResult | None = None
     _error: BaseException | None = None
     _is_told: bool = False
@@ -336,9 +337,13 @@ class AsyncSaver:
     def _launch(self, handle: SaveHandle, repo: Repository, request: Request) -> None:
         self._await_at_exit()
         name = f"holdfast-save {handle.name}"
-        handle._thread = threading.Thread(target=self._run, args=(handle, repo, request), name=name)
+        handle._thread = LoneThread(partial(self._run, handle, repo, request), name)
         self._current = handle
-        handle._thread.start()
+        try:
+            handle._thread.start()
+        except BaseException:
+            handle._is_told = True
+            raise
 
     def _run(self, handle: SaveHandle, repo: Repository, request: Request) -> None:
         # A method of ours: so the thread keeps us alive, and we are there to be asked when the interpreter exits.

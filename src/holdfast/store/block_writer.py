@@ -3,71 +3,18 @@
 from __future__ import annotations
 
 import errno
-import threading
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from queue import SimpleQueue
 from typing import Final
 
 from holdfast.store.blocks import PAGE_BYTES, LentBlock, copy_bytes, is_aligned, new_block
+from holdfast.store.crew import Crew, Task
 from holdfast.store.files import Files
 
 BLOCK_BYTES: Final = 4 << 20
 _WRITES: Final = 4
 """Blocks that are being written while one more is filled: this is all the memory that a file under way takes."""
-
-
-class _Writing:
-    """A block that is being written."""
-
-    def __init__(self, write: Callable[[], None]) -> None:
-        self._write = write
-        self._done = threading.Event()
-        self._error: BaseException | None = None
-
-    def run(self) -> None:
-        try:
-            self._write()
-        except BaseException as error:  # noqa: BLE001 - told to whoever waits
-            self._error = error
-        finally:
-            self._done.set()
-
-    def result(self) -> None:
-        """Wait until it is written, or raise what kept it from being so."""
-        self._done.wait()
-        if self._error is not None:
-            raise self._error
-
-
-class _Threads:
-    """A few threads that write. The standard pool would take longer to load than a small command takes to run."""
-
-    def __init__(self) -> None:
-        self._queue: SimpleQueue[_Writing | None] = SimpleQueue()
-        self._threads: list[threading.Thread] = []
-
-    def submit(self, write: Callable[[], None]) -> _Writing:
-        writing = _Writing(write)
-        if len(self._threads) < _WRITES:
-            thread = threading.Thread(target=self._work, name="holdfast-write")
-            thread.start()
-            self._threads.append(thread)
-        self._queue.put(writing)
-        return writing
-
-    def shutdown(self) -> None:
-        """Write all that was submitted, then end."""
-        for _ in self._threads:
-            self._queue.put(None)
-        for thread in self._threads:
-            thread.join()
-
-    def _work(self) -> None:
-        while (writing := self._queue.get()) is not None:
-            writing.run()
-            del writing  # it holds a block
 
 
 class BlockWriter:
@@ -80,8 +27,8 @@ class BlockWriter:
         self._may_be_direct = may_be_direct
         self._is_direct = False
         self._has_begun = False
-        self._threads: _Threads | None = None
-        self._under_way: deque[_Writing] = deque()
+        self._threads: Crew | None = None
+        self._under_way: deque[Task[None]] = deque()
         self._free: list[memoryview] = []
         self._block: memoryview | None = None
         self._filled = 0
@@ -165,7 +112,7 @@ class BlockWriter:
     def _begin(self, data: memoryview, release: Callable[[], None]) -> None:
         """Let a thread write, which releases the memory whatever happens."""
         # Threads that stay: to begin one for each block takes two turns of cores that are busy hashing.
-        self._threads = self._threads or _Threads()
+        self._threads = self._threads or Crew("holdfast-write", _WRITES)
         self._under_way.append(self._threads.submit(partial(self._write_and_release, data, self._start, release)))
         self._start += data.nbytes
 

@@ -22,6 +22,7 @@ from holdfast.repo.record import encode_record
 from holdfast.repo.repository import MIN_BUDGET_BYTES
 from holdfast.repo.source import BytesSource
 from holdfast.snapshot.staging import Slabs
+from holdfast.store.crew import LoneThread
 from holdfast.store.memory import MemoryStore
 from holdfast.store.protocol import Upload
 from tests.unit.repo.saving import Watched, keys, noise
@@ -302,11 +303,11 @@ def test_an_interrupt_while_waiting_does_not_give_the_memory_away(monkeypatch: p
     gated.gate.clear()
     first = store.save_async("a", {"t": noisy(5000)})
 
-    def interrupt(thread: threading.Thread, timeout: float | None = None) -> None:
+    def interrupt(thread: LoneThread, timeout_s: float | None = None) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "join", interrupt)
+        patch.setattr(LoneThread, "join", interrupt)
         with pytest.raises(KeyboardInterrupt):
             store.save_async("b", {"t": torch.zeros(5000)})
     threading.Timer(0.05, gated.gate.set).start()

@@ -1,0 +1,165 @@
+"""Crews: work is done in any case, by threads or, where none can begin, by whoever waits for it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from holdfast.store import crew as crews
+from holdfast.store.crew import Crew, LoneThread
+from tests.patience import PATIENCE_S
+
+
+@pytest.fixture
+def crew() -> Crew:
+    return Crew("test", 3)
+
+
+def cannot_start(function: Callable[[], None], args: tuple[object, ...]) -> int:
+    raise RuntimeError("can't start new thread")
+
+
+def ends_at_once(function: Callable[[], None], args: tuple[object, ...]) -> int:
+    """As a thread does that gets no memory for its first frame: nobody hears of it."""
+    return 0
+
+
+def test_results_and_errors_come_back(crew: Crew) -> None:
+    right, wrong = crew.submit(lambda: 6 * 7), crew.submit(lambda: 1 // 0)
+
+    assert right.result() == 42
+    with pytest.raises(ZeroDivisionError):
+        wrong.result()
+    crew.shutdown()
+
+
+def test_no_more_threads_work_than_there_may_be(crew: Crew) -> None:
+    here = threading.Semaphore(0)
+    go_on = threading.Event()
+
+    def work() -> None:
+        here.release()
+        go_on.wait(PATIENCE_S)
+
+    tasks = [crew.submit(work) for _ in range(10)]
+    for _ in range(3):
+        assert here.acquire(timeout=PATIENCE_S)
+    assert not here.acquire(timeout=0.05)
+    go_on.set()
+    for task in tasks:
+        task.result()
+    crew.shutdown()
+
+
+@pytest.mark.parametrize("start", [cannot_start, ends_at_once])
+def test_without_any_thread_the_caller_does_the_work(
+    crew: Crew, start: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(crews, "start_new_thread", start)
+    monkeypatch.setattr(crews, "_BEGIN_S", 0.01)
+    done: list[int] = []
+    tasks = [crew.submit(lambda number=number: done.append(number)) for number in range(5)]  # type: ignore[misc]
+
+    for task in tasks[:3]:
+        task.result()
+    assert done == [0, 1, 2]
+    assert tasks[3].cancel()
+    crew.shutdown()
+
+    assert done == [0, 1, 2, 4]
+
+
+def test_a_thread_that_begins_after_the_end_does_nothing(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
+    late: list[Callable[[], None]] = []
+    monkeypatch.setattr(crews, "start_new_thread", lambda function, _: late.append(function))
+    monkeypatch.setattr(crews, "_BEGIN_S", 0.01)
+    crew.submit(lambda: None).result()
+    crew.shutdown()
+
+    for serve in late:
+        serve()
+
+
+def test_what_is_cancelled_is_not_done_and_what_has_begun_cannot_be(crew: Crew) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    done: list[str] = []
+
+    def work() -> None:
+        begun.set()
+        go_on.wait(PATIENCE_S)
+        done.append("begun")
+
+    tasks = [Crew.submit(crew, work)]
+    assert begun.wait(PATIENCE_S)
+    single = Crew("single", 0)
+    waiting = single.submit(lambda: done.append("cancelled"))
+
+    assert waiting.cancel()
+    assert not tasks[0].cancel()
+    go_on.set()
+    tasks[0].wait()
+    crew.shutdown()
+    single.shutdown()
+
+    assert done == ["begun"]
+
+
+def test_an_error_does_not_hold_the_task_that_it_came_from(crew: Crew) -> None:
+    task = crew.submit(lambda: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        task.result()
+    assert task._error is None
+    crew.shutdown()
+
+
+def test_a_lone_thread_works_and_can_be_waited_for() -> None:
+    go_on, done = threading.Event(), threading.Event()
+
+    def work() -> None:
+        go_on.wait(PATIENCE_S)
+        done.set()
+
+    thread = LoneThread(work, "test")
+    assert not thread.is_alive()
+    thread.start()
+    assert thread.is_alive()
+    thread.join(0.01)
+    assert thread.is_alive()
+    go_on.set()
+    thread.join()
+
+    assert done.is_set()
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize(("start", "kind"), [(cannot_start, RuntimeError), (ends_at_once, MemoryError)])
+def test_a_lone_thread_that_does_not_begin_is_an_error_and_never_begins(
+    start: Callable[..., int], kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(crews, "start_new_thread", start)
+    monkeypatch.setattr(crews, "_START_S", 0.01)
+    done: list[int] = []
+    thread = LoneThread(lambda: done.append(1), "test")
+
+    with pytest.raises(kind):
+        thread.start()
+    thread._serve()
+    thread.join()
+
+    assert (done, thread.is_alive()) == ([], False)
+
+
+def test_a_lone_thread_is_not_alive_in_a_forked_child() -> None:
+    go_on = threading.Event()
+    thread = LoneThread(lambda: go_on.wait(PATIENCE_S), "test")
+    thread.start()
+    child = os.fork()
+    if child == 0:
+        thread.join()
+        os._exit(int(thread.is_alive()))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    go_on.set()
+    thread.join()
