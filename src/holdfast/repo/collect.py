@@ -273,13 +273,16 @@ class _Collection:
         """Wait until nobody can rely on what is marked; return why not, if it takes too long."""
         waiting = read_waiting(self._store, mark.stem)
         deadline_s = self._store.clock() + self._rules.wait_s
+        slept_s = 0.0
         while True:
-            reason = self._find_reason(mark, waiting)
-            if not reason or self._store.clock() >= deadline_s:
+            reason = self._find_reason(mark, waiting, slept_s)
+            # The clock may be set back meanwhile, by hours; what was slept has passed all the same.
+            if not reason or self._store.clock() >= deadline_s or slept_s >= self._rules.wait_s:
                 return reason
             self._rules.sleep(_POLL_S)
+            slept_s += _POLL_S
 
-    def _find_reason(self, mark: Mark, waiting: frozenset[str]) -> str:
+    def _find_reason(self, mark: Mark, waiting: frozenset[str], slept_s: float) -> str:
         # If nobody writes at this moment, whoever began before the mark has ended, whatever its lease says.
         with self._store.hold(exclusive=True) as is_held:
             if is_held and not _find_unlocked(read_leases(self._store).values()):
@@ -288,7 +291,8 @@ class _Collection:
         if blockers:
             return f"{len(blockers)} under way: {blockers[0].purpose or blockers[0].lease_id}"
         grace_s = max(self._rules.grace_s, NETWORK_GRACE_S if self._store.traits.network else 0.0)
-        left_s = mark.published_s + grace_s - self._store.clock()
+        # A mark from the future was published by a clock that was ahead, or ours is behind: then what we slept counts.
+        left_s = grace_s - max(self._store.clock() - mark.published_s, slept_s)
         return f"{left_s:.0f} s of grace" if left_s > 0 else ""
 
     def _remove_records(self, plan: CollectPlan) -> None:

@@ -7,12 +7,14 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from time import monotonic
 from typing import Final, Literal, Protocol
 
 from holdfast.errors import LeaseLost, ObjectExists, StoreError
 from holdfast.repo.generations import create_generation, list_generations
 from holdfast.repo.layout import generation_key, lease_stem, new_lease_id, new_write_id
 from holdfast.repo.record import Json
+from holdfast.store.crew import LoneThread
 from holdfast.store.protocol import ObjectStore
 
 RENEW_S: Final = 60.0
@@ -36,7 +38,7 @@ def beating(beat: Callable[[], bool], *, every_s: float, name: str) -> Iterator[
         while not over.wait(every_s) and beat():
             pass
 
-    thread = threading.Thread(target=go_on, name=name, daemon=True)
+    thread = LoneThread(go_on, name)
     thread.start()
     try:
         yield
@@ -96,6 +98,7 @@ class Lease:
         self._is_locked = is_locked
         self._generation = -1
         self._shown_s = 0.0
+        self._shown_monotonic_s = 0.0
         self._turn = threading.Lock()
         self._is_over = False
         try:
@@ -106,7 +109,9 @@ class Lease:
 
     def keep_alive(self) -> None:
         """Renew if it is time to; cheap enough to be called for every bit of work."""
-        if self._store.clock() - self._shown_s >= RENEW_S:
+        # By two clocks: the store's may be set back, by hours, and this process's does not count while it is suspended.
+        is_new = 0.0 <= self._store.clock() - self._shown_s < RENEW_S
+        if not is_new or monotonic() - self._shown_monotonic_s >= RENEW_S:
             self.renew()
 
     def renew(self) -> None:
@@ -151,3 +156,4 @@ class Lease:
             ) from error
         self._generation += 1
         self._shown_s = self._store.clock()
+        self._shown_monotonic_s = monotonic()
