@@ -16,7 +16,7 @@ from holdfast.repo.snapshots import read_snapshot
 from holdfast.repo.source import BytesSource
 from holdfast.repo.tags import set_tag
 from holdfast.repo.writer import Request, save
-from holdfast.store.local import LocalStore
+from tests.filesystems.places import open_place
 
 NAMES = ("run/a", "run/b", "elsewhere")
 TAG = "latest"
@@ -36,10 +36,10 @@ def name_of(version: int) -> str:
 
 def work(root: str, version: int) -> None:
     """Save, overwrite and tag without end; tell what is begun and what has returned."""
+    store = open_place(root)
     while True:
         name = name_of(version)
         _tell(f"begin {name} {version}")
-        store = LocalStore(root)
         sources = [BytesSource(entry, data) for entry, data in content(name, version).items()]
         request = Request(name, sources, metadata={"version": version}, overwrite=True)
         save(open_repository(store, create=True), request)

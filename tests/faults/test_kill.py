@@ -175,11 +175,11 @@ def supervisor() -> Iterator[Supervisor]:
     supervisor.close()
 
 
-def test_whatever_a_killed_process_said_was_saved_is_there(supervisor: Supervisor, tmp_path: Path) -> None:
-    chance = random.Random(20)
+def kill_often(supervisor: Supervisor, folder: Path, *, kills: int, chance: random.Random) -> tuple[int, int]:
+    """Kill workers on stores in a folder, and look at what each leaves; return how many saves there were, and cuts."""
     num_saved = num_cut_short = 0
-    for start in range(0, KILLS, _PER_STORE):
-        root, told = tmp_path / str(start), Told()
+    for start in range(0, kills, _PER_STORE):
+        root, told = folder / str(start), Told()
         for _ in range(_PER_STORE):
             supervisor.begin(root, told.next_version)
             told.hear(supervisor.read_lines(chance.randint(0, _MAX_LINES), chance.uniform(0, _MAX_WAIT_S)))
@@ -188,6 +188,12 @@ def test_whatever_a_killed_process_said_was_saved_is_there(supervisor: Superviso
             assert told.settle(read_versions(root, told.tagged)) == []
         num_saved += told.num_saved
         assert [finding for finding in check_store(LocalStore(root)) if finding.severity != "note"] == []
+    return num_saved, num_cut_short
+
+
+def test_whatever_a_killed_process_said_was_saved_is_there(supervisor: Supervisor, tmp_path: Path) -> None:
+    num_saved, num_cut_short = kill_often(supervisor, tmp_path, kills=KILLS, chance=random.Random(20))
+
     # The kills came at all moments: most within something, and not all before anything was done.
     assert num_cut_short > KILLS // 2
     assert num_saved > KILLS // 2
