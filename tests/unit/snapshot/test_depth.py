@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -124,12 +122,6 @@ def test_a_node_that_is_one_level_deeper_is_damage() -> None:
         decode(deepest, innermost)
         with pytest.raises(Corrupt, match=f"nested more than {MAX_TREE_DEPTH} deep"):
             decode(deepest + 1, innermost)
-
-
-def test_the_reference_states_the_limit() -> None:
-    text = (Path(__file__).parents[3] / "docs/reference/trees.md").read_text()
-
-    assert re.findall(r"nest at most (\d+) deep", text) == [str(MAX_TREE_DEPTH)]
 
 
 # --- a stack that is nearly full
