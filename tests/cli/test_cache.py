@@ -151,7 +151,7 @@ def test_prune_knows_this_system(filled: Cli) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "say what to limit: the size, the age, or to this system's (--max-size, --max-age, ...)"),
+        ([], "give at least one limit: --max-size, --max-age or --other-systems"),
         (["--max-size", "many"], "'many' is no size; write a number and one of K, M, G, T, such as 20G"),
         (["--max-age", "3y"], "'3y' is no duration; write a number and one of s, m, h, d, w, such as 7d"),
     ],

@@ -11,6 +11,7 @@ import pytest
 import holdfast
 from holdfast.errors import BadName
 from tests.cli.runs import Cli
+from tests.recordings import Recording, write_recorded
 
 PROGRAM = "import sys; from holdfast.cli.main import main; sys.exit(main())"
 
@@ -146,3 +147,17 @@ def test_closed_streams_change_nothing_but_what_is_seen(saved: Cli, closed: str)
 
 def test_every_page_of_help_is_printed_where_there_is_nothing_to_print_to(saved: Cli, tmp_path: Path) -> None:
     assert run_closed(saved, "ls", "--help", closed=">&-").returncode == 0
+
+
+def test_run_events_that_fit_nothing_and_a_report_without_a_directory(empty: Cli) -> None:
+    write_recorded(holdfast.open(empty.store).repository, Recording("good"))
+
+    events = empty("run", "events", "good", "zz*")
+    report = empty("run", "report", "good", "good", "nowhere/page.html")
+
+    assert (events.code, events.out) == (0, "")
+    assert events.err == "holdfast: no tensor of 'good' fits; `holdfast run events good` lists them all\n"
+    assert (report.code, report.out) == (2, "")
+    assert report.err == (
+        f"holdfast: nowhere/page.html cannot be written: there is no directory {empty.folder}/nowhere; make it first\n"
+    )

@@ -138,7 +138,7 @@ def test_a_repetition_that_is_as_far_apart_makes_it_noise(recorded: Cli) -> None
         (["diff", "good", "bad", "--tolerance", "some"], "--tolerance: 'some' is no tolerance"),
         (["diff", "good", "bad", "--map", "a"], "--map takes NAME=VALUE, not 'a'"),
         (["diff", "good", "bad", "--dim", "a=x"], "--dim takes PATTERN=DIM where DIM is a number"),
-        (["report", "good", "bad", "/no/such/place.html"], "No such file or directory"),
+        (["report", "good", "bad", "/no/such/place.html"], "there is no directory /no/such; make it first"),
         (["tensor", "good", "layers.9"], "no such tensor of 'layers.9'; `holdfast run events good` lists"),
         (["tensor", "good", "layers.1", "--step", "9"], "no such tensor of 'layers.1' in step 9"),
         (["tensor", "good", "layers.1"], "several tensors in step 0: forward input .*; choose by --kind"),

@@ -68,7 +68,7 @@ def _add_show(verbs: Verbs) -> None:
         "holdfast show run1/step-100 model.weight",
         "holdfast show best --chunks",
     ]
-    parser = _add(verbs, "show", "show what a snapshot holds and where it lies", more=more, examples=examples)
+    parser = _add(verbs, "show", "show what a snapshot holds, and in which packs", more=more, examples=examples)
     parser.add_argument("name", metavar="NAME", help="a snapshot or a tag")
     parser.add_argument("leaf", metavar="LEAF", nargs="?", help="only this leaf, or what lies below this name")
     parser.add_argument("--chunks", action="store_true", help="list every chunk")
@@ -88,7 +88,7 @@ def _add_diff(verbs: Verbs) -> None:
     parser.add_argument("b", metavar="B", help="another one")
     parser.add_argument("--values", action="store_true", help="measure how far values are apart; loads torch")
     parser.add_argument(
-        "--only", metavar="PATTERN", action="append", default=[], help="only leaves that fit; may be repeated"
+        "--only", metavar="PATTERN", action="append", default=[], help="only leaves whose names match; may be repeated"
     )
     parser.add_argument("--all", action="store_true", help="print every line, not only the first 50")
     _add_json(parser)
@@ -148,7 +148,7 @@ def _add_tag(verbs: Verbs) -> None:
     parser = _add(verbs, "tag", "list, set, move or delete tags", more=more, examples=examples)
     parser.add_argument("tag", metavar="TAG", nargs="?", help="the tag")
     parser.add_argument("snapshot", metavar="NAME", nargs="?", help="the snapshot it shall point to")
-    parser.add_argument("--move", action="store_true", help="even if it points elsewhere now")
+    parser.add_argument("--move", action="store_true", help="move the tag if it points elsewhere")
     parser.add_argument("--delete", metavar="TAG", help="delete this tag; the snapshot stays")
     _add_json(parser)
 
@@ -193,7 +193,7 @@ def _add_du(verbs: Verbs) -> None:
         "STORED is what a snapshot takes in packs and manifests, SHARED what others use\n"
         "as well, OWN what deleting it can free."
     )
-    parser = _add(verbs, "du", "say what takes the space", more=more, examples=["holdfast du", "holdfast du run1/"])
+    parser = _add(verbs, "du", "show what takes up space", more=more, examples=["holdfast du", "holdfast du run1/"])
     parser.add_argument("prefix", metavar="PREFIX", nargs="?", default="", help="only names that start with this")
     _add_json(parser)
 
@@ -206,9 +206,9 @@ def _add_prune(verbs: Verbs) -> None:
     examples = ["holdfast prune --keep-last 3 run1/", "holdfast prune --keep-every 1000 --keep-within 7d run1/ --yes"]
     parser = _add(verbs, "prune", "delete old snapshots by rule", more=more, examples=examples)
     parser.add_argument("prefix", metavar="PREFIX", nargs="?", default="", help="only names that start with this")
-    parser.add_argument("--keep-last", metavar="N", type=int, default=0, help="the newest N")
-    parser.add_argument("--keep-every", metavar="N", type=int, default=0, help="steps that are multiples of N")
-    parser.add_argument("--keep-within", metavar="TIME", help="those younger than TIME: 30m, 12h, 7d, 2w")
+    parser.add_argument("--keep-last", metavar="N", type=int, default=0, help="keep the newest N")
+    parser.add_argument("--keep-every", metavar="N", type=int, default=0, help="keep steps that are multiples of N")
+    parser.add_argument("--keep-within", metavar="TIME", help="keep those younger than TIME: 30m, 12h, 7d, 2w")
     _add_yes(parser)
     _add_json(parser)
 
@@ -219,10 +219,12 @@ def _add_gc(verbs: Verbs) -> None:
         "once; otherwise files are marked and deleted when nobody can be using them, by\n"
         "this run or the next. Prints its plan, and acts only with --yes."
     )
-    parser = _add(verbs, "gc", "free the space of what nothing needs", more=more, examples=["holdfast gc --yes"])
-    parser.add_argument("--repack", action="store_true", help="also empty packs that are mostly dead")
+    parser = _add(verbs, "gc", "free space that no snapshot needs", more=more, examples=["holdfast gc --yes"])
+    parser.add_argument("--repack", action="store_true", help="also rewrite packs of which most is unused")
     parser.add_argument("--min-age", metavar="TIME", default="1h", help="leave younger files alone (default: 1h)")
-    parser.add_argument("--wait", metavar="TIME", default="0s", help="wait so long for saves under way")
+    parser.add_argument(
+        "--wait", metavar="TIME", default="0s", help="wait at most this long for saves that are running"
+    )
     _add_yes(parser)
     _add_json(parser)
 
@@ -234,7 +236,7 @@ def _add_repair(verbs: Verbs) -> None:
         "dropped. Prints its plan, and acts only with --yes. Exits with 1 if something is\n"
         "lost."
     )
-    parser = _add(verbs, "repair", "mend what can be mended", more=more, examples=["holdfast repair --yes"])
+    parser = _add(verbs, "repair", "repair what can be repaired", more=more, examples=["holdfast repair --yes"])
     _add_yes(parser)
     _add_json(parser)
 
@@ -265,7 +267,7 @@ def _add_cache(verbs: Verbs) -> None:
         "freed by `holdfast gc`."
     )
     examples = ["holdfast cache ls", "holdfast cache prune --max-size 20G --max-age 30d --yes", "holdfast cache why"]
-    parser = _add(verbs, "cache", "look after compiled graphs", more=more, examples=examples)
+    parser = _add(verbs, "cache", "manage compiled graphs", more=more, examples=examples)
     actions = parser.add_subparsers(dest="action", metavar="ACTION", title="actions", required=True)
     for add in (_add_cache_ls, _add_cache_show, _add_cache_stat, _add_cache_prune, _add_cache_clear, _add_cache_why):
         add(actions)
@@ -296,7 +298,7 @@ def _add_cache_prune(actions: Verbs) -> None:
     )
     examples = ["holdfast cache prune --max-size 20G", "holdfast cache prune --other-systems --yes"]
     parser = _add(actions, "prune", "delete what is over a limit", more=more, examples=examples)
-    parser.add_argument("--max-size", metavar="SIZE", help="keep so much, the most recently used: 500M, 20G")
+    parser.add_argument("--max-size", metavar="SIZE", help="keep at most this much, the most recently used: 500M, 20G")
     parser.add_argument("--max-age", metavar="TIME", help="delete what was not used for TIME: 12h, 30d, 8w")
     parser.add_argument(
         "--other-systems", action="store_true", help="delete what this machine's torch cannot use; loads torch"

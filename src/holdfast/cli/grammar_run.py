@@ -20,7 +20,7 @@ def add_run(verbs: Verbs) -> None:
         "error."
     )
     examples = ["holdfast run ls", "holdfast run diff good bad", "holdfast run report good bad diff.html"]
-    parser = add_verb(verbs, "run", "look at recorded runs, and find where two part", more=more, examples=examples)
+    parser = add_verb(verbs, "run", "list recorded runs, and find where two diverge", more=more, examples=examples)
     actions = parser.add_subparsers(dest="action", metavar="ACTION", title="actions", required=True)
     for add in (_add_ls, _add_diff, _add_nan, _add_ranks, _add_events, _add_tensor, _add_report):
         add(actions)
@@ -63,7 +63,7 @@ def _add_diff(actions: Verbs) -> None:
         "ORIGIN."
     )
     examples = ["holdfast run diff good bad", "holdfast run diff good bad --noise good-2 --steps 0-9"]
-    parser = add_verb(actions, "diff", "find where two runs part", more=more, examples=examples)
+    parser = add_verb(actions, "diff", "find where two runs diverge", more=more, examples=examples)
     _add_comparison(parser)
     parser.add_argument("--all", action="store_true", help="print every line, not only the first 30")
     add_json(parser)
@@ -130,7 +130,7 @@ def _add_report(actions: Verbs) -> None:
         "a step, every tensor with its histogram. Compares as diff does, and exits so."
     )
     examples = ["holdfast run report good bad diff.html"]
-    parser = add_verb(actions, "report", "write a page on where two runs part", more=more, examples=examples)
+    parser = add_verb(actions, "report", "write an HTML report on where two runs diverge", more=more, examples=examples)
     _add_comparison(parser)
     parser.add_argument("file", metavar="FILE", help="where to; replaced if it is there")
     parser.add_argument("--rows", metavar="N", type=int, default=50_000, help="at most so many (default: 50000)")

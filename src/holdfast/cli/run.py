@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from argparse import Namespace
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final, TypeVar
@@ -82,6 +83,9 @@ def _run_diff(options: Namespace, repo: Repository, output: Output) -> int:
 
 
 def _run_report(options: Namespace, repo: Repository, output: Output) -> int:
+    folder = os.path.dirname(os.path.abspath(options.file))
+    if not os.path.isdir(folder):
+        raise BadName(f"{options.file} cannot be written: there is no directory {folder}; make it first")
     a, b, diff = _compare(options, repo)
     limits = Limits(rows=max(1, options.rows))
     report = gather(a, b, diff, tolerance=_say_tolerance(options), limits=limits, dims=_parse_dims(options.dim))

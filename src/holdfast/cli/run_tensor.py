@@ -44,6 +44,8 @@ def run_events(options: Namespace, repo: Repository, output: Output) -> int:
             left += 1
     if rows:
         output.table(["STEP", "RANK", "PHASE", "KIND", "NAME", "TENSOR", "LEVEL", "DIGEST"], rows, right="STEP RANK")
+    else:
+        output.note(f"no tensor of {options.run!r} fits; `holdfast run events {options.run}` lists them all")
     if left:
         output.line(f"... and {left} more; --all shows them")
     return 0

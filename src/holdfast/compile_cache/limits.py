@@ -31,7 +31,7 @@ class Limits:
     def __post_init__(self) -> None:
         """Refuse what would limit nothing, or everything by mistake."""
         if self.max_bytes is None and self.max_age_s is None and not self.systems:
-            raise ValueError("say what to limit: the size, the age, or to this system's (--max-size, --max-age, ...)")
+            raise ValueError("give at least one limit: --max-size, --max-age or --other-systems")
         if min(self.max_bytes or 0, self.max_age_s or 0.0) < 0 or math.isnan(self.max_age_s or 0.0):
             raise ValueError("limits of a cache cannot be negative")
 
