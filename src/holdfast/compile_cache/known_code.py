@@ -154,11 +154,23 @@ def _iter_parts(value: object) -> Iterator[object]:
     if isinstance(value, functools.partial):
         yield from (value.func, *value.args, *value.keywords.values())
     elif isinstance(value, MethodType):
-        yield from (value.__func__, value.__self__)
+        yield value.__self__
+        if not _is_generated(value):
+            yield value.__func__
     elif isinstance(value, functools._lru_cache_wrapper):
         yield value.__wrapped__
     elif isinstance(value, list | tuple | set | frozenset):
         yield from value
+
+
+def _is_generated(method: MethodType) -> bool:
+    """Tell whether a class of torch's has a method that torch has written as a text: it comes from no file."""
+    function: Any = method.__func__
+    return getattr(getattr(function, "__code__", None), "co_filename", "") == "<string>" and any(
+        vars(base).get(function.__name__) is function
+        for base in type(method.__self__).__mro__
+        if _find_root(base) == "torch"
+    )
 
 
 def _find_root(kind: type) -> str:

@@ -1,0 +1,44 @@
+"""What was compiled before a change is not served after it: compiled by torch, kept in a store, used by processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from tests.unit.compile_cache.mutations import MUTATIONS, OPERATORS, Mutation, judge
+from tests.unit.compile_cache.test_mutations import run
+
+_TIMEOUT_S: Final = 3000
+# No C++ kernel comes of these, so that they compile in a second.
+_QUICK_PLACE: Final = next(place for place in OPERATORS if place.name == "backward by another operator")
+_QUICK: Final = [each for each in MUTATIONS if each.place is _QUICK_PLACE and each.way.name != "a global"]
+
+
+def find_wrong(mutation: Mutation, told: dict[str, Any]) -> list[str]:
+    """Return what is wrong with three processes: one before a change, one after it, one before it again."""
+    wrong = judge(mutation, told["before"], told["after"])
+    if not wrong and mutation.place.has_key and mutation.way.has_key:
+        hits = [told[role]["hits"] for role in ("before", "after", "again")]
+        wrong = [] if hits == [0, 0, 1] else [f"hits of the three: {hits}"]
+    return wrong or ([told["again"]["error"]] if "error" in told["again"] else [])
+
+
+@pytest.mark.timeout(_TIMEOUT_S)
+def test_nothing_is_served_stale(tmp_path: Path) -> None:
+    told = run("stores", _QUICK, tmp_path)
+
+    wrong = {each.name: find_wrong(each, told[each.name]) for each in _QUICK}
+
+    assert {name: complaints for name, complaints in wrong.items() if complaints} == {}
+
+
+@pytest.mark.slow  # many minutes: each mutation is compiled twice
+@pytest.mark.timeout(_TIMEOUT_S)
+def test_nothing_is_served_stale_wherever_it_stands(tmp_path: Path) -> None:
+    told = run("stores", MUTATIONS, tmp_path)
+
+    wrong = {each.name: find_wrong(each, told[each.name]) for each in MUTATIONS}
+
+    assert {name: complaints for name, complaints in wrong.items() if complaints} == {}

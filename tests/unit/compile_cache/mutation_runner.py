@@ -1,0 +1,141 @@
+"""A process that has imported torch, and forks a child for each version of each mutation.
+
+Run as `python -m tests.unit.compile_cache.mutation_runner <what> <folder>`, with the names of mutations on standard
+input. A line of JSON is written for each. What a child tells is its key alone (`keys`), its key and what `aot_eager`
+computes (`answers`), or also what is computed by way of a store that all versions share (`stores`).
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._dynamo.backends.debugging
+import torch._inductor.compile_fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import Graph, GraphModule
+
+from holdfast.compile_cache.backend import make_compiler
+from holdfast.compile_cache.key import make_key
+from holdfast.compile_cache.parts import Uncacheable
+from holdfast.repo.repository import open_repository
+from holdfast.store.url import open_store
+from tests.unit.compile_cache.keys_of import record_keys
+from tests.unit.compile_cache.mutations import AFTER, BEFORE, MUTATIONS, Mutation
+
+
+def load(mutation: Mutation, number: str, folder: Path) -> Any:
+    """Write and import one version of a package."""
+    for path, text in mutation.list_files(number).items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text)
+    for name, value in mutation.way.environ.items():
+        os.environ[name] = value.replace("NUMBER", number)
+    sys.dont_write_bytecode = True
+    sys.path.insert(0, str(folder))
+    return import_module("mutated.operator")
+
+
+def tell_key(module: Any) -> dict[str, Any]:
+    """Return the key of a graph that calls the operator, made by hand, for dynamo takes much longer."""
+    graph = Graph()
+    x = graph.placeholder("x")
+    with FakeTensorMode() as mode:
+        x.meta["example_value"] = mode.from_tensor(module.make_input())
+    target = module.op._opoverload if hasattr(module, "op") else torch.erfc
+    graph.output((graph.call_function(target, (x,)),))
+    try:
+        found = make_key(GraphModule({}, graph), [module.make_input()], options={}, versions={})
+    except Uncacheable as error:
+        return {"reason": error.reason}
+    return {"key": found.digest}
+
+
+def tell_answers(module: Any) -> dict[str, Any]:
+    """Return the key of what dynamo traces, and what `aot_eager` computes."""
+    (found,) = record_keys(module.f, module.make_input())
+    told = {"reason": found} if isinstance(found, str) else {"key": found.digest}
+    return {**told, "eager": compute(module, "aot_eager")}
+
+
+def tell_stores(store: Path, module: Any) -> dict[str, Any]:
+    """Return also what is computed by way of a store, and whether the store had it."""
+    compiler = make_compiler(open_repository(open_store(str(store)), create=True))
+    answer = compute(module, compiler)
+    return {**tell_answers(module), "answer": answer, "hits": compiler.statistics.hit}
+
+
+def compute(module: Any, backend: Any) -> list[list[float]]:
+    """Return what a compiled function computes: its output and, if there is one, its gradient."""
+    torch._dynamo.reset()
+    x = module.make_input()
+    compiled: Any = torch.compile(module.f, backend=backend)
+    output = compiled(x)
+    if not output.requires_grad:
+        return [output.flatten().tolist()]
+    output.sum().backward()
+    return [output.flatten().tolist(), x.grad.flatten().tolist()]
+
+
+def run_in_child(call: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return what a call returns in a child of this process, or the error that ended it."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        with os.fdopen(writer, "w") as file:
+            try:
+                json.dump(call(), file)
+            except BaseException:  # noqa: BLE001 - whatever it is, the parent tells
+                json.dump({"error": traceback.format_exc()}, file)
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as file:
+        text = file.read()
+    os.waitpid(child, 0)
+    return dict(json.loads(text)) if text else {"error": "it ended without a word"}
+
+
+def run_both(mutation: Mutation, what: str, folder: Path) -> dict[str, Any]:
+    """Run both versions of a mutation, one after the other."""
+    tell: dict[str, Callable[[Any], dict[str, Any]]] = {
+        "keys": tell_key,
+        "answers": tell_answers,
+        "stores": functools.partial(tell_stores, folder / "store"),
+    }
+
+    def run(number: str, place: Path) -> dict[str, Any]:
+        return tell[what](load(mutation, number, place))
+
+    versions = {"before": BEFORE, "after": AFTER, **({"again": BEFORE} if what == "stores" else {})}
+    return {role: run_in_child(functools.partial(run, number, folder / role)) for role, number in versions.items()}
+
+
+def main(what: str, folder: Path) -> None:
+    """Run the mutations that are named."""
+    torch.set_num_threads(1)
+    # What children would all do for themselves: late imports, and a look through torch's tables.
+    graph = Graph()
+    graph.output((graph.call_function(torch.ones, ((1,),)),))
+    make_key(GraphModule({}, graph), [], options={}, versions={})
+    warm: Any = torch.compile(torch.sin, backend="aot_eager")(torch.ones(2, requires_grad=True))
+    warm.sum().backward()
+    gc.collect()
+    gc.freeze()
+    known = {mutation.name: mutation for mutation in MUTATIONS}
+    for place, line in enumerate(sys.stdin):
+        mutation = known[line.rstrip("\n")]
+        sys.stdout.write(json.dumps({"name": mutation.name, **run_both(mutation, what, folder / str(place))}) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

@@ -1,0 +1,288 @@
+"""Things of a user's that may change between two processes: a place for code, and a way by which it reaches a value.
+
+Each mutation is two versions of a small package that differ in one number. A way says how VALUE is reached, and a
+place what is done with it.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tests.unit.compile_cache.mutation_ways import COMMON, OTHERS, WAYS, Way
+
+BEFORE: Final = "2.0"
+AFTER: Final = "5.0"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where code may stand."""
+
+    name: str
+    source: str
+    """A module with `f` and `make_input`; PRELUDE, INSIDE and VALUE are put in."""
+    is_compilers: bool = False
+    """Whether only torch's compiler runs this code, so that `aot_eager` gives the same answer before and after."""
+    has_key: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    """A package before and after one number in it has changed."""
+
+    place: Place
+    way: Way
+
+    @property
+    def name(self) -> str:
+        return f"{self.place.name}: {self.way.name}"
+
+    def list_files(self, number: str) -> dict[str, str]:
+        """Return the files of the package, path -> text."""
+        source = self.place.source.replace("PRELUDE", self.way.prelude).replace("VALUE", self.way.value)
+        inside = textwrap.indent(self.way.inside, "    ")
+        files = {**OTHERS, **self.way.files, "mutated/operator.py": source.replace("    INSIDE", inside)}
+        return {path: text.replace("NUMBER", number) for path, text in files.items()}
+
+
+_OPERATOR: Final = """
+import torch
+PRELUDE
+@torch.library.custom_op("mutated::op", mutates_args=())
+def op(x: torch.Tensor) -> torch.Tensor:
+    return x * 1.5
+@op.register_fake
+def fake(x):
+    return torch.empty_like(x)
+def backward(ctx, g):
+    return g * 3.0
+op.register_autograd(backward)
+def f(x):
+    return op(x)
+def make_input():
+    return torch.ones(4, requires_grad=True)
+"""
+_ERF: Final = """
+import torch
+PRELUDE
+REGISTER
+def f(x):
+    return torch.erfc(x)
+def make_input():
+    return torch.ones(4)
+"""
+
+
+def _in_operator(name: str, old: str, new: str) -> Place:
+    assert old in _OPERATOR
+    return Place(name, _OPERATOR.replace(old, new))
+
+
+def _for_erfc(name: str, register: str, *, is_compilers: bool = True, has_key: bool = True) -> Place:
+    return Place(name, _ERF.replace("REGISTER", textwrap.dedent(register)), is_compilers, has_key)
+
+
+BACKWARD: Final = _in_operator("backward", "    return g * 3.0", "    INSIDE\n    return g * VALUE")
+_SETUP: Final = """
+def setup(ctx, inputs, output):
+    INSIDE
+    ctx.held = VALUE
+def backward(ctx, g):
+    return g * ctx.held
+op.register_autograd(backward, setup_context=setup)
+"""
+
+OPERATORS: Final = (
+    _in_operator("implementation", "    return x * 1.5", "    INSIDE\n    return x * VALUE"),
+    _in_operator(
+        "kernel of a device",
+        "def f(x)",
+        '@op.register_kernel("cpu")\ndef kernel(x):\n    INSIDE\n    return x * VALUE\ndef f(x)',
+    ),
+    # The implementation makes as many items as the input says, and only the fake says so to the compiler.
+    Place(
+        "fake",
+        _OPERATOR.replace("return x * 1.5", "return x.new_ones(int(x[0]))")
+        .replace("    return torch.empty_like(x)", "    INSIDE\n    return x.new_empty(int(VALUE))")
+        .replace("torch.ones(4, requires_grad=True)", "torch.full((4,), NUMBER)"),
+    ),
+    Place("setup of the context", _OPERATOR.replace("op.register_autograd(backward)", _SETUP.strip())),
+    _in_operator(
+        "rule for vmap",
+        "def f(x):\n    return op(x)",
+        "@op.register_vmap\ndef rule(info, in_dims, x):\n    INSIDE\n    return op(x * VALUE), in_dims[0]\n"
+        "def f(x):\n    return torch.vmap(op)(x)",
+    ),
+    # No kernel of C++ comes of this one.
+    _in_operator(
+        "backward by another operator",
+        "def backward(ctx, g):\n    return g * 3.0",
+        """
+@torch.library.custom_op("mutated::times", mutates_args=())
+def times(x: torch.Tensor, factor: float) -> torch.Tensor:
+    return x * factor
+@times.register_fake
+def times_fake(x, factor):
+    return torch.empty_like(x)
+def backward(ctx, g):
+    INSIDE
+    return times(g, float(VALUE))
+""".strip(),
+    ),
+    _in_operator(
+        "helper of a backward",
+        "    return g * 3.0",
+        "    return g * help_it()\ndef help_it():\n    INSIDE\n    return VALUE",
+    ),
+)
+
+REPLACEMENTS: Final = (
+    _for_erfc(
+        "lowering",
+        """
+        from torch._inductor import lowering
+        @lowering.register_lowering(torch.ops.aten.erfc, type_promotion_kind=None)
+        def lower(x):
+            INSIDE
+            return lowering.mul(x, VALUE)
+        """,
+    ),
+    _for_erfc(
+        "lowering by assignment",
+        """
+        from torch._inductor import lowering
+        def lower(x):
+            INSIDE
+            return lowering.mul(x, VALUE)
+        lowering.lowerings[torch.ops.aten.erfc.default] = lower
+        """,
+    ),
+    _for_erfc(
+        "preferred lowering",
+        """
+        from torch._inductor import lowering
+        def lower(x):
+            INSIDE
+            return lowering.mul(x, VALUE)
+        lowering.user_lowerings[torch.ops.aten.erfc.default] = lower
+        """,
+    ),
+    _for_erfc(
+        "decomposition",
+        """
+        from torch._inductor.decomposition import register_decomposition
+        @register_decomposition([torch.ops.aten.erfc.default])
+        def decompose(x):
+            INSIDE
+            return x * VALUE
+        """,
+    ),
+    _for_erfc(
+        "pattern's replacement",
+        """
+        from torch._inductor.fx_passes.post_grad import pass_patterns
+        from torch._inductor.pattern_matcher import fwd_only, register_replacement
+        def search(x):
+            return torch.ops.aten.erfc.default(x)
+        def replace(x):
+            INSIDE
+            return x * VALUE
+        register_replacement(search, replace, [torch.ones(4)], fwd_only, pass_patterns[1])
+        """,
+        has_key=False,
+    ),
+    _for_erfc(
+        "graph pattern",
+        """
+        from torch._inductor.fx_passes.post_grad import pass_patterns
+        from torch._inductor.pattern_matcher import Arg, CallFunction, register_graph_pattern
+        @register_graph_pattern(CallFunction(torch.ops.aten.erfc.default, Arg()), pass_dict=pass_patterns[1])
+        def rewrite(match, x):
+            INSIDE
+            factor = VALUE
+            match.replace_by_example(lambda x: x * factor, [x])
+        """,
+        has_key=False,
+    ),
+    _for_erfc(
+        "autograd kernel",
+        """
+        class Times(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                return x * TIMES()
+            @staticmethod
+            def backward(ctx, g):
+                return g
+        def TIMES():
+            INSIDE
+            return VALUE
+        library = torch.library.Library("aten", "IMPL")
+        library.impl("erfc", Times.apply, "AutogradCPU")
+        """,
+        is_compilers=False,
+        has_key=False,
+    ),
+    _for_erfc(
+        "kernel for all",
+        """
+        @torch.library.impl("aten::erfc", "AutogradCPU")
+        def kernel(x):
+            INSIDE
+            return x * VALUE
+        """,
+        is_compilers=False,
+        has_key=False,
+    ),
+    _for_erfc(
+        "py_impl",
+        """
+        @torch.ops.aten.erfc.default.py_impl(torch._C.DispatchKey.AutogradCPU)
+        def kernel(x):
+            INSIDE
+            return x * VALUE
+        """,
+        is_compilers=False,
+    ),
+    _for_erfc(
+        "functionalization",
+        """
+        @torch.ops.aten.erfc.default.py_functionalize_impl
+        def kernel(ctx, x):
+            INSIDE
+            return ctx.wrap_tensors(ctx.unwrap_tensors((x,))[0] * VALUE)
+        """,
+        is_compilers=False,
+    ),
+)
+
+MUTATIONS: Final = (
+    *(Mutation(BACKWARD, way) for way in WAYS),
+    *(Mutation(place, way) for place in OPERATORS + REPLACEMENTS for way in COMMON),
+)
+QUICK: Final = tuple(mutation for mutation in MUTATIONS if mutation.place is BACKWARD or mutation.way is COMMON[2])
+"""Each way in one place, and one way in each place."""
+
+
+def judge(mutation: Mutation, before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """Return what is wrong with what two processes told, one with each version of a package."""
+    if "error" in before or "error" in after:
+        return [before.get("error", ""), after.get("error", "")]
+    wrong = []
+    if "key" in before and before["key"] == after.get("key"):
+        wrong.append("stale: both versions have one key")
+    reasons = [told["reason"] for told in (before, after) if "reason" in told]
+    if reasons and mutation.place.has_key and mutation.way.has_key:
+        wrong.append(f"it could be cached: {reasons[0]}")
+    if not reasons and not (mutation.place.has_key and mutation.way.has_key):
+        wrong.append("it has a key, though nobody can follow this")
+    for told, number in ((before, BEFORE), (after, AFTER)):
+        right = [[float(number)] * 4] if mutation.place.is_compilers else told.get("eager")
+        if "answer" in told and told["answer"] != right:
+            wrong.append(f"{told['answer']} for {right}")
+    if "eager" in before and (before["eager"] == after["eager"]) != mutation.place.is_compilers:
+        wrong.append("the number does not count, so that this tests nothing")
+    return wrong
