@@ -14,7 +14,7 @@ from holdfast.compile_cache import inductor
 from holdfast.compile_cache.cache import CompileCache, Run
 from holdfast.compile_cache.counters import Statistics
 from holdfast.compile_cache.flight import WAIT_S, Waiting
-from holdfast.compile_cache.key import Key, Uncacheable, make_key
+from holdfast.compile_cache.key import Key, Uncacheable, UnknownCode, make_key
 from holdfast.compile_cache.key_inputs import may_share
 from holdfast.compile_cache.prefetch import Prefetch
 from holdfast.compile_cache.trust import Trust, read_secret
@@ -135,6 +135,8 @@ class Compiler:
         try:
             with self.cache.counters.timed("key"):
                 key = make_key(graph, inputs, options=settings, versions=self._versions)
+        except UnknownCode as error:
+            return self._bypass(error.reason, graph, inputs, settings, use_caches=False)
         except Uncacheable as error:
             return self._bypass(error.reason, graph, inputs, settings)
         except Exception as error:  # noqa: BLE001 - a graph of a kind that nobody thought of is compiled as usual
@@ -142,14 +144,24 @@ class Compiler:
             return self._bypass(f"its key could not be made ({type(error).__name__})", graph, inputs, settings)
         return _Asked(self.cache, graph, inputs, settings, key, self._strict).answer()
 
-    def _bypass(self, reason: str, graph: torch.fx.GraphModule, inputs: Sequence[Any], options: dict[str, Any]) -> Run:
+    def _bypass(
+        self,
+        reason: str,
+        graph: torch.fx.GraphModule,
+        inputs: Sequence[Any],
+        options: dict[str, Any],
+        *,
+        use_caches: bool = True,
+    ) -> Run:
         self.cache.counters.count_bypass(reason)
         if self._strict:
             raise inductor.make_error(f"strict: a graph cannot be kept in the compile cache: {reason}")
         _log.info("a graph is compiled without the cache: %s", reason)
         with self.cache.counters.timed("compile"):
-            # Torch's caches do not tell inputs that share memory from others, and would serve what is wrong for them.
-            return inductor.compile_plainly(graph, inputs, options, use_caches=not may_share(inputs))
+            # Torch's caches tell neither inputs that share memory from others, nor code that was edited from what it
+            # was before: they would serve what is wrong.
+            may_use = use_caches and not may_share(inputs)
+            return inductor.compile_plainly(graph, inputs, options, use_caches=may_use)
 
 
 class _Asked:

@@ -26,9 +26,9 @@ from holdfast.compile_cache.code_values import (
     list_parts,
     name_open,
 )
-from holdfast.compile_cache.key_targets import name_operator, name_target
+from holdfast.compile_cache.key_targets import HIGHER_ORDER, name_operator
 from holdfast.compile_cache.known_code import is_known_module, is_pure, name_known
-from holdfast.compile_cache.parts import Uncacheable
+from holdfast.compile_cache.parts import UnknownCode
 from holdfast.digest import hash_kind
 
 _MAX_DEPTH: Final = 40
@@ -65,7 +65,7 @@ class CodeDigest:
 def digest_code(function: object, *, where: str) -> CodeDigest:
     """Return the digest of what a function does; names of its local variables and its file do not count.
 
-    Raises Uncacheable, which says `where`, if the function reads something that has no digest, such as a file.
+    Raises UnknownCode, which says `where`, if the function reads something that has no digest, such as a file.
     """
     walk = _Walk(where)
     walk.add(function, 0)
@@ -125,11 +125,14 @@ class _Walk:
                     self.add(found, 0)
 
     def _refuse(self, what: str) -> None:
-        raise Uncacheable(f"{self._where} {what}")
+        raise UnknownCode(f"{self._where} {what}")
 
     def _add_operator(self, value: Any) -> None:
         if isinstance(value, torch._ops.HigherOrderOperator):
-            self.texts.append(f"operator {name_target(value, {})}\n")
+            name = name_operator(value)
+            if name not in HIGHER_ORDER:
+                self._refuse(f"uses the higher-order operator {name}, which is not known to be cacheable")
+            self.texts.append(f"operator {name}\n")
             return
         name = value._qualname if isinstance(value, CustomOpDef) else name_operator(value)
         self.texts.append(f"operator {name}\n")
@@ -159,7 +162,7 @@ class _Walk:
         parts = list_parts(value)
         if parts is None:
             kind = type(value)
-            raise Uncacheable(f"{self._where} uses {kind.__module__}.{kind.__qualname__}, whose code has no digest")
+            raise UnknownCode(f"{self._where} uses {kind.__module__}.{kind.__qualname__}, whose code has no digest")
         self.texts.append(f"{parts.text} of {len(parts.values)}\n")
         for each in parts.values:
             self.add(each, depth + 1)
@@ -233,4 +236,4 @@ class _Walk:
             self.texts.append(f"no module {name}\n")
             return None
         except Exception as error:  # a module runs anybody's code when it is imported
-            raise Uncacheable(f"{self._where} imports {name}, which fails with {type(error).__name__}") from error
+            raise UnknownCode(f"{self._where} imports {name}, which fails with {type(error).__name__}") from error

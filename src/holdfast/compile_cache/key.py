@@ -15,9 +15,9 @@ from holdfast.compile_cache.key_inputs import describe_aliasing, describe_inputs
 from holdfast.compile_cache.key_ops import describe_operators
 from holdfast.compile_cache.key_symbols import Symbols
 from holdfast.compile_cache.key_system import describe_system
-from holdfast.compile_cache.parts import PARTS, Key, Uncacheable, hash_parts
+from holdfast.compile_cache.parts import PARTS, Key, Uncacheable, UnknownCode, hash_parts
 
-__all__ = ["PARTS", "Key", "Uncacheable", "make_key"]
+__all__ = ["PARTS", "Key", "Uncacheable", "UnknownCode", "make_key"]
 
 
 def make_key(

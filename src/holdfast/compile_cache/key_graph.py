@@ -8,6 +8,7 @@ from typing import Final, TypeVar
 import torch
 from torch.fx import GraphModule, Node
 
+from holdfast.compile_cache.code_digest import digest_code
 from holdfast.compile_cache.key_symbols import Symbols
 from holdfast.compile_cache.key_targets import name_target
 from holdfast.compile_cache.parts import Uncacheable
@@ -25,6 +26,8 @@ _WITH_MESSAGE: Final = frozenset({"aten::_assert_scalar"})
 
 # What dynamo notes about a graph for others to read, and what no compiler looks at.
 _NOTES: Final = frozenset({"backend_id", "dynamo_compile_id", "dynamo_flat_name_to_original_fqn"})
+_POLICY: Final = "_checkpoint_context_fn"
+"""The note that holds what a selective checkpoint keeps, a function."""
 
 
 class GraphText:
@@ -51,6 +54,8 @@ class GraphText:
         _verify_notes(graph)
         if self._written:
             self.lines.append(f"graph {self._written}:")
+        if (policy := graph.meta.get(_POLICY)) is not None:
+            self.lines.append(f"policy {_describe_policy(policy)}")
         numbers: dict[Node, str] = {}
         num_inputs = 0
         for node in graph.graph.nodes:
@@ -132,8 +137,14 @@ def _place(value: Held, held: list[Held]) -> int:
 
 
 def _verify_notes(graph: GraphModule) -> None:
-    if strange := sorted(graph.meta.keys() - _NOTES):
+    if strange := sorted(graph.meta.keys() - _NOTES - {_POLICY}):
         raise Uncacheable(f"the graph carries notes that may direct the compiler ({', '.join(map(str, strange))})")
+
+
+def _describe_policy(policy: object) -> str:
+    """Return what stands for the policy of a selective checkpoint: what its owner says, as torch asks, or its code."""
+    own = getattr(policy, "cache_hash", None)
+    return repr(own) if own is not None else digest_code(policy, where="the policy of a checkpoint").digest
 
 
 def _describe_constant(tensor: torch.Tensor) -> Json:

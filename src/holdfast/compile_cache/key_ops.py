@@ -16,7 +16,7 @@ from holdfast.compile_cache.code_digest import digest_code
 from holdfast.compile_cache.key_targets import is_builtin, name_operator
 from holdfast.compile_cache.known_code import find_foreign
 from holdfast.compile_cache.library_kernels import list_kernels, watch_libraries
-from holdfast.compile_cache.parts import Uncacheable
+from holdfast.compile_cache.parts import UnknownCode
 from holdfast.compile_cache.torch_tables import KERNELS, PATTERN, Row, iter_kernels, iter_registered, watch_tables
 from holdfast.digest import hash_bytes
 from holdfast.repo.record import Json
@@ -37,7 +37,7 @@ _TABLES: Final = {"_backend_fns": "implementation", "_torch_dispatch_fns": "rule
 def describe_operators(graph: GraphModule, versions: Mapping[str, str]) -> Json:
     """Return what stands for the code of each foreign operator that a graph may call, and for code in torch's place.
 
-    Raises Uncacheable if nothing stands for it.
+    Raises UnknownCode if nothing stands for it.
     """
     found = _Descriptions(versions)
     for name in sorted(set(_iter_operators(graph))):
@@ -69,7 +69,7 @@ class _Descriptions:
         try:
             self.described[name] = self._describe_operator(name)
         except AttributeError as error:
-            raise Uncacheable(
+            raise UnknownCode(
                 f"where this torch keeps the code of the operator {name} is not known ({error})"
             ) from error
 
@@ -79,7 +79,7 @@ class _Descriptions:
             name = kernel.operator.partition(".")[0]
             if name not in self._versions:
                 reason = f"a kernel of yours is registered for {name} ({kernel.key}), and torch does not keep its code"
-                raise Uncacheable(f"{reason}; {_HINT.format(name=name)}")
+                raise UnknownCode(f"{reason}; {_HINT.format(name=name)}")
             self.described[f"kernel of {name} for {kernel.key}"] = {"version": self._versions[name]}
         for row in watch_tables().list_foreign():
             self._add_row(row)
@@ -92,7 +92,7 @@ class _Descriptions:
             self.described[title] = {"version": version}
         elif row.role == PATTERN:
             reason = f"torch's compiler rewrites graphs by a pattern of yours ({name}), which has no digest"
-            raise Uncacheable(f"{reason}; {_HINT.format(name=name)}")
+            raise UnknownCode(f"{reason}; {_HINT.format(name=name)}")
         elif row.role == KERNELS:
             self.described[title] = self._describe_kernels(row.subject, title)
         else:
@@ -160,15 +160,15 @@ class _Descriptions:
         """Return the digest of a function, and describe the operators that it may call."""
         try:
             found = digest_code(function, where=where)
-        except Uncacheable as error:
-            raise Uncacheable(f"{error.reason}; {_HINT.format(name=name)}") from error
+        except UnknownCode as error:
+            raise UnknownCode(f"{error.reason}; {_HINT.format(name=name)}") from error
         for operator in sorted(found.operators):
             self.add_operator(operator)
         return found.digest
 
 
 def _refuse(reason: str, name: str) -> None:
-    raise Uncacheable(f"{reason}; {_HINT.format(name=name)}")
+    raise UnknownCode(f"{reason}; {_HINT.format(name=name)}")
 
 
 def _is_foreign(name: str) -> bool:

@@ -9,6 +9,8 @@ from types import BuiltinFunctionType, FunctionType, MethodDescriptorType
 from typing import Any, Final
 
 import torch
+import torch._numpy
+from torch._dynamo.utils import numpy_method_wrapper, numpy_operator_wrapper, numpy_to_tensor_wrapper
 
 from holdfast.compile_cache.known_code import is_in_torch
 from holdfast.compile_cache.parts import Uncacheable
@@ -17,7 +19,7 @@ from holdfast.compile_cache.parts import Uncacheable
 _FOREIGN: Final = frozenset({"_operator", "operator", "math", "builtins"})
 
 # Higher-order operators that are what their arguments and bodies say, and nothing else.
-_HIGHER_ORDER: Final = frozenset(
+HIGHER_ORDER: Final = frozenset(
     {
         "associative_scan",
         "cond",
@@ -82,6 +84,8 @@ def name_target(target: object, versions: Mapping[str, str]) -> str:
             return _name_method(target)
         case type():
             return _name_function(target, versions)
+        case numpy_to_tensor_wrapper() | numpy_operator_wrapper() | numpy_method_wrapper():
+            return _name_numpy(target)
     raise Uncacheable(f"the graph calls {_shorten(target)}, which is neither a function nor an operator")
 
 
@@ -101,7 +105,7 @@ def _name_higher_order(target: torch._ops.HigherOrderOperator) -> str:
     name = name_operator(target)
     if name in _WHY_NOT_HIGHER_ORDER:
         raise Uncacheable(_WHY_NOT_HIGHER_ORDER[name])
-    if name not in _HIGHER_ORDER or getattr(torch.ops.higher_order, name, None) is not target:
+    if name not in HIGHER_ORDER or getattr(torch.ops.higher_order, name, None) is not target:
         raise Uncacheable(f"the graph calls the higher-order operator {name}, which is not known to be cacheable")
     return f"higher_order.{name}"
 
@@ -153,6 +157,18 @@ def _name_function(target: FunctionType | BuiltinFunctionType | type, versions: 
     if isinstance(target, FunctionType) and not is_in_torch(target.__code__.co_filename):
         raise Uncacheable(f"{home}.{name} was replaced by code of {target.__code__.co_filename}")
     return f"{home}.{name}"
+
+
+def _name_numpy(target: Any) -> str:
+    """Return the name of a function, an operator or a method of numpy, which torch does with tensors."""
+    if isinstance(target, numpy_method_wrapper):
+        return f"numpy method {target.method}"
+    if isinstance(target, numpy_operator_wrapper):
+        return f"numpy operator {name_target(target.op, {})}"
+    name = target.f.__name__
+    if getattr(torch._numpy, name, None) is not target.f:
+        raise Uncacheable(f"the graph calls {_shorten(target)}, which is not what torch does for numpy.{name}")
+    return f"numpy.{name}"
 
 
 def _shorten(target: object) -> str:

@@ -33,6 +33,10 @@ class Uncacheable(Exception):
         self.reason = reason
 
 
+class UnknownCode(Uncacheable):
+    """A graph has no key because code that it depends on has no digest; torch's own caches do not look at such code."""
+
+
 def digest_part(part: str, value: Json) -> str:
     """Return the digest of one part, in hex."""
     return hash_kind(f"compiled {part}", [canonical_json(value)]).hex()

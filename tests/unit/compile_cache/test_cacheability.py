@@ -16,7 +16,7 @@ from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule
 from torch.testing._internal.two_tensor import TwoTensor
-from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from holdfast.compile_cache.key import make_key
@@ -26,7 +26,6 @@ from tests.unit.compile_cache.keys_of import key_of, reason_of, record_keys
 # Any: much of torch has no types.
 _CONFIG: Any = inductor_config
 _allow_in_graph: Any = torch.compiler.allow_in_graph
-_make_policy: Any = create_selective_checkpoint_contexts
 _TwoTensor: Any = TwoTensor
 
 
@@ -179,18 +178,6 @@ def test_an_argument_that_has_no_text_is_not_cached() -> None:
     reason = why_not(graph)
 
     assert reason == "the graph is given a torch._C.Generator as an argument"
-
-
-def test_a_policy_for_checkpoints_is_not_cached() -> None:
-    def context() -> Any:
-        return _make_policy([torch.ops.aten.sin.default])
-
-    def call(x: Tensor) -> Any:
-        return checkpoint(torch.sin, x, use_reentrant=False, context_fn=context)
-
-    reason = reason_of(call, torch.ones(3, requires_grad=True))
-
-    assert reason == "the graph carries notes that may direct the compiler (_checkpoint_context_fn)"
 
 
 def test_checkpoints_without_a_policy_are_cached() -> None:
