@@ -98,6 +98,7 @@ class Transaction:
         self._lease: Lease | None = None
         self.lease_id = ""
         self.packer = Packer(self._store, self, proven=repo.proven)
+        # On the coordinator, which alone has the lease.
         self._is_committed = False
         self._is_overtaken = False
         self._is_gone = False
@@ -168,7 +169,6 @@ class Transaction:
             if self._is_committed or not _is_refused(error, self._ranks):
                 raise _lose_track(error, draft.state.name) from error
             raise
-        self._is_committed = True
         snapshot = _parse_committed(fields)
         self._repo.recent.remember(snapshot)
         return snapshot

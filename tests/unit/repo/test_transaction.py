@@ -10,7 +10,7 @@ from math import ceil
 
 import pytest
 
-from holdfast.errors import LeaseLost, NameInUse
+from holdfast.errors import LeaseLost, NameInUse, RankError
 from holdfast.repo import leases
 from holdfast.repo.collect import Rules, collect
 from holdfast.repo.entry import Entry
@@ -45,6 +45,11 @@ ENTRIES = [Entry("x", 4, (inline_ref(b"1234"),))]
 
 def commit(transaction: Transaction, repo: Repository, name: str = "a") -> None:
     transaction.commit(Draft(read_name(repo.store, name)), lambda: [Part(None, ENTRIES)], rewrite=list)
+
+
+def commit_together(transaction: Transaction, make_parts: Callable[[], list[Part]]) -> int:
+    draft = Draft(NameState("a", None, 0), root=Part(None, []))
+    return transaction.commit(draft, make_parts, rewrite=list).generation
 
 
 def fence_all(store: MemoryStore) -> None:
@@ -192,8 +197,82 @@ def test_the_lease_is_renewed_while_the_coordinator_waits_for_other_ranks(
             return [Part(None, ENTRIES)]
 
         with Transaction(ready, purpose="save", ranks=ranks) as transaction:
-            draft = Draft(NameState("a", None, 0), root=Part(None, []))
-            return transaction.commit(draft, make_parts, rewrite=list).generation
+            return commit_together(transaction, make_parts)
 
     assert run_threads(2, act) == [0, 0]
     assert beats == []
+
+
+class HeldStore(HookedStore):
+    """Counts how often it is held at this moment; stands for the same store as another host sees it."""
+
+    held = 0
+
+    @contextmanager
+    def hold(self, *, exclusive: bool) -> Iterator[bool]:
+        with super().hold(exclusive=exclusive) as is_held:
+            self.held += 1
+            yield is_held
+            self.held -= 1
+
+
+def test_every_rank_holds_the_store_while_it_writes(ready: Repository) -> None:
+    """A collector on its host must not find itself alone: it would remove what is being written."""
+    stores = [HeldStore(ready.store) for _ in range(3)]
+    held: dict[int, int] = {}
+
+    def act(ranks: ThreadRanks) -> int:
+        def make_parts() -> list[Part]:
+            held[ranks.rank] = stores[ranks.rank].held
+            return [Part(None, ENTRIES)]
+
+        with Transaction(new_repo(stores[ranks.rank]), purpose="save", ranks=ranks) as transaction:
+            return commit_together(transaction, make_parts)
+
+    assert run_threads(3, act) == [0, 0, 0]
+    assert held == {0: 1, 1: 1, 2: 1}
+    assert [store.held for store in stores] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_writes_gives_signs_of_life_and_notices_that_another_has_failed(
+    ready: Repository, monkeypatch: pytest.MonkeyPatch, rank: int
+) -> None:
+    beats: list[int] = []
+
+    def notice(ranks: ThreadRanks) -> None:
+        if ranks.rank == rank:
+            raise RankError("another rank has failed")
+
+    monkeypatch.setattr(ThreadRanks, "beat", lambda ranks: beats.append(ranks.rank))
+    monkeypatch.setattr(ThreadRanks, "check_failures", notice)
+
+    def act(ranks: ThreadRanks) -> int:
+        with Transaction(ready, purpose="save", ranks=ranks) as transaction:
+
+            def make_parts() -> list[Part]:
+                chunk = NewChunk(inline_ref(b"z").digest, memoryview(b"z"), 64)
+                transaction.packer.append([chunk])
+                return [Part(None, ENTRIES)]
+
+            return commit_together(transaction, make_parts)
+
+    ends = run_threads(2, act)
+
+    assert all(isinstance(end, RankError) and list(end.failures) == [rank] for end in ends)
+    assert sorted(beats) == [0, 1]
+    assert read_name(ready.store, "a").snapshot is None
+
+
+def test_a_name_taken_meanwhile_is_a_rank_error_on_all_ranks(ready: Repository) -> None:
+    save_bytes(ready, "a", {"x": b"theirs"})
+
+    def act(ranks: ThreadRanks) -> int:
+        with Transaction(ready, purpose="save", ranks=ranks) as transaction:
+            return commit_together(transaction, lambda: [Part(None, ENTRIES)])
+
+    ends = run_threads(2, act)
+
+    assert all(isinstance(end, RankError) and end.failures[0].type_name == "NameInUse" for end in ends)
+    assert load_bytes(ready, "a") == {"x": b"theirs"}
+    assert keys(ready.store, LEASES) == []
