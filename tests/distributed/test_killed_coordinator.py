@@ -19,11 +19,9 @@ import holdfast
 from tests.distributed.conftest import World
 from tests.distributed.cues import ARRIVED, CREATED, Cell, Moment, cueing, list_cells
 from tests.distributed.telling import Told, tell
-from tests.distributed.test_dead_coordinator import STEPS as LAST_STEPS
 from tests.distributed.test_dead_coordinator import find_wrong
+from tests.distributed.test_rank_faults import STEPS
 
-STEPS: Final = ["save 'run'", "describe", "alike", "cover", *LAST_STEPS]
-"""Every step of a save of replicas that overwrites."""
 KNOWN: Final = Cell(Moment("commit", CREATED), (Moment("stale", ARRIVED),))
 """The record was created, and the other rank has not read the answer that lets the coordinator create it."""
 LIMIT_S: Final = 30.0

@@ -36,6 +36,7 @@ STEPS: Final = [
     "cover",
     "prepare",
     "name",
+    "room",
     "open",
     "begin",
     "share",
