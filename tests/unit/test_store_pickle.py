@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from http import HTTPStatus
 from multiprocessing import get_context
@@ -24,6 +24,7 @@ OPTIONS: dict[str, Any] = {
     "types": (HTTPStatus,),
     "environment": False,
     "change_hints": True,
+    "create": False,
 }
 
 
@@ -32,8 +33,8 @@ def opened_with(monkeypatch: pytest.MonkeyPatch, store: Store) -> dict[str, Any]
     seen: list[dict[str, Any]] = []
     data = pickle.dumps(store)
 
-    def watch(url: str, budget_bytes: int, types: Sequence[type], options: Mapping[str, bool]) -> None:
-        seen.append({"url": url, "budget_bytes": budget_bytes, "types": types, **options})
+    def watch(url: str, budget_bytes: int, types: Sequence[type], options: dict[str, bool], store_id: str) -> None:
+        seen.append({"url": url, "budget_bytes": budget_bytes, "types": types, "store_id": store_id, **options})
 
     with monkeypatch.context() as patch:
         patch.setattr(facade, "make_store", watch)
@@ -81,7 +82,7 @@ def use(writable: Store, closed: Store) -> dict[str, object]:
 
 
 def test_a_new_process_works_with_a_store_as_it_was_opened(tmp_path: Path) -> None:
-    options = {**OPTIONS, "read_only": False}
+    options = {**OPTIONS, "read_only": False, "create": True}
     store = holdfast.open(tmp_path / "s", **options)
     store.save("here", HTTPStatus.NOT_FOUND)
 

@@ -58,11 +58,13 @@ class Holdings:
 
     def is_intact(self, location: Location, data: memoryview) -> bool:
         """Read a copy and tell whether it still is `data`; safe in any thread."""
+        # Before the reading: if the pack changes meanwhile, it will have another version than the one that was read.
+        pack = self._find_pack(location.pack_id)
         with self._blocks.lend() as block:
             stored = self._read(location, block)
             is_same = stored is not None and fingerprint(stored) == fingerprint(data)
-        if is_same:
-            self._proven.add(location, version=self._find_version(location))
+        if is_same and pack:
+            self._proven.add(location, version=pack.version)
         else:
             self._proven.forget(location.pack_id)
             self.rotten.add(location.pack_id)
@@ -72,13 +74,17 @@ class Holdings:
         """Tell whether a copy was written or read by this handle lately, and need not be read by this save."""
         if self._turn is None:
             self._turn = self._proven.begin_turn()
-        return self._proven.covers(location, version=self._find_version(location), turn=self._turn)
+        pack = self._find_pack(location.pack_id)
+        return pack is not None and self._proven.covers(location, version=pack.version, turn=self._turn)
 
-    def _find_version(self, location: Location) -> str:
-        """Return the version of a pack when it was first considered: before anything of it was read."""
-        info = self._packs[pack_key(location.pack_id)]
-        assert info is not None, "a pack that is not there has no copies"
-        return info.version
+    def _find_pack(self, pack_id: str) -> ObjectInfo | None:
+        """Return what the store says of a pack; asked once in a save."""
+        if pack_id not in self._packs:
+            try:
+                self._packs[pack_id] = self._store.stat(pack_key(pack_id))
+            except NotFound:
+                self._packs[pack_id] = None
+        return self._packs[pack_id]
 
     def _read(self, location: Location, block: memoryview) -> memoryview | None:
         stored = block[: location.stored_bytes]
@@ -95,16 +101,10 @@ class Holdings:
         yield from self._index.find(digest, size_bytes)
 
     def _is_usable(self, location: Location, size_bytes: int) -> bool:
-        key = pack_key(location.pack_id)
-        if key in self._avoid or location.codec != RAW or location.stored_bytes != size_bytes:
+        if pack_key(location.pack_id) in self._avoid or location.codec != RAW or location.stored_bytes != size_bytes:
             return False
-        if key not in self._packs:
-            try:
-                self._packs[key] = self._store.stat(key)
-            except NotFound:
-                self._packs[key] = None
-        info = self._packs[key]
-        return info is not None and location.offset + location.stored_bytes <= info.size_bytes
+        pack = self._find_pack(location.pack_id)
+        return pack is not None and location.offset + location.stored_bytes <= pack.size_bytes
 
 
 def read_bases(store: ObjectStore, candidates: Sequence[Snapshot | None]) -> list[Manifest]:
