@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.checkpoint.api import CheckpointException
 
 import holdfast
@@ -196,7 +197,34 @@ def test_extensions_are_refused_however_they_are_given(at: str, tmp_path: Path) 
         dcp.FileSystemWriter(tmp_path, *by_position, **by_name)
 
 
-def test_readers_of_nothing_keep_their_target(tmp_path: Path) -> None:
+def test_a_stream_may_change_once_it_was_staged(tmp_path: Path) -> None:
+    stream = make_stream()
+    state = {"stream": stream, "nested": {"streams": [stream, (stream, 3)]}}
+    staged = StorageWriter(tmp_path / "s", "a").stage(state)
+    stream.truncate(2)
+
+    assert state["stream"] is stream
+    copies = [staged["stream"], staged["nested"]["streams"][0], staged["nested"]["streams"][1][0]]
+    assert [(each.getvalue(), each.tell()) for each in copies] == [(b"some bytes", 4)] * 3
+    assert staged["nested"]["streams"][1][1] == 3
+
+
+def test_a_fake_target_is_loaded_without_reading(tmp_path: Path) -> None:
+    saved = {"w": torch.arange(6000.0), "cast": torch.ones(4000), "step": 3}
+    dcp.save(saved, storage_writer=StorageWriter(tmp_path / "s", "a"), no_dist=True)
+    store = holdfast.open(tmp_path / "s")
+    with FakeTensorMode(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        target: dict[str, Any] = {"w": torch.zeros(6000), "cast": torch.zeros(4000, dtype=torch.float64), "step": 0}
+        dcp.load(target, storage_reader=StorageReader(store, "a"), no_dist=True)
+
+    # The payload of the number is all that was read.
+    assert 0 < store.statistics().stages["read"].size_bytes < 2000
+    assert isinstance(target["w"], FakeTensor)
+    assert (target["w"].shape, target["cast"].dtype, target["step"]) == ((6000,), torch.float64, 3)
+
+
+def test_a_stream_takes_the_place_of_another(tmp_path: Path) -> None:
     dcp.save({"stream": make_stream()}, storage_writer=StorageWriter(tmp_path / "s", "a"), no_dist=True)
     loaded: dict[str, Any] = {"stream": io.BytesIO(b"old")}
     dcp.load(loaded, storage_reader=StorageReader(tmp_path / "s", "a"), no_dist=True)

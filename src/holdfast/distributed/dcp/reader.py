@@ -33,6 +33,7 @@ from holdfast.snapshot.options import LoadOptions
 from holdfast.snapshot.pickled import dump_payload, load_payload
 from holdfast.snapshot.places import mark_written
 from holdfast.snapshot.slices import read_slice
+from holdfast.tensors.fakes import has_values
 from holdfast.tensors.spec import TensorSpec, contiguous_stride, decode_spec
 from holdfast.tensors.storage import tensor_bytes
 from holdfast.trees.registered import Types
@@ -250,7 +251,7 @@ class _Load:
         for item, entry, spec, box, target in batch:
             if target.dtype != spec.dtype:
                 self._cast.append(f"{item.storage_index.fqn} ({spec.dtype} to {target.dtype})")
-            if not target.numel():
+            if not target.numel() or not has_values(target):
                 continue
             if not _is_in_order(spec):
                 copies.append((target, read_slice(self._reader, entry, spec, slices(box))))

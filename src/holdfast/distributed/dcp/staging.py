@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 from typing import Any
 
 import torch
@@ -15,6 +16,18 @@ from holdfast.trees.apply import apply_to_tensors
 def stage_state(state_dict: dict[str, Any]) -> dict[str, Any]:
     """Return a copy on the CPU that training may go on without."""
     staged: dict[str, Any] = BlockingAsyncStager().stage(apply_to_tensors(_copy_if_shared, state_dict))
+    copied: dict[str, Any] = _copy_streams(staged)
+    return copied
+
+
+def _copy_streams(staged: Any) -> Any:
+    """Return what torch's stager gives with its streams of bytes copied, which that hands on as they are."""
+    if type(staged) is io.BytesIO:
+        return copy.copy(staged)
+    if isinstance(staged, dict):
+        return {key: _copy_streams(value) for key, value in staged.items()}
+    if type(staged) in (list, tuple):
+        return type(staged)(_copy_streams(value) for value in staged)
     return staged
 
 
