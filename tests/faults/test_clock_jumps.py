@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from itertools import count
 from typing import Final
@@ -115,7 +116,7 @@ def test_a_lease_is_renewed_though_the_clock_of_its_writer_has_gone_back(monkeyp
     assert count_generations(writer, lease) == shown + 1
 
     # The clock stands still, as if it were set back again and again; the time that passes is another.
-    passed_s = leases.monotonic() + RENEW_S
+    passed_s = time.monotonic() + RENEW_S
     monkeypatch.setattr(leases, "monotonic", lambda: passed_s)
     lease.keep_alive()
     assert count_generations(writer, lease) == shown + 2
@@ -167,7 +168,7 @@ def test_a_collector_that_is_hours_ahead_fences_a_live_save_which_then_fails_and
     store, _ = make_store()
     collector = OwnClock(store)
     collector.off_s = jump_s
-    has_run = []
+    has_run: list[bool] = []
 
     def strike(name: str, key: str) -> None:
         if not has_run and name == "commit" and key.startswith("packs/"):
