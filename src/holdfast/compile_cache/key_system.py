@@ -17,7 +17,7 @@ from holdfast.compile_cache.parts import digest_part
 from holdfast.digest import hash_bytes
 from holdfast.repo.record import Json
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 """Raised when keys or artifacts change their meaning: all that was stored before is then a miss."""
 
 _CPUINFO: Final = "/proc/cpuinfo"

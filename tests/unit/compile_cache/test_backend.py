@@ -12,7 +12,7 @@ import torch
 from holdfast.compile_cache import backend, cache, inductor, trust
 from holdfast.compile_cache.backend import Compiler, make_compiler
 from holdfast.compile_cache.inductor import Compiled
-from holdfast.compile_cache.parts import Key, Uncacheable
+from holdfast.compile_cache.parts import Key, Uncacheable, UnknownCode
 from holdfast.errors import CompileCacheError, StoreError, StoreFull
 from holdfast.repo.repository import Repository, open_repository
 from holdfast.store.memory import MemoryStore
@@ -93,6 +93,27 @@ def test_what_is_not_there_is_compiled_and_saved_and_then_loaded(fake: FakeTorch
     assert (first.statistics.miss, first.statistics.saved) == (1, 1)
     assert (second.statistics.hit, second.statistics.seconds_saved) == (1, 3.0)
     assert first.cache.used == second.cache.used == (make_key().digest,)
+
+
+@pytest.mark.parametrize(("error", "uses_caches"), [(Uncacheable("odd"), True), (UnknownCode("odd"), False)])
+@pytest.mark.usefixtures("fake")
+def test_torchs_caches_are_kept_out_where_code_has_no_digest(
+    monkeypatch: pytest.MonkeyPatch, repo: Repository, error: Uncacheable, *, uses_caches: bool
+) -> None:
+    seen: list[bool] = []
+
+    def refuse(*_: object, **__: object) -> Key:
+        raise error
+
+    def compile_plainly(*_: object, use_caches: bool) -> Callable[[], str]:
+        seen.append(use_caches)
+        return _say("plain")
+
+    monkeypatch.setattr(backend, "make_key", refuse)
+    monkeypatch.setattr(inductor, "compile_plainly", compile_plainly)
+
+    assert _ask(make_compiler(repo)) == "plain"
+    assert seen == [uses_caches]
 
 
 def test_entries_for_other_sizes_are_a_guard_miss(fake: FakeTorch, repo: Repository) -> None:

@@ -1,0 +1,109 @@
+"""Torch's own tables hold nothing foreign, and what a user adds to them is found, also after the first look."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+from importlib import import_module
+from typing import Any
+
+import pytest
+import torch
+from torch._inductor import lowering
+from torch._inductor.pattern_matcher import Arg, CallFunction, PatternMatcherPass, register_graph_pattern
+
+from holdfast.compile_cache.library_kernels import Kernel, LibraryWatch
+from holdfast.compile_cache.torch_tables import Row, TableWatch
+
+_ERFC: Any = torch.ops.aten.erfc.default
+_register: Any = register_graph_pattern
+_Library: Any = torch.library.Library
+
+_OWN = """
+import torch._inductor.compile_fx
+from torch._inductor.fx_passes import joint_graph, post_grad
+from holdfast.compile_cache.library_kernels import LibraryWatch
+from holdfast.compile_cache.torch_tables import TableWatch
+watch = TableWatch()
+assert watch.list_foreign() == [], watch.list_foreign()
+joint_graph.lazy_init(torch.device("cpu"))
+post_grad.lazy_init(torch.device("cpu"))
+assert watch.list_foreign() == [], watch.list_foreign()
+assert LibraryWatch().list_foreign() == [], LibraryWatch().list_foreign()
+"""
+
+
+@pytest.fixture
+def post_grad() -> Any:
+    with warnings.catch_warnings(action="ignore"):  # torch uses what it has deprecated
+        return import_module("torch._inductor.fx_passes.post_grad")
+
+
+def of_mine(x: Any) -> Any:
+    return x
+
+
+def list_new(watch: TableWatch, before: list[Row]) -> list[tuple[str, str]]:
+    return [(row.role, str(row.subject)) for row in watch.list_foreign() if row not in before]
+
+
+def test_all_that_torch_puts_into_its_tables_is_its_own() -> None:
+    ran = subprocess.run([sys.executable, "-c", _OWN], capture_output=True, text=True, check=False)
+
+    assert ran.returncode == 0, ran.stderr[-2000:]
+
+
+def test_a_lowering_by_assignment_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = TableWatch()
+    before = watch.list_foreign()
+
+    monkeypatch.setitem(lowering.lowerings, _ERFC, of_mine)
+
+    assert list_new(watch, before) == [("lowering", "aten.erfc.default")]
+
+
+def test_a_registered_lowering_is_found_below_what_torch_wraps_it_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = TableWatch()
+    before = watch.list_foreign()
+    wrapped: Any = lowering.register_lowering([], lowering_dict={})(of_mine)
+
+    monkeypatch.setitem(lowering.lowerings, _ERFC, wrapped)
+
+    assert wrapped.__code__.co_filename == lowering.__file__
+    assert list_new(watch, before) == [("lowering", "aten.erfc.default")]
+
+
+@pytest.mark.parametrize("table", ["py_kernels", "python_key_table"])
+def test_a_python_kernel_is_found(monkeypatch: pytest.MonkeyPatch, table: str) -> None:
+    watch = TableWatch()
+    before = watch.list_foreign()
+
+    monkeypatch.setitem(getattr(_ERFC, table), torch._C.DispatchKey.AutogradXLA, of_mine)
+
+    assert list_new(watch, before) == [("Python kernels", "aten.erfc.default")]
+
+
+def test_a_pattern_is_found(monkeypatch: pytest.MonkeyPatch, post_grad: Any) -> None:
+    watch = TableWatch()
+    before = watch.list_foreign()
+    passes = PatternMatcherPass()
+    _register(CallFunction(_ERFC, Arg()), pass_dict=passes)(of_mine)
+
+    monkeypatch.setattr(post_grad, "pass_patterns", [*post_grad.pass_patterns, passes])
+
+    assert [role for role, _ in list_new(watch, before)] == ["pattern"]
+
+
+def test_a_kernel_of_a_library_is_found_and_forgotten_with_the_library() -> None:
+    watch = LibraryWatch()
+    assert Kernel("aten::erfc", "AutogradXLA") not in watch.list_foreign()
+    library = _Library("aten", "IMPL")
+    library.impl("erfc", of_mine, "AutogradXLA")
+
+    try:
+        assert Kernel("aten::erfc", "AutogradXLA") in watch.list_foreign()
+    finally:
+        library._destroy()
+
+    assert Kernel("aten::erfc", "AutogradXLA") not in LibraryWatch().list_foreign()
