@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 from holdfast.store.files import FileKind, FileStat, PosixFiles
 
@@ -43,6 +44,15 @@ class RecordedFiles(PosixFiles):
         seen = os.lstat(path)
         if path != self._root and found.identity != (seen.st_dev, seen.st_ino):
             self.astray.append(f"stat of {path} described {found.identity}")
+        return found
+
+    def stat_names(self, path: str, names: Sequence[str]) -> list[FileStat | None]:
+        found = super().stat_names(path, names)
+        self._note("stat_names", path)
+        for name, status in zip(names, found, strict=True):
+            seen = os.lstat(os.path.join(path, name))
+            if status and status.identity != (seen.st_dev, seen.st_ino):
+                self.astray.append(f"stat_names of {path} described {name} as {status.identity}")
         return found
 
     def list_directory(self, path: str) -> list[str]:

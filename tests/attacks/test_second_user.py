@@ -139,5 +139,6 @@ def test_a_model_is_compiled_anew_rather_than_run_a_second_users_code(folder: Pa
 
     target = plant_bomb(repo, found, folder, WAYS[way])
 
-    assert compile_model(folder) == ["[1.0, 1.0, 1.0]", "0 1"]
+    ended = compile_model(folder)
     assert not target.exists()
+    assert ended == ["[1.0, 1.0, 1.0]", "0 1"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import Enum
 from typing import TypeVar
@@ -102,6 +102,9 @@ class TroubledFiles:
 
     def stat(self, path: str) -> FileStat:
         return self._live().stat(path)
+
+    def stat_names(self, path: str, names: Sequence[str]) -> list[FileStat | None]:
+        return self._live().stat_names(path, names)
 
     def stat_handle(self, handle: int) -> FileStat:
         return self._live().stat_handle(handle)

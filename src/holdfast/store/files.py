@@ -8,6 +8,7 @@ import fcntl
 import os
 import stat
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol
 
@@ -79,6 +80,9 @@ class Files(Protocol):
 
     def stat(self, path: str) -> FileStat:
         """Describe what is at `path`: a symbolic link itself, unless it is the root."""
+
+    def stat_names(self, path: str, names: Sequence[str]) -> list[FileStat | None]:
+        """Describe what each of these names in a directory is, as `stat` does; None for one that is not there."""
 
     def stat_handle(self, handle: int) -> FileStat:
         """Describe an open file."""
@@ -182,6 +186,14 @@ class PosixFiles:
             return _describe(os.stat(path))
         with self._entering(path) as (directory, name):
             return _describe(os.stat(name, dir_fd=directory, follow_symlinks=False))
+
+    def stat_names(self, path: str, names: Sequence[str]) -> list[FileStat | None]:
+        # One walk to the directory for all names: for each, it would take as long as the look itself.
+        directory = open_directory(self._inside, path)
+        try:
+            return [_describe_name(directory, name) for name in names]
+        finally:
+            os.close(directory)
 
     def stat_handle(self, handle: int) -> FileStat:
         return _describe(os.fstat(handle))
@@ -304,6 +316,13 @@ def _find_kind(entry: os.DirEntry[str]) -> FileKind:
     if entry.is_dir(follow_symlinks=False):
         return "directory"
     return "link" if entry.is_symlink() else "other"
+
+
+def _describe_name(directory: int, name: str) -> FileStat | None:
+    try:
+        return _describe(os.stat(name, dir_fd=directory, follow_symlinks=False))
+    except FileNotFoundError:
+        return None
 
 
 def _describe(status: os.stat_result) -> FileStat:

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from copy import copy
-from heapq import heapify, heappop, heappush
+from functools import partial
 from time import time
 from typing import Final, TypeVar
 
@@ -16,6 +16,7 @@ from holdfast.digest import Buffer
 from holdfast.errors import Corrupt, NotFound, ReadOnlyStore, StoreError
 from holdfast.store.direct import DIRECT_BYTES, DirectReads
 from holdfast.store.files import FileKind, Files, FileStat, PosixFiles
+from holdfast.store.key_order import iter_in_key_order
 from holdfast.store.listing import is_key
 from holdfast.store.local_upload import LocalUpload, WriteTarget, begin_upload, explain_write_error, flatten
 from holdfast.store.lock import LockWait, StoreLock
@@ -187,24 +188,16 @@ class LocalStore:
 
     def list(self, prefix: str, *, after: str = "", limit: int = PAGE_LIMIT) -> list[ObjectInfo]:
         """Return one page; only names that may be on it are looked at."""
-        verify_prefix(prefix)
-        # Every key below the directory `k` is greater than `k`: taking the least name, and putting back the
-        # names below it if it is a directory, yields keys in order however directories nest.
-        names = self._find_names(prefix[: prefix.rfind("/") + 1], prefix, after)
-        heapify(names)
+        base = verify_prefix(prefix)[: prefix.rfind("/") + 1]
+        find_names = partial(self._find_names, prefix=prefix, after=after)
         page: list[ObjectInfo] = []
-        while names and len(page) < limit:
-            key = heappop(names)
-            status = self._find_stat(key) if is_key(key) else None
-            if status is None:
-                continue
-            if status.kind == "directory":
-                for name in self._find_names(key + "/", prefix, after):
-                    heappush(names, name)
-            elif status.kind == "link" and not self._skips_links:
+        for key, status in iter_in_key_order(base, find_names, self._find_stats, batch=limit):
+            if status.kind == "link" and not self._skips_links:
                 raise self._read_error(link_error(self._path(key)), key)
-            elif status.kind == "file" and key > after:
-                page.append(ObjectInfo(key, status.size_bytes, status.modified_s, status.version))
+            if status.kind == "file" and key > after:
+                page.append(ObjectInfo(key=key, size_bytes=status.size_bytes, modified_s=status.modified_s))
+                if len(page) == limit:
+                    break
         return page
 
     def delete(self, key: str) -> None:
@@ -363,6 +356,18 @@ class LocalStore:
         keys = [base + name for name in names if name.startswith(start)]
         # "0" follows "/": all that is below the directory `k` is less than `k0`.
         return [key for key in keys if key + "0" > after] if after else keys
+
+    def _find_stats(self, base: str, keys: Sequence[str]) -> dict[str, FileStat | None]:
+        """Describe keys in the directory `base`; None for what is not there, or could not be an object."""
+        valid = [key for key in keys if is_key(key)]
+        found: dict[str, FileStat | None] = dict.fromkeys(keys)
+        try:
+            names = [key[len(base) :] for key in valid]
+            found.update(zip(valid, self._files.stat_names(self._directory(base), names), strict=True))
+        except OSError as error:
+            if error.errno not in _ABSENT:
+                raise self._read_error(error, base) from error
+        return found
 
     def _find_stat(self, key: str) -> FileStat | None:
         try:

@@ -7,7 +7,7 @@ import os
 import random
 import threading
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from time import time
@@ -172,6 +172,15 @@ class SimulatedDisk:
     def stat(self, path: str) -> FileStat:
         with self._lock:
             return _describe(self._find(path))
+
+    def stat_names(self, path: str, names: Sequence[str]) -> list[FileStat | None]:
+        found: list[FileStat | None] = []
+        for name in names:
+            try:
+                found.append(self.stat(os.path.join(path, name)))
+            except FileNotFoundError:
+                found.append(None)
+        return found
 
     def stat_handle(self, handle: int) -> FileStat:
         with self._lock:
