@@ -224,6 +224,17 @@ def test_a_fake_target_is_loaded_without_reading(tmp_path: Path) -> None:
     assert (target["w"].shape, target["cast"].dtype, target["step"]) == ((6000,), torch.float64, 3)
 
 
+def test_a_tensor_without_items_is_no_reason_to_warn(tmp_path: Path) -> None:
+    state = {"empty": torch.empty(0, 3), "w": torch.ones(2)}
+    with holdfast.dcp.install(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        dcp.save(state, checkpoint_id=tmp_path / "a", no_dist=True)
+        dcp.load(state, checkpoint_id=tmp_path / "a", no_dist=True)
+        with pytest.raises(CheckpointException, match="nobody asks for: w"):
+            dcp.load({"empty": torch.empty(0, 3)}, checkpoint_id=tmp_path / "a", no_dist=True)
+
+
 def test_a_stream_takes_the_place_of_another(tmp_path: Path) -> None:
     dcp.save({"stream": make_stream()}, storage_writer=StorageWriter(tmp_path / "s", "a"), no_dist=True)
     loaded: dict[str, Any] = {"stream": io.BytesIO(b"old")}

@@ -84,3 +84,7 @@ def test_what_is_no_call_is_refused(state: Any) -> None:
 
 def test_a_call_shows_how_much_it_holds_and_no_tensors() -> None:
     assert repr(Call(torch.zeros(1000), 1, x=2)) == "<Call of 2 by position, 1 by keyword>"
+
+
+def test_a_call_without_arguments_runs_on_any_device() -> None:
+    assert Call().run(lambda *args, **kwargs: (args, kwargs), device="cpu", dtype=torch.float64) == ((), {})

@@ -140,7 +140,10 @@ class StorageReader(TorchStorageReader):
                 raise Mismatch(f"the ranks have opened different snapshots: {names[:2000]}. Load again")
             asked = {item.storage_index.fqn for plan in plans for item in plan.items}
             held = self._opened.metadata.state_dict_metadata
-            _warn(self._opened, [fqn for fqn in held if fqn not in asked], "nobody asks for")
+            # Planners do not ask for tensors without items: there is nothing to read.
+            _warn(
+                self._opened, [fqn for fqn in held if fqn not in asked and not _is_empty(held[fqn])], "nobody asks for"
+            )
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
@@ -279,6 +282,10 @@ class _Load:
             return dump_payload(load_node(self._opened, self._found.nodes[fqn], options, Types(())))
         data = bytes(self._reader.read_entry(fqn))
         return dump_payload(load_payload(data, what=what, weights_only=True)) if self._weights_only else data
+
+
+def _is_empty(stored: object) -> bool:
+    return isinstance(stored, TensorStorageMetadata) and stored.size.numel() == 0
 
 
 def _is_in_order(spec: TensorSpec) -> bool:
