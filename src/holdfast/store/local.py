@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from copy import copy
 from functools import partial
+from math import inf
 from time import time
 from typing import Final, TypeVar
 
@@ -227,12 +228,13 @@ class LocalStore:
             yield is_held
 
     def remove_debris(self, *, older_than_s: float) -> int:
-        """Remove temporary files of saves that were killed."""
+        """Remove temporary files of saves that were killed; their age is told by the filesystem's own clock."""
         removed = 0
+        now_s = self._read_file_time() if older_than_s > 0 else inf
         for directory, kinds in self._iter_directories(""):
             for name in kinds:
                 path = os.path.join(self._root, directory, name)
-                if name.startswith(TEMP_PREFIX) and self._is_older(path, older_than_s):
+                if name.startswith(TEMP_PREFIX) and self._is_older(path, now_s - older_than_s):
                     self._namer.discard(path)
                     removed += 1
         return removed
@@ -294,9 +296,21 @@ class LocalStore:
                 return []
             raise self._read_error(error, directory) from error
 
-    def _is_older(self, path: str, seconds: float) -> bool:
+    def _read_file_time(self) -> float:
+        """Return the time that the filesystem gives to a new file: this host's clock may be hours ahead of it."""
         try:
-            return time() - self._files.stat(path).modified_s >= seconds
+            path, handle = self._namer.create_temp(self._root)
+        except OSError:
+            return 0.0  # what is old cannot be told: nothing is
+        try:
+            return self._files.stat_handle(handle).modified_s
+        finally:
+            self._files.close(handle)
+            self._namer.discard(path)
+
+    def _is_older(self, path: str, time_s: float) -> bool:
+        try:
+            return self._files.stat(path).modified_s <= time_s
         except OSError:
             return False  # its writer is done with it
 
