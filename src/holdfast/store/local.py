@@ -196,7 +196,7 @@ class LocalStore:
             if status.kind == "link" and not self._skips_links:
                 raise self._read_error(link_error(self._path(key)), key)
             if status.kind == "file" and key > after:
-                page.append(ObjectInfo(key=key, size_bytes=status.size_bytes, modified_s=status.modified_s))
+                page.append(ObjectInfo(key, status.size_bytes, status.modified_s, status.version))
                 if len(page) == limit:
                     break
         return page
