@@ -7,14 +7,15 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import ceil
+from pathlib import Path
 
 import pytest
 
-from holdfast.errors import LeaseLost, NameInUse, RankError
+from holdfast.errors import CommitUnknown, LeaseLost, NameInUse, RankError, StoreFull
 from holdfast.repo import leases
 from holdfast.repo.collect import Rules, collect
 from holdfast.repo.entry import Entry
-from holdfast.repo.layout import LEASES, MANIFESTS, PACKS, SNAPSHOTS, pack_key
+from holdfast.repo.layout import LEASES, MANIFESTS, MARKS, PACKS, SNAPSHOTS, pack_key
 from holdfast.repo.leases import EXPIRE_S, RENEW_S
 from holdfast.repo.marks import ABANDONED_S
 from holdfast.repo.pack import NewChunk
@@ -24,8 +25,9 @@ from holdfast.repo.settled import is_settled
 from holdfast.repo.snapshots import NameState, read_name
 from holdfast.repo.sweep import fence
 from holdfast.repo.transaction import Draft, Part, Transaction
+from holdfast.store.local import LocalStore
 from holdfast.store.memory import MemoryStore, VirtualClock
-from tests.faults.hooked_store import HookedStore, once
+from tests.faults.hooked_store import HookedStore, nth, once
 from tests.unit.repo.saving import (
     inline_ref,
     keys,
@@ -38,6 +40,7 @@ from tests.unit.repo.saving import (
     snapshot_of,
 )
 from tests.unit.repo.standing import put_mark
+from tests.unit.repo.test_settled import save_twice
 from tests.unit.repo.thread_ranks import ThreadRanks, run_threads
 
 ENTRIES = [Entry("x", 4, (inline_ref(b"1234"),))]
@@ -276,3 +279,82 @@ def test_a_name_taken_meanwhile_is_a_rank_error_on_all_ranks(ready: Repository) 
     assert all(isinstance(end, RankError) and end.failures[0].type_name == "NameInUse" for end in ends)
     assert load_bytes(ready, "a") == {"x": b"theirs"}
     assert keys(ready.store, LEASES) == []
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_record_that_the_store_refuses_is_no_commit(ready: Repository, store: MemoryStore, world_size: int) -> None:
+    def refuse() -> None:
+        raise StoreFull("no room for the record")
+
+    repo = new_repo(HookedStore(store, before=once("create", SNAPSHOTS, refuse)))
+
+    def act(ranks: ThreadRanks) -> int:
+        with Transaction(repo, purpose="save", ranks=ranks) as transaction:
+            return commit_together(transaction, lambda: [Part(None, ENTRIES)])
+
+    ends = run_threads(world_size, act)
+
+    assert all(isinstance(end, RankError) and end.failures[0].type_name == "StoreFull" for end in ends)
+    assert keys(store, SNAPSHOTS) == keys(store, LEASES) == []
+
+
+def test_leaving_by_an_exception_removes_the_file_of_an_open_pack(tmp_path: Path) -> None:
+    repo = new_repo(LocalStore(tmp_path))
+    repo.verify_may_write()
+    with pytest.raises(KeyboardInterrupt), Transaction(repo, purpose="save") as transaction:  # noqa: PT012 - its order
+        transaction.packer.append([NewChunk(inline_ref(b"z").digest, memoryview(b"z"), 64)])
+        assert list((tmp_path / "packs").iterdir()) != []
+        raise KeyboardInterrupt
+    assert list((tmp_path / "packs").iterdir()) == []
+
+
+def fence_and_take(store: MemoryStore) -> Callable[[], None]:
+    """Return what fences live leases and deletes the manifests that were written since now."""
+    old = keys(store, MANIFESTS)
+
+    def act() -> None:
+        for lease in read_leases(store).values():
+            if lease.is_live:
+                fence(store, lease)
+        for key in keys(store, MANIFESTS):
+            if key not in old:
+                store.delete(key)
+
+    return act
+
+
+def test_a_fenced_save_that_somebody_else_has_overwritten_cannot_withdraw_and_says_so(
+    ready: Repository, store: MemoryStore
+) -> None:
+    def overwrite() -> None:
+        save_bytes(new_repo(store), "a", {"x": b"theirs"}, overwrite=True)
+
+    after = once("create", SNAPSHOTS, fence_and_take(store))
+    repo = new_repo(HookedStore(store, after=after, before=nth(2, "create", SNAPSHOTS, overwrite)))
+    with pytest.raises(CommitUnknown, match="could not be withdrawn"):
+        with Transaction(repo, purpose="save") as transaction:
+            commit(transaction, repo)
+    assert load_bytes(ready, "a") == {"x": b"theirs"}
+
+
+@pytest.mark.parametrize("is_marked", [True, False])
+def test_a_fenced_save_withdraws_in_favour_of_an_unsettled_one_only_if_that_is_not_marked(
+    ready: Repository, store: MemoryStore, is_marked: bool
+) -> None:
+    save_twice(ready, ["fenced"])
+    held = snapshot_of(ready, "a")
+    put_mark(store, [pack_key(pack_of(ready, "a", "x").pack_id)])
+    take = fence_and_take(store)
+
+    def act() -> None:
+        take()
+        for key in [] if is_marked else keys(store, MARKS):
+            store.delete(key)
+
+    repo = new_repo(HookedStore(store, after=once("create", SNAPSHOTS, act)))
+    with pytest.raises(CommitUnknown if is_marked else LeaseLost):
+        with Transaction(repo, purpose="save") as transaction:
+            commit(transaction, repo)
+    newest = snapshot_of(ready, "a")
+    assert newest.generation == held.generation + (1 if is_marked else 2)
+    assert (newest.digest == held.digest) == (not is_marked)
