@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.errors import CommitUnknown, LeaseLost, NameInUse, RankError, StoreFull
+from holdfast.errors import CommitUnknown, LeaseLost, NameInUse, RankError, StoreError, StoreFull
 from holdfast.repo import leases
 from holdfast.repo.collect import Rules, collect
 from holdfast.repo.entry import Entry
@@ -358,3 +358,27 @@ def test_a_fenced_save_withdraws_in_favour_of_an_unsettled_one_only_if_that_is_n
     newest = snapshot_of(ready, "a")
     assert newest.generation == held.generation + (1 if is_marked else 2)
     assert (newest.digest == held.digest) == (not is_marked)
+
+
+def test_a_lease_that_is_given_up_and_cannot_be_removed_is_released(store: MemoryStore, ready: Repository) -> None:
+    def refuse(name: str, key: str) -> None:
+        if name == "delete" and key.startswith(LEASES):
+            raise StoreError("input/output error", key=key)
+
+    with Transaction(new_repo(HookedStore(store, before=refuse)), purpose="save"):
+        pass
+    assert [lease.standing for lease in read_leases(store).values()] == ["released"]
+
+
+def test_an_overtaken_save_that_was_fenced_keeps_its_fence(store: MemoryStore, ready: Repository) -> None:
+    """Its record stands below another's: without the fence it would count as settled."""
+
+    def overtake() -> None:
+        fence_all(store)
+        save_bytes(new_repo(store), "a", {"x": b"theirs"}, overwrite=True)
+
+    repo = new_repo(HookedStore(store, after=once("create", SNAPSHOTS, overtake)))
+    with pytest.raises(NameInUse), Transaction(repo, purpose="save") as transaction:
+        commit(transaction, repo)
+    assert [lease.standing for lease in read_leases(store).values()] == ["fenced"]
+    assert load_bytes(ready, "a") == {"x": b"theirs"}
