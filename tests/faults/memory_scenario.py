@@ -107,7 +107,7 @@ def run_short(verb: Callable[[Path], bool], path: Path, shorten: Callable[[], No
     except RuntimeError as error:
         # What torch says if its allocator gets nothing, and what Python says of a thread without a stack.
         text = str(error)
-        if "start new thread" in text:
+        if "start new thread" in text or "allocate lock" in text:
             return NO_THREAD
         return NO_MEMORY if "memory" in text else OTHER
     except OSError as error:
