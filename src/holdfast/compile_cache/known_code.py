@@ -39,7 +39,7 @@ _IMPURE: Final = frozenset(
     {
         "_operator.attrgetter", "_operator.methodcaller", "builtins.__import__", "builtins.breakpoint",
         "builtins.compile", "builtins.delattr", "builtins.dir", "builtins.eval", "builtins.exec", "builtins.getattr",
-        "builtins.globals", "builtins.hasattr", "builtins.hash", "builtins.id", "builtins.input", "builtins.locals",
+        "builtins.globals", "builtins.hasattr", "builtins.input", "builtins.locals",
         "builtins.setattr", "builtins.vars", "operator.attrgetter", "operator.methodcaller",
     }
 )  # fmt: skip

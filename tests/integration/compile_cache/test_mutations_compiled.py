@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
+from tests.unit.compile_cache.mutation_runner_process import TIMEOUT_S, Runner
 from tests.unit.compile_cache.mutations import MUTATIONS, OPERATORS, Mutation, judge
-from tests.unit.compile_cache.test_mutations import run
 
-_TIMEOUT_S: Final = 3000
 # No C++ kernel comes of these, so that they compile in a second.
 _QUICK_PLACE: Final = next(place for place in OPERATORS if place.name == "backward by another operator")
 _QUICK: Final = [each for each in MUTATIONS if each.place is _QUICK_PLACE and each.way.name != "a global"]
@@ -25,20 +25,19 @@ def find_wrong(mutation: Mutation, told: dict[str, Any]) -> list[str]:
     return wrong or ([told["again"]["error"]] if "error" in told["again"] else [])
 
 
-@pytest.mark.timeout(_TIMEOUT_S)
+def find_stale(mutations: Sequence[Mutation], folder: Path) -> dict[str, list[str]]:
+    """Return what is wrong, by mutation."""
+    with Runner("stores", folder) as runner:
+        wrong = {each.name: find_wrong(each, runner.ask(each)) for each in mutations}
+    return {name: complaints for name, complaints in wrong.items() if complaints}
+
+
+@pytest.mark.timeout(TIMEOUT_S)
 def test_nothing_is_served_stale(tmp_path: Path) -> None:
-    told = run("stores", _QUICK, tmp_path)
-
-    wrong = {each.name: find_wrong(each, told[each.name]) for each in _QUICK}
-
-    assert {name: complaints for name, complaints in wrong.items() if complaints} == {}
+    assert find_stale(_QUICK, tmp_path) == {}
 
 
 @pytest.mark.slow  # many minutes: each mutation is compiled twice
-@pytest.mark.timeout(_TIMEOUT_S)
+@pytest.mark.timeout(TIMEOUT_S)
 def test_nothing_is_served_stale_wherever_it_stands(tmp_path: Path) -> None:
-    told = run("stores", MUTATIONS, tmp_path)
-
-    wrong = {each.name: find_wrong(each, told[each.name]) for each in MUTATIONS}
-
-    assert {name: complaints for name, complaints in wrong.items() if complaints} == {}
+    assert find_stale(MUTATIONS, tmp_path) == {}

@@ -154,6 +154,43 @@ def test_code_that_reads_the_environment_has_no_digest() -> None:
     )
 
 
+PLAIN = """
+import dataclasses, functools, logging, math
+import numpy as np
+import torch.nn.functional as F
+
+log = logging.getLogger(__name__)
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    eps: float = 1e-5
+    names: tuple[str, ...] = ("a",)
+
+CONFIG = Config()
+
+def check(x):
+    if x.dim() < 1:
+        raise ValueError(f"bad {type(x).__name__} of {tuple(x.shape)}")
+    log.debug("checked %s", x.shape)
+
+def helper(g):
+    check(g)
+    with torch.no_grad():
+        factor = functools.reduce(lambda a, b: a + b, [1, 2]) * np.float64(CONFIG.eps) * math.sqrt(2.0)
+        return F.silu(g).to(torch.float32).contiguous() * factor + getattr(g, "held", 0)
+"""
+
+
+def test_plain_operators_have_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "users_module", ModuleType("users_module"))
+    source = SOURCE.replace("def helper(g):\n    return g * FACTOR\n", PLAIN)
+    assert "CONFIG" in source
+
+    one, other = key_of_operator(source), key_of_operator(source.replace("1e-5", "1e-6"))
+
+    assert list_changed(one, other) == ["custom_ops"]
+
+
 def test_an_operator_whose_code_torch_does_not_keep_is_not_cached() -> None:
     library = _LIBRARY.Library("holdfast_test", "FRAGMENT")
     try:

@@ -1,0 +1,55 @@
+"""The process of `mutation_runner.py`, as tests ask it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from tests.unit.compile_cache.mutations import Mutation
+
+ROOT: Final = Path(__file__).parents[3]
+TIMEOUT_S: Final = 6000
+"""For all mutations, on a machine that has much else to do."""
+
+
+class Runner:
+    """A process that runs both versions of a mutation when it is asked to."""
+
+    def __init__(self, what: str, folder: Path) -> None:
+        """Start the process; it tells `what` and leaves its files in `folder`."""
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        self._log = folder / "log"
+        with self._log.open("w") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.unit.compile_cache.mutation_runner", what, str(folder)],
+                env=environment | {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.communicate()
+
+    def ask(self, mutation: Mutation) -> dict[str, Any]:
+        """Return what both versions tell, by their roles."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{mutation.name}\n")
+        self._process.stdin.flush()
+        for line in self._process.stdout:
+            if line.startswith("{"):
+                return dict(json.loads(line))
+        raise AssertionError(self._log.read_text()[-4000:])
