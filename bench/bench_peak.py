@@ -17,6 +17,9 @@ from bench.state import Shape, State, count_state, make_empty, make_state, plan_
 from holdfast.repo.repository import DEFAULT_BUDGET_BYTES
 
 _SPARE_BYTES: Final = 64 << 20
+_TINY_BYTES: Final = 60
+PER_ENTRY: Final = {"save": 1300.0, "load": 1300.0}
+"""Bytes that a tiny tensor may cost besides its own, by operation; a loaded one and its name alone take about 720."""
 _TIMEOUT_S: Final = 300
 _SEED: Final = 31
 
@@ -27,7 +30,20 @@ def run(sizes: Sizes, work: Path) -> list[Result]:
     # One way to write by DCP stands for all, and nobody weighs the content store.
     others = [peer.name for peer in find_peers() if peer not in (*DCP[1:], CONTENT_STORE)]
     found = _run_apart([HOLDFAST.name], shape, work) | _run_apart(others, shape, work)
-    return [_tell(operation, shape, {name: rises[operation] for name, rises in found.items()}) for operation in ALL]
+    results = [_tell(operation, shape, _pick(found, operation)) for operation in ALL]
+    tiny = plan_tiny(sizes)
+    found = _run_apart([HOLDFAST.name], tiny, work) | _run_apart(others, tiny, work)
+    return results + [_tell_per_entry(operation, tiny, _pick(found, operation)) for operation in PER_ENTRY]
+
+
+def plan_tiny(sizes: Sizes) -> Shape:
+    """Plan 100,000 tensors of 60 bytes, or fewer for a smaller run."""
+    count = max(16, 100_000 * sizes.save_bytes // (1 << 30))
+    return Shape(f"{count} x {_TINY_BYTES} B", (_TINY_BYTES,) * count)
+
+
+def _pick(found: Mapping[str, Mapping[str, int]], operation: str) -> dict[str, int]:
+    return {name: rises[operation] for name, rises in found.items()}
 
 
 def _save(peer: Peer, folder: Path, state: State) -> int:
@@ -78,6 +94,21 @@ def _rise(act: Callable[[], object]) -> int:
 def _read_status(field: str) -> int:
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith(field + ":"))
+
+
+def _tell_per_entry(operation: str, shape: Shape, rises: Mapping[str, int]) -> Result:
+    """Tell how many bytes each tensor costs besides its own; a load's include the tensors and names that it returns."""
+    count = len(shape.sizes)
+    others = ", ".join(f"{name} {size / count:.0f}" for name, size in rises.items() if name != HOLDFAST.name and size)
+    return Result(
+        f"peak extra memory per tensor of {operation}, {shape.name}",
+        rises[HOLDFAST.name] / count,
+        "B",
+        "bytes per entry",
+        PER_ENTRY[operation],
+        Goal("ratio", "<=", 1.0),
+        others,
+    )
 
 
 def _tell(operation: str, shape: Shape, rises: Mapping[str, int]) -> Result:

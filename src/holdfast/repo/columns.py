@@ -77,10 +77,9 @@ def decode_table(data: memoryview, schema: Schema, *, where: str) -> Table:
     if count > MAX_COLUMNS or reserved:
         raise Corrupt(f"{where}: the table has an impossible start", key=where)
     described = [_COLUMN.unpack(cursor.take(_COLUMN.size)) for _ in range(count)]
-    head = parse_json(cursor.take_padded(head_bytes), where=where)
-    if not isinstance(head, dict):
-        raise Corrupt(f"{where}: the head of the table is not an object", key=where)
+    encoded_head = bytes(cursor.take_padded(head_bytes))
     columns: dict[str, memoryview] = {}
+    body = data[:0]
     for name_bytes, letter_code, flags, width, rows in described:
         name, letter = name_bytes.rstrip(b"\0").decode("ascii", "replace"), chr(letter_code)
         item_bytes = next((size for known, size in _SIZES.items() if known == letter), 0)
@@ -93,11 +92,17 @@ def decode_table(data: memoryview, schema: Schema, *, where: str) -> Table:
             continue
         if (letter, width) != (schema[name].letter, schema[name].width):
             raise Corrupt(f"{where}: column {name!r} has the wrong type", key=where)
-        columns[name] = _swap(body.cast(schema[name].letter), schema[name].letter)
+        # A copy: a view would keep the whole table in memory, and most of that is the text of the head.
+        columns[name] = _swap(memoryview(bytes(body)).cast(schema[name].letter), schema[name].letter)
     missing = [name for name in schema if name not in columns]
     if missing or cursor.rest:
         what = f"column {missing[0]!r} is missing" if missing else "bytes after the table"
         raise Corrupt(f"{where}: {what}", key=where)
+    # Last, and without the table: of many entries the head takes more memory than all else.
+    del data, cursor, body
+    head = parse_json(encoded_head, where=where)
+    if not isinstance(head, dict):
+        raise Corrupt(f"{where}: the head of the table is not an object", key=where)
     return Table(head, columns)
 
 

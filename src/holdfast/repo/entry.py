@@ -57,17 +57,18 @@ def digest_snapshot(spec: Json, entries: Sequence[Entry]) -> Digest:
     """Return the content digest of a snapshot: its spec and its entries in order."""
     encoded = canonical_json(spec)
     head = struct.pack("<QQ", len(encoded), len(entries))
-    specs = encode_each([entry.spec for entry in entries])
-    return hash_kind("snapshot", [head, encoded, *map(_digest_entry, entries, specs)])
+    digests = bytearray()
+    # The same object, as the specs of many entries are, is encoded once. By identity, not equality: 1, 1.0 and True are
+    # equal, and differ in JSON. Each is kept beside its encoding, so that no other has its identity.
+    specs: dict[int, tuple[Json, bytes]] = {}
+    for entry in entries:
+        known = specs.get(id(entry.spec))
+        if known is None:
+            known = specs[id(entry.spec)] = (entry.spec, canonical_json(entry.spec))
+        digests += _digest_entry(entry, known[1])
+    return hash_kind("snapshot", [head, encoded, digests])
 
 
 def digest_parts(spec: Json, entries: Sequence[Entry], parts: Sequence[Digest]) -> Digest:
     """Return the content digest of a snapshot of many parts: what its root says, and the content of each part."""
     return hash_kind("parts", [digest_snapshot(spec, entries), *parts])
-
-
-def encode_each(values: list[Json]) -> list[bytes]:
-    """Return the canonical JSON of each value; the same object, as the specs of many entries are, is encoded once."""
-    # By identity, not equality: 1, 1.0 and True are equal, and differ in JSON.
-    encoded = {key: canonical_json(value) for key, value in {id(value): value for value in values}.items()}
-    return [encoded[id(value)] for value in values]

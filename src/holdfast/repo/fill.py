@@ -17,7 +17,8 @@ from holdfast.repo.hints import HINTED_BYTES, Hints
 from holdfast.repo.holdings import Holdings
 from holdfast.repo.pack import NewChunk, choose_alignment
 from holdfast.repo.packing import Packer
-from holdfast.repo.source import Piece, group_pieces
+from holdfast.repo.rows import ChunkRows
+from holdfast.repo.source import Piece, iter_groups
 from holdfast.repo.stages import Stages
 from holdfast.repo.stretches import READ_COST_BYTES
 from holdfast.store.block_writer import BLOCK_BYTES
@@ -29,6 +30,8 @@ _STAGED_SHARE: Final = 0.5
 """From this share of new bytes on, what is to be hashed is copied first: most of the copies will be written."""
 _STAGED_BUDGET_BYTES: Final = 64 << 20
 """With less, nothing is staged: copies that are being written come on top of those that the engine counts."""
+_BATCH_PIECES: Final = 1024
+"""How many pieces are hashed at once: of so many there are views, digests and references in memory."""
 _KEPT_BLOCKS: Final = 64
 _Asked = tuple[Digest, memoryview, Sequence[Location]]
 """A chunk, its bytes, and where copies of it should lie."""
@@ -74,9 +77,9 @@ class Hasher:
         largest_bytes = max(batch_bytes, CHUNK_BYTES)
         self._blocks = BlockPool(largest_bytes + largest_bytes // 8, kept=_KEPT_BLOCKS, huge=True)
 
-    def iter_batches(self, pieces: Sequence[Piece]) -> Iterator[HashedBatch]:
+    def iter_batches(self, pieces: Iterable[Piece]) -> Iterator[HashedBatch]:
         """Yield all pieces in order and in batches, the next ones being read and hashed meanwhile."""
-        batches = group_pieces(pieces, limit_bytes=self._batch_bytes)
+        batches = iter_groups(pieces, limit_bytes=self._batch_bytes, limit_count=_BATCH_PIECES)
         for is_small, alike in groupby(batches, _is_small):
             if is_small:
                 yield from map(self._hash_batch, alike)
@@ -84,7 +87,7 @@ class Hasher:
                 sized = ((batch, _count_bytes(batch)) for batch in alike)
                 yield from self.engine.iter_results(self._stage_or_hash, sized)
 
-    def iter_digests(self, pieces: Sequence[Piece]) -> Iterator[ChunkRef]:
+    def iter_digests(self, pieces: Iterable[Piece]) -> Iterator[ChunkRef]:
         """Yield the identity of every piece, keeping no bytes."""
         for batch in self.iter_batches(pieces):
             yield from (ChunkRef(item.digest, item.data.nbytes, None) for item in batch.items)
@@ -154,21 +157,21 @@ class Filler:
         """Chunks that were relied on before they proved to be damaged: `rewrite` them."""
         self._last: Piece | None = None
 
-    def fill(self, pieces: Sequence[Piece], progress: Progress) -> list[ChunkRef]:
+    def fill(self, pieces: Iterable[Piece], progress: Progress) -> ChunkRows:
         """Return a reference for every piece, having written those that the store does not hold."""
-        refs: list[ChunkRef] = []
+        refs = ChunkRows()
         self._hasher.new_share = float(self._holdings.is_empty)
         for batch in self._hasher.iter_batches(pieces):
             self._packer.keep_alive()
             with self._stages.time("look up"):
                 self._known.update(self._find_reusable(batch.items))
             before, size_bytes = self.new_bytes, batch.size_bytes
-            refs += self._write(batch)
+            refs.extend(self._write(batch))
             self._hasher.new_share = (self.new_bytes - before) / size_bytes if size_bytes else 0.0
             progress.advance(size_bytes)
         return self._rewrite_lost(pieces, refs)
 
-    def _rewrite_lost(self, pieces: Sequence[Piece], refs: list[ChunkRef]) -> list[ChunkRef]:
+    def _rewrite_lost(self, pieces: Iterable[Piece], refs: ChunkRows) -> ChunkRows:
         """Read all that is relied on in packs that proved damaged, and write anew what is damaged of these pieces.
 
         What is damaged of pieces that were filled before stays in `lost`.
@@ -181,7 +184,9 @@ class Filler:
             return refs
         homes = {ref.digest: (piece, ref) for piece, ref in zip(pieces, refs, strict=True) if ref.digest in self.lost}
         moved = {ref.digest: ref for ref in self.rewrite(*zip(*homes.values(), strict=True))} if homes else {}
-        return [moved.get(ref.digest, ref) for ref in refs]
+        renewed = ChunkRows()
+        renewed.extend(moved.get(ref.digest, ref) for ref in refs)
+        return renewed
 
     def rewrite(self, pieces: Sequence[Piece], expected: Sequence[ChunkRef]) -> list[ChunkRef]:
         """Write pieces whose chunks must not be relied on any more, wherever else they may be."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import accumulate, chain, compress, repeat
-from operator import mul, ne, not_, sub
-from typing import Final
+from operator import eq, mul, ne, not_, sub
+from typing import Final, overload
 
 import zstandard
 
@@ -55,7 +56,9 @@ SCHEMA: Final[Schema] = {
 
 def read_manifest(store: ObjectStore, ref: ManifestRef) -> Manifest:
     """Read and check a manifest; raises NotFound, Corrupt or NewerFormat."""
-    return decode_manifest(read_proven(store, ref), where=manifest_key(ref.manifest_id))
+    key = manifest_key(ref.manifest_id)
+    # Nobody here holds the file, so that it is gone when its table is decoded.
+    return Manifest(_decode_table(read_proven(store, ref), key), key)
 
 
 def read_head(store: ObjectStore, ref: ManifestRef) -> tuple[list[str], tuple[PartRef, ...]]:
@@ -90,8 +93,9 @@ def _decode_table(data: bytes, where: str) -> Table:
         raise NewerFormat(f"{where} has manifest version {major}, this Holdfast reads up to {MANIFEST_MAJOR}: upgrade")
     if hash_bytes(data) != own_digest:
         raise DigestMismatch(f"{where} is damaged: it does not have the digest that it states", key=where)
-    table = _unfold(memoryview(data)[HEADER.size :], codec, table_bytes, where)
-    return decode_table(table, SCHEMA, where=where)
+    body = memoryview(data)[HEADER.size :]
+    del data
+    return decode_table(_unfold(body, codec, table_bytes, where), SCHEMA, where=where)
 
 
 def _parse_packs(table: Table, where: str) -> list[str]:
@@ -137,6 +141,37 @@ def _unfold(body: memoryview, codec: int, table_bytes: int, where: str) -> memor
     return table
 
 
+class Names(Sequence[str]):
+    """Many strings in one: each is made when it is asked for."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        """Join the names."""
+        self._text = "".join(names)
+        self._ends = array("Q", accumulate(map(len, names)))
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self._ends)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        """Return one name, or some."""
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(self)))]
+        number = index if index >= 0 else len(self) + index
+        return self._text[self._ends[number - 1] if number > 0 else 0 : self._ends[number]]
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield all names."""
+        start = 0
+        for end in self._ends:
+            yield self._text[start:end]
+            start = end
+
+
 class Manifest:
     """A decoded manifest; entries are built when they are asked for."""
 
@@ -144,19 +179,23 @@ class Manifest:
         """Check that the columns fit each other."""
         self._where = where
         self._columns = table.columns
-        self._head = table.head
+        # Not the head itself, which holds a string for each name.
+        self._head: dict[str, Json] = {field: table.head.get(field) for field in ("specs", "notes")}
         self.spec: Json = table.head.get("spec")
-        self.names = _parse_strings(table, "names", where)
+        names = _parse_strings(table, "names", where)
+        if len(set(names)) != len(names):
+            raise Corrupt(f"{where}: two entries have one name", key=where)
+        self.names: Sequence[str] = Names(names)
         self.packs = _parse_packs(table, where)
         self.parts = _parse_parts(table, where)
         """Where the chunks are, if this is the root of a snapshot of many parts."""
         self._verify()
-        self._chunk_ends = list(accumulate(self._columns["entry_chunks"]))
+        # Arrays, not lists: there may be millions of entries, and a number of Python takes four times the memory.
+        self._chunk_ends = array("Q", accumulate(self._columns["entry_chunks"]))
         self._is_plain = not bytes(self._columns["entry_dims"]).strip(b"\0")
         # Two numbers per chunk and dimension.
         boxes = accumulate(map(mul, self._columns["entry_chunks"], self._columns["entry_dims"]))
-        self._box_ends = [0] * len(self) if self._is_plain else [2 * end for end in boxes]
-        self._digests = bytes(self._columns["chunk_digest"])
+        self._box_ends = array("Q", () if self._is_plain else [2 * end for end in boxes])
         self._verify_spans()
 
     def __len__(self) -> int:
@@ -205,6 +244,12 @@ class Manifest:
             columns["entry_rank"][position],
         )
 
+    def find_facts(self, position: int) -> tuple[Json, int, int]:
+        """Return the spec, the size in bytes and the alias of an entry, without building its chunks."""
+        columns = self._columns
+        spec = self._head["specs"][columns["entry_spec"][position]]
+        return spec, columns["entry_bytes"][position], columns["entry_alias"][position]
+
     def _iter_boxes(self, position: int, width: int) -> Iterator[tuple[int, ...]]:
         start = self._box_ends[position - 1] if position else 0
         return (tuple(self._columns["box"][at : at + width]) for at in range(start, self._box_ends[position], width))
@@ -226,7 +271,7 @@ class Manifest:
         )
 
     def _digest(self, row: int) -> Digest:
-        return Digest(self._digests[32 * row : 32 * row + 32])
+        return Digest(bytes(self._columns["chunk_digest"][32 * row : 32 * row + 32]))
 
     def _chunk(self, row: int, box: tuple[int, ...]) -> ChunkRef:
         columns = self._columns
@@ -248,8 +293,6 @@ class Manifest:
             values = self._head.get(field)
             if not isinstance(values, list) or max(columns[name], default=-1) >= len(values):
                 raise Corrupt(f"{where}: {name!r} points outside the head", key=where)
-        if len(set(self.names)) != entries:
-            raise Corrupt(f"{where}: two entries have one name", key=where)
         self._verify_places()
 
     def _verify_places(self) -> None:
@@ -275,13 +318,14 @@ class Manifest:
     def _verify_spans(self) -> None:
         """Check that chunks, boxes and sizes of the entries add up."""
         columns, where = self._columns, self._where
-        if (self._chunk_ends or [0])[-1] != self.num_chunks or (self._box_ends or [0])[-1] != len(columns["box"]):
+        num_chunks = self._chunk_ends[-1] if self._chunk_ends else 0
+        if num_chunks != self.num_chunks or (self._box_ends[-1] if self._box_ends else 0) != len(columns["box"]):
             raise Corrupt(f"{where}: entries and chunks do not add up", key=where)
-        ends = list(accumulate(columns["chunk_bytes"], initial=0))
-        stops = list(map(ends.__getitem__, self._chunk_ends))
+        ends = array("Q", accumulate(columns["chunk_bytes"], initial=0))
+        stops = array("Q", map(ends.__getitem__, self._chunk_ends))
         if self._is_plain:
             # Sums that agree at every entry do so for every entry, and are compared at once.
-            adds_up = stops == list(accumulate(columns["entry_bytes"]))
+            adds_up = all(map(eq, stops, accumulate(columns["entry_bytes"])))
         else:
             spans = map(sub, stops, chain((0,), stops))
             is_plain = map(not_, columns["entry_dims"])

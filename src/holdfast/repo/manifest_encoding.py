@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from typing import Final
 
@@ -9,9 +10,9 @@ import zstandard
 
 from holdfast.digest import hash_bytes
 from holdfast.errors import TooLarge
-from holdfast.repo.chunk import RAW, ChunkRef
-from holdfast.repo.columns import MAX_TABLE_BYTES, Table, column, encode_table
-from holdfast.repo.entry import Entry, encode_each
+from holdfast.repo.chunk import RAW
+from holdfast.repo.columns import MAX_TABLE_BYTES, Table, encode_table
+from holdfast.repo.entry import Entry
 from holdfast.repo.layout import PartRef
 from holdfast.repo.manifest import (
     HEADER,
@@ -24,7 +25,7 @@ from holdfast.repo.manifest import (
     SCHEMA,
     ZSTD_TABLE,
 )
-from holdfast.repo.record import Json, encode_object
+from holdfast.repo.record import Json, canonical_json, encode_object
 
 _ZSTD_LEVEL: Final = 3
 _NO_FINGERPRINT: Final = bytes(16)
@@ -32,8 +33,7 @@ _NO_FINGERPRINT: Final = bytes(16)
 
 def encode_manifest(spec: Json, entries: Sequence[Entry], parts: Sequence[PartRef] = ()) -> bytes:
     """Encode a manifest file; with `parts` that of a root, whose entries have their chunks there."""
-    described = build_table(spec, entries, parts)
-    table = encode_table(encode_object(described.head), described.columns, SCHEMA)
+    table = _encode_table(build_table(spec, entries, parts))
     if len(table) > MAX_TABLE_BYTES:
         raise TooLarge(f"a snapshot of {len(entries)} entries is too large for one manifest")
     codec, body = ZSTD_TABLE, zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(table)
@@ -44,61 +44,72 @@ def encode_manifest(spec: Json, entries: Sequence[Entry], parts: Sequence[PartRe
     return data + hash_bytes(data)
 
 
+def _encode_table(described: Table) -> bytes:
+    # In a function of its own: the columns are gone when the table is compressed.
+    return encode_table(encode_object(described.head), described.columns, SCHEMA)
+
+
 def build_table(spec: Json, entries: Sequence[Entry], parts: Sequence[PartRef] = ()) -> Table:
-    """Return entries as what a manifest holds."""
-    chunks = [chunk for entry in entries for chunk in entry.chunks]
-    specs, spec_numbers = _number_values([entry.spec for entry in entries])
-    notes, note_numbers = _number_values([entry.note for entry in entries])
-    packs = list(dict.fromkeys([chunk.location.pack_id for chunk in chunks if chunk.location]))
-    columns = {
-        "entry_bytes": column("Q", [entry.size_bytes for entry in entries]),
-        "entry_chunks": column("I", [len(entry.chunks) for entry in entries]),
-        "entry_spec": column("I", spec_numbers),
-        "entry_note": column("I", note_numbers),
-        "entry_dims": column("B", [entry.dims for entry in entries]),
-        "entry_alias": column("I", [entry.alias for entry in entries]),
-        "entry_rank": column("I", [entry.rank for entry in entries]),
-        "chunk_digest": memoryview(b"".join([chunk.digest for chunk in chunks])),
-        "chunk_bytes": column("I", [chunk.size_bytes for chunk in chunks]),
-        **_encode_places(chunks, packs),
-        "box": column("q", [value for chunk in chunks for value in chunk.box]),
-        "inline": memoryview(b"".join([chunk.inline for chunk in chunks])),
-    }
+    """Return entries as what a manifest holds; goes over them once, because each may be made when it is asked for."""
+    columns = {name: array(kind.letter) for name, kind in SCHEMA.items() if kind.width == 1}
+    digests, prints, inline = bytearray(), bytearray(), bytearray()
+    names: list[str] = []
+    specs, notes = _Numbers(), _Numbers()
+    packs: dict[str, int] = {}
+    for entry in entries:
+        name, size_bytes, chunks, own_spec, note, dims, alias, rank = entry
+        names.append(name)
+        columns["entry_bytes"].append(size_bytes)
+        columns["entry_chunks"].append(len(chunks))
+        columns["entry_spec"].append(specs.find(own_spec))
+        columns["entry_note"].append(notes.find(note))
+        columns["entry_dims"].append(dims)
+        columns["entry_alias"].append(alias)
+        columns["entry_rank"].append(rank)
+        for digest, chunk_bytes, at, data, box in chunks:
+            digests += digest
+            columns["chunk_bytes"].append(chunk_bytes)
+            if at is None:
+                # Inline ones lie one after the other in a column of their own.
+                row = (INLINE, len(inline), len(data), RAW, _NO_FINGERPRINT)
+            else:
+                number = packs.setdefault(at.pack_id, len(packs))
+                row = (number, at.offset, at.stored_bytes, at.codec, at.fingerprint)
+            columns["chunk_pack"].append(row[0])
+            columns["chunk_offset"].append(row[1])
+            columns["chunk_stored"].append(row[2])
+            columns["chunk_codec"].append(row[3])
+            prints += row[4]
+            inline += data
+            columns["box"].extend(box)
     head: dict[str, Json] = {
         "spec": spec,
-        "names": [entry.name for entry in entries],
-        "specs": specs,
-        "notes": notes,
-        "packs": packs,
+        "names": names,
+        "specs": specs.values,
+        "notes": notes.values,
+        "packs": list(packs),
         "parts": [part.to_json() for part in parts],
     }
-    return Table(head, columns)
+    views = {name: memoryview(values) for name, values in columns.items()}
+    wide = {"chunk_digest": memoryview(digests), "chunk_xxh3": memoryview(prints), "inline": memoryview(inline)}
+    return Table(head, views | wide)
 
 
-def _encode_places(chunks: Sequence[ChunkRef], packs: Sequence[str]) -> dict[str, memoryview]:
-    """Return the columns that say where chunks lie; inline ones lie one after the other in a column of their own."""
-    numbers = {pack_id: number for number, pack_id in enumerate(packs)}
-    rows: list[tuple[int, int, int, int, bytes]] = []
-    end = 0
-    for chunk in chunks:
-        at = chunk.location
-        if at is None:
-            rows.append((INLINE, end, len(chunk.inline), RAW, _NO_FINGERPRINT))
-            end += len(chunk.inline)
-        else:
-            rows.append((numbers[at.pack_id], at.offset, at.stored_bytes, at.codec, at.fingerprint))
-    return {
-        "chunk_pack": column("I", [row[0] for row in rows]),
-        "chunk_offset": column("Q", [row[1] for row in rows]),
-        "chunk_stored": column("I", [row[2] for row in rows]),
-        "chunk_codec": column("B", [row[3] for row in rows]),
-        "chunk_xxh3": memoryview(b"".join([row[4] for row in rows])),
-    }
+class _Numbers:
+    """The values that differ, in the order in which they come, and the number of each among them."""
 
+    def __init__(self) -> None:
+        self.values: list[Json] = []
+        # By identity first, which many share. The value is kept beside its number, so that no other has its identity.
+        self._known: dict[int, tuple[Json, int]] = {}
+        self._encoded: dict[bytes, int] = {}
 
-def _number_values(values: list[Json]) -> tuple[list[Json], list[int]]:
-    """Return the values that differ, in the order in which they come, and the number of each value among them."""
-    encoded = encode_each(values)
-    distinct = dict(zip(encoded, values, strict=True))
-    numbers = {text: number for number, text in enumerate(distinct)}
-    return list(distinct.values()), [numbers[text] for text in encoded]
+    def find(self, value: Json) -> int:
+        known = self._known.get(id(value))
+        if known is None:
+            number = self._encoded.setdefault(canonical_json(value), len(self.values))
+            if number < len(self.values):
+                return number
+            self.values.append(value)
+            known = self._known[id(value)] = (value, number)
+        return known[1]

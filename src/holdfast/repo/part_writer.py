@@ -131,7 +131,7 @@ class _Group:
 def _write_group(make: MakeSources, filler: Filler) -> _Group:
     placed = make()
     pieces = cut_sources([each.source for each in placed])
-    refs = filler.fill(pieces, Silent())
+    refs = list(filler.fill(pieces, Silent()))
     heads = [(source.name, source.spec, source.note, place) for source, place in placed]
     return _Group(make, heads, [piece.position for piece in pieces], refs)
 

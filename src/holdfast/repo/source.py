@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple, Protocol
@@ -78,28 +78,50 @@ class Piece(NamedTuple):
     stop: int
 
 
+class Pieces:
+    """The chunks of many sources, cut anew whenever they are iterated: to keep them takes as much as the sources."""
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        """Cut these; they must not change."""
+        self._sources = sources
+
+    def __iter__(self) -> Iterator[Piece]:
+        """Yield the chunks of all sources, in order."""
+        for position, source in enumerate(self._sources):
+            cuts = source.cuts
+            if len(cuts) == 1:
+                yield Piece(source, position, 0, cuts[0])
+                continue
+            for start, stop in pairwise((0, *cuts)) if cuts else cut(source.size_bytes):
+                yield Piece(source, position, start, stop)
+
+
 def cut_sources(sources: Sequence[Source]) -> list[Piece]:
     """Cut all sources into chunks, in order."""
-    pieces: list[Piece] = []
-    for position, source in enumerate(sources):
-        cuts = source.cuts
-        if len(cuts) == 1:
-            pieces.append(Piece(source, position, 0, cuts[0]))
-            continue
-        spans = pairwise((0, *cuts)) if cuts else cut(source.size_bytes)
-        pieces += [Piece(source, position, start, stop) for start, stop in spans]
-    return pieces
+    return list(Pieces(sources))
 
 
-def group_pieces(pieces: Sequence[Piece], *, limit_bytes: int) -> list[list[Piece]]:
+def count_pieces(source: Source) -> int:
+    """Return into how many chunks a source is cut."""
+    return len(source.cuts) or -(-source.size_bytes // CHUNK_BYTES)
+
+
+def group_pieces(pieces: Iterable[Piece], *, limit_bytes: int) -> list[list[Piece]]:
     """Group pieces, in order, into batches of at most `limit_bytes` (or one chunk)."""
-    batches: list[list[Piece]] = []
-    room = 0
+    return list(iter_groups(pieces, limit_bytes=limit_bytes))
+
+
+def iter_groups(pieces: Iterable[Piece], *, limit_bytes: int, limit_count: int | None = None) -> Iterator[list[Piece]]:
+    """Yield pieces, in order, in batches of at most `limit_bytes` (or one chunk), and of so many pieces."""
+    batch: list[Piece] = []
+    room = max(limit_bytes, CHUNK_BYTES)
     for piece in pieces:
         size = piece.stop - piece.start
-        if size > room:
-            batches.append([])
+        if batch and (size > room or len(batch) == limit_count):
+            yield batch
+            batch = []
             room = max(limit_bytes, CHUNK_BYTES)
-        batches[-1].append(piece)
+        batch.append(piece)
         room -= size
-    return batches
+    if batch:
+        yield batch

@@ -6,7 +6,7 @@ import functools
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -30,9 +30,10 @@ from holdfast.repo.ranks import ALONE, Ranks
 from holdfast.repo.reader import is_readable
 from holdfast.repo.record import EncodedJson, Json, canonical_json
 from holdfast.repo.repository import Repository
+from holdfast.repo.rows import ChunkRows, EntryRows
 from holdfast.repo.settled import is_settled
 from holdfast.repo.snapshots import MAX_METADATA_BYTES, NameState, read_name, read_snapshot
-from holdfast.repo.source import Piece, Source, cut_sources
+from holdfast.repo.source import Piece, Pieces, Source
 from holdfast.repo.transaction import Draft, Part, Transaction
 
 _log = logging.getLogger(__name__)
@@ -127,7 +128,7 @@ class _Saving:
         self._ranks = ranks
         self._hasher = hasher
         self._progress = progress
-        self._pieces: Sequence[Piece] = ()
+        self._pieces: Iterable[Piece] = ()
         self._entries: Sequence[Entry] = ()
         ranks.all_gather("prepare", self._prepare)
         state = ranks.broadcast("name", self._read_state)
@@ -135,7 +136,7 @@ class _Saving:
 
     def _prepare(self) -> None:
         self._request = _verify_request(self._request)
-        self._pieces = cut_sources(self._request.sources)
+        self._pieces = Pieces(self._request.sources)
         self._own_bytes = sum([source.size_bytes for source in self._request.sources])
 
     def _read_state(self) -> tuple[bool, int]:
@@ -152,8 +153,9 @@ class _Saving:
             return None
 
         def digest_own() -> tuple[bytes, int]:
-            refs = list(self._hasher.iter_digests(self._pieces))
-            return digest_snapshot(request.spec, _build_entries(request, self._pieces, refs)), self._own_bytes
+            refs = ChunkRows()
+            refs.extend(self._hasher.iter_digests(self._pieces))
+            return digest_snapshot(request.spec, _build_entries(request, refs)), self._own_bytes
 
         gathered = self._ranks.all_gather("compare", digest_own)
         digests = [Digest(digest) for digest, _ in gathered]
@@ -193,14 +195,14 @@ class _Saving:
                 filler = self._make_filler(transaction)
                 state = self._held if ranks.is_coordinator else NameState(request.name, None, self._next_generation)
                 draft = Draft(state, request.metadata, request.environment, root=request.root)
-                refs: list[ChunkRef] = []
+                refs: list[Sequence[ChunkRef]] = []
 
                 def write() -> list[Part]:
-                    refs[:] = filler().fill(self._pieces, self._progress)
-                    return [Part(request.spec, _build_entries(request, self._pieces, refs))]
+                    refs[:] = [filler().fill(self._pieces, self._progress)]
+                    return [Part(request.spec, _build_entries(request, refs[0]))]
 
                 def rewrite(stale: Sequence[ChunkRef]) -> list[ChunkRef]:
-                    homes = {ref.digest: piece for piece, ref in zip(self._pieces, refs, strict=True)}
+                    homes = {ref.digest: piece for piece, ref in zip(self._pieces, refs[0], strict=True)}
                     distinct = list({ref.digest: ref for ref in stale}.values())
                     return filler().rewrite([homes[ref.digest] for ref in distinct], distinct)
 
@@ -267,18 +269,27 @@ def _verify_request(request: Request) -> Request:
         ((twice, _),) = Counter(names).most_common(1)
         raise BadName(f"two entries of {request.name!r} would have the name {twice[:80]!r}")
     # In a manifest it is a part of the head, and those of entries are parts of lists in it.
-    spec = EncodedJson(_verify_json(f"the spec of {request.name!r}", request.spec, depth=1))
-    described = [(source.spec, source.note) for source in request.sources]
-    # Many entries have one and the same spec, and need one look; all are held, so no two share an identity by chance.
-    distinct = {(id(spec), id(note)): number for number, (spec, note) in enumerate(described)}
-    for number in distinct.values():
-        _verify_json(f"the spec or note of entry {names[number]!r} of {request.name!r}", [*described[number]], depth=1)
+    spec = encode_spec(request.name, request.spec)
+    # Many entries have one and the same spec, and need one look; what was looked at is held, so that no other has its
+    # identity by chance.
+    looked: dict[tuple[int, int], tuple[Json, Json]] = {}
+    for source in request.sources:
+        described = (source.spec, source.note)
+        key = (id(described[0]), id(described[1]))
+        if key not in looked:
+            looked[key] = described
+            _verify_json(f"the spec or note of entry {source.name!r} of {request.name!r}", [*described], depth=1)
     size = len(_verify_json(f"the metadata of {request.name!r}", [dict(request.metadata), dict(request.environment)]))
     if size > MAX_METADATA_BYTES:
         raise TooLarge(
             f"the metadata of {request.name!r} has {size} bytes, more than {MAX_METADATA_BYTES}; save it as an entry"
         )
     return replace(request, name=verify_name(request.name), spec=spec, metadata=dict(request.metadata))
+
+
+def encode_spec(name: str, spec: Json) -> EncodedJson:
+    """Return the spec of a snapshot as a manifest holds it, or raise Unsupported."""
+    return EncodedJson(_verify_json(f"the spec of {name!r}", spec, depth=1))
 
 
 def _verify_json(what: str, value: Json, *, depth: int = 0) -> bytes:
@@ -298,19 +309,16 @@ def _verify_entry_name(name: str, snapshot_name: str) -> None:
         ) from error
 
 
-def _build_entries(request: Request, pieces: Sequence[Piece], refs: Sequence[ChunkRef]) -> list[Entry]:
-    chunks: list[list[ChunkRef]] = [[] for _ in request.sources]
-    for piece, ref in zip(pieces, refs, strict=True):
-        chunks[piece.position].append(ref)
-    entries = [
-        Entry(source.name, source.size_bytes, tuple(own), source.spec, source.note, 0, source.alias)
-        for source, own in zip(request.sources, chunks, strict=True)
-    ]
+def _build_entries(request: Request, refs: Sequence[ChunkRef]) -> Sequence[Entry]:
+    rows = EntryRows(request.sources, refs)
+    if not request.places:
+        return rows
+    entries = list(rows)
     for position, place in request.places.items():
-        own = chunks[position]
+        own = entries[position].chunks
         if place.dims:
-            own = [ref._replace(box=box) for ref, box in zip(own, place.boxes, strict=True)]
+            own = tuple(ref._replace(box=box) for ref, box in zip(own, place.boxes, strict=True))
         entries[position] = entries[position]._replace(
-            size_bytes=place.size_bytes, chunks=tuple(own), dims=place.dims, rank=place.rank
+            size_bytes=place.size_bytes, chunks=own, dims=place.dims, rank=place.rank
         )
     return entries

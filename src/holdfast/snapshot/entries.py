@@ -27,6 +27,7 @@ from holdfast.snapshot.cast import (
 )
 from holdfast.snapshot.opened import Opened
 from holdfast.snapshot.options import SAVED, LoadOptions
+from holdfast.snapshot.small import SmallTensors
 from holdfast.tensors.build import CPU, Block, build_tensor, fits_tray, measure_block, plan_block, plan_tray
 from holdfast.tensors.fakes import enter_fake_mode, find_fake_mode
 from holdfast.tensors.memory import new_memory, wrap_memory
@@ -80,15 +81,13 @@ class EntryReader:
         self._groups: dict[object, list[int]] = {}
         self._memory: dict[int, torch.Tensor] = {}
         self._sharing: dict[int, Sequence[int]] = {}
-        # Small ones, by their spec: read side by side, and built at once.
-        self._small: dict[int, list[int]] = {}
+        # Read side by side, and built at once.
+        self._small = SmallTensors()
         self._can_cast_tray = can_cast_tray(options.dtype)
         # Never cast by themselves; and what is to be cast, until it has been.
         self._kept: set[int] = set()
         self._uncast: set[int] = set()
         self._unread: set[int] = set()
-        self.ready: dict[int, torch.Tensor] = {}
-        """Tensors that are there without being built one by one."""
         self.blobs: dict[int, tuple[Entry, bytearray]] = {}
         """What is no tensor: arrays, texts, bytes."""
 
@@ -100,24 +99,26 @@ class EntryReader:
         """Note that an entry is wanted, by the leaf of that name."""
         if number in self._specs or number in self.blobs or number in self._in_place:
             return
-        entry = self._opened.entry(number)
-        kind = entry.spec.get("type") if isinstance(entry.spec, dict) else None
+        saved, size_bytes, alias = self._opened.find_facts(number)
+        kind = saved.get("type") if isinstance(saved, dict) else None
         if kind != TENSOR_TYPE:
-            self.blobs[number] = (entry, bytearray(entry.size_bytes))
+            self.blobs[number] = (self._opened.entry(number), bytearray(size_bytes))
             return
-        spec = self._meanings.decode(entry.spec, size_bytes=entry.size_bytes, name=name)
-        self._specs[number] = (entry, spec)
-        if entry.alias and self._options.aliases == "preserve":
-            self._groups.setdefault(entry.alias, []).append(number)
-        elif self._is_small(number, entry, spec):
-            self._small.setdefault(id(spec), []).append(number)
+        spec = self._meanings.decode(saved, size_bytes=size_bytes, name=name)
+        is_shared = alias and self._options.aliases == "preserve"
+        if not is_shared and self._is_small(number, size_bytes, spec):
+            self._small.add(number, spec)
+            return
+        self._specs[number] = (self._opened.entry(number), spec)
+        if is_shared:
+            self._groups.setdefault(alias, []).append(number)
         else:
             self._groups["alone", number] = [number]
 
-    def _is_small(self, number: int, entry: Entry, spec: TensorSpec) -> bool:
+    def _is_small(self, number: int, size_bytes: int, spec: TensorSpec) -> bool:
         if self._device != CPU or self._options.mmap or number in self._devices or number in self._kept or self._fake:
             return False
-        return id(spec) in self._small or (fits_tray(spec, entry.size_bytes) and self._can_cast_tray)
+        return self._small.has_kind(spec) or (fits_tray(spec, size_bytes) and self._can_cast_tray)
 
     def read(self, parts: set[int]) -> None:
         """Read all that was taken up, but for what is read in place; `parts` are what other tensors are made of."""
@@ -218,20 +219,13 @@ class EntryReader:
         return True
 
     def _read_small(self) -> None:
-        limit = self._opened.reader.budget_bytes // 2
-        for batch in iter_batches(self._iter_alike(limit), self._measure, limit):
-            trays = [plan_tray(self._specs[numbers[0]][1], len(numbers)) for numbers in batch]
-            entries = [self._specs[number][0] for numbers in batch for number in numbers]
+        for batch in self._small.iter_batches(self._opened.reader.budget_bytes // 2):
+            trays = [plan_tray(spec, len(numbers)) for spec, numbers in batch]
+            entries = [self._opened.entry(number) for _, numbers in batch for number in numbers]
             buffers = [buffer for tray in trays for buffer in tray.cut()]
             self._opened.reader.read_all(list(zip(entries, buffers, strict=True)))
-            for numbers, tray in zip(batch, trays, strict=True):
-                self.ready.update(zip(numbers, cast_tray(tray, self._options.dtype).build(), strict=True))
-
-    def _iter_alike(self, limit_bytes: int) -> Iterator[list[int]]:
-        """Yield small tensors of one kind, as many as a limit allows."""
-        for numbers in self._small.values():
-            step = max(1, limit_bytes // self._specs[numbers[0]][0].size_bytes)
-            yield from (numbers[at : at + step] for at in range(0, len(numbers), step))
+            for (_, numbers), tray in zip(batch, trays, strict=True):
+                self._small.put(numbers, cast_tray(tray, self._options.dtype).build())
 
     def read_in_place(
         self, left_out: Collection[int], watch: Watch, *, places: Mapping[int, InPlace] | None = None
@@ -295,6 +289,10 @@ class EntryReader:
             self._opened.reader.counters.unmapped_entries += len(found)
         return plan_block(found, what=f"{self._opened.name!r}, {found[0][0].name!r}")
 
+    def find_ready(self, number: int) -> torch.Tensor | None:
+        """Return a tensor that is there without being built; None if it is another one."""
+        return self._small.find(number)
+
     def is_in_place(self, number: int) -> bool:
         """Tell whether an entry is read into memory that is there already."""
         return number in self._in_place
@@ -303,10 +301,11 @@ class EntryReader:
         """Return the tensor of an entry, on another device than it was read to if need be."""
         if number in self._in_place:
             return self._in_place[number].tensor
+        ready = self.find_ready(number)
+        if ready is not None:
+            return ready
         if number not in self._specs:
             raise disagree(what)
-        if number in self.ready:
-            return self.ready[number]
         memory = self._memory[number]
         if number in self._unread:
             with enter_fake_mode(self._fake):

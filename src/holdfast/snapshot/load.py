@@ -57,7 +57,7 @@ class LeafReader:
         self._options = options
         self._fake = find_fake_mode()
         self._entries = EntryReader(opened, options, in_place=in_place, devices=devices)
-        self._ready = self._entries.ready
+        self._find_ready = self._entries.find_ready
         # By entry and height: a tensor that is made of others begins with the same entry as the first of them.
         self._built: dict[tuple[int, int], torch.Tensor] = {}
 
@@ -90,8 +90,9 @@ class LeafReader:
     def decode(self, node: list[Json], path: Path) -> object:
         """Return the value of a leaf; its entries must have been read."""
         tag = node[0]
-        if is_one_entry(node) and node[1] in self._ready:
-            return self._ready[node[1]]
+        ready = self._find_ready(node[1]) if is_one_entry(node) else None
+        if ready is not None:
+            return ready
         what = f"{self._opened.name!r}, {join_name(path)}"
         if tag in (TENSOR, PARTS, GRAD):
             with leave_fake_mode(self._fake):

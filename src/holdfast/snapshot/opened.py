@@ -16,7 +16,7 @@ from holdfast.repo.entry import Entry
 from holdfast.repo.reader import SnapshotReader
 from holdfast.repo.record import Json, canonical_json
 from holdfast.snapshot.gc_pause import pause_gc_if_small
-from holdfast.trees.outline import TREE, Leaf, iter_leaves
+from holdfast.trees.outline import TREE, Leaf, iter_leaves, share_tags
 
 _COMPARED: Final = 5000
 """How many names are compared with one that is not there, to say which was meant."""
@@ -43,6 +43,7 @@ class Opened:
         spec = reader.manifest.spec
         if isinstance(spec, dict) and TREE in spec:
             self.tree: Json = spec[TREE]
+            share_tags(self.tree)
         else:
             self.tree = ["dict"]
             for number, name in enumerate(reader.manifest.names):
@@ -106,6 +107,14 @@ class Opened:
 
     def entry(self, number: int) -> Entry:
         """Return an entry by the number that a node gives."""
+        self._verify_number(number)
+        return self.reader.manifest.entry(number)
+
+    def find_facts(self, number: int) -> tuple[Json, int, int]:
+        """Return the spec, the size in bytes and the alias of an entry by the number that a node gives."""
+        self._verify_number(number)
+        return self.reader.manifest.find_facts(number)
+
+    def _verify_number(self, number: int) -> None:
         if not 0 <= number < len(self.reader.manifest):
             raise Corrupt(f"{self.name!r}: its tree names entry {number}, which is not there; run `holdfast check`")
-        return self.reader.manifest.entry(number)

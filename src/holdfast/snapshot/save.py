@@ -12,7 +12,7 @@ from holdfast.progress import Progress
 from holdfast.repo.record import Json
 from holdfast.repo.repository import Repository
 from holdfast.repo.source import Source
-from holdfast.repo.writer import Request, SaveResult, save
+from holdfast.repo.writer import Request, SaveResult, encode_spec, save
 from holdfast.snapshot.environment import describe_environment
 from holdfast.snapshot.gc_pause import is_small, pause_gc
 from holdfast.snapshot.leaves import LeafWriter
@@ -72,7 +72,8 @@ def make_request(name: str, tree: object, options: SaveOptions, types: Types) ->
     return Request(
         name,
         leaves.sources,
-        spec={TREE: leaves.node},
+        # Encoded at once: as objects it takes several times the memory.
+        spec=encode_spec(name, {TREE: leaves.node}),
         metadata=options.metadata,
         environment=describe_environment() if options.environment else {},
         base=options.base,

@@ -20,8 +20,8 @@ ROLES: Final[Mapping[str, Role]] = {
 
 def find_role(tensor: torch.Tensor) -> Role:
     """Tell what a tensor is to its module."""
-    # What torch marks is an attribute; to ask for each by name takes longer than to see that there are none.
-    if type(tensor) is torch.Tensor and not tensor.__dict__:
+    # Torch marks tensors by these attributes. Asking for `__dict__` would give every tensor of the caller a dict.
+    if type(tensor) is torch.Tensor and not (hasattr(tensor, "_is_param") or hasattr(tensor, "_is_buffer")):
         return "tensor"
     if isinstance(tensor, torch.nn.Parameter):
         return "parameter"

@@ -324,3 +324,15 @@ def _describe_numpy(value: Any) -> str:
     if isinstance(value, bytes):
         return repr(bytes(value))
     return _format_number(value.dtype.name, value.tobytes())
+
+
+def share_tags(node: Json) -> None:
+    """Let the nodes of a decoded tree share their tags: each was decoded as a string of its own."""
+    waiting = [node]
+    known: dict[str, str] = {}
+    while waiting:
+        found = waiting.pop()
+        if type(found) is list and found:
+            if type(found[0]) is str:
+                found[0] = known.setdefault(found[0], found[0])
+            waiting += [item for item in found if type(item) is list]

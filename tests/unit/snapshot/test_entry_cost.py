@@ -1,0 +1,111 @@
+"""What one tensor costs in memory besides itself when many tiny ones are saved and loaded."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from holdfast.facade import Store
+from holdfast.repo.chunk import ChunkRef, Location
+from holdfast.repo.rows import ChunkRows, EntryRows
+from holdfast.repo.source import BytesSource, cut_sources
+from holdfast.snapshot.small import SmallTensors
+from holdfast.store.memory import MemoryStore
+from holdfast.tensors.spec import describe
+
+COUNT = 4000
+SAVE_BYTES = 1050
+LOAD_BYTES = 700
+"""Python's own bytes for each tensor of 60; most of a load's are there while the manifest's head is decoded."""
+
+
+@pytest.fixture
+def traced() -> Iterator[Callable[[Callable[[], Any]], tuple[float, Any]]]:
+    """Return what tells how much memory an act takes at its peak, for each entry, besides what it returns."""
+
+    def measure(act: Callable[[], Any]) -> tuple[float, Any]:
+        gc.collect()
+        before, _ = tracemalloc.get_traced_memory()
+        tracemalloc.reset_peak()
+        result = act()
+        after, peak = tracemalloc.get_traced_memory()
+        returned = after - before if result is not None else 0
+        return (peak - before - returned) / COUNT, result
+
+    tracemalloc.start(1)
+    yield measure
+    tracemalloc.stop()
+
+
+def make_state() -> dict[str, torch.Tensor]:
+    return {f"layers.{number}.weight": row.clone() for number, row in enumerate(torch.randn(COUNT, 15))}
+
+
+def save(store: Store, state: dict[str, torch.Tensor]) -> None:
+    store.save("x", state)
+
+
+def test_the_cost_of_an_entry_is_bounded(traced: Any) -> None:
+    state = make_state()
+    with Store(MemoryStore(), budget_bytes=64 << 20) as store:
+        store.save("warm", {"a": torch.ones(3)})  # imports and caches
+        store.load("warm")
+
+        saving, _ = traced(lambda: save(store, state))
+        loading, found = traced(lambda: store.load("x"))
+
+    assert torch.equal(found["layers.7.weight"], state["layers.7.weight"])
+    # The store itself is memory: the manifest that it holds is not what a save takes.
+    assert (saving <= SAVE_BYTES, loading <= LOAD_BYTES) == (True, True), (saving, loading)
+
+
+def test_saving_leaves_no_attributes_on_tensors() -> None:
+    state = make_state()
+
+    Store(MemoryStore()).save("x", state)
+
+    # A tensor has a dict from the first time that somebody asks for it; this is asked of the collector instead.
+    assert not any(isinstance(each, dict) for each in gc.get_referents(state["layers.7.weight"]))
+
+
+def test_rows_give_back_what_was_put_in() -> None:
+    sources = [BytesSource("a", b"x" * 10), BytesSource("empty", b""), BytesSource("b", bytes(3 << 20), {"type": "b"})]
+    pieces = cut_sources(sources)
+    refs = ChunkRows()
+    from_pieces = [_make_ref(piece.stop - piece.start, number) for number, piece in enumerate(pieces)]
+    refs.extend(from_pieces)
+    entries = EntryRows(sources, refs)
+
+    assert list(refs) == from_pieces == refs[:]
+    assert refs[-1] == from_pieces[-1]
+    assert [entry.name for entry in entries] == ["a", "empty", "b"]
+    assert [len(entry.chunks) for entry in entries[:]] == [1, 0, 3]
+    assert entries[-1].chunks == tuple(from_pieces[1:])
+    with pytest.raises(IndexError):
+        entries[3]
+
+
+def _make_ref(size_bytes: int, number: int) -> Any:
+    digest: Any = bytes([number]) * 32
+    if size_bytes <= 512:
+        return ChunkRef(digest, size_bytes, None, b"y" * size_bytes)
+    return ChunkRef(digest, size_bytes, Location("pack", 8 * number, size_bytes, 0, bytes(16)))
+
+
+def test_small_tensors_come_in_order_within_limits_and_once() -> None:
+    specs = [describe(torch.zeros(4)), describe(torch.zeros(2))]
+    small = SmallTensors()
+    for number in (5, 6, 7, 9, 5):
+        small.add(number, specs[number % 2])
+
+    batches = list(small.iter_batches(32))
+
+    numbers = [[number for _, own in batch for number in own] for batch in batches]
+    assert sorted(number for own in numbers for number in own) == [5, 6, 7, 9]
+    assert all(sum(spec.span_bytes * len(own) for spec, own in batch) <= 32 for batch in batches)
+    assert small.find(5) is None
