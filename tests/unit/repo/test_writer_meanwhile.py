@@ -28,11 +28,14 @@ from tests.unit.repo.saving import (
     load_bytes,
     new_repo,
     noise,
+    only_pack,
     pack_of,
     read_entries,
+    rot,
     save_bytes,
     snapshot_of,
 )
+from tests.unit.repo.standing import put_under_lease, show_lease
 
 
 class Meanwhile(Watched):
@@ -294,3 +297,29 @@ def test_a_save_after_one_that_failed_works(store: MemoryStore) -> None:
         save(repo, Request("a", [Failing()]))
     save_bytes(repo, "a", {"x": b"1"})
     assert snapshot_of(repo, "a").generation == 0
+
+
+@pytest.mark.parametrize(("state", "existed"), [("live", False), ("fenced", False), ("released", True)])
+def test_a_repeated_save_relies_only_on_a_save_that_has_ended(state: str, existed: bool) -> None:
+    """One under way, or fenced, may still withdraw its record, and then nothing would be there."""
+    store = MemoryStore()
+    save_bytes(new_repo(store), "a", {"x": noise(2000)})
+    show_lease(store, "live")
+    if state != "live":
+        show_lease(store, state)
+    put_under_lease(store, "a")
+
+    result = save_bytes(new_repo(store), "a", {"x": noise(2000)})
+
+    assert (result.existed, result.generation) == (existed, 0 if existed else 1)
+
+
+def test_a_repeated_save_of_what_has_rotted_writes_it_again() -> None:
+    store = MemoryStore()
+    save_bytes(new_repo(store), "a", {"x": noise(2000)})
+    rot(store, only_pack(store), 500)
+
+    result = save_bytes(new_repo(store), "a", {"x": noise(2000)})
+
+    assert (result.existed, result.generation) == (False, 1)
+    assert load_bytes(new_repo(store), "a") == {"x": noise(2000)}
