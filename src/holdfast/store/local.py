@@ -9,19 +9,19 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from copy import copy
 from functools import partial
-from math import inf
 from time import time
 from typing import Final, TypeVar
 
 from holdfast.digest import Buffer
 from holdfast.errors import Corrupt, NotFound, ReadOnlyStore, StoreError
+from holdfast.store.debris import remove_debris
 from holdfast.store.direct import DIRECT_BYTES, DirectReads
 from holdfast.store.files import FileKind, Files, FileStat, PosixFiles
 from holdfast.store.key_order import iter_in_key_order
 from holdfast.store.listing import is_key
 from holdfast.store.local_upload import LocalUpload, WriteTarget, begin_upload, explain_write_error, flatten
 from holdfast.store.lock import LockWait, StoreLock
-from holdfast.store.naming import TEMP_PREFIX, FileNamer, Naming
+from holdfast.store.naming import FileNamer, Naming
 from holdfast.store.nofollow import link_error
 from holdfast.store.protocol import PAGE_LIMIT, ObjectInfo, StoreTraits, verify_key, verify_prefix
 
@@ -192,6 +192,8 @@ class LocalStore:
         base = verify_prefix(prefix)[: prefix.rfind("/") + 1]
         find_names = partial(self._find_names, prefix=prefix, after=after)
         page: list[ObjectInfo] = []
+        if limit < 1:
+            return page
         for key, status in iter_in_key_order(base, find_names, self._find_stats, batch=limit):
             if status.kind == "link" and not self._skips_links:
                 raise self._read_error(link_error(self._path(key)), key)
@@ -229,15 +231,8 @@ class LocalStore:
 
     def remove_debris(self, *, older_than_s: float) -> int:
         """Remove temporary files of saves that were killed; their age is told by the filesystem's own clock."""
-        removed = 0
-        now_s = self._read_file_time() if older_than_s > 0 else inf
-        for directory, kinds in self._iter_directories(""):
-            for name in kinds:
-                path = os.path.join(self._root, directory, name)
-                if name.startswith(TEMP_PREFIX) and self._is_older(path, now_s - older_than_s):
-                    self._namer.discard(path)
-                    removed += 1
-        return removed
+        directories = self._iter_directories("")
+        return remove_debris(self._files, self._namer, self._root, directories, older_than_s=older_than_s)
 
     def iter_links(self) -> Iterator[str]:
         """Yield the path, relative to the root, of each symbolic link in a directory that may hold objects."""
@@ -295,24 +290,6 @@ class LocalStore:
             if error.errno in _ABSENT or (error.errno == errno.ELOOP and self._skips_links):
                 return []
             raise self._read_error(error, directory) from error
-
-    def _read_file_time(self) -> float:
-        """Return the time that the filesystem gives to a new file: this host's clock may be hours ahead of it."""
-        try:
-            path, handle = self._namer.create_temp(self._root)
-        except OSError:
-            return 0.0  # what is old cannot be told: nothing is
-        try:
-            return self._files.stat_handle(handle).modified_s
-        finally:
-            self._files.close(handle)
-            self._namer.discard(path)
-
-    def _is_older(self, path: str, time_s: float) -> bool:
-        try:
-            return self._files.stat(path).modified_s <= time_s
-        except OSError:
-            return False  # its writer is done with it
 
     def _path(self, key: str) -> str:
         return os.path.join(self._root, key)

@@ -28,6 +28,13 @@ def test_only_objects_are_listed(tmp_path: Path) -> None:
     assert [info.key for info in store.list("")] == ["packs/one"]
 
 
+def test_a_page_of_no_objects_is_empty(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    store.create("packs/one", b"")
+
+    assert store.list("packs/", limit=0) == []
+
+
 def test_a_pipe_in_place_of_an_object_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     store = LocalStore(tmp_path)
