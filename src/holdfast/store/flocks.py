@@ -7,6 +7,7 @@ import fcntl
 import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 
@@ -22,7 +23,8 @@ class ForkSafeLocks:
         """Hold nothing; the fork handlers are registered when the first lock is taken."""
         # Reentrant: a signal handler that forks may run while its own thread is opening a lock file.
         self._turn = threading.RLock()
-        self._handles: set[int] = set()
+        self._handles: dict[int, bool] = {}
+        """Which of them are locked alone."""
         self._is_registered = False
 
     def take(self, open_file: Callable[[], int], *, exclusive: bool) -> int | None:
@@ -31,7 +33,7 @@ class ForkSafeLocks:
         with self._turn:
             self._register()
             handle = open_file()
-            self._handles.add(handle)
+            self._handles[handle] = exclusive
         try:
             fcntl.flock(handle, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
         except OSError as error:
@@ -42,7 +44,10 @@ class ForkSafeLocks:
         return handle
 
     def release(self, handle: int) -> None:
-        """Unlock and close."""
+        """Unlock and close; what a holder has written about itself goes, if it was alone."""
+        if self._handles[handle]:
+            with suppress(OSError):  # the next one overwrites it
+                os.ftruncate(handle, 0)
         try:
             fcntl.flock(handle, fcntl.LOCK_UN)
         finally:
@@ -50,7 +55,7 @@ class ForkSafeLocks:
 
     def _close(self, handle: int) -> None:
         with self._turn:
-            self._handles.discard(handle)
+            del self._handles[handle]
             os.close(handle)
 
     def _register(self) -> None:

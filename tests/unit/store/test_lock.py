@@ -107,6 +107,12 @@ def test_a_holder_that_nothing_is_known_about_is_waited_for_no_longer(
     assert "an unknown process" in caplog.text
 
 
+def test_a_lock_file_that_nobody_holds_is_empty(tmp_path: Path) -> None:
+    with Waiting().make_lock(tmp_path).hold(exclusive=True):
+        assert f"pid {os.getpid()}" in (tmp_path / ".lock").read_text()
+    assert (tmp_path / ".lock").read_bytes() == b""
+
+
 def test_who_is_refused_to_be_alone_does_not_wait(tmp_path: Path) -> None:
     waiting = Waiting()
     with Waiting().make_lock(tmp_path).hold(exclusive=False), waiting.make_lock(tmp_path).hold(exclusive=True) as alone:
