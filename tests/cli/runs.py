@@ -61,11 +61,15 @@ class Cli:
 
 
 def digest_tree(top: Path) -> str:
-    """Return a digest of every name, mode, link and byte below `top`."""
+    """Return a digest of every name, mode, link, byte and time below `top`; of the lock file, of its name and bytes.
+
+    A collector writes into the lock file who it is, and takes that out again.
+    """
     hasher = hashlib.sha256()
     for path in sorted(top.rglob("*")):
         status = path.lstat()
+        has_time = path.is_file() and path.name != ".lock"
         content = os.readlink(path).encode() if path.is_symlink() else path.read_bytes() if path.is_file() else b""
-        fact = f"{path.relative_to(top)} {status.st_mode} {status.st_mtime_ns if path.is_file() else 0} {len(content)} "
+        fact = f"{path.relative_to(top)} {status.st_mode} {status.st_mtime_ns if has_time else 0} {len(content)} "
         hasher.update(fact.encode(errors="surrogateescape") + content)
     return hasher.hexdigest()
