@@ -280,9 +280,10 @@ def judge(mutation: Mutation, before: Mapping[str, Any], after: Mapping[str, Any
     if not reasons and not (mutation.place.has_key and mutation.way.has_key):
         wrong.append("it has a key, though nobody can follow this")
     for told, number in ((before, BEFORE), (after, AFTER)):
-        right = [[float(number)] * 4] if mutation.place.is_compilers else told.get("eager")
-        if "answer" in told and told["answer"] != right:
-            wrong.append(f"{told['answer']} for {right}")
+        # Torch's compiler may prefer its own code to a replacement; never the replacement of the other version.
+        right = [told.get("eager"), *([[[float(number)] * 4]] if mutation.place.is_compilers else [])]
+        if "answer" in told and told["answer"] not in right:
+            wrong.append(f"{told['answer']} for {right[-1]}")
     if "eager" in before and (before["eager"] == after["eager"]) != mutation.place.is_compilers:
         wrong.append("the number does not count, so that this tests nothing")
     return wrong
