@@ -154,7 +154,7 @@ class Checker:
                 manifests = read_manifests(self._store, snapshot.manifest)
                 self._used_manifests.update((snapshot.manifest.manifest_id, *manifests.ids))
                 yield from self._check_record_against(snapshot, manifests)
-            except (HoldfastError, MemoryError) as error:
+            except HoldfastError as error:
                 key = manifest_key(snapshot.manifest.manifest_id)
                 text = f"snapshot {snapshot.name!r} cannot be read: {error}"
                 yield Finding("error", "manifest-damaged", key, text, "restore it from a copy", snapshot=snapshot.name)

@@ -1,0 +1,25 @@
+"""A check that runs out of memory says so: it does not take a sound snapshot for a damaged one."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import pytest
+
+from holdfast.repo import check
+from holdfast.repo.check import Checker
+from holdfast.store.memory import MemoryStore
+from tests.faults.scenario import FIRST, save_content
+
+
+def test_no_memory_for_a_manifest_is_no_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MemoryStore()
+    save_content(store, "x", FIRST)
+
+    def fail(*_: object) -> NoReturn:
+        raise MemoryError
+
+    monkeypatch.setattr(check, "read_manifests", fail)
+
+    with pytest.raises(MemoryError):
+        list(Checker(store).iter_findings())
