@@ -7,6 +7,7 @@ allocation of Python that fails. Prints a line of JSON for each child.
 
 from __future__ import annotations
 
+import errno
 import gc
 import importlib
 import json
@@ -15,6 +16,7 @@ import resource
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -32,6 +34,7 @@ ENDS: Final = {
     NO_MEMORY: "MemoryError",
     REFUSED: "HoldfastError",
     NO_THREAD: "no thread",
+    OTHER: "another error",
 }
 HANG_S: Final = 240.0
 
@@ -109,9 +112,13 @@ def run_short(verb: Callable[[Path], bool], path: Path, shorten: Callable[[], No
         text = str(error)
         if "start new thread" in text or "allocate lock" in text:
             return NO_THREAD
-        return NO_MEMORY if "memory" in text else OTHER
+        if "memory" in text:
+            return NO_MEMORY
+        raise
     except OSError as error:
-        return NO_MEMORY if error.errno == 12 else OTHER
+        if error.errno == errno.ENOMEM:
+            return NO_MEMORY
+        raise
 
 
 def shorten_space(amount_kib: int) -> None:
@@ -136,6 +143,8 @@ def fork(act: Callable[[], int]) -> int:
         devnull = os.open(os.devnull, os.O_WRONLY)
         os.dup2(devnull, 1)
         code = act()
+    except BaseException:  # noqa: BLE001 - shown if the test fails
+        traceback.print_exc()
     finally:
         os._exit(code)
 
