@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from holdfast.digest import Digest, hash_kind
@@ -55,18 +55,37 @@ def _digest_entry(entry: Entry, spec: bytes) -> Digest:
 
 def digest_snapshot(spec: Json, entries: Sequence[Entry]) -> Digest:
     """Return the content digest of a snapshot: its spec and its entries in order."""
-    encoded = canonical_json(spec)
-    head = struct.pack("<QQ", len(encoded), len(entries))
-    digests = bytearray()
-    # The same object, as the specs of many entries are, is encoded once. By identity, not equality: 1, 1.0 and True are
-    # equal, and differ in JSON. Each is kept beside its encoding, so that no other has its identity.
-    specs: dict[int, tuple[Json, bytes]] = {}
-    for entry in entries:
-        known = specs.get(id(entry.spec))
-        if known is None:
-            known = specs[id(entry.spec)] = (entry.spec, canonical_json(entry.spec))
-        digests += _digest_entry(entry, known[1])
-    return hash_kind("snapshot", [head, encoded, digests])
+    digester = SnapshotDigester(spec, len(entries))
+    for _ in digester.pass_on(entries):
+        pass
+    return digester.digest()
+
+
+class SnapshotDigester:
+    """Takes the content digest of a snapshot while somebody else goes over its entries."""
+
+    def __init__(self, spec: Json, num_entries: int) -> None:
+        """Begin with the spec, and how many entries there will be."""
+        encoded = canonical_json(spec)
+        self._head = [struct.pack("<QQ", len(encoded), num_entries), encoded]
+        self._digests = bytearray()
+
+    def pass_on(self, entries: Iterable[Entry]) -> Iterator[Entry]:
+        """Yield the entries, having taken the digest of each."""
+        # The same object, as the specs of many entries are, is encoded once. By identity, not equality: 1, 1.0 and True
+        # are equal, and differ in JSON. Each is kept beside its encoding, so that no other has its identity.
+        specs: dict[int, tuple[Json, bytes]] = {}
+        for entry in entries:
+            spec = entry.spec
+            known = specs.get(id(spec))
+            if known is None:
+                known = specs[id(spec)] = (spec, canonical_json(spec))
+            self._digests += _digest_entry(entry, known[1])
+            yield entry
+
+    def digest(self) -> Digest:
+        """Return the digest, when all entries were passed on."""
+        return hash_kind("snapshot", [*self._head, self._digests])
 
 
 def digest_parts(spec: Json, entries: Sequence[Entry], parts: Sequence[Digest]) -> Digest:

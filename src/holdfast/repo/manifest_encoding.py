@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import zstandard
@@ -31,11 +31,11 @@ _ZSTD_LEVEL: Final = 3
 _NO_FINGERPRINT: Final = bytes(16)
 
 
-def encode_manifest(spec: Json, entries: Sequence[Entry], parts: Sequence[PartRef] = ()) -> bytes:
+def encode_manifest(spec: Json, entries: Iterable[Entry], parts: Sequence[PartRef] = ()) -> bytes:
     """Encode a manifest file; with `parts` that of a root, whose entries have their chunks there."""
     table = _encode_table(build_table(spec, entries, parts))
     if len(table) > MAX_TABLE_BYTES:
-        raise TooLarge(f"a snapshot of {len(entries)} entries is too large for one manifest")
+        raise TooLarge("a snapshot of so many entries, or with such a tree, is too large for one manifest")
     codec, body = ZSTD_TABLE, zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(table)
     if len(table) > MAX_RATIO * len(body):
         codec, body = RAW_TABLE, table
@@ -49,7 +49,7 @@ def _encode_table(described: Table) -> bytes:
     return encode_table(encode_object(described.head), described.columns, SCHEMA)
 
 
-def build_table(spec: Json, entries: Sequence[Entry], parts: Sequence[PartRef] = ()) -> Table:
+def build_table(spec: Json, entries: Iterable[Entry], parts: Sequence[PartRef] = ()) -> Table:
     """Return entries as what a manifest holds; goes over them once, because each may be made when it is asked for."""
     columns = {name: array(kind.letter) for name, kind in SCHEMA.items() if kind.width == 1}
     digests, prints, inline = bytearray(), bytearray(), bytearray()

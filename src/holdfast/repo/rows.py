@@ -92,3 +92,13 @@ class EntryRows(Sequence[Entry]):
     def __iter__(self) -> Iterator[Entry]:
         """Yield all."""
         return map(self._make, range(len(self)))
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of all entries."""
+        return sum([source.size_bytes for source in self._sources])
+
+
+def count_bytes(entries: Sequence[Entry]) -> int:
+    """Return the bytes of all entries, without making them if they are rows."""
+    return entries.size_bytes if isinstance(entries, EntryRows) else sum(entry.size_bytes for entry in entries)

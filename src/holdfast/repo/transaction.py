@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from dataclasses import fields as dataclass_fields
@@ -24,7 +24,7 @@ from holdfast.errors import (
     StoreGone,
 )
 from holdfast.repo.chunk import ChunkRef, Location
-from holdfast.repo.entry import Entry, digest_parts, digest_snapshot
+from holdfast.repo.entry import Entry, SnapshotDigester, digest_parts
 from holdfast.repo.generations import list_generations
 from holdfast.repo.index import merge_tiers
 from holdfast.repo.layout import (
@@ -44,6 +44,7 @@ from holdfast.repo.packing import Packer
 from holdfast.repo.ranks import ALONE, Ranks
 from holdfast.repo.record import Json
 from holdfast.repo.repository import Repository
+from holdfast.repo.rows import count_bytes
 from holdfast.repo.settled import Before, find_before, is_present, iter_needed
 from holdfast.repo.snapshots import NameState, Snapshot, commit_snapshot, withdraw_snapshot
 from holdfast.store.settle import create_settled
@@ -196,7 +197,8 @@ class Transaction:
             refs = [parse_part(ref, where="a rank") for own in gathered for ref in own]
             whole, marked = self._ranks.broadcast("marks", partial(self._renew, draft, refs))
             written = _Written(parts, parse_part(whole, where="the coordinator"))
-            chunks = (chunk for part in parts for entry in part.entries for chunk in entry.chunks)
+            # Mostly nothing is marked, and to go over all chunks takes long.
+            chunks = (chunk for part in parts if marked for entry in part.entries for chunk in entry.chunks)
             stale[:] = [chunk for chunk in chunks if self._is_stale(chunk, frozenset(marked))]
             if not self._is_any_stale(bool(stale), draft.state.name):
                 return written
@@ -223,10 +225,12 @@ class Transaction:
             raise
 
     def _write_manifest(self, part: Part) -> PartRef:
-        return PartRef(self._create_manifest(part), digest_snapshot(part.spec, part.entries))
+        digester = SnapshotDigester(part.spec, len(part.entries))
+        ref = self._create_manifest(part.spec, digester.pass_on(part.entries))
+        return PartRef(ref, digester.digest())
 
-    def _create_manifest(self, part: Part, parts: Sequence[PartRef] = ()) -> ManifestRef:
-        data = encode_manifest(part.spec, part.entries, parts)
+    def _create_manifest(self, spec: Json, entries: Iterable[Entry], parts: Sequence[PartRef] = ()) -> ManifestRef:
+        data = encode_manifest(spec, entries, parts)
         ref = ManifestRef(new_file_id(self.lease_id), hash_bytes(data), len(data))
         create_settled(self._store, manifest_key(ref.manifest_id), data)
         return ref
@@ -237,7 +241,7 @@ class Transaction:
         whole = refs[0]
         if draft.root:
             digest = digest_parts(*draft.root, [ref.digest for ref in refs])
-            whole = PartRef(self._create_manifest(draft.root, refs), digest)
+            whole = PartRef(self._create_manifest(*draft.root, refs), digest)
         self._lease.renew()
         return whole.to_json(), sorted(read_marked(self._store))
 
@@ -257,7 +261,7 @@ class Transaction:
             digest=written.whole.digest,
             time_s=self._store.clock() if draft.time_s is None else draft.time_s,
             num_entries=len(content.entries),
-            logical_bytes=sum(entry.size_bytes for entry in content.entries),
+            logical_bytes=count_bytes(content.entries),
             metadata=dict(draft.metadata),
             environment=dict(draft.environment),
             lease_id=self.lease_id,

@@ -83,6 +83,8 @@ class EntryReader:
         self._sharing: dict[int, Sequence[int]] = {}
         # Read side by side, and built at once.
         self._small = SmallTensors()
+        self.find_ready = self._small.find
+        """Returns the tensor of an entry that is there without being built, or None."""
         self._can_cast_tray = can_cast_tray(options.dtype)
         # Never cast by themselves; and what is to be cast, until it has been.
         self._kept: set[int] = set()
@@ -288,10 +290,6 @@ class EntryReader:
                 return Block(wrap_memory(mapped), (), (0,))
             self._opened.reader.counters.unmapped_entries += len(found)
         return plan_block(found, what=f"{self._opened.name!r}, {found[0][0].name!r}")
-
-    def find_ready(self, number: int) -> torch.Tensor | None:
-        """Return a tensor that is there without being built; None if it is another one."""
-        return self._small.find(number)
 
     def is_in_place(self, number: int) -> bool:
         """Tell whether an entry is read into memory that is there already."""

@@ -66,8 +66,9 @@ class SmallTensors:
         """Yield all in order, some at a time and at most `limit_bytes` of them, those of one spec together; once."""
         batch: dict[int, Alike] = {}
         count = held = 0
+        sizes = [spec.span_bytes for spec in self._specs]
         for number, kind in zip(self._numbers, self._kind_of, strict=True):
-            size_bytes = self._specs[kind].span_bytes
+            size_bytes = sizes[kind]
             if count == _BATCH or (batch and held + size_bytes > limit_bytes):
                 yield list(batch.values())
                 batch, count, held = {}, 0, 0

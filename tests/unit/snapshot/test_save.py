@@ -30,7 +30,7 @@ def test_every_leaf_that_has_bytes_is_an_entry_and_the_tree_is_the_spec(store: S
     store.save("x", {"w": torch.ones(2), "note": "n" * 5000, "step": 3})
     repo = store.repository
     with SnapshotReader(repo, read_snapshot(repo.store, "x")) as reader:
-        assert reader.manifest.names == ["w", "note"]
+        assert list(reader.manifest.names) == ["w", "note"]
         assert reader.manifest.spec == {"tree": ["dict", "w", ["@tensor", 0], "note", ["@str", 1], "step", 3]}
 
 
