@@ -45,7 +45,8 @@ class ForkSafeLocks:
 
     def release(self, handle: int) -> None:
         """Unlock and close; what a holder has written about itself goes, if it was alone."""
-        if self._handles[handle]:
+        # With a second name it may be somebody else's file, into which no holder has written.
+        if self._handles[handle] and os.fstat(handle).st_nlink == 1:
             with suppress(OSError):  # the next one overwrites it
                 os.ftruncate(handle, 0)
         try:
