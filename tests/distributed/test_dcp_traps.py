@@ -177,11 +177,14 @@ def test_a_writer_and_a_reader_pickle_and_are_true(store: holdfast.Store) -> Non
 def test_resetting_does_nothing_that_can_fail(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no store")
     writer, reader = StorageWriter(tmp_path / "file"), StorageReader(tmp_path / "file")
+    elsewhere = StorageWriter(tmp_path / "new")
 
     writer.reset("x\0y")
     reader.reset("x\0y")
+    elsewhere.reset("x\0y")
 
-    assert "control characters" in str(failure(lambda: dcp.save({}, storage_writer=writer)))
+    assert "is a file, not a store" in str(failure(lambda: dcp.save({}, storage_writer=writer)))
+    assert "control characters" in str(failure(lambda: dcp.save({}, storage_writer=elsewhere)))
 
 
 def test_a_writer_copies_what_is_saved_asynchronously_by_itself(store: holdfast.Store) -> None:

@@ -11,9 +11,11 @@ from holdfast.capture import recorder
 from holdfast.capture.eye import RecordingWarning
 from holdfast.capture.runs import read_run
 from holdfast.errors import StoreError, StoreFull
+from holdfast.repo.layout import MANIFESTS
 from holdfast.repo.repository import open_repository
 from holdfast.store.memory import MemoryStore
 from holdfast.testing.faults import Fault, FaultyStore
+from tests.faults.hooked_store import HookedStore
 from tests.unit.capture.training import count_hooks, new_repo, new_training, pick, record_steps
 
 
@@ -43,8 +45,14 @@ def test_a_store_that_fails_stops_no_training_and_the_user_is_told_once(fault: F
 def test_a_store_that_fails_once_loses_tensors_and_no_events() -> None:
     training, inner = new_training(), MemoryStore()
     record_steps(open_repository(inner, create=True), "before", count=1)
-    store = FaultyStore(inner, fault=Fault.ONCE, at=30)
-    repo = open_repository(store)
+    failed: list[str] = []
+
+    def fail_once(name: str, key: str) -> None:
+        if not failed and name == "create" and key.startswith(MANIFESTS):
+            failed.append(key)
+            raise StoreError("on cue", key=key)
+
+    repo = open_repository(HookedStore(inner, before=fail_once))
 
     with pytest.warns(RecordingWarning, match="only digests and numbers are kept"):
         record_steps(repo, training=training, level="full", segment_steps=1, count=4)
