@@ -12,7 +12,7 @@ import holdfast
 from holdfast import content_store
 from holdfast.errors import Mismatch
 from holdfast.facade import Store
-from holdfast.repo.reader import SnapshotReader
+from holdfast.repo.reader import SnapshotReader, Watch
 from holdfast.repo.repository import MIN_BUDGET_BYTES
 from holdfast.snapshot import cast
 from holdfast.trees.move import move_to_device
@@ -247,9 +247,9 @@ class Meter:
         self.most = 0
         read_all, read_into = SnapshotReader.read_all, SnapshotReader.read_into
 
-        def meter_all(reader: SnapshotReader, wanted: Any) -> None:
+        def meter_all(reader: SnapshotReader, wanted: Any, *, watch: Watch | None = None) -> None:
             self.most = max(self.most, sum(buffer.nbytes for _, buffer in wanted))
-            read_all(reader, wanted)
+            read_all(reader, wanted, watch=watch)
 
         def meter_into(reader: SnapshotReader, entry: Any, start: int, buffer: memoryview) -> None:
             self.most = max(self.most, buffer.nbytes)
