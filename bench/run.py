@@ -24,6 +24,7 @@ from bench import (
     bench_load,
     bench_peak,
     bench_planning,
+    bench_reuse,
     bench_save,
     bench_scale,
     bench_state,
@@ -56,9 +57,10 @@ SUITES: Final[Mapping[str, Callable[[Sizes, Path], list[Result]]]] = {
     "scale": bench_scale.run,
     "capture": bench_capture.run,
     "planning": bench_planning.run,
+    "reuse": bench_reuse.run,
     "compile": bench_compile.run,
 }
-_ON_REQUEST: Final = frozenset({"planning", "compile", "capture"})
+_ON_REQUEST: Final = frozenset({"planning", "compile", "capture", "reuse"})
 """What takes long, and has a result of its own: DCP plans for minutes if there are a thousand ranks, and models take
 half a minute to compile."""
 
