@@ -79,7 +79,7 @@ class Piece(NamedTuple):
 
 
 class Pieces:
-    """The chunks of many sources, cut anew whenever they are iterated: to keep them takes as much as the sources."""
+    """The chunks of many sources. They are cut again at each iteration, because keeping them takes much memory."""
 
     def __init__(self, sources: Sequence[Source]) -> None:
         """Cut these; they must not change."""

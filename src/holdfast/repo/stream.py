@@ -93,7 +93,7 @@ class RangeView(io.RawIOBase):
 
 
 class _EntryBytes:
-    """The bytes of an entry. Keeps the chunk that was read last: whoever reads line by line reads it once."""
+    """The bytes of an entry. Keeps the last chunk, so that reading line by line reads each chunk once."""
 
     def __init__(self, reader: SnapshotReader, entry: Entry) -> None:
         self._reader = reader

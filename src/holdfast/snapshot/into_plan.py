@@ -40,7 +40,7 @@ class Step:
     """Of the leaf, or of the object that is given its state."""
     prepare: Prepare
     keep: Callable[[], Undo]
-    """Keeps what is there; what it returns puts that back."""
+    """Keeps the present value, and returns a function that puts it back."""
     memory: tuple[torch.Tensor, ...] = ()
     """Tensors of the target that it writes to, or may write to."""
     is_tensor: bool = False

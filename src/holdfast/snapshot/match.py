@@ -65,7 +65,7 @@ class TreeMatcher:
 
     def match(self, target: Any, node: Json, path: Path, put: Put | None) -> None:
         """Plan how `node` gets into `target`, or takes its place."""
-        # A stack of its own, and no recursion: whoever calls may be deep in calls already.
+        # An explicit stack instead of recursion: the caller may be close to the recursion limit already.
         self._waiting.append(partial(self._match, target, node, path, put))
         while self._waiting:
             self._waiting.pop()()

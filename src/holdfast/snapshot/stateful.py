@@ -101,7 +101,7 @@ Walk = Generator[tuple[Any, Path], Any, Any]
 
 
 def _run(walk: Callable[[Any, Path], Walk], value: Any, path: Path) -> Any:
-    """Run a recursive walk on a stack of its own: whoever calls may be deep in calls already."""
+    """Run a recursive walk on its own stack, because the caller may be close to the recursion limit already."""
     walks = [walk(value, path)]
     result = None
     while walks:

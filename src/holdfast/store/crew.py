@@ -1,4 +1,4 @@
-"""Threads that do work, and that nobody waits for in vain: one that gets no memory to begin is noticed."""
+"""A thread pool that does not hang when a new thread gets no memory to start."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _START_S: Final = 30.0
 
 
 class Task(Generic[Result]):
-    """A piece of work: claimed once, by a thread, by the caller, or by whoever cancels it."""
+    """One piece of work. It is claimed once: by a thread, by the caller that waits for it, or by `cancel`."""
 
     def __init__(self, crew: Crew, work: Callable[[], Result]) -> None:
         self._crew = crew
@@ -75,8 +75,8 @@ class Task(Generic[Result]):
 class LoneThread:
     """A thread for one piece of work, like `threading.Thread`; if it does not begin, `start` raises.
 
-    `threading.Thread.start` waits until the new thread says that it runs. One that gets no memory for its first steps
-    ends without a word, and whoever started it waits for ever.
+    `threading.Thread.start` waits until the new thread reports that it runs. A thread that gets no memory for its first
+    steps ends without that report, and `start` waits for ever.
     """
 
     def __init__(self, work: Callable[[], object], name: str) -> None:
@@ -127,8 +127,8 @@ class LoneThread:
 class Crew:
     """At most `size` threads, begun when there is work. End it by `shutdown`.
 
-    They are started without waiting, and count once they have begun. While none has, and after a moment, whoever waits
-    for a task does it.
+    Threads are started without waiting for them, and count once they have begun. If none begins within a second, the
+    caller that waits for a task does the task itself.
     """
 
     def __init__(self, name: str, size: int) -> None:

@@ -39,7 +39,7 @@ class StoreLock:
         self._path = path
         self._wait = wait
         self._overdue: bytes | None = None
-        """The holder that was waited for in vain: it is not waited for again."""
+        """The holder whose lock was not released in time: later saves do not wait for it again."""
 
     @contextmanager
     def hold(self, *, exclusive: bool) -> Iterator[bool]:

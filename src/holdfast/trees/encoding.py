@@ -133,7 +133,7 @@ class _Open:
 
 
 class _Encoder:
-    """One run over a tree, without recursion: whoever calls may be deep in calls already."""
+    """Encodes one tree without recursion, because the caller may be close to the recursion limit already."""
 
     def __init__(self, types: Types, encode_leaf: EncodeLeaf) -> None:
         self._types = types
