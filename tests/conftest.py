@@ -1,13 +1,17 @@
-"""What every test shares: the Hypothesis profiles, and the mode of new directories."""
+"""What every test shares: the Hypothesis profiles, the mode of new directories, and that interrupts arrive."""
 
 from __future__ import annotations
 
 import os
+import signal
 
 from hypothesis import HealthCheck, settings
 
 # Unsigned compiled graphs are refused where a group can write, as many systems let it by default.
 os.umask(0o022)
+# A shell that starts a command in the background lets it ignore interrupts, and tests send some.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # dev: quick, random, remembers what failed. ci: the same examples each time, and says how to repeat a failure.
 # deep: for a night. No deadlines: on a shared machine they measure the neighbours.

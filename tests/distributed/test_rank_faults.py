@@ -73,7 +73,7 @@ KINDS: Final[dict[str, Callable[[], BaseException]]] = {
 
 def strike(step: str, act: Callable[[], Any]) -> Callable[[], None]:
     """Have `act` happen when this rank is about to do its part of a step; return what takes that back."""
-    kept = {name: getattr(Collectives, name) for name in ("all_gather", "all_to_all", "broadcast")}
+    kept = {name: getattr(Collectives, name) for name in ("all_gather", "all_to_all", "barrier", "broadcast")}
 
     def make(name: str) -> Callable[..., Any]:
         def meet(self: Collectives, found: str, map: Callable[[], Any]) -> Any:
