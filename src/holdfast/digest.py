@@ -26,11 +26,24 @@ def hash_bytes(data: Buffer) -> Digest:
     return Digest(blake3(data).digest())
 
 
+def hash_parts(parts: Iterable[Buffer]) -> Digest:
+    """Return the BLAKE3-256 of what the parts are when joined, without joining them."""
+    hasher = blake3()
+    for part in parts:
+        hasher.update(part)
+    return Digest(hasher.digest())
+
+
 def hash_kind(kind: str, parts: Iterable[Buffer]) -> Digest:
     """Return a content digest: BLAKE3 in derive-key mode, so that no kind collides with another or with a chunk."""
-    hasher = _begin_kind(kind).copy()
+    hasher = begin_kind(kind)
     hasher.update(b"".join(parts))
     return Digest(hasher.digest())
+
+
+def begin_kind(kind: str) -> blake3:
+    """Return a hasher that takes the content digest of a kind when it is given the parts one after the other."""
+    return _begin_kind(kind).copy()
 
 
 def authenticate(data: Buffer, *, secret: bytes) -> Digest:

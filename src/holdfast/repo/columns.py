@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from holdfast.digest import Buffer
 from holdfast.errors import Corrupt, NewerFormat
-from holdfast.repo.record import EncodedJson, Json, canonical_json, parse_json
+from holdfast.repo.record import Json, append_object, parse_json
 
 MAX_TABLE_BYTES: Final = 1 << 30
 MAX_COLUMNS: Final = 256
@@ -55,19 +54,31 @@ def column(letter: Letter, values: list[int]) -> memoryview:
     return memoryview(struct.pack(f"={len(values)}{letter}", *values)).cast("B").cast(letter)
 
 
-def encode_table(head: Mapping[str, Json] | EncodedJson, columns: Mapping[str, memoryview], schema: Schema) -> bytes:
+def encode_table(head: Mapping[str, Json], columns: Mapping[str, memoryview], schema: Schema) -> bytes:
     """Encode a table; `columns` holds every column of `schema`."""
-    encoded_head = canonical_json(head)
-    parts: list[Buffer] = [_START.pack(len(encoded_head), len(schema), 0)]
-    bodies: list[Buffer] = [encoded_head, _padding(len(encoded_head))]
-    for name, kind in schema.items():
-        body = _swap(columns[name], kind.letter)
+    return bytes(consume_table(head, dict(columns), schema))
+
+
+def consume_table(head: Mapping[str, Json], columns: dict[str, memoryview], schema: Schema) -> bytearray:
+    """Encode a table as `encode_table` does, and remove each column from `columns` once it is copied.
+
+    A large table then takes little more than its own memory, if the caller has no other reference to the columns.
+    """
+    table = bytearray(_START.size + _COLUMN.size * len(schema))
+    start = len(table)
+    append_object(table, head)
+    _START.pack_into(table, 0, len(table) - start, len(schema), 0)
+    table += _padding(len(table) - start)
+    for number, (name, kind) in enumerate(schema.items()):
+        body = _swap(columns.pop(name), kind.letter)
         rows, rest = divmod(body.nbytes, kind.row_bytes)
         assert not rest, name
         flags = _MANDATORY if kind.mandatory else 0
-        parts.append(_COLUMN.pack(name.encode(), ord(kind.letter), flags, kind.width, rows))
-        bodies += [body, _padding(body.nbytes)]
-    return b"".join([*parts, *bodies])
+        at = _START.size + _COLUMN.size * number
+        _COLUMN.pack_into(table, at, name.encode(), ord(kind.letter), flags, kind.width, rows)
+        table += body
+        table += _padding(body.nbytes)
+    return table
 
 
 def decode_table(data: memoryview, schema: Schema, *, where: str) -> Table:

@@ -6,13 +6,14 @@ import struct
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
-from holdfast.digest import Digest, hash_kind
+from holdfast.digest import Digest, begin_kind, hash_kind
 from holdfast.repo.chunk import ChunkRef
 from holdfast.repo.record import Json, canonical_json
 
 NO_RANK: Final = 0xFFFFFFFF
 """In place of a rank: the entry is the same for all ranks."""
 
+_HASHED_BYTES: Final = 32 << 10
 _ENTRY_HEAD: Final = struct.Struct("<QQIIIQQ")
 _CHUNK: Final = struct.Struct("<Q32s")
 
@@ -67,7 +68,10 @@ class SnapshotDigester:
     def __init__(self, spec: Json, num_entries: int) -> None:
         """Begin with the spec, and how many entries there will be."""
         encoded = canonical_json(spec)
-        self._head = [struct.pack("<QQ", len(encoded), num_entries), encoded]
+        self._hasher = begin_kind("snapshot")
+        self._hasher.update(struct.pack("<QQ", len(encoded), num_entries))
+        self._hasher.update(encoded)
+        # Those that the hasher has not got yet: it is faster with many at once.
         self._digests = bytearray()
 
     def pass_on(self, entries: Iterable[Entry]) -> Iterator[Entry]:
@@ -81,11 +85,18 @@ class SnapshotDigester:
             if known is None:
                 known = specs[id(spec)] = (spec, canonical_json(spec))
             self._digests += _digest_entry(entry, known[1])
+            if len(self._digests) >= _HASHED_BYTES:
+                self._pass_to_hasher()
             yield entry
+
+    def _pass_to_hasher(self) -> None:
+        self._hasher.update(self._digests)
+        self._digests.clear()
 
     def digest(self) -> Digest:
         """Return the digest, when all entries were passed on."""
-        return hash_kind("snapshot", [*self._head, self._digests])
+        self._pass_to_hasher()
+        return Digest(self._hasher.digest())
 
 
 def digest_parts(spec: Json, entries: Sequence[Entry], parts: Sequence[Digest]) -> Digest:

@@ -8,10 +8,10 @@ from typing import Final
 
 import zstandard
 
-from holdfast.digest import hash_bytes
+from holdfast.digest import Buffer, hash_parts
 from holdfast.errors import TooLarge
 from holdfast.repo.chunk import RAW
-from holdfast.repo.columns import MAX_TABLE_BYTES, Table, encode_table
+from holdfast.repo.columns import MAX_TABLE_BYTES, Table, consume_table
 from holdfast.repo.entry import Entry
 from holdfast.repo.layout import PartRef
 from holdfast.repo.manifest import (
@@ -25,7 +25,7 @@ from holdfast.repo.manifest import (
     SCHEMA,
     ZSTD_TABLE,
 )
-from holdfast.repo.record import Json, canonical_json, encode_object
+from holdfast.repo.record import Json, canonical_json, encode_texts
 
 _ZSTD_LEVEL: Final = 3
 _NO_FINGERPRINT: Final = bytes(16)
@@ -34,19 +34,23 @@ _NO_FINGERPRINT: Final = bytes(16)
 def encode_manifest(spec: Json, entries: Iterable[Entry], parts: Sequence[PartRef] = ()) -> bytes:
     """Encode a manifest file; with `parts` that of a root, whose entries have their chunks there."""
     table = _encode_table(build_table(spec, entries, parts))
-    if len(table) > MAX_TABLE_BYTES:
+    size = len(table)
+    if size > MAX_TABLE_BYTES:
         raise TooLarge("a snapshot of so many entries, or with such a tree, is too large for one manifest")
+    body: Buffer
     codec, body = ZSTD_TABLE, zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(table)
-    if len(table) > MAX_RATIO * len(body):
+    if size > MAX_RATIO * len(body):
         codec, body = RAW_TABLE, table
-    data = HEADER.pack(MAGIC, MANIFEST_MAJOR, MANIFEST_MINOR, codec, len(table)) + body
+    del table  # before the file is put together, which takes as much memory again as the body
+    header = HEADER.pack(MAGIC, MANIFEST_MAJOR, MANIFEST_MINOR, codec, size)
     # The referrer keeps the digest of the whole file; this one proves a manifest that nobody refers to any more.
-    return data + hash_bytes(data)
+    return b"".join([header, body, hash_parts([header, body])])
 
 
-def _encode_table(described: Table) -> bytes:
-    # In a function of its own: the columns are gone when the table is compressed.
-    return encode_table(encode_object(described.head), described.columns, SCHEMA)
+def _encode_table(described: Table) -> bytearray:
+    # In a function of its own: nobody else refers to the columns, so each is freed once it is copied.
+    described.head["names"] = encode_texts(described.head["names"])
+    return consume_table(described.head, described.columns, SCHEMA)
 
 
 def build_table(spec: Json, entries: Iterable[Entry], parts: Sequence[PartRef] = ()) -> Table:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from threading import Thread
@@ -24,6 +24,7 @@ _HEADER: Final = re.compile(rb"holdfast-record ([0-9a-f]{4}) ([0-9a-f]{8}) ([0-9
 
 _ENCODER: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
+_ENCODED_TEXTS: Final = 4096
 _HOLDERS: Final = (list, dict, tuple)
 _NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 
@@ -50,10 +51,23 @@ def canonical_json(value: Json, *, depth: int = 0) -> bytes:
     return text.encode()
 
 
-def encode_object(fields: Mapping[str, Json]) -> EncodedJson:
-    """Encode an object some of whose fields are encoded already, with room for it."""
-    pairs = [canonical_json(name) + b":" + canonical_json(fields[name], depth=1) for name in sorted(fields)]
-    return EncodedJson(b"{" + b",".join(pairs) + b"}")
+def append_object(data: bytearray, fields: Mapping[str, Json]) -> None:
+    """Append the canonical JSON of an object to `data`; some of its fields may be encoded already, with room for it."""
+    data += b"{"
+    for number, name in enumerate(sorted(fields)):
+        data += (b"," if number else b"") + canonical_json(name) + b":"
+        data += canonical_json(fields[name], depth=1)
+    data += b"}"
+
+
+def encode_texts(texts: Sequence[str]) -> EncodedJson:
+    """Encode a list of strings, some at a time: the encoder makes an object for each that it has at once."""
+    data = bytearray(b"[")
+    for start in range(0, len(texts), _ENCODED_TEXTS):
+        some = _ENCODER.encode(texts[start : start + _ENCODED_TEXTS])
+        data += (b"," if start else b"") + some[1:-1].encode()
+    data += b"]"
+    return EncodedJson(bytes(data))
 
 
 def _with_room(act: Callable[[Any], Any], value: Any) -> Any:

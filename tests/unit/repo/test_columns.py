@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import pytest
 
 from holdfast.errors import Corrupt, NewerFormat
-from holdfast.repo.columns import Kind, Letter, Schema, Table, column, decode_table, encode_table
+from holdfast.repo.columns import Kind, Letter, Schema, Table, column, consume_table, decode_table, encode_table
 from holdfast.repo.record import Json
 from tests.unit.repo.saving import flip
 
@@ -170,3 +170,10 @@ def test_lengths_that_lie_are_damage_and_cost_nothing(data: bytes) -> None:
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
+
+
+def test_a_table_that_consumes_its_columns_is_the_same_and_leaves_none() -> None:
+    columns = dict(COLUMNS)
+
+    assert consume_table(HEAD, columns, SCHEMA) == DATA
+    assert columns == {}

@@ -13,10 +13,11 @@ from holdfast.repo.record import (
     EncodedJson,
     Fields,
     Json,
+    append_object,
     canonical_json,
     decode_record,
-    encode_object,
     encode_record,
+    encode_texts,
     parse_json,
 )
 from tests.unit.repo.saving import flip
@@ -132,8 +133,17 @@ def test_keys_that_would_come_back_as_other_keys_are_not_encoded(value: Json) ->
 def test_an_object_is_the_same_whether_or_not_its_fields_are_encoded_before() -> None:
     fields = {"b": {"y": 1, "x": [None, 0.5]}, "a": "\u00e9", "c": []}
     encoded = {name: EncodedJson(canonical_json(value)) for name, value in fields.items()}
-    assert encode_object(fields) == encode_object(encoded) == EncodedJson(canonical_json(fields))
-    assert canonical_json(encode_object(fields)) == canonical_json(fields)
+    for given in (fields, encoded, {}):
+        data = bytearray(b"before")
+        append_object(data, given)
+        assert bytes(data) == b"before" + canonical_json(fields if given else {})
+
+
+@pytest.mark.parametrize("count", [0, 1, 4095, 4096, 4097, 9000])
+def test_texts_are_encoded_as_any_list_is(count: int) -> None:
+    texts = [f'\u00e9 "{number}", \n' for number in range(count)]
+
+    assert encode_texts(texts) == EncodedJson(canonical_json(texts))
 
 
 def test_what_would_be_too_deep_in_another_value_is_not_encoded_for_it() -> None:
@@ -141,7 +151,7 @@ def test_what_would_be_too_deep_in_another_value_is_not_encoded_for_it() -> None
     for _ in range(MAX_DEPTH):
         value = [value]
     canonical_json(value)
-    for encode in (lambda: canonical_json(value, depth=1), lambda: encode_object({"x": value})):
+    for encode in (lambda: canonical_json(value, depth=1), lambda: append_object(bytearray(), {"x": value})):
         with pytest.raises(ValueError, match=f"nested more than {MAX_DEPTH} deep"):
             encode()
 
