@@ -13,6 +13,7 @@ The nodes, which stand in the tree where the values stood::
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -29,7 +30,7 @@ from holdfast.tensors.meshes import Layouts
 from holdfast.tensors.parts import has_own_bytes, split
 from holdfast.tensors.shard_source import ShardSource, make_shard_source
 from holdfast.tensors.sharded import Held, PerRank, Shard, describe
-from holdfast.tensors.sources import SourcePlan
+from holdfast.tensors.sources import SourcePlan, group_equal
 from holdfast.trees.encoding import decode_tree, encode_tree, refuse
 from holdfast.trees.outline import Path, join_name
 from holdfast.trees.registered import Types
@@ -63,12 +64,18 @@ class LeafWriter:
         self.own: set[int] = set()
         """Entries that are declared to be this rank's own."""
         self._names: set[str] = set()
-        # By identity, which holds because the plan keeps every tensor alive; those made of others are kept here.
+        # By identity, which holds because the plan keeps every ordinary tensor alive, and `_kept` the others.
+        self._ids = array("Q")
+        self._nodes: list[list[Json]] = []
+        # Of tensors that are no ordinary ones, which are few.
         self._first: dict[int, int] = {}
         self._kept: list[torch.Tensor] = []
 
     def encode(self, value: object, path: Path) -> Json:
-        """Return the node of a leaf, having taken its bytes up; raises Unsupported, naming the leaf."""
+        """Return the node of a leaf, having taken its bytes up; raises Unsupported, naming the leaf.
+
+        `make_sources` completes the nodes of tensors that occur more than once.
+        """
         name = join_name(path)
         if isinstance(value, PerRank):
             return self._encode_own(value, path)
@@ -91,7 +98,14 @@ class LeafWriter:
         raise refuse(value, path)
 
     def make_sources(self) -> list[Source]:
-        """Return the sources of all entries; the values must stay as they are while these are in use."""
+        """Return the sources of all entries; the values must stay as they are while these are in use.
+
+        Call it when all leaves are encoded: it completes the nodes of tensors that occur more than once.
+        """
+        for first, *others in group_equal(self._ids):
+            for other in others:
+                self._nodes[other].append(self._nodes[first][1])
+        self._ids, self._nodes = array("Q"), []
         planned = iter(self._plan.make())
         return [next(planned) if slot is None else slot for slot in self._slots]
 
@@ -122,19 +136,23 @@ class LeafWriter:
         if depth > _MAX_PARTS_DEPTH:
             raise Unsupported("it is made of tensors that are made of tensors, too deep")
         number = len(self._slots)
-        first = self._first.setdefault(id(tensor), number)
         has_bytes = has_own_bytes(tensor)
         held = None if has_bytes else self._describe(tensor)
         if held is not None and held.kind in ("shards", "replica"):
             self._kept.append(tensor)
             self._add_shards(name, tensor, held)
+            first = self._first.setdefault(id(tensor), number)
             return [TENSOR, number] if first == number else [TENSOR, number, first]
         parts = None if has_bytes else split(tensor, types=self._types, encode_value=self._encode_plain)
         if parts is None:
             self._plan.add(self._choose_name(name), tensor)
             self._slots.append(None)
-            return [TENSOR, number] if first == number else [TENSOR, number, first]
+            self._ids.append(id(tensor))
+            node: list[Json] = [TENSOR, number]
+            self._nodes.append(node)  # to be completed if the tensor occurs again
+            return node
         self._kept.append(tensor)
+        first = self._first.setdefault(id(tensor), number)
         nodes: list[Json] = [PARTS, parts.kind, parts.meta, None if first == number else first]
         for role, part in parts.tensors.items():
             nodes += [role, self._encode_value(part, f"{name}.{role}", depth + 1)]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from array import array
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Final, NamedTuple
 
+import numpy as np
 import torch
 
 from holdfast.errors import SourceChanged, TooLarge, Unsupported
@@ -189,23 +191,21 @@ class SourcePlan:
         self._forms = _Forms()
         self._sources: list[TensorSource] = []
         self._wholes: list[_Whole] = []
-        self._owners: dict[int, int] = {}
-        self._shared: dict[int, list[int]] = {}
+        # The address of each tensor's storage, 0 for a tensor without bytes: 8 bytes each, where a dict would take 90.
+        self._storages = array("Q")
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
         """Take up a tensor that has bytes of its own; raises Unsupported for one whose bytes are not there."""
         verify_unwrapped(tensor)
         whole = self._forms.find(tensor)
-        start = 0
+        start = address = 0
         if whole.span_bytes:
             start = int(tensor.storage_offset()) * whole.offset_bytes
             storage = tensor.untyped_storage()
             if storage.nbytes() < start + whole.span_bytes or not storage.data_ptr():
                 verify_readable(tensor)  # which says what is missing
-            number = len(self._sources)
-            owner = self._owners.setdefault(storage._cdata, number)
-            if owner != number:
-                self._shared.setdefault(owner, [owner]).append(number)
+            address = storage._cdata
+        self._storages.append(address)
         self._sources.append(TensorSource(name, tensor, whole.form, start))
         self._wholes.append(whole)
 
@@ -213,13 +213,26 @@ class SourcePlan:
         """Return a source for each tensor, in order."""
         sources, wholes = self._sources.copy(), self._wholes
         # In the order of the first tensors: the numbers are part of the content.
-        for alias, owner in enumerate(sorted(self._shared), start=1):
-            members = {number: (sources[number], wholes[number].spec) for number in self._shared[owner]}
+        for alias, numbers in enumerate(group_equal(self._storages), start=1):
+            members = {number: (sources[number], wholes[number].spec) for number in numbers}
             starts = [(number, sources[number].start) for number in members]
             spans = [_Span(number, start, start + wholes[number].span_bytes) for number, start in starts]
             for number, form, start in _plan_group(spans, members, self._forms):
                 sources[number] = sources[number]._replace(form=form, start=start, alias=alias)
         return sources
+
+
+def group_equal(addresses: array[int]) -> list[list[int]]:
+    """Return the positions of each address other than 0 that occurs more than once, in the order of the first ones."""
+    values = np.frombuffer(addresses, dtype=np.uint64)
+    order = np.argsort(values)
+    ordered = values[order]
+    is_repeated = (ordered[1:] == ordered[:-1]) & (ordered[1:] != 0)
+    positions = np.union1d(order[1:][is_repeated], order[:-1][is_repeated]).tolist()
+    groups: dict[int, list[int]] = {}
+    for position in positions:
+        groups.setdefault(addresses[position], []).append(position)
+    return list(groups.values())
 
 
 _Members = Mapping[int, tuple[TensorSource, TensorSpec]]

@@ -127,6 +127,7 @@ def test_the_same_tensor_twice_names_its_first_place() -> None:
     writer = LeafWriter(Types())
     tensor = torch.ones(1)
     nodes = [writer.encode(value, (number,)) for number, value in enumerate([tensor, torch.ones(1), tensor])]
+    writer.make_sources()  # completes the nodes
     assert nodes == [["@tensor", 0], ["@tensor", 1], ["@tensor", 2, 0]]
 
 
@@ -181,3 +182,26 @@ def test_parts_have_one_role_each() -> None:
     node: list[Any] = ["@parts", "nested", {}, None, "a", ["@tensor", 0], "a", ["@tensor", 1]]
     with pytest.raises(Corrupt, match="makes no sense"):
         list_parts(node, what="x")
+
+
+def test_a_tensor_that_occurs_again_names_the_entry_of_the_first() -> None:
+    writer = LeafWriter(Types())
+    tensor, empty, view = torch.zeros(3), torch.zeros(0), torch.zeros(4)
+    leaves = [("text", "x" * 5), *[(f"t{number}", each) for number, each in enumerate([tensor, empty, view[:2]])]]
+    leaves += [("again", tensor), ("alias", tensor.view(3)), ("empty", empty), ("third", tensor), ("rest", view[2:])]
+
+    nodes = [writer.encode(value, (name,)) for name, value in leaves]
+    sources = writer.make_sources()
+
+    assert nodes == [
+        ["@str", 0],
+        ["@tensor", 1],
+        ["@tensor", 2],
+        ["@tensor", 3],
+        ["@tensor", 4, 1],
+        ["@tensor", 5],
+        ["@tensor", 6, 2],
+        ["@tensor", 7, 1],
+        ["@tensor", 8],
+    ]
+    assert [source.alias for source in sources] == [0, 1, 0, 2, 1, 1, 0, 1, 2]
