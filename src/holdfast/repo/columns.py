@@ -64,20 +64,25 @@ def consume_table(head: Mapping[str, Json], columns: dict[str, memoryview], sche
 
     A large table then takes little more than its own memory, if the caller has no other reference to the columns.
     """
-    table = bytearray(_START.size + _COLUMN.size * len(schema))
-    start = len(table)
-    append_object(table, head)
-    _START.pack_into(table, 0, len(table) - start, len(schema), 0)
-    table += _padding(len(table) - start)
+    encoded = bytearray()
+    append_object(encoded, head)
+    bodies = [columns[name].nbytes for name in schema]
+    start = _START.size + _COLUMN.size * len(schema)
+    # All of it at once: what grows is moved, and leaves holes where it was.
+    table = bytearray(start + sum(size + -size % _ALIGN for size in [len(encoded), *bodies]))
+    _START.pack_into(table, 0, len(encoded), len(schema), 0)
+    table[start : start + len(encoded)] = encoded
+    at = start + len(encoded) + -len(encoded) % _ALIGN
+    del encoded
     for number, (name, kind) in enumerate(schema.items()):
-        body = _swap(columns.pop(name), kind.letter)
+        body = _swap(columns.pop(name), kind.letter).cast("B")
         rows, rest = divmod(body.nbytes, kind.row_bytes)
         assert not rest, name
         flags = _MANDATORY if kind.mandatory else 0
-        at = _START.size + _COLUMN.size * number
-        _COLUMN.pack_into(table, at, name.encode(), ord(kind.letter), flags, kind.width, rows)
-        table += body
-        table += _padding(body.nbytes)
+        described = (name.encode(), ord(kind.letter), flags, kind.width, rows)
+        _COLUMN.pack_into(table, _START.size + _COLUMN.size * number, *described)
+        memoryview(table)[at : at + body.nbytes] = body
+        at += body.nbytes + -body.nbytes % _ALIGN
     return table
 
 

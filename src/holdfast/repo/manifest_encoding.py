@@ -26,14 +26,21 @@ from holdfast.repo.manifest import (
     ZSTD_TABLE,
 )
 from holdfast.repo.record import Json, canonical_json, encode_texts
+from holdfast.repo.rows import ChunkBytes
 
 _ZSTD_LEVEL: Final = 3
 _NO_FINGERPRINT: Final = bytes(16)
 
 
-def encode_manifest(spec: Json, entries: Iterable[Entry], parts: Sequence[PartRef] = ()) -> bytes:
-    """Encode a manifest file; with `parts` that of a root, whose entries have their chunks there."""
-    table = _encode_table(build_table(spec, entries, parts))
+def encode_manifest(
+    spec: Json, entries: Iterable[Entry], parts: Sequence[PartRef] = (), *, held: ChunkBytes | None = None
+) -> bytes:
+    """Encode a manifest file; with `parts` that of a root, whose entries have their chunks there.
+
+    `held` are the digests and inline bytes of all chunks of `entries`, if the caller has them: they are not collected
+    a second time.
+    """
+    table = _encode_table(build_table(spec, entries, parts, held=held))
     size = len(table)
     if size > MAX_TABLE_BYTES:
         raise TooLarge("a snapshot of so many entries, or with such a tree, is too large for one manifest")
@@ -53,10 +60,13 @@ def _encode_table(described: Table) -> bytearray:
     return consume_table(described.head, described.columns, SCHEMA)
 
 
-def build_table(spec: Json, entries: Iterable[Entry], parts: Sequence[PartRef] = ()) -> Table:
+def build_table(
+    spec: Json, entries: Iterable[Entry], parts: Sequence[PartRef] = (), *, held: ChunkBytes | None = None
+) -> Table:
     """Return entries as what a manifest holds; goes over them once, because each may be made when it is asked for."""
     columns = {name: array(kind.letter) for name, kind in SCHEMA.items() if kind.width == 1}
     digests, prints, inline = bytearray(), bytearray(), bytearray()
+    inline_bytes = 0
     names: list[str] = []
     specs, notes = _Numbers(), _Numbers()
     packs: dict[str, int] = {}
@@ -71,11 +81,13 @@ def build_table(spec: Json, entries: Iterable[Entry], parts: Sequence[PartRef] =
         columns["entry_alias"].append(alias)
         columns["entry_rank"].append(rank)
         for digest, chunk_bytes, at, data, box in chunks:
-            digests += digest
+            if held is None:
+                digests += digest
+                inline += data
             columns["chunk_bytes"].append(chunk_bytes)
             if at is None:
                 # Inline ones lie one after the other in a column of their own.
-                row = (INLINE, len(inline), len(data), RAW, _NO_FINGERPRINT)
+                row = (INLINE, inline_bytes, len(data), RAW, _NO_FINGERPRINT)
             else:
                 number = packs.setdefault(at.pack_id, len(packs))
                 row = (number, at.offset, at.stored_bytes, at.codec, at.fingerprint)
@@ -84,7 +96,7 @@ def build_table(spec: Json, entries: Iterable[Entry], parts: Sequence[PartRef] =
             columns["chunk_stored"].append(row[2])
             columns["chunk_codec"].append(row[3])
             prints += row[4]
-            inline += data
+            inline_bytes += len(data)
             columns["box"].extend(box)
     head: dict[str, Json] = {
         "spec": spec,
@@ -95,6 +107,8 @@ def build_table(spec: Json, entries: Iterable[Entry], parts: Sequence[PartRef] =
         "parts": [part.to_json() for part in parts],
     }
     views = {name: memoryview(values) for name, values in columns.items()}
+    if held is not None:
+        digests, inline = held
     wide = {"chunk_digest": memoryview(digests), "chunk_xxh3": memoryview(prints), "inline": memoryview(inline)}
     return Table(head, views | wide)
 

@@ -5,12 +5,20 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
-from typing import overload
+from typing import NamedTuple, overload
 
 from holdfast.digest import Digest
 from holdfast.repo.chunk import ChunkRef, Location
 from holdfast.repo.entry import Entry
 from holdfast.repo.source import Source, count_pieces
+
+
+class ChunkBytes(NamedTuple):
+    """What most of the memory of references is: in the order of the chunks, and as a manifest has them."""
+
+    digests: bytearray
+    inline: bytearray
+    """The bytes of those that lie in the manifest."""
 
 
 class ChunkRows(Sequence[ChunkRef]):
@@ -32,6 +40,11 @@ class ChunkRows(Sequence[ChunkRef]):
             self._places.append(location)
             self._inline += inline
             self._inline_ends.append(len(self._inline))
+
+    @property
+    def bytes(self) -> ChunkBytes:
+        """The digests and inline bytes themselves, no copies."""
+        return ChunkBytes(self._digests, self._inline)
 
     def __len__(self) -> int:
         """Return how many there are."""
@@ -92,6 +105,11 @@ class EntryRows(Sequence[Entry]):
     def __iter__(self) -> Iterator[Entry]:
         """Yield all."""
         return map(self._make, range(len(self)))
+
+    @property
+    def chunk_bytes(self) -> ChunkBytes | None:
+        """The digests and inline bytes of all chunks, if they are there as columns."""
+        return self._refs.bytes if isinstance(self._refs, ChunkRows) else None
 
     @property
     def size_bytes(self) -> int:

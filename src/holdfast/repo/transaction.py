@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from dataclasses import fields as dataclass_fields
@@ -44,7 +44,7 @@ from holdfast.repo.packing import Packer
 from holdfast.repo.ranks import ALONE, Ranks
 from holdfast.repo.record import Json
 from holdfast.repo.repository import Repository
-from holdfast.repo.rows import count_bytes
+from holdfast.repo.rows import EntryRows, count_bytes
 from holdfast.repo.settled import Before, find_before, is_present, iter_needed
 from holdfast.repo.snapshots import NameState, Snapshot, commit_snapshot, withdraw_snapshot
 from holdfast.store.settle import create_settled
@@ -226,11 +226,12 @@ class Transaction:
 
     def _write_manifest(self, part: Part) -> PartRef:
         digester = SnapshotDigester(part.spec, len(part.entries))
-        ref = self._create_manifest(part.spec, digester.pass_on(part.entries))
+        held = part.entries.chunk_bytes if isinstance(part.entries, EntryRows) else None
+        data = encode_manifest(part.spec, digester.pass_on(part.entries), held=held)
+        ref = self._create_manifest(data)
         return PartRef(ref, digester.digest())
 
-    def _create_manifest(self, spec: Json, entries: Iterable[Entry], parts: Sequence[PartRef] = ()) -> ManifestRef:
-        data = encode_manifest(spec, entries, parts)
+    def _create_manifest(self, data: bytes) -> ManifestRef:
         ref = ManifestRef(new_file_id(self.lease_id), hash_bytes(data), len(data))
         create_settled(self._store, manifest_key(ref.manifest_id), data)
         return ref
@@ -241,7 +242,7 @@ class Transaction:
         whole = refs[0]
         if draft.root:
             digest = digest_parts(*draft.root, [ref.digest for ref in refs])
-            whole = PartRef(self._create_manifest(*draft.root, refs), digest)
+            whole = PartRef(self._create_manifest(encode_manifest(*draft.root, refs)), digest)
         self._lease.renew()
         return whole.to_json(), sorted(read_marked(self._store))
 

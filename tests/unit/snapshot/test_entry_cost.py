@@ -12,6 +12,7 @@ import torch
 
 from holdfast.facade import Store
 from holdfast.repo.chunk import ChunkRef, Location
+from holdfast.repo.manifest_encoding import encode_manifest
 from holdfast.repo.rows import ChunkRows, EntryRows
 from holdfast.repo.source import BytesSource, cut_sources
 from holdfast.snapshot.small import SmallTensors
@@ -88,6 +89,7 @@ def test_rows_give_back_what_was_put_in() -> None:
     assert entries[-1].chunks == tuple(from_pieces[1:])
     with pytest.raises(IndexError):
         entries[3]
+    assert encode_manifest(None, entries, held=entries.chunk_bytes) == encode_manifest(None, list(entries))
 
 
 def _make_ref(size_bytes: int, number: int) -> Any:
