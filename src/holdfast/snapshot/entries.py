@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import torch
 
@@ -32,12 +33,16 @@ from holdfast.tensors.build import CPU, Block, build_tensor, fits_tray, measure_
 from holdfast.tensors.fakes import enter_fake_mode, find_fake_mode
 from holdfast.tensors.memory import new_memory, wrap_memory
 from holdfast.tensors.sharded import Piece
+from holdfast.tensors.sources import group_equal
 from holdfast.tensors.spec import TENSOR as TENSOR_TYPE
 from holdfast.tensors.spec import Specs, TensorSpec, is_rng_state
 from holdfast.tensors.storage import tensor_bytes
 from holdfast.trees.move import move_to_device
 
 Item = TypeVar("Item")
+
+_FILLED_AT_ONCE: Final = 1024
+"""How many entries are read in place at once: of so many there are buffers and plans of reads in memory."""
 
 
 class InPlace(NamedTuple):
@@ -54,6 +59,13 @@ class InPlace(NamedTuple):
     def memory(self) -> list[torch.Tensor]:
         """All that is written to."""
         return [self.tensor] if self.pieces is None else [piece.tensor for piece in self.pieces]
+
+
+def drop_tied(places: Sequence[InPlace]) -> Sequence[InPlace]:
+    """Return places in different memory only: of those that are the same bytes, the last."""
+    if not group_equal(array("Q", [each.tensor.data_ptr() for each in places])):
+        return places
+    return list({(each.tensor.device, each.tensor.data_ptr(), each.size_bytes): each for each in places}.values())
 
 
 class EntryReader:
@@ -238,16 +250,13 @@ class EntryReader:
         """
         wanted = [each for number, each in (places or self._in_place).items() if number not in left_out]
         self._read_pieces([each for each in wanted if each.pieces is not None], watch)
-        # Tied tensors, once.
-        unique = {
-            (each.tensor.device, each.tensor.data_ptr(), each.size_bytes): each
-            for each in wanted
-            if each.pieces is None
-        }
-        here = [each for (device, _, size), each in unique.items() if device == CPU and size]
-        fills = [(each.entry, tensor_bytes(each.tensor, each.size_bytes)) for each in here]
-        self._opened.reader.read_all(fills, watch=watch)
-        elsewhere = [each for (device, _, size), each in unique.items() if device != CPU and size]
+        unique = drop_tied([each for each in wanted if each.pieces is None and each.size_bytes])
+        here = [each for each in unique if each.tensor.device == CPU]
+        for start in range(0, len(here), _FILLED_AT_ONCE):
+            some = here[start : start + _FILLED_AT_ONCE]
+            fills = [(each.entry, tensor_bytes(each.tensor, each.size_bytes)) for each in some]
+            self._opened.reader.read_all(fills, watch=watch)
+        elsewhere = [each for each in unique if each.tensor.device != CPU]
         moves = [(each.entry, view_place(each.tensor, each.size_bytes)) for each in elsewhere]
         read_to_devices(self._opened.reader, moves, watch)
 

@@ -134,3 +134,4 @@ def _resolve_conflicts(plan: IntoPlan) -> None:
         else:
             text = f"the target shares memory with {first.name}, which the snapshot holds apart; clone() one of them"
             plan.problems.append(f"{second.name}: {text}")
+    plan.claims.clear()  # nobody needs them any more, and there may be very many
