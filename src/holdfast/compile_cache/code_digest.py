@@ -193,7 +193,8 @@ class _Walk:
         name, *below = chain
         value = function.__globals__.get(name, MISSING)
         if value is MISSING:
-            value = function.__builtins__.get(name, MISSING)  # type: ignore[attr-defined]  # it is there since 3.10
+            untyped: Any = function  # some stubs do not know the attribute
+            value = untyped.__builtins__.get(name, MISSING)
         if value is MISSING:
             self.texts.append(f"no global {name}\n")
             self._attributes.update(below)
