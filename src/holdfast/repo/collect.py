@@ -35,6 +35,8 @@ NETWORK_GRACE_S: Final = 120.0
 """On a network filesystem a listing may be that stale, whatever else is known."""
 MIN_AGE_S: Final = 3600.0
 _POLL_S: Final = 0.05
+_UNLOCKED_AFTER_S: Final = 5.0
+"""Within so long after the lock was taken no save goes on without it: half of what `store.lock.LockWait` allows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,9 +187,9 @@ class _Collection:
             leases = read_leases(self._store)
             if not is_held or _find_unlocked(leases.values()):
                 return False
-            # What is younger than the lock may be of a save that has just gone on without it.
+            # A save goes on without the lock only after it has waited longer than this. What is younger may be its own.
             held_s = max(self._store.clock() - began_s, 0.0)
-            self._outcome.debris += self._store.remove_debris(older_than_s=held_s)
+            self._outcome.debris += self._store.remove_debris(older_than_s=held_s - _UNLOCKED_AFTER_S)
             self._remove_spoilt_marks(is_alone=True)
             # Saves wait as long as this is held, so roots are read only if they matter: a fenced save that committed
             # and died left a record that its fence alone explains.

@@ -20,10 +20,11 @@ def remove_debris(
 ) -> int:
     """Remove temporary files that are older, by the filesystem's own clock; return how many.
 
+    With 0 all are removed, whatever their time. A negative age also removes files that are so much younger than now.
     `directories` are paths relative to `root`, each with the names in it.
     """
     removed = 0
-    now_s = _read_file_time(files, namer, root) if older_than_s > 0 else inf
+    now_s = _read_file_time(files, namer, root) if older_than_s else inf
     for directory, kinds in directories:
         for name in kinds:
             path = os.path.join(root, directory, name)

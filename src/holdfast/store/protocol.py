@@ -176,7 +176,10 @@ class ObjectStore(Protocol):
         """
 
     def remove_debris(self, *, older_than_s: float) -> int:
-        """Remove what interrupted creates have left behind, if it is older than that; return how many."""
+        """Remove what interrupted creates have left behind, if it is older than that; return how many.
+
+        With 0 all of it goes; a negative age also takes what is so much younger than now.
+        """
 
     def stat(self, key: str) -> ObjectInfo:
         """Return what is known of `key` without reading it; raises NotFound."""
