@@ -19,7 +19,7 @@ from holdfast.repo.repository import DEFAULT_BUDGET_BYTES
 _SPARE_BYTES: Final = 64 << 20
 _TINY_BYTES: Final = 60
 PER_ENTRY: Final = {"save": 600.0, "load": 1020.0}
-"""Bytes that a tiny tensor should cost besides its own, by operation; a loaded one and its name alone take about 720."""
+"""Bytes that a tiny tensor should cost besides its own, by operation; a loaded one and its name take about 720."""
 _TIMEOUT_S: Final = 300
 _SEED: Final = 31
 
