@@ -34,7 +34,7 @@ class Features:
 
 def probe_features(folder: Path) -> Features:
     """Try everything in a directory that may be written."""
-    place = probe_place(folder)
+    place = probe_place(folder, write=True)
     return Features(
         type_name=place.filesystem,
         network=place.network,
