@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import CancelledError
 from functools import partial
 from types import TracebackType
 from typing import Final, Self, TypeVar
@@ -61,22 +59,22 @@ class Engine:
             self._start()  # a forked child has none of the threads, and a pool does not notice
         waiting: deque[tuple[Task[Result], int]] = deque()
         under_way = 0
-        gate = _Gate()
         try:
             for item, size in items:
                 while waiting and (under_way + size > self.budget_bytes or len(waiting) > _AHEAD * self.threads):
-                    task, weight = waiting.popleft()
-                    under_way -= weight
-                    yield task.result()
-                waiting.append((self._crew.submit(partial(gate.run, work, item)), size))
+                    under_way -= waiting[0][1]
+                    yield _take_first(waiting)
+                # Noted before it can begin: an interrupt may come at any point.
+                waiting.append((Task(self._crew, partial(work, item)), size))
+                self._crew.enqueue(waiting[-1][0])
                 under_way += size
             while waiting:
-                yield waiting.popleft()[0].result()
+                yield _take_first(waiting)
         finally:
-            # The gate, not the tasks: an interrupt may come when an item was submitted and is not in `waiting` yet.
-            gate.close()
-            for task, _ in waiting:
-                task.cancel()
+            # The last first, so that none begins while others are waited for.
+            while waiting:
+                waiting[-1][0].abandon()
+                waiting.pop()
 
     def run(self, work: Callable[[Item], object], items: Iterable[tuple[Item, int]]) -> None:
         """Do `work` on all items; returns, or raises, when no work is going on any more."""
@@ -84,30 +82,11 @@ class Engine:
             pass
 
 
-class _Gate:
-    """Lets work begin until it is closed; closing waits for the work that has begun."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._running = 0
-        self._is_closed = False
-
-    def run(self, work: Callable[[Item], Result], item: Item) -> Result:
-        with self._changed:
-            if self._is_closed:
-                raise CancelledError
-            self._running += 1
-        try:
-            return work(item)
-        finally:
-            with self._changed:
-                self._running -= 1
-                self._changed.notify_all()
-
-    def close(self) -> None:
-        with self._changed:
-            self._is_closed = True
-            self._changed.wait_for(lambda: not self._running)
+def _take_first(waiting: deque[tuple[Task[Result], int]]) -> Result:
+    """Return the first result; if the wait for it is interrupted, the task stays in `waiting`."""
+    result = waiting[0][0].result()
+    waiting.popleft()
+    return result
 
 
 def count_cores() -> int:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from time import monotonic
+from time import monotonic, sleep
 from typing import Final, Literal, Protocol
 
 from holdfast.errors import LeaseLost, ObjectExists, StoreError
@@ -17,10 +18,14 @@ from holdfast.repo.record import Json
 from holdfast.store.crew import LoneThread
 from holdfast.store.protocol import ObjectStore
 
+_log = logging.getLogger(__name__)
+
 RENEW_S: Final = 60.0
 """A save that moves bytes shows a new generation this often."""
 EXPIRE_S: Final = 900.0
 """A lease that has shown no new generation for so long may be fenced."""
+_NO_MEMORY_S: Final = 1.0
+"""How long to wait before the next try, if there was no memory for one."""
 
 LeaseState = Literal["live", "released", "fenced"]
 
@@ -32,19 +37,27 @@ the lock for itself waits for that save as for one on another host."""
 @contextmanager
 def beating(beat: Callable[[], bool], *, every_s: float, name: str) -> Iterator[None]:
     """Call `beat` again and again by a thread of its own, until the `with` ends or it returns False."""
-    over = threading.Event()
+    # A bare lock, because to release it takes no memory; an Event may fail and leave the thread waiting.
+    over = threading.Lock()
+    over.acquire()
 
     def go_on() -> None:
-        while not over.wait(every_s) and beat():
-            pass
+        has_more = True
+        while has_more:
+            try:
+                has_more = not over.acquire(timeout=every_s) and beat()
+            except MemoryError:
+                sleep(_NO_MEMORY_S)  # the next beat may get some
 
     thread = LoneThread(go_on, name)
     thread.start()
     try:
         yield
     finally:
-        over.set()
+        over.release()
         thread.join()
+        if thread.error is not None:
+            _log.warning("%s ended too early: %r", name, thread.error)
 
 
 @contextmanager

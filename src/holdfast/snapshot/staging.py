@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import ge
@@ -33,6 +34,9 @@ from holdfast.tensors.memory import new_memory, view_bytes
 Staging = Literal["full", "budget"]
 _ALIGNMENT: Final = 64
 _SLAB_BYTES: Final = 8 << 20
+_LOOK_S: Final = 1.0
+"""How often whoever waits looks again, in case a signal was lost."""
+_Memory = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,14 +119,23 @@ def _view(target: memoryview, start: int, stop: int) -> memoryview:
 
 
 class Queue:
-    """Pieces on their way from the caller to the thread that writes, never more than a budget of them."""
+    """Pieces on their way from the caller to the thread that writes, never more than a budget of them.
+
+    When memory runs out, a signal between the two may be lost. So whoever waits looks again every second.
+    """
 
     def __init__(self, budget_bytes: int) -> None:
         """Hold at most `budget_bytes`, or one piece."""
-        self._free = self._budget = budget_bytes
+        self._budget = budget_bytes
+        self._held: list[tuple[weakref.ref[_Memory], int]] = []
+        """Memory that was filled, with its size; some of it is gone."""
         self._pieces: dict[tuple[int, int], memoryview] = {}
         self._taken: set[tuple[int, int]] = set()
-        self._changed = threading.Condition()
+        # Not the lock of its own, which a Condition acquires in Python code, and may fail to release.
+        self._turn = threading.Lock()
+        self._changed = threading.Condition(self._turn)
+        self._room = threading.Lock()
+        """Free when memory has gone since the caller looked."""
         self._error: BaseException | None = None
         self._is_over = False
 
@@ -130,49 +143,50 @@ class Queue:
         """Return stand-ins for the sources, which wait for the pieces that they are asked for."""
         return [_stage(source, partial(self._take, source.name, position)) for position, source in enumerate(sources)]
 
-    def fill(self, sources: Sequence[Source]) -> None:
-        """Copy all pieces in order, waiting when the budget is used up; returns when the last one is copied."""
+    def fill(self, sources: Sequence[Source], *, is_wanted: Callable[[], bool] = lambda: True) -> None:
+        """Copy all pieces in order, waiting when the budget is used up; returns when the last one is copied.
+
+        Or returns when nobody wants them any more: `is_wanted` is asked every second.
+        """
         try:
             for piece in cut_sources(sources):
-                if not self._wait_for_room(piece.stop - piece.start):
+                while not self._is_over and not self._has_room(piece.stop - piece.start):
+                    if not self._room.acquire(timeout=_LOOK_S) and not is_wanted():
+                        return
+                if self._is_over:
                     return
                 self._put(piece)
         except BaseException as error:
-            with self._changed:
-                self._error = error
+            self._error = error  # first: to wake the others up may fail
+            with self._turn:
                 self._changed.notify_all()
             raise
-
-    def _wait_for_room(self, size_bytes: int) -> bool:
-        """Wait until a piece may be copied; False if nobody wants it any more."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._is_over or self._has_room(size_bytes))
-            if not self._is_over:
-                self._free -= size_bytes
-            return not self._is_over
 
     def _put(self, piece: Piece) -> None:
         # An array, because all views keep it alive: when it goes, the piece is on disk, or was there already.
         memory = np.empty(piece.stop - piece.start, dtype=np.uint8)
-        weakref.finalize(memory, self._release, memory.nbytes)
+        self._held.append((weakref.ref(memory, self._note_room), memory.nbytes))
         copy = memory.data
         copy_bytes(copy, piece.source.read(piece.start, piece.stop).cast("B"))
-        with self._changed:
+        with self._turn:
             self._pieces[piece.position, piece.start] = copy
             self._changed.notify_all()
 
     def _has_room(self, size_bytes: int) -> bool:
-        return self._free >= size_bytes or self._free == self._budget
+        self._held = [(memory, size) for memory, size in self._held if memory() is not None]
+        held = sum(size for _, size in self._held)
+        return not held or held + size_bytes <= self._budget
 
-    def _release(self, size_bytes: int) -> None:
-        with self._changed:
-            self._free += size_bytes
-            self._changed.notify_all()
+    def _note_room(self, _: object) -> None:
+        # In whatever thread drops the last view, which may hold the lock.
+        with suppress(RuntimeError):  # it is free already
+            self._room.release()
 
     def _take(self, name: str, position: int, start: int, stop: int) -> memoryview:
         key = (position, start)
-        with self._changed:
-            self._changed.wait_for(lambda: self._error or self._is_over or key in self._pieces or key in self._taken)
+        with self._turn:
+            while not (self._error or self._is_over or key in self._pieces or key in self._taken):
+                self._changed.wait(_LOOK_S)
             if key in self._taken:
                 raise SourceChanged(
                     f"{name!r}: bytes {start} to {stop} are needed once more, and staging='budget' has let go of them;"
@@ -185,8 +199,9 @@ class Queue:
 
     def end(self) -> None:
         """Let nobody wait any more: the thread that writes is done, or has failed."""
-        with self._changed:
-            self._is_over = True
+        self._is_over = True  # first: to wake the others up may fail
+        self._note_room(None)
+        with self._turn:
             self._pieces.clear()
             self._changed.notify_all()
 
@@ -244,9 +259,10 @@ class SaveHandle:
     def wait(self, timeout_s: float | None = None) -> SaveResult:
         """Wait for it and return what it did; raises what went wrong, or TimeoutError."""
         self._join(timeout_s)
-        if self._error is not None:
+        error = self._error or (self._thread.error if self._thread and self._result is None else None)
+        if error is not None:
             self._is_told = True
-            raise self._error
+            raise error
         if self._result is None:
             raise StoreError(f"saving {self.name!r} is under way in the process that began it, which this is not")
         return self._result
@@ -328,7 +344,7 @@ class AsyncSaver:
         handle._meter.on_end = queue.end
         self._launch(handle, repo, replace(request, sources=queue.stage(request.sources)))
         try:
-            queue.fill(request.sources)
+            queue.fill(request.sources, is_wanted=lambda: not handle.done())
         except BaseException:
             # The caller hears of it now; what the thread makes of it is of no more interest.
             handle._is_told = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import threading
@@ -12,6 +13,8 @@ import pytest
 
 from holdfast.repo.chunk import UNIT_BYTES
 from holdfast.repo.engine import Engine, count_cores, read_core_quota
+from holdfast.store import crew
+from tests.patience import PATIENCE_S
 
 MIB = 1 << 20
 
@@ -199,3 +202,47 @@ def test_when_an_interrupt_ends_it_no_work_is_going_on_any_more() -> None:
 
     assert is_over
     assert seen == [False]
+
+
+def sweep_allocations(numbers: range) -> int:
+    """Be a child: run an engine with one failing allocation for each number; return an exit code."""
+    testcapi = importlib.import_module("_testcapi")
+    for number in numbers:
+        results: list[int] = []
+        running = [0]
+
+        def work(item: int, running: list[int] = running) -> int:
+            running[0] += 1
+            try:
+                return sum(range(item))
+            finally:
+                running[0] -= 1
+
+        try:
+            with Engine("test", budget_bytes=64 * MIB, waits=True) as engine:
+                testcapi.set_nomemory(number, number + 1)
+                results.extend(engine.iter_results(work, weigh(list(range(1000, 1012)))))
+        except MemoryError:
+            is_right = True
+        except RuntimeError as error:
+            is_right = "can't allocate lock" in str(error)
+        else:
+            is_right = results == [sum(range(item)) for item in range(1000, 1012)]
+        finally:
+            testcapi.remove_mem_hooks()
+        if not is_right or running[0]:
+            return 1
+    return 0
+
+
+def test_whichever_allocation_fails_the_work_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("_testcapi", reason="this build of Python cannot make allocations fail")
+    for name in ("_BEGIN_S", "_LOOK_S", "_IDLE_S"):
+        monkeypatch.setattr(crew, name, 0.02)
+
+    child = os.fork()
+    if child == 0:
+        signal.alarm(int(PATIENCE_S))  # ends a child that hangs
+        os._exit(sweep_allocations(range(1, 500)))
+
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

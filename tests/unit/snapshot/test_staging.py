@@ -21,7 +21,8 @@ from holdfast.repo.layout import PACKS
 from holdfast.repo.record import encode_record
 from holdfast.repo.repository import MIN_BUDGET_BYTES
 from holdfast.repo.source import BytesSource
-from holdfast.snapshot.staging import Slabs
+from holdfast.snapshot import staging as staging_module
+from holdfast.snapshot.staging import AsyncSaver, Queue, Slabs
 from holdfast.store.crew import LoneThread
 from holdfast.store.memory import MemoryStore
 from holdfast.store.protocol import Upload
@@ -390,3 +391,25 @@ def test_closing_gives_the_memory_for_copies_back_and_it_is_taken_again(store: S
     assert held() is None
     assert store.save_async("b", {"x": torch.arange(1000.0)}).wait().new_bytes == 0
     assert torch.equal(store.load("b")["x"], torch.arange(1000.0))
+
+
+def test_a_thread_that_fails_before_the_save_begins_is_told_as_it_is(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError("no frame")
+
+    monkeypatch.setattr(AsyncSaver, "_run", fail)
+
+    with pytest.raises(MemoryError, match="no frame"):
+        store.save_async("x", {"a": 1}).wait()
+
+
+def test_whoever_fills_a_queue_for_a_thread_that_is_gone_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging_module, "_LOOK_S", 0.01)
+    queue = Queue(MIB)
+    sources = [BytesSource(str(number), bytes(MIB)) for number in range(3)]
+
+    queue.fill(sources, is_wanted=lambda: False)
+
+    assert queue._pieces

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
+from _thread import get_ident
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
 from holdfast.store import crew as crews
-from holdfast.store.crew import Crew, LoneThread
+from holdfast.store.crew import Crew, LoneThread, Task
 from tests.patience import PATIENCE_S
 
 
@@ -74,13 +76,62 @@ def test_without_any_thread_the_caller_does_the_work(
 
 def test_a_thread_that_begins_after_the_end_does_nothing(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
     late: list[Callable[[], None]] = []
-    monkeypatch.setattr(crews, "start_new_thread", lambda function, _: late.append(function))
+    monkeypatch.setattr(crews, "start_new_thread", lambda function, args: late.append(partial(function, *args)))
     monkeypatch.setattr(crews, "_BEGIN_S", 0.01)
     crew.submit(lambda: None).result()
     crew.shutdown()
 
     for serve in late:
         serve()
+
+
+def test_a_task_that_no_thread_takes_is_done_by_the_caller(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the thread that took it had got no memory to begin it."""
+    monkeypatch.setattr(crews, "_LOOK_S", 0.01)
+    go_on = threading.Event()
+    first = [crew.submit(lambda: go_on.wait(PATIENCE_S)) for _ in range(3)]
+    while not crew._queue.empty():
+        os.sched_yield()
+    lost = crew.submit(get_ident)
+    crew._queue.get_nowait()
+
+    assert lost.result() == get_ident()
+    go_on.set()
+    assert all(task.result() for task in first)
+    crew.shutdown()
+
+
+def test_what_is_abandoned_is_not_done_and_what_has_begun_is_waited_for(crew: Crew) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    done: list[str] = []
+
+    def work() -> None:
+        begun.set()
+        go_on.wait(PATIENCE_S)
+        done.append("begun")
+
+    running = crew.submit(work)
+    assert begun.wait(PATIENCE_S)
+    waiting = Task(crew, lambda: done.append("abandoned"))
+    waiting.abandon()
+    crew.enqueue(waiting)
+    threading.Timer(0.02, go_on.set).start()
+    running.abandon()
+
+    assert done == ["begun"]
+    crew.shutdown()
+    assert done == ["begun"]
+
+
+def test_a_task_whose_claim_was_interrupted_can_be_abandoned(crew: Crew) -> None:
+    """The interrupt came when the caller had claimed it, and before the work began."""
+    task = Task(crew, lambda: None)
+    assert task._is_claimed_here()
+
+    task.abandon()
+    task.run()
+
+    assert not task._is_done
 
 
 def test_what_is_cancelled_is_not_done_and_what_has_begun_cannot_be(crew: Crew) -> None:
@@ -133,6 +184,14 @@ def test_a_lone_thread_works_and_can_be_waited_for() -> None:
 
     assert done.is_set()
     assert not thread.is_alive()
+
+
+def test_a_lone_thread_keeps_what_its_work_raises() -> None:
+    thread = LoneThread(lambda: 1 // 0, "test")
+    thread.start()
+    thread.join()
+
+    assert isinstance(thread.error, ZeroDivisionError)
 
 
 @pytest.mark.parametrize(("start", "kind"), [(cannot_start, RuntimeError), (ends_at_once, MemoryError)])
