@@ -35,8 +35,12 @@ def copy_bytes(target: memoryview, source: memoryview) -> None:
     """Copy memory of the same size; frees the GIL if that is worth it and the source lets its address be known."""
     if source.readonly or source.nbytes < _LARGE_BYTES:
         target[:] = source
-    else:
+        return
+    try:
         ctypes.memmove(_address(target), _address(source), source.nbytes)
+    except ctypes.ArgumentError as error:
+        # The arguments are right, so that is how ctypes says that there was no memory to convert one of them.
+        raise MemoryError(f"no memory to copy {source.nbytes} bytes: {error}") from error
 
 
 def is_aligned(memory: memoryview, start: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import threading
@@ -223,3 +224,12 @@ def test_a_block_is_lent_to_one_at_a_time_and_used_again() -> None:
         assert bytes(first[:1]) == b"1"
     with pool.lend() as again:
         assert again in (first, second)
+
+
+def test_a_copy_for_which_ctypes_gets_no_memory_is_a_memory_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ctypes.ArgumentError("argument 3: MemoryError: ")
+
+    monkeypatch.setattr(ctypes, "memmove", fail)
+    with pytest.raises(MemoryError, match="no memory to copy 100000 bytes"):
+        copy_bytes(memoryview(bytearray(100_000)), memoryview(bytearray(100_000)))
