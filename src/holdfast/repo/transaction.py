@@ -99,6 +99,7 @@ class Transaction:
         self._lease: Lease | None = None
         self.lease_id = ""
         self.packer = Packer(self._store, self, proven=repo.proven)
+        self._name = ""
         # On the coordinator, which alone has the lease.
         self._is_committed = False
         self._is_overtaken = False
@@ -123,8 +124,16 @@ class Transaction:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Give up whatever was not committed."""
-        self._stack.__exit__(kind, error, trace)
+        """Give up whatever was not committed; raises CommitUnknown if memory ran out when the record may be there."""
+        shortage = error
+        try:
+            self._stack.__exit__(kind, error, trace)
+        except MemoryError as late:
+            if not self._is_committed:
+                raise
+            shortage = late
+        if self._is_committed and isinstance(shortage, MemoryError):
+            raise lose_memory(self._name) from shortage
 
     def _leave(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -162,6 +171,7 @@ class Transaction:
 
     def commit(self, draft: Draft, make_parts: MakeParts, *, rewrite: Rewrite) -> Snapshot:
         """Make what `make_parts` writes the content of the name; return only when no collector can take it away."""
+        self._name = draft.state.name
         written = self._write(make_parts, rewrite, draft)
         try:
             with self._stages.time("commit"):
@@ -380,6 +390,15 @@ def _is_refused(error: RankError, ranks: Ranks) -> bool:
     """Tell whether it is certain that nothing was committed: the coordinator says so, or is the one who asks."""
     told = error.failures.get(_COORDINATOR)
     return told is not None and (ranks.is_coordinator or told.type_name.rpartition(".")[2] in _REFUSALS)
+
+
+def lose_memory(name: str) -> CommitUnknown:
+    """Return the error of a save that gets no more memory when its record may be there."""
+    return CommitUnknown(
+        f"memory ran out while {name!r} was being committed, so it is not known whether it was;"
+        f" look what {name!r} holds, or save again",
+        name=name,
+    )
 
 
 def _lose_track(error: RankError, name: str) -> CommitUnknown:

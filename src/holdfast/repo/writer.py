@@ -34,7 +34,7 @@ from holdfast.repo.rows import ChunkRows, EntryRows
 from holdfast.repo.settled import is_settled
 from holdfast.repo.snapshots import MAX_METADATA_BYTES, NameState, read_name, read_snapshot
 from holdfast.repo.source import Piece, Pieces, Source
-from holdfast.repo.transaction import Draft, Part, Transaction
+from holdfast.repo.transaction import Draft, Part, Transaction, lose_memory
 
 _log = logging.getLogger(__name__)
 
@@ -102,20 +102,27 @@ def save(repo: Repository, request: Request, *, ranks: Ranks = ALONE, progress: 
 
     Raises:
         NameInUse: before any byte is written, or at the commit if somebody else was first.
-        CommitUnknown: the store failed in the commit, or, with several ranks, one of them was lost or failed from the
-            step on in which the coordinator may commit; the name holds what it held before, or the new content.
+        CommitUnknown: the store failed in the commit, or memory ran out in it, or, with several ranks, one of them was
+            lost or failed from the step on in which the coordinator may commit; the name holds what it held before, or
+            the new content.
         RankError: with several ranks, one of them raised something else or was lost before that; the name holds what
             it held before.
         HoldfastError: anything else; the name holds what it held before.
     """
     started = time.monotonic()
     progress = progress or Silent()
-    with Engine("holdfast-hash", budget_bytes=repo.budget_bytes // 2, waits=False) as engine:
-        batch_bytes = min(UNIT_BYTES, repo.budget_bytes // 8)
-        hasher = Hasher(engine, repo.counters.stages, batch_bytes=batch_bytes, hints=repo.hints)
-        saving = _Saving(repo, request, ranks, hasher, progress)
-        result = saving.find_same() or saving.run()
-    return replace(result, seconds=time.monotonic() - started)
+    saving: _Saving | None = None
+    try:
+        with Engine("holdfast-hash", budget_bytes=repo.budget_bytes // 2, waits=False) as engine:
+            batch_bytes = min(UNIT_BYTES, repo.budget_bytes // 8)
+            hasher = Hasher(engine, repo.counters.stages, batch_bytes=batch_bytes, hints=repo.hints)
+            saving = _Saving(repo, request, ranks, hasher, progress)
+            result = saving.find_same() or saving.run()
+        return replace(result, seconds=time.monotonic() - started)
+    except MemoryError as error:
+        if saving is not None and saving.is_committed:
+            raise lose_memory(request.name) from error
+        raise
 
 
 class _Saving:
@@ -123,6 +130,7 @@ class _Saving:
 
     def __init__(self, repo: Repository, request: Request, ranks: Ranks, hasher: Hasher, progress: Progress) -> None:
         """Refuse what cannot be saved before anything is touched, on every rank."""
+        self.is_committed = False
         self._repo = repo
         self._request = request
         self._ranks = ranks
@@ -207,6 +215,7 @@ class _Saving:
                     return filler().rewrite([homes[ref.digest] for ref in distinct], distinct)
 
                 snapshot = transaction.commit(draft, write, rewrite=rewrite)
+                self.is_committed = True
         finally:
             self._progress.end()
         sizes = self._add_up(filler().new_bytes)

@@ -55,6 +55,16 @@ def commit_together(transaction: Transaction, make_parts: Callable[[], list[Part
     return transaction.commit(draft, make_parts, rewrite=list).generation
 
 
+def every(name: str, prefix: str, act: Callable[[], None]) -> Callable[[str, str], None]:
+    """Return a hook that acts whenever `name` meets a key starting with `prefix`."""
+
+    def hook(met: str, key: str) -> None:
+        if met == name and key.startswith(prefix):
+            act()
+
+    return hook
+
+
 def fence_all(store: MemoryStore) -> None:
     for lease in read_leases(store).values():
         fence(store, lease)
@@ -166,6 +176,33 @@ def test_a_save_that_is_interrupted_when_its_record_is_there_keeps_its_fence(
         commit(transaction, repo)
     assert not is_settled(store, snapshot_of(ready, "a"))
     assert [lease.standing for lease in read_leases(store).values()] == ["fenced"]
+
+
+@pytest.mark.parametrize(("name", "prefix"), [("create", SNAPSHOTS), ("create", LEASES), ("delete", LEASES)])
+def test_memory_that_runs_out_once_the_record_may_be_there_leaves_the_commit_unknown(
+    name: str, prefix: str, ready: Repository, store: MemoryStore
+) -> None:
+    def fail() -> None:
+        if keys(store, SNAPSHOTS):
+            raise MemoryError
+
+    repo = new_repo(HookedStore(store, after=every(name, prefix, fail)))
+    with pytest.raises(CommitUnknown, match="look what 'a' holds, or save again") as caught:
+        with Transaction(repo, purpose="save") as transaction:
+            commit(transaction, repo)
+    assert isinstance(caught.value.__cause__, MemoryError)
+    assert caught.value.name == "a"
+    assert load_bytes(ready, "a") == {"x": b"1234"}
+
+
+def test_memory_that_runs_out_before_the_record_is_a_memory_error(ready: Repository, store: MemoryStore) -> None:
+    def fail() -> None:
+        raise MemoryError
+
+    repo = new_repo(HookedStore(store, after=once("create", MANIFESTS, fail)))
+    with pytest.raises(MemoryError), Transaction(repo, purpose="save") as transaction:
+        commit(transaction, repo)
+    assert keys(store, SNAPSHOTS) == []
 
 
 def test_the_lease_is_renewed_while_the_coordinator_waits_for_other_ranks(
