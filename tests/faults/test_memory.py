@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
@@ -12,12 +13,13 @@ from typing import Any, Final
 
 import pytest
 
+from holdfast.errors import CommitUnknown, Corrupt, OutOfMemory, StoreError
 from tests.faults import memory_scenario
 from tests.faults.memory_scenario import VERBS
 
 ROOT: Final = Path(__file__).parents[2]
-CLEAN: Final = {"right", "MemoryError", "HoldfastError", "no thread", "another error"}
-"""Another error is what Python makes of a failed allocation deep inside: it ends the process as any exception does."""
+CLEAN: Final = {"right", "MemoryError", "CommitUnknown", "ENOMEM", "foreign"}
+"""Foreign is an error of CPython or torch that stands for MemoryError; `memory_scenario.FOREIGN` lists them."""
 ENOUGH_KIB: Final = 400_000
 
 
@@ -65,4 +67,26 @@ def test_whichever_allocation_fails_no_run_is_wrong_or_hangs(verb: str, tmp_path
 def test_what_is_bad_is_told() -> None:
     good = {"end": "MemoryError", "wrong": []}
     bad = [{"end": "hang", "wrong": []}, {"end": "right", "wrong": ["x"]}, {"end": "exit code -11", "wrong": []}]
+    bad.append({"end": "another error", "wrong": []})
     assert find_bad([good, *bad]) == bad
+
+
+@pytest.mark.parametrize(
+    ("error", "end"),
+    [
+        (MemoryError(), "MemoryError"),
+        (OutOfMemory("x"), "MemoryError"),
+        (StoreError("cannot read x", code=errno.ENOMEM), "ENOMEM"),
+        (CommitUnknown("x"), "CommitUnknown"),
+        (RuntimeError("can't start new thread"), "foreign"),
+        (RuntimeError("dictionary changed size during iteration"), "another error"),
+        (SystemError("<method 'stride' of 'torch._C.TensorBase'> returned a result with an exception set"), "foreign"),
+        (SystemError("<function f> returned a result with an exception set"), "another error"),
+        (StoreError("the save is under way in another process"), "another error"),
+        (Corrupt("x"), "another error"),
+        (AttributeError("x"), "another error"),
+    ],
+    ids=repr,
+)
+def test_an_error_that_does_not_tell_of_the_shortage_is_bad(error: Exception, end: str) -> None:
+    assert memory_scenario.name_end(error) == end
