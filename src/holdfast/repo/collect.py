@@ -182,14 +182,14 @@ class _Collection:
 
     def _clear_when_alone(self) -> bool:
         """If it is certain that nobody writes, remove what dead writers have left, and say so."""
-        began_s = self._store.clock()
+        began_s = time.monotonic()  # a clock that is set back would make the hold look shorter
         with self._store.hold(exclusive=True) as is_held:
             leases = read_leases(self._store)
             if not is_held or _find_unlocked(leases.values()):
                 return False
             # A save goes on without the lock only after it has waited longer than this. What is younger may be its own.
-            held_s = max(self._store.clock() - began_s, 0.0)
-            self._outcome.debris += self._store.remove_debris(older_than_s=held_s - _UNLOCKED_AFTER_S)
+            older_than_s = time.monotonic() - began_s - _UNLOCKED_AFTER_S
+            self._outcome.debris += self._store.remove_debris(older_than_s=older_than_s)
             self._remove_spoilt_marks(is_alone=True)
             # Saves wait as long as this is held, so roots are read only if they matter: a fenced save that committed
             # and died left a record that its fence alone explains.

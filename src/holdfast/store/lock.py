@@ -25,7 +25,7 @@ class LockWait:
     """How long a writer waits for a store that a collector holds alone."""
 
     limit_s: float = 10.0
-    """A collector needs the lock for well under a second, unless its process is stopped."""
+    """A collector needs the lock for well under a second, unless its process is stopped. Counts for each of them."""
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
 
@@ -70,7 +70,8 @@ class StoreLock:
         return False
 
     def _take_shared(self) -> int | None:
-        deadline_s: float | None = None
+        watched: bytes | None = None
+        deadline_s = 0.0
         while True:
             handle = self._files.lock(self._path, exclusive=False)
             if handle is not None:
@@ -80,10 +81,12 @@ class StoreLock:
             if holder == self._overdue:
                 return None
             now_s = self._wait.clock()
-            if deadline_s is None:
-                deadline_s = now_s + self._wait.limit_s
+            if holder != watched:
+                # Each holder is waited for: one that has just begun relies on it that all writers wait. A writer that
+                # was stopped in its sleep may find another holder than before.
+                watched, deadline_s = holder, now_s + self._wait.limit_s
             if now_s >= deadline_s:
-                self._overdue = holder
+                self._overdue = holder or None  # holders without a text cannot be told apart
                 self._report(holder)
                 return None
             self._wait.sleep(_POLL_S)

@@ -96,6 +96,38 @@ def test_the_same_holder_is_waited_for_once_and_another_one_again(tmp_path: Path
     assert waiting.sleeps == 2 * once
 
 
+def test_a_writer_that_was_stopped_while_it_waited_waits_for_the_next_holder_from_the_start(tmp_path: Path) -> None:
+    """A collector that has just taken the lock relies on it that no writer goes on without it for some seconds."""
+    first = Waiting().make_lock(tmp_path).hold(exclusive=True)
+    second = Waiting().make_lock(tmp_path).hold(exclusive=True)
+    first.__enter__()
+
+    def pass_on() -> None:
+        if waiting.sleeps == 1:
+            waiting.now_s += 3600.0
+            first.__exit__(None, None, None)
+            assert second.__enter__()
+        if waiting.sleeps == 3:
+            second.__exit__(None, None, None)
+
+    waiting = Waiting(pass_on)
+    with waiting.make_lock(tmp_path).hold(exclusive=False) as held:
+        assert held
+    assert waiting.sleeps == 3
+
+
+def test_holders_that_nothing_is_known_about_are_each_waited_for(tmp_path: Path) -> None:
+    waiting = Waiting()
+    lock = waiting.make_lock(tmp_path)
+    handle = os.open(tmp_path / ".lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    for count in (1, 2):
+        with lock.hold(exclusive=False) as held:
+            assert not held
+        assert waiting.now_s >= 10.0 * count
+    os.close(handle)
+
+
 def test_a_holder_that_nothing_is_known_about_is_waited_for_no_longer(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
