@@ -19,6 +19,7 @@ from holdfast.errors import LeaseLost, NotFound
 from holdfast.repo.collect import Rules, collect
 from holdfast.repo.snapshots import delete_snapshot
 from holdfast.store.local import LocalStore
+from holdfast.store.lock import LockWait
 from tests.faults.scenario import random_bytes, save_content
 
 JUMPS: Final = ("+0", "+7h", "-7h", "+400d", "-3h", "+20m", "-400d")
@@ -48,7 +49,7 @@ def write(store: LocalStore, number: int, told: dict[str, Any]) -> None:
 
 
 def _sleep(seconds: float) -> None:
-    # Not time.sleep: that asks for a moment of the monotonic clock, which libfaketime gets wrong.
+    # Not time.sleep: that asks for a moment of the monotonic clock, for which libfaketime raises EINVAL.
     select.select([], [], [], seconds)
 
 
@@ -61,7 +62,7 @@ def gather(store: LocalStore, told: dict[str, Any]) -> None:
 
 def main(role: str, folder: Path, rounds: int) -> None:
     """Do the rounds, a collector as long as the writer works; tell what came of them and how far the clock was off."""
-    store = LocalStore(folder / "store")
+    store = LocalStore(folder / "store", lock_wait=LockWait(sleep=_sleep))
     chance = random.Random(role)
     told: dict[str, Any] = {"saved": [], "lost": 0, "deleted": 0, "off_s": 0.0}
     # Files have the time of the kernel, which nobody fakes.
