@@ -83,7 +83,7 @@ OLD: Final = make_tree(1)
 NEW: Final = make_tree(2)
 TARGET: Final = make_tree(3)
 HAS_RETURNED: Final = [False]
-"""Whether the save has returned, in a child: closing the store after it may still fail."""
+"""Whether the save or load has returned, in a child: what comes after it may still fail."""
 
 
 def save(path: Path) -> bool:
@@ -115,12 +115,14 @@ def load(path: Path) -> bool:
 def load_into(path: Path) -> bool:
     with holdfast.open(path) as store:
         store.load_into("old", TARGET)
+        HAS_RETURNED[0] = True
     return is_same(TARGET["model"], OLD["model"])
 
 
 def load_atomic(path: Path) -> bool:
     with holdfast.open(path) as store:
         store.load_into("old", TARGET, atomic=True)
+        HAS_RETURNED[0] = True
     return is_same(TARGET["model"], OLD["model"])
 
 
@@ -173,7 +175,7 @@ def run_short(verb: Callable[[Path], bool], path: Path, how: str, amount: int) -
     except BaseException as error:  # noqa: BLE001 - judged by the parent
         RESTORE[how]()
         shown = "".join(traceback.format_exception(error))
-        wrong = find_unsaid(error)
+        wrong = [] if HAS_RETURNED[0] else find_unsaid(error)
         return {"end": name_end(error), "wrong": wrong, "error": shown, "saved": HAS_RETURNED[0]}
     RESTORE[how]()
     return {
