@@ -44,6 +44,11 @@ class Foreign:
 
 
 FOREIGN: Final = (
+    Foreign(
+        RuntimeError,
+        r"(?s)increment_version expect a Iterable\[Tensor\] as input.*",
+        "torch: a failed allocation is taken for a wrong argument",
+    ),
     Foreign(RuntimeError, "can't start new thread", "CPython: no memory for the stack of a thread, or for its state"),
     Foreign(RuntimeError, "can't allocate lock", "CPython: threading.Lock()"),
     Foreign(RuntimeError, "can't allocate read lock", "CPython: an open file, which has a lock"),
