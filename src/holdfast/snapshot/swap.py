@@ -38,7 +38,7 @@ class Swap:
         except (RuntimeError, MemoryError) as error:
             needed = sum(each.nbytes for place in places.values() for each in place.memory)
             raise _refuse(needed, str(error).partition("\n")[0]) from error
-        self._exchanged: list[list[_Pair]] = []
+        self._steps: list[_Step] = []
 
     def _add(self, place: InPlace) -> InPlace:
         if place.pieces is not None:
@@ -58,43 +58,69 @@ class Swap:
     def exchange(self) -> None:
         """Put what is in the new memory into the target, and the other way round; signals must be held back."""
         for pairs in self._pairs.values():
-            done: list[_Pair] = []
-            self._exchanged.append(done)
             for pair in pairs:
-                _exchange(*pair)
-                done.append(pair)
+                steps = _cut(*pair)
+                # Noted before it begins: what fails in the middle of a step, or right after it, can be undone.
+                self._steps += steps
+                for step in steps:
+                    step.exchange()
         self._mark_written()
 
     def exchange_back(self) -> None:
         """Undo what `exchange` has done, all of it or a part; signals must be held back."""
-        for done in reversed(self._exchanged):
-            for pair in reversed(done):
-                _exchange(*pair)
-        self._exchanged.clear()
+        while self._steps:
+            self._steps[-1].undo()
+            self._steps.pop()
         self._mark_written()
 
     def _mark_written(self) -> None:
         mark_written([each for place in self._live.values() for each in place.memory])
 
 
-def _exchange(one: torch.Tensor, other: torch.Tensor) -> None:
-    """Exchange the items of two tensors; if memory for that cannot be had, nothing has been exchanged."""
+class _Step:
+    """A part of the target and as much new memory, which are exchanged by three copies."""
+
+    __slots__ = ("_held", "_is_begun", "_is_done", "_mine", "_theirs")
+
+    def __init__(self, mine: torch.Tensor, theirs: torch.Tensor, held: torch.Tensor) -> None:
+        self._mine = mine
+        self._theirs = theirs
+        self._held: torch.Tensor | None = held
+        self._is_begun = False
+        self._is_done = False
+
+    def exchange(self) -> None:
+        """Exchange the items. Where it stands is noted without taking memory, as any other line may fail."""
+        with torch.no_grad():
+            assert self._held is not None, "it is exchanged once"
+            self._held.copy_(self._mine)
+            self._is_begun = True
+            self._mine.copy_(self._theirs)
+            self._theirs.copy_(self._held)
+            self._is_done = True
+            self._held = None
+
+    def undo(self) -> None:
+        """Give the target what it held before."""
+        with torch.no_grad():
+            if self._is_done:
+                self._mine.copy_(self._theirs)
+            elif self._is_begun and self._held is not None:
+                self._mine.copy_(self._held)
+
+
+def _cut(one: torch.Tensor, other: torch.Tensor) -> list[_Step]:
+    """Cut two tensors into steps; takes all the memory that these need, and changes nothing."""
     with torch.no_grad():
         if items_per_byte(one.dtype) == 1:
             one, other = view_raw(one), view_raw(other)
         if not (one.dim() == 1 and one.is_contiguous() and other.is_contiguous()):
-            held = one.clone()
-            one.copy_(other)
-            other.copy_(held)
-            return
-        step = max(1, _BLOCK_BYTES // one.element_size())
-        spare = torch.empty_like(one[:step])
-        for start in range(0, one.numel(), step):
-            mine, theirs = one[start : start + step], other[start : start + step]
-            held = spare[: mine.numel()]
-            held.copy_(mine)
-            mine.copy_(theirs)
-            theirs.copy_(held)
+            return [_Step(one, other, torch.empty_like(one))]
+        size = max(1, _BLOCK_BYTES // one.element_size())
+        spare = torch.empty_like(one[:size])
+        starts = range(0, one.numel(), size)
+        parts = [(one[start : start + size], other[start : start + size]) for start in starts]
+        return [_Step(mine, theirs, spare[: mine.numel()]) for mine, theirs in parts]
 
 
 def verify_available(needed_bytes: int) -> None:

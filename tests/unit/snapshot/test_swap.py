@@ -1,0 +1,72 @@
+"""An exchange of memory that fails anywhere can be undone: the target then holds what it held before."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from holdfast.snapshot import swap as swaps
+from holdfast.snapshot.swap import Swap
+
+REAL_COPY = torch.Tensor.copy_
+
+
+def make_swap(target: torch.Tensor, new: torch.Tensor) -> Swap:
+    swap = Swap({})
+    swap._pairs["one"] = [(target, new)]
+    return swap
+
+
+def fail_at(monkeypatch: pytest.MonkeyPatch, number: int, *, is_late: bool) -> list[int]:
+    """Let one copy fail, when it is done or before it; returns how many there were."""
+    calls = [0]
+
+    def copy(self: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+        calls[0] += 1
+        if calls[0] != number:
+            return REAL_COPY(self, source)
+        if is_late:
+            REAL_COPY(self, source)
+        raise MemoryError
+
+    monkeypatch.setattr(torch.Tensor, "copy_", copy)
+    return calls
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.parametrize("shape", [(40,), (8, 5)], ids=["in blocks", "at once"])
+def test_whichever_copy_fails_the_target_gets_its_old_values_back(
+    shape: tuple[int, ...], is_late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(swaps, "_BLOCK_BYTES", 48)
+    failures = 0
+    for number in range(1, 100):
+        old, new = torch.arange(40.0).reshape(shape), -torch.arange(40.0).reshape(shape)
+        # No view of one dimension for the second shape.
+        target = old.clone() if len(shape) == 1 else torch.empty(5, 8).t().copy_(old)
+        swap = make_swap(target, new.clone())
+        calls = fail_at(monkeypatch, number, is_late=is_late)
+        try:
+            swap.exchange()
+        except MemoryError:
+            failures += 1
+            swap.exchange_back()
+        monkeypatch.setattr(torch.Tensor, "copy_", REAL_COPY)
+        if calls[0] < number:
+            assert torch.equal(target, new)
+            break
+        assert torch.equal(target, old)
+    assert failures == number - 1 >= 3
+
+
+def test_a_finished_exchange_can_be_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(swaps, "_BLOCK_BYTES", 48)
+    old, new = torch.arange(40.0), -torch.arange(40.0)
+    target = old.clone()
+    swap = make_swap(target, new.clone())
+
+    swap.exchange()
+    assert torch.equal(target, new)
+    swap.exchange_back()
+
+    assert torch.equal(target, old)
