@@ -19,7 +19,7 @@ from holdfast.content.ledger import StorageLedger
 from holdfast.digest import hash_bytes
 from holdfast.errors import Unsupported
 from holdfast.repo.chunk import CHUNK_BYTES
-from holdfast.repo.record import Json
+from holdfast.repo.record import Json, parse_json
 from holdfast.repo.source import BytesSource, Source
 from holdfast.repo.writer import Request
 from holdfast.snapshot.leaves import GRAD, PARTS, TENSOR, LeafWriter
@@ -163,9 +163,9 @@ def _take_apart(name: str, tensor: torch.Tensor, types: Types) -> tuple[list[Jso
         return [TENSOR, 0], [(name, tensor)]
     leaf = LeafWriter(types, grads=True)
     node = leaf.encode(tensor, (name,))
-    assert isinstance(node, list)
     sources = leaf.make_sources()
-    return node, [(source.name, source.tensor) for source in sources if isinstance(source, TensorSource)]
+    nodes = parse_json(leaf.encode_nodes([node]).data, where=name)
+    return nodes[0], [(source.name, source.tensor) for source in sources if isinstance(source, TensorSource)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

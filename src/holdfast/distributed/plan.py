@@ -137,7 +137,8 @@ class _Planner:
     def _describe(self, tree: object, types: Types, seed: bytes) -> tuple[Any, ...]:
         """Encode the tree, and tell in a few bytes what it is and what others may hold of it."""
         leaves = make_leaves(tree, self._options, types)
-        self._leaves.node, self._leaves.sources = leaves.node, leaves.sources
+        self._leaves.node = parse_json(leaves.spec.data, where="the tree")[TREE]
+        self._leaves.sources = leaves.sources
         self._leaves.held, self._leaves.own = leaves.held, leaves.own
         self._leaves.own_names = leaves.own_names
         chunks: list[list[Piece]] = [[] for _ in leaves.sources]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import struct
 import sys
 from array import array
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, Literal
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
+from typing import Final, Literal, NamedTuple
 
 from holdfast.errors import Corrupt, NewerFormat
-from holdfast.repo.record import Json, append_object, parse_json
+from holdfast.repo.record import Json, iter_object, parse_json
 
 MAX_TABLE_BYTES: Final = 1 << 30
 MAX_COLUMNS: Final = 256
@@ -54,36 +55,57 @@ def column(letter: Letter, values: list[int]) -> memoryview:
     return memoryview(struct.pack(f"={len(values)}{letter}", *values)).cast("B").cast(letter)
 
 
+class LazyColumn(NamedTuple):
+    """A column that is made when it is written."""
+
+    nbytes: int
+    make: Callable[[], memoryview]
+    """Returns native numbers, `nbytes` in all."""
+
+
 def encode_table(head: Mapping[str, Json], columns: Mapping[str, memoryview], schema: Schema) -> bytes:
     """Encode a table; `columns` holds every column of `schema`."""
-    return bytes(consume_table(head, dict(columns), schema))
+    return bytes(consume_table(dict(head), dict(columns), schema))
 
 
-def consume_table(head: Mapping[str, Json], columns: dict[str, memoryview], schema: Schema) -> bytearray:
-    """Encode a table as `encode_table` does, and remove each column from `columns` once it is copied.
+def consume_table(
+    head: dict[str, Json], columns: dict[str, memoryview] | dict[str, memoryview | LazyColumn], schema: Schema
+) -> memoryview:
+    """Encode a table as `encode_table` does, and remove the fields and columns from what is given once they are copied.
 
-    A large table then takes little more than its own memory, if the caller has no other reference to the columns.
+    A large table then takes little more than its own memory, if the caller has no other reference to them.
     """
-    encoded = bytearray()
-    append_object(encoded, head)
+    encoded = list(iter_object(head))
+    head.clear()
+    head_bytes = sum(map(len, encoded))
     bodies = [columns[name].nbytes for name in schema]
-    start = _START.size + _COLUMN.size * len(schema)
-    # All of it at once: what grows is moved, and leaves holes where it was.
-    table = bytearray(start + sum(size + -size % _ALIGN for size in [len(encoded), *bodies]))
-    _START.pack_into(table, 0, len(encoded), len(schema), 0)
-    table[start : start + len(encoded)] = encoded
-    at = start + len(encoded) + -len(encoded) % _ALIGN
-    del encoded
+    at = _START.size + _COLUMN.size * len(schema)
+    table = _new_memory(at + sum(size + -size % _ALIGN for size in [head_bytes, *bodies]))
+    _START.pack_into(table, 0, head_bytes, len(schema), 0)
+    for part in encoded:
+        table[at : at + len(part)] = part
+        at += len(part)
+    at += -head_bytes % _ALIGN
+    del encoded, part
     for number, (name, kind) in enumerate(schema.items()):
-        body = _swap(columns.pop(name), kind.letter).cast("B")
+        column = columns.pop(name)
+        native = column.make() if isinstance(column, LazyColumn) else column
+        body = _swap(native, kind.letter).cast("B")
+        assert body.nbytes == bodies[number], name
         rows, rest = divmod(body.nbytes, kind.row_bytes)
         assert not rest, name
         flags = _MANDATORY if kind.mandatory else 0
         described = (name.encode(), ord(kind.letter), flags, kind.width, rows)
         _COLUMN.pack_into(table, _START.size + _COLUMN.size * number, *described)
-        memoryview(table)[at : at + body.nbytes] = body
+        table[at : at + body.nbytes] = body
         at += body.nbytes + -body.nbytes % _ALIGN
+        del column, native, body  # before the next one is made
     return table
+
+
+def _new_memory(size_bytes: int) -> memoryview:
+    """Return zeros of which only what is written to takes memory, all of it given back when nobody has a view of it."""
+    return memoryview(mmap(-1, size_bytes, flags=MAP_PRIVATE | MAP_ANONYMOUS))
 
 
 def decode_table(data: memoryview, schema: Schema, *, where: str) -> Table:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from holdfast.digest import Digest, begin_kind, hash_kind
@@ -56,47 +56,26 @@ def _digest_entry(entry: Entry, spec: bytes) -> Digest:
 
 def digest_snapshot(spec: Json, entries: Sequence[Entry]) -> Digest:
     """Return the content digest of a snapshot: its spec and its entries in order."""
-    digester = SnapshotDigester(spec, len(entries))
-    for _ in digester.pass_on(entries):
-        pass
-    return digester.digest()
-
-
-class SnapshotDigester:
-    """Takes the content digest of a snapshot while somebody else goes over its entries."""
-
-    def __init__(self, spec: Json, num_entries: int) -> None:
-        """Begin with the spec, and how many entries there will be."""
-        encoded = canonical_json(spec)
-        self._hasher = begin_kind("snapshot")
-        self._hasher.update(struct.pack("<QQ", len(encoded), num_entries))
-        self._hasher.update(encoded)
-        # Those that the hasher has not got yet: it is faster with many at once.
-        self._digests = bytearray()
-
-    def pass_on(self, entries: Iterable[Entry]) -> Iterator[Entry]:
-        """Yield the entries, having taken the digest of each."""
-        # The same object, as the specs of many entries are, is encoded once. By identity, not equality: 1, 1.0 and True
-        # are equal, and differ in JSON. Each is kept beside its encoding, so that no other has its identity.
-        specs: dict[int, tuple[Json, bytes]] = {}
-        for entry in entries:
-            spec = entry.spec
-            known = specs.get(id(spec))
-            if known is None:
-                known = specs[id(spec)] = (spec, canonical_json(spec))
-            self._digests += _digest_entry(entry, known[1])
-            if len(self._digests) >= _HASHED_BYTES:
-                self._pass_to_hasher()
-            yield entry
-
-    def _pass_to_hasher(self) -> None:
-        self._hasher.update(self._digests)
-        self._digests.clear()
-
-    def digest(self) -> Digest:
-        """Return the digest, when all entries were passed on."""
-        self._pass_to_hasher()
-        return Digest(self._hasher.digest())
+    encoded = canonical_json(spec)
+    hasher = begin_kind("snapshot")
+    hasher.update(struct.pack("<QQ", len(encoded), len(entries)))
+    hasher.update(encoded)
+    # The same object, as the specs of many entries are, is encoded once. By identity, not equality: 1, 1.0 and True
+    # are equal, and differ in JSON. Each is kept beside its encoding, so that no other has its identity.
+    specs: dict[int, tuple[Json, bytes]] = {}
+    # Those that the hasher has not got yet: it is faster with many at once.
+    digests = bytearray()
+    for entry in entries:
+        own_spec = entry.spec
+        known = specs.get(id(own_spec))
+        if known is None:
+            known = specs[id(own_spec)] = (own_spec, canonical_json(own_spec))
+        digests += _digest_entry(entry, known[1])
+        if len(digests) >= _HASHED_BYTES:
+            hasher.update(digests)
+            digests.clear()
+    hasher.update(digests)
+    return Digest(hasher.digest())
 
 
 def digest_parts(spec: Json, entries: Sequence[Entry], parts: Sequence[Digest]) -> Digest:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain, repeat
+from operator import sub
 from typing import Final
 
 import zstandard
 
 from holdfast.digest import Buffer, hash_parts
 from holdfast.errors import TooLarge
-from holdfast.repo.chunk import RAW
-from holdfast.repo.columns import MAX_TABLE_BYTES, Table, consume_table
-from holdfast.repo.entry import Entry
+from holdfast.repo.chunk import RAW, Location
+from holdfast.repo.columns import MAX_TABLE_BYTES, LazyColumn, Letter, Table, consume_table
+from holdfast.repo.entry import NO_RANK, Entry
 from holdfast.repo.layout import PartRef
 from holdfast.repo.manifest import (
     HEADER,
@@ -26,21 +28,19 @@ from holdfast.repo.manifest import (
     ZSTD_TABLE,
 )
 from holdfast.repo.record import Json, canonical_json, encode_texts
-from holdfast.repo.rows import ChunkBytes
+from holdfast.repo.rows import ChunkColumns, EntryRows
 
 _ZSTD_LEVEL: Final = 3
 _NO_FINGERPRINT: Final = bytes(16)
 
 
-def encode_manifest(
-    spec: Json, entries: Iterable[Entry], parts: Sequence[PartRef] = (), *, held: ChunkBytes | None = None
-) -> bytes:
+def encode_manifest(spec: Json, entries: Iterable[Entry], parts: Sequence[PartRef] = ()) -> bytes:
     """Encode a manifest file; with `parts` that of a root, whose entries have their chunks there.
 
-    `held` are the digests and inline bytes of all chunks of `entries`, if the caller has them: they are not collected
-    a second time.
+    Rows are used up: their chunks are handed over.
     """
-    table = _encode_table(build_table(spec, entries, parts, held=held))
+    # Nobody here holds the columns, so each is freed once it is copied.
+    table = _encode_rows(spec, entries) if isinstance(entries, EntryRows) else _encode_table(spec, entries, parts)
     size = len(table)
     if size > MAX_TABLE_BYTES:
         raise TooLarge("a snapshot of so many entries, or with such a tree, is too large for one manifest")
@@ -54,19 +54,87 @@ def encode_manifest(
     return b"".join([header, body, hash_parts([header, body])])
 
 
-def _encode_table(described: Table) -> bytearray:
-    # In a function of its own: nobody else refers to the columns, so each is freed once it is copied.
-    described.head["names"] = encode_texts(described.head["names"])
-    return consume_table(described.head, described.columns, SCHEMA)
+def _encode_table(spec: Json, entries: Iterable[Entry], parts: Sequence[PartRef]) -> memoryview:
+    table = build_table(spec, entries, parts)
+    table.head["names"] = encode_texts(table.head["names"])
+    return consume_table(table.head, table.columns, SCHEMA)
 
 
-def build_table(
-    spec: Json, entries: Iterable[Entry], parts: Sequence[PartRef] = (), *, held: ChunkBytes | None = None
-) -> Table:
-    """Return entries as what a manifest holds; goes over them once, because each may be made when it is asked for."""
+def _encode_rows(spec: Json, rows: EntryRows) -> memoryview:
+    """Encode what `_encode_table` would, of entries that are columns already: none of them is made."""
+    sources = rows.sources
+    specs, notes = _Numbers(), _Numbers()
+    columns: dict[str, memoryview | LazyColumn] = {
+        "entry_bytes": _later("Q", len(rows), lambda: [source.size_bytes for source in sources]),
+        "entry_chunks": _later("I", len(rows), lambda: map(sub, rows.ends, chain([0], rows.ends))),
+        "entry_spec": memoryview(array("I", [specs.find(source.spec) for source in sources])),
+        "entry_note": memoryview(array("I", [notes.find(source.note) for source in sources])),
+        "entry_dims": memoryview(bytes(len(rows))),
+        "entry_alias": _later("I", len(rows), lambda: [source.alias for source in sources]),
+        "entry_rank": _later("I", len(rows), lambda: repeat(NO_RANK, len(rows))),
+        "box": memoryview(array("q")),
+    }
+    chunks = rows.refs.hand_over()
+    packs = {pack_id: number for number, pack_id in enumerate(dict.fromkeys(at.pack_id for at in chunks.places if at))}
+    head: dict[str, Json] = {
+        "spec": spec,
+        "names": encode_texts([source.name for source in sources]),
+        "specs": specs.values,
+        "notes": notes.values,
+        "packs": list(packs),
+        "parts": [],
+    }
+    columns |= _describe_chunks(chunks, packs)
+    del chunks
+    return consume_table(head, columns, SCHEMA)
+
+
+def _describe_chunks(chunks: ChunkColumns, packs: Mapping[str, int]) -> dict[str, memoryview | LazyColumn]:
+    digests, sizes, places, inline, inline_ends = chunks
+    count = len(sizes)
+    # Mostly all are inline or none is. In a pack they lie where their location says, inline one after the other.
+    located = places if packs else []
+    return {
+        "chunk_digest": memoryview(digests),
+        "chunk_bytes": memoryview(sizes),
+        "chunk_pack": _later("I", count, lambda: [packs[at.pack_id] if at else INLINE for at in places]),
+        "chunk_offset": LazyColumn(8 * count, lambda: _overlay(_find_starts(inline_ends), located, "offset")),
+        "chunk_stored": LazyColumn(4 * count, lambda: _overlay(sizes[:], located, "stored_bytes")),
+        "chunk_codec": LazyColumn(count, lambda: _overlay(array("B", [RAW]) * count, located, "codec")),
+        "chunk_xxh3": LazyColumn(16 * count, lambda: memoryview(_join_prints(located, count))),
+        "inline": memoryview(inline),
+    }
+
+
+def _later(letter: Letter, count: int, iter_values: Callable[[], Iterable[int]]) -> LazyColumn:
+    return LazyColumn(count * array(letter).itemsize, lambda: memoryview(array(letter, iter_values())))
+
+
+def _find_starts(ends: array[int]) -> array[int]:
+    starts = array("Q", [0])
+    starts.extend(ends)
+    starts.pop()
+    return starts
+
+
+def _overlay(values: array[int], places: Sequence[Location | None], field: str) -> memoryview:
+    """Return `values`, with a field of the location of each chunk that has one."""
+    for row, at in enumerate(places):
+        if at is not None:
+            values[row] = getattr(at, field)
+    return memoryview(values)
+
+
+def _join_prints(places: Sequence[Location | None], count: int) -> bytes:
+    if not places:
+        return bytes(len(_NO_FINGERPRINT) * count)
+    return b"".join([at.fingerprint if at else _NO_FINGERPRINT for at in places])
+
+
+def build_table(spec: Json, entries: Iterable[Entry], parts: Sequence[PartRef] = ()) -> Table:
+    """Return entries as what a manifest holds."""
     columns = {name: array(kind.letter) for name, kind in SCHEMA.items() if kind.width == 1}
     digests, prints, inline = bytearray(), bytearray(), bytearray()
-    inline_bytes = 0
     names: list[str] = []
     specs, notes = _Numbers(), _Numbers()
     packs: dict[str, int] = {}
@@ -81,13 +149,11 @@ def build_table(
         columns["entry_alias"].append(alias)
         columns["entry_rank"].append(rank)
         for digest, chunk_bytes, at, data, box in chunks:
-            if held is None:
-                digests += digest
-                inline += data
+            digests += digest
             columns["chunk_bytes"].append(chunk_bytes)
             if at is None:
                 # Inline ones lie one after the other in a column of their own.
-                row = (INLINE, inline_bytes, len(data), RAW, _NO_FINGERPRINT)
+                row = (INLINE, len(inline), len(data), RAW, _NO_FINGERPRINT)
             else:
                 number = packs.setdefault(at.pack_id, len(packs))
                 row = (number, at.offset, at.stored_bytes, at.codec, at.fingerprint)
@@ -96,7 +162,7 @@ def build_table(
             columns["chunk_stored"].append(row[2])
             columns["chunk_codec"].append(row[3])
             prints += row[4]
-            inline_bytes += len(data)
+            inline += data
             columns["box"].extend(box)
     head: dict[str, Json] = {
         "spec": spec,
@@ -107,8 +173,6 @@ def build_table(
         "parts": [part.to_json() for part in parts],
     }
     views = {name: memoryview(values) for name, values in columns.items()}
-    if held is not None:
-        digests, inline = held
     wide = {"chunk_digest": memoryview(digests), "chunk_xxh3": memoryview(prints), "inline": memoryview(inline)}
     return Table(head, views | wide)
 

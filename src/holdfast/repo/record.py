@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from threading import Thread
 from typing import Any, Final
@@ -19,17 +20,36 @@ MAX_RECORD_BYTES: Final = 4 << 20
 RECORD_VERSION: Final = 1
 MAX_DEPTH: Final = 250
 
+Json = Any
+"""A value that JSON can hold. (Any: a recursive alias would have to be narrowed at every use.)"""
+
 _HEADER_BYTES: Final = 112
 _HEADER: Final = re.compile(rb"holdfast-record ([0-9a-f]{4}) ([0-9a-f]{8}) ([0-9a-f]{64}) ")
 
-_ENCODER: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+_make_encoder: Final = partial(
+    json.JSONEncoder, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+)
+_ENCODER: Final = _make_encoder()
 
+
+class DeferredList:
+    """Stands in a value for a list of plain values that is made when the encoder gets there.
+
+    A value of very many short lists then takes 8 bytes for each, where the lists would take more than a hundred.
+    """
+
+    def __iter__(self) -> Iterator[Json]:
+        """Yield nothing: to whoever measures the depth of a value, this is a list that holds no other."""
+        return iter(())
+
+
+DEFERRED: Final = DeferredList()
+"""The only one: `canonical_json` is told what each stands for."""
 _ENCODED_TEXTS: Final = 4096
-_HOLDERS: Final = (list, dict, tuple)
+_HOLDERS: Final = (list, dict, tuple, DeferredList)
 _NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 
-Json = Any
-"""A value that JSON can hold. (Any: a recursive alias would have to be narrowed at every use.)"""
+IterLists = Callable[[], Iterator[list[Json]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,25 +59,38 @@ class EncodedJson:
     data: bytes
 
 
-def canonical_json(value: Json, *, depth: int = 0) -> bytes:
+def canonical_json(value: Json, *, depth: int = 0, iter_deferred: IterLists | None = None) -> bytes:
     """Encode a JSON value in the one way that equal values share; raises TypeError or ValueError if it is none.
 
-    With `depth`, there is room for it that deep in another value.
+    With `depth`, there is room for it that deep in another value. `iter_deferred` yields what each DEFERRED in it
+    stands for, in order, and may be called more than once.
     """
     if type(value) is EncodedJson:
         return value.data
-    text: str = _with_room(_ENCODER.encode, value)
+    text: str = _with_room(partial(_encode_deferred, iter_deferred) if iter_deferred else _ENCODER.encode, value)
     _verify_keys(value, depth)
     return text.encode()
 
 
-def append_object(data: bytearray, fields: Mapping[str, Json]) -> None:
-    """Append the canonical JSON of an object to `data`; some of its fields may be encoded already, with room for it."""
-    data += b"{"
+def _encode_deferred(iter_deferred: IterLists, value: Json) -> str:
+    lists = iter_deferred()
+
+    def make(found: object) -> list[Json]:
+        if found is not DEFERRED:
+            raise TypeError(f"Object of type {type(found).__name__} is not JSON serializable")
+        return next(lists)
+
+    text = _make_encoder(default=make).encode(value)
+    assert next(lists, None) is None, "each list has its place"
+    return text
+
+
+def iter_object(fields: Mapping[str, Json]) -> Iterator[bytes]:
+    """Yield the canonical JSON of an object in parts; some of its fields may be encoded already, with room for it."""
     for number, name in enumerate(sorted(fields)):
-        data += (b"," if number else b"") + canonical_json(name) + b":"
-        data += canonical_json(fields[name], depth=1)
-    data += b"}"
+        yield (b"," if number else b"{") + canonical_json(name) + b":"
+        yield canonical_json(fields[name], depth=1)
+    yield b"}" if fields else b"{}"
 
 
 def encode_texts(texts: Sequence[str]) -> EncodedJson:

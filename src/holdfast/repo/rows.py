@@ -7,18 +7,23 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple, overload
 
-from holdfast.digest import Digest
+from holdfast.digest import DIGEST_BYTES, Digest
 from holdfast.repo.chunk import ChunkRef, Location
 from holdfast.repo.entry import Entry
 from holdfast.repo.source import Source, count_pieces
 
 
-class ChunkBytes(NamedTuple):
-    """What most of the memory of references is: in the order of the chunks, and as a manifest has them."""
+class ChunkColumns(NamedTuple):
+    """Many references to chunks: a column for each thing that is known of them, in the order of the chunks."""
 
     digests: bytearray
+    sizes: array[int]
+    places: list[Location | None]
+    """None for those whose bytes lie in the manifest."""
     inline: bytearray
-    """The bytes of those that lie in the manifest."""
+    """Those bytes, one chunk after the other."""
+    inline_ends: array[int]
+    """For every chunk, where its inline bytes end, or those of the chunks before it."""
 
 
 class ChunkRows(Sequence[ChunkRef]):
@@ -27,28 +32,21 @@ class ChunkRows(Sequence[ChunkRef]):
     def __init__(self) -> None:
         """Begin with none."""
         self._digests = bytearray()
-        self._sizes = array("I")
-        self._places: list[Location | None] = []
-        self._inline = bytearray()
-        self._inline_ends = array("Q")
+        self._columns = ChunkColumns(self._digests, array("I"), [], bytearray(), array("Q"))
 
     def extend(self, refs: Iterable[ChunkRef]) -> None:
         """Add references."""
+        digests, sizes, places, held, inline_ends = self._columns
         for digest, size_bytes, location, inline, _ in refs:
-            self._digests += digest
-            self._sizes.append(size_bytes)
-            self._places.append(location)
-            self._inline += inline
-            self._inline_ends.append(len(self._inline))
-
-    @property
-    def bytes(self) -> ChunkBytes:
-        """The digests and inline bytes themselves, no copies."""
-        return ChunkBytes(self._digests, self._inline)
+            digests += digest
+            sizes.append(size_bytes)
+            places.append(location)
+            held += inline
+            inline_ends.append(len(held))
 
     def __len__(self) -> int:
         """Return how many there are."""
-        return len(self._sizes)
+        return len(self._columns.sizes)
 
     @overload
     def __getitem__(self, index: int) -> ChunkRef: ...
@@ -61,31 +59,49 @@ class ChunkRows(Sequence[ChunkRef]):
         return self._make(range(len(self))[index])
 
     def _make(self, row: int) -> ChunkRef:
-        digest = Digest(bytes(self._digests[32 * row : 32 * row + 32]))
-        location = self._places[row]
+        digests, sizes, places, inline, inline_ends = self._columns
+        digest = Digest(bytes(digests[DIGEST_BYTES * row : DIGEST_BYTES * (row + 1)]))
+        location = places[row]
         if location is not None:
-            return ChunkRef(digest, self._sizes[row], location)
-        start = self._inline_ends[row - 1] if row else 0
-        return ChunkRef(digest, self._sizes[row], None, bytes(self._inline[start : self._inline_ends[row]]))
+            return ChunkRef(digest, sizes[row], location)
+        start = inline_ends[row - 1] if row else 0
+        return ChunkRef(digest, sizes[row], None, bytes(inline[start : inline_ends[row]]))
 
     def __iter__(self) -> Iterator[ChunkRef]:
         """Yield all."""
         return map(self._make, range(len(self)))
 
+    def hand_over(self) -> ChunkColumns:
+        """Return the columns to whoever writes a manifest of them: then there are no references here any more.
+
+        Only the digests stay, if there are chunks in packs: these may have to be written anew.
+        """
+        columns = self._columns
+        if not any(columns.places):
+            self._digests = bytearray()
+        self._columns = ChunkColumns(bytearray(), array("I"), [], bytearray(), array("Q"))
+        return columns
+
+    def iter_digests(self) -> Iterator[Digest]:
+        """Yield the digests of all chunks, also when the columns were handed over; then none if all were inline."""
+        starts = range(0, len(self._digests), DIGEST_BYTES)
+        return (Digest(bytes(self._digests[start : start + DIGEST_BYTES])) for start in starts)
+
 
 class EntryRows(Sequence[Entry]):
     """Entries that are whole sources."""
 
-    def __init__(self, sources: Sequence[Source], refs: Sequence[ChunkRef]) -> None:
+    def __init__(self, sources: Sequence[Source], refs: ChunkRows) -> None:
         """Take the chunks of all sources, in order."""
-        self._sources = sources
-        self._refs = refs
-        self._ends = array("Q", accumulate(map(count_pieces, sources)))
-        assert len(refs) == (self._ends[-1] if sources else 0), "each piece has its reference"
+        self.sources = sources
+        self.refs = refs
+        self.ends = array("Q", accumulate(map(count_pieces, sources)))
+        """For every entry, where its chunks end among those of all."""
+        assert len(refs) == (self.ends[-1] if sources else 0), "each piece has its reference"
 
     def __len__(self) -> int:
         """Return how many there are."""
-        return len(self._sources)
+        return len(self.sources)
 
     @overload
     def __getitem__(self, index: int) -> Entry: ...
@@ -98,8 +114,8 @@ class EntryRows(Sequence[Entry]):
         return self._make(range(len(self))[index])
 
     def _make(self, number: int) -> Entry:
-        source, start, end = self._sources[number], self._ends[number - 1] if number else 0, self._ends[number]
-        chunks = (self._refs[start],) if end - start == 1 else tuple(self._refs[start:end])
+        source, start, end = self.sources[number], self.ends[number - 1] if number else 0, self.ends[number]
+        chunks = (self.refs[start],) if end - start == 1 else tuple(self.refs[start:end])
         return Entry(source.name, source.size_bytes, chunks, source.spec, source.note, 0, source.alias)
 
     def __iter__(self) -> Iterator[Entry]:
@@ -107,14 +123,9 @@ class EntryRows(Sequence[Entry]):
         return map(self._make, range(len(self)))
 
     @property
-    def chunk_bytes(self) -> ChunkBytes | None:
-        """The digests and inline bytes of all chunks, if they are there as columns."""
-        return self._refs.bytes if isinstance(self._refs, ChunkRows) else None
-
-    @property
     def size_bytes(self) -> int:
         """The bytes of all entries."""
-        return sum([source.size_bytes for source in self._sources])
+        return sum([source.size_bytes for source in self.sources])
 
 
 def count_bytes(entries: Sequence[Entry]) -> int:

@@ -24,7 +24,7 @@ from holdfast.errors import (
     StoreGone,
 )
 from holdfast.repo.chunk import ChunkRef, Location
-from holdfast.repo.entry import Entry, SnapshotDigester, digest_parts
+from holdfast.repo.entry import Entry, digest_parts, digest_snapshot
 from holdfast.repo.generations import list_generations
 from holdfast.repo.index import merge_tiers
 from holdfast.repo.layout import (
@@ -38,6 +38,7 @@ from holdfast.repo.layout import (
     parse_part,
 )
 from holdfast.repo.leases import Lease, kept_alive
+from holdfast.repo.manifest import read_manifest
 from holdfast.repo.manifest_encoding import encode_manifest
 from holdfast.repo.marks import find_abandoned, read_bad_packs, read_marked
 from holdfast.repo.packing import Packer
@@ -190,6 +191,7 @@ class Transaction:
         Raises CommitUnknown if this rank cannot tell whether the coordinator has gone on to commit.
         """
         parts: list[Part] = []
+        own: list[PartRef] = []
         stale: list[ChunkRef] = []
 
         def write() -> list[Json]:
@@ -200,7 +202,8 @@ class Transaction:
                 parts[:] = make_parts()
             with self._stages.time("commit"):
                 self.packer.seal()
-                return [self._write_manifest(part).to_json() for part in parts]
+                own[:] = [self._write_manifest(part) for part in parts]
+                return [ref.to_json() for ref in own]
 
         for _ in range(_REWRITES):
             gathered = self._ranks.all_gather("write", write)
@@ -208,6 +211,9 @@ class Transaction:
             whole, marked = self._ranks.broadcast("marks", partial(self._renew, draft, refs))
             written = _Written(parts, parse_part(whole, where="the coordinator"))
             # Mostly nothing is marked, and to go over all chunks takes long.
+            if marked:
+                read = zip(parts, own, strict=True)
+                parts[:] = [part._replace(entries=self._read_entries(part, ref)) for part, ref in read]
             chunks = (chunk for part in parts if marked for entry in part.entries for chunk in entry.chunks)
             stale[:] = [chunk for chunk in chunks if self._is_stale(chunk, frozenset(marked))]
             if not self._is_any_stale(bool(stale), draft.state.name):
@@ -235,11 +241,14 @@ class Transaction:
             raise
 
     def _write_manifest(self, part: Part) -> PartRef:
-        digester = SnapshotDigester(part.spec, len(part.entries))
-        held = part.entries.chunk_bytes if isinstance(part.entries, EntryRows) else None
-        data = encode_manifest(part.spec, digester.pass_on(part.entries), held=held)
-        ref = self._create_manifest(data)
-        return PartRef(ref, digester.digest())
+        digest = digest_snapshot(part.spec, part.entries)
+        return PartRef(self._create_manifest(encode_manifest(part.spec, part.entries)), digest)
+
+    def _read_entries(self, part: Part, ref: PartRef) -> Sequence[Entry]:
+        """Return the entries of a part whose manifest was written, which has used them up if they were rows."""
+        if not isinstance(part.entries, EntryRows):
+            return part.entries
+        return list(read_manifest(self._store, ref.manifest).iter_entries())
 
     def _create_manifest(self, data: bytes) -> ManifestRef:
         ref = ManifestRef(new_file_id(self.lease_id), hash_bytes(data), len(data))

@@ -203,14 +203,14 @@ class _Saving:
                 filler = self._make_filler(transaction)
                 state = self._held if ranks.is_coordinator else NameState(request.name, None, self._next_generation)
                 draft = Draft(state, request.metadata, request.environment, root=request.root)
-                refs: list[Sequence[ChunkRef]] = []
+                refs: list[ChunkRows] = []
 
                 def write() -> list[Part]:
                     refs[:] = [filler().fill(self._pieces, self._progress)]
                     return [Part(request.spec, _build_entries(request, refs[0]))]
 
                 def rewrite(stale: Sequence[ChunkRef]) -> list[ChunkRef]:
-                    homes = {ref.digest: piece for piece, ref in zip(self._pieces, refs[0], strict=True)}
+                    homes = dict(zip(refs[0].iter_digests(), self._pieces, strict=True))
                     distinct = list({ref.digest: ref for ref in stale}.values())
                     return filler().rewrite([homes[ref.digest] for ref in distinct], distinct)
 
@@ -318,7 +318,7 @@ def _verify_entry_name(name: str, snapshot_name: str) -> None:
         ) from error
 
 
-def _build_entries(request: Request, refs: Sequence[ChunkRef]) -> Sequence[Entry]:
+def _build_entries(request: Request, refs: ChunkRows) -> Sequence[Entry]:
     rows = EntryRows(request.sources, refs)
     if not request.places:
         return rows

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from holdfast.errors import Corrupt, Unsupported
-from holdfast.repo.record import Json
+from holdfast.repo.record import DEFERRED, EncodedJson, Json, canonical_json
 from holdfast.repo.source import BytesSource, Source
 from holdfast.snapshot.pickled import pickle_value
 from holdfast.tensors.arrays import make_source
@@ -56,8 +56,9 @@ class LeafWriter:
         self._allow_pickle = allow_pickle
         self._grads = grads
         self._plan = SourcePlan()
-        # None stands for the next tensor of the plan.
-        self._slots: list[BytesSource | ShardSource | None] = []
+        self._count = 0
+        # Sources that the plan does not make, by the number of the entry.
+        self._others: dict[int, BytesSource | ShardSource] = {}
         self._layouts = Layouts()
         self.held: dict[int, Held] = {}
         """Entries, by number, that other ranks have a part in, or are declared to have the same of."""
@@ -66,7 +67,6 @@ class LeafWriter:
         self._names: set[str] = set()
         # By identity, which holds because the plan keeps every ordinary tensor alive, and `_kept` the others.
         self._ids = array("Q")
-        self._nodes: list[list[Json]] = []
         # Of tensors that are no ordinary ones, which are few.
         self._first: dict[int, int] = {}
         self._kept: list[torch.Tensor] = []
@@ -74,7 +74,7 @@ class LeafWriter:
     def encode(self, value: object, path: Path) -> Json:
         """Return the node of a leaf, having taken its bytes up; raises Unsupported, naming the leaf.
 
-        `make_sources` completes the nodes of tensors that occur more than once.
+        Those of ordinary tensors are DEFERRED, because they would take 130 bytes each: `encode_nodes` makes them.
         """
         name = join_name(path)
         if isinstance(value, PerRank):
@@ -97,31 +97,51 @@ class LeafWriter:
             return [PICKLE, self._add_blob(BytesSource(name, pickle_value(value, name=name), {"type": "pickle"}))]
         raise refuse(value, path)
 
-    def make_sources(self) -> list[Source]:
-        """Return the sources of all entries; the values must stay as they are while these are in use.
+    def make_sources(self) -> Sequence[Source]:
+        """Return the sources of all entries; the values must stay as they are while these are in use."""
+        planned: Sequence[Source] = self._plan.make()
+        if not self._others:
+            return planned
+        rest = iter(planned)
+        return [self._others[number] if number in self._others else next(rest) for number in range(self._count)]
 
-        Call it when all leaves are encoded: it completes the nodes of tensors that occur more than once.
-        """
-        for first, *others in group_equal(self._ids):
-            for other in others:
-                self._nodes[other].append(self._nodes[first][1])
-        self._ids, self._nodes = array("Q"), []
-        planned = iter(self._plan.make())
-        return [next(planned) if slot is None else slot for slot in self._slots]
+    def encode_nodes(self, holder: Json) -> EncodedJson:
+        """Return what holds the nodes of all leaves, in their order, as JSON; raises Unsupported if it is too deep."""
+        try:
+            # With room for the head of a manifest, of which it is a part.
+            return EncodedJson(canonical_json(holder, depth=1, iter_deferred=self._iter_nodes))
+        except ValueError as error:
+            raise Unsupported(f"the tree cannot be saved: {error}; flatten it") from error
+
+    def _iter_nodes(self) -> Iterator[list[Json]]:
+        """Yield the nodes of ordinary tensors, in order; those of tensors that came before name the first one."""
+        firsts = {other: first for first, *others in group_equal(self._ids) for other in others}
+        wanted = set(firsts.values())
+        numbers: dict[int, int] = {}
+        for position, number in enumerate(number for number in range(self._count) if number not in self._others):
+            if position in wanted:
+                numbers[position] = number
+            first = firsts.get(position)
+            yield [TENSOR, number] if first is None else [TENSOR, number, numbers[first]]
 
     def _encode_own(self, value: PerRank, path: Path) -> Json:
-        first = len(self._slots)
+        first = self._count
         node = self.encode(value.value, path)
-        self.own.update(range(first, len(self._slots)))
+        self.own.update(range(first, self._count))
         return node
 
     def _describe(self, value: object) -> Held:
         return describe(value, layouts=self._layouts)
 
     def _add_shards(self, name: str, tensor: torch.Tensor | None, held: Held) -> int:
-        number = len(self._slots)
-        self._slots.append(make_shard_source(self._choose_name(name), tensor, held))
+        number = self._add_other(make_shard_source(self._choose_name(name), tensor, held))
         self.held[number] = held
+        return number
+
+    def _add_other(self, source: BytesSource | ShardSource) -> int:
+        number = self._count
+        self._others[number] = source
+        self._count += 1
         return number
 
     def _encode_tensor(self, tensor: torch.Tensor, name: str, depth: int) -> Json:
@@ -135,7 +155,7 @@ class LeafWriter:
     def _encode_value(self, tensor: torch.Tensor, name: str, depth: int) -> Json:
         if depth > _MAX_PARTS_DEPTH:
             raise Unsupported("it is made of tensors that are made of tensors, too deep")
-        number = len(self._slots)
+        number = self._count
         has_bytes = has_own_bytes(tensor)
         held = None if has_bytes else self._describe(tensor)
         if held is not None and held.kind in ("shards", "replica"):
@@ -146,11 +166,9 @@ class LeafWriter:
         parts = None if has_bytes else split(tensor, types=self._types, encode_value=self._encode_plain)
         if parts is None:
             self._plan.add(self._choose_name(name), tensor)
-            self._slots.append(None)
+            self._count += 1
             self._ids.append(id(tensor))
-            node: list[Json] = [TENSOR, number]
-            self._nodes.append(node)  # to be completed if the tensor occurs again
-            return node
+            return DEFERRED
         self._kept.append(tensor)
         first = self._first.setdefault(id(tensor), number)
         nodes: list[Json] = [PARTS, parts.kind, parts.meta, None if first == number else first]
@@ -165,8 +183,7 @@ class LeafWriter:
         return encode_tree(value, types=self._types, encode_leaf=refuse_leaf)
 
     def _add_blob(self, source: BytesSource) -> int:
-        self._slots.append(replace(source, name=self._choose_name(source.name)))
-        return len(self._slots) - 1
+        return self._add_other(replace(source, name=self._choose_name(source.name)))
 
     def _choose_name(self, name: str) -> str:
         """Return `name`, or one like it if another leaf has the same: entries must be told apart, leaves have paths."""

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from holdfast.errors import Unsupported
 from holdfast.progress import Progress
-from holdfast.repo.record import Json
+from holdfast.repo.record import EncodedJson, Json
 from holdfast.repo.repository import Repository
 from holdfast.repo.source import Source
-from holdfast.repo.writer import Request, SaveResult, encode_spec, save
+from holdfast.repo.writer import Request, SaveResult, save
 from holdfast.snapshot.environment import describe_environment
 from holdfast.snapshot.gc_pause import is_small, pause_gc
 from holdfast.snapshot.leaves import LeafWriter
@@ -40,8 +40,9 @@ class SaveOptions:
 class Leaves(NamedTuple):
     """A tree as it is saved: its shape, and its leaves as sources of bytes."""
 
-    node: Json
-    sources: list[Source]
+    spec: EncodedJson
+    """The shape, as the spec of a snapshot. As objects it would take several times the memory."""
+    sources: Sequence[Source]
     held: dict[int, Held]
     """Of those that other ranks have a part in, or the same."""
     own: set[int]
@@ -57,7 +58,9 @@ def make_leaves(tree: object, options: SaveOptions, types: Types) -> Leaves:
     state = expand(tree, note_own=lambda path: own_names.add(join_name(path)))
     with pause_gc():
         node = encode_tree(state, types=types, encode_leaf=leaves.encode)
-        return Leaves(node, leaves.make_sources(), leaves.held, leaves.own, own_names)
+        spec = leaves.encode_nodes({TREE: node})
+        del node
+        return Leaves(spec, leaves.make_sources(), leaves.held, leaves.own, own_names)
 
 
 def make_request(name: str, tree: object, options: SaveOptions, types: Types) -> Request:
@@ -72,8 +75,7 @@ def make_request(name: str, tree: object, options: SaveOptions, types: Types) ->
     return Request(
         name,
         leaves.sources,
-        # Encoded at once: as objects it takes several times the memory.
-        spec=encode_spec(name, {TREE: leaves.node}),
+        spec=leaves.spec,
         metadata=options.metadata,
         environment=describe_environment() if options.environment else {},
         base=options.base,

@@ -190,7 +190,6 @@ class SourcePlan:
         """Begin with no tensors."""
         self._forms = _Forms()
         self._sources: list[TensorSource] = []
-        self._wholes: list[_Whole] = []
         # The address of each tensor's storage, 0 for a tensor without bytes: 8 bytes each, where a dict would take 90.
         self._storages = array("Q")
 
@@ -207,14 +206,14 @@ class SourcePlan:
             address = storage._cdata
         self._storages.append(address)
         self._sources.append(TensorSource(name, tensor, whole.form, start))
-        self._wholes.append(whole)
 
     def make(self) -> list[TensorSource]:
-        """Return a source for each tensor, in order."""
-        sources, wholes = self._sources.copy(), self._wholes
+        """Return a source for each tensor, in order; to be called once."""
+        sources = self._sources
         # In the order of the first tensors: the numbers are part of the content.
         for alias, numbers in enumerate(group_equal(self._storages), start=1):
-            members = {number: (sources[number], wholes[number].spec) for number in numbers}
+            wholes = {number: self._forms.find(sources[number].tensor) for number in numbers}
+            members = {number: (sources[number], whole.spec) for number, whole in wholes.items()}
             starts = [(number, sources[number].start) for number in members]
             spans = [_Span(number, start, start + wholes[number].span_bytes) for number, start in starts]
             for number, form, start in _plan_group(spans, members, self._forms):

@@ -9,7 +9,17 @@ from collections.abc import Mapping
 import pytest
 
 from holdfast.errors import Corrupt, NewerFormat
-from holdfast.repo.columns import Kind, Letter, Schema, Table, column, consume_table, decode_table, encode_table
+from holdfast.repo.columns import (
+    Kind,
+    LazyColumn,
+    Letter,
+    Schema,
+    Table,
+    column,
+    consume_table,
+    decode_table,
+    encode_table,
+)
 from holdfast.repo.record import Json
 from tests.unit.repo.saving import flip
 
@@ -173,7 +183,16 @@ def test_lengths_that_lie_are_damage_and_cost_nothing(data: bytes) -> None:
 
 
 def test_a_table_that_consumes_its_columns_is_the_same_and_leaves_none() -> None:
-    columns = dict(COLUMNS)
+    head, columns = dict(HEAD), dict(COLUMNS)
 
-    assert consume_table(HEAD, columns, SCHEMA) == DATA
-    assert columns == {}
+    assert consume_table(head, columns, SCHEMA) == DATA
+    assert (head, columns) == ({}, {})
+
+
+def test_columns_that_are_made_later_give_the_same_table() -> None:
+    def defer(values: memoryview) -> LazyColumn:
+        return LazyColumn(values.nbytes, lambda: values)
+
+    columns: dict[str, memoryview | LazyColumn] = {name: defer(values) for name, values in COLUMNS.items()}
+
+    assert consume_table(dict(HEAD), columns, SCHEMA) == DATA

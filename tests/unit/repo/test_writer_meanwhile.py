@@ -78,6 +78,16 @@ def test_what_is_marked_meanwhile_is_written_anew(store: MemoryStore) -> None:
     assert result.new_bytes == result.logical_bytes
 
 
+def test_a_mark_that_comes_meanwhile_does_not_harm_what_lies_in_the_manifest(store: MemoryStore) -> None:
+    save_bytes(new_repo(store), "a", {"x": noise(5000)})
+    marked = pack_of(new_repo(store), "a", "x").pack_id
+    repo = new_repo(Meanwhile(store, "manifests/", lambda: mark(store, pack_key(marked))))
+
+    save_bytes(repo, "b", {"y": b"inline", "empty": b"", "z": b"too"}, spec={"a": 1})
+
+    assert load_bytes(repo, "b") == {"y": b"inline", "empty": b"", "z": b"too"}
+
+
 class Changing:
     """A source that gives other bytes when it is read again."""
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+import json
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -27,6 +30,10 @@ class Bare(torch.Tensor):
 
 class Plain:
     pass
+
+
+def encode_nodes(writer: LeafWriter, nodes: list[Any]) -> Any:
+    return json.loads(writer.encode_nodes(nodes).data)
 
 
 def make_freed() -> torch.Tensor:
@@ -127,14 +134,46 @@ def test_the_same_tensor_twice_names_its_first_place() -> None:
     writer = LeafWriter(Types())
     tensor = torch.ones(1)
     nodes = [writer.encode(value, (number,)) for number, value in enumerate([tensor, torch.ones(1), tensor])]
-    writer.make_sources()  # completes the nodes
-    assert nodes == [["@tensor", 0], ["@tensor", 1], ["@tensor", 2, 0]]
+
+    assert encode_nodes(writer, nodes) == [["@tensor", 0], ["@tensor", 1], ["@tensor", 2, 0]]
+
+
+def test_tensors_among_other_leaves_have_the_numbers_of_their_entries() -> None:
+    writer = LeafWriter(Types())
+    tensor = torch.ones(1)
+    values = [np.zeros(2), tensor, "x" * 5000, torch.ones(2), tensor]
+    nodes = [writer.encode(value, (number,)) for number, value in enumerate(values)]
+
+    assert encode_nodes(writer, nodes) == [
+        ["@array", 0],
+        ["@tensor", 1],
+        ["@str", 2],
+        ["@tensor", 3],
+        ["@tensor", 4, 1],
+    ]
+    assert [source.name for source in writer.make_sources()] == ["0", "1", "2", "3", "4"]
+
+
+def test_nodes_are_the_same_if_the_encoder_has_to_begin_again_for_want_of_stack() -> None:
+    writer = LeafWriter(Types())
+    nodes: list[Any] = [writer.encode(torch.ones(1), (0,))]
+    for depth in range(1, 60):
+        nodes = [writer.encode(torch.ones(1), (depth,)), nodes]
+
+    def encode_deep(left: int) -> bytes:
+        return encode_deep(left - 1) if left else writer.encode_nodes(nodes).data
+
+    frames = sys.getrecursionlimit() - len(inspect.stack())
+    found = {encode_deep(frames - room) for room in range(30, 90, 10)}
+
+    assert found == {writer.encode_nodes(nodes).data}
 
 
 def test_gradients_are_kept_only_if_asked_for() -> None:
     weight = TENSORS["grad/parameter"]()
-    assert LeafWriter(Types()).encode(weight, ("w",)) == ["@tensor", 0]
-    assert LeafWriter(Types(), grads=True).encode(weight, ("w",)) == ["@grad", ["@tensor", 0], ["@tensor", 1]]
+    for grads, expected in ((False, ["@tensor", 0]), (True, ["@grad", ["@tensor", 0], ["@tensor", 1]])):
+        writer = LeafWriter(Types(), grads=grads)
+        assert encode_nodes(writer, [writer.encode(weight, ("w",))]) == [expected]
 
 
 def test_the_numbers_of_a_node_are_found() -> None:
@@ -193,7 +232,7 @@ def test_a_tensor_that_occurs_again_names_the_entry_of_the_first() -> None:
     nodes = [writer.encode(value, (name,)) for name, value in leaves]
     sources = writer.make_sources()
 
-    assert nodes == [
+    assert encode_nodes(writer, nodes) == [
         ["@str", 0],
         ["@tensor", 1],
         ["@tensor", 2],
