@@ -62,30 +62,38 @@ def _encode_table(spec: Json, entries: Iterable[Entry], parts: Sequence[PartRef]
 
 def _encode_rows(spec: Json, rows: EntryRows) -> memoryview:
     """Encode what `_encode_table` would, of entries that are columns already: none of them is made."""
-    sources = rows.sources
     specs, notes = _Numbers(), _Numbers()
+    names: list[str] = []
+    sizes, spec_numbers, note_numbers, aliases = array("Q"), array("I"), array("I"), array("I")
+    for source in rows.sources:
+        names.append(source.name)
+        sizes.append(source.size_bytes)
+        spec_numbers.append(specs.find(source.spec))
+        note_numbers.append(notes.find(source.note))
+        aliases.append(source.alias)
     columns: dict[str, memoryview | LazyColumn] = {
-        "entry_bytes": _later("Q", len(rows), lambda: [source.size_bytes for source in sources]),
+        "entry_bytes": memoryview(sizes),
         "entry_chunks": _later("I", len(rows), lambda: map(sub, rows.ends, chain([0], rows.ends))),
-        "entry_spec": memoryview(array("I", [specs.find(source.spec) for source in sources])),
-        "entry_note": memoryview(array("I", [notes.find(source.note) for source in sources])),
+        "entry_spec": memoryview(spec_numbers),
+        "entry_note": memoryview(note_numbers),
         "entry_dims": memoryview(bytes(len(rows))),
-        "entry_alias": _later("I", len(rows), lambda: [source.alias for source in sources]),
+        "entry_alias": memoryview(aliases),
         "entry_rank": _later("I", len(rows), lambda: repeat(NO_RANK, len(rows))),
         "box": memoryview(array("q")),
     }
+    del sizes, spec_numbers, note_numbers, aliases
     chunks = rows.refs.hand_over()
     packs = {pack_id: number for number, pack_id in enumerate(dict.fromkeys(at.pack_id for at in chunks.places if at))}
     head: dict[str, Json] = {
         "spec": spec,
-        "names": encode_texts([source.name for source in sources]),
+        "names": encode_texts(names),
         "specs": specs.values,
         "notes": notes.values,
         "packs": list(packs),
         "parts": [],
     }
     columns |= _describe_chunks(chunks, packs)
-    del chunks
+    del chunks, names
     return consume_table(head, columns, SCHEMA)
 
 

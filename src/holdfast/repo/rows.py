@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import NamedTuple, overload
 
 from holdfast.digest import DIGEST_BYTES, Digest
@@ -55,10 +55,11 @@ class ChunkRows(Sequence[ChunkRef]):
     def __getitem__(self, index: int | slice) -> ChunkRef | list[ChunkRef]:
         """Return one reference, or some."""
         if isinstance(index, slice):
-            return [self._make(row) for row in range(*index.indices(len(self)))]
-        return self._make(range(len(self))[index])
+            return [self.make(row) for row in range(*index.indices(len(self)))]
+        return self.make(range(len(self))[index])
 
-    def _make(self, row: int) -> ChunkRef:
+    def make(self, row: int) -> ChunkRef:
+        """Return the reference in a row that is there."""
         digests, sizes, places, inline, inline_ends = self._columns
         digest = Digest(bytes(digests[DIGEST_BYTES * row : DIGEST_BYTES * (row + 1)]))
         location = places[row]
@@ -69,7 +70,7 @@ class ChunkRows(Sequence[ChunkRef]):
 
     def __iter__(self) -> Iterator[ChunkRef]:
         """Yield all."""
-        return map(self._make, range(len(self)))
+        return map(self.make, range(len(self)))
 
     def hand_over(self) -> ChunkColumns:
         """Return the columns to whoever writes a manifest of them: then there are no references here any more.
@@ -110,17 +111,18 @@ class EntryRows(Sequence[Entry]):
     def __getitem__(self, index: int | slice) -> Entry | list[Entry]:
         """Return one entry, or some."""
         if isinstance(index, slice):
-            return [self._make(number) for number in range(*index.indices(len(self)))]
-        return self._make(range(len(self))[index])
+            return [self[number] for number in range(*index.indices(len(self)))]
+        number = range(len(self))[index]
+        return self._make(self.sources[number], self.ends[number - 1] if number else 0, self.ends[number])
 
-    def _make(self, number: int) -> Entry:
-        source, start, end = self.sources[number], self.ends[number - 1] if number else 0, self.ends[number]
-        chunks = (self.refs[start],) if end - start == 1 else tuple(self.refs[start:end])
+    def _make(self, source: Source, start: int, end: int) -> Entry:
+        refs = self.refs
+        chunks = (refs.make(start),) if end - start == 1 else tuple(map(refs.make, range(start, end)))
         return Entry(source.name, source.size_bytes, chunks, source.spec, source.note, 0, source.alias)
 
     def __iter__(self) -> Iterator[Entry]:
         """Yield all."""
-        return map(self._make, range(len(self)))
+        return map(self._make, self.sources, chain([0], self.ends), self.ends)
 
     @property
     def size_bytes(self) -> int:

@@ -270,7 +270,7 @@ class _Saving:
 
 def _verify_request(request: Request) -> Request:
     """Refuse what could not be read back, before anything is touched."""
-    names = [source.name for source in request.sources]
+    names = _verify_sources(request)
     if not "".join(names).isascii():
         for name in names:
             _verify_entry_name(name, request.name)
@@ -279,21 +279,27 @@ def _verify_request(request: Request) -> Request:
         raise BadName(f"two entries of {request.name!r} would have the name {twice[:80]!r}")
     # In a manifest it is a part of the head, and those of entries are parts of lists in it.
     spec = encode_spec(request.name, request.spec)
-    # Many entries have one and the same spec, and need one look; what was looked at is held, so that no other has its
-    # identity by chance.
-    looked: dict[tuple[int, int], tuple[Json, Json]] = {}
-    for source in request.sources:
-        described = (source.spec, source.note)
-        key = (id(described[0]), id(described[1]))
-        if key not in looked:
-            looked[key] = described
-            _verify_json(f"the spec or note of entry {source.name!r} of {request.name!r}", [*described], depth=1)
     size = len(_verify_json(f"the metadata of {request.name!r}", [dict(request.metadata), dict(request.environment)]))
     if size > MAX_METADATA_BYTES:
         raise TooLarge(
             f"the metadata of {request.name!r} has {size} bytes, more than {MAX_METADATA_BYTES}; save it as an entry"
         )
     return replace(request, name=verify_name(request.name), spec=spec, metadata=dict(request.metadata))
+
+
+def _verify_sources(request: Request) -> list[str]:
+    """Refuse specs and notes that are not plain JSON, and return the names of all sources."""
+    names: list[str] = []
+    # Many entries have one and the same spec, and need one look; what was looked at is held, so that no other has its
+    # identity by chance.
+    looked: dict[int, Json] = {}
+    for source in request.sources:
+        names.append(source.name)
+        for value in (source.spec, source.note):
+            if id(value) not in looked:
+                looked[id(value)] = value
+                _verify_json(f"the spec or note of entry {names[-1]!r} of {request.name!r}", [value], depth=1)
+    return names
 
 
 def encode_spec(name: str, spec: Json) -> EncodedJson:

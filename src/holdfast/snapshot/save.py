@@ -66,7 +66,8 @@ def make_leaves(tree: object, options: SaveOptions, types: Types) -> Leaves:
 def make_request(name: str, tree: object, options: SaveOptions, types: Types) -> Request:
     """Turn a tree into what a repository can save, by one process that has all of it; reads no tensor yet."""
     leaves = make_leaves(tree, options, types)
-    for source in leaves.sources:
+    for number in leaves.held:
+        source = leaves.sources[number]
         if isinstance(source, ShardSource) and not source.is_whole:
             raise Unsupported(
                 f"{source.name}: this process holds {source.size_bytes} of {source.whole_bytes} bytes of it;"

@@ -8,7 +8,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, overload
 
 import numpy as np
 import torch
@@ -95,6 +95,49 @@ class TensorSource(NamedTuple):
         if stop - start <= _COPIED_BYTES:
             return memoryview(copy_bytes(storage, at + start, at + stop))
         return view_memory(storage, at + start, at + stop)
+
+
+class TensorSources(Sequence[TensorSource]):
+    """Sources of many tensors as columns: each is made when it is asked for, and takes 36 bytes until then, not 88."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._names: list[str] = []
+        self._tensors: list[torch.Tensor] = []
+        self._forms: list[Form] = []
+        self._starts = array("Q")
+        self._aliases = array("I")
+
+    def add(self, name: str, tensor: torch.Tensor, form: Form, start: int) -> None:
+        """Add the source of a tensor that shares memory with no other."""
+        self._names.append(name)
+        self._tensors.append(tensor)
+        self._forms.append(form)
+        self._starts.append(start)
+        self._aliases.append(0)
+
+    def change(self, number: int, form: Form, start: int, alias: int) -> None:
+        """Change what is read of a tensor."""
+        self._forms[number], self._starts[number], self._aliases[number] = form, start, alias
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self._names)
+
+    @overload
+    def __getitem__(self, index: int) -> TensorSource: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[TensorSource]: ...
+    def __getitem__(self, index: int | slice) -> TensorSource | list[TensorSource]:
+        """Return one source, or some."""
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(self)))]
+        place = (self._starts[index], self._aliases[index])
+        return TensorSource(self._names[index], self._tensors[index], self._forms[index], *place)
+
+    def __iter__(self) -> Iterator[TensorSource]:
+        """Yield all."""
+        return map(TensorSource, self._names, self._tensors, self._forms, self._starts, self._aliases)
 
 
 def _drop_repeated(tensor: torch.Tensor) -> torch.Tensor:
@@ -189,7 +232,7 @@ class SourcePlan:
     def __init__(self) -> None:
         """Begin with no tensors."""
         self._forms = _Forms()
-        self._sources: list[TensorSource] = []
+        self._sources = TensorSources()
         # The address of each tensor's storage, 0 for a tensor without bytes: 8 bytes each, where a dict would take 90.
         self._storages = array("Q")
 
@@ -205,9 +248,9 @@ class SourcePlan:
                 verify_readable(tensor)  # which says what is missing
             address = storage._cdata
         self._storages.append(address)
-        self._sources.append(TensorSource(name, tensor, whole.form, start))
+        self._sources.add(name, tensor, whole.form, start)
 
-    def make(self) -> list[TensorSource]:
+    def make(self) -> TensorSources:
         """Return a source for each tensor, in order; to be called once."""
         sources = self._sources
         # In the order of the first tensors: the numbers are part of the content.
@@ -217,7 +260,7 @@ class SourcePlan:
             starts = [(number, sources[number].start) for number in members]
             spans = [_Span(number, start, start + wholes[number].span_bytes) for number, start in starts]
             for number, form, start in _plan_group(spans, members, self._forms):
-                sources[number] = sources[number]._replace(form=form, start=start, alias=alias)
+                sources.change(number, form, start, alias)
         return sources
 
 

@@ -18,4 +18,4 @@ def plan_sources(tensors: Sequence[tuple[str, torch.Tensor]]) -> list[TensorSour
             plan.add(name, tensor)
         except Unsupported as error:
             raise Unsupported(f"{name}: {error}") from error
-    return plan.make()
+    return list(plan.make())
