@@ -26,7 +26,7 @@ from holdfast.snapshot.cast import (
     verify_dtype,
     verify_group,
 )
-from holdfast.snapshot.opened import Opened
+from holdfast.snapshot.opened import EntryAt, Opened
 from holdfast.snapshot.options import SAVED, LoadOptions
 from holdfast.snapshot.small import SmallTensors
 from holdfast.tensors.build import CPU, Block, build_tensor, fits_tray, measure_block, plan_block, plan_tray
@@ -49,11 +49,16 @@ class InPlace(NamedTuple):
     """Memory that is there already: an entry's bytes go straight into it."""
 
     tensor: torch.Tensor
-    entry: Entry
+    at: EntryAt
     size_bytes: int
     """How much of its memory the tensor reaches over."""
     pieces: tuple[Piece, ...] | None = None
     """What this rank holds of a tensor that ranks share: boxes of it, each in memory of its own."""
+
+    @property
+    def entry(self) -> Entry:
+        """What is read into it; made anew each time."""
+        return self.at.find()
 
     @property
     def memory(self) -> list[torch.Tensor]:

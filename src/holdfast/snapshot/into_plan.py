@@ -8,7 +8,6 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from holdfast.repo.entry import Entry
 from holdfast.repo.manifest import Manifest
 from holdfast.repo.reader import Verify, verify_mode
 from holdfast.repo.record import Json
@@ -16,7 +15,7 @@ from holdfast.repo.regions import Region
 from holdfast.snapshot.entries import InPlace
 from holdfast.snapshot.leaves import decode_plain, is_one_entry, iter_entry_numbers
 from holdfast.snapshot.load import LeafReader
-from holdfast.snapshot.opened import Opened
+from holdfast.snapshot.opened import EntryAt, Opened
 from holdfast.snapshot.places import Claim
 from holdfast.snapshot.setters import Undo
 from holdfast.tensors.sharded import Piece
@@ -86,9 +85,7 @@ class IntoOptions:
 class Meaning(NamedTuple):
     """An ordinary tensor in the snapshot."""
 
-    number: int
-    """Of its entry."""
-    entry: Entry
+    at: EntryAt
     spec: TensorSpec
 
 
@@ -136,14 +133,14 @@ class IntoPlan:
         """Return what an ordinary tensor's node stands for."""
         numbers = (node[1],) if is_one_entry(node) else iter_entry_numbers(node, what=f"{self.opened.name!r}, {name}")
         number = next(iter(numbers))
-        entry = self.opened.entry(number)
-        return Meaning(number, entry, self.specs.decode(entry.spec, size_bytes=entry.size_bytes, name=name))
+        spec, size_bytes, _ = self.opened.find_facts(number)
+        return Meaning(EntryAt(self.opened, number), self.specs.decode(spec, size_bytes=size_bytes, name=name))
 
-    def fill(self, number: int, place: InPlace, name: str, *, is_new: bool = False) -> None:
+    def fill(self, place: InPlace, name: str, *, is_new: bool = False) -> None:
         """Read an entry straight to where it is wanted; with `is_new`, into memory that no one else uses yet."""
-        self.in_place[number] = place
+        self.in_place[place.at.number] = place
         if not is_new:
-            self.names[number] = name
+            self.names[place.at.number] = name
 
     def add_step(
         self, path: Path, prepare: Prepare, keep: Callable[[], Undo], memory: Iterable[torch.Tensor] = ()
@@ -180,10 +177,6 @@ class IntoPlan:
     def relocate(self, manifest: Manifest) -> None:
         """Go on with another manifest of the same entries, which tells where their chunks lie."""
         self.opened.reader.manifest = manifest
-        self.in_place = {
-            number: place._replace(entry=manifest.entry(number)) for number, place in self.in_place.items()
-        }
-        self.claims = [claim._replace(entry=manifest.find_entry(claim.entry.name)) for claim in self.claims]
 
     def branch(self) -> IntoPlan:
         """Return an empty plan for the same snapshot, to be absorbed or forgotten."""

@@ -84,7 +84,7 @@ class Loading:
         if self._swap is not None:
             yield
             return
-        names = [self._plan.in_place[number].entry.name for number in left_out]
+        names = [self._plan.in_place[number].at.name for number in left_out]
         with self._writing(), self._journal.writing(names):
             yield
 
@@ -118,7 +118,7 @@ class Loading:
                 mark_written([tensor for place in self._plan.in_place.values() for tensor in place.memory])
 
     def _list_swapped(self) -> list[str]:
-        return [self._plan.in_place[number].entry.name for number in self._plan.names]
+        return [self._plan.in_place[number].at.name for number in self._plan.names]
 
     def _roll_back(self, swap: Swap, error: BaseException) -> None:
         """Put everything back, last things first; an object that refuses its old state is noted as partly written."""
@@ -148,7 +148,7 @@ def list_leaves(plan: IntoPlan) -> Sequence[WrittenLeaf]:
         place = plan.in_place[number]
         sizes = [place.size_bytes] if place.pieces is None else [piece.tensor.nbytes for piece in place.pieces]
         spans = [span for each, size in zip(place.memory, sizes, strict=True) for span in span_of(each, size)]
-        leaves.append(WrittenLeaf(place.entry.name, name, tuple(spans), is_tensor=True))
+        leaves.append(WrittenLeaf(place.at.name, name, tuple(spans), is_tensor=True))
     for number, step in enumerate(plan.steps):
         held = [each for tensor in step.memory for each in list_memory(tensor)]
         spans = [span for each in held for span in span_of(each, find_span_bytes(each))]

@@ -111,22 +111,22 @@ class TreeMatcher:
         if not isinstance(node, list) or node[0] != TENSOR:
             plan.add_problem(path, f"the target has a part of a tensor here, the snapshot {tell(node)}")
             return
-        number, entry, spec = plan.find_meaning(node, join_name(path))
+        at, spec = plan.find_meaning(node, join_name(path))
         if target.global_shape != spec.shape:
             plan.add_problem(path, f"shape {target.global_shape} in the target, {spec.shape} in the snapshot")
         elif target.tensor.dtype != spec.dtype:
             plan.add_problem(path, f"dtype {target.tensor.dtype} in the target, {spec.dtype} in the snapshot")
         else:
-            place = find_shared_place(target, target.tensor, entry, spec)
+            place = find_shared_place(target, target.tensor, at, spec)
             if place is None:
                 plan.add_problem(path, "what was saved is not in C order; load it, and cut it yourself")
             else:
-                plan.fill(number, place, join_name(path))
+                plan.fill(place, join_name(path))
 
     def _match_ordinary(self, target: torch.Tensor, node: list[Json], path: Path, put: Put | None) -> None:
         plan = self._plan
         name = join_name(path)
-        number, entry, spec = plan.find_meaning(node, name)
+        at, spec = plan.find_meaning(node, name)
         if not self._check_fit(target, spec, path):
             return
         if plan.options.assign and (put is not None or target.is_meta or spec.meta):
@@ -134,12 +134,12 @@ class TreeMatcher:
             return
         if target.numel() == 0:
             return
-        claim = make_claim(name, target, entry, spec)
+        claim = make_claim(name, target, at, spec)
         if claim is not None:
             plan.claims.append(claim)
-        place = find_place(target, entry, spec)
+        place = find_place(target, at, spec)
         if place is not None:
-            plan.fill(number, place, name)
+            plan.fill(place, name)
             return
         plan.nodes.append((name, node))
         if items_per_byte(target.dtype) > 1:

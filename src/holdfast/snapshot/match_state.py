@@ -240,12 +240,12 @@ def _fill_where_it_fits(plan: IntoPlan, state: Any, node: Json, path: Path, are_
     """Use the memory of tensors that a state holds already; whatever does not fit gets new memory."""
     for leaf_path, target, child in _iter_pairs(state, node, path, plan.decode_plain):
         name = join_name(leaf_path)
-        number, entry, spec = plan.find_meaning(child, name)
-        place = find_place(target, entry, spec)
-        claim = make_claim(name, target, entry, spec)
+        at, spec = plan.find_meaning(child, name)
+        place = find_place(target, at, spec)
+        claim = make_claim(name, target, at, spec)
         if place is not None and claim is not None:
-            plan.fill(number, place, name, is_new=id(target) in are_new)
-            plan.claims.append(claim._replace(number=number))
+            plan.fill(place, name, is_new=id(target) in are_new)
+            plan.claims.append(claim._replace(number=at.number))
 
 
 def _iter_pairs(

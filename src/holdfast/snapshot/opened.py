@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 from holdfast.errors import AmbiguousName, Corrupt, NotFound
 from holdfast.repo.entry import Entry
@@ -22,6 +22,22 @@ _COMPARED: Final = 5000
 """How many names are compared with one that is not there, to say which was meant."""
 
 Encode = Callable[[object], Json]
+
+
+class EntryAt(NamedTuple):
+    """An entry by its number: 64 bytes, where the entry itself takes about 490. It is made when it is asked for."""
+
+    opened: Opened
+    number: int
+
+    def find(self) -> Entry:
+        """Return the entry, as the manifest has it that is in use now."""
+        return self.opened.entry(self.number)
+
+    @property
+    def name(self) -> str:
+        """The name of the entry."""
+        return self.opened.reader.manifest.names[self.number]
 
 
 @dataclass(frozen=True, slots=True)

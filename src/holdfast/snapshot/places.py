@@ -10,8 +10,8 @@ import torch
 
 from holdfast.errors import Corrupt
 from holdfast.repo.boxes import slices
-from holdfast.repo.entry import Entry
 from holdfast.snapshot.entries import InPlace
+from holdfast.snapshot.opened import EntryAt
 from holdfast.tensors.dtypes import items_per_byte
 from holdfast.tensors.fakes import has_values
 from holdfast.tensors.memory import view_raw
@@ -34,12 +34,12 @@ def is_ordinary(tensor: torch.Tensor) -> bool:
     return is_strided(tensor) and type(tensor) in (torch.Tensor, torch.nn.Parameter) and not tensor.is_meta
 
 
-def find_place(target: torch.Tensor, entry: Entry, spec: TensorSpec) -> InPlace | None:
+def find_place(target: torch.Tensor, at: EntryAt, spec: TensorSpec) -> InPlace | None:
     """Return the target's memory if the saved bytes can be read straight into it."""
     if spec.meta:
         return None
     if not is_ordinary(target):
-        return find_shared_place(target, target, entry, spec)
+        return find_shared_place(target, target, at, spec)
     if (encode_quantizer(target) if target.is_quantized else None) != spec.quantizer:
         return None
     held = (target.dtype, tuple(target.shape), target.stride(), target.is_conj(), target.is_neg())
@@ -49,17 +49,17 @@ def find_place(target: torch.Tensor, entry: Entry, spec: TensorSpec) -> InPlace 
     size = spec.span_bytes
     # Its storage may have been freed, or made smaller.
     is_held = int(target.storage_offset()) * target.element_size() + size <= target.untyped_storage().nbytes()
-    return InPlace(target, entry, size) if is_held else None
+    return InPlace(target, at, size) if is_held else None
 
 
-def find_shared_place(target: object, tensor: torch.Tensor, entry: Entry, spec: TensorSpec) -> InPlace | None:
+def find_shared_place(target: object, tensor: torch.Tensor, at: EntryAt, spec: TensorSpec) -> InPlace | None:
     """Return what this rank holds of a tensor that ranks share, if the saved bytes can be read straight into that."""
     pieces = find_pieces(target)
     is_row = not (spec.packed or spec.offset or spec.conj or spec.neg or spec.quantizer)
     is_row = is_row and spec.stride == contiguous_stride(spec.shape)
     if pieces is None or not is_row or tensor.dtype != spec.dtype or any(piece.tensor.is_meta for piece in pieces):
         return None
-    return InPlace(tensor, entry, 0, pieces)
+    return InPlace(tensor, at, 0, pieces)
 
 
 def find_pieces(target: object) -> tuple[Piece, ...] | None:
@@ -140,7 +140,7 @@ class Claim(NamedTuple):
     start: int
     """An address on the target's device."""
     stop: int
-    entry: Entry
+    at: EntryAt
     spec: TensorSpec
     number: int | None = None
     """The entry, if it can as well be read into new memory."""
@@ -156,7 +156,7 @@ class Claim(NamedTuple):
         """Equal content means equal items in the same order."""
         spec = self.spec
         flags = (spec.offset, spec.packed, spec.conj, spec.neg, spec.meta, spec.quantizer and repr(spec.quantizer))
-        digests = b"".join([chunk.digest for chunk in self.entry.chunks])
+        digests = b"".join([chunk.digest for chunk in self.at.find().chunks])
         return digests, spec.dtype, spec.shape, spec.stride, *flags
 
     @property
@@ -164,17 +164,17 @@ class Claim(NamedTuple):
         """The saved tensor's alias group, 0 unless the target has its geometry, and the byte where it began there."""
         target, spec = self.target, self.spec
         is_alike = (target.dtype, target.stride()) == (spec.dtype, spec.stride) and not spec.packed
-        return self.entry.alias if is_alike else 0, spec.at + spec.offset * target.element_size()
+        return self.at.find().alias if is_alike else 0, spec.at + spec.offset * target.element_size()
 
 
-def make_claim(name: str, target: torch.Tensor, entry: Entry, spec: TensorSpec) -> Claim | None:
+def make_claim(name: str, target: torch.Tensor, at: EntryAt, spec: TensorSpec) -> Claim | None:
     """Return the claim of a target on its memory; None if it has none that others could share."""
     if not is_ordinary(target) or target.numel() == 0:
         return None
     start = target.data_ptr()
     if start == 0:
         return None
-    return Claim(name, target, start, start + find_span_bytes(target), entry, spec)
+    return Claim(name, target, start, start + find_span_bytes(target), at, spec)
 
 
 def find_span_bytes(tensor: torch.Tensor) -> int:
