@@ -24,11 +24,12 @@ _QUICK: Final = [each for each in MUTATIONS if each.place is _QUICK_PLACE and ea
 
 def find_wrong(mutation: Mutation, told: dict[str, Any]) -> list[str]:
     """Return what is wrong with three processes: one before a change, one after it, one before it again."""
-    wrong = judge(mutation, told["before"], told["after"])
-    if not wrong and mutation.place.has_key and mutation.way.has_key:
-        hits = [told[role]["hits"] for role in ("before", "after", "again")]
-        wrong = [] if hits == [0, 0, 1] else [f"hits of the three: {hits}"]
-    return wrong or ([told["again"]["error"]] if "error" in told["again"] else [])
+    wrong = judge(mutation, told["before"], told["after"]) + judge(mutation, told["again"], told["after"])
+    if wrong:
+        return wrong
+    hits = [told[role]["hits"] for role in ("before", "after", "again")]
+    has_key = mutation.place.has_key and mutation.way.has_key
+    return [] if hits == [0, 0, int(has_key)] else [f"hits of the three: {hits}"]
 
 
 def find_stale(mutations: Sequence[Mutation], folder: Path) -> dict[str, list[str]]:

@@ -1,7 +1,7 @@
 """A process that has imported torch, and forks a child for each version of each mutation.
 
 Run as `python -m tests.unit.compile_cache.mutation_runner <what> <folder>`, with the names of mutations on standard
-input. A line of JSON is written for each. What a child tells is its key alone (`keys`), its key and what `aot_eager`
+input. A line of JSON is written for each. What a child tells is its key alone (`keys`), its key and what plain torch
 computes (`answers`), or also what is computed by way of a store that all versions share (`stores`).
 """
 
@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch._dynamo.backends.debugging
 import torch._inductor.compile_fx
+import torch._inductor.cpu_vec_isa
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule
 
@@ -60,18 +61,20 @@ def tell_key(module: Any) -> dict[str, Any]:
     return {"key": found.digest}
 
 
-def tell_answers(module: Any) -> dict[str, Any]:
-    """Return the key of what dynamo traces, and what `aot_eager` computes."""
+def tell_answers(module: Any, *, is_compilers: bool) -> dict[str, Any]:
+    """Return the key of what dynamo traces, and what `aot_eager` and, if asked for, torch's compiler compute."""
     (found,) = record_keys(module.f, module.make_input())
     told = {"reason": found} if isinstance(found, str) else {"key": found.digest}
-    return {**told, "eager": compute(module, "aot_eager")}
+    with torch._inductor.config.patch(force_disable_caches=True):
+        plain = {"plain": compute(module, "inductor")} if is_compilers else {}
+    return {**told, **plain, "eager": compute(module, "aot_eager")}
 
 
-def tell_stores(store: Path, module: Any) -> dict[str, Any]:
+def tell_stores(store: Path, module: Any, *, is_compilers: bool) -> dict[str, Any]:
     """Return also what is computed by way of a store, and whether the store had it."""
     compiler = make_compiler(open_repository(open_store(str(store)), create=True))
     answer = compute(module, compiler)
-    return {**tell_answers(module), "answer": answer, "hits": compiler.statistics.hit}
+    return {**tell_answers(module, is_compilers=is_compilers), "answer": answer, "hits": compiler.statistics.hit}
 
 
 def compute(module: Any, backend: Any) -> list[list[float]]:
@@ -108,8 +111,8 @@ def run_both(mutation: Mutation, what: str, folder: Path) -> dict[str, Any]:
     """Run both versions of a mutation, one after the other."""
     tell: dict[str, Callable[[Any], dict[str, Any]]] = {
         "keys": tell_key,
-        "answers": tell_answers,
-        "stores": functools.partial(tell_stores, folder / "store"),
+        "answers": functools.partial(tell_answers, is_compilers=mutation.place.is_compilers),
+        "stores": functools.partial(tell_stores, folder / "store", is_compilers=mutation.place.is_compilers),
     }
 
     def run(number: str, place: Path) -> dict[str, Any]:
@@ -128,6 +131,9 @@ def main(what: str, folder: Path) -> None:
     make_key(GraphModule({}, graph), [], options={}, versions={})
     warm: Any = torch.compile(torch.sin, backend="aot_eager")(torch.ones(2, requires_grad=True))
     warm.sum().backward()
+    if what != "keys":
+        # Torch compiles programs to find the processor's vector instructions: once here, not in each child.
+        torch._inductor.cpu_vec_isa.valid_vec_isa_list()
     gc.collect()
     gc.freeze()
     known = {mutation.name: mutation for mutation in MUTATIONS}

@@ -23,6 +23,8 @@ class Runner:
     def __init__(self, what: str, folder: Path) -> None:
         """Start the process; it tells `what` and leaves its files in `folder`."""
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        # With one thread torch's compiler starts no pool of workers, whose threads a forked child would not have.
+        environment |= {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
         self._log = folder / "log"
         with self._log.open("w") as log:
             self._process = subprocess.Popen(

@@ -27,6 +27,14 @@ class Place:
     is_compilers: bool = False
     """Whether only torch's compiler runs this code, so that `aot_eager` gives the same answer before and after."""
     has_key: bool = True
+    unused: str = ""
+    """Why torch's compiler does not use this code, so that its answer is the same before and after."""
+
+    def find_right(self, told: Mapping[str, Any], number: str) -> list[list[float]] | None:
+        """Return the one right answer of a version that holds `number`; None if `told` does not contain it."""
+        if not self.is_compilers:
+            return told.get("eager")
+        return told.get("plain") if self.unused else [[float(number)] * 4]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +89,8 @@ def _in_operator(name: str, old: str, new: str) -> Place:
     return Place(name, _OPERATOR.replace(old, new))
 
 
-def _for_erfc(name: str, register: str, *, is_compilers: bool = True, has_key: bool = True) -> Place:
-    return Place(name, _ERF.replace("REGISTER", textwrap.dedent(register)), is_compilers, has_key)
+def _for_erfc(name: str, register: str, *, is_compilers: bool = True, has_key: bool = True, unused: str = "") -> Place:
+    return Place(name, _ERF.replace("REGISTER", textwrap.dedent(register)), is_compilers, has_key, unused)
 
 
 BACKWARD: Final = _in_operator("backward", "    return g * 3.0", "    INSIDE\n    return g * VALUE")
@@ -144,11 +152,22 @@ REPLACEMENTS: Final = (
         "lowering",
         """
         from torch._inductor import lowering
+        @lowering.register_lowering(torch.ops.aten.erfc.default, type_promotion_kind=None)
+        def lower(x):
+            INSIDE
+            return lowering.mul(x, VALUE)
+        """,
+    ),
+    _for_erfc(
+        "lowering of a packet",
+        """
+        from torch._inductor import lowering
         @lowering.register_lowering(torch.ops.aten.erfc, type_promotion_kind=None)
         def lower(x):
             INSIDE
             return lowering.mul(x, VALUE)
         """,
+        unused="for a packet, register_lowering skips the overloads that have a lowering, and graphs call overloads",
     ),
     _for_erfc(
         "lowering by assignment",
@@ -277,13 +296,13 @@ def judge(mutation: Mutation, before: Mapping[str, Any], after: Mapping[str, Any
     reasons = [told["reason"] for told in (before, after) if "reason" in told]
     if reasons and mutation.place.has_key and mutation.way.has_key:
         wrong.append(f"it could be cached: {reasons[0]}")
-    if not reasons and not (mutation.place.has_key and mutation.way.has_key):
+    if len(reasons) < 2 and not (mutation.place.has_key and mutation.way.has_key):
         wrong.append("it has a key, though nobody can follow this")
     for told, number in ((before, BEFORE), (after, AFTER)):
-        # Torch's compiler may prefer its own code to a replacement; never the replacement of the other version.
-        right = [told.get("eager"), *([[[float(number)] * 4]] if mutation.place.is_compilers else [])]
-        if "answer" in told and told["answer"] not in right:
-            wrong.append(f"{told['answer']} for {right[-1]}")
+        right = mutation.place.find_right(told, number)
+        wrong += [f"{told[by]} for {right}" for by in ("answer", "plain") if by in told and told[by] != right]
     if "eager" in before and (before["eager"] == after["eager"]) != mutation.place.is_compilers:
         wrong.append("the number does not count, so that this tests nothing")
+    if mutation.place.unused and before.get("plain") != after.get("plain"):
+        wrong.append(f"the number counts, which contradicts this: {mutation.place.unused}")
     return wrong

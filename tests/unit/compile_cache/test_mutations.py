@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.compile_cache.mutation_runner_process import TIMEOUT_S, Runner
-from tests.unit.compile_cache.mutations import MUTATIONS, QUICK, Mutation, judge
+from tests.unit.compile_cache.mutations import MUTATIONS, QUICK, REPLACEMENTS, Mutation, judge
 
 
 @pytest.fixture(scope="module")
@@ -52,3 +52,33 @@ def test_a_stale_key_and_a_stale_answer_are_reported() -> None:
     ]
     assert judge(mutation, fresh, {"reason": "odd", "eager": [[5.0]]}) == ["it could be cached: odd"]
     assert judge(mutation, fresh, {**stale, "key": "b", "answer": [[2.0]]}) == ["[[2.0]] for [[5.0]]"]
+
+
+def test_an_answer_that_a_replacement_does_not_change_is_reported() -> None:
+    mutation = next(each for each in QUICK if each.place is REPLACEMENTS[0])
+    before, after = {"key": "a", "eager": [[0.1]]}, {"key": "b", "eager": [[0.1]]}
+    right, own = {"plain": [[5.0] * 4]}, {"plain": [[0.1] * 4]}
+    first = {**before, "plain": [[2.0] * 4]}
+
+    assert judge(mutation, first, {**after, **right}) == []
+    assert judge(mutation, first, {**after, **own}) == [f"{own['plain']} for {right['plain']}"]
+    assert judge(mutation, first, {**after, **right, "answer": own["plain"]}) == [
+        f"{own['plain']} for {right['plain']}"
+    ]
+
+
+def test_code_that_torch_does_not_use_is_listed_with_the_reason_and_reported_if_torch_uses_it() -> None:
+    mutation = next(each for each in QUICK if each.place.unused)
+    before, after = ({"key": key, "eager": [[0.1]], "plain": [[0.1]]} for key in "ab")
+    used = {**after, "plain": [[5.0] * 4]}
+
+    assert judge(mutation, before, {**after, "answer": [[0.1]]}) == []
+    assert judge(mutation, before, {**after, "key": "a"}) == ["stale: both versions have one key"]
+    assert judge(mutation, before, used) == [f"the number counts, which contradicts this: {mutation.place.unused}"]
+
+
+def test_a_graph_that_only_one_version_refuses_is_reported() -> None:
+    mutation = next(each for each in QUICK if not each.way.has_key)
+
+    assert judge(mutation, {"key": "a"}, {"reason": "odd"}) == ["it has a key, though nobody can follow this"]
+    assert judge(mutation, {"reason": "odd"}, {"reason": "odd"}) == []
