@@ -28,8 +28,7 @@ def find_wrong(mutation: Mutation, told: dict[str, Any]) -> list[str]:
     if wrong:
         return wrong
     hits = [told[role]["hits"] for role in ("before", "after", "again")]
-    has_key = mutation.place.has_key and mutation.way.has_key
-    return [] if hits == [0, 0, int(has_key)] else [f"hits of the three: {hits}"]
+    return [] if hits == [0, 0, 0 if mutation.refusal else 1] else [f"hits of the three: {hits}"]
 
 
 def find_stale(mutations: Sequence[Mutation], folder: Path) -> dict[str, list[str]]:

@@ -22,8 +22,8 @@ class Way:
     files: Mapping[str, str] = field(default_factory=dict)
     """Files of the package, whose other files hold other numbers."""
     environ: Mapping[str, str] = field(default_factory=dict)
-    has_key: bool = True
-    """Whether it can be followed, so that graphs are cached."""
+    refusal: str = ""
+    """What the reason names, if this cannot be followed and graphs are not cached."""
 
 
 _RULES: Final = "SCALE = 7.0\ndef scale():\n    return SCALE\n"
@@ -40,14 +40,14 @@ _DEEP: Final = {"mutated/deep/deeper/rules.py": _CHANGED}
 _IMPORT_RULES: Final = "import mutated.rules\nfrom mutated import rules\n"
 
 
-def _written(name: str, value: str, prelude: str, *, has_key: bool = True) -> Way:
+def _written(name: str, value: str, prelude: str, *, refusal: str = "") -> Way:
     """Return a way that begins and ends in the module itself."""
-    return Way(name, value, textwrap.dedent(prelude).strip(), has_key=has_key)
+    return Way(name, value, textwrap.dedent(prelude).strip(), refusal=refusal)
 
 
-def _from_rules(name: str, value: str, prelude: str = "", inside: str = "", *, has_key: bool = True) -> Way:
+def _from_rules(name: str, value: str, prelude: str = "", inside: str = "", *, refusal: str = "") -> Way:
     """Return a way to a number in the module `rules` of the package."""
-    return Way(name, value, prelude, inside, files=_IN_RULES, has_key=has_key)
+    return Way(name, value, prelude, inside, files=_IN_RULES, refusal=refusal)
 
 
 # The first are tried everywhere, all of them in a backward.
@@ -84,7 +84,7 @@ COMMON: Final = (
         "float(os.environ['MUTATED'])",
         "import os",
         environ={"MUTATED": "NUMBER"},
-        has_key=False,
+        refusal="os._Environ",
     ),
 )
 
@@ -116,7 +116,7 @@ MODULES: Final = (
         "rules.OTHER",
         _IMPORT_RULES,
         files={"mutated/rules.py": "def __getattr__(name):\n    return NUMBER"},
-        has_key=False,
+        refusal="which that module computes",
     ),
     Way(
         "a module that changes another",
@@ -124,9 +124,16 @@ MODULES: Final = (
         "import mutated.deep\nfrom mutated import rules",
         files={"mutated/deep/__init__.py": "import mutated.rules\nmutated.rules.SCALE = NUMBER"},
     ),
-    _from_rules("importlib", "importlib.import_module('mutated.rules').SCALE", "import importlib", has_key=False),
-    _from_rules("sys.modules", "sys.modules['mutated.rules'].SCALE", "import sys\nimport mutated.rules", has_key=False),
-    _from_rules("__import__", "__import__('mutated.rules').rules.SCALE", has_key=False),
+    _from_rules(
+        "importlib",
+        "importlib.import_module('mutated.rules').SCALE",
+        "import importlib",
+        refusal="importlib.import_module",
+    ),
+    _from_rules(
+        "sys.modules", "sys.modules['mutated.rules'].SCALE", "import sys\nimport mutated.rules", refusal="sys.modules"
+    ),
+    _from_rules("__import__", "__import__('mutated.rules').rules.SCALE", refusal="builtins.__import__"),
 )
 
 FUNCTIONS: Final = (
@@ -299,7 +306,7 @@ TORCH: Final = (
         library.define("inner(Tensor x) -> Tensor")
         library.impl("inner", lambda x: x * NUMBER, "CompositeImplicitAutograd")
         """,
-        has_key=False,
+        refusal="mutated::inner",
     ),
     _written(
         "a namespace by a local name",
@@ -311,7 +318,7 @@ TORCH: Final = (
         def read(operators):
             return operators.inner(torch.ones(()))
         """,
-        has_key=False,
+        refusal="mutated::inner",
     ),
     _written(
         "an autograd function",
@@ -329,59 +336,76 @@ TORCH: Final = (
 )
 
 HIDDEN: Final = (
-    _written("globals()", "globals()['G']", "G = NUMBER", has_key=False),
-    _written("eval", "eval('G')", "G = NUMBER", has_key=False),
+    _written("globals()", "globals()['G']", "G = NUMBER", refusal="builtins.globals"),
+    _written("eval", "eval('G')", "G = NUMBER", refusal="builtins.eval"),
     _written(
         "exec",
         "read()",
         "G = NUMBER\ndef read():\n    d = {}\n    exec('v = G', globals(), d)\n    return d['v']",
-        has_key=False,
+        refusal="builtins.exec",
     ),
-    _from_rules("vars", "vars(rules)['SCALE']", _IMPORT_RULES, has_key=False),
-    _from_rules("__dict__", "rules.__dict__['SCALE']", _IMPORT_RULES, has_key=False),
-    _written("__globals__", "read.__globals__['G']", "G = NUMBER\ndef read():\n    pass", has_key=False),
+    _from_rules("vars", "vars(rules)['SCALE']", _IMPORT_RULES, refusal="builtins.vars"),
+    _from_rules("__dict__", "rules.__dict__['SCALE']", _IMPORT_RULES, refusal="__dict__"),
+    _written("__globals__", "read.__globals__['G']", "G = NUMBER\ndef read():\n    pass", refusal="__globals__"),
     _from_rules("getattr with a name", "getattr(rules, 'SCALE')", _IMPORT_RULES),
-    _from_rules("getattr with a computed name", "getattr(rules, 'SC' + N)", _IMPORT_RULES + "N = 'ALE'", has_key=False),
-    _from_rules("getattr under a name", "read(rules, 'SCALE')", _IMPORT_RULES + "read = getattr", has_key=False),
-    _from_rules("attrgetter", "operator.attrgetter('SCALE')(rules)", _IMPORT_RULES + "import operator", has_key=False),
-    Way("getenv", "float(os.getenv('MUTATED'))", "import os", environ={"MUTATED": "NUMBER"}, has_key=False),
+    _from_rules(
+        "getattr with a computed name",
+        "getattr(rules, 'SC' + N)",
+        _IMPORT_RULES + "N = 'ALE'",
+        refusal="builtins.getattr",
+    ),
+    _from_rules(
+        "getattr under a name", "read(rules, 'SCALE')", _IMPORT_RULES + "read = getattr", refusal="builtins.getattr"
+    ),
+    _from_rules(
+        "attrgetter",
+        "operator.attrgetter('SCALE')(rules)",
+        _IMPORT_RULES + "import operator",
+        refusal="operator.attrgetter",
+    ),
+    Way("getenv", "float(os.getenv('MUTATED'))", "import os", environ={"MUTATED": "NUMBER"}, refusal="os.getenv"),
     Way(
         "the environment by its name",
         "float(environ['MUTATED'])",
         "from os import environ",
         environ={"MUTATED": "NUMBER"},
-        has_key=False,
+        refusal="os._Environ",
     ),
     Way(
         "the environment by an import inside",
         "float(os.environ['MUTATED'])",
         inside="import os",
         environ={"MUTATED": "NUMBER"},
-        has_key=False,
+        refusal="os._Environ",
     ),
     Way(
         "a file",
         "float(open(PATH).read())",
         "import os\nPATH = os.path.dirname(__file__) + '/../held'",
         files={"held": "NUMBER"},
-        has_key=False,
+        refusal="io.open",
     ),
     Way(
         "a file by its path",
         "float(PATH.read_text())",
         "import pathlib\nPATH = pathlib.Path(__file__).parents[1] / 'held'",
         files={"held": "NUMBER"},
-        has_key=False,
+        refusal="pathlib.PosixPath",
     ),
     _written(
         "a context variable",
         "C.get()",
         "import contextvars\nC = contextvars.ContextVar('C', default=NUMBER)",
-        has_key=False,
+        refusal="_contextvars.ContextVar",
     ),
-    _written("a thread's local", "T.held", "import threading\nT = threading.local()\nT.held = NUMBER", has_key=False),
-    _written("an iterator", "next(T)", "T = iter([NUMBER] * 1000)", has_key=False),
-    _written("a frame", "sys._getframe().f_globals['G']", "import sys\nG = NUMBER", has_key=False),
+    _written(
+        "a thread's local",
+        "T.held",
+        "import threading\nT = threading.local()\nT.held = NUMBER",
+        refusal="_thread._local",
+    ),
+    _written("an iterator", "next(T)", "T = iter([NUMBER] * 1000)", refusal="builtins.list_iterator"),
+    _written("a frame", "sys._getframe().f_globals['G']", "import sys\nG = NUMBER", refusal="f_globals"),
 )
 
 WAYS: Final = COMMON + MODULES + FUNCTIONS + OBJECTS + TORCH + HIDDEN

@@ -26,7 +26,8 @@ class Place:
     """A module with `f` and `make_input`; PRELUDE, INSIDE and VALUE are put in."""
     is_compilers: bool = False
     """Whether only torch's compiler runs this code, so that `aot_eager` gives the same answer before and after."""
-    has_key: bool = True
+    refusal: str = ""
+    """What the reason names, if torch does not keep this code and graphs are not cached."""
     unused: str = ""
     """Why torch's compiler does not use this code, so that its answer is the same before and after."""
 
@@ -47,6 +48,11 @@ class Mutation:
     @property
     def name(self) -> str:
         return f"{self.place.name}: {self.way.name}"
+
+    @property
+    def refusal(self) -> str:
+        """What the reason names, if graphs are not cached; "" if they are."""
+        return self.place.refusal or self.way.refusal
 
     def list_files(self, number: str) -> dict[str, str]:
         """Return the files of the package, path -> text."""
@@ -89,8 +95,8 @@ def _in_operator(name: str, old: str, new: str) -> Place:
     return Place(name, _OPERATOR.replace(old, new))
 
 
-def _for_erfc(name: str, register: str, *, is_compilers: bool = True, has_key: bool = True, unused: str = "") -> Place:
-    return Place(name, _ERF.replace("REGISTER", textwrap.dedent(register)), is_compilers, has_key, unused)
+def _for_erfc(name: str, register: str, *, is_compilers: bool = True, refusal: str = "", unused: str = "") -> Place:
+    return Place(name, _ERF.replace("REGISTER", textwrap.dedent(register)), is_compilers, refusal, unused)
 
 
 BACKWARD: Final = _in_operator("backward", "    return g * 3.0", "    INSIDE\n    return g * VALUE")
@@ -211,7 +217,7 @@ REPLACEMENTS: Final = (
             return x * VALUE
         register_replacement(search, replace, [torch.ones(4)], fwd_only, pass_patterns[1])
         """,
-        has_key=False,
+        refusal="a pattern of yours (mutated.operator.search)",
     ),
     _for_erfc(
         "graph pattern",
@@ -224,7 +230,7 @@ REPLACEMENTS: Final = (
             factor = VALUE
             match.replace_by_example(lambda x: x * factor, [x])
         """,
-        has_key=False,
+        refusal="a pattern of yours (mutated.operator.rewrite)",
     ),
     _for_erfc(
         "autograd kernel",
@@ -243,7 +249,7 @@ REPLACEMENTS: Final = (
         library.impl("erfc", Times.apply, "AutogradCPU")
         """,
         is_compilers=False,
-        has_key=False,
+        refusal="aten::erfc (AutogradCPU)",
     ),
     _for_erfc(
         "kernel for all",
@@ -254,7 +260,7 @@ REPLACEMENTS: Final = (
             return x * VALUE
         """,
         is_compilers=False,
-        has_key=False,
+        refusal="aten::erfc (AutogradCPU)",
     ),
     _for_erfc(
         "py_impl",
@@ -294,10 +300,11 @@ def judge(mutation: Mutation, before: Mapping[str, Any], after: Mapping[str, Any
     if "key" in before and before["key"] == after.get("key"):
         wrong.append("stale: both versions have one key")
     reasons = [told["reason"] for told in (before, after) if "reason" in told]
-    if reasons and mutation.place.has_key and mutation.way.has_key:
+    if reasons and not mutation.refusal:
         wrong.append(f"it could be cached: {reasons[0]}")
-    if len(reasons) < 2 and not (mutation.place.has_key and mutation.way.has_key):
+    if len(reasons) < 2 and mutation.refusal:
         wrong.append("it has a key, though nobody can follow this")
+    wrong += [f"not for {mutation.refusal}: {reason}" for reason in reasons if mutation.refusal not in reason]
     for told, number in ((before, BEFORE), (after, AFTER)):
         right = mutation.place.find_right(told, number)
         wrong += [f"{told[by]} for {right}" for by in ("answer", "plain") if by in told and told[by] != right]

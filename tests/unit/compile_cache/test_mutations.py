@@ -77,8 +77,10 @@ def test_code_that_torch_does_not_use_is_listed_with_the_reason_and_reported_if_
     assert judge(mutation, before, used) == [f"the number counts, which contradicts this: {mutation.place.unused}"]
 
 
-def test_a_graph_that_only_one_version_refuses_is_reported() -> None:
-    mutation = next(each for each in QUICK if not each.way.has_key)
+def test_a_graph_that_only_one_version_refuses_or_that_is_refused_for_something_else_is_reported() -> None:
+    mutation = next(each for each in QUICK if each.refusal)
+    right, odd = {"reason": f"it uses {mutation.refusal}"}, {"reason": "odd"}
 
-    assert judge(mutation, {"key": "a"}, {"reason": "odd"}) == ["it has a key, though nobody can follow this"]
-    assert judge(mutation, {"reason": "odd"}, {"reason": "odd"}) == []
+    assert judge(mutation, {"key": "a"}, right) == ["it has a key, though nobody can follow this"]
+    assert judge(mutation, right, odd) == [f"not for {mutation.refusal}: odd"]
+    assert judge(mutation, right, right) == []
