@@ -174,8 +174,12 @@ class Queue:
 
     def _has_room(self, size_bytes: int) -> bool:
         self._held = [(memory, size) for memory, size in self._held if memory() is not None]
-        held = sum(size for _, size in self._held)
+        held = self.find_held_bytes()
         return not held or held + size_bytes <= self._budget
+
+    def find_held_bytes(self) -> int:
+        """Return how many bytes of pieces there are that somebody still refers to."""
+        return sum([size for memory, size in self._held if memory() is not None])
 
     def _note_room(self, _: object) -> None:
         # In whatever thread drops the last view, which may hold the lock.
