@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from ctypes import CDLL
 from itertools import chain, repeat
 from operator import sub
 from typing import Final
@@ -31,6 +32,8 @@ from holdfast.repo.record import Json, canonical_json, encode_texts
 from holdfast.repo.rows import ChunkColumns, EntryRows
 
 _ZSTD_LEVEL: Final = 3
+_LARGE_BYTES: Final = 1 << 20
+"""From this size of a table on, memory is returned to the system before it is compressed."""
 _NO_FINGERPRINT: Final = bytes(16)
 
 
@@ -44,6 +47,8 @@ def encode_manifest(spec: Json, entries: Iterable[Entry], parts: Sequence[PartRe
     size = len(table)
     if size > MAX_TABLE_BYTES:
         raise TooLarge("a snapshot of so many entries, or with such a tree, is too large for one manifest")
+    if size >= _LARGE_BYTES:
+        _return_freed_memory()
     body: Buffer
     codec, body = ZSTD_TABLE, zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(table)
     if size > MAX_RATIO * len(body):
@@ -52,6 +57,16 @@ def encode_manifest(spec: Json, entries: Iterable[Entry], parts: Sequence[PartRe
     header = HEADER.pack(MAGIC, MANIFEST_MAJOR, MANIFEST_MINOR, codec, size)
     # The referrer keeps the digest of the whole file; this one proves a manifest that nobody refers to any more.
     return b"".join([header, body, hash_parts([header, body])])
+
+
+def _return_freed_memory() -> None:
+    """Give back to the system what was freed while columns grew: the C library keeps it, and it is no longer needed.
+
+    Only glibc has a function for it; elsewhere nothing is done.
+    """
+    trim = getattr(CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _encode_table(spec: Json, entries: Iterable[Entry], parts: Sequence[PartRef]) -> memoryview:
