@@ -13,8 +13,6 @@ from typing import Any, Final, Self
 from tests.unit.compile_cache.mutations import Mutation
 
 ROOT: Final = Path(__file__).parents[3]
-TIMEOUT_S: Final = 6000
-"""For all mutations, on a machine that has much else to do."""
 
 
 class Runner:

@@ -30,6 +30,8 @@ class Place:
     """What the reason names, if torch does not keep this code and graphs are not cached."""
     unused: str = ""
     """Why torch's compiler does not use this code, so that its answer is the same before and after."""
+    makes_kernels: bool = True
+    """Whether torch compiles a kernel in C++ for it."""
 
     def find_right(self, told: Mapping[str, Any], number: str) -> list[list[float]] | None:
         """Return the one right answer of a version that holds `number`; None if `told` does not contain it."""
@@ -90,9 +92,9 @@ def make_input():
 """
 
 
-def _in_operator(name: str, old: str, new: str) -> Place:
+def _in_operator(name: str, old: str, new: str, *, makes_kernels: bool = True) -> Place:
     assert old in _OPERATOR
-    return Place(name, _OPERATOR.replace(old, new))
+    return Place(name, _OPERATOR.replace(old, new), makes_kernels=makes_kernels)
 
 
 def _for_erfc(name: str, register: str, *, is_compilers: bool = True, refusal: str = "", unused: str = "") -> Place:
@@ -130,7 +132,6 @@ OPERATORS: Final = (
         "@op.register_vmap\ndef rule(info, in_dims, x):\n    INSIDE\n    return op(x * VALUE), in_dims[0]\n"
         "def f(x):\n    return torch.vmap(op)(x)",
     ),
-    # No kernel of C++ comes of this one.
     _in_operator(
         "backward by another operator",
         "def backward(ctx, g):\n    return g * 3.0",
@@ -145,6 +146,7 @@ def backward(ctx, g):
     INSIDE
     return times(g, float(VALUE))
 """.strip(),
+        makes_kernels=False,
     ),
     _in_operator(
         "helper of a backward",
