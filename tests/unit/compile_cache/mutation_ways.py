@@ -273,7 +273,7 @@ TORCH: Final = (
     ),
     _written(
         "a wrapped function of torch",
-        "float(torch.nn.functional.softsign(torch.ones(1))[0]) * 1.0",
+        "torch.nn.functional.softsign(torch.ones(()))",
         """
         import functools
         plain = torch.nn.functional.softsign
