@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from math import prod
 from typing import Final, NamedTuple
 
 from holdfast.digest import Digest, begin_kind, hash_kind
+from holdfast.errors import Corrupt
+from holdfast.repo.boxes import Box, Coordinates
 from holdfast.repo.chunk import ChunkRef
 from holdfast.repo.record import Json, canonical_json
 
@@ -34,6 +37,22 @@ class Entry(NamedTuple):
     alias: int = 0
     """Entries with the same number, if not 0, share memory."""
     rank: int = NO_RANK
+
+
+def iter_boxes(entry: Entry) -> Iterator[tuple[ChunkRef, Box]]:
+    """Yield each chunk of an entry that is stored in boxes, with its box."""
+    for ref in entry.chunks:
+        yield ref, Box(ref.box[: entry.dims], ref.box[entry.dims :])
+
+
+def find_shape(entry: Entry) -> Coordinates:
+    """Return the shape of the tensor that the boxes of an entry make up."""
+    stops = [box.stops for _, box in iter_boxes(entry)]
+    shape = tuple(map(max, zip(*stops, strict=True)))
+    present_bytes = sum(ref.size_bytes for ref in entry.chunks)
+    if not prod(shape) or present_bytes != entry.size_bytes or present_bytes % prod(shape):
+        raise Corrupt(f"{entry.name!r}: its boxes do not make up {entry.size_bytes} bytes; run `holdfast check`")
+    return shape
 
 
 def digest_entry(entry: Entry) -> Digest:

@@ -11,11 +11,10 @@ from holdfast.digest import Digest
 from holdfast.errors import Corrupt
 from holdfast.repo.boxes import Box, is_span, span_of
 from holdfast.repo.chunk import ChunkRef
-from holdfast.repo.entry import NO_RANK, Entry, digest_parts, digest_snapshot
+from holdfast.repo.entry import NO_RANK, Entry, digest_parts, digest_snapshot, find_shape
 from holdfast.repo.layout import ManifestRef
 from holdfast.repo.manifest import Manifest, read_head, read_manifest
 from holdfast.repo.manifest_encoding import build_table
-from holdfast.repo.regions import find_shape
 from holdfast.store.protocol import ObjectStore
 
 SPAN_DIMS: Final = 1

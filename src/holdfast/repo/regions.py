@@ -11,10 +11,9 @@ from itertools import product
 from math import prod
 from typing import NamedTuple
 
-from holdfast.errors import Corrupt
 from holdfast.repo.boxes import Box, Coordinates, is_span, overlap, relative, span_of, volume, whole
 from holdfast.repo.chunk import ChunkRef
-from holdfast.repo.entry import Entry
+from holdfast.repo.entry import Entry, find_shape, iter_boxes
 from holdfast.repo.stretches import Want, iter_begins, list_some_wants, list_wants, refuse_part
 
 
@@ -53,32 +52,17 @@ def list_entry_wants(entry: Entry, start: int, buffer: memoryview) -> list[Want]
     if start == 0 and buffer.nbytes == entry.size_bytes:
         return _list_from_boxes(entry, Region(whole(shape), shape, item_bytes), buffer)
     wants = []
-    for ref, box in _iter_boxes(entry):
+    for ref, box in iter_boxes(entry):
         place = partial(_put_runs, Region(box, shape, item_bytes), start, buffer)
         if any(_clip(run, start, buffer.nbytes) for run in _iter_runs(box, shape, item_bytes)):
             wants.append(_place_all(entry, ref, place))
     return wants
 
 
-def find_shape(entry: Entry) -> Coordinates:
-    """Return the shape of the tensor that the boxes of an entry make up."""
-    stops = [box.stops for _, box in _iter_boxes(entry)]
-    shape = tuple(map(max, zip(*stops, strict=True)))
-    held = sum(ref.size_bytes for ref in entry.chunks)
-    if not prod(shape) or held != entry.size_bytes or held % prod(shape):
-        raise Corrupt(f"{entry.name!r}: its boxes do not make up {entry.size_bytes} bytes; run `holdfast check`")
-    return shape
-
-
-def _iter_boxes(entry: Entry) -> Iterator[tuple[ChunkRef, Box]]:
-    for ref in entry.chunks:
-        yield ref, Box(ref.box[: entry.dims], ref.box[entry.dims :])
-
-
 def _list_from_boxes(entry: Entry, region: Region, buffer: memoryview) -> list[Want]:
     wants = []
     found = 0
-    for ref, box in _iter_boxes(entry):
+    for ref, box in iter_boxes(entry):
         common = overlap(box, region.box)
         if common is None:
             continue
