@@ -11,8 +11,8 @@ from bench.arena import Arena
 from bench.measure import Contestant, WrongResult
 from bench.peers import sync_filesystem
 from bench.state import change_state
-from holdfast.repo.writer import SaveResult
-from holdfast.snapshot.staging import SaveHandle
+from holdfast.repo.write.writer import SaveResult
+from holdfast.snapshot.save.staging import SaveHandle
 
 
 class Again:

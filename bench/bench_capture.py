@@ -16,10 +16,10 @@ from torch import nn
 from torch.utils._debug_mode import DebugMode
 
 from bench.measure import Contestant, Goal, Result, Sizes, Timings, WrongResult, count_bytes, race
-from holdfast.capture.options import LevelName
-from holdfast.capture.recorder import record
-from holdfast.repo.repository import open_repository
-from holdfast.store.local import LocalStore
+from holdfast.capture.record.options import LevelName
+from holdfast.capture.record.recorder import record
+from holdfast.objects.local.local_store import LocalStore
+from holdfast.repo.handle.repository import open_repository
 
 _BARE: Final = "bare step"
 _DEBUG_MODE: Final = "DebugMode with hashes"

@@ -18,17 +18,17 @@ from typing import Final
 from bench.measure import Contestant, Goal, Result, Sizes, Timings, WrongResult, count_bytes, race, random_bytes
 from bench.stores import UnsyncedFiles, open_store, remove_store, save_entries
 from holdfast.digest import Digest, hash_bytes
-from holdfast.repo.chunk import ChunkRef
-from holdfast.repo.collect import plan_collect
-from holdfast.repo.entry import Entry
-from holdfast.repo.holdings import find_base
-from holdfast.repo.index import Index
-from holdfast.repo.layout import natural_order
-from holdfast.repo.pack import NewChunk
-from holdfast.repo.repository import Repository, open_repository
-from holdfast.repo.snapshots import Snapshot, iter_names, read_name, read_snapshot
-from holdfast.repo.transaction import Draft, Part, Transaction
-from holdfast.store.local import LocalStore
+from holdfast.objects.local.local_store import LocalStore
+from holdfast.repo.format.chunk import ChunkRef
+from holdfast.repo.format.entry import Entry
+from holdfast.repo.format.layout import natural_order
+from holdfast.repo.format.pack import NewChunk
+from holdfast.repo.handle.index import Index
+from holdfast.repo.handle.repository import Repository, open_repository
+from holdfast.repo.names.snapshots import Snapshot, iter_names, read_name, read_snapshot
+from holdfast.repo.upkeep.collect import plan_collect
+from holdfast.repo.write.existing import find_base
+from holdfast.repo.write.transaction import Draft, Part, Transaction
 
 _CHUNK_BYTES: Final = 600
 """Just too large to lie in the manifest."""

@@ -14,7 +14,7 @@ import holdfast
 from bench.measure import TINY, Goal, Result, Sizes
 from bench.peers import CONTENT_STORE, DCP, HOLDFAST, SNAPSHOT, Peer, find_peers
 from bench.state import Shape, State, count_state, make_empty, make_state, plan_large, verify_state
-from holdfast.repo.repository import DEFAULT_BUDGET_BYTES
+from holdfast.repo.handle.repository import DEFAULT_BUDGET_BYTES
 
 _SPARE_BYTES: Final = 64 << 20
 _TINY_BYTES: Final = 60

@@ -46,16 +46,16 @@ from bench.claimed_ranks import (
 )
 from bench.measure import Goal, Result, Sizes, WrongResult
 from holdfast.digest import Digest, hash_bytes
-from holdfast.distributed import wire
-from holdfast.distributed.exchange import Exchange, Router, Wanted, answer_all, decode_rows, pack_questions
-from holdfast.distributed.plan import plan_save
-from holdfast.repo.boxes import volume
-from holdfast.repo.entry import Entry, digest_parts, digest_snapshot
-from holdfast.repo.layout import ManifestRef, PartRef, parse_part
-from holdfast.repo.manifest import Manifest, decode_manifest
-from holdfast.repo.manifest_encoding import build_table, encode_manifest
-from holdfast.repo.regions import Region
-from holdfast.snapshot.save import SaveOptions
+from holdfast.distributed.checkpoint.exchange import Exchange, Router, Wanted, answer_all, decode_rows, pack_questions
+from holdfast.distributed.checkpoint.plan import plan_save
+from holdfast.distributed.talk import wire
+from holdfast.repo.format.boxes import volume
+from holdfast.repo.format.entry import Entry, digest_parts, digest_snapshot
+from holdfast.repo.format.layout import ManifestRef, PartRef, parse_part
+from holdfast.repo.format.manifest import Manifest, decode_manifest
+from holdfast.repo.format.manifest_encoding import build_table, encode_manifest
+from holdfast.repo.read.regions import Region
+from holdfast.snapshot.save.save import SaveOptions
 from holdfast.trees.registered import Types
 
 _MOST_ITEMS: Final = 1 << 20

@@ -13,8 +13,8 @@ import torch
 
 import holdfast
 from bench.measure import Contestant, Goal, Result, Sizes, Timings, WrongResult, race
-from holdfast.repo import proven
-from holdfast.repo.writer import SaveResult
+from holdfast.repo.handle import verified as proven
+from holdfast.repo.write.writer import SaveResult
 
 _TRUST: Final = "trust everything"
 _NEVER: Final = 1 << 62

@@ -36,9 +36,9 @@ from bench.stores import (
     save_entries,
     verify_equal,
 )
-from holdfast.repo.repository import open_repository
-from holdfast.repo.writer import SaveResult
-from holdfast.store.local import LocalStore
+from holdfast.objects.local.local_store import LocalStore
+from holdfast.repo.handle.repository import open_repository
+from holdfast.repo.write.writer import SaveResult
 
 _SMALL_BYTES: Final = 4096
 

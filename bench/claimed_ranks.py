@@ -14,12 +14,12 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from holdfast.digest import hash_bytes
-from holdfast.distributed import wire
-from holdfast.distributed.collectives import Collectives
-from holdfast.distributed.rounds import Call, LoneRounds
-from holdfast.repo.boxes import Box, cut_rows, volume
-from holdfast.repo.chunk import ChunkRef, Location
-from holdfast.repo.entry import Entry
+from holdfast.distributed.talk import wire
+from holdfast.distributed.talk.collectives import Collectives
+from holdfast.distributed.talk.rounds import Call, LoneRounds
+from holdfast.repo.format.boxes import Box, cut_rows, volume
+from holdfast.repo.format.chunk import ChunkRef, Location
+from holdfast.repo.format.entry import Entry
 
 _HIDDEN: Final = 4096
 _LAYER: Final = {

@@ -125,7 +125,7 @@ def started(work: Callable[..., Iterator[str]], *arguments: object) -> Iterator[
     """Run a generator in a process of its own, killed in the end; give what waits for the next word of it."""
     context = get_context("forkserver")
     # Forks of a process that has only imported: importing takes seconds, and torch's threads do not survive a fork.
-    context.set_forkserver_preload(["torch.distributed.checkpoint", "safetensors.torch", "holdfast.snapshot.save"])
+    context.set_forkserver_preload(["torch.distributed.checkpoint", "safetensors.torch", "holdfast.snapshot.save.save"])
     pipe, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_send_words, args=(theirs, work, *arguments), daemon=True)
 

@@ -18,7 +18,7 @@ from typing import Final, Literal
 
 import numpy as np
 
-from holdfast.store.files import PosixFiles
+from holdfast.objects.local.files import PosixFiles
 
 EXPLANATION: Final = "docs/explanation/where-the-time-goes.md"
 RESULTS: Final = Path(__file__).resolve().parent / "results" / "local"

@@ -19,7 +19,7 @@ from torch.utils._content_store import ContentStoreReader, ContentStoreWriter
 
 import holdfast
 from bench.state import State, copy_state, make_empty
-from holdfast.repo.reader import Verify
+from holdfast.repo.read.reader import Verify
 
 FILE: Final = "state"
 SNAPSHOT: Final = "run/step-0"

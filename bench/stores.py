@@ -7,14 +7,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from bench.measure import WrongResult, random_entries
-from holdfast.repo.check import Checker
-from holdfast.repo.reader import open_snapshot
-from holdfast.repo.repository import Repository, open_repository
-from holdfast.repo.snapshots import read_snapshot
-from holdfast.repo.source import BytesSource
-from holdfast.repo.writer import Request, SaveResult, save
-from holdfast.store.files import PosixFiles
-from holdfast.store.local import LocalStore
+from holdfast.objects.local.files import PosixFiles
+from holdfast.objects.local.local_store import LocalStore
+from holdfast.repo.format.source import BytesSource
+from holdfast.repo.handle.repository import Repository, open_repository
+from holdfast.repo.names.snapshots import read_snapshot
+from holdfast.repo.read.reader import open_snapshot
+from holdfast.repo.upkeep.check import Checker
+from holdfast.repo.write.writer import Request, SaveResult, save
 
 Entries = Sequence[tuple[str, memoryview]]
 

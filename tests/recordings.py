@@ -10,11 +10,11 @@ from typing import Final
 
 import torch
 
-from holdfast.capture.events import Event, Kind, Phase, Site, Stats
-from holdfast.capture.runs import Run, RunFacts
-from holdfast.capture.segments import Segment, write_segment
-from holdfast.capture.table import NO_ROOT, advance_root
-from holdfast.repo.repository import Repository
+from holdfast.capture.stored.events import Event, Kind, Phase, Site, Stats
+from holdfast.capture.stored.runs import Run, RunFacts
+from holdfast.capture.stored.segments import Segment, write_segment
+from holdfast.capture.stored.table import NO_ROOT, advance_root
+from holdfast.repo.handle.repository import Repository
 from tests.runs_in_memory import make_run
 
 FAULT: Final = (1, "layers.1", "output")

@@ -5,9 +5,11 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
+from holdfast.moved import install
+
 if TYPE_CHECKING:
     from holdfast.compiling import compile
-    from holdfast.distributed.training import TrainingState, training_state
+    from holdfast.distributed.checkpoint.training import TrainingState, training_state
     from holdfast.errors import (
         AmbiguousName,
         BadName,
@@ -41,9 +43,9 @@ if TYPE_CHECKING:
     from holdfast.facade import Store
     from holdfast.opening import open
     from holdfast.snapshot.call import Call
-    from holdfast.snapshot.lazy import LazyTensor, Snapshot
     from holdfast.snapshot.resume import ResumableSampler, RngState
-    from holdfast.tensors.sharded import per_rank, shard
+    from holdfast.snapshot.view.lazy import LazyTensor, Snapshot
+    from holdfast.tensors.sharding.sharded import per_rank, shard
 
 __version__ = "0.1.0.dev0"
 
@@ -102,7 +104,7 @@ _HOME: Final = {
     "Corrupt": "holdfast.errors",
     "DigestMismatch": "holdfast.errors",
     "HoldfastError": "holdfast.errors",
-    "LazyTensor": "holdfast.snapshot.lazy",
+    "LazyTensor": "holdfast.snapshot.view.lazy",
     "LeaseLost": "holdfast.errors",
     "Mismatch": "holdfast.errors",
     "MissingChunk": "holdfast.errors",
@@ -117,7 +119,7 @@ _HOME: Final = {
     "ReadOnlyStore": "holdfast.errors",
     "ResumableSampler": "holdfast.snapshot.resume",
     "RngState": "holdfast.snapshot.resume",
-    "Snapshot": "holdfast.snapshot.lazy",
+    "Snapshot": "holdfast.snapshot.view.lazy",
     "ShardNotFound": "holdfast.errors",
     "SourceChanged": "holdfast.errors",
     "Store": "holdfast.facade",
@@ -126,15 +128,17 @@ _HOME: Final = {
     "StoreGone": "holdfast.errors",
     "TensorNotFound": "holdfast.errors",
     "TooLarge": "holdfast.errors",
-    "TrainingState": "holdfast.distributed.training",
+    "TrainingState": "holdfast.distributed.checkpoint.training",
     "Unsupported": "holdfast.errors",
     "Untrusted": "holdfast.errors",
     "compile": "holdfast.compiling",
     "open": "holdfast.opening",
-    "per_rank": "holdfast.tensors.sharded",
-    "shard": "holdfast.tensors.sharded",
-    "training_state": "holdfast.distributed.training",
+    "per_rank": "holdfast.tensors.sharding.sharded",
+    "shard": "holdfast.tensors.sharding.sharded",
+    "training_state": "holdfast.distributed.checkpoint.training",
 }
+
+install()
 
 
 def __getattr__(name: str) -> object:

@@ -20,13 +20,13 @@ import torch
 
 from holdfast.content.batch_writer import BatchWriter
 from holdfast.content.catalog import Catalog, Held
-from holdfast.content.revive import Reviver, read_meaning
+from holdfast.content.rebuild import Reviver, read_meaning
 from holdfast.digest import hash_bytes
 from holdfast.errors import TensorNotFound, Unsupported
-from holdfast.repo.layout import verify_name
-from holdfast.repo.repository import DEFAULT_BUDGET_BYTES, Repository, open_repository
+from holdfast.objects.url import open_store
+from holdfast.repo.format.layout import verify_name
+from holdfast.repo.handle.repository import DEFAULT_BUDGET_BYTES, Repository, open_repository
 from holdfast.snapshot.leaves import GRAD, TENSOR, iter_entry_numbers
-from holdfast.store.url import open_store
 from holdfast.tensors.dtypes import item_bytes
 from holdfast.tensors.memory import view_bytes
 from holdfast.tensors.storage import storage_bytes

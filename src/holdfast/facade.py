@@ -13,37 +13,37 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from holdfast.errors import StoreError
+from holdfast.objects.protocol import ObjectStore
+from holdfast.objects.url import open_store
 from holdfast.progress import Progress
-from holdfast.repo.check import Checker
-from holdfast.repo.collect import Collected, Rules, collect
-from holdfast.repo.findings import Finding
-from holdfast.repo.layout import verify_user_name
-from holdfast.repo.prune import KeepRules, Pruned, PrunePlan, apply_prune, make_keep, read_prune_plan
-from holdfast.repo.reader import Verify
-from holdfast.repo.record import Json
-from holdfast.repo.repository import DEFAULT_BUDGET_BYTES, Repository, Statistics, open_repository
-from holdfast.repo.snapshots import delete_snapshot
-from holdfast.repo.tags import Tag, delete_tag, iter_tags, set_tag
-from holdfast.repo.writer import SaveResult
-from holdfast.store.protocol import ObjectStore
-from holdfast.store.url import open_store
+from holdfast.repo.format.layout import verify_user_name
+from holdfast.repo.format.record import Json
+from holdfast.repo.handle.repository import DEFAULT_BUDGET_BYTES, Repository, Statistics, open_repository
+from holdfast.repo.names.snapshots import delete_snapshot
+from holdfast.repo.names.tags import Tag, delete_tag, iter_tags, set_tag
+from holdfast.repo.read.reader import Verify
+from holdfast.repo.upkeep.check import Checker
+from holdfast.repo.upkeep.collect import Collected, Rules, collect
+from holdfast.repo.upkeep.findings import Finding
+from holdfast.repo.upkeep.prune import KeepRules, Pruned, PrunePlan, apply_prune, make_keep, read_prune_plan
+from holdfast.repo.write.writer import SaveResult
 
 if TYPE_CHECKING:
     import torch
 
-    from holdfast.capture.compare import DiffChoices
-    from holdfast.capture.options import Choices as RecordChoices
-    from holdfast.capture.recorder import Optimizers, Recorder
-    from holdfast.capture.result import RunDiff
-    from holdfast.capture.runs import Run, RunFacts
+    from holdfast.capture.compare.compare import DiffChoices
+    from holdfast.capture.compare.result import RunDiff
+    from holdfast.capture.record.options import Choices as RecordChoices
+    from holdfast.capture.record.recorder import Optimizers, Recorder
+    from holdfast.capture.stored.runs import Run, RunFacts
     from holdfast.compile_cache.backend import Choices as CompilerChoices
     from holdfast.compile_cache.backend import Compiler
     from holdfast.diff.compare import Diff
-    from holdfast.distributed.checkpoint import Together
-    from holdfast.snapshot.into_plan import Replicas
-    from holdfast.snapshot.lazy import Snapshot
-    from holdfast.snapshot.options import Aliases
-    from holdfast.snapshot.staging import AsyncSaver, SaveHandle, Staging
+    from holdfast.distributed.checkpoint.checkpoint import Together
+    from holdfast.snapshot.into.plan import Replicas
+    from holdfast.snapshot.load.options import Aliases
+    from holdfast.snapshot.save.staging import AsyncSaver, SaveHandle, Staging
+    from holdfast.snapshot.view.lazy import Snapshot
     from holdfast.trees.registered import Types
 
 
@@ -138,8 +138,8 @@ class Store:
         `timeout_s` (300), and the name holds what it held before; or CommitUnknown where a rank cannot tell whether
         the snapshot was committed before another was lost. With collective=False this process saves alone.
         """
-        from holdfast.distributed.checkpoint import find_world, save_together
-        from holdfast.snapshot.save import SaveOptions
+        from holdfast.distributed.checkpoint.checkpoint import find_world, save_together
+        from holdfast.snapshot.save.save import SaveOptions
 
         verify_user_name(name)
         options = SaveOptions(overwrite, metadata or {}, base, allow_pickle, grads, self._environment)
@@ -166,8 +166,8 @@ class Store:
         rest is on disk. One save is under way at a time. Errors are raised by the handle's `wait`, or, if that is
         never called, by the next save or `close`.
         """
-        from holdfast.distributed.checkpoint import find_world, start_together
-        from holdfast.snapshot.save import SaveOptions
+        from holdfast.distributed.checkpoint.checkpoint import find_world, start_together
+        from holdfast.snapshot.save.save import SaveOptions
 
         verify_user_name(name)
         options = SaveOptions(overwrite, metadata or {}, base, allow_pickle, grads, self._environment)
@@ -202,7 +202,7 @@ class Store:
             allow_pickle: unpickle what was pickled, which may run any code.
             dtype: what floating tensors are cast to; all others, and those of registered types, are as they were saved.
         """
-        from holdfast.snapshot.options import LoadOptions
+        from holdfast.snapshot.load.options import LoadOptions
 
         options = LoadOptions(device, only, verify, mmap, rename or {}, aliases, allow_pickle, dtype)
         return self._find(name).load(options)
@@ -232,8 +232,8 @@ class Store:
         An error of any type lists the leaves that it left changed in `overwritten`, those that may be a mixture in
         `partly_written`. With `atomic`, it leaves none on any rank; that takes memory for a second copy of the tree.
         """
-        from holdfast.distributed.checkpoint import find_world, load_into_together
-        from holdfast.snapshot.into_plan import IntoOptions
+        from holdfast.distributed.checkpoint.checkpoint import find_world, load_into_together
+        from holdfast.snapshot.into.plan import IntoOptions
 
         options = IntoOptions(strict, rename or {}, cast, assign, verify, allow_pickle, replicas, atomic)
         repo, types, world = self.repository, self._types, find_world(**together)
@@ -251,13 +251,13 @@ class Store:
 
     def snapshots(self, prefix: str = "") -> list[Snapshot]:
         """Return the snapshots whose names begin with `prefix`, in natural order; not Holdfast's own, named "@..."."""
-        from holdfast.snapshot.lookup import list_snapshots
+        from holdfast.snapshot.view.lookup import list_snapshots
 
         return list_snapshots(self.repository, prefix, self._types)
 
     def latest(self, prefix: str = "") -> Snapshot | None:
         """Return the newest snapshot whose name begins with `prefix`, by commit time; None if there is none."""
-        from holdfast.snapshot.lookup import find_latest
+        from holdfast.snapshot.view.lookup import find_latest
 
         return find_latest(self.repository, prefix, self._types)
 
@@ -297,19 +297,19 @@ class Store:
 
         Results are not changed, and trouble with the store does not reach the training. See `capture.record`.
         """
-        from holdfast.capture.recorder import record
+        from holdfast.capture.record.recorder import record
 
         return record(self.repository, name, model, optimizer, **choices)
 
     def run(self, name: str | Run) -> Run:
         """Return a run that was recorded; raises NotFound."""
-        from holdfast.capture.runs import read_run
+        from holdfast.capture.stored.runs import read_run
 
         return read_run(self.repository, name) if isinstance(name, str) else name
 
     def runs(self) -> list[RunFacts]:
         """Return what is known of all recorded runs."""
-        from holdfast.capture.runs import iter_runs
+        from holdfast.capture.stored.runs import iter_runs
 
         return list(iter_runs(self.repository))
 
@@ -327,7 +327,7 @@ class Store:
         Close is what torch.testing calls so, or `tolerance`; with `noise`, a repetition of `a`, what differs no more
         than these two do; with `reference`, a more exact run, what is about as near to it as `a`.
         """
-        from holdfast.capture.compare import diff_runs, make_ways
+        from holdfast.capture.compare.compare import diff_runs, make_ways
 
         repeated, exact = (None if run is None else self.run(run) for run in (noise, reference))
         return diff_runs(self.run(a), self.run(b), noise=repeated, reference=exact, ways=make_ways(ways))
@@ -357,7 +357,7 @@ class Store:
 
     def prune(self, prefix: str = "", *, collective: bool = True, **rules: Unpack[KeepRules]) -> Pruned:
         """Delete the snapshots under a prefix that no rule keeps; `gc` frees their bytes. As collective as `save`."""
-        from holdfast.distributed.checkpoint import find_world, prune_together
+        from holdfast.distributed.checkpoint.checkpoint import find_world, prune_together
 
         world = find_world(collective=collective)
         return prune_together(lambda: self.plan_prune(prefix, **rules), self.apply_prune, world)
@@ -382,13 +382,13 @@ class Store:
         return Types(self._classes)
 
     def _find_saver(self) -> AsyncSaver:
-        from holdfast.snapshot.staging import AsyncSaver
+        from holdfast.snapshot.save.staging import AsyncSaver
 
         self._saver = self._saver or AsyncSaver()
         return self._saver
 
     def _find(self, name: str | Snapshot) -> Snapshot:
-        from holdfast.snapshot.lookup import find_snapshot
+        from holdfast.snapshot.view.lookup import find_snapshot
 
         return find_snapshot(self.repository, name, self._types) if isinstance(name, str) else name
 

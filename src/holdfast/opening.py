@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 
 from holdfast.facade import Store, make_store
-from holdfast.repo.repository import DEFAULT_BUDGET_BYTES
+from holdfast.repo.handle.repository import DEFAULT_BUDGET_BYTES
 
 
 def open(

@@ -17,7 +17,7 @@ from tests.architecture.sources import PACKAGE, ROOT, parse_source
 
 FOLDER: Final = Path(__file__).parent
 # The faces for users and for torch.distributed.checkpoint; the contract and its suite for people who write stores.
-PUBLIC_FILES: Final = ("__init__.py", "dcp.py", "store/protocol.py", "testing/*.py")
+PUBLIC_FILES: Final = ("__init__.py", "dcp.py", "objects/protocol.py", "testing/*.py")
 
 
 def list_public_names() -> list[str]:

@@ -32,6 +32,13 @@ class Source:
         return "" if first == "__init__" else first
 
     @property
+    def room(self) -> str:
+        """The sub-package or module below that; empty for the package's own face."""
+        below = self.in_package.split("/")[1:]
+        first = below[0].removesuffix(".py") if below else ""
+        return "" if first == "__init__" else first
+
+    @property
     def module(self) -> str:
         """The dotted name by which it is imported."""
         parts = ["holdfast", *self.in_package.removesuffix(".py").split("/")]

@@ -3,25 +3,40 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import PurePosixPath
 from typing import Final
 
 import pytest
 
-from tests.architecture.sources import Source, parse_source, read_sources
+from tests.architecture.sources import PACKAGE, Source, parse_source, read_sources
 
 # Raising one of these is a change of its own, with its reason.
 MAX_FILE_LINES: Final = 600
 MAX_FUNCTION_LINES: Final = 60
 MAX_POSITIONAL: Final = 6
+MAX_MODULES: Final = 13
+"""Of one folder of the package, besides its `__init__`: more than that is two rooms."""
 
 EMPTY_NAMES: Final = {"utils", "util", "common", "helpers", "helper", "misc", "base", "types", "core", "manager"}
 
 
 def find_violations(sources: Iterable[Source]) -> list[str]:
     """Return a line for each file, function or name that breaks a budget."""
-    return [line for source in sources for line in _check_source(source)]
+    files = list(sources)
+    return [line for source in files for line in _check_source(source)] + _check_folders(files)
+
+
+def _check_folders(sources: Iterable[Source]) -> list[str]:
+    folders = Counter(
+        str(PurePosixPath(source.path).parent)
+        for source in sources
+        if source.path.startswith(PACKAGE) and not source.path.endswith("/__init__.py")
+    )
+    return [
+        f"{folder}: {count} modules, at most {MAX_MODULES}" for folder, count in folders.items() if count > MAX_MODULES
+    ]
 
 
 def _check_source(source: Source) -> Iterator[str]:
@@ -51,6 +66,16 @@ def test_every_file_keeps_its_budget() -> None:
     assert find_violations(read_sources("src", "tests", "bench", "docs", "examples")) == []
 
 
+def test_a_folder_of_too_many_modules_is_reported() -> None:
+    crowd = [parse_source(f"src/holdfast/repo/read/m{number}.py", "") for number in range(MAX_MODULES)]
+    face = parse_source("src/holdfast/repo/read/__init__.py", "")
+
+    assert find_violations([*crowd, face]) == []
+    assert find_violations([*crowd, face, parse_source("src/holdfast/repo/read/last.py", "")]) == [
+        f"src/holdfast/repo/read: {MAX_MODULES + 1} modules, at most {MAX_MODULES}"
+    ]
+
+
 def _function(num_lines: int, parameters: str = "") -> str:
     return f"def act({parameters}):\n" + "    pass\n" * (num_lines - 1)
 
@@ -58,9 +83,9 @@ def _function(num_lines: int, parameters: str = "") -> str:
 @pytest.mark.parametrize(
     ("path", "code", "reason"),
     [
-        ("src/holdfast/repo/pack.py", "x = 1\n" * 601, "601 lines, at most 600"),
-        ("src/holdfast/repo/pack.py", _function(61), "act has 61 lines"),
-        ("src/holdfast/repo/pack.py", "async " + _function(61), "act has 61 lines"),
+        ("src/holdfast/repo/format/pack.py", "x = 1\n" * 601, "601 lines, at most 600"),
+        ("src/holdfast/repo/format/pack.py", _function(61), "act has 61 lines"),
+        ("src/holdfast/repo/format/pack.py", "async " + _function(61), "act has 61 lines"),
         ("bench/bench_save.py", _function(2, "a, b, c, d, e, f, g"), "takes 7 positional parameters"),
         ("src/holdfast/repo/utils.py", "", "'utils' does not say"),
         ("src/holdfast/core/pack.py", "", "'core' does not say"),
@@ -79,4 +104,4 @@ def test_a_planted_violation_is_reported(path: str, code: str, reason: str) -> N
     ["x = 1\n" * 600, _function(60), _function(2, "self, a, b, c, d, e, f"), _function(2, "a, *, b, c, d, e, f, g")],
 )
 def test_what_is_allowed_is_not_reported(code: str) -> None:
-    assert find_violations([parse_source("src/holdfast/repo/pack.py", code)]) == []
+    assert find_violations([parse_source("src/holdfast/repo/format/pack.py", code)]) == []

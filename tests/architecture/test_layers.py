@@ -15,33 +15,56 @@ from tests.architecture.sources import Import, Source, iter_imports, parse_sourc
 # Every top-level module or folder of the package stands here or in ASIDE: a new one is a decision, made here.
 LAYERS: Final = (
     ("errors",),
-    ("progress", "digest"),
-    ("store",),
+    ("progress", "digest", "moved"),
+    ("objects",),
     ("repo",),
     ("tensors", "trees"),
     ("snapshot",),
     ("diff", "content"),
     ("distributed",),
-    ("compile_cache", "capture", "convert"),
+    ("compile_cache", "capture"),
     ("facade",),
     ("opening",),
-    ("compiling", "content_store", "dcp", "report"),
+    ("compiling", "content_store", "dcp"),
     ("cli",),
 )
 LEVEL: Final = {name: level for level, names in enumerate(LAYERS) for name in names}
+
+# What the public face loads at once, because it must be there before the first import of another module.
+FACE_LOADS: Final = {"holdfast.moved"}
+
+# The same rule inside a package: its sub-packages and the modules beside them, low to high. "*" stands for the modules
+# beside them that have no line of their own. Names on one line stay apart, but "*" is one room.
+ROOMS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
+    "objects": (("blocks", "thread_pool"), ("protocol",), ("listing", "settle", "memory"), ("local",), ("url",)),
+    "repo": (
+        ("format",),
+        ("stages", "engine"),
+        ("names",),
+        ("handle",),
+        ("read",),
+        ("write",),
+        ("files", "upkeep"),
+    ),
+    "tensors": (("*",), ("sharding",)),
+    "snapshot": (("*",), ("save", "load"), ("into",), ("view",)),
+    "distributed": (("talk",), ("checkpoint", "dcp")),
+    "compile_cache": (("key_parts",), ("code",), ("key",), ("artifacts",), ("inductor",), ("torch_2_13",), ("*",)),
+    "capture": (("stored",), ("compare",), ("record", "report")),
+    "cli": (("output", "verb"), ("lookup",), ("verbs", "runs"), ("grammar",), ("main",)),
+}
 
 # Shipped for people who write stores; sees what they see, and nothing in the package needs it.
 ASIDE: Final = {"testing": "repo"}
 
 # `ls`, `check` and `gc` must start fast and run where torch is not wanted.
-TORCH_FREE: Final = {"", "errors", "progress", "digest", "store", "repo", "cli", "testing"}
+TORCH_FREE: Final = {"", "errors", "progress", "digest", "objects", "repo", "cli", "testing"}
 # ... but for what exists to make process groups.
 TORCH_USERS: Final = {"testing/ranks.py"}
 
 # Foreign modules that have one home, or none.
 HOME_OF_MODULE: Final[dict[str, set[str]]] = {
     "rich": {"cli/output.py"},
-    "obstore": {"store/cloud.py"},
     # What unpickles or unmarshals runs code from the store.
     "pickle": {"snapshot/pickled.py"},  # for values that the user allows by name, on both sides
     "_pickle": set(),
@@ -54,7 +77,7 @@ HOME_OF_MODULE: Final[dict[str, set[str]]] = {
 # Names whose use, however they are spelled (`os.environ`, `from os import environ`), has few homes or none.
 HOME_OF_NAME: Final[dict[str, set[str]]] = {
     # The secret that compiled graphs are signed with must not stand in a script.
-    "environ": {"cli/main.py", "compile_cache/trust.py"},
+    "environ": {"cli/main.py", "compile_cache/artifacts/trust.py"},
     "environb": {"cli/main.py"},
     "getenv": {"cli/main.py"},
     "getenvb": {"cli/main.py"},
@@ -70,7 +93,13 @@ HOME_OF_NAME: Final[dict[str, set[str]]] = {
     # Late imports: a verb loads its modules when it runs; the public face loads a name when it is used.
     # So does the compile cache with what it takes of a version of torch, which others do not have, and with modules
     # that code of an operator imports when it runs: their code is part of a key.
-    "import_module": {"cli/main.py", "__init__.py", "compile_cache/code_digest.py", "compile_cache/inductor.py"},
+    "import_module": {
+        "__init__.py",
+        "moved.py",
+        "cli/main.py",
+        "compile_cache/code/digest.py",
+        "compile_cache/inductor.py",
+    },
     "__import__": set(),
 }
 
@@ -136,11 +165,14 @@ def _check_import(source: Source, found: Import) -> Iterator[str]:
 
 def _check_layer(source: Source, found: Import) -> Iterator[str]:
     if source.unit == "":
-        if not found.typing_only:
+        if not found.typing_only and found.module not in FACE_LOADS:
             yield f"the public face loads {found.full} at once"
         return
     target = [*found.full.split("."), ""][1]
-    if target == source.unit or found.full == "holdfast.__version__":
+    if target == source.unit:
+        yield from _check_room(source, found)
+        return
+    if found.full == "holdfast.__version__":
         return
     if target not in LEVEL and target not in ASIDE:
         yield f"imports {found.full} through the public face instead of the module that owns it"
@@ -154,6 +186,19 @@ def _may_import(unit: str, target: str) -> bool:
     if unit in ASIDE:
         return LEVEL[target] <= LEVEL[ASIDE[unit]]
     return LEVEL[target] < LEVEL[unit]
+
+
+def _check_room(source: Source, found: Import) -> Iterator[str]:
+    levels = {name: level for level, names in enumerate(ROOMS.get(source.unit, ())) for name in names}
+    room, target = source.room, [*found.full.split("."), "", ""][2]
+    if not levels or not room or target == room:
+        return
+    low, high = (levels.get(name, levels.get("*")) for name in (target, room))
+    both_beside = target not in levels and room not in levels
+    if low is None or high is None:
+        yield f"{source.unit}/{target if low is None else room} has no line in the table of rooms"
+    elif low >= high and not both_beside:
+        yield f"{source.unit}/{room} imports {source.unit}/{target}, which is not below it"
 
 
 def _check_names(source: Source) -> Iterator[tuple[int, str]]:
@@ -193,21 +238,25 @@ def test_every_module_keeps_to_its_layer() -> None:
     ("path", "code", "reason"),
     [
         ("surprise/__init__.py", "", "no line in the layer table"),
-        ("store/local.py", "from holdfast.repo.pack import read_footer", "store imports repo"),
-        ("store/local.py", "from holdfast import repo", "store imports repo"),
+        ("objects/local/local_store.py", "from holdfast.repo.format.pack import read_footer", "objects imports repo"),
+        ("objects/local/local_store.py", "from holdfast import repo", "objects imports repo"),
+        ("repo/format/pack.py", "from holdfast.repo.names.tags import read_tag", "repo/format imports repo/names"),
+        ("repo/files/tree.py", "from holdfast.repo.upkeep import check", "repo/files imports repo/upkeep"),
+        ("repo/engine.py", "from holdfast.repo.read.reader import Reader", "repo/engine imports repo/read"),
+        ("tensors/spec.py", "from holdfast.tensors.sharding import meshes", "tensors/spec imports tensors/sharding"),
+        ("repo/cellar/wine.py", "from holdfast.repo.format.pack import Pack", "repo/cellar has no line"),
         ("tensors/spec.py", "import holdfast.trees.walk", "tensors imports trees"),
         ("digest.py", "from holdfast.progress import Silent", "digest imports progress"),
         ("cli/main.py", "from holdfast.testing import faults", "cli imports testing"),
         ("testing/ranks.py", "from holdfast.tensors import spec", "testing imports tensors"),
-        ("repo/pack.py", "from holdfast import NotFound", "through the public face"),
-        ("repo/pack.py", "import holdfast", "through the public face"),
-        ("repo/pack.py", "from .layout import key", "relatively"),
+        ("repo/format/pack.py", "from holdfast import NotFound", "through the public face"),
+        ("repo/format/pack.py", "import holdfast", "through the public face"),
+        ("repo/format/pack.py", "from .layout import key", "relatively"),
         ("__init__.py", "from holdfast.errors import NotFound", "loads holdfast.errors.NotFound at once"),
-        ("repo/pack.py", "import torch.distributed", "imports torch"),
-        ("repo/pack.py", "if TYPE_CHECKING:\n    from torch import Tensor", "imports torch"),
+        ("repo/format/pack.py", "import torch.distributed", "imports torch"),
+        ("repo/format/pack.py", "if TYPE_CHECKING:\n    from torch import Tensor", "imports torch"),
         ("testing/faults.py", "import torch", "imports torch"),
         ("cli/commands.py", "from rich.table import Table", "imports rich"),
-        ("store/local.py", "import obstore", "imports obstore"),
         ("trees/walk.py", "import pickle", "imports pickle"),
         ("trees/walk.py", "from marshal import loads", "imports marshal"),
         ("trees/walk.py", "eval('1')", "uses eval"),
@@ -215,13 +264,13 @@ def test_every_module_keeps_to_its_layer() -> None:
         ("trees/walk.py", "import builtins\nbuiltins.eval('1')", "uses eval"),
         ("trees/walk.py", "import torch\ntorch.load('x')", "uses torch.load"),
         ("trees/walk.py", "from torch import load", "uses torch.load"),
-        ("store/local.py", "import os\nhome = os.environ['HOME']", "uses environ"),
-        ("store/local.py", "from os import getenv", "uses getenv"),
-        ("store/local.py", "import os\nhome = os.path.expandvars('$HOME')", "uses expandvars"),
-        ("repo/check.py", "print('done')", "uses print"),
-        ("repo/check.py", "import sys\nsys.stderr.write('done')", "uses sys.stderr"),
-        ("repo/check.py", "def check() -> None:\n    import json", "inside a function"),
-        ("repo/check.py", "from importlib import import_module", "uses import_module"),
+        ("objects/local/local_store.py", "import os\nhome = os.environ['HOME']", "uses environ"),
+        ("objects/local/local_store.py", "from os import getenv", "uses getenv"),
+        ("objects/local/local_store.py", "import os\nhome = os.path.expandvars('$HOME')", "uses expandvars"),
+        ("repo/upkeep/check.py", "print('done')", "uses print"),
+        ("repo/upkeep/check.py", "import sys\nsys.stderr.write('done')", "uses sys.stderr"),
+        ("repo/upkeep/check.py", "def check() -> None:\n    import json", "inside a function"),
+        ("repo/upkeep/check.py", "from importlib import import_module", "uses import_module"),
     ],
 )
 def test_a_planted_violation_is_reported(path: str, code: str, reason: str) -> None:
@@ -234,10 +283,14 @@ def test_a_planted_violation_is_reported(path: str, code: str, reason: str) -> N
 @pytest.mark.parametrize(
     ("path", "code"),
     [
-        ("repo/pack.py", "from holdfast.store.protocol import ObjectStore\nfrom holdfast.repo.layout import key"),
-        ("repo/pack.py", "from holdfast import digest"),
-        ("tensors/spec.py", "import torch"),
-        ("testing/faults.py", "from holdfast.repo.writer import Writer"),
+        (
+            "repo/format/pack.py",
+            "from holdfast.objects.protocol import ObjectStore\nfrom holdfast.repo.format.layout import key",
+        ),
+        ("repo/format/pack.py", "from holdfast import digest"),
+        ("repo/upkeep/check.py", "from holdfast.repo.format.pack import Pack"),
+        ("tensors/spec.py", "from holdfast.tensors.dtypes import find_dtype\nimport torch"),
+        ("testing/faults.py", "from holdfast.repo.write.writer import Writer"),
         ("testing/ranks.py", "import torch.distributed"),
         ("cli/output.py", "import sys\nfrom rich.table import Table\nprint('x', file=sys.stderr)"),
         ("cli/main.py", "import os\nstore = os.environ.get('HOLDFAST_STORE')"),
@@ -252,11 +305,11 @@ def test_what_is_allowed_is_not_reported(path: str, code: str) -> None:
 
 
 def test_a_planted_cycle_is_reported() -> None:
-    init = parse_source("src/holdfast/repo/__init__.py", "from holdfast.repo.pack import Pack")
-    pack = parse_source("src/holdfast/repo/pack.py", "from holdfast.repo.index import Index")
-    through_module = parse_source("src/holdfast/repo/index.py", "from holdfast.repo import pack")
-    through_package = parse_source("src/holdfast/repo/index.py", "from holdfast.repo import Pack")
-    harmless = parse_source("src/holdfast/repo/index.py", "from holdfast.repo import layout")
+    init = parse_source("src/holdfast/repo/__init__.py", "from holdfast.repo.format.pack import Pack")
+    pack = parse_source("src/holdfast/repo/format/pack.py", "from holdfast.repo.handle.index import Index")
+    through_module = parse_source("src/holdfast/repo/handle/index.py", "from holdfast.repo import pack")
+    through_package = parse_source("src/holdfast/repo/handle/index.py", "from holdfast.repo import Pack")
+    harmless = parse_source("src/holdfast/repo/handle/index.py", "from holdfast.repo import layout")
 
     assert len(find_cycles([init, pack, through_module])) == 1
     assert len(find_cycles([init, pack, through_package])) == 1

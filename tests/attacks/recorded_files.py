@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from holdfast.store.files import FileKind, FileStat, PosixFiles
+from holdfast.objects.local.files import FileKind, FileStat, PosixFiles
 
 
 class RecordedFiles(PosixFiles):

@@ -13,7 +13,7 @@ import pytest
 
 from attacks.kernel_watch import KernelWatch
 from holdfast.errors import HoldfastError
-from holdfast.store.local import LocalStore
+from holdfast.objects.local.local_store import LocalStore
 
 DATA: Final = b"bytes of the store"
 PRECIOUS: Final = b"bytes outside"

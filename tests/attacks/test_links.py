@@ -33,8 +33,8 @@ def trap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trap:
     trap = build_trap(tmp_path)
     build(tmp_path / "sound")
     (tmp_path / "file").write_bytes(noise(100_000))
-    for module in ("local", "probe", "url"):
-        monkeypatch.setattr(f"holdfast.store.{module}.PosixFiles", RecordedFiles)
+    for module in ("local.local_store", "local.probe", "url"):
+        monkeypatch.setattr(f"holdfast.objects.{module}.PosixFiles", RecordedFiles)
     RecordedFiles.begin()
     return trap
 

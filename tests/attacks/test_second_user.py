@@ -14,13 +14,13 @@ from typing import Final
 
 import pytest
 
-from holdfast.compile_cache.artifact import read_artifact
-from holdfast.compile_cache.catalog import Found, iter_artifacts, list_signed
-from holdfast.compile_cache.statement import describe_content
-from holdfast.compile_cache.trust import Trust
+from holdfast.compile_cache.artifacts.artifact import read_artifact
+from holdfast.compile_cache.artifacts.catalog import Found, iter_artifacts, list_signed
+from holdfast.compile_cache.artifacts.statement import describe_content
+from holdfast.compile_cache.artifacts.trust import Trust
 from holdfast.errors import Untrusted
-from holdfast.repo.repository import Repository, open_repository
-from holdfast.store.local import LocalStore
+from holdfast.objects.local.local_store import LocalStore
+from holdfast.repo.handle.repository import Repository, open_repository
 from tests.unit.compile_cache.artifacts import find_variant, forge, store_artifact
 from tests.unit.compile_cache.intruding import STRANGER, set_acl
 from tests.unit.repo.saving import load_bytes, new_repo, noise, record_key

@@ -9,10 +9,10 @@ import pytest
 from bench import bench_planning
 from bench.claimed_ranks import EchoRounds, cut_shape, make_shapes
 from bench.measure import TINY
-from holdfast.distributed import wire
-from holdfast.distributed.coverage import Sketch, is_covered, merge, sketch_boxes
-from holdfast.distributed.rounds import Call
-from holdfast.repo.boxes import Box, volume
+from holdfast.distributed.checkpoint.coverage import Sketch, is_covered, merge, sketch_boxes
+from holdfast.distributed.talk import wire
+from holdfast.distributed.talk.rounds import Call
+from holdfast.repo.format.boxes import Box, volume
 
 
 @pytest.mark.slow  # torch takes seconds to load what a DTensor needs

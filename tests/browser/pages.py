@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import Final
 
-from holdfast.report.model import Detail, Portrait, Report, Row, Side
+from holdfast.capture.report.model import Detail, Portrait, Report, Row, Side
 
 LAYERS: Final = 6
 PARTS: Final = (

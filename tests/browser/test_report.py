@@ -10,8 +10,8 @@ from typing import Final
 
 import pytest
 
-from holdfast.report.html import write_html
-from holdfast.report.model import Report, Row, Side
+from holdfast.capture.report.html import write_html
+from holdfast.capture.report.model import Report, Row, Side
 from tests.browser.chromium import Browser
 from tests.browser.pages import make_report
 

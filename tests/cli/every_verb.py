@@ -9,9 +9,9 @@ from typing import Final
 import torch
 
 import holdfast
-from holdfast.repo.source import BytesSource
-from holdfast.repo.writer import Request
-from holdfast.repo.writer import save as save_files
+from holdfast.repo.format.source import BytesSource
+from holdfast.repo.write.writer import Request
+from holdfast.repo.write.writer import save as save_files
 from tests.recordings import Recording, write_recorded
 from tests.unit.compile_cache.artifacts import make_artifact, make_key, store_artifact
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.repo.record import encode_record
+from holdfast.repo.format.record import encode_record
 from tests.cli.runs import Cli, digest_tree
 
 Damage = Callable[[Cli], None]

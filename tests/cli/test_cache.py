@@ -8,14 +8,14 @@ import sys
 
 import pytest
 
-from holdfast.cli.cache import parse_size
-from holdfast.compile_cache.artifact import Artifact, iter_variants, read_artifact
-from holdfast.compile_cache.catalog import artifact_name
-from holdfast.compile_cache.key_system import describe_system
-from holdfast.compile_cache.trust import Trust
+from holdfast.cli.verbs.cache import parse_size
+from holdfast.compile_cache.artifacts.artifact import Artifact, iter_variants, read_artifact
+from holdfast.compile_cache.artifacts.catalog import artifact_name
+from holdfast.compile_cache.artifacts.trust import Trust
+from holdfast.compile_cache.key.system import describe_system
 from holdfast.errors import BadName
-from holdfast.repo.repository import Repository, open_repository
-from holdfast.store.local import LocalStore
+from holdfast.objects.local.local_store import LocalStore
+from holdfast.repo.handle.repository import Repository, open_repository
 from tests.cli.runs import Cli, digest_tree
 from tests.cli.test_startup import HEAVY, PROGRAM
 from tests.unit.compile_cache.artifacts import OTHER_SECRET, SECRET, make_artifact, make_key, store_artifact

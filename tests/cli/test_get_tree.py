@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import holdfast
-from holdfast.repo.entry import Entry
-from holdfast.repo.source import BytesSource
-from holdfast.repo.transaction import Part
-from holdfast.repo.writer import Placement, Request, save
+from holdfast.repo.format.entry import Entry
+from holdfast.repo.format.source import BytesSource
+from holdfast.repo.write.transaction import Part
+from holdfast.repo.write.writer import Placement, Request, save
 from tests.cli.runs import Cli
 from tests.unit.repo.saving import noise
 from tests.unit.repo.thread_ranks import ThreadRanks, run_threads

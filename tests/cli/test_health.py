@@ -11,10 +11,10 @@ from shutil import rmtree
 
 import pytest
 
-from holdfast.cli import doctor
-from holdfast.repo.record import encode_record
-from holdfast.store.local import LocalStore
-from holdfast.store.probe import Place, probe_place
+from holdfast.cli.verbs import doctor
+from holdfast.objects.local.local_store import LocalStore
+from holdfast.objects.local.probe import Place, probe_place
+from holdfast.repo.format.record import encode_record
 from tests.cli.runs import Cli, digest_tree
 from tests.unit.repo.standing import put_mark
 

@@ -7,8 +7,8 @@ from typing import NoReturn
 import pytest
 
 from holdfast import __version__
-from holdfast.cli import names
 from holdfast.cli.main import build_parser
+from holdfast.cli.verbs import names
 from tests.cli.runs import Cli
 
 VERBS = [

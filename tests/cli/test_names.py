@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.repo.layout import snapshot_stem
-from holdfast.repo.repository import open_repository
-from holdfast.repo.snapshots import delete_snapshot
-from holdfast.store.url import open_store
+from holdfast.objects.url import open_store
+from holdfast.repo.format.layout import snapshot_stem
+from holdfast.repo.handle.repository import open_repository
+from holdfast.repo.names.snapshots import delete_snapshot
 from tests.cli.runs import Cli, digest_tree
 from tests.unit.repo.saving import record_key
 

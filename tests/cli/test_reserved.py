@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.store.local import LocalStore
+from holdfast.objects.local.local_store import LocalStore
 from tests.cli.runs import Cli
 from tests.unit.repo.saving import new_repo, save_bytes
 

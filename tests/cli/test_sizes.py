@@ -14,9 +14,9 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_checkpoin
 import holdfast
 from holdfast.cli.output import format_bytes
 from holdfast.dcp import StorageWriter
-from holdfast.repo.parts import read_manifests
-from holdfast.repo.snapshots import read_snapshot
-from holdfast.repo.writer import SaveResult, save
+from holdfast.repo.format.rank_manifests import read_manifests
+from holdfast.repo.names.snapshots import read_snapshot
+from holdfast.repo.write.writer import SaveResult, save
 from tests.cli.runs import Cli
 from tests.property.test_sizes import make_share
 from tests.unit.repo.saving import noise

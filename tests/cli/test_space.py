@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli import space
-from holdfast.cli.space import parse_duration
+from holdfast.cli.verbs import space
+from holdfast.cli.verbs.space import parse_duration
 from holdfast.errors import BadName
-from holdfast.repo.layout import MAX_GENERATION
-from holdfast.repo.prune import Pruned, PrunePlan, apply_prune
-from holdfast.repo.snapshots import read_snapshot
-from holdfast.repo.tags import set_tag
-from holdfast.store.local import LocalStore
-from holdfast.store.protocol import ObjectStore
+from holdfast.objects.local.local_store import LocalStore
+from holdfast.objects.protocol import ObjectStore
+from holdfast.repo.format.layout import MAX_GENERATION
+from holdfast.repo.names.snapshots import read_snapshot
+from holdfast.repo.names.tags import set_tag
+from holdfast.repo.upkeep.prune import Pruned, PrunePlan, apply_prune
 from tests.cli.runs import Cli, digest_tree
 from tests.unit.repo.standing import LEASE_ID, put_lease
 

@@ -13,7 +13,7 @@ import torch.distributed.checkpoint
 
 import holdfast
 from holdfast.dcp import StorageWriter
-from holdfast.repo.collect import Rules
+from holdfast.repo.upkeep.collect import Rules
 from holdfast.testing.ranks import run_ranks
 from tests.compat.archive import HERE, add, pack
 from tests.distributed.placing import LAYOUTS, Meshes

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from holdfast.facade import Store
-from holdfast.store.memory import MemoryStore
+from holdfast.objects.memory import MemoryStore
 from tests.compat.archive import HERE, add, pack
 from tests.tensors import COMPOSITES, ORDINARY, SUBCLASSES, TENSORS
 

@@ -8,11 +8,11 @@ from functools import partial
 from typing import Final
 from unittest import mock
 
-from holdfast.repo.generations import create_generation
-from holdfast.repo.layout import CONFIG, INDEX, PACKS, lease_stem, manifest_key, pack_key
-from holdfast.repo.repository import Repository
-from holdfast.repo.snapshots import delete_snapshot, read_snapshot
-from holdfast.store.memory import MemoryStore
+from holdfast.objects.memory import MemoryStore
+from holdfast.repo.format.layout import CONFIG, INDEX, PACKS, lease_stem, manifest_key, pack_key
+from holdfast.repo.handle.repository import Repository
+from holdfast.repo.names.generations import create_generation
+from holdfast.repo.names.snapshots import delete_snapshot, read_snapshot
 from tests.compat.archive import HERE, TIME_S, add, pack
 from tests.unit.repo.saving import (
     keys,

@@ -8,10 +8,10 @@ from typing import Final
 import pytest
 
 from holdfast.errors import NewerFormat, NotAStore
-from holdfast.repo.check import Checker
-from holdfast.repo.collect import plan_collect, verify_may_collect
-from holdfast.repo.repository import open_repository
-from holdfast.store.local import LocalStore
+from holdfast.objects.local.local_store import LocalStore
+from holdfast.repo.handle.repository import open_repository
+from holdfast.repo.upkeep.check import Checker
+from holdfast.repo.upkeep.collect import plan_collect, verify_may_collect
 from tests.compat.archive import unpack
 from tests.compat.make_zoo import CASES, CONTENT, SOUND, ZOO, make_case
 from tests.unit.repo.saving import load_bytes

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.store.files import PosixFiles
-from holdfast.store.local import LocalStore
-from holdfast.store.memory import MemoryStore
-from holdfast.store.protocol import ObjectStore
+from holdfast.objects.local.files import PosixFiles
+from holdfast.objects.local.local_store import LocalStore
+from holdfast.objects.memory import MemoryStore
+from holdfast.objects.protocol import ObjectStore
 from holdfast.testing.faults import FaultyStore
 from holdfast.testing.power import SimulatedDisk
 from holdfast.testing.store_contract import StoreContract

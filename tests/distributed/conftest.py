@@ -20,7 +20,7 @@ _PRELOADED = (
     "torch.distributed.tensor",
     "torch._dynamo",
     "holdfast.facade",
-    "holdfast.distributed.checkpoint",
+    "holdfast.distributed.checkpoint.checkpoint",
     "tests.distributed.placing",
     "tests.distributed.runs",
 )

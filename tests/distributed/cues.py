@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 from unittest import mock
 
-from holdfast.distributed.collectives import Collectives
-from holdfast.distributed.store_rounds import StoreRounds
-from holdfast.repo import transaction
-from holdfast.repo.snapshots import commit_snapshot
+from holdfast.distributed.talk.collectives import Collectives
+from holdfast.distributed.talk.store_rounds import StoreRounds
+from holdfast.repo.names.snapshots import commit_snapshot
+from holdfast.repo.write import transaction
 
 BEFORE: Final = "before"
 """The rank has not begun its part of the step."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import holdfast
 from holdfast.errors import RankError
-from holdfast.store.local import LocalStore
+from holdfast.objects.local.local_store import LocalStore
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 
 import holdfast
-from holdfast.distributed import sending
-from holdfast.distributed.module_sync import sync_module_states
-from holdfast.distributed.sending import Sender
+from holdfast.distributed.checkpoint.module_sync import sync_module_states
+from holdfast.distributed.talk import sending
+from holdfast.distributed.talk.sending import Sender
 from tests.distributed.conftest import World
 from tests.distributed.telling import Told, tell
 from tests.patience import PATIENCE_S, PROMPT_S

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from holdfast.distributed.collectives import Collectives
+from holdfast.distributed.talk.collectives import Collectives
 from holdfast.errors import RankError
 from tests.distributed.conftest import World
 

@@ -20,11 +20,11 @@ import holdfast
 from holdfast.dcp import StorageReader, StorageWriter
 from holdfast.distributed.dcp import commit
 from holdfast.errors import CommitUnknown, LeaseLost, Mismatch, NameInUse
-from holdfast.repo import leases
-from holdfast.repo.collect import Rules
-from holdfast.repo.roots import read_leases
-from holdfast.repo.sweep import fence, publish_mark
-from holdfast.store.listing import iter_objects
+from holdfast.objects.listing import iter_objects
+from holdfast.repo.names import leases
+from holdfast.repo.names.roots import read_leases
+from holdfast.repo.upkeep.collect import Rules
+from holdfast.repo.upkeep.sweep import fence, publish_mark
 from tests.distributed.dcp_states import dcp
 from tests.patience import PATIENCE_S
 

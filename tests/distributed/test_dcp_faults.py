@@ -16,9 +16,9 @@ from torch.distributed.checkpoint.api import CheckpointException
 import holdfast
 from holdfast.dcp import StorageWriter
 from holdfast.errors import StoreError
-from holdfast.repo import transaction
-from holdfast.repo.snapshots import commit_snapshot
-from holdfast.store.memory import MemoryStore
+from holdfast.objects.memory import MemoryStore
+from holdfast.repo.names.snapshots import commit_snapshot
+from holdfast.repo.write import transaction
 from holdfast.testing.faults import Fault, FaultyStore
 from tests.distributed.conftest import World
 from tests.distributed.telling import Told, tell

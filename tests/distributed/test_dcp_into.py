@@ -11,7 +11,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict
 
 import holdfast
 from holdfast.dcp import StorageWriter
-from holdfast.distributed.training import training_state
+from holdfast.distributed.checkpoint.training import training_state
 from holdfast.errors import Mismatch, Unsupported
 from tests.distributed.conftest import World
 from tests.distributed.dcp_states import dcp

@@ -8,12 +8,12 @@ from typing import Final, Literal
 
 import pytest
 
-from holdfast.distributed.collectives import Collectives
-from holdfast.repo.entry import Entry
-from holdfast.repo.source import BytesSource
-from holdfast.repo.transaction import Part
-from holdfast.repo.writer import Placement, Request, SaveResult, save
-from holdfast.store.memory import MemoryStore
+from holdfast.distributed.talk.collectives import Collectives
+from holdfast.objects.memory import MemoryStore
+from holdfast.repo.format.entry import Entry
+from holdfast.repo.format.source import BytesSource
+from holdfast.repo.write.transaction import Part
+from holdfast.repo.write.writer import Placement, Request, SaveResult, save
 from holdfast.testing.faults import Crashed
 from tests.distributed.cues import ARRIVED, BEFORE, COLLECTED, CREATED, WORKED, Cell, Moment, cueing, list_cells
 from tests.distributed.thread_worlds import connect, run_thread_ranks

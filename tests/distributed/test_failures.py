@@ -15,8 +15,8 @@ from unittest import mock
 import pytest
 import torch
 
-from holdfast.distributed import store_rounds
-from holdfast.distributed.collectives import Collectives
+from holdfast.distributed.talk import store_rounds
+from holdfast.distributed.talk.collectives import Collectives
 from holdfast.errors import RankError
 from tests.distributed.conftest import World
 from tests.distributed.watching import looking_often

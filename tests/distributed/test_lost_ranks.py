@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.distributed import store_rounds
-from holdfast.distributed.collectives import Collectives
+from holdfast.distributed.talk import store_rounds
+from holdfast.distributed.talk.collectives import Collectives
 from holdfast.errors import RankError
 from tests.distributed.conftest import World
 from tests.distributed.watching import looking_often

@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from holdfast.distributed.module_sync import _list_states, sync_module_states, verify_shapes_across_ranks
-from holdfast.distributed.sending import Sender
+from holdfast.distributed.checkpoint.module_sync import _list_states, sync_module_states, verify_shapes_across_ranks
+from holdfast.distributed.talk.sending import Sender
 from holdfast.errors import Mismatch, RankError, Unsupported
 from tests.distributed.conftest import World
 

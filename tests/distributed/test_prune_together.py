@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import holdfast
-from holdfast.distributed.checkpoint import prune_together
-from holdfast.distributed.collectives import Collectives
+from holdfast.distributed.checkpoint.checkpoint import prune_together
+from holdfast.distributed.talk.collectives import Collectives
 from holdfast.errors import RankError
-from holdfast.repo.prune import Keep, Pruned, PrunePlan, apply_prune, read_prune_plan
-from holdfast.store.memory import MemoryStore
+from holdfast.objects.memory import MemoryStore
+from holdfast.repo.upkeep.prune import Keep, Pruned, PrunePlan, apply_prune, read_prune_plan
 from holdfast.testing.faults import Crashed, Fault, FaultyStore
 from tests.distributed.conftest import World
 from tests.distributed.thread_worlds import connect, run_thread_ranks

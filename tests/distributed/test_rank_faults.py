@@ -17,11 +17,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard
 
 import holdfast
-from holdfast.distributed.collectives import Collectives
-from holdfast.repo import transaction
-from holdfast.repo.collect import Rules, collect
-from holdfast.repo.snapshots import commit_snapshot
-from holdfast.store.local import LocalStore
+from holdfast.distributed.talk.collectives import Collectives
+from holdfast.objects.local.local_store import LocalStore
+from holdfast.repo.names.snapshots import commit_snapshot
+from holdfast.repo.upkeep.collect import Rules, collect
+from holdfast.repo.write import transaction
 from holdfast.testing.faults import Fault, FaultyStore
 from tests.distributed.conftest import World
 from tests.distributed.placing import place

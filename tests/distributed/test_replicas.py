@@ -14,9 +14,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import holdfast
-from holdfast.distributed import replicas
-from holdfast.distributed.replicas import Replicas
-from holdfast.distributed.training import training_state
+from holdfast.distributed.checkpoint import replicas
+from holdfast.distributed.checkpoint.replicas import Replicas
+from holdfast.distributed.checkpoint.training import training_state
 from holdfast.errors import RankError
 from tests.distributed.conftest import World
 from tests.distributed.runs import new_model, train, wrap

@@ -16,17 +16,17 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import holdfast
-from holdfast.distributed import checkpoint, plan
-from holdfast.distributed.collectives import Collectives
-from holdfast.distributed.exchange import Exchange
-from holdfast.distributed.liveness import Pulse
-from holdfast.distributed.store_rounds import StoreRounds
+from holdfast.distributed.checkpoint import checkpoint, plan
+from holdfast.distributed.checkpoint.exchange import Exchange
+from holdfast.distributed.talk.collectives import Collectives
+from holdfast.distributed.talk.liveness import Pulse
+from holdfast.distributed.talk.store_rounds import StoreRounds
 from holdfast.errors import RankError
-from holdfast.repo import transaction
-from holdfast.repo.parts import read_manifests
-from holdfast.repo.transaction import Transaction
-from holdfast.snapshot import places
-from holdfast.tensors.sharded import shard
+from holdfast.repo.format.rank_manifests import read_manifests
+from holdfast.repo.write import transaction
+from holdfast.repo.write.transaction import Transaction
+from holdfast.snapshot.into import in_place as places
+from holdfast.tensors.sharding.sharded import shard
 from tests.distributed.conftest import World
 from tests.distributed.placing import place
 from tests.distributed.telling import counting, tell

@@ -15,9 +15,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 
 import holdfast
-from holdfast.distributed.collectives import Collectives
-from holdfast.distributed.seats import Seat
-from holdfast.tensors.sharded import per_rank
+from holdfast.distributed.talk.call_ids import Seat
+from holdfast.distributed.talk.collectives import Collectives
+from holdfast.tensors.sharding.sharded import per_rank
 from tests.distributed.conftest import World
 from tests.distributed.telling import Told, tell
 from tests.patience import PATIENCE_S

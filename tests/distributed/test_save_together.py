@@ -14,9 +14,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 import holdfast
-from holdfast.distributed import store_rounds
-from holdfast.repo.parts import read_manifests
-from holdfast.tensors.sharded import per_rank, shard
+from holdfast.distributed.talk import store_rounds
+from holdfast.repo.format.rank_manifests import read_manifests
+from holdfast.tensors.sharding.sharded import per_rank, shard
 from holdfast.trees.outline import MAX_TREE_DEPTH
 from tests.distributed.conftest import World
 from tests.distributed.placing import place

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # there, and not declared as exported
 
-from holdfast.distributed import seats
-from holdfast.distributed.seats import Seat, find_astray, take_seat
+from holdfast.distributed.talk import call_ids as seats
+from holdfast.distributed.talk.call_ids import Seat, find_astray, take_seat
 
 BASE = "holdfast/x/"
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from holdfast.distributed.plan import plan_save
-from holdfast.repo.repository import Repository
-from holdfast.repo.writer import SaveResult, save
-from holdfast.snapshot.save import SaveOptions
-from holdfast.tensors.sharded import shard
+from holdfast.distributed.checkpoint.plan import plan_save
+from holdfast.repo.handle.repository import Repository
+from holdfast.repo.write.writer import SaveResult, save
+from holdfast.snapshot.save.save import SaveOptions
+from holdfast.tensors.sharding.sharded import shard
 from holdfast.trees.registered import Types
 from tests.unit.repo.saving import new_repo
 from tests.unit.repo.thread_ranks import ThreadRanks, run_threads

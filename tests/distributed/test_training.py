@@ -14,7 +14,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.distributed.checkpoint.state_dict import get_state_dict
 
 import holdfast
-from holdfast.distributed.training import TrainingState, find_names, training_state
+from holdfast.distributed.checkpoint.training import TrainingState, find_names, training_state
 from holdfast.errors import Mismatch, Unsupported
 from tests.distributed.conftest import World
 from tests.distributed.runs import Kind, new_model, train, whole, wrap

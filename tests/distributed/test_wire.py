@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.distributed.wire import MAX_DEPTH, decode, encode
+from holdfast.distributed.talk.wire import MAX_DEPTH, decode, encode
 from holdfast.errors import Corrupt, Unsupported
 
 SCALARS = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(), st.binary())

@@ -12,7 +12,7 @@ from unittest import mock
 import torch.distributed as dist
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # there, and not declared as exported
 
-from holdfast.distributed.collectives import Collectives
+from holdfast.distributed.talk.collectives import Collectives
 
 Result = TypeVar("Result")
 _LIMIT_S: Final = 60.0

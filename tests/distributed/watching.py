@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from typing import Final
 from unittest import mock
 
-from holdfast.distributed import store_rounds
-from holdfast.distributed.liveness import Watch
+from holdfast.distributed.talk import store_rounds
+from holdfast.distributed.talk.liveness import Watch
 
 _LOOK_S: Final = 0.02
 

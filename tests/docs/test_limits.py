@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.repo import chunk, columns, layout, leases, record, snapshots
-from holdfast.store import protocol
+from holdfast.objects import protocol
+from holdfast.repo.format import chunk, columns, layout, record
+from holdfast.repo.names import leases, snapshots
 from holdfast.trees import encoding, outline
 
 REFERENCE = Path(__file__).parents[2] / "docs/reference"

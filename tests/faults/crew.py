@@ -10,10 +10,10 @@ from multiprocessing.context import SpawnProcess
 from threading import Barrier
 
 from holdfast.errors import HoldfastError
-from holdfast.repo.repository import init_repository
-from holdfast.repo.snapshots import read_snapshot
-from holdfast.repo.tags import set_tag
-from holdfast.store.local import LocalStore
+from holdfast.objects.local.local_store import LocalStore
+from holdfast.repo.handle.repository import init_repository
+from holdfast.repo.names.snapshots import read_snapshot
+from holdfast.repo.names.tags import set_tag
 from tests.faults.scenario import Content, save_content
 from tests.patience import PATIENCE_S
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from holdfast.store.memory import MemoryStore
+from holdfast.objects.memory import MemoryStore
 
 
 def replace(store: MemoryStore, key: str, data: bytes) -> None:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from holdfast.errors import HoldfastError
-from holdfast.repo.layout import BAD, INDEX, LEASES, MARKS
-from holdfast.repo.record import encode_record
-from holdfast.repo.snapshots import delete_snapshot, read_snapshot
-from holdfast.repo.tags import delete_tag, set_tag
-from holdfast.store.local import LocalStore
+from holdfast.objects.local.local_store import LocalStore
+from holdfast.repo.format.layout import BAD, INDEX, LEASES, MARKS
+from holdfast.repo.format.record import encode_record
+from holdfast.repo.names.snapshots import delete_snapshot, read_snapshot
+from holdfast.repo.names.tags import delete_tag, set_tag
 from holdfast.testing.power import SimulatedDisk
 from tests.faults.scenario import INIT, Content, State, check_store, random_bytes, read_state, save_content
 

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from holdfast.errors import LeaseLost, NotFound
-from holdfast.repo.collect import Rules, collect
-from holdfast.repo.snapshots import delete_snapshot
-from holdfast.store.local import LocalStore
-from holdfast.store.lock import LockWait
+from holdfast.objects.local.local_store import LocalStore
+from holdfast.objects.local.lock import LockWait
+from holdfast.repo.names.snapshots import delete_snapshot
+from holdfast.repo.upkeep.collect import Rules, collect
 from tests.faults.scenario import random_bytes, save_content
 
 JUMPS: Final = ("+0", "+7h", "-7h", "+400d", "-3h", "+20m", "-400d")

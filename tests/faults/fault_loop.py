@@ -8,7 +8,7 @@ from itertools import count
 from typing import Final, Literal
 
 from holdfast.errors import CommitUnknown, HoldfastError, StoreError
-from holdfast.store.protocol import ObjectStore
+from holdfast.objects.protocol import ObjectStore
 from holdfast.testing.faults import Crashed, Fault, FaultyStore, Operation
 from tests.faults.scenario import State, Verb, check_store, read_state
 

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from typing import Final
 
-from holdfast.repo.collect import Rules, collect
-from holdfast.repo.copying import copy_snapshot
-from holdfast.repo.generations import create_generation
-from holdfast.repo.layout import INDEX, MARKS, PACKS, generation_key, lease_stem, new_lease_id, snapshot_stem
-from holdfast.repo.prune import Keep, prune
-from holdfast.repo.repack import apply_repack, plan_repack
-from holdfast.repo.repair import apply_repair, plan_repair
-from holdfast.repo.repository import open_repository
-from holdfast.repo.roots import read_live
-from holdfast.repo.snapshots import delete_snapshot, read_snapshot
-from holdfast.repo.sweep import publish_mark
-from holdfast.repo.tags import set_tag
-from holdfast.store.listing import iter_objects
-from holdfast.store.memory import MemoryStore
-from holdfast.store.protocol import ObjectStore
+from holdfast.objects.listing import iter_objects
+from holdfast.objects.memory import MemoryStore
+from holdfast.objects.protocol import ObjectStore
+from holdfast.repo.format.layout import INDEX, MARKS, PACKS, generation_key, lease_stem, new_lease_id, snapshot_stem
+from holdfast.repo.handle.repository import open_repository
+from holdfast.repo.names.generations import create_generation
+from holdfast.repo.names.roots import read_live
+from holdfast.repo.names.snapshots import delete_snapshot, read_snapshot
+from holdfast.repo.names.tags import set_tag
+from holdfast.repo.upkeep.collect import Rules, collect
+from holdfast.repo.upkeep.copying import copy_snapshot
+from holdfast.repo.upkeep.prune import Keep, prune
+from holdfast.repo.upkeep.repack import apply_repack, plan_repack
+from holdfast.repo.upkeep.repair import apply_repair, plan_repair
+from holdfast.repo.upkeep.sweep import publish_mark
 from holdfast.testing.faults import Crashed, Fault, FaultyStore
 from tests.faults.damage import flip
 from tests.faults.scenario import Content, Verb, random_bytes, save_content

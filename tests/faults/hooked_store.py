@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from holdfast.digest import Buffer
-from holdfast.store.protocol import PAGE_LIMIT, ObjectInfo, ObjectStore, StoreTraits, Upload
+from holdfast.objects.protocol import PAGE_LIMIT, ObjectInfo, ObjectStore, StoreTraits, Upload
 
 Hook = Callable[[str, str], None]
 """Told the operation's name and its key."""

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from holdfast.facade import Store
-from holdfast.store.memory import MemoryStore
+from holdfast.objects.memory import MemoryStore
 from tests.tensors import raw_bytes
 
 Facts = dict[str, object]

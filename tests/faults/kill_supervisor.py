@@ -11,11 +11,11 @@ import random
 import signal
 import sys
 
-from holdfast.repo.repository import open_repository
-from holdfast.repo.snapshots import read_snapshot
-from holdfast.repo.source import BytesSource
-from holdfast.repo.tags import set_tag
-from holdfast.repo.writer import Request, save
+from holdfast.repo.format.source import BytesSource
+from holdfast.repo.handle.repository import open_repository
+from holdfast.repo.names.snapshots import read_snapshot
+from holdfast.repo.names.tags import set_tag
+from holdfast.repo.write.writer import Request, save
 from tests.filesystems.places import open_place
 
 NAMES = ("run/a", "run/b", "elsewhere")

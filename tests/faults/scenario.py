@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from holdfast.digest import Digest, hash_bytes
-from holdfast.repo.check import Checker
-from holdfast.repo.config import find_config
-from holdfast.repo.findings import Finding
-from holdfast.repo.reader import open_snapshot
-from holdfast.repo.repository import init_repository, open_repository
-from holdfast.repo.snapshots import Snapshot, delete_snapshot, iter_names, read_snapshot
-from holdfast.repo.source import BytesSource
-from holdfast.repo.tags import Tag, delete_tag, iter_tags, set_tag
-from holdfast.repo.writer import Request, SaveResult, save
-from holdfast.store.protocol import ObjectStore
+from holdfast.objects.protocol import ObjectStore
+from holdfast.repo.format.source import BytesSource
+from holdfast.repo.handle.config import find_config
+from holdfast.repo.handle.repository import init_repository, open_repository
+from holdfast.repo.names.snapshots import Snapshot, delete_snapshot, iter_names, read_snapshot
+from holdfast.repo.names.tags import Tag, delete_tag, iter_tags, set_tag
+from holdfast.repo.read.reader import open_snapshot
+from holdfast.repo.upkeep.check import Checker
+from holdfast.repo.upkeep.findings import Finding
+from holdfast.repo.write.writer import Request, SaveResult, save
 
 Content = Mapping[str, bytes]
 """Entries by name."""

@@ -17,15 +17,15 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.errors import CommitUnknown, HoldfastError, LeaseLost, NameInUse, NotFound
-from holdfast.repo.collect import Rules, collect
-from holdfast.repo.copying import copy_snapshot
-from holdfast.repo.repack import apply_repack, plan_repack
-from holdfast.repo.repository import init_repository, open_repository
-from holdfast.repo.roots import read_live
-from holdfast.repo.snapshots import delete_snapshot, read_snapshot
-from holdfast.repo.source import BytesSource
-from holdfast.repo.writer import Request, save
-from holdfast.store.local import LocalStore
+from holdfast.objects.local.local_store import LocalStore
+from holdfast.repo.format.source import BytesSource
+from holdfast.repo.handle.repository import init_repository, open_repository
+from holdfast.repo.names.roots import read_live
+from holdfast.repo.names.snapshots import delete_snapshot, read_snapshot
+from holdfast.repo.upkeep.collect import Rules, collect
+from holdfast.repo.upkeep.copying import copy_snapshot
+from holdfast.repo.upkeep.repack import apply_repack, plan_repack
+from holdfast.repo.write.writer import Request, save
 from tests.faults.unsynced import UnsyncedFiles
 
 NAMES: Final = 4

@@ -10,9 +10,9 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Self
 
-from holdfast.store.local import LocalStore
-from holdfast.store.lock import LockWait
-from holdfast.store.protocol import ObjectStore
+from holdfast.objects.local.local_store import LocalStore
+from holdfast.objects.local.lock import LockWait
+from holdfast.objects.protocol import ObjectStore
 from tests.faults.hooked_store import HookedStore
 
 IMPATIENT = LockWait(limit_s=0.0)

@@ -10,15 +10,15 @@ from typing import Final
 import pytest
 
 from holdfast.errors import LeaseLost
-from holdfast.repo import leases
-from holdfast.repo.collect import Rules, collect
-from holdfast.repo.generations import list_generations
-from holdfast.repo.layout import lease_stem
-from holdfast.repo.leases import RENEW_S, Lease
-from holdfast.repo.repository import init_repository
-from holdfast.repo.snapshots import delete_snapshot
-from holdfast.store.memory import MemoryStore, VirtualClock
-from holdfast.store.protocol import ObjectStore
+from holdfast.objects.memory import MemoryStore, VirtualClock
+from holdfast.objects.protocol import ObjectStore
+from holdfast.repo.format.layout import lease_stem
+from holdfast.repo.handle.repository import init_repository
+from holdfast.repo.names import leases
+from holdfast.repo.names.generations import list_generations
+from holdfast.repo.names.leases import RENEW_S, Lease
+from holdfast.repo.names.snapshots import delete_snapshot
+from holdfast.repo.upkeep.collect import Rules, collect
 from tests.faults.hooked_store import HookedStore
 from tests.faults.scenario import check_store, holds, random_bytes, read_state, save_content
 

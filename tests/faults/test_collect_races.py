@@ -10,22 +10,22 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import LeaseLost, NotFound
-from holdfast.repo.collect import Rules, collect
-from holdfast.repo.copying import copy_snapshot
-from holdfast.repo.generations import create_generation
-from holdfast.repo.layout import MARKS, PACKS, find_shelf, generation_key, lease_stem, snapshot_stem
-from holdfast.repo.prune import Keep, apply_prune, read_prune_plan
-from holdfast.repo.reader import open_snapshot
-from holdfast.repo.record import encode_record
-from holdfast.repo.repack import apply_repack, plan_repack
-from holdfast.repo.repository import open_repository
-from holdfast.repo.roots import read_live
-from holdfast.repo.snapshots import delete_snapshot, read_name, read_snapshot
-from holdfast.repo.tags import set_tag
-from holdfast.store.files import PosixFiles
-from holdfast.store.local import LocalStore
-from holdfast.store.memory import MemoryStore, VirtualClock
-from holdfast.store.protocol import ObjectStore
+from holdfast.objects.local.files import PosixFiles
+from holdfast.objects.local.local_store import LocalStore
+from holdfast.objects.memory import MemoryStore, VirtualClock
+from holdfast.objects.protocol import ObjectStore
+from holdfast.repo.format.layout import MARKS, PACKS, find_shelf, generation_key, lease_stem, snapshot_stem
+from holdfast.repo.format.record import encode_record
+from holdfast.repo.handle.repository import open_repository
+from holdfast.repo.names.generations import create_generation
+from holdfast.repo.names.roots import read_live
+from holdfast.repo.names.snapshots import delete_snapshot, read_name, read_snapshot
+from holdfast.repo.names.tags import set_tag
+from holdfast.repo.read.reader import open_snapshot
+from holdfast.repo.upkeep.collect import Rules, collect
+from holdfast.repo.upkeep.copying import copy_snapshot
+from holdfast.repo.upkeep.prune import Keep, apply_prune, read_prune_plan
+from holdfast.repo.upkeep.repack import apply_repack, plan_repack
 from tests.faults.damage import flip, replace
 from tests.faults.hooked_store import HookedStore, once
 from tests.faults.scenario import Content, check_store, random_bytes, read_content, save_content

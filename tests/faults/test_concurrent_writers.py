@@ -9,12 +9,12 @@ from typing import Final
 
 import pytest
 
-from holdfast.repo.config import find_config
-from holdfast.repo.layout import CONFIG
-from holdfast.repo.snapshots import read_snapshot
-from holdfast.repo.tags import read_tag, set_tag
-from holdfast.store.local import LocalStore
-from holdfast.store.naming import TEMP_PREFIX
+from holdfast.objects.local.local_store import LocalStore
+from holdfast.objects.local.naming import TEMP_PREFIX
+from holdfast.repo.format.layout import CONFIG
+from holdfast.repo.handle.config import find_config
+from holdfast.repo.names.snapshots import read_snapshot
+from holdfast.repo.names.tags import read_tag, set_tag
 from tests.faults.crew import Crew, InitTask, SaveTask, TagTask
 from tests.faults.scenario import Content, check_store, holds, random_bytes, read_state, save_content
 

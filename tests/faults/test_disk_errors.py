@@ -8,7 +8,7 @@ from contextlib import suppress
 import pytest
 
 from holdfast.errors import CommitUnknown, NotAStore, NotFound, StoreError
-from holdfast.store.local import LocalStore
+from holdfast.objects.local.local_store import LocalStore
 from tests.faults.disk_scenario import ROOT, WORK, Work, find_wrong, open_disk, prepared_disk
 from tests.faults.scenario import State, read_state
 from tests.faults.troubled_files import Trouble, TroubledFiles

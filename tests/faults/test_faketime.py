@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import pytest
 
-from holdfast.repo.repository import init_repository
-from holdfast.store.local import LocalStore
+from holdfast.objects.local.local_store import LocalStore
+from holdfast.repo.handle.repository import init_repository
 from tests.faults import faketime_scenario
 from tests.faults.scenario import check_store, holds, read_state
 from tests.filesystems.debian import require

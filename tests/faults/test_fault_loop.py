@@ -9,8 +9,8 @@ from itertools import count
 import pytest
 
 from holdfast.errors import ObjectExists
-from holdfast.store.memory import MemoryStore
-from holdfast.store.protocol import ObjectStore
+from holdfast.objects.memory import MemoryStore
+from holdfast.objects.protocol import ObjectStore
 from holdfast.testing.faults import Fault, FaultyStore, Operation
 from tests.faults.fault_loop import find_wrong, iter_runs
 from tests.faults.hooked_store import HookedStore, once

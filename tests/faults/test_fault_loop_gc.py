@@ -12,17 +12,17 @@ from typing import Final
 import pytest
 
 from holdfast.errors import HoldfastError
-from holdfast.repo.collect import plan_collect
-from holdfast.repo.holdings import Holdings, find_base, read_bases
-from holdfast.repo.layout import INDEX, LEASES, MARKS
-from holdfast.repo.manifest import read_manifest
-from holdfast.repo.repack import plan_repack
-from holdfast.repo.repository import open_repository
-from holdfast.repo.roots import read_leases, read_live
-from holdfast.repo.snapshots import read_name, read_snapshot
-from holdfast.store.local import LocalStore
-from holdfast.store.memory import MemoryStore
-from holdfast.store.protocol import ObjectStore
+from holdfast.objects.local.local_store import LocalStore
+from holdfast.objects.memory import MemoryStore
+from holdfast.objects.protocol import ObjectStore
+from holdfast.repo.format.layout import INDEX, LEASES, MARKS
+from holdfast.repo.format.manifest import read_manifest
+from holdfast.repo.handle.repository import open_repository
+from holdfast.repo.names.roots import read_leases, read_live
+from holdfast.repo.names.snapshots import read_name, read_snapshot
+from holdfast.repo.upkeep.collect import plan_collect
+from holdfast.repo.upkeep.repack import plan_repack
+from holdfast.repo.write.existing import Holdings, find_base, read_bases
 from holdfast.testing.faults import Fault, FaultyStore
 from tests.faults.fault_loop import Run, attempt, iter_runs
 from tests.faults.gc_scenario import (

@@ -17,7 +17,7 @@ import pytest
 
 from holdfast.errors import StoreError
 from holdfast.facade import Store
-from holdfast.store.memory import MemoryStore
+from holdfast.objects.memory import MemoryStore
 from tests.faults.into_scenario import OLD, Facts, Settings, find_facts, find_lies, make_store, make_tree
 
 Raise = Callable[[], BaseException]

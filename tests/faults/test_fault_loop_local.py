@@ -9,9 +9,9 @@ from typing import Final
 
 import pytest
 
-from holdfast.store.files import PosixFiles
-from holdfast.store.local import LocalStore
-from holdfast.store.naming import TEMP_PREFIX
+from holdfast.objects.local.files import PosixFiles
+from holdfast.objects.local.local_store import LocalStore
+from holdfast.objects.local.naming import TEMP_PREFIX
 from holdfast.testing.faults import Fault
 from tests.faults.fault_loop import Run, find_wrong, iter_runs
 from tests.faults.scenario import DELETE, FIRST_SAVE, MOVE_TAG, OVERWRITE, Verb, read_state

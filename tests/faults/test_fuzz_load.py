@@ -16,16 +16,16 @@ import torch
 from holdfast.digest import hash_bytes
 from holdfast.errors import HoldfastError
 from holdfast.facade import Store
-from holdfast.repo.entry import Entry
-from holdfast.repo.layout import CONFIG, INDEX, MANIFESTS, PACKS, SNAPSHOTS, ManifestRef, manifest_key
-from holdfast.repo.manifest import read_manifest
-from holdfast.repo.manifest_encoding import encode_manifest
-from holdfast.repo.record import Json
-from holdfast.repo.repository import open_repository
-from holdfast.repo.snapshots import read_snapshot
-from holdfast.snapshot.lazy import Snapshot
-from holdfast.snapshot.options import LoadOptions
-from holdfast.store.memory import MemoryStore
+from holdfast.objects.memory import MemoryStore
+from holdfast.repo.format.entry import Entry
+from holdfast.repo.format.layout import CONFIG, INDEX, MANIFESTS, PACKS, SNAPSHOTS, ManifestRef, manifest_key
+from holdfast.repo.format.manifest import read_manifest
+from holdfast.repo.format.manifest_encoding import encode_manifest
+from holdfast.repo.format.record import Json
+from holdfast.repo.handle.repository import open_repository
+from holdfast.repo.names.snapshots import read_snapshot
+from holdfast.snapshot.load.options import LoadOptions
+from holdfast.snapshot.view.lazy import Snapshot
 from holdfast.trees.registered import Types
 from tests.faults.damage import replace as replace_object
 from tests.tensors import SUBCLASSES, TENSORS, find_facts

@@ -9,10 +9,10 @@ from typing import Final
 import pytest
 
 from holdfast.errors import HoldfastError, NameInUse
-from holdfast.repo.snapshots import delete_snapshot, read_snapshot
-from holdfast.repo.tags import set_tag
-from holdfast.store.memory import MemoryStore
-from holdfast.store.protocol import ObjectStore
+from holdfast.objects.memory import MemoryStore
+from holdfast.objects.protocol import ObjectStore
+from holdfast.repo.names.snapshots import delete_snapshot, read_snapshot
+from holdfast.repo.names.tags import set_tag
 from holdfast.testing.faults import FaultyStore
 from tests.faults.hooked_store import HookedStore
 from tests.faults.scenario import (

@@ -16,12 +16,12 @@ from typing import Final
 import pytest
 
 from holdfast.digest import Digest, hash_bytes
-from holdfast.repo.chunk import ChunkRef
-from holdfast.repo.config import find_config
-from holdfast.repo.entry import Entry, digest_snapshot
-from holdfast.repo.snapshots import Snapshot, iter_names
-from holdfast.repo.tags import read_tag
-from holdfast.store.local import LocalStore
+from holdfast.objects.local.local_store import LocalStore
+from holdfast.repo.format.chunk import ChunkRef
+from holdfast.repo.format.entry import Entry, digest_snapshot
+from holdfast.repo.handle.config import find_config
+from holdfast.repo.names.snapshots import Snapshot, iter_names
+from holdfast.repo.names.tags import read_tag
 from tests.faults import kill_supervisor
 from tests.faults.scenario import check_store, read_content
 from tests.patience import PATIENCE_S

@@ -9,18 +9,18 @@ from itertools import pairwise
 import pytest
 
 from holdfast.errors import CommitUnknown, HoldfastError, LeaseLost, NotFound
-from holdfast.repo.collect import Rules, collect
-from holdfast.repo.generations import iter_stems
-from holdfast.repo.layout import LEASES, MANIFESTS, MARKS, PACKS, generation_key, pack_key
-from holdfast.repo.leases import RENEW_S
-from holdfast.repo.manifest import read_manifest
-from holdfast.repo.record import encode_record
-from holdfast.repo.repository import open_repository
-from holdfast.repo.roots import read_leases
-from holdfast.repo.snapshots import read_snapshot
-from holdfast.repo.writer import Request, save
-from holdfast.store.memory import MemoryStore, VirtualClock
-from holdfast.store.protocol import ObjectStore
+from holdfast.objects.memory import MemoryStore, VirtualClock
+from holdfast.objects.protocol import ObjectStore
+from holdfast.repo.format.layout import LEASES, MANIFESTS, MARKS, PACKS, generation_key, pack_key
+from holdfast.repo.format.manifest import read_manifest
+from holdfast.repo.format.record import encode_record
+from holdfast.repo.handle.repository import open_repository
+from holdfast.repo.names.generations import iter_stems
+from holdfast.repo.names.leases import RENEW_S
+from holdfast.repo.names.roots import read_leases
+from holdfast.repo.names.snapshots import read_snapshot
+from holdfast.repo.upkeep.collect import Rules, collect
+from holdfast.repo.write.writer import Request, save
 from holdfast.testing.faults import Fault, FaultyStore
 from tests.faults.hooked_store import Hook, HookedStore, nth, once
 from tests.faults.scenario import Content, check_store, random_bytes, read_content, read_state, save_content

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.repo.collect import NETWORK_GRACE_S, Rules, collect
-from holdfast.repo.generations import create_generation
-from holdfast.repo.layout import LEASES, MARKS, PACKS, lease_stem, new_lease_id
-from holdfast.repo.snapshots import delete_snapshot, read_snapshot
-from holdfast.store.local import LocalStore
-from holdfast.store.memory import VirtualClock
-from holdfast.store.protocol import ObjectStore
+from holdfast.objects.local.local_store import LocalStore
+from holdfast.objects.memory import VirtualClock
+from holdfast.objects.protocol import ObjectStore
+from holdfast.repo.format.layout import LEASES, MARKS, PACKS, lease_stem, new_lease_id
+from holdfast.repo.names.generations import create_generation
+from holdfast.repo.names.snapshots import delete_snapshot, read_snapshot
+from holdfast.repo.upkeep.collect import NETWORK_GRACE_S, Rules, collect
 from tests.faults.hooked_store import HookedStore, once
 from tests.faults.scenario import Content, check_store, random_bytes, read_content, save_content
 from tests.faults.unsynced import UnsyncedFiles

@@ -8,10 +8,10 @@ from contextlib import suppress
 import pytest
 
 from holdfast.errors import Corrupt, NotAStore, NotFound
-from holdfast.repo.collect import collect
-from holdfast.repo.snapshots import read_snapshot
-from holdfast.repo.tags import set_tag
-from holdfast.store.local import LocalStore
+from holdfast.objects.local.local_store import LocalStore
+from holdfast.repo.names.snapshots import read_snapshot
+from holdfast.repo.names.tags import set_tag
+from holdfast.repo.upkeep.collect import collect
 from holdfast.testing.faults import Crashed
 from holdfast.testing.power import SimulatedDisk, SyncSite
 from tests.faults.disk_scenario import (

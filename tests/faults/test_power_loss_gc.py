@@ -9,11 +9,11 @@ from typing import Final
 import pytest
 
 from holdfast.errors import HoldfastError
-from holdfast.repo.collect import Rules, plan_collect
-from holdfast.repo.collect import collect as collect_store
-from holdfast.repo.snapshots import delete_snapshot
-from holdfast.store.local import LocalStore
-from holdfast.store.protocol import ObjectStore
+from holdfast.objects.local.local_store import LocalStore
+from holdfast.objects.protocol import ObjectStore
+from holdfast.repo.names.snapshots import delete_snapshot
+from holdfast.repo.upkeep.collect import Rules, plan_collect
+from holdfast.repo.upkeep.collect import collect as collect_store
 from holdfast.testing.faults import Crashed
 from holdfast.testing.power import SimulatedDisk
 from tests.faults.disk_scenario import ROOT, iter_survivors, open_disk

@@ -8,16 +8,16 @@ from typing import Final
 import pytest
 
 from holdfast.errors import MissingChunk, NotFound
-from holdfast.repo.collect import Rules, collect
-from holdfast.repo.layout import PACKS
-from holdfast.repo.prune import Keep, prune
-from holdfast.repo.reader import open_snapshot
-from holdfast.repo.repack import apply_repack, plan_repack
-from holdfast.repo.repository import open_repository
-from holdfast.repo.roots import read_live
-from holdfast.repo.snapshots import delete_snapshot, read_snapshot
-from holdfast.store.memory import MemoryStore
-from holdfast.store.protocol import ObjectStore
+from holdfast.objects.memory import MemoryStore
+from holdfast.objects.protocol import ObjectStore
+from holdfast.repo.format.layout import PACKS
+from holdfast.repo.handle.repository import open_repository
+from holdfast.repo.names.roots import read_live
+from holdfast.repo.names.snapshots import delete_snapshot, read_snapshot
+from holdfast.repo.read.reader import open_snapshot
+from holdfast.repo.upkeep.collect import Rules, collect
+from holdfast.repo.upkeep.prune import Keep, prune
+from holdfast.repo.upkeep.repack import apply_repack, plan_repack
 from tests.faults.hooked_store import HookedStore
 from tests.faults.scenario import Content, random_bytes, save_content
 

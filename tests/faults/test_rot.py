@@ -8,11 +8,22 @@ from typing import Final
 import pytest
 
 from holdfast.errors import HoldfastError
-from holdfast.repo.layout import BAD, INDEX, LEASES, MANIFESTS, MARKS, PACKS, SNAPSHOTS, TAGS, new_file_id, new_lease_id
-from holdfast.repo.record import encode_record
-from holdfast.repo.snapshots import Snapshot, iter_names, read_snapshot
-from holdfast.repo.tags import read_tag, set_tag
-from holdfast.store.memory import MemoryStore
+from holdfast.objects.memory import MemoryStore
+from holdfast.repo.format.layout import (
+    BAD,
+    INDEX,
+    LEASES,
+    MANIFESTS,
+    MARKS,
+    PACKS,
+    SNAPSHOTS,
+    TAGS,
+    new_file_id,
+    new_lease_id,
+)
+from holdfast.repo.format.record import encode_record
+from holdfast.repo.names.snapshots import Snapshot, iter_names, read_snapshot
+from holdfast.repo.names.tags import read_tag, set_tag
 from holdfast.testing.faults import Crashed, Fault, FaultyStore
 from tests.faults.damage import DAMAGES, DELETED, EMPTIED, HALVED, SCRAMBLED, ZEROED, Damage, flip, replace, swap
 from tests.faults.scenario import (

@@ -10,14 +10,14 @@ from typing import Final
 
 import pytest
 
-from holdfast.repo.collect import Rules, collect
-from holdfast.repo.layout import MANIFESTS, PACKS
-from holdfast.repo.repack import apply_repack, plan_repack
-from holdfast.repo.repository import open_repository
-from holdfast.repo.roots import read_live
-from holdfast.repo.snapshots import Snapshot, iter_names
-from holdfast.repo.usage import read_usage
-from holdfast.store.local import LocalStore
+from holdfast.objects.local.local_store import LocalStore
+from holdfast.repo.format.layout import MANIFESTS, PACKS
+from holdfast.repo.handle.repository import open_repository
+from holdfast.repo.names.roots import read_live
+from holdfast.repo.names.snapshots import Snapshot, iter_names
+from holdfast.repo.upkeep.collect import Rules, collect
+from holdfast.repo.upkeep.repack import apply_repack, plan_repack
+from holdfast.repo.upkeep.usage import read_usage
 from tests.faults.scenario import check_store, read_content
 from tests.faults.soak_supervisor import Plan, content, describe
 

@@ -9,14 +9,14 @@ from typing import Final
 import pytest
 
 from holdfast.errors import LeaseLost
-from holdfast.repo.collect import Rules, collect
-from holdfast.repo.leases import Lease
-from holdfast.repo.settled import iter_needed
-from holdfast.repo.snapshots import delete_snapshot, read_snapshot
-from holdfast.repo.sweep import publish_mark
-from holdfast.store.listing import iter_objects
-from holdfast.store.local import LocalStore
-from holdfast.store.protocol import ObjectStore
+from holdfast.objects.listing import iter_objects
+from holdfast.objects.local.local_store import LocalStore
+from holdfast.objects.protocol import ObjectStore
+from holdfast.repo.names.leases import Lease
+from holdfast.repo.names.rollback import iter_needed
+from holdfast.repo.names.snapshots import delete_snapshot, read_snapshot
+from holdfast.repo.upkeep.collect import Rules, collect
+from holdfast.repo.upkeep.sweep import publish_mark
 from tests.faults.scenario import Content, check_store, holds, random_bytes, read_state, save_content
 from tests.faults.stopping import IMPATIENT, CountingStore, Stopped
 

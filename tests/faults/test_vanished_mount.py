@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import StoreGone
-from holdfast.repo.collect import collect
-from holdfast.repo.repository import Repository, open_repository
-from holdfast.repo.source import BytesSource
-from holdfast.repo.writer import Request, save
-from holdfast.store.local import LocalStore
+from holdfast.objects.local.local_store import LocalStore
+from holdfast.repo.format.source import BytesSource
+from holdfast.repo.handle.repository import Repository, open_repository
+from holdfast.repo.upkeep.collect import collect
+from holdfast.repo.write.writer import Request, save
 from tests.faults.scenario import read_state, save_content
 
 CONTENT = {"x": bytes(range(256)) * 20}

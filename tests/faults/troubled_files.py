@@ -10,7 +10,7 @@ from contextlib import suppress
 from enum import Enum
 from typing import TypeVar
 
-from holdfast.store.files import FileKind, Files, FileStat
+from holdfast.objects.local.files import FileKind, Files, FileStat
 from holdfast.testing.faults import Crashed
 
 T = TypeVar("T")

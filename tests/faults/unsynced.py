@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.store.files import PosixFiles
+from holdfast.objects.local.files import PosixFiles
 
 
 class UnsyncedFiles(PosixFiles):

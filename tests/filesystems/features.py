@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from holdfast.store.probe import probe_place
+from holdfast.objects.local.probe import probe_place
 
 _ODD_CHARACTERS: Final = '"*:<>?\\|'
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from holdfast.store.files import Files
-from holdfast.store.local import LocalStore
+from holdfast.objects.local.files import Files
+from holdfast.objects.local.local_store import LocalStore
 
 
 def needs_single_writer(folder: Path) -> bool:

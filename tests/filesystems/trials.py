@@ -19,10 +19,10 @@ from typing import Final
 import pytest
 
 from holdfast.errors import StoreError
-from holdfast.repo.collect import Rules, collect
-from holdfast.repo.snapshots import delete_snapshot
-from holdfast.store.local import LocalStore
-from holdfast.store.protocol import ObjectStore
+from holdfast.objects.local.local_store import LocalStore
+from holdfast.objects.protocol import ObjectStore
+from holdfast.repo.names.snapshots import delete_snapshot
+from holdfast.repo.upkeep.collect import Rules, collect
 from holdfast.testing.faults import Fault
 from holdfast.testing.store_contract import StoreContract
 from tests.faults.fault_loop import find_wrong, iter_runs

@@ -12,9 +12,9 @@ import holdfast
 from holdfast import content_store
 from holdfast.errors import Mismatch
 from holdfast.facade import Store
-from holdfast.repo.reader import SnapshotReader, Watch
-from holdfast.repo.repository import MIN_BUDGET_BYTES
-from holdfast.snapshot import cast
+from holdfast.repo.handle.repository import MIN_BUDGET_BYTES
+from holdfast.repo.read.reader import SnapshotReader, Watch
+from holdfast.snapshot.load import cast
 from holdfast.trees.move import move_to_device
 from tests import fake_accelerator
 from tests.cli.runs import Cli

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from holdfast.store.memory import MemoryStore
+from holdfast.objects.memory import MemoryStore
 
 
 class LockedMemoryStore(MemoryStore):

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from holdfast.errors import NotFound
-from holdfast.repo.collect import Rules, collect
-from holdfast.repo.copying import copy_snapshot
-from holdfast.repo.repack import apply_repack, plan_repack
-from holdfast.repo.repository import open_repository
-from holdfast.repo.snapshots import Snapshot, delete_snapshot, iter_names, read_snapshot
-from holdfast.store.memory import MemoryStore
-from holdfast.store.protocol import ObjectStore
+from holdfast.objects.memory import MemoryStore
+from holdfast.objects.protocol import ObjectStore
+from holdfast.repo.handle.repository import open_repository
+from holdfast.repo.names.snapshots import Snapshot, delete_snapshot, iter_names, read_snapshot
+from holdfast.repo.upkeep.collect import Rules, collect
+from holdfast.repo.upkeep.copying import copy_snapshot
+from holdfast.repo.upkeep.repack import apply_repack, plan_repack
 from tests.faults.scenario import Content, random_bytes, save_content
 from tests.interleaving.schedule import Act
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Final, Literal
 
 from holdfast.errors import HoldfastError
-from holdfast.store.protocol import ObjectStore
+from holdfast.objects.protocol import ObjectStore
 from holdfast.testing.faults import Crashed
 from tests.faults.hooked_store import HookedStore
 from tests.patience import PATIENCE_S

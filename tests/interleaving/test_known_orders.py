@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from holdfast.errors import LeaseLost, NameInUse
-from holdfast.repo.collect import collect
-from holdfast.repo.layout import LEASES, PACKS, SNAPSHOTS
-from holdfast.repo.roots import LeaseView, read_leases
-from holdfast.repo.settled import is_settled
-from holdfast.repo.snapshots import delete_snapshot, read_snapshot
-from holdfast.repo.sweep import fence
-from holdfast.store.memory import MemoryStore
+from holdfast.objects.memory import MemoryStore
+from holdfast.repo.format.layout import LEASES, PACKS, SNAPSHOTS
+from holdfast.repo.names.rollback import is_settled
+from holdfast.repo.names.roots import LeaseView, read_leases
+from holdfast.repo.names.snapshots import delete_snapshot, read_snapshot
+from holdfast.repo.upkeep.collect import collect
+from holdfast.repo.upkeep.sweep import fence
 from tests.faults.hooked_store import HookedStore, nth, once
 from tests.faults.scenario import save_content
 from tests.interleaving.scenes import COLLECT, DEAD, EAGER, NEW, OLD, OTHER, OVERWRITE, OVERWRITE_TOO

@@ -7,9 +7,9 @@ from typing import Final
 
 import pytest
 
-from holdfast.repo import collect as collect_module
-from holdfast.repo import leases
-from holdfast.repo.roots import LeaseView
+from holdfast.repo.names import leases
+from holdfast.repo.names.roots import LeaseView
+from holdfast.repo.upkeep import collect as collect_module
 from tests.interleaving.locked_store import LockedMemoryStore
 from tests.interleaving.scenes import CROWDS, SCENES, Scene
 from tests.interleaving.schedule import Bounds, Run, Schedule

@@ -10,14 +10,15 @@ from typing import Any, Final
 import pytest
 
 from holdfast.errors import LeaseLost
-from holdfast.repo import collect as collecting
-from holdfast.repo import roots, sweep
-from holdfast.repo.layout import LEASES, SNAPSHOTS, generation_key
-from holdfast.repo.leases import Lease
-from holdfast.repo.roots import Live
-from holdfast.repo.transaction import Transaction
-from holdfast.store.memory import MemoryStore
-from holdfast.store.protocol import ObjectStore
+from holdfast.objects.memory import MemoryStore
+from holdfast.objects.protocol import ObjectStore
+from holdfast.repo.format.layout import LEASES, SNAPSHOTS, generation_key
+from holdfast.repo.names import roots
+from holdfast.repo.names.leases import Lease
+from holdfast.repo.names.roots import Live
+from holdfast.repo.upkeep import collect as collecting
+from holdfast.repo.upkeep import sweep
+from holdfast.repo.write.transaction import Transaction
 from tests.interleaving.scenes import COLLECT, OVERWRITE, SCENES, prepare_dead
 from tests.interleaving.schedule import Bounds, Stretch, direct
 from tests.interleaving.theatre import Theatre, explore

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from holdfast.errors import HoldfastError
-from holdfast.repo import layout
-from holdfast.store.memory import MemoryStore
+from holdfast.objects.memory import MemoryStore
+from holdfast.repo.format import layout
 from tests.interleaving.locked_store import LockedMemoryStore
 from tests.interleaving.scenes import Part, Scene
 from tests.interleaving.schedule import Bounds, Explorer, Run, Schedule, Stage

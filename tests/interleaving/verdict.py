@@ -6,17 +6,17 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from holdfast.errors import CommitUnknown, HoldfastError, LeaseLost, NameInUse
-from holdfast.repo.collect import collect
-from holdfast.repo.generations import iter_stems
-from holdfast.repo.layout import LEASES, MANIFESTS, MARKS, PACKS, SNAPSHOTS, TAGS
-from holdfast.repo.repair import rebuild_index
-from holdfast.repo.repository import open_repository
-from holdfast.repo.roots import read_leases
-from holdfast.repo.settled import is_present, iter_needed
-from holdfast.repo.snapshots import Snapshot, iter_names
-from holdfast.repo.sweep import iter_marks
-from holdfast.store.memory import MemoryStore
-from holdfast.store.protocol import ObjectStore
+from holdfast.objects.memory import MemoryStore
+from holdfast.objects.protocol import ObjectStore
+from holdfast.repo.format.layout import LEASES, MANIFESTS, MARKS, PACKS, SNAPSHOTS, TAGS
+from holdfast.repo.handle.repository import open_repository
+from holdfast.repo.names.generations import iter_stems
+from holdfast.repo.names.rollback import is_present, iter_needed
+from holdfast.repo.names.roots import read_leases
+from holdfast.repo.names.snapshots import Snapshot, iter_names
+from holdfast.repo.upkeep.collect import collect
+from holdfast.repo.upkeep.repair import rebuild_index
+from holdfast.repo.upkeep.sweep import iter_marks
 from tests.faults.scenario import Content, check_store, read_content, save_content
 from tests.interleaving.scenes import EAGER, Part
 from tests.interleaving.schedule import Outcome, Run

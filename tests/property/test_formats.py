@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 from holdfast.digest import Digest, hash_bytes
 from holdfast.errors import Corrupt, NewerFormat
-from holdfast.repo.chunk import CHUNK_BYTES, ChunkRef, Location
-from holdfast.repo.columns import Kind, Letter, column, decode_table, encode_table
-from holdfast.repo.entry import Entry, digest_snapshot
-from holdfast.repo.index import BlockCache, Fragment, encode_fragment
-from holdfast.repo.manifest import decode_manifest
-from holdfast.repo.manifest_encoding import encode_manifest
-from holdfast.repo.pack import PackBuilder, PackedChunk, read_footer
-from holdfast.repo.record import Json, canonical_json, decode_record, encode_record, parse_json
-from holdfast.store.memory import MemoryStore
+from holdfast.objects.memory import MemoryStore
+from holdfast.repo.format.chunk import CHUNK_BYTES, ChunkRef, Location
+from holdfast.repo.format.columns import Kind, Letter, column, decode_table, encode_table
+from holdfast.repo.format.entry import Entry, digest_snapshot
+from holdfast.repo.format.manifest import decode_manifest
+from holdfast.repo.format.manifest_encoding import encode_manifest
+from holdfast.repo.format.pack import PackBuilder, PackedChunk, read_footer
+from holdfast.repo.format.record import Json, canonical_json, decode_record, encode_record, parse_json
+from holdfast.repo.handle.index import BlockCache, Fragment, encode_fragment
 from tests.unit.repo.forging import seal_manifest, seal_pack
 from tests.unit.repo.saving import PACK_ID, append_run, flip, iter_gaps
 
@@ -158,8 +158,8 @@ ROWS = st.lists(st.builds(PackedChunk, st.one_of(DIGESTS, PREFIXED), SIZES, LOCA
 @given(ROWS)
 def test_a_fragment_finds_all_that_it_was_given(rows: list[PackedChunk]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("holdfast.repo.index._PREFIXES_PER_BLOCK", 4)
-        patch.setattr("holdfast.repo.index._ROWS_PER_BLOCK", 3)
+        patch.setattr("holdfast.repo.handle.index._PREFIXES_PER_BLOCK", 4)
+        patch.setattr("holdfast.repo.handle.index._ROWS_PER_BLOCK", 3)
         store = MemoryStore()
         data = encode_fragment(rows)
         store.create("index/x", data)
@@ -222,5 +222,5 @@ def test_an_honest_table_with_bytes_changed_is_decoded_or_refused(
 
 def _table(wanted: list[Entry]) -> bytes:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("holdfast.repo.manifest_encoding.MAX_RATIO", 0)
+        patch.setattr("holdfast.repo.format.manifest_encoding.MAX_RATIO", 0)
         return encode_manifest(None, wanted)[24:-32]

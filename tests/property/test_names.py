@@ -8,8 +8,9 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from holdfast.errors import BadName
-from holdfast.repo.generations import create_generation
-from holdfast.repo.layout import (
+from holdfast.objects.memory import MemoryStore
+from holdfast.objects.protocol import verify_key
+from holdfast.repo.format.layout import (
     SNAPSHOTS,
     escape_name,
     escape_prefix,
@@ -20,9 +21,8 @@ from holdfast.repo.layout import (
     split_generation,
     verify_name,
 )
-from holdfast.repo.snapshots import iter_names
-from holdfast.store.memory import MemoryStore
-from holdfast.store.protocol import verify_key
+from holdfast.repo.names.generations import create_generation
+from holdfast.repo.names.snapshots import iter_names
 
 # Weighted towards what escaping treats specially: separators, dots, case, percent, combining marks, all of Unicode.
 CHARS = st.one_of(st.sampled_from("aA0./%_@-~ e\u0301\u00e9\u0338="), st.characters(exclude_categories=["Cs"]))

@@ -27,10 +27,10 @@ from torch.utils import _content_store as torch_store
 
 import holdfast
 from holdfast import content_store
-from holdfast.distributed.collectives import Collectives
-from holdfast.distributed.module_sync import sync_module_states, verify_shapes_across_ranks
-from holdfast.repo.boxes import add, subtract
-from holdfast.tensors.sharded import find_state_dict_object, find_tensor_shard
+from holdfast.distributed.checkpoint.module_sync import sync_module_states, verify_shapes_across_ranks
+from holdfast.distributed.talk.collectives import Collectives
+from holdfast.repo.format.boxes import add, subtract
+from holdfast.tensors.sharding.sharded import find_state_dict_object, find_tensor_shard
 from holdfast.tensors.storage import alloc_storage, free_storage, is_allocated
 from holdfast.trees.apply import apply_to_tensors
 from holdfast.trees.kwargs import pack_kwargs, unpack_kwargs

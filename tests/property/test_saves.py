@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import NameInUse
-from holdfast.repo.check import Checker
-from holdfast.repo.reader import SnapshotReader
-from holdfast.repo.repository import Repository
-from holdfast.store.memory import MemoryStore
+from holdfast.objects.memory import MemoryStore
+from holdfast.repo.handle.repository import Repository
+from holdfast.repo.read.reader import SnapshotReader
+from holdfast.repo.upkeep.check import Checker
 from tests.unit.repo.saving import load_bytes, new_repo, noise, save_bytes, snapshot_of
 
 SMALL_CHUNK = 4096
@@ -30,11 +30,11 @@ STATES = st.dictionaries(st.text("abc.", max_size=4), VALUES, max_size=5)
 def small_chunks() -> Iterator[None]:
     """Cut into 4 KiB, and read and write 16 KiB at once: the same code, in less time."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("chunk", "source", "manifest", "pack"):
+        for module in ("format.chunk", "format.source", "format.manifest", "format.pack"):
             patch.setattr(f"holdfast.repo.{module}.CHUNK_BYTES", SMALL_CHUNK)
-        for module in ("chunk", "writer", "reader", "stretches"):
+        for module in ("format.chunk", "write.writer", "read.reader", "read.stretches"):
             patch.setattr(f"holdfast.repo.{module}.UNIT_BYTES", 4 * SMALL_CHUNK)
-        patch.setattr("holdfast.repo.pack.PACK_LIMIT_BYTES", 20 * SMALL_CHUNK)
+        patch.setattr("holdfast.repo.format.pack.PACK_LIMIT_BYTES", 20 * SMALL_CHUNK)
         yield
 
 

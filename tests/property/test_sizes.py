@@ -5,19 +5,19 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.repo.chunk import INLINE_BYTES
-from holdfast.repo.copying import copy_snapshot
-from holdfast.repo.entry import Entry
-from holdfast.repo.layout import PACKS
-from holdfast.repo.pack import read_footer
-from holdfast.repo.parts import read_manifests
-from holdfast.repo.repository import Repository
-from holdfast.repo.snapshots import Snapshot, read_snapshot
-from holdfast.repo.source import BytesSource
-from holdfast.repo.transaction import Part
-from holdfast.repo.usage import find_leases, find_new_bytes, read_usage
-from holdfast.repo.writer import Placement, Request, SaveResult, save
-from holdfast.store.memory import MemoryStore
+from holdfast.objects.memory import MemoryStore
+from holdfast.repo.format.chunk import INLINE_BYTES
+from holdfast.repo.format.entry import Entry
+from holdfast.repo.format.layout import PACKS
+from holdfast.repo.format.pack import read_footer
+from holdfast.repo.format.rank_manifests import read_manifests
+from holdfast.repo.format.source import BytesSource
+from holdfast.repo.handle.repository import Repository
+from holdfast.repo.names.snapshots import Snapshot, read_snapshot
+from holdfast.repo.upkeep.copying import copy_snapshot
+from holdfast.repo.upkeep.usage import find_leases, find_new_bytes, read_usage
+from holdfast.repo.write.transaction import Part
+from holdfast.repo.write.writer import Placement, Request, SaveResult, save
 from tests.unit.repo.saving import keys, new_repo, noise, save_bytes
 from tests.unit.repo.thread_ranks import run_threads
 

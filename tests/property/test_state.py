@@ -11,9 +11,9 @@ import torch
 from hypothesis import given
 
 from holdfast.facade import Store
-from holdfast.repo.source import cut_sources
-from holdfast.snapshot.save import SaveOptions, make_request
-from holdfast.store.memory import MemoryStore
+from holdfast.objects.memory import MemoryStore
+from holdfast.repo.format.source import cut_sources
+from holdfast.snapshot.save.save import SaveOptions, make_request
 from holdfast.trees.registered import Types
 from tests.tensor_zoo import DTYPES, QUANTISED
 from tests.tensors import assert_same_tensor, find_facts

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import Corrupt, HoldfastError, NewerFormat, Unsupported
-from holdfast.repo.record import Json, canonical_json, parse_json
+from holdfast.repo.format.record import Json, canonical_json, parse_json
 from holdfast.trees.encoding import decode_tree, encode_tree, refuse
 from holdfast.trees.outline import Path, format_value, iter_leaves, join_name
 from holdfast.trees.registered import Types

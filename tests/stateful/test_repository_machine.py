@@ -15,25 +15,25 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from holdfast.errors import LeaseLost, NameInUse, NotFound
-from holdfast.repo import layout
-from holdfast.repo.collect import Rules, collect, plan_collect
-from holdfast.repo.copying import copy_snapshot
-from holdfast.repo.generations import iter_stems
-from holdfast.repo.layout import INDEX, LEASES, MANIFESTS, MARKS, PACKS, SNAPSHOTS, TAGS
-from holdfast.repo.leases import EXPIRE_S
-from holdfast.repo.prune import Keep, prune
-from holdfast.repo.repack import apply_repack, plan_repack
-from holdfast.repo.repair import apply_repair, plan_repair, rebuild_index
-from holdfast.repo.repository import Repository, open_repository
-from holdfast.repo.roots import read_leases
-from holdfast.repo.settled import is_settled, iter_needed
-from holdfast.repo.snapshots import Snapshot, delete_snapshot, iter_names, read_snapshot
-from holdfast.repo.source import BytesSource
-from holdfast.repo.sweep import iter_marks, publish_mark
-from holdfast.repo.tags import Tag, delete_tag, iter_tags, set_tag
-from holdfast.repo.writer import Request, save
-from holdfast.store.memory import MemoryStore, VirtualClock
-from holdfast.store.protocol import ObjectStore
+from holdfast.objects.memory import MemoryStore, VirtualClock
+from holdfast.objects.protocol import ObjectStore
+from holdfast.repo.format import layout
+from holdfast.repo.format.layout import INDEX, LEASES, MANIFESTS, MARKS, PACKS, SNAPSHOTS, TAGS
+from holdfast.repo.format.source import BytesSource
+from holdfast.repo.handle.repository import Repository, open_repository
+from holdfast.repo.names.generations import iter_stems
+from holdfast.repo.names.leases import EXPIRE_S
+from holdfast.repo.names.rollback import is_settled, iter_needed
+from holdfast.repo.names.roots import read_leases
+from holdfast.repo.names.snapshots import Snapshot, delete_snapshot, iter_names, read_snapshot
+from holdfast.repo.names.tags import Tag, delete_tag, iter_tags, set_tag
+from holdfast.repo.upkeep.collect import Rules, collect, plan_collect
+from holdfast.repo.upkeep.copying import copy_snapshot
+from holdfast.repo.upkeep.prune import Keep, prune
+from holdfast.repo.upkeep.repack import apply_repack, plan_repack
+from holdfast.repo.upkeep.repair import apply_repair, plan_repair, rebuild_index
+from holdfast.repo.upkeep.sweep import iter_marks, publish_mark
+from holdfast.repo.write.writer import Request, save
 from holdfast.testing.faults import Crashed, Fault, FaultyStore
 from tests.faults.hooked_store import HookedStore
 from tests.faults.scenario import Content, check_store, random_bytes, read_content

@@ -18,8 +18,8 @@ from holdfast.content_store import (
 )
 from holdfast.digest import hash_bytes
 from holdfast.errors import BadName, DigestMismatch, NotAStore, NotFound, TensorNotFound, Unsupported
-from holdfast.repo.repository import open_repository
-from holdfast.store.memory import MemoryStore, VirtualClock
+from holdfast.objects.memory import MemoryStore, VirtualClock
+from holdfast.repo.handle.repository import open_repository
 from tests.tensors import SUBCLASSES, TENSORS, assert_same_tensor
 
 

@@ -20,9 +20,9 @@ import torch
 from holdfast.content.catalog import Catalog
 from holdfast.content_store import ContentStoreReader, ContentStoreWriter
 from holdfast.errors import HoldfastError, NotFound, StoreFull
-from holdfast.repo.repository import Repository, open_repository
-from holdfast.store.memory import MemoryStore
-from holdfast.store.url import open_store
+from holdfast.objects.memory import MemoryStore
+from holdfast.objects.url import open_store
+from holdfast.repo.handle.repository import Repository, open_repository
 from holdfast.testing.faults import Fault, FaultyStore
 
 

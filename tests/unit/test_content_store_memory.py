@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.content_store import ContentStoreReader, ContentStoreWriter, hash_storage
-from holdfast.repo.repository import Repository, open_repository
-from holdfast.repo.snapshots import Snapshot as Record
-from holdfast.repo.snapshots import iter_names
-from holdfast.snapshot.lazy import Snapshot
-from holdfast.store.memory import MemoryStore
+from holdfast.objects.memory import MemoryStore
+from holdfast.repo.handle.repository import Repository, open_repository
+from holdfast.repo.names.snapshots import Snapshot as Record
+from holdfast.repo.names.snapshots import iter_names
+from holdfast.snapshot.view.lazy import Snapshot
 from holdfast.trees.registered import Types
 
 

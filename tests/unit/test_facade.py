@@ -17,10 +17,10 @@ import torch
 
 from holdfast.errors import NameInUse, NotAStore, NotFound, ReadOnlyStore, StoreError, Unsupported
 from holdfast.facade import Store
+from holdfast.objects.memory import MemoryStore, VirtualClock
 from holdfast.opening import open as open_store
-from holdfast.repo.collect import Rules
-from holdfast.repo.layout import PACKS
-from holdfast.store.memory import MemoryStore, VirtualClock
+from holdfast.repo.format.layout import PACKS
+from holdfast.repo.upkeep.collect import Rules
 from tests.unit.repo.saving import keys
 
 

@@ -9,9 +9,9 @@ import pytest
 
 import holdfast
 from holdfast import BadName, Store
-from holdfast.repo.layout import is_reserved
-from holdfast.repo.snapshots import DamagedName, iter_names, iter_user_names
-from holdfast.store.local import LocalStore
+from holdfast.objects.local.local_store import LocalStore
+from holdfast.repo.format.layout import is_reserved
+from holdfast.repo.names.snapshots import DamagedName, iter_names, iter_user_names
 from tests.unit.repo.saving import new_repo, record_key, save_bytes
 
 OWN = "@own/thing"

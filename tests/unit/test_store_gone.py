@@ -15,12 +15,12 @@ import torch
 
 import holdfast
 from holdfast import CommitUnknown, NotAStore, Store, StoreGone
-from holdfast.capture.eye import RecordingWarning
-from holdfast.compile_cache.flight import single_flight
-from holdfast.repo.copying import copy_snapshot
-from holdfast.repo.repository import open_repository
-from holdfast.repo.snapshots import read_snapshot
-from holdfast.store.local import LocalStore
+from holdfast.capture.record.observer import RecordingWarning
+from holdfast.compile_cache.single_flight import single_flight
+from holdfast.objects.local.local_store import LocalStore
+from holdfast.repo.handle.repository import open_repository
+from holdfast.repo.names.snapshots import read_snapshot
+from holdfast.repo.upkeep.copying import copy_snapshot
 from tests.faults.hooked_store import HookedStore, once
 
 TREE: Final = {"w": torch.arange(2000.0)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from typing import TYPE_CHECKING
 
-from holdfast.cli.grammar_run import add_run
+from holdfast.cli.runs.grammar import add_run
 from holdfast.cli.verb import add_json as _add_json
 from holdfast.cli.verb import add_verb as _add
 

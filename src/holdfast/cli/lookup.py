@@ -7,15 +7,15 @@ from difflib import get_close_matches
 
 from holdfast.cli.output import Output, count
 from holdfast.errors import NotAStore, NotFound
-from holdfast.repo.check_records import check_links
-from holdfast.repo.config import verify_empty
-from holdfast.repo.layout import PREFIXES, is_reserved
-from holdfast.repo.repository import Repository, open_repository
-from holdfast.repo.snapshots import DamagedName, Snapshot, iter_names, iter_user_names, read_name
-from holdfast.repo.tags import iter_tags, read_tag
-from holdfast.store.listing import LinkedStore
-from holdfast.store.protocol import ObjectStore
-from holdfast.store.url import open_store
+from holdfast.objects.listing import LinkedStore
+from holdfast.objects.protocol import ObjectStore
+from holdfast.objects.url import open_store
+from holdfast.repo.format.layout import PREFIXES, is_reserved
+from holdfast.repo.handle.config import verify_empty
+from holdfast.repo.handle.repository import Repository, open_repository
+from holdfast.repo.names.snapshots import DamagedName, Snapshot, iter_names, iter_user_names, read_name
+from holdfast.repo.names.tags import iter_tags, read_tag
+from holdfast.repo.upkeep.check_records import check_links
 
 
 def open_to_read(url: str, output: Output) -> Repository:

@@ -15,8 +15,8 @@ from holdfast.cli.grammar import add_verbs
 from holdfast.cli.output import Output
 from holdfast.cli.verb import Parser, format_examples
 from holdfast.errors import BadName, Corrupt, HoldfastError, NotAStore, NotFound
-from holdfast.repo.layout import MANIFESTS
-from holdfast.store.url import find_store_root, holds_config
+from holdfast.objects.url import find_store_root, holds_config
+from holdfast.repo.format.layout import MANIFESTS
 
 ERROR: Final = 2
 INTERRUPTED: Final = 130
@@ -25,24 +25,24 @@ BROKEN_PIPE: Final = 141
 
 # A verb's module is loaded when the verb runs: `ls` must not pay for what `put` needs.
 _HOME: Final = {
-    "init": "holdfast.cli.names",
-    "ls": "holdfast.cli.names",
-    "tag": "holdfast.cli.names",
-    "rm": "holdfast.cli.rm",
-    "show": "holdfast.cli.show",
-    "diff": "holdfast.cli.diff",
-    "put": "holdfast.cli.put",
-    "get": "holdfast.cli.get",
-    "cat": "holdfast.cli.get",
-    "check": "holdfast.cli.check",
-    "doctor": "holdfast.cli.doctor",
-    "du": "holdfast.cli.space",
-    "prune": "holdfast.cli.space",
-    "gc": "holdfast.cli.space",
-    "repair": "holdfast.cli.mend",
-    "copy": "holdfast.cli.mend",
-    "cache": "holdfast.cli.cache",
-    "run": "holdfast.cli.run",
+    "init": "holdfast.cli.verbs.names",
+    "ls": "holdfast.cli.verbs.names",
+    "tag": "holdfast.cli.verbs.names",
+    "rm": "holdfast.cli.verbs.rm",
+    "show": "holdfast.cli.verbs.show",
+    "diff": "holdfast.cli.verbs.diff",
+    "put": "holdfast.cli.verbs.put",
+    "get": "holdfast.cli.verbs.get",
+    "cat": "holdfast.cli.verbs.get",
+    "check": "holdfast.cli.verbs.check",
+    "doctor": "holdfast.cli.verbs.doctor",
+    "du": "holdfast.cli.verbs.space",
+    "prune": "holdfast.cli.verbs.space",
+    "gc": "holdfast.cli.verbs.space",
+    "repair": "holdfast.cli.verbs.repair",
+    "copy": "holdfast.cli.verbs.repair",
+    "cache": "holdfast.cli.verbs.cache",
+    "run": "holdfast.cli.runs.run",
 }
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, TextIO
 
 from holdfast.progress import Progress, Silent
-from holdfast.repo.record import Json
+from holdfast.repo.format.record import Json
 from holdfast.repo.stages import Stages
 
 if TYPE_CHECKING:

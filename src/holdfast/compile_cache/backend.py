@@ -11,16 +11,16 @@ from typing import Any, Literal, TypedDict
 import torch
 
 from holdfast.compile_cache import inductor
+from holdfast.compile_cache.artifacts.prefetch import Prefetch
+from holdfast.compile_cache.artifacts.trust import Trust, read_secret
+from holdfast.compile_cache.artifacts.why import Explanation
 from holdfast.compile_cache.cache import CompileCache, Run
 from holdfast.compile_cache.counters import Statistics
-from holdfast.compile_cache.flight import WAIT_S, Waiting
-from holdfast.compile_cache.key import Key, Uncacheable, UnknownCode, make_key
-from holdfast.compile_cache.key_inputs import may_share
-from holdfast.compile_cache.prefetch import Prefetch
-from holdfast.compile_cache.trust import Trust, read_secret
-from holdfast.compile_cache.why import Explanation
+from holdfast.compile_cache.key.inputs import may_share
+from holdfast.compile_cache.key.key import Key, Uncacheable, UnknownCode, make_key
+from holdfast.compile_cache.single_flight import WAIT_S, Waiting
 from holdfast.errors import StoreError
-from holdfast.repo.repository import Repository
+from holdfast.repo.handle.repository import Repository
 
 _log = logging.getLogger(__name__)
 

@@ -14,19 +14,19 @@ from functools import partial
 from typing import Any, Final
 
 from holdfast.compile_cache import inductor
-from holdfast.compile_cache.artifact import Artifact, iter_variants, read_artifact, write_artifact
-from holdfast.compile_cache.catalog import Found, iter_artifacts
+from holdfast.compile_cache.artifacts.artifact import Artifact, iter_variants, read_artifact, write_artifact
+from holdfast.compile_cache.artifacts.catalog import Found, iter_artifacts
+from holdfast.compile_cache.artifacts.last_use import DAY_S, record_use
+from holdfast.compile_cache.artifacts.prefetch import Prefetch, Ready
+from holdfast.compile_cache.artifacts.statement import read_parts
+from holdfast.compile_cache.artifacts.trust import Trust
+from holdfast.compile_cache.artifacts.why import Candidate, Explanation, explain
 from holdfast.compile_cache.counters import Counters, Statistics
-from holdfast.compile_cache.flight import Turn, Waiting, single_flight
 from holdfast.compile_cache.inductor import Compiled
-from holdfast.compile_cache.key import Key
-from holdfast.compile_cache.last_use import DAY_S, record_use
-from holdfast.compile_cache.prefetch import Prefetch, Ready
-from holdfast.compile_cache.statement import read_parts
-from holdfast.compile_cache.trust import Trust
-from holdfast.compile_cache.why import Candidate, Explanation, explain
+from holdfast.compile_cache.key.key import Key
+from holdfast.compile_cache.single_flight import Turn, Waiting, single_flight
 from holdfast.errors import Corrupt, HoldfastError, NewerFormat, NotFound, Untrusted
-from holdfast.repo.repository import Repository
+from holdfast.repo.handle.repository import Repository
 
 _log = logging.getLogger(__name__)
 

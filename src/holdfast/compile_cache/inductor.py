@@ -22,7 +22,7 @@ from holdfast.errors import CompileCacheError
 # Torch makes a class of the module when it is imported, which its types do not tell.
 _patch_compiler: Final[Callable[..., Any]] = torch.compiler.config.patch  # type: ignore[attr-defined]
 
-_KNOWN: Final = {"2.13": "holdfast.compile_cache.torch_2_13"}
+_KNOWN: Final = {"2.13": "holdfast.compile_cache.torch_2_13.compiler"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,20 +15,20 @@ from typing import Any, Final
 
 import torch
 
-from holdfast.content.ledger import StorageLedger
+from holdfast.content.seen_storages import StorageLedger
 from holdfast.digest import hash_bytes
 from holdfast.errors import Unsupported
-from holdfast.repo.chunk import CHUNK_BYTES
-from holdfast.repo.record import Json, parse_json
-from holdfast.repo.source import BytesSource, Source
-from holdfast.repo.writer import Request
+from holdfast.repo.format.chunk import CHUNK_BYTES
+from holdfast.repo.format.record import Json, parse_json
+from holdfast.repo.format.source import BytesSource, Source
+from holdfast.repo.write.writer import Request
 from holdfast.snapshot.leaves import GRAD, PARTS, TENSOR, LeafWriter
-from holdfast.snapshot.staging import StagedSource
+from holdfast.snapshot.save.staging import StagedSource
 from holdfast.tensors.build import CPU, build_tensor, spread_items
+from holdfast.tensors.composite import verify_readable
 from holdfast.tensors.dtypes import item_bytes, items_per_byte
 from holdfast.tensors.layouts import ORDINARY_CLASSES
 from holdfast.tensors.memory import new_memory, view_bytes, view_storage, wrap_memory
-from holdfast.tensors.parts import verify_readable
 from holdfast.tensors.sources import Form, TensorSource
 from holdfast.tensors.spec import TensorSpec, count_bytes, describe, encode_spec
 from holdfast.trees.encoding import encode_tree

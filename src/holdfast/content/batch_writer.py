@@ -13,12 +13,12 @@ from typing import Final
 import torch
 
 from holdfast.content.batch import Batch
-from holdfast.content.ledger import StorageLedger
-from holdfast.repo.layout import verify_name
-from holdfast.repo.repository import Repository
-from holdfast.repo.writer import save
-from holdfast.snapshot.environment import describe_environment
-from holdfast.store.protocol import ObjectStore
+from holdfast.content.seen_storages import StorageLedger
+from holdfast.objects.protocol import ObjectStore
+from holdfast.repo.format.layout import verify_name
+from holdfast.repo.handle.repository import Repository
+from holdfast.repo.write.writer import save
+from holdfast.snapshot.save.environment import describe_environment
 from holdfast.tensors.memory import view_storage
 from holdfast.trees.registered import Types
 

@@ -12,12 +12,12 @@ from holdfast.content.batch import TENSORS
 from holdfast.content.batch_writer import PREFIX
 from holdfast.content.spans import Span, find_span, join_span
 from holdfast.errors import Corrupt, NewerFormat, NotFound, StoreError
-from holdfast.repo.reader import open_snapshot
-from holdfast.repo.record import Json
-from holdfast.repo.repository import Repository
-from holdfast.repo.snapshots import Snapshot, iter_names
+from holdfast.repo.format.record import Json
+from holdfast.repo.handle.repository import Repository
+from holdfast.repo.names.snapshots import Snapshot, iter_names
+from holdfast.repo.read.reader import open_snapshot
 from holdfast.snapshot.leaves import GRAD, PARTS, TENSOR, iter_entry_numbers
-from holdfast.snapshot.opened import Opened
+from holdfast.snapshot.load.opened import Opened
 from holdfast.tensors.spec import decode_spec
 
 _MAX_OPEN: Final = 8

@@ -13,11 +13,11 @@ from holdfast.diff.facts import Content, Facts, Part, is_stored, parse_shape
 from holdfast.diff.items import Held, find_layout, find_stride, is_same, list_chunks
 from holdfast.diff.sides import Container, Key, Side, find_moved
 from holdfast.errors import NotFound
-from holdfast.repo.reader import open_snapshot
-from holdfast.repo.record import Json, canonical_json
-from holdfast.repo.repository import Repository
-from holdfast.repo.snapshots import Snapshot
-from holdfast.snapshot.opened import Opened
+from holdfast.repo.format.record import Json, canonical_json
+from holdfast.repo.handle.repository import Repository
+from holdfast.repo.names.snapshots import Snapshot
+from holdfast.repo.read.reader import open_snapshot
+from holdfast.snapshot.load.opened import Opened
 from holdfast.trees.outline import Leaf
 
 _DEFAULTS: Final[Mapping[str, Mapping[str, Json]]] = {

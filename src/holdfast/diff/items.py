@@ -11,9 +11,9 @@ from typing import Final, Literal
 
 from holdfast.diff.facts import parse_shape
 from holdfast.errors import Corrupt
-from holdfast.repo.entry import Entry
-from holdfast.repo.reader import SnapshotReader
-from holdfast.repo.record import Json
+from holdfast.repo.format.entry import Entry
+from holdfast.repo.format.record import Json
+from holdfast.repo.read.reader import SnapshotReader
 
 _LETTERS: Final[Mapping[int, Literal["B", "H", "I", "Q"]]] = {1: "B", 2: "H", 4: "I", 8: "Q"}
 _PACKED_DTYPES: Final = ("quint4x2", "quint2x4")

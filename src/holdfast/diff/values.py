@@ -14,9 +14,9 @@ from holdfast.diff.compare import Change, Diff, Distance
 from holdfast.diff.facts import Part
 from holdfast.diff.items import Held, Layout, Tile, find_layout, is_tangled, iter_tiles
 from holdfast.diff.sides import Side, find_key
-from holdfast.repo.reader import open_snapshot
-from holdfast.repo.repository import Repository
-from holdfast.snapshot.opened import Opened
+from holdfast.repo.handle.repository import Repository
+from holdfast.repo.read.reader import open_snapshot
+from holdfast.snapshot.load.opened import Opened
 from holdfast.tensors.memory import view_items, wrap_memory
 from holdfast.tensors.spec import TensorSpec, decode_spec, is_quantised
 

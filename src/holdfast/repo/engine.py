@@ -9,8 +9,8 @@ from functools import partial
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
-from holdfast.repo.chunk import UNIT_BYTES
-from holdfast.store.crew import Crew, Task
+from holdfast.objects.thread_pool import Crew, Task
+from holdfast.repo.format.chunk import UNIT_BYTES
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

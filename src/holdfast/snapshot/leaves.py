@@ -22,14 +22,14 @@ import numpy as np
 import torch
 
 from holdfast.errors import Corrupt, Unsupported
-from holdfast.repo.record import DEFERRED, EncodedJson, Json, canonical_json
-from holdfast.repo.source import BytesSource, Source
+from holdfast.repo.format.record import DEFERRED, EncodedJson, Json, canonical_json
+from holdfast.repo.format.source import BytesSource, Source
 from holdfast.snapshot.pickled import pickle_value
 from holdfast.tensors.arrays import make_source
-from holdfast.tensors.meshes import Layouts
-from holdfast.tensors.parts import has_own_bytes, split
-from holdfast.tensors.shard_source import ShardSource, make_shard_source
-from holdfast.tensors.sharded import Held, PerRank, Shard, describe
+from holdfast.tensors.composite import has_own_bytes, split
+from holdfast.tensors.sharding.meshes import Layouts
+from holdfast.tensors.sharding.shard_source import ShardSource, make_shard_source
+from holdfast.tensors.sharding.sharded import Held, PerRank, Shard, describe
 from holdfast.tensors.sources import SourcePlan, group_equal
 from holdfast.trees.encoding import decode_tree, encode_tree, refuse
 from holdfast.trees.outline import Path, join_name

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from holdfast.errors import Unsupported
-from holdfast.tensors.sharded import PerRank, Shard
+from holdfast.tensors.sharding.sharded import PerRank, Shard
 from holdfast.trees.outline import Path, join_name
 from holdfast.trees.rename import replace_by_prefix
 

@@ -9,8 +9,8 @@ from typing import Any, Final
 import numpy as np
 
 from holdfast.errors import Corrupt, Unsupported
-from holdfast.repo.record import Json
-from holdfast.repo.source import BytesSource
+from holdfast.repo.format.record import Json
+from holdfast.repo.format.source import BytesSource
 from holdfast.tensors.spec import MAX_DIMS
 
 ARRAY: Final = "array"

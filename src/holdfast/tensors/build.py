@@ -11,7 +11,7 @@ from typing import Final
 import torch
 
 from holdfast.errors import Corrupt
-from holdfast.repo.entry import Entry
+from holdfast.repo.format.entry import Entry
 from holdfast.tensors.dtypes import item_bytes
 from holdfast.tensors.memory import ALIGNMENT, new_memory, new_sparse_memory, view_bytes, view_items, view_storage
 from holdfast.tensors.quantizer import make_quantised

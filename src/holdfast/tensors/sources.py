@@ -14,12 +14,12 @@ import numpy as np
 import torch
 
 from holdfast.errors import SourceChanged, TooLarge, Unsupported
-from holdfast.repo.boxes import cut_rows, volume, whole
-from holdfast.repo.chunk import CHUNK_BYTES
-from holdfast.repo.record import Json
+from holdfast.repo.format.boxes import cut_rows, volume, whole
+from holdfast.repo.format.chunk import CHUNK_BYTES
+from holdfast.repo.format.record import Json
+from holdfast.tensors.composite import verify_readable, verify_unwrapped
 from holdfast.tensors.dtypes import item_bytes, items_per_byte
 from holdfast.tensors.memory import ALIGNMENT, copy_bytes, copy_items, view_bytes, view_memory, view_raw, view_storage
-from holdfast.tensors.parts import verify_readable, verify_unwrapped
 from holdfast.tensors.roles import find_role
 from holdfast.tensors.spec import TensorSpec, contiguous_stride, count_bytes, describe, encode_spec
 

@@ -10,7 +10,7 @@ from typing import Final
 import torch
 
 from holdfast.errors import Corrupt, Unsupported
-from holdfast.repo.record import Json
+from holdfast.repo.format.record import Json
 from holdfast.tensors.dtypes import dtype_name, find_dtype, item_bytes, items_per_byte
 from holdfast.tensors.quantizer import decode_quantizer, encode_quantizer
 from holdfast.tensors.roles import ROLES, Role, find_role

@@ -13,7 +13,7 @@ from typing import Final, Self, TypeVar
 
 from holdfast.digest import Buffer
 from holdfast.errors import ObjectExists, StoreError, StoreFull
-from holdfast.store.protocol import PAGE_LIMIT, ObjectInfo, ObjectStore, StoreTraits, Upload
+from holdfast.objects.protocol import PAGE_LIMIT, ObjectInfo, ObjectStore, StoreTraits, Upload
 
 T = TypeVar("T")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import ReadOnlyStore
-from holdfast.store.protocol import ObjectStore
+from holdfast.objects.protocol import ObjectStore
 
 
 class HousekeepingContract:

@@ -13,7 +13,7 @@ from itertools import count
 from time import time
 from typing import Literal
 
-from holdfast.store.files import FileKind, FileStat
+from holdfast.objects.local.files import FileKind, FileStat
 from holdfast.testing.faults import Crashed
 
 SyncKind = Literal["file", "directory"]

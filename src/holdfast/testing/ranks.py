@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # there, and not declared as exported
 
 _HOST: Final = "127.0.0.1"
-_PRELOADED: Final = ("torch.distributed", "holdfast.distributed.collectives")
+_PRELOADED: Final = ("torch.distributed", "holdfast.distributed.talk.collectives")
 """Loaded once by the process that ranks are forked from: a rank then starts in milliseconds, not in seconds."""
 _GRACE_S: Final = 2.0
 """How long the others have for their answer when one rank has failed: they may wait for it for ever."""

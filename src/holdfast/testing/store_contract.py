@@ -11,8 +11,8 @@ from typing import Final
 import pytest
 
 from holdfast.errors import BadName, Corrupt, HoldfastError, NotFound, ObjectExists, ReadOnlyStore, StoreError
-from holdfast.store.blocks import LentBlock, new_block
-from holdfast.store.protocol import MAX_COMPONENT_BYTES, MAX_KEY_BYTES, BlockUpload, ConditionalStore, ObjectStore
+from holdfast.objects.blocks import LentBlock, new_block
+from holdfast.objects.protocol import MAX_COMPONENT_BYTES, MAX_KEY_BYTES, BlockUpload, ConditionalStore, ObjectStore
 from holdfast.testing.housekeeping_contract import HousekeepingContract
 
 THREADS: Final = 16
@@ -51,7 +51,7 @@ READ_METHODS: Final = ("read", "read_into", "stat")
 
 
 class StoreContract(HousekeepingContract):
-    """What `holdfast.store.protocol` demands, one test for each sentence of it."""
+    """What `holdfast.objects.protocol` demands, one test for each sentence of it."""
 
     def test_what_was_created_is_read_back(self, store: ObjectStore) -> None:
         store.create("packs/one", b"first")

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from holdfast.errors import Corrupt, NewerFormat, TooLarge, Unsupported
-from holdfast.repo.record import DEFERRED, Json, canonical_json
+from holdfast.repo.format.record import DEFERRED, Json, canonical_json
 from holdfast.trees import plain, plain_numpy, plain_torch
 from holdfast.trees.outline import FIELDS_START, ITEMS_START, KEYED_START, MAX_TREE_DEPTH, Path, join_name
 from holdfast.trees.registered import (

@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Any, Final
 
 from holdfast.errors import Corrupt, Unsupported
-from holdfast.repo.record import MAX_DEPTH, Json
+from holdfast.repo.format.record import MAX_DEPTH, Json
 from holdfast.trees import plain
 
 Path = tuple[object, ...]

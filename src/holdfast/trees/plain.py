@@ -15,7 +15,7 @@ from pathlib import Path, PosixPath, PurePath, PurePosixPath, PureWindowsPath, W
 from typing import Any, Final
 
 from holdfast.errors import Unsupported
-from holdfast.repo.record import Json
+from holdfast.repo.format.record import Json
 
 Encoder = Callable[[Any], Json]
 """From a value of one exact type to its node; raises Unsupported, saying why, for the few that have no form."""

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 import torch
 
 from holdfast.errors import Unsupported
-from holdfast.repo.record import Json
+from holdfast.repo.format.record import Json
 
 Kind = Literal["enum", "dataclass", "namedtuple", "tensor"]
 

@@ -14,14 +14,14 @@ from torch import nn
 from torch.nn.functional import gelu
 
 import holdfast
-from holdfast.capture.asserting import assert_runs_match
-from holdfast.capture.eye import RecordingWarning
-from holdfast.capture.nan import find_nonfinite
-from holdfast.capture.options import LevelName
-from holdfast.capture.ranks import diff_ranks
-from holdfast.capture.result import Origin, RunDiff
+from holdfast.capture.compare.asserting import assert_runs_match
+from holdfast.capture.compare.nan import find_nonfinite
+from holdfast.capture.compare.rank_diffs import diff_ranks
+from holdfast.capture.compare.result import Origin, RunDiff
+from holdfast.capture.record.observer import RecordingWarning
+from holdfast.capture.record.options import LevelName
 from holdfast.facade import Store
-from holdfast.store.memory import MemoryStore
+from holdfast.objects.memory import MemoryStore
 from holdfast.testing.faults import Fault, FaultyStore
 from holdfast.testing.ranks import run_ranks
 from tests.integration.capture import transformer
@@ -271,7 +271,7 @@ def test_one_rank_with_another_seed_is_named_with_its_rank(tmp_path: Path) -> No
 
 
 @pytest.mark.slow  # torch's tracing takes seconds before it begins
-@pytest.mark.filterwarnings("ignore::holdfast.capture.eye.RecordingWarning")  # what is inside is not seen
+@pytest.mark.filterwarnings("ignore::holdfast.capture.record.observer.RecordingWarning")  # what is inside is not seen
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # torch's own
 @pytest.mark.parametrize("factor", [1.0, 1.001])
 def test_a_compiled_layer_that_computes_something_else_is_named(store: Store, factor: float) -> None:

@@ -9,12 +9,12 @@ from typing import Any, Final
 
 import pytest
 
-from holdfast.compile_cache.artifact import iter_variants, read_artifact, write_artifact
-from holdfast.compile_cache.catalog import iter_artifacts
-from holdfast.compile_cache.trust import Trust
-from holdfast.repo.repository import Repository, open_repository
-from holdfast.repo.snapshots import delete_snapshot
-from holdfast.store.url import open_store
+from holdfast.compile_cache.artifacts.artifact import iter_variants, read_artifact, write_artifact
+from holdfast.compile_cache.artifacts.catalog import iter_artifacts
+from holdfast.compile_cache.artifacts.trust import Trust
+from holdfast.objects.url import open_store
+from holdfast.repo.handle.repository import Repository, open_repository
+from holdfast.repo.names.snapshots import delete_snapshot
 from tests.integration.compile_cache.processes import Outcome, Place, finish_all
 
 CASE: Final = "infer_mlp"

@@ -14,8 +14,8 @@ import torch
 
 from holdfast.compile_cache.backend import Compiler, make_compiler
 from holdfast.errors import CompileCacheError
-from holdfast.repo.repository import open_repository
-from holdfast.store.url import open_store
+from holdfast.objects.url import open_store
+from holdfast.repo.handle.repository import open_repository
 from tests.integration.compile_cache.cases import CASES, afresh
 
 

@@ -23,8 +23,8 @@ from torch._inductor import cpu_vec_isa, standalone_compile
 from torch._inductor.standalone_compile import CompiledArtifact
 
 from holdfast.compile_cache.backend import Compiler, make_compiler
-from holdfast.repo.repository import open_repository
-from holdfast.store.url import open_store
+from holdfast.objects.url import open_store
+from holdfast.repo.handle.repository import open_repository
 
 Compile = Callable[..., Any]
 Pairs = list[tuple[Tensor, Tensor]]

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from holdfast.capture.events import Event, Kind, Phase, Site
-from holdfast.capture.looks import look_at
-from holdfast.capture.runs import Run, RunFacts
+from holdfast.capture.stored.events import Event, Kind, Phase, Site
+from holdfast.capture.stored.observed import look_at
+from holdfast.capture.stored.runs import Run, RunFacts
 from tests.runs_in_memory import make_run
 
 

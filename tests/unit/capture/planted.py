@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from holdfast.capture.compare import diff_runs
-from holdfast.capture.options import LevelName
-from holdfast.capture.recorder import record
-from holdfast.capture.result import Origin
-from holdfast.capture.runs import Run, read_run
-from holdfast.repo.repository import open_repository
-from holdfast.store.memory import MemoryStore
+from holdfast.capture.compare.compare import diff_runs
+from holdfast.capture.compare.result import Origin
+from holdfast.capture.record.options import LevelName
+from holdfast.capture.record.recorder import record
+from holdfast.capture.stored.runs import Run, read_run
+from holdfast.objects.memory import MemoryStore
+from holdfast.repo.handle.repository import open_repository
 
 Plant = Callable[["Tiny"], None]
 Optimizer = torch.optim.Optimizer

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from holdfast.capture.recorder import record
-from holdfast.repo.repository import open_repository
-from holdfast.store.local import LocalStore
+from holdfast.capture.record.recorder import record
+from holdfast.objects.local.local_store import LocalStore
+from holdfast.repo.handle.repository import open_repository
 from tests.unit.capture.training import Block
 
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.capture.align import Alignment, align, strip_wrappers
-from holdfast.capture.events import Event, Kind
+from holdfast.capture.compare.align import Alignment, align, strip_wrappers
+from holdfast.capture.stored.events import Event, Kind
 from tests.unit.capture.made import make_event
 
 KINDS: list[Kind] = ["input", "output", "grad", "parameter"]

@@ -10,11 +10,11 @@ import pytest
 import torch
 import torch.utils.checkpoint
 
-from holdfast.capture.asserting import assert_runs_match
-from holdfast.capture.compare import Ways, diff_runs
-from holdfast.capture.events import Event
-from holdfast.capture.measure import EXACT, Tolerance
-from holdfast.capture.runs import Run
+from holdfast.capture.compare.asserting import assert_runs_match
+from holdfast.capture.compare.compare import Ways, diff_runs
+from holdfast.capture.compare.measure import EXACT, Tolerance
+from holdfast.capture.stored.events import Event
+from holdfast.capture.stored.runs import Run
 from tests.unit.capture.made import Seen, make_tensor_run
 from tests.unit.capture.planted import Plant, Tiny, find_origin, leave_dropout_on, name, train, train_well
 

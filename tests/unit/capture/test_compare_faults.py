@@ -11,8 +11,8 @@ import pytest
 import torch
 import torch.utils.checkpoint
 
-from holdfast.capture.compare import Ways, diff_runs
-from holdfast.capture.runs import Run, RunFacts
+from holdfast.capture.compare.compare import Ways, diff_runs
+from holdfast.capture.stored.runs import Run, RunFacts
 from tests.runs_in_memory import make_run
 from tests.unit.capture.planted import Optimizer, Tiny, find_origin, leave_dropout_on, name, train, train_well
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 from torch.testing._comparison import default_tolerances
 
-from holdfast.capture import measure as measuring
-from holdfast.capture.events import Stats
-from holdfast.capture.measure import EXACT, TABLE, Tolerance, find_tolerance, find_wider, measure, measure_stats
+from holdfast.capture.compare import measure as measuring
+from holdfast.capture.compare.measure import EXACT, TABLE, Tolerance, find_tolerance, find_wider, measure, measure_stats
+from holdfast.capture.stored.events import Stats
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 

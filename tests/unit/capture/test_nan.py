@@ -8,8 +8,8 @@ import math
 import pytest
 import torch
 
-from holdfast.capture.nan import find_nonfinite
-from holdfast.capture.options import LevelName
+from holdfast.capture.compare.nan import find_nonfinite
+from holdfast.capture.record.options import LevelName
 from tests.unit.capture.made import Seen, make_tensor_run
 from tests.unit.capture.planted import Optimizer, Tiny, train, train_well
 

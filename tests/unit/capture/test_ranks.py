@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from holdfast.capture.compare import Ways, diff_runs
-from holdfast.capture.ranks import diff_ranks
-from holdfast.capture.unshard import gather_run
+from holdfast.capture.compare.compare import Ways, diff_runs
+from holdfast.capture.compare.rank_diffs import diff_ranks
+from holdfast.capture.stored.unshard import gather_run
 from tests.unit.capture.made import Seen, make_tensor_run
 
 WEIGHT = torch.arange(12.0).reshape(4, 3)

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from holdfast.capture.events import Level, Stats
-from holdfast.capture.looks import look_at
-from holdfast.capture.options import LevelName
-from holdfast.capture.recorder import record
-from holdfast.capture.runs import read_run
-from holdfast.capture.segments import iter_segments
+from holdfast.capture.record.options import LevelName
+from holdfast.capture.record.recorder import record
+from holdfast.capture.stored.events import Level, Stats
+from holdfast.capture.stored.observed import look_at
+from holdfast.capture.stored.runs import read_run
+from holdfast.capture.stored.segments import iter_segments
 from holdfast.errors import BadName, NameInUse
 from tests.unit.capture.training import Model, count_hooks, new_repo, new_training, pick, record_steps
 

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from holdfast.capture.recorder import record
-from holdfast.capture.runs import read_run
+from holdfast.capture.record.recorder import record
+from holdfast.capture.stored.runs import read_run
 from tests.unit.capture.training import Model, new_repo, new_training, pick, record_steps
 
 

@@ -9,8 +9,8 @@ from functools import partial
 import pytest
 import torch
 
-from holdfast.capture.eye import RecordingWarning
-from holdfast.capture.runs import Run
+from holdfast.capture.record.observer import RecordingWarning
+from holdfast.capture.stored.runs import Run
 from tests.unit.capture.training import Training, new_repo, new_training, pick, record_steps
 
 # Torch hides this one from users, but not from filters that make errors of warnings.

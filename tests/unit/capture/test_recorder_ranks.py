@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.capture.events import Kind
-from holdfast.capture.runs import read_run
-from holdfast.repo.repository import open_repository
-from holdfast.store.local import LocalStore
+from holdfast.capture.stored.events import Kind
+from holdfast.capture.stored.runs import read_run
+from holdfast.objects.local.local_store import LocalStore
+from holdfast.repo.handle.repository import open_repository
 from holdfast.testing.ranks import run_ranks
 from tests.unit.capture import ranks_training
 from tests.unit.capture.training import pick

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from holdfast.capture.forms import build_arguments, describe_form
-from holdfast.capture.recorder import record
-from holdfast.capture.replay import replay
+from holdfast.capture.record.forms import build_arguments, describe_form
+from holdfast.capture.record.recorder import record
+from holdfast.capture.record.replay import replay
 from holdfast.errors import Corrupt, NotFound
 from tests.unit.capture.training import Block, new_repo, new_training, record_steps
 

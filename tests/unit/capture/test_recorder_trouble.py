@@ -7,13 +7,13 @@ import warnings
 import pytest
 import torch
 
-from holdfast.capture import recorder
-from holdfast.capture.eye import RecordingWarning
-from holdfast.capture.runs import read_run
+from holdfast.capture.record import recorder
+from holdfast.capture.record.observer import RecordingWarning
+from holdfast.capture.stored.runs import read_run
 from holdfast.errors import StoreError, StoreFull
-from holdfast.repo.layout import MANIFESTS
-from holdfast.repo.repository import open_repository
-from holdfast.store.memory import MemoryStore
+from holdfast.objects.memory import MemoryStore
+from holdfast.repo.format.layout import MANIFESTS
+from holdfast.repo.handle.repository import open_repository
 from holdfast.testing.faults import Fault, FaultyStore
 from tests.faults.hooked_store import HookedStore
 from tests.unit.capture.training import count_hooks, new_repo, new_training, pick, record_steps

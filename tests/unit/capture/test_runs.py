@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from holdfast.capture.events import Event, Site, Stats
-from holdfast.capture.runs import Run, RunFacts, iter_runs, read_run
-from holdfast.capture.segments import Segment, verify_run_name, write_segment
-from holdfast.capture.table import NO_ROOT, advance_root, decode_events, encode_events, format_leaf
+from holdfast.capture.stored.events import Event, Site, Stats
+from holdfast.capture.stored.runs import Run, RunFacts, iter_runs, read_run
+from holdfast.capture.stored.segments import Segment, verify_run_name, write_segment
+from holdfast.capture.stored.table import NO_ROOT, advance_root, decode_events, encode_events, format_leaf
 from holdfast.digest import fingerprint
 from holdfast.errors import BadName, Corrupt, NotFound
-from holdfast.repo.repository import Repository, open_repository
-from holdfast.store.memory import MemoryStore
+from holdfast.objects.memory import MemoryStore
+from holdfast.repo.handle.repository import Repository, open_repository
 from tests.runs_in_memory import make_run
 
 

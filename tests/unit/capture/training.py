@@ -9,12 +9,12 @@ from typing import Unpack
 import torch
 from torch import nn
 
-from holdfast.capture.events import Event, Kind
-from holdfast.capture.options import Choices
-from holdfast.capture.recorder import Recorder, record
-from holdfast.capture.runs import Run, read_run
-from holdfast.repo.repository import Repository, open_repository
-from holdfast.store.memory import MemoryStore
+from holdfast.capture.record.options import Choices
+from holdfast.capture.record.recorder import Recorder, record
+from holdfast.capture.stored.events import Event, Kind
+from holdfast.capture.stored.runs import Run, read_run
+from holdfast.objects.memory import MemoryStore
+from holdfast.repo.handle.repository import Repository, open_repository
 
 
 class Block(nn.Module):

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from holdfast.compile_cache.artifact import Artifact, write_artifact
-from holdfast.compile_cache.catalog import Found, artifact_name, parse_found
-from holdfast.compile_cache.parts import PARTS, Key, hash_parts
+from holdfast.compile_cache.artifacts.artifact import Artifact, write_artifact
+from holdfast.compile_cache.artifacts.catalog import Found, artifact_name, parse_found
+from holdfast.compile_cache.key_parts import PARTS, Key, hash_parts
 from holdfast.digest import Buffer
-from holdfast.repo.record import Json
-from holdfast.repo.repository import Repository
-from holdfast.repo.snapshots import read_snapshot
-from holdfast.repo.source import BytesSource
-from holdfast.repo.writer import Request, save
+from holdfast.repo.format.record import Json
+from holdfast.repo.format.source import BytesSource
+from holdfast.repo.handle.repository import Repository
+from holdfast.repo.names.snapshots import read_snapshot
+from holdfast.repo.write.writer import Request, save
 
 SECRET: Final = bytes(range(32))
 OTHER_SECRET: Final = bytes(range(1, 33))

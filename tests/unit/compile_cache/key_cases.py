@@ -14,7 +14,7 @@ import torch._inductor.config as inductor_config
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from holdfast.compile_cache.parts import Key
+from holdfast.compile_cache.key_parts import Key
 from tests.unit.compile_cache.keys_of import key_of
 
 MakeKey = Callable[[], Key]

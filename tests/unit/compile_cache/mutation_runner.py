@@ -26,10 +26,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule
 
 from holdfast.compile_cache.backend import make_compiler
-from holdfast.compile_cache.key import make_key
-from holdfast.compile_cache.parts import Uncacheable
-from holdfast.repo.repository import open_repository
-from holdfast.store.url import open_store
+from holdfast.compile_cache.key.key import make_key
+from holdfast.compile_cache.key_parts import Uncacheable
+from holdfast.objects.url import open_store
+from holdfast.repo.handle.repository import open_repository
 from tests.unit.compile_cache.keys_of import record_keys
 from tests.unit.compile_cache.mutations import AFTER, BEFORE, MUTATIONS, Mutation
 

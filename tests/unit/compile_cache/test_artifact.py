@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.compile_cache.artifact import iter_variants, read_artifact, write_artifact
-from holdfast.compile_cache.catalog import artifact_name, iter_artifacts
-from holdfast.compile_cache.statement import read_parts
-from holdfast.compile_cache.trust import Trust
+from holdfast.compile_cache.artifacts.artifact import iter_variants, read_artifact, write_artifact
+from holdfast.compile_cache.artifacts.catalog import artifact_name, iter_artifacts
+from holdfast.compile_cache.artifacts.statement import read_parts
+from holdfast.compile_cache.artifacts.trust import Trust
 from holdfast.errors import Corrupt, NewerFormat
-from holdfast.repo.collect import Rules, collect
-from holdfast.repo.layout import PACKS
-from holdfast.repo.snapshots import delete_snapshot
-from holdfast.store.local import LocalStore
-from holdfast.store.memory import MemoryStore
+from holdfast.objects.local.local_store import LocalStore
+from holdfast.objects.memory import MemoryStore
+from holdfast.repo.format.layout import PACKS
+from holdfast.repo.names.snapshots import delete_snapshot
+from holdfast.repo.upkeep.collect import Rules, collect
 from tests.unit.compile_cache.artifacts import (
     OTHER_SECRET,
     SECRET,

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.compile_cache.artifact import iter_variants, read_artifact
-from holdfast.compile_cache.catalog import Found, artifact_name, list_signed, parse_found
-from holdfast.compile_cache.statement import describe_content
-from holdfast.compile_cache.trust import Trust, sign
+from holdfast.compile_cache.artifacts.artifact import iter_variants, read_artifact
+from holdfast.compile_cache.artifacts.catalog import Found, artifact_name, list_signed, parse_found
+from holdfast.compile_cache.artifacts.statement import describe_content
+from holdfast.compile_cache.artifacts.trust import Trust, sign
 from holdfast.errors import Corrupt, HoldfastError, NotFound, Untrusted
-from holdfast.repo.record import Json
-from holdfast.repo.repository import Repository, open_repository
-from holdfast.repo.snapshots import read_snapshot
-from holdfast.store.memory import MemoryStore
+from holdfast.objects.memory import MemoryStore
+from holdfast.repo.format.record import Json
+from holdfast.repo.handle.repository import Repository, open_repository
+from holdfast.repo.names.snapshots import read_snapshot
 from tests.unit.compile_cache.artifacts import (
     OTHER_SECRET,
     SECRET,
@@ -35,7 +35,7 @@ SIGNED = Trust(secret=SECRET)
 @pytest.fixture(autouse=True)
 def foreign(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no store of these tests be trusted for where it is."""
-    monkeypatch.setattr("holdfast.compile_cache.trust.find_doubt", lambda *_: "the store is anybody's")
+    monkeypatch.setattr("holdfast.compile_cache.artifacts.trust.find_doubt", lambda *_: "the store is anybody's")
 
 
 Metadata = dict[str, Json]

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast.compile_cache import backend, cache, inductor, trust
+from holdfast.compile_cache import backend, cache, inductor
+from holdfast.compile_cache.artifacts import trust
 from holdfast.compile_cache.backend import Compiler, make_compiler
 from holdfast.compile_cache.inductor import Compiled
-from holdfast.compile_cache.parts import Key, Uncacheable, UnknownCode
+from holdfast.compile_cache.key_parts import Key, Uncacheable, UnknownCode
 from holdfast.errors import CompileCacheError, StoreError, StoreFull
-from holdfast.repo.repository import Repository, open_repository
-from holdfast.store.memory import MemoryStore
+from holdfast.objects.memory import MemoryStore
+from holdfast.repo.handle.repository import Repository, open_repository
 from tests.unit.compile_cache.artifacts import make_artifact, make_key, store_artifact
 
 GRAPH = torch.fx.GraphModule({}, torch.fx.Graph())

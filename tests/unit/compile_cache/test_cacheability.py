@@ -19,8 +19,8 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from holdfast.compile_cache.key import make_key
-from holdfast.compile_cache.parts import Key, Uncacheable
+from holdfast.compile_cache.key.key import make_key
+from holdfast.compile_cache.key_parts import Key, Uncacheable
 from tests.unit.compile_cache.keys_of import key_of, reason_of, record_keys
 
 # Any: much of torch has no types.

@@ -11,19 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.compile_cache import flight
-from holdfast.compile_cache.artifact import iter_variants, write_artifact
-from holdfast.compile_cache.catalog import Found
-from holdfast.compile_cache.flight import Turn, Waiting, single_flight
+from holdfast.compile_cache import single_flight as flight
+from holdfast.compile_cache.artifacts.artifact import iter_variants, write_artifact
+from holdfast.compile_cache.artifacts.catalog import Found
+from holdfast.compile_cache.single_flight import Turn, Waiting, single_flight
 from holdfast.digest import Buffer
 from holdfast.errors import CompileCacheError
-from holdfast.repo.check import Checker
-from holdfast.repo.collect import Rules, collect
-from holdfast.repo.layout import LEASES
-from holdfast.repo.repository import Repository
-from holdfast.repo.roots import read_leases
-from holdfast.store.local import LocalStore
-from holdfast.store.memory import MemoryStore
+from holdfast.objects.local.local_store import LocalStore
+from holdfast.objects.memory import MemoryStore
+from holdfast.repo.format.layout import LEASES
+from holdfast.repo.handle.repository import Repository
+from holdfast.repo.names.roots import read_leases
+from holdfast.repo.upkeep.check import Checker
+from holdfast.repo.upkeep.collect import Rules, collect
 from holdfast.testing.faults import Fault, FaultyStore
 from tests.patience import PATIENCE_S
 from tests.unit.compile_cache.artifacts import make_artifact, make_key
@@ -306,12 +306,12 @@ def test_of_many_threads_one_compiles() -> None:
 
 PROGRAM = """
 import sys
-from holdfast.compile_cache.artifact import iter_variants, write_artifact
-from holdfast.compile_cache.flight import single_flight
+from holdfast.compile_cache.artifacts.artifact import iter_variants, write_artifact
+from holdfast.compile_cache.single_flight import single_flight
 from tests.unit.compile_cache.artifacts import make_artifact, make_key
 from tests.unit.repo.saving import new_repo
-from holdfast.store.local import LocalStore
-from holdfast.store.memory import MemoryStore
+from holdfast.objects.local.local_store import LocalStore
+from holdfast.objects.memory import MemoryStore
 from holdfast.testing.faults import Fault, FaultyStore
 
 repo, digest = new_repo(LocalStore(sys.argv[1])), make_key().digest

@@ -11,8 +11,8 @@ from typing import Final
 
 import pytest
 
-from holdfast.compile_cache import key_system
-from holdfast.compile_cache.parts import PARTS, hash_parts
+from holdfast.compile_cache.key import system as key_system
+from holdfast.compile_cache.key_parts import PARTS, hash_parts
 from tests.patience import PATIENCE_S
 from tests.unit.compile_cache.key_cases import BASE, OTHER, SAME, Pair
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from holdfast.compile_cache.code_digest import digest_code
-from holdfast.compile_cache.parts import PARTS, Key, Uncacheable
+from holdfast.compile_cache.code.digest import digest_code
+from holdfast.compile_cache.key_parts import PARTS, Key, Uncacheable
 from tests.unit.compile_cache.keys_of import key_of, reason_of
 
 # Any: much of torch has no types.

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 
-from holdfast.compile_cache.key_graph import GraphText
-from holdfast.compile_cache.key_symbols import Symbols
+from holdfast.compile_cache.key.graph import GraphText
+from holdfast.compile_cache.key.symbols import Symbols
 
 Step = tuple[str, int, int | float | bool]
 

@@ -7,10 +7,10 @@ from typing import ClassVar
 
 import pytest
 
-from holdfast.compile_cache.artifact import iter_variants
-from holdfast.compile_cache.catalog import Found, artifact_name
-from holdfast.compile_cache.last_use import DAY_S, USES, read_uses, record_use
-from holdfast.compile_cache.limits import (
+from holdfast.compile_cache.artifacts.artifact import iter_variants
+from holdfast.compile_cache.artifacts.catalog import Found, artifact_name
+from holdfast.compile_cache.artifacts.last_use import DAY_S, USES, read_uses, record_use
+from holdfast.compile_cache.artifacts.limits import (
     Limits,
     StoredKey,
     apply_limits,
@@ -19,10 +19,10 @@ from holdfast.compile_cache.limits import (
     plan_limits,
     read_stored,
 )
-from holdfast.repo.repository import Repository
-from holdfast.repo.snapshots import delete_snapshot, iter_names, read_name
-from holdfast.store.local import LocalStore
-from holdfast.store.memory import MemoryStore
+from holdfast.objects.local.local_store import LocalStore
+from holdfast.objects.memory import MemoryStore
+from holdfast.repo.handle.repository import Repository
+from holdfast.repo.names.snapshots import delete_snapshot, iter_names, read_name
 from tests.unit.compile_cache.artifacts import find_variant, forge, make_artifact, make_key, store_artifact
 from tests.unit.repo.saving import new_repo, record_key
 

@@ -10,7 +10,7 @@ import torch.compiler.config as compiler_config
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from holdfast.compile_cache import inductor
-from holdfast.compile_cache.key_inputs import may_share
+from holdfast.compile_cache.key.inputs import may_share
 
 
 def test_inputs_may_share_if_they_do_or_do_not_show_it() -> None:

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.compile_cache import ownership
-from holdfast.compile_cache.artifact import read_artifact
-from holdfast.compile_cache.ownership import find_intruder
-from holdfast.compile_cache.trust import Trust, find_doubt, read_secret
+from holdfast.compile_cache.artifacts import ownership
+from holdfast.compile_cache.artifacts.artifact import read_artifact
+from holdfast.compile_cache.artifacts.ownership import find_intruder
+from holdfast.compile_cache.artifacts.trust import Trust, find_doubt, read_secret
 from holdfast.errors import HoldfastError, Untrusted
-from holdfast.repo.repository import Repository
-from holdfast.store.local import LocalStore
+from holdfast.objects.local.local_store import LocalStore
+from holdfast.repo.handle.repository import Repository
 from tests.unit.compile_cache.artifacts import OTHER_SECRET, SECRET, find_variant, make_artifact, store_artifact
 from tests.unit.compile_cache.intruding import set_acl
 from tests.unit.repo.saving import new_repo, record_key
@@ -304,7 +304,7 @@ def test_what_cannot_become_trusted_is_not_read(shared: Repository, monkeypatch:
     def read(*_: object) -> None:
         pytest.fail("it was read")
 
-    monkeypatch.setattr("holdfast.compile_cache.statement.open_snapshot", read)
+    monkeypatch.setattr("holdfast.compile_cache.artifacts.statement.open_snapshot", read)
 
     for found, secret in ((unsigned, None), (unsigned, SECRET), (signed, None)):
         with pytest.raises(Untrusted):
@@ -372,7 +372,7 @@ def test_a_key_file_that_others_can_read_is_warned_about(tmp_path: Path, caplog:
 def test_a_directory_that_other_machines_share_is_in_doubt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     repo = new_repo(LocalStore(str(tmp_path / "store")))
     found = store_artifact(repo)
-    monkeypatch.setattr("holdfast.store.files.PosixFiles.read_filesystem_type", lambda *_: "nfs4")
+    monkeypatch.setattr("holdfast.objects.local.files.PosixFiles.read_filesystem_type", lambda *_: "nfs4")
     shared = LocalStore(str(tmp_path / "store"))
 
     assert find_doubt(shared, found) == "other machines may write to its filesystem, as whom they like"

@@ -11,16 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.content.catalog import Place, parse_place
-from holdfast.content.ledger import StorageLedger
+from holdfast.content.seen_storages import StorageLedger
 from holdfast.content.spans import Span, find_span, iter_gaps, join_span
 from holdfast.content_store import ContentStoreReader, ContentStoreWriter
 from holdfast.digest import hash_bytes
 from holdfast.errors import Corrupt, NotFound
-from holdfast.repo.record import Json
-from holdfast.repo.repository import Repository, open_repository
-from holdfast.repo.source import BytesSource
-from holdfast.repo.writer import Request, save
-from holdfast.store.memory import MemoryStore
+from holdfast.objects.memory import MemoryStore
+from holdfast.repo.format.record import Json
+from holdfast.repo.format.source import BytesSource
+from holdfast.repo.handle.repository import Repository, open_repository
+from holdfast.repo.write.writer import Request, save
 
 # Spans
 

@@ -13,10 +13,10 @@ import torch
 from holdfast.diff.compare import Diff, compare
 from holdfast.errors import NotFound
 from holdfast.facade import Store
-from holdfast.repo.record import Json
-from holdfast.repo.source import BytesSource
-from holdfast.repo.writer import Request, save
-from holdfast.store.memory import MemoryStore
+from holdfast.objects.memory import MemoryStore
+from holdfast.repo.format.record import Json
+from holdfast.repo.format.source import BytesSource
+from holdfast.repo.write.writer import Request, save
 from tests.tensors import TENSORS
 from tests.unit.repo.saving import Watched, snapshot_of
 

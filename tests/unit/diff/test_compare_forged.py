@@ -6,10 +6,10 @@ import pytest
 
 from holdfast.errors import Corrupt, HoldfastError, NewerFormat
 from holdfast.facade import Store
-from holdfast.repo.record import Json
-from holdfast.repo.source import BytesSource
-from holdfast.repo.writer import Request, save
-from holdfast.store.memory import MemoryStore
+from holdfast.objects.memory import MemoryStore
+from holdfast.repo.format.record import Json
+from holdfast.repo.format.source import BytesSource
+from holdfast.repo.write.writer import Request, save
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from holdfast.diff import values
 from holdfast.diff.compare import Diff, Distance
 from holdfast.diff.items import Held, Layout, count_item_bytes, find_layout, find_stride, is_same, iter_tiles
 from holdfast.facade import Store
-from holdfast.repo.reader import SnapshotReader
-from holdfast.store.memory import MemoryStore
+from holdfast.objects.memory import MemoryStore
+from holdfast.repo.read.reader import SnapshotReader
 from holdfast.tensors.dtypes import find_dtype
 from tests.tensors import raw_bytes
 from tests.unit.repo.saving import snapshot_of

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from holdfast.distributed.coverage import Item, Sketch, is_covered, merge, sketch_boxes
-from holdfast.repo.boxes import Box, slices, volume, whole
+from holdfast.distributed.checkpoint.coverage import Item, Sketch, is_covered, merge, sketch_boxes
+from holdfast.repo.format.boxes import Box, slices, volume, whole
 from tests.patience import measure_cpu_s
 from tests.unit.repo.tilings import boxes_in, shapes, tilings
 

@@ -12,19 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.digest import hash_bytes
-from holdfast.distributed.exchange import Exchange, Router, Wanted, open_together
+from holdfast.distributed.checkpoint.exchange import Exchange, Router, Wanted, open_together
 from holdfast.errors import Corrupt, RankError
-from holdfast.repo.boxes import Box, is_span, overlap, slices, span_of, volume, whole
-from holdfast.repo.chunk import ChunkRef, Location
-from holdfast.repo.entry import NO_RANK, Entry, digest_snapshot
-from holdfast.repo.layout import MANIFESTS, ManifestRef, PartRef, manifest_key
-from holdfast.repo.manifest import Manifest
-from holdfast.repo.manifest_encoding import build_table, encode_manifest
-from holdfast.repo.parts import read_manifests
-from holdfast.repo.record import Json
-from holdfast.repo.regions import Region
-from holdfast.store.memory import MemoryStore
-from holdfast.store.protocol import ObjectStore
+from holdfast.objects.memory import MemoryStore
+from holdfast.objects.protocol import ObjectStore
+from holdfast.repo.format.boxes import Box, is_span, overlap, slices, span_of, volume, whole
+from holdfast.repo.format.chunk import ChunkRef, Location
+from holdfast.repo.format.entry import NO_RANK, Entry, digest_snapshot
+from holdfast.repo.format.layout import MANIFESTS, ManifestRef, PartRef, manifest_key
+from holdfast.repo.format.manifest import Manifest
+from holdfast.repo.format.manifest_encoding import build_table, encode_manifest
+from holdfast.repo.format.rank_manifests import read_manifests
+from holdfast.repo.format.record import Json
+from holdfast.repo.read.regions import Region
 from tests.unit.repo.saving import Watched
 from tests.unit.repo.thread_ranks import ThreadRanks, run_threads
 from tests.unit.repo.tilings import boxes_in, shapes, tilings

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.distributed.coverage import Holding, find_gaps, find_problems, name_ranks
-from holdfast.repo.boxes import Box, slices, whole
+from holdfast.distributed.checkpoint.coverage import Holding, find_gaps, find_problems, name_ranks
+from holdfast.repo.format.boxes import Box, slices, whole
 from tests.unit.repo.tilings import boxes_in, shapes, tilings
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.repo.repository import Repository
-from holdfast.store.memory import MemoryStore, VirtualClock
+from holdfast.objects.memory import MemoryStore, VirtualClock
+from holdfast.repo.handle.repository import Repository
 from tests.unit.repo.saving import new_repo
 
 

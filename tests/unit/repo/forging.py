@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from holdfast.digest import Digest, hash_bytes
-from holdfast.repo import manifest as manifest_module
-from holdfast.repo import pack as pack_module
-from holdfast.repo.chunk import Location
-from holdfast.repo.columns import Kind, Table, column, decode_table, encode_table
-from holdfast.repo.entry import Entry
-from holdfast.repo.manifest_encoding import encode_manifest
-from holdfast.repo.pack import HEADER, TRAILER, PackedChunk, encode_header
-from holdfast.repo.record import Json
+from holdfast.repo.format import manifest as manifest_module
+from holdfast.repo.format import pack as pack_module
+from holdfast.repo.format.chunk import Location
+from holdfast.repo.format.columns import Kind, Table, column, decode_table, encode_table
+from holdfast.repo.format.entry import Entry
+from holdfast.repo.format.manifest_encoding import encode_manifest
+from holdfast.repo.format.pack import HEADER, TRAILER, PackedChunk, encode_header
+from holdfast.repo.format.record import Json
 from tests.unit.repo.saving import PACK_ID, inline_ref, packed_ref
 
 FOOTER = pack_module._FOOTER

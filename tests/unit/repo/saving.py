@@ -12,19 +12,27 @@ from typing import TypedDict, Unpack
 
 from holdfast.digest import Buffer, Digest, fingerprint, hash_bytes
 from holdfast.errors import StoreError
-from holdfast.repo.chunk import RAW, ChunkRef, Location
-from holdfast.repo.entry import Entry
-from holdfast.repo.findings import Finding
-from holdfast.repo.layout import PACKS, SHELVES, SNAPSHOTS, escape_name, find_shelf, generation_key, snapshot_stem
-from holdfast.repo.pack import HEADER, Footer, NewChunk, PackBuilder, PackedChunk
-from holdfast.repo.reader import SnapshotReader
-from holdfast.repo.record import Json
-from holdfast.repo.repository import Repository, open_repository
-from holdfast.repo.snapshots import Snapshot, read_snapshot
-from holdfast.repo.source import BytesSource
-from holdfast.repo.writer import Request, SaveResult, save
-from holdfast.store.memory import MemoryStore
-from holdfast.store.protocol import PAGE_LIMIT, ObjectInfo, ObjectStore, StoreTraits, Upload
+from holdfast.objects.memory import MemoryStore
+from holdfast.objects.protocol import PAGE_LIMIT, ObjectInfo, ObjectStore, StoreTraits, Upload
+from holdfast.repo.format.chunk import RAW, ChunkRef, Location
+from holdfast.repo.format.entry import Entry
+from holdfast.repo.format.layout import (
+    PACKS,
+    SHELVES,
+    SNAPSHOTS,
+    escape_name,
+    find_shelf,
+    generation_key,
+    snapshot_stem,
+)
+from holdfast.repo.format.pack import HEADER, Footer, NewChunk, PackBuilder, PackedChunk
+from holdfast.repo.format.record import Json
+from holdfast.repo.format.source import BytesSource
+from holdfast.repo.handle.repository import Repository, open_repository
+from holdfast.repo.names.snapshots import Snapshot, read_snapshot
+from holdfast.repo.read.reader import SnapshotReader
+from holdfast.repo.upkeep.findings import Finding
+from holdfast.repo.write.writer import Request, SaveResult, save
 
 MIB = 1 << 20
 PACK_ID = f"{'0' * 24}-{'0' * 16}"

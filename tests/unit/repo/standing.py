@@ -7,12 +7,12 @@ import os
 import socket
 from collections.abc import Sequence
 
-from holdfast.repo.collect import Collected, Rules, collect
-from holdfast.repo.generations import create_generation, list_generations
-from holdfast.repo.layout import MANIFESTS, MARKS, PACKS, generation_key, lease_stem, new_write_id, snapshot_stem
-from holdfast.repo.record import Json, encode_record
-from holdfast.repo.snapshots import Snapshot, read_snapshot
-from holdfast.store.protocol import ObjectStore
+from holdfast.objects.protocol import ObjectStore
+from holdfast.repo.format.layout import MANIFESTS, MARKS, PACKS, generation_key, lease_stem, new_write_id, snapshot_stem
+from holdfast.repo.format.record import Json, encode_record
+from holdfast.repo.names.generations import create_generation, list_generations
+from holdfast.repo.names.snapshots import Snapshot, read_snapshot
+from holdfast.repo.upkeep.collect import Collected, Rules, collect
 from tests.unit.repo.saving import keys
 
 LEASE_ID = "a" * 24

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.repo import boxes as module
-from holdfast.repo.boxes import (
+from holdfast.repo.format import boxes as module
+from holdfast.repo.format.boxes import (
     Box,
     add,
     contains,
@@ -26,7 +26,7 @@ from holdfast.repo.boxes import (
     volume,
     whole,
 )
-from holdfast.repo.chunk import CHUNK_BYTES
+from holdfast.repo.format.chunk import CHUNK_BYTES
 from tests.unit.repo.tilings import boxes_in, shapes
 
 

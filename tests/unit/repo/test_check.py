@@ -9,17 +9,17 @@ import pytest
 
 from holdfast.digest import hash_bytes
 from holdfast.errors import NotFound
-from holdfast.repo.check import Checker
-from holdfast.repo.chunk import ChunkRef
-from holdfast.repo.entry import Entry, digest_snapshot
-from holdfast.repo.findings import Finding
-from holdfast.repo.layout import ManifestRef, manifest_key, new_file_id, pack_key
-from holdfast.repo.manifest_encoding import encode_manifest
-from holdfast.repo.pack import PackBuilder
-from holdfast.repo.repository import Repository
-from holdfast.repo.snapshots import Snapshot, commit_snapshot, delete_snapshot
-from holdfast.store.memory import MemoryStore
-from holdfast.store.protocol import ObjectInfo, ObjectStore
+from holdfast.objects.memory import MemoryStore
+from holdfast.objects.protocol import ObjectInfo, ObjectStore
+from holdfast.repo.format.chunk import ChunkRef
+from holdfast.repo.format.entry import Entry, digest_snapshot
+from holdfast.repo.format.layout import ManifestRef, manifest_key, new_file_id, pack_key
+from holdfast.repo.format.manifest_encoding import encode_manifest
+from holdfast.repo.format.pack import PackBuilder
+from holdfast.repo.handle.repository import Repository
+from holdfast.repo.names.snapshots import Snapshot, commit_snapshot, delete_snapshot
+from holdfast.repo.upkeep.check import Checker
+from holdfast.repo.upkeep.findings import Finding
 from tests.unit.repo.saving import (
     MIB,
     Watched,

@@ -6,9 +6,9 @@ from typing import NoReturn
 
 import pytest
 
-from holdfast.repo import check
-from holdfast.repo.check import Checker
-from holdfast.store.memory import MemoryStore
+from holdfast.objects.memory import MemoryStore
+from holdfast.repo.upkeep import check
+from holdfast.repo.upkeep.check import Checker
 from tests.faults.scenario import FIRST, save_content
 
 

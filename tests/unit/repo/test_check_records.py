@@ -7,17 +7,17 @@ from collections.abc import Sequence
 import pytest
 
 from holdfast.digest import fingerprint
-from holdfast.repo.check_records import Roots, check_records
-from holdfast.repo.findings import Finding, Tally
-from holdfast.repo.generations import create_generation
-from holdfast.repo.layout import CONFIG, generation_key, new_write_id
-from holdfast.repo.leases import EXPIRE_S, Lease
-from holdfast.repo.record import Json, encode_record
-from holdfast.repo.repository import Repository
-from holdfast.repo.snapshots import delete_snapshot
-from holdfast.repo.tags import set_tag
-from holdfast.store.memory import MemoryStore, VirtualClock
-from holdfast.store.protocol import ObjectStore
+from holdfast.objects.memory import MemoryStore, VirtualClock
+from holdfast.objects.protocol import ObjectStore
+from holdfast.repo.format.layout import CONFIG, generation_key, new_write_id
+from holdfast.repo.format.record import Json, encode_record
+from holdfast.repo.handle.repository import Repository
+from holdfast.repo.names.generations import create_generation
+from holdfast.repo.names.leases import EXPIRE_S, Lease
+from holdfast.repo.names.snapshots import delete_snapshot
+from holdfast.repo.names.tags import set_tag
+from holdfast.repo.upkeep.check_records import Roots, check_records
+from holdfast.repo.upkeep.findings import Finding, Tally
 from tests.unit.repo.saving import (
     PACK_ID,
     Watched,

@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.digest import hash_bytes
 from holdfast.errors import DigestMismatch
-from holdfast.repo.chunk import CHUNK_BYTES, cut, verify_chunk
+from holdfast.repo.format.chunk import CHUNK_BYTES, cut, verify_chunk
 
 
 @pytest.mark.parametrize(

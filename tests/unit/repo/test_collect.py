@@ -7,10 +7,9 @@ import re
 import pytest
 
 from holdfast.errors import Corrupt, HoldfastError, NewerFormat
-from holdfast.repo.collect import NETWORK_GRACE_S, Rules, collect, plan_collect
-from holdfast.repo.generations import create_generation
-from holdfast.repo.index import Index
-from holdfast.repo.layout import (
+from holdfast.objects.memory import MemoryStore, VirtualClock
+from holdfast.objects.protocol import ObjectStore, StoreTraits
+from holdfast.repo.format.layout import (
     BAD,
     CONFIG,
     INDEX,
@@ -22,12 +21,13 @@ from holdfast.repo.layout import (
     new_write_id,
     pack_key,
 )
-from holdfast.repo.leases import EXPIRE_S, Lease
-from holdfast.repo.repository import Repository
-from holdfast.repo.snapshots import Snapshot, delete_snapshot
-from holdfast.repo.tags import delete_tag, set_tag
-from holdfast.store.memory import MemoryStore, VirtualClock
-from holdfast.store.protocol import ObjectStore, StoreTraits
+from holdfast.repo.handle.index import Index
+from holdfast.repo.handle.repository import Repository
+from holdfast.repo.names.generations import create_generation
+from holdfast.repo.names.leases import EXPIRE_S, Lease
+from holdfast.repo.names.snapshots import Snapshot, delete_snapshot
+from holdfast.repo.names.tags import delete_tag, set_tag
+from holdfast.repo.upkeep.collect import NETWORK_GRACE_S, Rules, collect, plan_collect
 from tests.unit.repo.saving import (
     PACK_ID,
     Watched,
@@ -309,7 +309,7 @@ def test_a_mark_stays_while_what_it_names_is_needed_again(repo: Repository, dead
 def test_more_dead_files_than_a_mark_can_name_go_too(
     repo: Repository, dead: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.repo.sweep.MARK_KEYS", 1)
+    monkeypatch.setattr("holdfast.repo.upkeep.sweep.MARK_KEYS", 1)
     lease = Lease(repo.store, purpose="slow")
     outcome = collect_now(repo.store)
     assert (outcome.pending_marks, outcome.pending_bytes) == (

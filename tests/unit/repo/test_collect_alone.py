@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.repo.collect import Rules, collect
-from holdfast.repo.layout import LEASES, MARKS, PACKS, pack_key
-from holdfast.repo.leases import Lease
-from holdfast.repo.repository import Repository
-from holdfast.repo.snapshots import delete_snapshot
-from holdfast.repo.sweep import read_waiting
-from holdfast.store.local import LocalStore
-from holdfast.store.protocol import ObjectStore
+from holdfast.objects.local.local_store import LocalStore
+from holdfast.objects.protocol import ObjectStore
+from holdfast.repo.format.layout import LEASES, MARKS, PACKS, pack_key
+from holdfast.repo.handle.repository import Repository
+from holdfast.repo.names.leases import Lease
+from holdfast.repo.names.snapshots import delete_snapshot
+from holdfast.repo.upkeep.collect import Rules, collect
+from holdfast.repo.upkeep.sweep import read_waiting
 from tests.unit.repo.saving import Watched, keys, load_bytes, new_repo, noise, pack_of, save_bytes
 from tests.unit.repo.standing import LEASE_ID, data_keys, put_mark, show_lease
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import pytest
 
 from holdfast.errors import Corrupt, NewerFormat
-from holdfast.repo.columns import (
+from holdfast.repo.format.columns import (
     Kind,
     LazyColumn,
     Letter,
@@ -20,7 +20,7 @@ from holdfast.repo.columns import (
     decode_table,
     encode_table,
 )
-from holdfast.repo.record import Json
+from holdfast.repo.format.record import Json
 from tests.unit.repo.saving import flip
 
 SCHEMA: Schema = {"small": Kind("B"), "wide": Kind("B", 3), "count": Kind("I"), "signed": Kind("q")}

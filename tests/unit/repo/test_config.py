@@ -7,7 +7,11 @@ from collections.abc import Callable
 import pytest
 
 from holdfast.errors import Corrupt, NewerFormat, NotAStore, ObjectExists
-from holdfast.repo.config import (
+from holdfast.objects.memory import MemoryStore
+from holdfast.objects.protocol import PAGE_LIMIT, ObjectInfo, ObjectStore
+from holdfast.repo.format.layout import PREFIXES
+from holdfast.repo.format.record import Fields, Json, encode_record
+from holdfast.repo.handle.config import (
     create_config,
     ensure_config,
     find_config,
@@ -15,10 +19,6 @@ from holdfast.repo.config import (
     parse_config,
     verify_empty,
 )
-from holdfast.repo.layout import PREFIXES
-from holdfast.repo.record import Fields, Json, encode_record
-from holdfast.store.memory import MemoryStore
-from holdfast.store.protocol import PAGE_LIMIT, ObjectInfo, ObjectStore
 from tests.unit.repo.saving import Watched, keys, rot
 
 GOOD: dict[str, Json] = {

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from holdfast.digest import hash_bytes
-from holdfast.repo.chunk import ChunkRef, Location
-from holdfast.repo.copies import Copies, iter_footers
-from holdfast.repo.index import write_fragment
-from holdfast.repo.pack import PackBuilder
-from holdfast.repo.repository import Repository
-from holdfast.store.memory import MemoryStore
+from holdfast.objects.memory import MemoryStore
+from holdfast.repo.format.chunk import ChunkRef, Location
+from holdfast.repo.format.pack import PackBuilder
+from holdfast.repo.handle.index import write_fragment
+from holdfast.repo.handle.repository import Repository
+from holdfast.repo.read.copies import Copies, iter_footers
 from tests.unit.repo.saving import Watched, append_run, keys, new_repo, noise, rot
 
 DATA = noise(5000)

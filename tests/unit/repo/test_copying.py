@@ -10,10 +10,9 @@ import pytest
 
 from holdfast.digest import hash_bytes
 from holdfast.errors import Corrupt, DigestMismatch, NameInUse, ReadOnlyStore
-from holdfast.repo.check import Checker
-from holdfast.repo.copying import copy_snapshot
-from holdfast.repo.entry import Entry
-from holdfast.repo.layout import (
+from holdfast.objects.memory import MemoryStore, VirtualClock
+from holdfast.repo.format.entry import Entry
+from holdfast.repo.format.layout import (
     LEASES,
     MANIFESTS,
     PACKS,
@@ -24,11 +23,12 @@ from holdfast.repo.layout import (
     new_write_id,
     pack_key,
 )
-from holdfast.repo.manifest_encoding import encode_manifest
-from holdfast.repo.repository import Repository, open_repository
-from holdfast.repo.snapshots import commit_snapshot
-from holdfast.repo.writer import SaveResult
-from holdfast.store.memory import MemoryStore, VirtualClock
+from holdfast.repo.format.manifest_encoding import encode_manifest
+from holdfast.repo.handle.repository import Repository, open_repository
+from holdfast.repo.names.snapshots import commit_snapshot
+from holdfast.repo.upkeep.check import Checker
+from holdfast.repo.upkeep.copying import copy_snapshot
+from holdfast.repo.write.writer import SaveResult
 from tests.unit.repo.saving import (
     MIB,
     keys,

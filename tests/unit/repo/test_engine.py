@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.repo.chunk import UNIT_BYTES
+from holdfast.objects import thread_pool as crew
 from holdfast.repo.engine import Engine, count_cores, read_core_quota
-from holdfast.store import crew
+from holdfast.repo.format.chunk import UNIT_BYTES
 from tests.patience import PATIENCE_S
 
 MIB = 1 << 20

@@ -9,9 +9,9 @@ from typing import Final
 import pytest
 
 from holdfast.errors import BadName, SourceChanged
-from holdfast.repo.filetree import FileSource, is_below, plan_files
-from holdfast.repo.repository import Repository
-from holdfast.repo.writer import Request, save
+from holdfast.repo.files.tree import FileSource, is_below, plan_files
+from holdfast.repo.handle.repository import Repository
+from holdfast.repo.write.writer import Request, save
 from tests.unit.repo.filetrees import MTIME_NS, make_tree
 
 

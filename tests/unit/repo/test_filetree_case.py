@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from holdfast.errors import BadName
-from holdfast.repo import filetarget
-from holdfast.repo.filetree import restore
-from holdfast.repo.reader import open_snapshot
-from holdfast.repo.repository import Repository
-from holdfast.repo.snapshots import read_snapshot
-from holdfast.repo.source import BytesSource
-from holdfast.repo.writer import Request, save
+from holdfast.repo.files import target as filetarget
+from holdfast.repo.files.tree import restore
+from holdfast.repo.format.source import BytesSource
+from holdfast.repo.handle.repository import Repository
+from holdfast.repo.names.snapshots import read_snapshot
+from holdfast.repo.read.reader import open_snapshot
+from holdfast.repo.write.writer import Request, save
 
 
 class FoldingOs:

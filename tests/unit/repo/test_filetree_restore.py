@@ -8,14 +8,14 @@ import pytest
 
 from holdfast.digest import Buffer
 from holdfast.errors import BadName, Corrupt, NameInUse, NotFound
+from holdfast.objects.memory import MemoryStore
 from holdfast.progress import Silent
-from holdfast.repo.filetree import Restored, plan_files, restore
-from holdfast.repo.reader import open_snapshot
-from holdfast.repo.repository import Repository
-from holdfast.repo.snapshots import read_snapshot
-from holdfast.repo.source import BytesSource, Source
-from holdfast.repo.writer import Request, save
-from holdfast.store.memory import MemoryStore
+from holdfast.repo.files.tree import Restored, plan_files, restore
+from holdfast.repo.format.source import BytesSource, Source
+from holdfast.repo.handle.repository import Repository
+from holdfast.repo.names.snapshots import read_snapshot
+from holdfast.repo.read.reader import open_snapshot
+from holdfast.repo.write.writer import Request, save
 from tests.unit.repo.filetrees import MTIME_NS, TREE_BYTES, make_tree
 
 

@@ -10,16 +10,16 @@ import pytest
 
 from holdfast.digest import Buffer, hash_bytes
 from holdfast.errors import HoldfastError
-from holdfast.repo.chunk import CHUNK_BYTES, Location
+from holdfast.objects.memory import MemoryStore
 from holdfast.repo.engine import Engine
-from holdfast.repo.fill import Hasher
-from holdfast.repo.pack import HEADER, parse_pack_key, read_footer
-from holdfast.repo.record import Json
-from holdfast.repo.repository import Repository
-from holdfast.repo.source import BytesSource, Piece, cut_sources
+from holdfast.repo.format.chunk import CHUNK_BYTES, Location
+from holdfast.repo.format.pack import HEADER, parse_pack_key, read_footer
+from holdfast.repo.format.record import Json
+from holdfast.repo.format.source import BytesSource, Piece, cut_sources
+from holdfast.repo.handle.repository import Repository
 from holdfast.repo.stages import Stages
-from holdfast.repo.writer import Request, save
-from holdfast.store.memory import MemoryStore
+from holdfast.repo.write.fill import Hasher
+from holdfast.repo.write.writer import Request, save
 from tests.unit.repo.saving import MIB, iter_gaps, keys, load_bytes, noise, only_pack, read_entries, save_bytes
 
 
@@ -69,7 +69,7 @@ def test_all_padding_is_zero(repo: Repository, store: MemoryStore) -> None:
 def test_a_run_that_goes_on_in_another_pack_starts_on_a_page_there(
     repo: Repository, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.repo.pack.PACK_LIMIT_BYTES", 4 * MIB)
+    monkeypatch.setattr("holdfast.repo.format.pack.PACK_LIMIT_BYTES", 4 * MIB)
     found = places(repo, {"a": noise(20 * MIB)})["a"]
     firsts = {at.pack_id: at.offset for at in reversed(found)}
     assert len(firsts) == len(keys(store, "packs/")) == 3

@@ -13,19 +13,19 @@ from blake3 import blake3
 
 from holdfast.digest import Buffer, fingerprint, hash_bytes
 from holdfast.errors import StoreError
+from holdfast.objects.blocks import LentBlock, copy_bytes, new_block
+from holdfast.objects.local import block_writer
+from holdfast.objects.local.local_store import LocalStore
+from holdfast.objects.local.upload import LocalUpload
+from holdfast.objects.memory import MemoryStore
 from holdfast.repo.engine import Engine
-from holdfast.repo.fill import Hasher
-from holdfast.repo.pack import PAGE_BYTES, NewChunk, PackBuilder, read_footer
-from holdfast.repo.record import Json
-from holdfast.repo.repository import MIN_BUDGET_BYTES, Repository, open_repository
-from holdfast.repo.source import BytesSource, Piece, cut_sources
+from holdfast.repo.format.pack import PAGE_BYTES, NewChunk, PackBuilder, read_footer
+from holdfast.repo.format.record import Json
+from holdfast.repo.format.source import BytesSource, Piece, cut_sources
+from holdfast.repo.handle.repository import MIN_BUDGET_BYTES, Repository, open_repository
 from holdfast.repo.stages import Stages
-from holdfast.repo.writer import Request, save
-from holdfast.store import block_writer
-from holdfast.store.blocks import LentBlock, copy_bytes, new_block
-from holdfast.store.local import LocalStore
-from holdfast.store.local_upload import LocalUpload
-from holdfast.store.memory import MemoryStore
+from holdfast.repo.write.fill import Hasher
+from holdfast.repo.write.writer import Request, save
 from tests.unit.repo.saving import MIB, PACK_ID, iter_gaps, keys, load_bytes, new_repo, save_bytes
 from tests.unit.store.scripted_files import Scripted, fail, found_below
 
@@ -78,7 +78,7 @@ def rows(repo: Repository) -> Rows:
 def save_plainly(monkeypatch: pytest.MonkeyPatch, entries: Mapping[str, Buffer]) -> Rows:
     """Save without staging; return the rows."""
     with monkeypatch.context() as patched:
-        patched.setattr("holdfast.repo.fill._STAGED_SHARE", 2.0)
+        patched.setattr("holdfast.repo.write.fill._STAGED_SHARE", 2.0)
         repo = new_repo()
         save_bytes(repo, "plain", entries)
         return rows(repo)
@@ -136,7 +136,7 @@ def test_after_new_bytes_the_next_are_expected_to_be_new(
     local: Repository, traffic: Traffic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("holdfast.repo.engine.count_cores", lambda: 1)
-    monkeypatch.setattr("holdfast.repo.writer.UNIT_BYTES", 4 * MIB)
+    monkeypatch.setattr("holdfast.repo.write.writer.UNIT_BYTES", 4 * MIB)
     save_bytes(local, "before", {"x": b"1" * 1000})
     data = noise(24 * MIB, 1)
     save_bytes(local, "a", {"x": data})
@@ -172,7 +172,7 @@ def test_blocks_under_way_keep_to_the_budget(monkeypatch: pytest.MonkeyPatch) ->
         made.append(size)
         return new_block(size, huge=huge)
 
-    monkeypatch.setattr("holdfast.store.blocks.new_block", count)
+    monkeypatch.setattr("holdfast.objects.blocks.new_block", count)
     monkeypatch.setattr("holdfast.repo.engine.count_cores", lambda: 64)
     with Engine("test", budget_bytes=64 * MIB, waits=False) as engine:
         hasher = Hasher(engine, Stages(), batch_bytes=8 * MIB)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from holdfast.repo.findings import Finding, Tally
+from holdfast.repo.upkeep.findings import Finding, Tally
 
 
 def test_a_finding_names_only_what_it_concerns() -> None:

@@ -8,7 +8,11 @@ import pytest
 
 from holdfast.digest import Buffer
 from holdfast.errors import CommitUnknown, Corrupt, Fate, NameInUse, NotFound, ObjectExists, StoreError, StoreFull
-from holdfast.repo.generations import (
+from holdfast.objects.memory import MemoryStore
+from holdfast.objects.protocol import ObjectStore
+from holdfast.repo.format.layout import generation_key
+from holdfast.repo.format.record import encode_record
+from holdfast.repo.names.generations import (
     change_name,
     create_generation,
     iter_stems,
@@ -17,10 +21,6 @@ from holdfast.repo.generations import (
     read_newest,
     read_record,
 )
-from holdfast.repo.layout import generation_key
-from holdfast.repo.record import encode_record
-from holdfast.store.memory import MemoryStore
-from holdfast.store.protocol import ObjectStore
 from holdfast.testing.faults import Fault, FaultyStore
 from tests.unit.repo.saving import Watched, replace_object, rot
 
@@ -128,7 +128,7 @@ def test_a_record_below_a_higher_generation_does_not_count(store: MemoryStore) -
 
 
 def test_an_object_too_large_for_a_record_is_damage(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.repo.generations.MAX_RECORD_BYTES", 100)
+    monkeypatch.setattr("holdfast.repo.names.generations.MAX_RECORD_BYTES", 100)
     store.create(generation_key(STEM, 0), bytes(5000))
     with pytest.raises(Corrupt, match="at most"):
         read_record(store, generation_key(STEM, 0))

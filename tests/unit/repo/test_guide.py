@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from holdfast.repo.guide import Guide
+from holdfast.repo.handle.guide import Guide
 
 TOP = (1 << 32) - 1
 

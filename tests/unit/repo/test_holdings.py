@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from holdfast.digest import hash_bytes
-from holdfast.repo.holdings import Holdings, find_base, read_bases
-from holdfast.repo.layout import INDEX, MANIFESTS, SNAPSHOTS, pack_key, snapshot_stem
-from holdfast.repo.repository import Repository
-from holdfast.repo.snapshots import delete_snapshot
-from holdfast.store.memory import MemoryStore, VirtualClock
-from holdfast.store.protocol import PAGE_LIMIT, ObjectInfo, ObjectStore
+from holdfast.objects.memory import MemoryStore, VirtualClock
+from holdfast.objects.protocol import PAGE_LIMIT, ObjectInfo, ObjectStore
+from holdfast.repo.format.layout import INDEX, MANIFESTS, SNAPSHOTS, pack_key, snapshot_stem
+from holdfast.repo.handle.repository import Repository
+from holdfast.repo.names.snapshots import delete_snapshot
+from holdfast.repo.write.existing import Holdings, find_base, read_bases
 from tests.unit.repo.saving import (
     Watched,
     keys,

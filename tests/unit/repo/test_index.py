@@ -12,9 +12,14 @@ import pytest
 
 from holdfast.digest import Digest, hash_bytes
 from holdfast.errors import Corrupt, NewerFormat
-from holdfast.repo import index as index_module
-from holdfast.repo.columns import column, encode_table
-from holdfast.repo.index import (
+from holdfast.objects.memory import MemoryStore
+from holdfast.objects.protocol import ObjectInfo, ObjectStore
+from holdfast.repo.format.columns import column, encode_table
+from holdfast.repo.format.layout import INDEX
+from holdfast.repo.format.pack import PackedChunk
+from holdfast.repo.format.record import Json
+from holdfast.repo.handle import index as index_module
+from holdfast.repo.handle.index import (
     TIER,
     BlockCache,
     Fragment,
@@ -25,11 +30,6 @@ from holdfast.repo.index import (
     plan_merge,
     write_fragment,
 )
-from holdfast.repo.layout import INDEX
-from holdfast.repo.pack import PackedChunk
-from holdfast.repo.record import Json
-from holdfast.store.memory import MemoryStore
-from holdfast.store.protocol import ObjectInfo, ObjectStore
 from tests.unit.repo.saving import Watched, flip, keys, placed, replace_object, rot
 
 BUDGET = 1 << 20

@@ -11,10 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from holdfast.digest import Digest
-from holdfast.repo import index as index_module
-from holdfast.repo.index import TIER, Index, merge_tiers, write_fragment
-from holdfast.repo.layout import INDEX
-from holdfast.store.memory import MemoryStore
+from holdfast.objects.memory import MemoryStore
+from holdfast.repo.format.layout import INDEX
+from holdfast.repo.handle import index as index_module
+from holdfast.repo.handle.index import TIER, Index, merge_tiers, write_fragment
 from tests.unit.repo.saving import Watched, keys, placed, rot
 
 BUDGET = 1 << 20

@@ -9,7 +9,8 @@ import pytest
 
 from holdfast.digest import hash_bytes
 from holdfast.errors import BadName
-from holdfast.repo.layout import (
+from holdfast.objects.protocol import verify_key, verify_prefix
+from holdfast.repo.format.layout import (
     CONFIG,
     MAX_GENERATION,
     MAX_NAME_BYTES,
@@ -38,7 +39,6 @@ from holdfast.repo.layout import (
     tag_stem,
     verify_name,
 )
-from holdfast.store.protocol import verify_key, verify_prefix
 
 
 @pytest.mark.parametrize(

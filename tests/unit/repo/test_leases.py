@@ -6,10 +6,10 @@ import pytest
 
 from holdfast.digest import Buffer
 from holdfast.errors import LeaseLost, StoreError
-from holdfast.repo.generations import create_generation, list_generations, read_newest
-from holdfast.repo.layout import generation_key, lease_stem
-from holdfast.repo.leases import RENEW_S, Lease
-from holdfast.store.memory import MemoryStore, VirtualClock
+from holdfast.objects.memory import MemoryStore, VirtualClock
+from holdfast.repo.format.layout import generation_key, lease_stem
+from holdfast.repo.names.generations import create_generation, list_generations, read_newest
+from holdfast.repo.names.leases import RENEW_S, Lease
 from holdfast.testing.faults import Fault, FaultyStore
 from tests.unit.repo.saving import Watched, keys
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import Corrupt, StoreError
-from holdfast.repo.check import Checker
-from holdfast.repo.collect import collect
-from holdfast.repo.layout import MANIFESTS, PACKS
-from holdfast.repo.repository import Repository
-from holdfast.repo.snapshots import delete_snapshot, iter_names
-from holdfast.store.local import LocalStore
+from holdfast.objects.local.local_store import LocalStore
+from holdfast.repo.format.layout import MANIFESTS, PACKS
+from holdfast.repo.handle.repository import Repository
+from holdfast.repo.names.snapshots import delete_snapshot, iter_names
+from holdfast.repo.upkeep.check import Checker
+from holdfast.repo.upkeep.collect import collect
 from tests.unit.repo.saving import keys, new_repo, noise, save_bytes
 
 

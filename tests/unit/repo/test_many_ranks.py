@@ -8,21 +8,21 @@ from dataclasses import replace
 import pytest
 
 from holdfast.errors import CommitUnknown, Corrupt, NotShared, RankError
+from holdfast.objects.memory import MemoryStore
 from holdfast.progress import Silent
-from holdfast.repo.check import Checker
-from holdfast.repo.collect import Rules, collect
-from holdfast.repo.copying import copy_snapshot
-from holdfast.repo.entry import Entry
-from holdfast.repo.layout import LEASES, MANIFESTS, PACKS, SNAPSHOTS, manifest_key
-from holdfast.repo.parts import read_manifests, read_needs, read_view
-from holdfast.repo.repack import apply_repack, plan_repack
-from holdfast.repo.repository import Repository
-from holdfast.repo.snapshots import delete_snapshot, read_snapshot
-from holdfast.repo.source import BytesSource
-from holdfast.repo.transaction import Part
-from holdfast.repo.usage import read_usage
-from holdfast.repo.writer import Placement, Request, SaveResult, save
-from holdfast.store.memory import MemoryStore
+from holdfast.repo.format.entry import Entry
+from holdfast.repo.format.layout import LEASES, MANIFESTS, PACKS, SNAPSHOTS, manifest_key
+from holdfast.repo.format.rank_manifests import read_manifests, read_needs, read_view
+from holdfast.repo.format.source import BytesSource
+from holdfast.repo.handle.repository import Repository
+from holdfast.repo.names.snapshots import delete_snapshot, read_snapshot
+from holdfast.repo.upkeep.check import Checker
+from holdfast.repo.upkeep.collect import Rules, collect
+from holdfast.repo.upkeep.copying import copy_snapshot
+from holdfast.repo.upkeep.repack import apply_repack, plan_repack
+from holdfast.repo.upkeep.usage import read_usage
+from holdfast.repo.write.transaction import Part
+from holdfast.repo.write.writer import Placement, Request, SaveResult, save
 from tests.unit.repo.saving import MIB, keys, load_bytes, new_repo, noise, rot, save_bytes
 from tests.unit.repo.thread_ranks import ThreadRanks, run_threads
 
@@ -178,7 +178,7 @@ def test_a_coordinator_that_is_lost_in_the_commit_leaves_a_fate_that_nobody_know
     def die(store: object, snapshot: object) -> None:
         raise CommitUnknown("the reply was lost", name="run/1")
 
-    monkeypatch.setattr("holdfast.repo.transaction.commit_snapshot", die)
+    monkeypatch.setattr("holdfast.repo.write.transaction.commit_snapshot", die)
 
     results = save_together(repo, 2)
 

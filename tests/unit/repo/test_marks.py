@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.repo.marks import read_bad_packs, read_marked
-from holdfast.repo.record import Json, encode_record
-from holdfast.store.memory import MemoryStore
+from holdfast.objects.memory import MemoryStore
+from holdfast.repo.format.record import Json, encode_record
+from holdfast.repo.names.marks import read_bad_packs, read_marked
 from tests.unit.repo.saving import PACK_ID, Watched, rot
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from holdfast.digest import fingerprint, hash_bytes
 from holdfast.errors import Corrupt, NewerFormat, NotFound
-from holdfast.repo.columns import Kind, column
-from holdfast.repo.pack import HEADER, TRAILER, Footer, PackBuilder, PackedChunk, parse_pack_key, read_footer
-from holdfast.store.memory import MemoryStore
+from holdfast.objects.memory import MemoryStore
+from holdfast.repo.format.columns import Kind, column
+from holdfast.repo.format.pack import HEADER, TRAILER, Footer, PackBuilder, PackedChunk, parse_pack_key, read_footer
 from tests.unit.repo.forging import forge_pack, row, seal_pack
 from tests.unit.repo.saving import PACK_ID, append_run, flip, iter_gaps, keys, noise, packed
 
@@ -69,7 +69,7 @@ def test_nothing_is_visible_before_a_pack_is_sealed(store: MemoryStore) -> None:
 
 
 def test_a_pack_is_full_from_its_limit_on(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.repo.pack.PACK_LIMIT_BYTES", 1000)
+    monkeypatch.setattr("holdfast.repo.format.pack.PACK_LIMIT_BYTES", 1000)
     pack = PackBuilder(store, PACK_ID)
     assert not pack.is_full
     append_run(pack, [(hash_bytes(b""), memoryview(bytes(936)))], alignment=64)

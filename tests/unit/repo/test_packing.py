@@ -8,12 +8,12 @@ import pytest
 
 from holdfast.digest import hash_bytes
 from holdfast.errors import StoreError
-from holdfast.repo.chunk import Location
-from holdfast.repo.index import Index
-from holdfast.repo.leases import RENEW_S, Lease
-from holdfast.repo.pack import NewChunk, parse_pack_key, read_footer
-from holdfast.repo.packing import Packer
-from holdfast.store.memory import MemoryStore, VirtualClock
+from holdfast.objects.memory import MemoryStore, VirtualClock
+from holdfast.repo.format.chunk import Location
+from holdfast.repo.format.pack import NewChunk, parse_pack_key, read_footer
+from holdfast.repo.handle.index import Index
+from holdfast.repo.names.leases import RENEW_S, Lease
+from holdfast.repo.write.packing import Packer
 from holdfast.testing.faults import Fault, FaultyStore
 from tests.unit.repo.saving import keys, noise
 
@@ -51,7 +51,7 @@ def test_a_sealed_pack_is_in_the_store_and_in_the_index(packer: Packer, store: M
 def test_a_full_pack_is_closed_before_the_next_chunk(
     packer: Packer, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.repo.pack.PACK_LIMIT_BYTES", 2000)
+    monkeypatch.setattr("holdfast.repo.format.pack.PACK_LIMIT_BYTES", 2000)
     places = [append(packer, noise(900, seed)) for seed in range(5)]
     packer.seal()
     assert len(keys(store, "packs/")) == 2

@@ -8,12 +8,12 @@ import pytest
 
 from holdfast.digest import Digest
 from holdfast.errors import Corrupt
-from holdfast.repo.layout import ManifestRef
-from holdfast.repo.prune import Keep, apply_prune, plan_prune, prune, read_prune_plan
-from holdfast.repo.repository import Repository
-from holdfast.repo.snapshots import Snapshot, delete_snapshot
-from holdfast.repo.tags import Tag, set_tag
-from holdfast.store.memory import MemoryStore, VirtualClock
+from holdfast.objects.memory import MemoryStore, VirtualClock
+from holdfast.repo.format.layout import ManifestRef
+from holdfast.repo.handle.repository import Repository
+from holdfast.repo.names.snapshots import Snapshot, delete_snapshot
+from holdfast.repo.names.tags import Tag, set_tag
+from holdfast.repo.upkeep.prune import Keep, apply_prune, plan_prune, prune, read_prune_plan
 from tests.unit.repo.saving import PACK_ID, keys, load_bytes, record_key, rot, save_bytes, snapshot_of
 
 NO_DIGEST = Digest(bytes(32))

@@ -9,15 +9,15 @@ import pytest
 
 from holdfast.digest import fingerprint, hash_bytes, short_hex
 from holdfast.errors import Corrupt, DigestMismatch, MissingChunk, NewerFormat, NotFound, StoreError
-from holdfast.repo.chunk import CHUNK_BYTES, UNIT_BYTES, ChunkRef, Location
-from holdfast.repo.entry import Entry
-from holdfast.repo.layout import manifest_key, pack_key
-from holdfast.repo.pack import PackBuilder, parse_pack_key
-from holdfast.repo.reader import SnapshotReader, open_snapshot
-from holdfast.repo.repository import Repository
-from holdfast.repo.stretches import STRETCH_BYTES
-from holdfast.store.blocks import PAGE_BYTES
-from holdfast.store.memory import MemoryStore
+from holdfast.objects.blocks import PAGE_BYTES
+from holdfast.objects.memory import MemoryStore
+from holdfast.repo.format.chunk import CHUNK_BYTES, UNIT_BYTES, ChunkRef, Location
+from holdfast.repo.format.entry import Entry
+from holdfast.repo.format.layout import manifest_key, pack_key
+from holdfast.repo.format.pack import PackBuilder, parse_pack_key
+from holdfast.repo.handle.repository import Repository
+from holdfast.repo.read.reader import SnapshotReader, open_snapshot
+from holdfast.repo.read.stretches import STRETCH_BYTES
 from tests.unit.repo.forging import forge_pack, row
 from tests.unit.repo.saving import (
     MIB,

@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.digest import fingerprint, hash_bytes
 from holdfast.errors import Corrupt, NewerFormat
-from holdfast.repo.record import (
+from holdfast.repo.format.record import (
     MAX_DEPTH,
     EncodedJson,
     Fields,

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from holdfast.digest import hash_bytes
 from holdfast.errors import Corrupt
-from holdfast.repo.boxes import Box, cut_rows, slices, whole
-from holdfast.repo.chunk import ChunkRef
-from holdfast.repo.entry import Entry
-from holdfast.repo.regions import Region, list_entry_wants, list_region_wants
-from holdfast.repo.stretches import Want
+from holdfast.repo.format.boxes import Box, cut_rows, slices, whole
+from holdfast.repo.format.chunk import ChunkRef
+from holdfast.repo.format.entry import Entry
+from holdfast.repo.read.regions import Region, list_entry_wants, list_region_wants
+from holdfast.repo.read.stretches import Want
 
 ITEM_BYTES = 2
 

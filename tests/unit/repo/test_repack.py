@@ -9,13 +9,13 @@ import pytest
 from holdfast.digest import hash_bytes
 from holdfast.errors import DigestMismatch
 from holdfast.progress import Silent
-from holdfast.repo.check import Checker
-from holdfast.repo.layout import LEASES, PACKS
-from holdfast.repo.manifest import read_manifest
-from holdfast.repo.repack import RepackPlan, apply_repack, plan_repack
-from holdfast.repo.repository import Repository
-from holdfast.repo.roots import read_live
-from holdfast.repo.snapshots import commit_snapshot, delete_snapshot
+from holdfast.repo.format.layout import LEASES, PACKS
+from holdfast.repo.format.manifest import read_manifest
+from holdfast.repo.handle.repository import Repository
+from holdfast.repo.names.roots import read_live
+from holdfast.repo.names.snapshots import commit_snapshot, delete_snapshot
+from holdfast.repo.upkeep.check import Checker
+from holdfast.repo.upkeep.repack import RepackPlan, apply_repack, plan_repack
 from tests.unit.repo.saving import MIB, keys, load_bytes, noise, pack_of, read_entries, save_bytes, snapshot_of
 from tests.unit.repo.standing import collect_now
 

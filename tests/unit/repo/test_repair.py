@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.repo.check import Checker
-from holdfast.repo.index import Index
-from holdfast.repo.layout import BAD, INDEX, LEASES, PACKS, TAGS, manifest_key, pack_key
-from holdfast.repo.repair import Action, RepairPlan, apply_repair, plan_repair, rebuild_index
-from holdfast.repo.repository import Repository
-from holdfast.repo.snapshots import delete_snapshot, read_snapshot
-from holdfast.repo.tags import set_tag
-from holdfast.store.memory import MemoryStore
+from holdfast.objects.memory import MemoryStore
+from holdfast.repo.format.layout import BAD, INDEX, LEASES, PACKS, TAGS, manifest_key, pack_key
+from holdfast.repo.handle.index import Index
+from holdfast.repo.handle.repository import Repository
+from holdfast.repo.names.snapshots import delete_snapshot, read_snapshot
+from holdfast.repo.names.tags import set_tag
+from holdfast.repo.upkeep.check import Checker
+from holdfast.repo.upkeep.repair import Action, RepairPlan, apply_repair, plan_repair, rebuild_index
 from tests.unit.repo.saving import (
     keys,
     load_bytes,

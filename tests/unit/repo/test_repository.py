@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import NewerFormat, NotAStore
-from holdfast.repo.config import create_config, find_config
-from holdfast.repo.layout import PREFIXES, SHELVES, generation_key
-from holdfast.repo.record import encode_record
-from holdfast.repo.repository import (
+from holdfast.objects.local.local_store import LocalStore
+from holdfast.objects.memory import MemoryStore
+from holdfast.repo.format.layout import PREFIXES, SHELVES, generation_key
+from holdfast.repo.format.record import encode_record
+from holdfast.repo.handle.config import create_config, find_config
+from holdfast.repo.handle.repository import (
     MIN_BUDGET_BYTES,
     RecentSnapshots,
     init_repository,
     open_repository,
 )
-from holdfast.store.local import LocalStore
-from holdfast.store.memory import MemoryStore
 from tests.faults.unsynced import UnsyncedFiles
 from tests.unit.repo.saving import keys, load_bytes, new_repo, noise, save_bytes, snapshot_of
 
@@ -97,7 +97,7 @@ def test_the_snapshot_saved_last_beside_a_name_is_remembered(store: MemoryStore)
 
 
 def test_few_prefixes_are_remembered(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.repo.repository._RECENT_PREFIXES", 2)
+    monkeypatch.setattr("holdfast.repo.handle.repository._RECENT_PREFIXES", 2)
     repo = new_repo(store)
     recent = RecentSnapshots()
     for name in ("a/1", "b/1", "a/2", "c/1"):

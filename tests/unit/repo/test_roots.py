@@ -6,13 +6,13 @@ import pytest
 
 from holdfast.digest import fingerprint
 from holdfast.errors import Corrupt, NewerFormat
-from holdfast.repo.layout import generation_key, lease_stem, manifest_key, snapshot_stem
-from holdfast.repo.record import encode_record
-from holdfast.repo.repository import Repository
-from holdfast.repo.roots import DeadRecords, read_leases, read_live
-from holdfast.repo.snapshots import delete_snapshot
-from holdfast.repo.tags import delete_tag, set_tag
-from holdfast.store.memory import MemoryStore, VirtualClock
+from holdfast.objects.memory import MemoryStore, VirtualClock
+from holdfast.repo.format.layout import generation_key, lease_stem, manifest_key, snapshot_stem
+from holdfast.repo.format.record import encode_record
+from holdfast.repo.handle.repository import Repository
+from holdfast.repo.names.roots import DeadRecords, read_leases, read_live
+from holdfast.repo.names.snapshots import delete_snapshot
+from holdfast.repo.names.tags import delete_tag, set_tag
 from tests.unit.repo.saving import misplaced_keys, noise, record_key, replace_object, rot, save_bytes, snapshot_of
 from tests.unit.repo.standing import LEASE_ID, data_keys, put_under_lease, show_lease
 

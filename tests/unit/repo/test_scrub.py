@@ -8,14 +8,14 @@ from collections.abc import Iterator
 import pytest
 
 from holdfast.digest import fingerprint, hash_bytes
-from holdfast.repo.chunk import UNIT_BYTES, Location
+from holdfast.objects.memory import MemoryStore
+from holdfast.objects.protocol import ObjectStore
 from holdfast.repo.engine import Engine
-from holdfast.repo.layout import pack_key
-from holdfast.repo.pack import HEADER, Footer, PackBuilder, PackedChunk, read_footer
-from holdfast.repo.scrub import Scrubbed, Scrubber, Stretch, cut_pack
+from holdfast.repo.format.chunk import UNIT_BYTES, Location
+from holdfast.repo.format.layout import pack_key
+from holdfast.repo.format.pack import HEADER, Footer, PackBuilder, PackedChunk, read_footer
+from holdfast.repo.read.scrub import Scrubbed, Scrubber, Stretch, cut_pack
 from holdfast.repo.stages import Stages
-from holdfast.store.memory import MemoryStore
-from holdfast.store.protocol import ObjectStore
 from tests.unit.repo.saving import MIB, PACK_ID, Watched, append_run, iter_gaps, noise, rot
 
 KEY = pack_key(PACK_ID)

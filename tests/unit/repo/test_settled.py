@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.repo.layout import manifest_key, pack_key
-from holdfast.repo.repository import Repository
-from holdfast.repo.settled import find_before, is_present, is_settled, iter_needed, read_standing
-from holdfast.repo.snapshots import delete_snapshot, read_name
-from holdfast.store.memory import MemoryStore
+from holdfast.objects.memory import MemoryStore
+from holdfast.repo.format.layout import manifest_key, pack_key
+from holdfast.repo.handle.repository import Repository
+from holdfast.repo.names.rollback import find_before, is_present, is_settled, iter_needed, read_standing
+from holdfast.repo.names.snapshots import delete_snapshot, read_name
 from tests.unit.repo.saving import Watched, noise, pack_of, record_key, save_bytes, snapshot_of
 from tests.unit.repo.standing import LEASE_ID, put_mark, put_under_lease, show_lease
 

@@ -8,11 +8,12 @@ from dataclasses import replace
 import pytest
 
 from holdfast.errors import Corrupt, NameInUse, NotFound
-from holdfast.repo.generations import read_newest
-from holdfast.repo.layout import generation_key, snapshot_stem
-from holdfast.repo.record import Json, encode_record
-from holdfast.repo.repository import Repository
-from holdfast.repo.snapshots import (
+from holdfast.objects.memory import MemoryStore, VirtualClock
+from holdfast.repo.format.layout import generation_key, snapshot_stem
+from holdfast.repo.format.record import Json, encode_record
+from holdfast.repo.handle.repository import Repository
+from holdfast.repo.names.generations import read_newest
+from holdfast.repo.names.snapshots import (
     DamagedName,
     Snapshot,
     commit_snapshot,
@@ -23,7 +24,6 @@ from holdfast.repo.snapshots import (
     read_snapshot,
     withdraw_snapshot,
 )
-from holdfast.store.memory import MemoryStore, VirtualClock
 from tests.unit.repo.saving import load_bytes, misplaced_keys, record_key, rot, save_bytes, snapshot_of
 
 

@@ -6,8 +6,8 @@ from array import array
 
 import pytest
 
-from holdfast.repo.chunk import CHUNK_BYTES
-from holdfast.repo.source import BytesSource, Piece, cut_sources, group_pieces
+from holdfast.repo.format.chunk import CHUNK_BYTES
+from holdfast.repo.format.source import BytesSource, Piece, cut_sources, group_pieces
 
 SOURCES = [
     BytesSource("a", bytes(CHUNK_BYTES + 5)),

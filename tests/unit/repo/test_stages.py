@@ -6,9 +6,9 @@ import threading
 
 import pytest
 
-from holdfast.repo.repository import open_repository
+from holdfast.objects.memory import MemoryStore
+from holdfast.repo.handle.repository import open_repository
 from holdfast.repo.stages import Stages
-from holdfast.store.memory import MemoryStore
 from tests.unit.repo.saving import MIB, load_bytes, noise, save_bytes
 
 

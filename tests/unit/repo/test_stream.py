@@ -20,9 +20,9 @@ from torch.distributed.checkpoint.utils import _create_file_view
 
 import holdfast
 from holdfast.errors import DigestMismatch, NotFound
-from holdfast.repo.chunk import CHUNK_BYTES
-from holdfast.repo.reader import open_snapshot
-from holdfast.repo.stream import RangeView, open_entry
+from holdfast.repo.format.chunk import CHUNK_BYTES
+from holdfast.repo.read.reader import open_snapshot
+from holdfast.repo.read.stream import RangeView, open_entry
 
 DATA = random.Random(7).randbytes(3 * CHUNK_BYTES + 12_345)
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from holdfast.digest import hash_bytes
 from holdfast.errors import Corrupt
-from holdfast.repo.chunk import RAW, UNIT_BYTES, ChunkRef, Location
-from holdfast.repo.entry import Entry
-from holdfast.repo.stretches import (
+from holdfast.repo.format.chunk import RAW, UNIT_BYTES, ChunkRef, Location
+from holdfast.repo.format.entry import Entry
+from holdfast.repo.read.stretches import (
     STRETCH_BYTES,
     Want,
     group_stretches,

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.repo.layout import MANIFESTS, MARKS, MAX_GENERATION, PACKS, manifest_key, pack_key
-from holdfast.repo.leases import EXPIRE_S, Lease
-from holdfast.repo.marks import read_marked
-from holdfast.repo.record import MAX_RECORD_BYTES, Json, encode_record
-from holdfast.repo.repository import Repository
-from holdfast.repo.roots import Live, read_leases, read_live
-from holdfast.repo.sweep import (
+from holdfast.objects.listing import iter_objects
+from holdfast.objects.memory import MemoryStore, VirtualClock
+from holdfast.repo.format.layout import MANIFESTS, MARKS, MAX_GENERATION, PACKS, manifest_key, pack_key
+from holdfast.repo.format.record import MAX_RECORD_BYTES, Json, encode_record
+from holdfast.repo.handle.repository import Repository
+from holdfast.repo.names.leases import EXPIRE_S, Lease
+from holdfast.repo.names.marks import read_marked
+from holdfast.repo.names.roots import Live, read_leases, read_live
+from holdfast.repo.upkeep.sweep import (
     MARK_KEYS,
     fence,
     find_blockers,
@@ -21,8 +23,6 @@ from holdfast.repo.sweep import (
     read_waiting,
     sweep,
 )
-from holdfast.store.listing import iter_objects
-from holdfast.store.memory import MemoryStore, VirtualClock
 from tests.unit.repo.saving import PACK_ID, keys, noise, record_key, rot, save_bytes, snapshot_of
 from tests.unit.repo.standing import LEASE_ID, collect_now, data_keys, put_lease, put_mark, show_lease
 
@@ -39,7 +39,7 @@ def test_a_published_mark_tells_writers_and_collectors(store: MemoryStore, clock
 
 
 def test_more_than_one_mark_can_hold_is_told_by_several(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.repo.sweep.MARK_KEYS", 2)
+    monkeypatch.setattr("holdfast.repo.upkeep.sweep.MARK_KEYS", 2)
     dead = {f"{PACKS}{'0' * 24}-{number:016x}" for number in range(5)}
     for key in dead:
         store.create(key, b"dead")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from holdfast.errors import BadName, Corrupt, NameInUse, NotFound
-from holdfast.repo.layout import generation_key, tag_stem
-from holdfast.repo.record import Json, encode_record
-from holdfast.repo.repository import Repository
-from holdfast.repo.snapshots import DamagedName
-from holdfast.repo.tags import Tag, delete_tag, iter_tags, read_tag, set_tag
-from holdfast.store.memory import MemoryStore
+from holdfast.objects.memory import MemoryStore
+from holdfast.repo.format.layout import generation_key, tag_stem
+from holdfast.repo.format.record import Json, encode_record
+from holdfast.repo.handle.repository import Repository
+from holdfast.repo.names.snapshots import DamagedName
+from holdfast.repo.names.tags import Tag, delete_tag, iter_tags, read_tag, set_tag
 from tests.unit.repo.saving import keys, rot, save_bytes, snapshot_of
 
 

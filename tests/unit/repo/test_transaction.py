@@ -12,21 +12,21 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import CommitUnknown, LeaseLost, NameInUse, RankError, StoreError, StoreFull
-from holdfast.repo import leases
-from holdfast.repo.collect import Rules, collect
-from holdfast.repo.entry import Entry
-from holdfast.repo.layout import LEASES, MANIFESTS, MARKS, PACKS, SNAPSHOTS, pack_key
-from holdfast.repo.leases import EXPIRE_S, RENEW_S
-from holdfast.repo.marks import ABANDONED_S
-from holdfast.repo.pack import NewChunk
-from holdfast.repo.repository import Repository
-from holdfast.repo.roots import read_leases
-from holdfast.repo.settled import is_settled
-from holdfast.repo.snapshots import NameState, read_name
-from holdfast.repo.sweep import fence
-from holdfast.repo.transaction import Draft, Part, Transaction
-from holdfast.store.local import LocalStore
-from holdfast.store.memory import MemoryStore, VirtualClock
+from holdfast.objects.local.local_store import LocalStore
+from holdfast.objects.memory import MemoryStore, VirtualClock
+from holdfast.repo.format.entry import Entry
+from holdfast.repo.format.layout import LEASES, MANIFESTS, MARKS, PACKS, SNAPSHOTS, pack_key
+from holdfast.repo.format.pack import NewChunk
+from holdfast.repo.handle.repository import Repository
+from holdfast.repo.names import leases
+from holdfast.repo.names.leases import EXPIRE_S, RENEW_S
+from holdfast.repo.names.marks import ABANDONED_S
+from holdfast.repo.names.rollback import is_settled
+from holdfast.repo.names.roots import read_leases
+from holdfast.repo.names.snapshots import NameState, read_name
+from holdfast.repo.upkeep.collect import Rules, collect
+from holdfast.repo.upkeep.sweep import fence
+from holdfast.repo.write.transaction import Draft, Part, Transaction
 from tests.faults.hooked_store import HookedStore, nth, once
 from tests.unit.repo.saving import (
     inline_ref,

@@ -7,16 +7,16 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from holdfast.errors import DigestMismatch
+from holdfast.objects.memory import MemoryStore
 from holdfast.progress import Progress, Silent
-from holdfast.repo.chunk import ChunkRef, Location
 from holdfast.repo.engine import Engine
-from holdfast.repo.entry import Entry
-from holdfast.repo.holdings import Holdings
-from holdfast.repo.reader import SnapshotReader
-from holdfast.repo.repository import Repository
-from holdfast.repo.transaction import Part, Transaction
-from holdfast.repo.transfer import Keeps, Transfer
-from holdfast.store.memory import MemoryStore
+from holdfast.repo.format.chunk import ChunkRef, Location
+from holdfast.repo.format.entry import Entry
+from holdfast.repo.handle.repository import Repository
+from holdfast.repo.read.reader import SnapshotReader
+from holdfast.repo.upkeep.transfer import Keeps, Transfer
+from holdfast.repo.write.existing import Holdings
+from holdfast.repo.write.transaction import Part, Transaction
 from tests.unit.repo.saving import MIB, new_repo, noise, pack_of, read_entries, rot, save_bytes, snapshot_of
 
 

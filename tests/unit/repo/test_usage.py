@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.repo.layout import MANIFESTS, PACKS
-from holdfast.repo.repository import Repository
-from holdfast.repo.roots import read_live
-from holdfast.repo.snapshots import delete_snapshot
-from holdfast.repo.usage import Usage, find_freed_bytes, read_usage
-from holdfast.store.listing import iter_objects
+from holdfast.objects.listing import iter_objects
+from holdfast.repo.format.layout import MANIFESTS, PACKS
+from holdfast.repo.handle.repository import Repository
+from holdfast.repo.names.roots import read_live
+from holdfast.repo.names.snapshots import delete_snapshot
+from holdfast.repo.upkeep.usage import Usage, find_freed_bytes, read_usage
 from tests.unit.repo.saving import noise, only_pack, pack_of, rot, save_bytes, snapshot_of
 from tests.unit.repo.standing import collect_now
 

@@ -17,13 +17,13 @@ from holdfast.errors import (
     TooLarge,
     Unsupported,
 )
-from holdfast.repo.check import Checker
-from holdfast.repo.record import MAX_DEPTH, Json
-from holdfast.repo.repository import Repository
-from holdfast.repo.snapshots import delete_snapshot
-from holdfast.repo.source import BytesSource
-from holdfast.repo.writer import Request, save
-from holdfast.store.memory import MemoryStore
+from holdfast.objects.memory import MemoryStore
+from holdfast.repo.format.record import MAX_DEPTH, Json
+from holdfast.repo.format.source import BytesSource
+from holdfast.repo.handle.repository import Repository
+from holdfast.repo.names.snapshots import delete_snapshot
+from holdfast.repo.upkeep.check import Checker
+from holdfast.repo.write.writer import Request, save
 from tests.unit.repo.saving import (
     MIB,
     keys,

@@ -12,15 +12,15 @@ import pytest
 
 from holdfast.digest import Buffer
 from holdfast.errors import HoldfastError, NameInUse, SourceChanged
-from holdfast.repo.generations import list_generations
-from holdfast.repo.layout import pack_key, snapshot_stem
-from holdfast.repo.leases import RENEW_S
-from holdfast.repo.record import Json, encode_record
-from holdfast.repo.repository import DEFAULT_BUDGET_BYTES
-from holdfast.repo.source import BytesSource
-from holdfast.repo.writer import Request, save
-from holdfast.store.memory import MemoryStore, VirtualClock
-from holdfast.store.protocol import ObjectStore, Upload
+from holdfast.objects.memory import MemoryStore, VirtualClock
+from holdfast.objects.protocol import ObjectStore, Upload
+from holdfast.repo.format.layout import pack_key, snapshot_stem
+from holdfast.repo.format.record import Json, encode_record
+from holdfast.repo.format.source import BytesSource
+from holdfast.repo.handle.repository import DEFAULT_BUDGET_BYTES
+from holdfast.repo.names.generations import list_generations
+from holdfast.repo.names.leases import RENEW_S
+from holdfast.repo.write.writer import Request, save
 from tests.unit.repo.saving import (
     MIB,
     Watched,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from holdfast.repo.boxes import Box, volume, whole
+from holdfast.repo.format.boxes import Box, volume, whole
 
 
 def shapes(*, min_side: int = 1, max_side: int = 6, max_dims: int = 3) -> st.SearchStrategy[tuple[int, ...]]:

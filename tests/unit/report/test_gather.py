@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from holdfast.capture.compare import diff_runs
-from holdfast.capture.runs import Run, RunFacts
-from holdfast.report.gather import Limits, gather
+from holdfast.capture.compare.compare import diff_runs
+from holdfast.capture.report.gather import Limits, gather
+from holdfast.capture.stored.runs import Run, RunFacts
 from tests.recordings import FAULT, Recording, make_recorded
 from tests.runs_in_memory import make_run
 

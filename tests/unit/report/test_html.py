@@ -14,9 +14,9 @@ from typing import Any, Final
 
 import pytest
 
-from holdfast.report import html
-from holdfast.report.html import describe, render_html, write_html
-from holdfast.report.model import Detail, Portrait, Report, Row, Side
+from holdfast.capture.report import html
+from holdfast.capture.report.html import describe, render_html, write_html
+from holdfast.capture.report.model import Detail, Portrait, Report, Row, Side
 
 HOSTILE: Final = (
     "</script><script>alert(1)</script>",

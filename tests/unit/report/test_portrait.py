@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from holdfast.capture.events import Stats
-from holdfast.report import portrait
-from holdfast.report.portrait import copy_portrait, draw_portrait, find_ends, format_values
+from holdfast.capture.report import tensor_summary as portrait
+from holdfast.capture.report.tensor_summary import copy_portrait, draw_portrait, find_ends, format_values
+from holdfast.capture.stored.events import Stats
 
 
 def test_a_portrait_has_the_numbers_of_a_tensor() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.facade import Store
-from holdfast.store.memory import MemoryStore
+from holdfast.objects.memory import MemoryStore
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from holdfast.facade import Store
-from holdfast.repo.layout import PACKS
-from holdfast.store.memory import MemoryStore
+from holdfast.objects.memory import MemoryStore
+from holdfast.repo.format.layout import PACKS
 from holdfast.tensors import sources
 from tests.tensors import SUBCLASSES, TENSORS, assert_same_tensor
 from tests.unit.repo.saving import keys, stored_bytes

@@ -11,10 +11,10 @@ import torch
 import holdfast
 from holdfast.errors import Unsupported
 from holdfast.facade import Store
-from holdfast.repo.reader import SnapshotReader
-from holdfast.repo.repository import MIN_BUDGET_BYTES
-from holdfast.snapshot.options import LoadOptions
-from holdfast.store.memory import MemoryStore
+from holdfast.objects.memory import MemoryStore
+from holdfast.repo.handle.repository import MIN_BUDGET_BYTES
+from holdfast.repo.read.reader import SnapshotReader
+from holdfast.snapshot.load.options import LoadOptions
 from tests.tensors import SUBCLASSES, TENSORS, assert_same_tensor, find_facts
 from tests.unit.snapshot.loading import noise
 

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from holdfast.facade import Store
-from holdfast.repo.chunk import ChunkRef, Location
-from holdfast.repo.manifest_encoding import encode_manifest
-from holdfast.repo.rows import ChunkRows, EntryRows
-from holdfast.repo.source import BytesSource, cut_sources
-from holdfast.snapshot import entries as entries_module
-from holdfast.snapshot.small import SmallTensors
-from holdfast.store.memory import MemoryStore
+from holdfast.objects.memory import MemoryStore
+from holdfast.repo.format.chunk import ChunkRef, Location
+from holdfast.repo.format.manifest_encoding import encode_manifest
+from holdfast.repo.format.rows import ChunkRows, EntryRows
+from holdfast.repo.format.source import BytesSource, cut_sources
+from holdfast.snapshot.load import entries as entries_module
+from holdfast.snapshot.load.small import SmallTensors
 from holdfast.tensors.spec import describe
 
 COUNT = 4000

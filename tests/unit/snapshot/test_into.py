@@ -14,8 +14,8 @@ from holdfast.cli.main import main
 from holdfast.errors import Corrupt, Mismatch, Unsupported
 from holdfast.facade import Store
 from holdfast.opening import open as open_store
-from holdfast.repo.layout import PACKS
-from holdfast.snapshot.into_plan import IntoOptions
+from holdfast.repo.format.layout import PACKS
+from holdfast.snapshot.into.plan import IntoOptions
 from tests.unit.repo.saving import pack_of, rot
 from tests.unit.snapshot.loading import bytes_of, noise, problems_of
 

@@ -10,10 +10,10 @@ import torch
 
 from holdfast.errors import Mismatch
 from holdfast.facade import Store
-from holdfast.repo.entry import Entry
-from holdfast.snapshot.opened import Opened
-from holdfast.snapshot.places import copy_into
-from holdfast.store.memory import MemoryStore
+from holdfast.objects.memory import MemoryStore
+from holdfast.repo.format.entry import Entry
+from holdfast.snapshot.into.in_place import copy_into
+from holdfast.snapshot.load.opened import Opened
 from holdfast.tensors.storage import free_storage, is_allocated
 from tests.tensors import COMPOSITES, ORDINARY, SUBCLASSES, assert_same_tensor, raw_bytes
 from tests.unit.snapshot.loading import bytes_of, noise, problems_of

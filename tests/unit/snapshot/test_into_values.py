@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from holdfast.facade import Store
-from holdfast.store.memory import MemoryStore
+from holdfast.objects.memory import MemoryStore
 from tests.unit.snapshot.loading import noise, problems_of
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from holdfast.errors import StoreError
-from holdfast.snapshot.journal import Journal, Overwritten, Span, WrittenLeaf
+from holdfast.snapshot.into.journal import Journal, Overwritten, Span, WrittenLeaf
 
 
 def leaf(key: str, *spans: tuple[int, int], is_tensor: bool = True) -> WrittenLeaf:

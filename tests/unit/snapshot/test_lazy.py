@@ -13,11 +13,11 @@ import torch
 from holdfast.cli.main import main
 from holdfast.errors import AmbiguousName, Corrupt, NotFound
 from holdfast.facade import Store
+from holdfast.objects.memory import MemoryStore
 from holdfast.opening import open as open_store
-from holdfast.repo.collect import Rules
-from holdfast.repo.layout import PACKS
-from holdfast.snapshot.lazy import LazyTensor, View
-from holdfast.store.memory import MemoryStore
+from holdfast.repo.format.layout import PACKS
+from holdfast.repo.upkeep.collect import Rules
+from holdfast.snapshot.view.lazy import LazyTensor, View
 from tests.patience import measure_cpu_s
 from tests.unit.repo.saving import Watched, pack_of, rot
 from tests.unit.snapshot.loading import noise

@@ -16,8 +16,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from holdfast.errors import Corrupt, Unsupported
 from holdfast.facade import Store
+from holdfast.objects.memory import MemoryStore
 from holdfast.snapshot.leaves import LeafWriter, iter_entry_numbers, list_parts
-from holdfast.store.memory import MemoryStore
 from holdfast.tensors.storage import free_storage
 from holdfast.trees.registered import Types
 from tests.tensor_zoo import Scaled

@@ -13,9 +13,9 @@ import torch
 
 from holdfast.errors import Corrupt, DigestMismatch, MissingChunk, NotFound, Unsupported
 from holdfast.facade import Store
-from holdfast.repo.layout import pack_key
-from holdfast.snapshot.lazy import Snapshot
-from holdfast.store.memory import MemoryStore
+from holdfast.objects.memory import MemoryStore
+from holdfast.repo.format.layout import pack_key
+from holdfast.snapshot.view.lazy import Snapshot
 from tests.tensors import SUBCLASSES, TENSORS, assert_same_tensor
 from tests.unit.repo.saving import pack_of, rot
 

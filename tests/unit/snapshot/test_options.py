@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.snapshot.into_plan import IntoOptions
-from holdfast.snapshot.options import LoadOptions
+from holdfast.snapshot.into.plan import IntoOptions
+from holdfast.snapshot.load.options import LoadOptions
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ import torch
 
 from holdfast.errors import NameInUse, Unsupported
 from holdfast.facade import Store
-from holdfast.repo.reader import SnapshotReader
-from holdfast.repo.snapshots import read_snapshot
-from holdfast.snapshot.save import SaveOptions, make_request
-from holdfast.store.memory import MemoryStore
+from holdfast.objects.memory import MemoryStore
+from holdfast.repo.names.snapshots import read_snapshot
+from holdfast.repo.read.reader import SnapshotReader
+from holdfast.snapshot.save.save import SaveOptions, make_request
 from holdfast.trees.registered import Types
 
 

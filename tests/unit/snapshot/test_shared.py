@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from holdfast.facade import Store
-from holdfast.repo.layout import PACKS
-from holdfast.store.memory import MemoryStore
+from holdfast.objects.memory import MemoryStore
+from holdfast.repo.format.layout import PACKS
 from tests.unit.repo.saving import Watched
 from tests.unit.snapshot.loading import noise
 

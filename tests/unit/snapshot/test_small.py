@@ -9,12 +9,12 @@ import torch
 
 from holdfast.errors import Corrupt, DigestMismatch
 from holdfast.facade import Store
-from holdfast.repo.entry import Entry
-from holdfast.repo.layout import pack_key
+from holdfast.objects.memory import MemoryStore
+from holdfast.repo.format.entry import Entry
+from holdfast.repo.format.layout import pack_key
 from holdfast.snapshot.gc_pause import pause_gc, pause_gc_if_small
-from holdfast.snapshot.load import LeafReader
-from holdfast.snapshot.options import LoadOptions
-from holdfast.store.memory import MemoryStore
+from holdfast.snapshot.load.load import LeafReader
+from holdfast.snapshot.load.options import LoadOptions
 from holdfast.tensors.build import TRAY_DTYPES
 from holdfast.trees.outline import iter_stored
 from holdfast.trees.registered import Types

@@ -17,15 +17,15 @@ import torch
 from holdfast.digest import Buffer
 from holdfast.errors import NameInUse, SourceChanged, StoreError, Unsupported
 from holdfast.facade import Store
-from holdfast.repo.layout import PACKS
-from holdfast.repo.record import encode_record
-from holdfast.repo.repository import MIN_BUDGET_BYTES
-from holdfast.repo.source import BytesSource
-from holdfast.snapshot import staging as staging_module
-from holdfast.snapshot.staging import AsyncSaver, Queue, Slabs
-from holdfast.store.crew import LoneThread
-from holdfast.store.memory import MemoryStore
-from holdfast.store.protocol import Upload
+from holdfast.objects.memory import MemoryStore
+from holdfast.objects.protocol import Upload
+from holdfast.objects.thread_pool import LoneThread
+from holdfast.repo.format.layout import PACKS
+from holdfast.repo.format.record import encode_record
+from holdfast.repo.format.source import BytesSource
+from holdfast.repo.handle.repository import MIN_BUDGET_BYTES
+from holdfast.snapshot.save import staging as staging_module
+from holdfast.snapshot.save.staging import AsyncSaver, Queue, Slabs
 from tests.unit.repo.saving import Watched, keys, noise
 from tests.unit.snapshot.loading import noise as noisy
 

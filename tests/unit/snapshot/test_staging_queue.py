@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from holdfast.errors import SourceChanged
-from holdfast.repo.chunk import CHUNK_BYTES
-from holdfast.repo.source import BytesSource, cut_sources
-from holdfast.snapshot.staging import Queue
+from holdfast.repo.format.chunk import CHUNK_BYTES
+from holdfast.repo.format.source import BytesSource, cut_sources
+from holdfast.snapshot.save.staging import Queue
 from tests.unit.repo.saving import noise
 
 MIB = 1 << 20

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from holdfast.snapshot import swap as swaps
-from holdfast.snapshot.swap import Swap
+from holdfast.snapshot.into import swap as swaps
+from holdfast.snapshot.into.swap import Swap
 
 REAL_COPY = torch.Tensor.copy_
 

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from holdfast.store.files import Files, FileStat, PosixFiles
-from holdfast.store.local import LocalStore
+from holdfast.objects.local.files import Files, FileStat, PosixFiles
+from holdfast.objects.local.local_store import LocalStore
 
 Call = Callable[[], None]
 

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import StoreError, StoreFull
-from holdfast.store import block_writer
-from holdfast.store.block_writer import BLOCK_BYTES
-from holdfast.store.blocks import PAGE_BYTES, LentBlock, copy_bytes, new_block
-from holdfast.store.files import PosixFiles
-from holdfast.store.local import LocalStore
-from holdfast.store.local_upload import LocalUpload
-from holdfast.store.protocol import BlockUpload
+from holdfast.objects.blocks import PAGE_BYTES, LentBlock, copy_bytes, new_block
+from holdfast.objects.local import block_writer
+from holdfast.objects.local.block_writer import BLOCK_BYTES
+from holdfast.objects.local.files import PosixFiles
+from holdfast.objects.local.local_store import LocalStore
+from holdfast.objects.local.upload import LocalUpload
+from holdfast.objects.protocol import BlockUpload
 from tests.unit.store.scripted_files import Scripted, fail, found_below, open_descriptors, ready_store
 
 SIZE = 64 * PAGE_BYTES

@@ -10,8 +10,8 @@ from functools import partial
 
 import pytest
 
-from holdfast.store import crew as crews
-from holdfast.store.crew import Crew, LoneThread, Task
+from holdfast.objects import thread_pool as crews
+from holdfast.objects.thread_pool import Crew, LoneThread, Task
 from tests.patience import PATIENCE_S
 
 

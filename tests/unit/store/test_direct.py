@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import Corrupt, StoreError, StoreFull
-from holdfast.store.block_writer import BLOCK_BYTES
-from holdfast.store.blocks import PAGE_BYTES, BlockPool, copy_bytes, is_aligned, new_block
-from holdfast.store.direct import DIRECT_BYTES
-from holdfast.store.files import PosixFiles
-from holdfast.store.local import LocalStore
+from holdfast.objects.blocks import PAGE_BYTES, BlockPool, copy_bytes, is_aligned, new_block
+from holdfast.objects.local.block_writer import BLOCK_BYTES
+from holdfast.objects.local.direct import DIRECT_BYTES
+from holdfast.objects.local.files import PosixFiles
+from holdfast.objects.local.local_store import LocalStore
 from tests.unit.store.scripted_files import Scripted, fail, found_below, open_descriptors, ready_store
 
 SIZES = [

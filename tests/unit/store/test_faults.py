@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from holdfast.errors import StoreError, StoreFull
-from holdfast.store.memory import MemoryStore
-from holdfast.store.protocol import ObjectStore
+from holdfast.objects.memory import MemoryStore
+from holdfast.objects.protocol import ObjectStore
 from holdfast.testing.faults import Crashed, Fault, FaultyStore, Operation
 
 

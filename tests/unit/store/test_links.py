@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import NotFound, StoreError
-from holdfast.store.local import LocalStore
-from holdfast.store.naming import TEMP_PREFIX
-from holdfast.store.probe import probe_place
-from holdfast.store.url import find_store_root
+from holdfast.objects.local.local_store import LocalStore
+from holdfast.objects.local.naming import TEMP_PREFIX
+from holdfast.objects.local.probe import probe_place
+from holdfast.objects.url import find_store_root
 from tests.cli.runs import digest_tree
 from tests.unit.store.scripted_files import open_descriptors
 

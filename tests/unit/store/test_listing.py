@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.store.listing import iter_objects
-from holdfast.store.memory import MemoryStore
-from holdfast.store.protocol import PAGE_LIMIT, ObjectInfo
+from holdfast.objects.listing import iter_objects
+from holdfast.objects.memory import MemoryStore
+from holdfast.objects.protocol import PAGE_LIMIT, ObjectInfo
 
 
 class PagedStore(MemoryStore):

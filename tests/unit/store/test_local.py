@@ -12,8 +12,8 @@ import pytest
 
 from holdfast.digest import Buffer
 from holdfast.errors import NotFound, ObjectExists, StoreError
-from holdfast.store.files import PosixFiles, find_mount_type
-from holdfast.store.local import LocalStore
+from holdfast.objects.local.files import PosixFiles, find_mount_type
+from holdfast.objects.local.local_store import LocalStore
 from tests.unit.store.scripted_files import Scripted, fail, found_below, ready_store
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.store import local
-from holdfast.store.local import LocalStore
+from holdfast.objects.local import local_store as local
+from holdfast.objects.local.local_store import LocalStore
 
 HOUR_S = 3600.0
 

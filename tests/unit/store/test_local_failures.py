@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import Corrupt, NotFound, ReadOnlyStore, StoreError, StoreFull
-from holdfast.store.files import PosixFiles
-from holdfast.store.local import LocalStore
+from holdfast.objects.local.files import PosixFiles
+from holdfast.objects.local.local_store import LocalStore
 from tests.unit.store.scripted_files import Scripted, fail, found_below, open_descriptors, ready_store
 
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import NotFound, StoreError
-from holdfast.store.files import FileStat
-from holdfast.store.local import LocalStore
+from holdfast.objects.local.files import FileStat
+from holdfast.objects.local.local_store import LocalStore
 from holdfast.testing.power import SimulatedDisk
 from tests.unit.store.scripted_files import Scripted, ready_store
 

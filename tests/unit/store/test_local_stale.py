@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import NotFound, StoreError
-from holdfast.store.local import LocalStore
+from holdfast.objects.local.local_store import LocalStore
 from tests.unit.store.scripted_files import Scripted
 
 READS: dict[str, Callable[[LocalStore], bytes]] = {

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.store.files import PosixFiles
-from holdfast.store.lock import LockWait, StoreLock
+from holdfast.objects.local.files import PosixFiles
+from holdfast.objects.local.lock import LockWait, StoreLock
 
 
 class Waiting:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from holdfast.errors import BadName, ReadOnlyStore, StoreError, StoreFull
-from holdfast.store.memory import MemoryStore, VirtualClock
-from holdfast.store.protocol import ConditionalStore
+from holdfast.objects.memory import MemoryStore, VirtualClock
+from holdfast.objects.protocol import ConditionalStore
 
 
 def test_time_passes_only_when_told() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from holdfast.store.local import LocalStore
+from holdfast.objects.local.local_store import LocalStore
 from holdfast.testing.faults import Crashed
 from holdfast.testing.power import SimulatedDisk, SyncSite
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import StoreError
-from holdfast.store.files import PosixFiles
-from holdfast.store.probe import Place, find_nearest_directory, probe_place
+from holdfast.objects.local.files import PosixFiles
+from holdfast.objects.local.probe import Place, find_nearest_directory, probe_place
 
 
 class _Refusing(PosixFiles):
@@ -195,7 +195,7 @@ def _look_as_nobody(folder: str) -> Place:
 def test_a_filesystem_that_is_mounted_read_only_is_seen_to_be() -> None:
     with tempfile.TemporaryDirectory() as folder:
         mount = f"mount --bind {folder} {folder} && mount -o remount,ro,bind {folder}"
-        program = "import sys; from holdfast.store.probe import *; print(probe_place(sys.argv[1]))"
+        program = "import sys; from holdfast.objects.local.probe import *; print(probe_place(sys.argv[1]))"
         done = subprocess.run(
             ["unshare", "-m", "sh", "-c", f'{mount} || exit 77; exec "$0" -c "$1" {folder}', sys.executable, program],
             capture_output=True,

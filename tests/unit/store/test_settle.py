@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from holdfast.errors import ObjectExists, StoreError, StoreFull
-from holdfast.store.memory import MemoryStore
-from holdfast.store.protocol import ObjectInfo, ObjectStore
-from holdfast.store.settle import commit_settled, create_settled
+from holdfast.objects.memory import MemoryStore
+from holdfast.objects.protocol import ObjectInfo, ObjectStore
+from holdfast.objects.settle import commit_settled, create_settled
 from holdfast.testing.faults import Fault, FaultyStore
 
 KEY = "snapshots/one/0"

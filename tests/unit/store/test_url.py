@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import BadName, ReadOnlyStore, StoreError
-from holdfast.store.local import LocalStore
-from holdfast.store.memory import MemoryStore
-from holdfast.store.url import find_store_root, is_url, open_store
+from holdfast.objects.local.local_store import LocalStore
+from holdfast.objects.memory import MemoryStore
+from holdfast.objects.url import find_store_root, is_url, open_store
 
 
 @pytest.mark.parametrize(

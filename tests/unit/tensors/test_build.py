@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from holdfast.errors import Corrupt, Unsupported
-from holdfast.repo.entry import Entry
+from holdfast.repo.format.entry import Entry
 from holdfast.tensors.build import Block, build_tensor, dress, plan_block
 from holdfast.tensors.spec import TensorSpec
 from tests.tensors import ORDINARY, assert_same_tensor

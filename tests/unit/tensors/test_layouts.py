@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from holdfast.errors import Corrupt
-from holdfast.repo.record import Json
+from holdfast.repo.format.record import Json
 from holdfast.tensors.layouts import Meta, find_layout, join_layout, split_layout
 from tests.tensor_zoo import DTYPES
 from tests.tensors import COMPOSITES, assert_same_tensor

@@ -20,9 +20,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
 from holdfast.errors import Unsupported
-from holdfast.repo.boxes import Box, slices
-from holdfast.tensors.meshes import Cut, Layouts, plan_runs
-from holdfast.tensors.sharded import Held, describe
+from holdfast.repo.format.boxes import Box, slices
+from holdfast.tensors.sharding.meshes import Cut, Layouts, plan_runs
+from holdfast.tensors.sharding.sharded import Held, describe
 from tests.unit.repo.tilings import shapes
 from tests.unit.tensors.worlds import be_rank, distribute, make_mesh
 

@@ -13,9 +13,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 
 from holdfast.errors import Corrupt, HoldfastError, NewerFormat, Unsupported
-from holdfast.repo.record import Json, canonical_json, parse_json
-from holdfast.tensors import parts
-from holdfast.tensors.parts import Parts, join, split, verify_readable
+from holdfast.repo.format.record import Json, canonical_json, parse_json
+from holdfast.tensors import composite as parts
+from holdfast.tensors.composite import Parts, join, split, verify_readable
 from tests.tensor_zoo import Scaled, make_quantised
 from tests.tensors import COMPOSITES, ORDINARY, SUBCLASSES, assert_same_tensor
 

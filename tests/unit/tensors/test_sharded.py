@@ -20,8 +20,8 @@ from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from holdfast.errors import NotFound, ShardNotFound, Unsupported
-from holdfast.repo.boxes import Box, whole
-from holdfast.tensors.sharded import (
+from holdfast.repo.format.boxes import Box, whole
+from holdfast.tensors.sharding.sharded import (
     Held,
     PerRank,
     describe,

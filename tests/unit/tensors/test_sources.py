@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from holdfast.errors import SourceChanged, TooLarge, Unsupported
-from holdfast.repo.chunk import CHUNK_BYTES
+from holdfast.repo.format.chunk import CHUNK_BYTES
 from holdfast.tensors import sources as module
 from holdfast.tensors.sources import TensorSource
 from holdfast.tensors.spec import TensorSpec, describe

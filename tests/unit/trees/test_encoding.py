@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from holdfast.errors import NewerFormat, TooLarge, Unsupported
-from holdfast.repo.record import Json, canonical_json, parse_json
+from holdfast.repo.format.record import Json, canonical_json, parse_json
 from holdfast.trees import encoding
 from holdfast.trees.encoding import MAX_INLINE, decode_tree, encode_tree, refuse
 from holdfast.trees.outline import MAX_TREE_DEPTH, Path

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from holdfast.errors import Corrupt
-from holdfast.repo.record import Json
+from holdfast.repo.format.record import Json
 from holdfast.trees.encoding import encode_tree, refuse
 from holdfast.trees.outline import MAX_TREE_DEPTH, Path, format_value, iter_leaves, join_name
 from holdfast.trees.registered import Types

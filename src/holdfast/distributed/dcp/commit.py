@@ -10,14 +10,14 @@ from contextlib import suppress
 from typing import Any, Final
 
 from holdfast.errors import HoldfastError, NameInUse, NotFound, NotShared, StoreError
-from holdfast.repo.chunk import ChunkRef
-from holdfast.repo.layout import PartRef, manifest_key
-from holdfast.repo.part_writer import end_lease
-from holdfast.repo.record import Json
-from holdfast.repo.repository import Repository
-from holdfast.repo.snapshots import NameState, Snapshot, read_name
-from holdfast.repo.transaction import Draft, Part, Transaction
-from holdfast.store.protocol import ObjectStore
+from holdfast.objects.protocol import ObjectStore
+from holdfast.repo.format.chunk import ChunkRef
+from holdfast.repo.format.layout import PartRef, manifest_key
+from holdfast.repo.format.record import Json
+from holdfast.repo.handle.repository import Repository
+from holdfast.repo.names.snapshots import NameState, Snapshot, read_name
+from holdfast.repo.write.part_writer import end_lease
+from holdfast.repo.write.transaction import Draft, Part, Transaction
 
 _LOOK_S: Final = 10.0
 """How often the keeper looks whether the lease has to be renewed, and whether anybody still wants it."""

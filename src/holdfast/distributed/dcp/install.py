@@ -16,12 +16,12 @@ from torch.distributed.checkpoint.storage import StorageReader as TorchStorageRe
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from holdfast.distributed.dcp.place import CheckpointId, Place, StoreLike, clean_id, raising_plainly
+from holdfast.distributed.dcp.lazy_store import CheckpointId, Place, StoreLike, clean_id, raising_plainly
 from holdfast.distributed.dcp.reader import StorageReader
 from holdfast.distributed.dcp.stand_in import StandIn, put_in, take_out
 from holdfast.distributed.dcp.writer import StorageWriter
 from holdfast.errors import BadName, Corrupt, Unsupported
-from holdfast.store.url import is_url
+from holdfast.objects.url import is_url
 
 _MARKER: Final = ".metadata"
 """Where torch keeps its own metadata, and where frameworks look for it to tell a checkpoint from a mere directory."""

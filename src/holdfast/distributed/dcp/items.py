@@ -14,17 +14,17 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, TensorWr
 
 from holdfast.distributed.dcp.metadata import find_box
 from holdfast.errors import Mismatch, Unsupported
-from holdfast.repo.boxes import Box, Coordinates, volume, whole
-from holdfast.repo.chunk import cut
-from holdfast.repo.part_writer import MakeSources, PlacedSource
-from holdfast.repo.record import Json
-from holdfast.repo.source import BytesSource
-from holdfast.repo.writer import Placement
+from holdfast.repo.format.boxes import Box, Coordinates, volume, whole
+from holdfast.repo.format.chunk import cut
+from holdfast.repo.format.record import Json
+from holdfast.repo.format.source import BytesSource
+from holdfast.repo.write.part_writer import MakeSources, PlacedSource
+from holdfast.repo.write.writer import Placement
 from holdfast.snapshot.pickled import find_refusal
+from holdfast.tensors.composite import has_own_bytes, verify_readable
 from holdfast.tensors.dtypes import dtype_name, item_bytes, items_per_byte
-from holdfast.tensors.parts import has_own_bytes, verify_readable
-from holdfast.tensors.shard_source import make_shard_source
-from holdfast.tensors.sharded import Held, Piece
+from holdfast.tensors.sharding.shard_source import make_shard_source
+from holdfast.tensors.sharding.sharded import Held, Piece
 from holdfast.tensors.spec import TensorSpec, contiguous_stride, encode_spec
 
 PAYLOAD_SPEC: Final[Json] = {"type": "torch_save"}

@@ -17,8 +17,8 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from holdfast.errors import Corrupt, NewerFormat, Unsupported
-from holdfast.repo.boxes import Box, volume, whole
-from holdfast.repo.record import Json
+from holdfast.repo.format.boxes import Box, volume, whole
+from holdfast.repo.format.record import Json
 from holdfast.tensors.dtypes import dtype_name, find_dtype
 from holdfast.trees.encoding import decode_tree, encode_tree, refuse
 from holdfast.trees.outline import Path

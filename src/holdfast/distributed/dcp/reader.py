@@ -16,23 +16,23 @@ from torch.distributed.checkpoint.storage import StorageReader as TorchStorageRe
 from torch.futures import Future
 
 from holdfast.distributed.dcp.items import name_piece
+from holdfast.distributed.dcp.lazy_store import CheckpointId, Place, StoreLike, choose_name, is_name, raising_plainly
 from holdfast.distributed.dcp.metadata import KEY, decode_metadata, is_covered
 from holdfast.distributed.dcp.native import describe_tree, find_tensor
-from holdfast.distributed.dcp.place import CheckpointId, Place, StoreLike, choose_name, is_name, raising_plainly
 from holdfast.errors import Mismatch, NotFound
-from holdfast.repo.boxes import Box, Coordinates, add, slices, subtract
-from holdfast.repo.entry import Entry
-from holdfast.repo.manifest import Manifest
-from holdfast.repo.reader import SnapshotReader, Verify, open_snapshot
-from holdfast.repo.record import Json
-from holdfast.repo.regions import Region
-from holdfast.repo.snapshots import Snapshot, read_snapshot
-from holdfast.snapshot.load import load_node
-from holdfast.snapshot.opened import Opened
-from holdfast.snapshot.options import LoadOptions
+from holdfast.repo.format.boxes import Box, Coordinates, add, slices, subtract
+from holdfast.repo.format.entry import Entry
+from holdfast.repo.format.manifest import Manifest
+from holdfast.repo.format.record import Json
+from holdfast.repo.names.snapshots import Snapshot, read_snapshot
+from holdfast.repo.read.reader import SnapshotReader, Verify, open_snapshot
+from holdfast.repo.read.regions import Region
+from holdfast.snapshot.into.in_place import mark_written
+from holdfast.snapshot.load.load import load_node
+from holdfast.snapshot.load.opened import Opened
+from holdfast.snapshot.load.options import LoadOptions
 from holdfast.snapshot.pickled import dump_payload, load_payload
-from holdfast.snapshot.places import mark_written
-from holdfast.snapshot.slices import read_slice
+from holdfast.snapshot.view.slices import read_slice
 from holdfast.tensors.fakes import has_values
 from holdfast.tensors.spec import TensorSpec, contiguous_stride, decode_spec
 from holdfast.tensors.storage import tensor_bytes

@@ -12,10 +12,10 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 from holdfast.distributed.dcp.items import PAYLOAD_SPEC, Written, encode_tensor, name_piece
 from holdfast.distributed.dcp.metadata import KEY, encode_metadata, find_box, is_covered
 from holdfast.errors import Mismatch
-from holdfast.repo.boxes import Coordinates, volume
-from holdfast.repo.entry import Entry
-from holdfast.repo.record import Json
-from holdfast.repo.transaction import Part
+from holdfast.repo.format.boxes import Coordinates, volume
+from holdfast.repo.format.entry import Entry
+from holdfast.repo.format.record import Json
+from holdfast.repo.write.transaction import Part
 from holdfast.snapshot.leaves import PAYLOAD, TENSOR
 from holdfast.tensors.dtypes import find_dtype
 from holdfast.tensors.spec import count_bytes

@@ -15,8 +15,7 @@ from torch.futures import Future
 
 from holdfast.distributed.dcp.commit import Commit, verify_free
 from holdfast.distributed.dcp.items import Written, plan_groups
-from holdfast.distributed.dcp.metadata import KEY
-from holdfast.distributed.dcp.place import (
+from holdfast.distributed.dcp.lazy_store import (
     CheckpointId,
     Place,
     StoreLike,
@@ -25,16 +24,17 @@ from holdfast.distributed.dcp.place import (
     is_name,
     raising_plainly,
 )
+from holdfast.distributed.dcp.metadata import KEY
 from holdfast.distributed.dcp.root import make_root
 from holdfast.distributed.dcp.staging import stage_state
 from holdfast.errors import Mismatch, NotShared
-from holdfast.repo.config import find_config
-from holdfast.repo.layout import PartRef, parse_part
-from holdfast.repo.part_writer import WrittenPart, end_lease, write_part
-from holdfast.repo.record import Json
-from holdfast.repo.repository import Repository
-from holdfast.repo.snapshots import Snapshot
-from holdfast.snapshot.environment import describe_environment
+from holdfast.repo.format.layout import PartRef, parse_part
+from holdfast.repo.format.record import Json
+from holdfast.repo.handle.config import find_config
+from holdfast.repo.handle.repository import Repository
+from holdfast.repo.names.snapshots import Snapshot
+from holdfast.repo.write.part_writer import WrittenPart, end_lease, write_part
+from holdfast.snapshot.save.environment import describe_environment
 
 _MAX_NAMED: Final = 8
 _BATCH_SHARE: Final = 4

@@ -1,0 +1,197 @@
+"""Whether the ranks of a run that should hold the same do: replicas of parameters, of reduced gradients, of results."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from holdfast.capture.compare.measure import Measure
+from holdfast.capture.compare.result import name_site, spell_site
+from holdfast.capture.compare.verdicts import measure_events
+from holdfast.capture.stored.events import Event, Site
+from holdfast.capture.stored.runs import Run
+from holdfast.capture.stored.unshard import Dims, find_dim
+from holdfast.repo.format.record import Json
+
+_REPLICAS: Final = frozenset({"parameter", "buffer", "optimizer"})
+_MAX_FINDINGS: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """Something that ranks should hold the same of, and do not."""
+
+    site: Site
+    groups: tuple[tuple[int, ...], ...]
+    """Ranks that agree with each other; most of them first, and those with rank 0 before others."""
+    why: str
+    source: str = ""
+    measure: Measure | None = None
+    """How far the second group is from the first."""
+
+    @property
+    def fqn(self) -> str:
+        """The module, parameter or state."""
+        return self.site.fqn
+
+    @property
+    def odd(self) -> tuple[int, ...]:
+        """The ranks that are not in the largest group."""
+        return tuple(sorted(rank for group in self.groups[1:] for rank in group))
+
+    def __str__(self) -> str:
+        """Say it in a sentence."""
+        site = self.site
+        source = f" ({self.source})" if self.source else ""
+        most, odd = _show_ranks(self.groups[0]), _show_ranks(self.odd)
+        return f"step {site.step}, {site.phase}, {name_site(site)}: {odd} differs from {most}: {self.why}{source}"
+
+    def to_json(self) -> dict[str, Json]:
+        """Return it as JSON."""
+        groups: list[Json] = [list(group) for group in self.groups]
+        return {
+            **spell_site(self.site),
+            "groups": groups,
+            "odd": list(self.odd),
+            "why": self.why,
+            "source": self.source,
+            "measure": self.measure.to_json() if self.measure else None,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class RanksDiff:
+    """Which replicas of a run are not equal."""
+
+    run: str
+    world: int
+    findings: tuple[Replica, ...]
+    """In order: the first one is where it began."""
+    checked: int
+    """How many places should be the same on several ranks."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def origin(self) -> Replica | None:
+        """Where replicas differ first; None if all are equal."""
+        return self.findings[0] if self.findings else None
+
+    @property
+    def headline(self) -> str:
+        """What a person wants to know, in a sentence."""
+        if self.origin:
+            return str(self.origin)
+        if not self.checked:
+            return f"{self.run}: nothing was recorded that several ranks should hold the same of"
+        return f"{self.run}: all {self.checked} replicas of {self.world} ranks are equal"
+
+    def to_json(self) -> dict[str, Json]:
+        """Return all of it as JSON."""
+        return {
+            "run": self.run,
+            "world": self.world,
+            "headline": self.headline,
+            "findings": [finding.to_json() for finding in self.findings],
+            "checked": self.checked,
+            "notes": list(self.notes),
+        }
+
+
+def diff_ranks(run: Run, *, dims: Dims | None = None, steps: Collection[int] | None = None) -> RanksDiff:
+    """Find what ranks should hold the same of and do not; what `dims` says is split among them need not be the same."""
+    work = _Work(run, dims or {})
+    for step in run.steps:
+        if (steps is None or step in steps) and len(work.findings) < _MAX_FINDINGS:
+            work.check_step(step)
+    return RanksDiff(run.facts.name, run.facts.world, tuple(work.findings), work.checked, tuple(work.find_notes()))
+
+
+class _Work:
+    """One check under way."""
+
+    def __init__(self, run: Run, dims: Dims) -> None:
+        self._run, self._dims = run, dims
+        self._random: dict[int, None] = {}
+        self.findings: list[Replica] = []
+        self.checked = 0
+
+    def find_notes(self) -> Iterator[str]:
+        """Yield what a reader should know."""
+        yield from self._run.facts.notes
+        missing = sorted(set(range(self._run.facts.world)) - set(self._run.ranks))
+        if missing:
+            yield f"{_show_ranks(missing)} recorded nothing"
+        if self._random:
+            yield f"random states differ between ranks from step {next(iter(self._random))} on, which may be meant"
+
+    def check_step(self, step: int) -> None:
+        """Check one step: what is there by itself, then what equal calls have made."""
+        groups: dict[Site, list[Event]] = {}
+        for event in self._run.events(step):
+            if not event.recompute:
+                groups.setdefault(event.site, []).append(event)
+        found = [*self._iter_state(groups), *self._iter_results(groups)]
+        found.sort(key=lambda pair: pair[0])
+        self.findings += [replica for _, replica in found]
+
+    def _iter_state(self, groups: dict[Site, list[Event]]) -> Iterator[tuple[int, Replica]]:
+        for site, events in groups.items():
+            if site.kind == "rng" and len({event.digest for event in events}) > 1:
+                self._random.setdefault(site.step)
+            is_reduced = site.kind == "param_grad"
+            if site.kind not in _REPLICAS and not is_reduced:
+                continue
+            what = "a gradient after it was reduced" if is_reduced else f"a {site.kind} that all should have the same"
+            for same in self._find_replicas(events):
+                yield from self._check(same, what)
+
+    def _iter_results(self, groups: dict[Site, list[Event]]) -> Iterator[tuple[int, Replica]]:
+        """Check what calls gave that had the same inputs on all ranks, where nothing differs in what they hold."""
+        inputs: dict[tuple[str, int], list[list[Event]]] = {}
+        bad = set()
+        for site, events in groups.items():
+            if site.kind == "input" and site.phase == "forward":
+                inputs.setdefault((site.fqn, site.call), []).append(events)
+            elif site.kind in _REPLICAS and any(len(_split(same)) > 1 for same in self._find_replicas(events)):
+                bad.add(site.fqn)
+        for site, events in groups.items():
+            given = inputs.get((site.fqn, site.call), ()) if site.kind == "output" and site.phase == "forward" else ()
+            if not given or any(name.startswith(f"{site.fqn}." if site.fqn else "") for name in bad):
+                continue
+            if all(len(each) == len(events) and len(_split(each)) == 1 for each in given):
+                for same in self._find_replicas(events):
+                    yield from self._check(same, "an output of equal inputs and parameters")
+
+    def _find_replicas(self, events: Sequence[Event]) -> list[list[Event]]:
+        """Return the events of one place that should be the same: whole ones, or the same part of a sharded one."""
+        if find_dim(self._dims, events[0]) not in (None, "replicate"):
+            return []
+        parts: dict[object, list[Event]] = {}
+        for event in events:
+            if "Partial" not in event.placement:
+                parts.setdefault((event.placement, event.offsets, event.global_shape), []).append(event)
+        return [part for part in parts.values() if len(part) > 1]
+
+    def _check(self, events: Sequence[Event], why: str) -> Iterator[tuple[int, Replica]]:
+        self.checked += 1
+        groups = _split(events)
+        if len(groups) == 1:
+            return
+        (first, *_), (second, *_) = groups[0], groups[1]
+        measure = measure_events(self._run, first, self._run, second)
+        ranks = tuple(tuple(event.rank for event in group) for group in groups)
+        yield first.seq, Replica(first.site, ranks, why, first.source, measure)
+
+
+def _split(events: Sequence[Event]) -> list[list[Event]]:
+    """Return the events by what they hold; most of them first, then by rank."""
+    groups: dict[object, list[Event]] = {}
+    for event in sorted(events, key=lambda event: event.rank):
+        groups.setdefault((event.digest, event.dtype, event.shape), []).append(event)
+    return sorted(groups.values(), key=lambda group: (-len(group), group[0].rank))
+
+
+def _show_ranks(ranks: Sequence[int]) -> str:
+    names = ", ".join(map(str, ranks))
+    return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"

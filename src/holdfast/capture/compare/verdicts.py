@@ -1,0 +1,208 @@
+"""Whether two events that were paired are equal, close or apart: by a table, by a measured noise, or by a reference."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from holdfast.capture.compare.align import Names, Pair, align
+from holdfast.capture.compare.measure import (
+    EXACT,
+    Measure,
+    Tolerance,
+    find_tolerance,
+    find_wider,
+    measure,
+    measure_stats,
+)
+from holdfast.capture.compare.step_graph import Standing
+from holdfast.capture.stored.events import Event
+from holdfast.capture.stored.runs import Run
+from holdfast.errors import NotFound
+
+_KEPT_MEASURES: Final = 100_000
+_KEPT_STEPS: Final = 4
+_NEVER: Final = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What counts as close."""
+
+    tolerance: Tolerance | None = None
+    """The same for all dtypes, rather than what the table has."""
+    factor: float = 4.0
+    """How many times the measured noise a difference may be."""
+    margin: float = 2.0
+    """How many times as far as the first run the second may be from the reference."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How one pair stands, and by how much it differs."""
+
+    standing: Standing
+    measure: Measure | None = None
+    floor: float | None = None
+    """The relative difference between two runs that should be the same, where it was measured."""
+
+
+_EQUAL: Final = Verdict("equal")
+
+
+class Judge:
+    """Compares what was paired of two runs; each two tensors once, however often they are met."""
+
+    def __init__(
+        self,
+        a: Run,
+        b: Run,
+        bounds: Bounds,
+        *,
+        noise: Run | None = None,
+        reference: Run | None = None,
+        names: Names | None = None,
+    ) -> None:
+        """Read nothing yet."""
+        self._a, self._b, self._bounds = a, b, bounds
+        self._noise = _Partner(a, noise) if noise else None
+        self._reference = _Partner(a, reference, names) if reference else None
+        self._known: OrderedDict[tuple[object, ...], Measure] = OrderedDict()
+
+    def judge(self, pair: Pair, *, is_given: bool) -> Verdict:
+        """Return how a pair stands; what is given rather than computed has no rounding, and must be equal."""
+        a, b = pair.a, pair.b
+        if (a.digest, a.dtype, a.shape) == (b.digest, b.dtype, b.shape):
+            return _EQUAL
+        found = self._measure(self._a, a, self._b, b)
+        if found.unequal == 0:
+            # Other bits for the same values: a zero of the other sign, or another dtype that holds them too.
+            return Verdict("close", found)
+        if a.shape != b.shape:
+            return Verdict("differs", found)
+        floor = self._find_floor(a)
+        if floor is not None:
+            is_noise = self._is_noise(found, floor) or (found.is_close and self._has_noise_before(a))
+            return Verdict("close" if is_noise else "differs", found, floor.relative_l2)
+        if is_given and a.dtype == b.dtype:
+            return Verdict("differs", found)
+        if (is_close := self._fits_reference(a, b)) is not None:
+            return Verdict("close" if is_close else "differs", found)
+        return Verdict("close" if found.is_close else "differs", found)
+
+    def _measure(self, ours: Run, a: Event, theirs: Run, b: Event) -> Measure:
+        key = (a.digest, a.dtype, a.shape, b.digest, b.dtype, b.shape, bool(a.leaf and b.leaf))
+        if key not in self._known:
+            self._known[key] = measure_events(ours, a, theirs, b, self._bounds.tolerance)
+            if len(self._known) > _KEPT_MEASURES:
+                self._known.popitem(last=False)
+        return self._known[key]
+
+    def _find_floor(self, a: Event) -> Measure | None:
+        """Return how far the repeated run is from the first one at this place; None if that is not known."""
+        again = self._noise.find(a) if self._noise else None
+        if self._noise is None or again is None or again.shape != a.shape:
+            return None
+        if again.digest == a.digest:
+            return Measure("values", unequal=0, max_abs=0.0, relative_l2=0.0)
+        found = self._measure(self._a, a, self._noise.run, again)
+        return found if found.basis == "values" else None
+
+    def _has_noise_before(self, a: Event) -> bool:
+        """Tell whether the repeated run has parted from the first before this place.
+
+        Then it may be equal here by luck alone, and what the table allows is no more than rounding.
+        """
+        return self._noise is not None and self._noise.has_parted(a)
+
+    def _is_noise(self, found: Measure, floor: Measure) -> bool:
+        if found.basis != "values" or found.masks > floor.masks:
+            return False
+        both = [(found.max_abs, floor.max_abs), (found.relative_l2, floor.relative_l2)]
+        if found.relative_l2 is None:
+            both.append((found.unequal, floor.unequal))
+        return all((size or 0) <= self._bounds.factor * (usual or 0) for size, usual in both)
+
+    def _fits_reference(self, a: Event, b: Event) -> bool | None:
+        """Tell whether the second run is about as near to the reference as the first; None if that is not known."""
+        truth = self._reference.find(a) if self._reference else None
+        if self._reference is None or truth is None:
+            return None
+        run = self._reference.run
+        ours, theirs = self._measure(run, truth, self._a, a), self._measure(run, truth, self._b, b)
+        if ours.relative_l2 is None or theirs.relative_l2 is None or {ours.basis, theirs.basis} != {"values"}:
+            return None
+        # What is exact in the first run may still be rounded in the second, to the last bit.
+        limit = self._bounds.margin * ours.relative_l2 + _find_eps(a, b)
+        return theirs.masks <= ours.masks and theirs.relative_l2 <= limit
+
+
+def _find_eps(a: Event, b: Event) -> float:
+    wider = find_wider(getattr(torch, a.dtype), getattr(torch, b.dtype))
+    return torch.finfo(wider).eps if wider.is_floating_point or wider.is_complex else 0.0
+
+
+def measure_events(ours: Run, a: Event, theirs: Run, b: Event, tolerance: Tolerance | None = None) -> Measure:
+    """Return how far two recorded tensors are apart, or what is known of it."""
+    if a.shape != b.shape:
+        note = f"shapes differ: {a.shape} against {b.shape}"
+        return Measure("digest", total=math.prod(a.shape), note=note)
+    try:
+        x, y = ours.read_tensor(a), theirs.read_tensor(b)
+    except NotFound:
+        return measure_stats(a.stats, b.stats, math.prod(a.shape))
+    allowed = find_tolerance(x.dtype, y.dtype) if tolerance is None else tolerance
+    return measure(x, y, tolerance=allowed)
+
+
+class _Partner:
+    """Another run beside the first: finds the event of it that is the same as one of the first."""
+
+    def __init__(self, a: Run, run: Run, names: Names | None = None) -> None:
+        self.run = run
+        self._a, self._names = a, names
+        self._steps: OrderedDict[tuple[int, int], Mapping[int, Event]] = OrderedDict()
+        self._parted: dict[int, tuple[int, int]] = {}
+        """By rank, the first step that is not equal to the first run's, and where in it."""
+
+    def find(self, event: Event) -> Event | None:
+        key = (event.site.step, event.rank)
+        if key not in self._steps:
+            pairs = align(self._a.events(*key), self.run.events(*key), names=self._names).pairs
+            # What is paired by its shape alone may be anything, and would make a floor of nothing.
+            self._steps[key] = {pair.a.seq: pair.b for pair in pairs if pair.how not in ("shape", "digest")}
+            if len(self._steps) > _KEPT_STEPS:
+                self._steps.popitem(last=False)
+        return self._steps[key].get(event.seq)
+
+    def has_parted(self, event: Event) -> bool:
+        """Tell whether something before an event is not equal in the two runs."""
+        if event.rank not in self._parted:
+            self._parted[event.rank] = self._find_parting(event.rank)
+        return self._parted[event.rank] < (event.site.step, event.seq)
+
+    def _find_parting(self, rank: int) -> tuple[int, int]:
+        for step in self._a.steps:
+            if step in self.run.steps and self._a.root(step, rank) != self.run.root(step, rank):
+                pairs = align(self._a.events(step, rank), self.run.events(step, rank), names=self._names).pairs
+                apart = (pair.a.seq for pair in pairs if pair.a.digest != pair.b.digest)
+                return (step, min(apart, default=-1))
+        return (_NEVER, 0)
+
+
+def parse_tolerance(text: str) -> Tolerance | None:
+    """Read `table`, `exact`, or `RTOL,ATOL`; raises ValueError that says so."""
+    if text == "table":
+        return None
+    if text == "exact":
+        return EXACT
+    try:
+        rtol, atol = (float(part) for part in text.split(","))
+    except ValueError as error:
+        raise ValueError(f"{text!r} is no tolerance: write table, exact, or RTOL,ATOL such as 1e-3,1e-5") from error
+    return Tolerance(rtol, atol)

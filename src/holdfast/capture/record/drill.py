@@ -1,0 +1,93 @@
+"""Drilling: the operations inside one module, each result an event; only while that module runs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+from torch.compiler import is_compiling
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from holdfast.capture.record.forms import iter_paths
+from holdfast.capture.record.observer import Eye, Where, find_graph_task, find_source
+from holdfast.capture.record.points import Point
+from holdfast.capture.stored.events import Level
+
+_UNWRITTEN: Final = ("aten.empty", "aten.new_empty")
+"""Memory that nobody has written to holds anything."""
+
+
+class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
+    """Sees what operations return."""
+
+    def __init__(self, drill: Drill, point: Point) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # as well
+        self._drill = drill
+        self._point = point
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self._drill.see(self._point, func, result)
+        return result
+
+
+class Drill:
+    """Looks into modules, operation by operation."""
+
+    def __init__(self, eye: Eye, find_innermost: Callable[[], str | None]) -> None:
+        """Look into none yet."""
+        self._eye = eye
+        self._find_innermost = find_innermost
+        self._counts: defaultdict[str, int] = defaultdict(int)
+        self._installed: list[tuple[torch.nn.Module, object]] = []
+
+    def install(self, point: Point) -> None:
+        """Look into a module from now on."""
+        module, forward = point.module, point.module.forward
+
+        def drilled(*args: Any, **kwargs: Any) -> Any:
+            if is_compiling() or not self._eye.is_open:
+                return forward(*args, **kwargs)
+            with _Operations(self, point):
+                return forward(*args, **kwargs)
+
+        # On the object, in front of what its class has; so it goes again without a trace.
+        self._installed.append((module, vars(module).get("forward")))
+        module.forward = drilled
+
+    def remove(self) -> None:
+        """Leave all modules as they were."""
+        for module, own in self._installed:
+            if own is None:
+                del module.forward
+            else:
+                vars(module)["forward"] = own
+        self._installed.clear()
+
+    def begin_step(self) -> None:
+        """Count operations from 0 again."""
+        self._counts.clear()
+
+    def see(self, point: Point, operation: Any, result: object) -> None:
+        """Take up what an operation has returned; views have no bytes of their own."""
+        name = str(operation)
+        if operation.is_view or name.startswith(_UNWRITTEN):
+            return
+        eye = self._eye
+        try:
+            parent = self._find_innermost() or point.fqn
+            level = eye.find_level("op", parent)
+            if level is Level.OFF:
+                return
+            fqn = f"{parent}/{name}"
+            recompute = find_graph_task() != -1
+            where = Where("forward", "op", fqn, self._counts[fqn], name, parent, find_source(), recompute)
+            self._counts[fqn] += 1
+            for path, tensor in iter_paths(result):
+                eye.see(tensor, where, level, path)
+        except Exception as error:  # noqa: BLE001  # a mistake of ours must not end the training
+            eye.fail(error)

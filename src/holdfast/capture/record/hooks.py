@@ -1,0 +1,224 @@
+"""Hooks on modules: inputs before a call, outputs after it, and gradients of outputs when they arrive."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch.compiler import is_compiling
+
+from holdfast.capture.record.forms import describe_form, iter_arguments, iter_paths
+from holdfast.capture.record.observer import Eye, Where, find_graph_task, find_source
+from holdfast.capture.record.points import Point
+from holdfast.capture.record.taps import find_taps, make_hook
+from holdfast.capture.stored.events import Kind, Level
+
+
+class Removable(Protocol):
+    """What torch returns for a hook."""
+
+    def remove(self) -> None:
+        """Remove the hook."""
+
+
+class _Call(NamedTuple):
+    """A call of a module that is under way, or was left by an exception."""
+
+    fqn: str
+    number: int
+    source: str
+    recompute: bool
+
+
+class _Calls(threading.local):
+    """The calls under way in one thread, the innermost last."""
+
+    def __init__(self) -> None:
+        self.stack: list[_Call] = []
+
+
+class ModuleHooks:
+    """Looks at modules; `begin` is called before anything else, and begins a step if none is under way."""
+
+    def __init__(self, eye: Eye, begin: Callable[[], None]) -> None:
+        """Hook nothing yet."""
+        self._eye = eye
+        self._begin = begin
+        self._handles: list[Removable] = []
+        self._calls = _Calls()
+        self._counts: defaultdict[tuple[str, bool], int] = defaultdict(int)
+        self._arrived: defaultdict[tuple[str, int, str], int] = defaultdict(int)
+        self._tapped: list[Point] = []
+        self._number = 0
+        self.is_on = True
+        self.called: set[str] = set()
+        """The modules that have been called at least once."""
+
+    def install(self, point: Point) -> None:
+        """Look at a module from now on; at the model itself in any case, for steps begin with it."""
+        kinds: tuple[Kind, ...] = ("input", "output", "grad")
+        if point.fqn and all(self._eye.find_level(kind, point.fqn) is Level.OFF for kind in kinds):
+            return
+        enter, leave = (
+            partial(self._enter, point.fqn, point.class_name),
+            partial(self._leave, point.fqn, point.class_name),
+        )
+        if point.is_outside:
+            leave = partial(_pass_by)
+        if point.is_compiled:
+            self._handles.append(_CompiledCall(point.module, enter, leave))
+            return
+        self._handles.append(point.module.register_forward_pre_hook(enter, with_kwargs=True))
+        self._handles.append(point.module.register_forward_hook(leave))
+        if self._eye.options.compiled == "tap" and not point.is_outside:
+            self._tap(point)
+
+    def _tap(self, point: Point) -> None:
+        taps = find_taps()
+        if not self._tapped:
+            self._number = taps.register(self)
+        hook = make_hook(taps.tap, self._number, len(self._tapped))
+        self._tapped.append(point)
+        self._handles.append(point.module.register_forward_hook(hook))
+
+    def see_tapped(self, place: int, position: int, tensor: torch.Tensor, *, is_grad: bool) -> None:
+        """Look at what passes through a tap."""
+        eye, point = self._eye, self._tapped[place]
+        if not self.is_on:
+            return
+        try:
+            self._begin()
+            kind: Kind = "grad" if is_grad else "output"
+            level = eye.find_level(kind, point.fqn)
+            if not eye.is_open or level is Level.OFF:
+                return
+            self.called.add(point.fqn)
+            path = f"[{position}]" if position >= 0 else ""
+            key = (f"tapped {kind}", place, path)
+            call = self._arrived[key]
+            self._arrived[key] += 1
+            where = Where("backward" if is_grad else "forward", kind, point.fqn, call, point.class_name)
+            eye.see(tensor, where, level, path)
+        except Exception as error:  # noqa: BLE001  # a mistake of ours must not end the training
+            eye.fail(error)
+
+    def remove(self) -> None:
+        """Leave all modules as they were."""
+        self.is_on = False
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def begin_step(self) -> None:
+        """Count calls from 0 again."""
+        self._counts.clear()
+        self._arrived.clear()
+        self._calls.stack.clear()
+
+    def find_innermost(self) -> str | None:
+        """Return the module whose call is under way in this thread."""
+        return self._calls.stack[-1].fqn if self._calls.stack else None
+
+    def _enter(
+        self, fqn: str, class_name: str, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        # While torch traces, there is nothing to see; this hook is then no part of what is compiled.
+        if is_compiling():
+            return
+        eye = self._eye
+        try:
+            self._begin()
+            if not eye.is_open:
+                return
+            self.called.add(fqn)
+            recompute = find_graph_task() != -1
+            number = self._counts[fqn, recompute]
+            self._counts[fqn, recompute] = number + 1
+            call = _Call(fqn, number, find_source(), recompute)
+            self._calls.stack.append(call)
+            level = eye.find_level("input", fqn)
+            if level is Level.OFF:
+                return
+            form = describe_form(args, kwargs) if level is Level.FULL else ""
+            where = Where("forward", "input", fqn, number, class_name, "", call.source, recompute)
+            for path, tensor in iter_arguments(args, kwargs):
+                eye.see(tensor, where, level, path, form)
+                form = ""
+        except Exception as error:  # noqa: BLE001  # a mistake of ours must not end the training
+            eye.fail(error)
+
+    def _leave(self, fqn: str, class_name: str, module: torch.nn.Module, args: tuple[Any, ...], output: object) -> None:
+        if is_compiling():
+            return
+        eye = self._eye
+        try:
+            call = self._find_call(fqn)
+            if call is None or not eye.is_open:
+                return
+            where = Where("forward", "output", fqn, call.number, class_name, "", call.source, call.recompute)
+            level, grad_level = eye.find_level("output", fqn), eye.find_level("grad", fqn)
+            for path, tensor in iter_paths(output):
+                if level is not Level.OFF:
+                    eye.see(tensor, where, level, path)
+                if grad_level is not Level.OFF and tensor.requires_grad:
+                    self._await_grad(tensor, where._replace(phase="backward", kind="grad", recompute=False), path)
+        except Exception as error:  # noqa: BLE001  # as above
+            eye.fail(error)
+
+    def _find_call(self, fqn: str) -> _Call | None:
+        """Return the call that ends; those above it on the stack were left by exceptions."""
+        stack = self._calls.stack
+        for place in range(len(stack) - 1, -1, -1):
+            if stack[place].fqn == fqn:
+                call = stack[place]
+                del stack[place:]
+                return call
+        return None
+
+    def _await_grad(self, tensor: torch.Tensor, where: Where, path: str) -> None:
+        # On the tensor, not on the module: hooks of modules on gradients do not stand operations in place.
+        handle = tensor.register_hook(partial(self._see_grad, where, path))  # type: ignore[no-untyped-call]  # torch's
+        if tensor.is_leaf:
+            # It outlives the step; the others take their hooks with them.
+            self._handles.append(handle)
+
+    def _see_grad(self, where: Where, path: str, grad: torch.Tensor) -> None:
+        eye = self._eye
+        if not self.is_on or not eye.is_open:
+            return
+        try:
+            key = (where.fqn, where.call, path)
+            self._arrived[key] += 1
+            suffix = f"#{self._arrived[key]}" if self._arrived[key] > 1 else ""
+            eye.see(grad, where, eye.find_level("grad", where.fqn), path + suffix)
+        except Exception as error:  # noqa: BLE001  # as above
+            eye.fail(error)
+
+
+def _pass_by(*rest: object) -> None:
+    """Leave results to what is inside."""
+
+
+class _CompiledCall:
+    """Stands around the compiled call of a module, which no hook of its own is outside of."""
+
+    def __init__(self, module: torch.nn.Module, enter: Callable[..., None], leave: Callable[..., None]) -> None:
+        self._module = module
+        self._inner: Callable[..., Any] = module._compiled_call_impl  # type: ignore[assignment]  # None is not hooked
+        inner = self._inner
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            enter(module, args, kwargs)
+            output = inner(*args, **kwargs)
+            leave(module, args, output)
+            return output
+
+        module._compiled_call_impl = call
+
+    def remove(self) -> None:
+        """Give the module its own call back."""
+        self._module._compiled_call_impl = self._inner

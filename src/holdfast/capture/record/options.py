@@ -1,0 +1,169 @@
+"""What a caller may ask of a recording: levels by name, kinds, steps and budgets; checked once, then only looked up."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Final, Literal, TypedDict, TypeVar, get_args
+
+from holdfast.capture.stored.events import KINDS, Kind, Level
+
+WhenFull = Literal["block", "degrade", "raise"]
+Compiled = Literal["boundary", "tap", "eager"]
+LevelName = Literal["off", "digest", "stats", "full"]
+Choice = TypeVar("Choice")
+Steps = str | int | Collection[int] | Callable[[int], bool]
+
+_UNITS: Final = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS_BINARY: Final = {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
+_SIZE: Final = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*\Z")
+_STEPS: Final = re.compile(r"([0-9]+)(?:(-)([0-9]*)|:([0-9]+)(?::([0-9]+))?)?\Z")
+_QUEUE_BYTES: Final = 512 << 20
+_SEGMENT_STEPS: Final = 32
+_SEGMENT_S: Final = 60.0
+_BINS: Final = 32
+
+
+class Choices(TypedDict, total=False):
+    """What may be asked of a recording, as a caller says it; see `record`."""
+
+    level: LevelName | Level | Mapping[str, LevelName | Level]
+    include: str | Iterable[str]
+    exclude: str | Iterable[str]
+    kinds: str | Iterable[str]
+    steps: Steps | None
+    max_bytes: int | str | None
+    queue_bytes: int | str
+    when_full: WhenFull
+    compiled: Compiled
+    drill: str | Iterable[str]
+    overwrite: bool
+    first_step: int
+    segment_steps: int
+    segment_s: float
+    bins: int
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What is recorded, and within which limits."""
+
+    levels: tuple[tuple[str, Level], ...] = (("*", Level.DIGEST),)
+    """The first pattern that fits counts; what fits none is not recorded."""
+    include: tuple[str, ...] = ("*",)
+    exclude: tuple[str, ...] = ()
+    kinds: frozenset[Kind] = frozenset(KINDS)
+    steps: Callable[[int], bool] = field(default=lambda step: True)
+    max_bytes: int | None = None
+    """How many bytes of tensors are copied in all; after that only numbers are taken."""
+    queue_bytes: int = _QUEUE_BYTES
+    when_full: WhenFull = "block"
+    compiled: Compiled = "boundary"
+    drill: tuple[str, ...] = ()
+    overwrite: bool = False
+    first_step: int = 0
+    segment_steps: int = _SEGMENT_STEPS
+    segment_s: float = _SEGMENT_S
+    bins: int = _BINS
+    """Of histograms."""
+
+    def find_level(self, kind: Kind, name: str) -> Level:
+        """Return at which level a tensor of that kind and name is recorded."""
+        if kind not in self.kinds or _matches(name, self.exclude) or not _matches(name, self.include):
+            return Level.OFF
+        return next((level for pattern, level in self.levels if _matches(name, (pattern,))), Level.OFF)
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    """Tell whether a name fits a pattern, or lies below one that is a plain name."""
+    return any(fnmatchcase(name, pattern) or name.startswith(f"{pattern}.") for pattern in patterns)
+
+
+def make_options(choices: Choices) -> Options:
+    """Check what a caller asks for; raises ValueError that names the choice."""
+    known = Choices.__annotations__
+    if unknown := sorted(set(choices) - set(known)):
+        raise TypeError(f"record() has no option {', '.join(unknown)}; it has {', '.join(sorted(known))}")
+    steps = choices.get("steps")
+    max_bytes = choices.get("max_bytes")
+    return Options(
+        levels=_parse_levels(choices.get("level", "digest")),
+        include=_parse_patterns(choices.get("include", "*")),
+        exclude=_parse_patterns(choices.get("exclude", ())),
+        kinds=_parse_kinds(choices.get("kinds", KINDS)),
+        steps=(lambda step: True) if steps is None else parse_steps(steps),
+        max_bytes=None if max_bytes is None else parse_size(max_bytes, what="max_bytes"),
+        queue_bytes=parse_size(choices.get("queue_bytes", _QUEUE_BYTES), what="queue_bytes"),
+        when_full=_verify_choice("when_full", choices.get("when_full", "block"), get_args(WhenFull)),
+        compiled=_verify_choice("compiled", choices.get("compiled", "boundary"), get_args(Compiled)),
+        drill=_parse_patterns(choices.get("drill", ())),
+        overwrite=choices.get("overwrite", False),
+        first_step=choices.get("first_step", 0),
+        segment_steps=choices.get("segment_steps", _SEGMENT_STEPS),
+        segment_s=choices.get("segment_s", _SEGMENT_S),
+        bins=choices.get("bins", _BINS),
+    )
+
+
+def _verify_choice(what: str, value: Choice, allowed: tuple[object, ...]) -> Choice:
+    if value not in allowed:
+        raise ValueError(f"{what} must be one of {', '.join(map(repr, allowed))}, not {value!r}")
+    return value
+
+
+def _parse_levels(level: LevelName | Level | Mapping[str, LevelName | Level]) -> tuple[tuple[str, Level], ...]:
+    pairs = level.items() if isinstance(level, Mapping) else [("*", level)]
+    allowed = [each.value for each in Level]
+    for pattern, value in pairs:
+        if not isinstance(value, Level):
+            _verify_choice(f"the level of {pattern!r}", value, tuple(allowed))
+    return tuple((pattern, Level(value)) for pattern, value in pairs)
+
+
+def _parse_patterns(patterns: str | Iterable[str]) -> tuple[str, ...]:
+    return (patterns,) if isinstance(patterns, str) else tuple(patterns)
+
+
+def _parse_kinds(kinds: str | Iterable[str]) -> frozenset[Kind]:
+    names = kinds.replace(",", " ").split() if isinstance(kinds, str) else list(kinds)
+    found = {kind: kind for kind in KINDS}
+    for name in names:
+        _verify_choice("each of kinds", name, KINDS)
+    return frozenset(found[name] for name in names if name in found)
+
+
+def parse_size(size: int | str, *, what: str) -> int:
+    """Return a number of bytes from a number or a text such as "20GB" or "512 MiB"; raises ValueError."""
+    if isinstance(size, int) and not isinstance(size, bool):
+        if size <= 0:
+            raise ValueError(f"{what} must be more than 0 bytes, not {size}")
+        return size
+    found = _SIZE.match(str(size))
+    units = _UNITS | _UNITS_BINARY
+    if found is None or found[2].upper() not in units:
+        raise ValueError(f"{what} must be a number of bytes or a text such as '20GB' or '512MiB', not {size!r}")
+    return parse_size(int(float(found[1]) * units[found[2].upper()]), what=what)
+
+
+def parse_steps(steps: Steps) -> Callable[[int], bool]:
+    """Return whether a step is meant: by "0-9,20,100:1000:100", by numbers, or by a function of the caller."""
+    if isinstance(steps, int):
+        return {steps}.__contains__
+    if isinstance(steps, str):
+        ranges = [_parse_range(part.strip()) for part in steps.split(",")]
+        return lambda step: any(step in each for each in ranges)
+    return steps if callable(steps) else frozenset(steps).__contains__
+
+
+def _parse_range(text: str) -> range:
+    found = _STEPS.match(text)
+    if found is None:
+        raise ValueError(f"steps must be like '0-9,20,100:1000:100', and {text!r} is not")
+    first, dash, last, stop, stride = found.groups()
+    if dash:
+        return range(int(first), int(last) + 1 if last else 1 << 62)
+    if stop:
+        return range(int(first), int(stop), max(1, int(stride or 1)))
+    return range(int(first), int(first) + 1)

@@ -1,0 +1,118 @@
+"""Replaying a call: a live module on the inputs that were recorded, and how far its results are from those then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypedDict, Unpack
+
+import torch
+from torch.func import functional_call
+
+from holdfast.capture.compare.measure import Measure, measure
+from holdfast.capture.record.forms import build_arguments, iter_paths
+from holdfast.capture.stored.events import Event, Kind
+from holdfast.capture.stored.runs import Run
+from holdfast.errors import NotFound
+from holdfast.snapshot.call import Call
+from holdfast.trees.move import cast_floating, move_to_device
+
+
+class ReplayOptions(TypedDict, total=False):
+    """How to run a call again."""
+
+    dtype: torch.dtype | None
+    """What the floating tensors of arguments, parameters and buffers are cast to: float64 gives a reference."""
+    device: torch.device | str | None
+    call: int
+    """Which call of the module in that step."""
+    rank: int
+    weights: Literal["recorded", "live"]
+    """Whether parameters and buffers are those of that step, as far as they were kept, or those that there are now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What a call returned when it was run again."""
+
+    fqn: str
+    step: int
+    result: Any
+    measures: dict[str, Measure]
+    """By place in the results, how far each is from the recorded one; what was recorded in full only."""
+    unmatched: tuple[str, ...] = ()
+    """Places that only one of the two has, or whose bytes were not kept."""
+
+    @property
+    def is_close(self) -> bool:
+        """Whether all that could be compared is within the tolerance of its dtype."""
+        return bool(self.measures) and not self.unmatched and all(each.is_close for each in self.measures.values())
+
+    @property
+    def max_abs(self) -> float:
+        """The largest difference of all; NaN if there is none to tell."""
+        found = [each.max_abs for each in self.measures.values() if each.max_abs is not None]
+        return max(found, default=float("nan"))
+
+
+def replay(run: Run, module: torch.nn.Module, fqn: str, step: int, **options: Unpack[ReplayOptions]) -> Replayed:
+    """Run a module on the inputs of a recorded call, and compare; it and the random generators stay as they are."""
+    rank, number = options.get("rank", run.ranks[0] if run.ranks else 0), options.get("call", 0)
+    events = run.events(step, rank)
+    inputs = _find_events(events, "input", fqn, number)
+    form = next((event.form for event in inputs if event.form), "")
+    if not form:
+        raise NotFound(
+            f"run {run.facts.name!r} has no inputs of call {number} of {fqn or 'the model'!r} in step {step} to run"
+            f" again; record with level={{{fqn or '*'!r}: 'full', '*': 'digest'}}",
+            name=fqn,
+        )
+    args, kwargs = build_arguments(form, {event.site.path: run.read_tensor(event) for event in inputs})
+    weights = {} if options.get("weights") == "live" else _read_weights(run, events, fqn)
+    result = _run(module, Call(*args, **kwargs), weights, dtype=options.get("dtype"), device=options.get("device"))
+    recorded = {event.site.path: event for event in _find_events(events, "output", fqn, number)}
+    found = dict(iter_paths(result))
+    kept = [path for path, event in recorded.items() if path in found and event.leaf]
+    measures = {path: measure(run.read_tensor(recorded[path]), found[path]) for path in kept}
+    unmatched = sorted((recorded.keys() | found.keys()) - measures.keys())
+    return Replayed(fqn, step, result, measures, tuple(unmatched))
+
+
+def _find_events(events: Iterable[Event], kind: Kind, fqn: str, number: int) -> list[Event]:
+    return [
+        event
+        for event in events
+        if (event.site.kind, event.site.fqn, event.site.call) == (kind, fqn, number) and not event.recompute
+    ]
+
+
+def _read_weights(run: Run, events: Iterable[Event], fqn: str) -> dict[str, torch.Tensor]:
+    """Return the parameters and buffers that a module had when the step began, as far as their bytes were kept."""
+    prefix = f"{fqn}." if fqn else ""
+    return {
+        event.site.fqn.removeprefix(prefix): run.read_tensor(event)
+        for event in events
+        if event.site.kind in ("parameter", "buffer") and event.site.phase == "forward" and event.leaf
+        if event.site.fqn.startswith(prefix)
+    }
+
+
+def _run(
+    module: torch.nn.Module,
+    call: Call,
+    weights: Mapping[str, torch.Tensor],
+    *,
+    dtype: torch.dtype | None,
+    device: torch.device | str | None,
+) -> Any:
+    state: dict[str, torch.Tensor] = {name: parameter.detach() for name, parameter in module.named_parameters()}
+    # A call may write to buffers; these are not its own.
+    state |= {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
+    state |= {name: tensor for name, tensor in weights.items() if name in state}
+    state = cast_floating(state, dtype)
+    if device is not None:
+        state = move_to_device(state, device)
+    with torch.no_grad(), torch.random.fork_rng():
+        return call.run(
+            lambda *args, **kwargs: functional_call(module, state, args, kwargs), device=device, dtype=dtype
+        )

@@ -1,0 +1,264 @@
+"""From what hooks have seen to committed segments: copies wait within a budget, one thread writes, training goes on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+import numpy as np
+import torch
+
+from holdfast.capture.stored.events import Event, Site, Stats
+from holdfast.capture.stored.observed import WHOLE, Array, Place, build_copy, find_values, measure_values
+from holdfast.capture.stored.segments import Segment, write_segment
+from holdfast.capture.stored.table import NO_ROOT, advance_root, format_leaf, parse_leaf
+from holdfast.repo.format.record import Json
+from holdfast.repo.handle.repository import Repository
+
+_MAX_FAILURES: Final = 3
+_MAX_SEEN: Final = 20_000
+"""How many events a segment takes, however small they are."""
+
+
+_MAX_STATS: Final = 100_000
+
+
+class Seen(NamedTuple):
+    """An event as a hook leaves it: made in a moment, turned into an Event by the thread that writes."""
+
+    seq: int
+    site: Site
+    dtype: str
+    shape: tuple[int, ...]
+    digest: bytes
+    module: str = ""
+    parent: str = ""
+    recompute: bool = False
+    source: str = ""
+    alias: int = -1
+    place: Place = WHOLE
+    stats: Stats | None = None
+    leaf: str = ""
+    form: str = ""
+
+
+class Copy(NamedTuple):
+    """The bytes of a tensor as they were."""
+
+    memory: Array
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Batch:
+    """What will be one segment."""
+
+    number: int
+    seen: list[Seen] = field(default_factory=list)
+    copies: dict[int, Copy] = field(default_factory=dict)
+    size_bytes: int = 0
+    started_s: float = field(default_factory=time.monotonic)
+    steps: int = 0
+    notes: tuple[str, ...] = ()
+    is_last: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Whose recording it is."""
+
+    run: str
+    rank: int
+    world: int
+    started_s: float
+    environment: Mapping[str, Json]
+
+
+class Spool:
+    """Takes copies and events from the thread that trains, and commits them in its own."""
+
+    def __init__(self, repo: Repository, origin: Origin, *, queue_bytes: int, bins: int = 0) -> None:
+        """Start no thread yet; `bins` are those of the histograms of copies."""
+        self._bins = bins
+        self._stats: OrderedDict[str, Stats | None] = OrderedDict()
+        self._repo = repo
+        self._origin = origin
+        self._queue_bytes = queue_bytes
+        self._held_bytes = self._free_bytes = 0
+        self._free: dict[int, list[Array]] = {}
+        self._changed = threading.Condition()
+        self._batches: deque[Batch] = deque()
+        self._is_writing = False
+        self._thread: threading.Thread | None = None
+        self._roots: dict[int, bytes] = {}
+        self._lost: set[int] = set()
+        self._unwritten: list[Seen] = []
+        self._in_a_row = 0
+        self._error: Exception | None = None
+        self._new_bytes = 0
+        self._next = 0
+        self.pending = self._open_batch()
+
+    def _open_batch(self) -> Batch:
+        self._next += 1
+        return Batch(self._next - 1)
+
+    @property
+    def new_bytes(self) -> int:
+        """How many bytes the store did not hold before."""
+        return self._new_bytes
+
+    @property
+    def has_given_up(self) -> bool:
+        """Whether so many segments in a row could not be written that nothing more is taken."""
+        return self._in_a_row >= _MAX_FAILURES
+
+    def take_error(self) -> Exception | None:
+        """Return what went wrong since this was asked last."""
+        error, self._error = self._error, None
+        return error
+
+    def has_room(self, size_bytes: int) -> bool:
+        """Tell whether a copy fits into the budget, or is alone in it."""
+        with self._changed:
+            return self._fits(size_bytes)
+
+    def _fits(self, size_bytes: int) -> bool:
+        return self._held_bytes + size_bytes <= self._queue_bytes or self._held_bytes == 0
+
+    def wait_for_room(self, size_bytes: int, notes: tuple[str, ...]) -> None:
+        """Hand over what is pending, and wait until a copy fits."""
+        self.seal(notes)
+        with self._changed:
+            self._changed.wait_for(lambda: self._fits(size_bytes))
+
+    def keep(self, copy: Copy) -> str:
+        """Take a copy, and return the name of its leaf."""
+        number = len(self.pending.copies)
+        self.pending.copies[number] = copy
+        self.pending.size_bytes += copy.memory.nbytes
+        with self._changed:
+            self._held_bytes += copy.memory.nbytes
+        return format_leaf(self.pending.number, number)
+
+    def take_memory(self, size_bytes: int) -> Array:
+        """Return memory for a copy: that of one which is written, if there is; new pages take longer than to copy."""
+        with self._changed:
+            if self._free.get(size_bytes):
+                self._free_bytes -= size_bytes
+                return self._free[size_bytes].pop()
+        return np.empty(size_bytes, dtype=np.uint8)
+
+    def _give_back(self, batch: Batch) -> None:
+        """Keep the memory of copies for the next ones of their sizes, within the budget."""
+        for copy in batch.copies.values():
+            size_bytes = copy.memory.nbytes
+            if self._held_bytes + self._free_bytes + size_bytes <= self._queue_bytes:
+                self._free.setdefault(size_bytes, []).append(copy.memory)
+                self._free_bytes += size_bytes
+
+    def is_full(self, *, segment_steps: int, segment_s: float) -> bool:
+        """Tell whether what is pending is worth a segment."""
+        batch = self.pending
+        return (
+            batch.size_bytes >= self._queue_bytes // 4
+            or batch.steps >= segment_steps
+            or len(batch.seen) >= _MAX_SEEN
+            or time.monotonic() - batch.started_s >= segment_s
+        )
+
+    def seal(self, notes: tuple[str, ...], *, is_last: bool = False) -> None:
+        """Hand what is pending to the thread that writes."""
+        batch, self.pending = self.pending, self._open_batch()
+        batch.notes, batch.is_last = notes, is_last
+        with self._changed:
+            self._batches.append(batch)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="holdfast-record")
+                self._thread.start()
+            self._changed.notify_all()
+
+    def wait(self) -> None:
+        """Wait until all that was sealed is written, or has failed."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._batches and not self._is_writing)
+
+    def _work(self) -> None:
+        """Write batch after batch; ends when there is none, and is started again when there is one."""
+        while True:
+            with self._changed:
+                if not self._batches:
+                    self._thread = None
+                    return
+                batch = self._batches.popleft()
+                self._is_writing = True
+            try:
+                self._write(batch)
+            finally:
+                with self._changed:
+                    self._is_writing = False
+                    self._held_bytes -= batch.size_bytes
+                    self._give_back(batch)
+                    self._changed.notify_all()
+
+    def _write(self, batch: Batch) -> None:
+        seen = [*self._unwritten, *batch.seen]
+        try:
+            self._commit(batch, seen, batch.copies)
+        except Exception as error:  # noqa: BLE001  # training goes on, whatever it is; the user is told
+            self._fail(batch, seen, error)
+            if batch.is_last:
+                self._try_last(batch)
+
+    def _fail(self, batch: Batch, seen: list[Seen], error: Exception) -> None:
+        self._in_a_row += 1
+        self._lost.add(batch.number)
+        self._error = error
+        self._unwritten = [] if self.has_given_up else seen[-4 * _MAX_SEEN :]
+
+    def _try_last(self, batch: Batch) -> None:
+        """Write the end of a recording without its tensors: what was seen may still find room."""
+        last = Batch(self._next, notes=batch.notes, is_last=True)
+        try:
+            self._commit(last, self._unwritten, {})
+        except Exception as error:  # noqa: BLE001  # as above
+            self._error = error
+
+    def _commit(self, batch: Batch, seen: list[Seen], copies: Mapping[int, Copy]) -> None:
+        for number, copy in copies.items():
+            self._measure(format_leaf(batch.number, number), copy)
+        events = [self._make_event(each) for each in seen]
+        roots = dict(self._roots)
+        for event in events:
+            roots[event.site.step] = advance_root(roots.get(event.site.step, NO_ROOT), event)
+        steps = {event.site.step for event in events}
+        segment = Segment(
+            *(self._origin.run, self._origin.rank, batch.number, self._origin.world, self._origin.started_s),
+            *(self._origin.environment, batch.notes, {step: roots[step] for step in sorted(steps)}, batch.is_last),
+        )
+        tensors = {number: build_copy(*copy) for number, copy in copies.items()}
+        result = write_segment(self._repo, segment, events, tensors)
+        self._roots, self._unwritten = roots, []
+        self._in_a_row = 0
+        self._new_bytes += result.new_bytes
+
+    def _measure(self, leaf: str, copy: Copy) -> None:
+        """Take the numbers of a copy here, where nobody waits for it; events of the next segments may name it too."""
+        values = find_values(copy.memory, copy.dtype)
+        self._stats[leaf] = None if values is None else measure_values(values, self._bins)
+        if len(self._stats) > _MAX_STATS:
+            self._stats.popitem(last=False)
+
+    def _make_event(self, seen: Seen) -> Event:
+        is_lost = bool(seen.leaf) and parse_leaf(seen.leaf)[0] in self._lost
+        stats = self._stats.get(seen.leaf) if seen.leaf else seen.stats
+        return Event(
+            *(seen.seq, seen.site, self._origin.rank, seen.dtype, seen.shape, seen.digest, seen.module, seen.parent),
+            *(seen.recompute, seen.source, seen.alias, seen.place.placement, seen.place.global_shape),
+            *(seen.place.offsets, stats, "" if is_lost else seen.leaf, seen.form),
+        )

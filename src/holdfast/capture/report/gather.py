@@ -1,0 +1,279 @@
+"""From a comparison to a report: rows for what differs and, around it, for what does not; portraits of what matters."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from holdfast.capture.compare.measure import Measure
+from holdfast.capture.compare.result import CLASSES, Origin, RunDiff
+from holdfast.capture.compare.result import Row as Found
+from holdfast.capture.report.model import Detail, Report, Row, Side
+from holdfast.capture.report.tensor_summary import copy_portrait, draw_portrait, find_ends
+from holdfast.capture.stored.events import Event
+from holdfast.capture.stored.runs import Run
+from holdfast.capture.stored.unshard import Dims, gather_run
+from holdfast.errors import NotFound
+from holdfast.repo.format.record import Json
+
+MAX_ROWS: Final = 50_000
+_BASES: Final[Mapping[str, str]] = {
+    "stats": "Told from stored statistics: the real differences may be larger.",
+    "digest": "Only digests are known: whether it differs, not by how much.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much a report may hold and what it may cost to make."""
+
+    rows: int = MAX_ROWS
+    details: int = 5_000
+    """How many tensors are shown by the numbers that were kept of them."""
+    portraits: int = 200
+    """How many tensors are read to take their histograms, the origin first."""
+    portrait_bytes: int = 1 << 30
+    """Of these, on both sides."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A row, and the events behind it."""
+
+    row: Row
+    a: Event | None
+    b: Event | None
+    measure: Measure | None = None
+
+
+def gather(
+    a: Run,
+    b: Run,
+    diff: RunDiff,
+    *,
+    tolerance: str = "",
+    limits: Limits | None = None,
+    dims: Dims | None = None,
+) -> Report:
+    """Return the report on two runs and what was found of them; `dims` as they were compared with."""
+    limits = limits or Limits()
+    sides = _make_side(a), _make_side(b)
+    if _is_gathered(a, b, diff):
+        a, b = (gather_run(run, dims=dims)[0] for run in (a, b))
+    entries = _list_entries(a, b, diff, limits)
+    origin = _find_origin(entries, diff.origin)
+    # What a run says of itself stands beside its name.
+    said = {f"{side.name}: {note}" for side in sides for note in side.notes}
+    notes = [note for note in diff.notes if note not in said]
+    if len(diff.rows) > limits.rows:
+        notes.append(f"{len(diff.rows) - limits.rows} more tensors differ; the table has the first {limits.rows}.")
+    if skipped := sum(step.is_skipped for step in diff.steps):
+        notes.append(f"Steps that are equal as a whole: {skipped}; their tensors are not counted.")
+    return Report(
+        a=sides[0],
+        b=sides[1],
+        headline=diff.headline,
+        is_equal=diff.is_match,
+        rows=tuple(entry.row for entry in entries),
+        origin=origin,
+        inputs=tuple(f"{part.name} ({part.standing})" for part in diff.origin.inputs) if diff.origin else (),
+        parameters=tuple(f"{part.name} ({part.standing})" for part in diff.origin.parameters) if diff.origin else (),
+        counts={name.upper(): diff.counts[name] for name in CLASSES},
+        environment=tuple((change.what, spell(change.a), spell(change.b)) for change in diff.environment),
+        tolerance=tolerance,
+        notes=tuple(notes),
+        details=_make_details(a, b, entries, origin, limits),
+    )
+
+
+def spell(value: Json) -> str:
+    """Return a value of an environment for people."""
+    if value is None:
+        return "(not said)"
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _make_side(run: Run) -> Side:
+    facts = run.facts
+    return Side(facts.name, tuple(run.steps), facts.world, facts.status, facts.started_s, facts.notes)
+
+
+def _is_gathered(a: Run, b: Run, diff: RunDiff) -> bool:
+    """Tell whether the ranks of each run were put together before the runs were compared."""
+    if a.facts.world != b.facts.world:
+        return True
+    return a.facts.world > 1 and not all(_has_own(a, found.a) and _has_own(b, found.b) for found in diff.rows)
+
+
+def _has_own(run: Run, event: Event | None) -> bool:
+    if event is None:
+        return True
+    events = run.events(event.site.step, event.rank)
+    # Numbers rise by one from event to event, so the place of one is near at hand.
+    at = event.seq - events[0].seq if events else 0
+    return event in events[at : at + 1] or event in events
+
+
+def _list_entries(a: Run, b: Run, diff: RunDiff, limits: Limits) -> list[_Entry]:
+    entries = [_make_entry(found, b) for found in diff.rows[: limits.rows]]
+    room = limits.rows - len(entries)
+    for event in _iter_equal(a, diff):
+        if room <= 0:
+            break
+        entries.append(_Entry(_make_row(event, "EQUAL"), event, None))
+        room -= 1
+    # By the first run's order; what only the second has stands where that had come.
+    entries.sort(key=lambda entry: (entry.row.step, _find_seq(entry), entry.row.rank))
+    return entries
+
+
+def _find_seq(entry: _Entry) -> int:
+    event = entry.a or entry.b
+    assert event is not None, "a row has an event"
+    return event.seq
+
+
+def _iter_equal(a: Run, diff: RunDiff) -> Iterator[Event]:
+    """Yield what is equal in the steps that were looked at, the step of the origin first."""
+    seen = {(found.a.rank, found.a.seq) for found in diff.rows if found.a}
+    steps = [step.step for step in diff.steps if not step.is_skipped]
+    first = diff.origin.step if diff.origin else None
+    for step in sorted(steps, key=lambda step: (step != first, step)):
+        # Where not all rows were kept, what has none may differ as well.
+        is_whole = not diff.left_out or any(found.event.site.step > step for found in diff.rows[-1:])
+        if is_whole:
+            yield from (event for event in a.events(step) if (event.rank, event.seq) not in seen)
+
+
+def _make_entry(found: Found, b: Run) -> _Entry:
+    notes = [found.why, _note_side(found, b), _note_measure(found.measure), _note_floor(found.floor)]
+    row = _make_row(found.event, found.cls.upper(), pairing=found.how or "", notes=notes, measure=found.measure)
+    return _Entry(row, found.a, found.b, found.measure)
+
+
+def _make_row(
+    event: Event, verdict: str, *, pairing: str = "exact", notes: Sequence[str] = (), measure: Measure | None = None
+) -> Row:
+    site, known = event.site, measure or Measure("digest")
+    return Row(
+        verdict=verdict,
+        step=site.step,
+        rank=event.rank,
+        phase=site.phase,
+        kind=site.kind,
+        fqn=site.fqn,
+        call=site.call,
+        path=site.path,
+        dtype=event.dtype,
+        shape=str(event.shape),
+        module=event.module,
+        source=event.source,
+        pairing=pairing,
+        note=" ".join(filter(None, (_end(note) for note in notes))),
+        bad=_spell_bad(known),
+        rel=known.relative_l2,
+        abs=known.max_abs,
+        cos=known.cosine,
+        sqnr=known.sqnr_db,
+        ulp=known.max_ulp,
+        mismatch=known.percent,
+    )
+
+
+def _end(note: str) -> str:
+    return f"{note[0].upper()}{note[1:]}{'' if note.endswith('.') else '.'}" if note else ""
+
+
+def _note_side(found: Found, b: Run) -> str:
+    if found.a is None or found.b is None:
+        return ""
+    aside = [found.b.site.fqn] if found.b.site.fqn != found.a.site.fqn else []
+    aside += [found.b.dtype] if found.b.dtype != found.a.dtype else []
+    aside += [str(found.b.shape)] if found.b.shape != found.a.shape else []
+    return f"in {b.facts.name} it is {' '.join(aside)}" if aside else ""
+
+
+def _note_measure(measure: Measure | None) -> str:
+    if measure is None:
+        return ""
+    return measure.note or _BASES.get(measure.basis, "")
+
+
+def _note_floor(floor: float | None) -> str:
+    return "" if floor is None else f"runs that should be the same are apart by {floor:.2g} here"
+
+
+def _spell_bad(measure: Measure) -> str:
+    both = (("NaN", measure.nan), ("Inf", measure.inf))
+    return " ".join(f"{name} {before}/{after}" for name, (before, after) in both if before or after)
+
+
+def _find_origin(entries: Sequence[_Entry], origin: Origin | None) -> int | None:
+    """Return which row the headline is about, or else the first of its class."""
+    if origin is None:
+        return None
+    origins = [at for at, entry in enumerate(entries) if entry.row.verdict == "ORIGIN"]
+    for at in origins:
+        event = entries[at].a or entries[at].b
+        if event and event.site == origin.site and event.rank == origin.rank:
+            return at
+    return origins[0] if origins else None
+
+
+def _make_details(a: Run, b: Run, entries: Sequence[_Entry], origin: int | None, limits: Limits) -> dict[int, Detail]:
+    made: dict[int, Detail] = {}
+    left, left_bytes = limits.portraits, limits.portrait_bytes
+    order = sorted(range(len(entries)), key=lambda at: (at != origin, _RANKS.get(entries[at].row.verdict, 9), at))
+    for at in order[: limits.details]:
+        entry = entries[at]
+        size_bytes = _count_bytes(entry)
+        detail = None
+        if left > 0 and size_bytes <= left_bytes and entry.row.verdict != "EQUAL":
+            detail = _read_detail(a, b, entry)
+        if detail:
+            left, left_bytes = left - 1, left_bytes - size_bytes
+        detail = detail or _copy_detail(entry)
+        if detail:
+            made[at] = detail
+    return made
+
+
+_RANKS: Final[Mapping[str, int]] = {"ORIGIN": 0, "PROPAGATED": 1, "MISSING": 2, "CLOSE": 3, "EQUAL": 4}
+
+
+def _count_bytes(entry: _Entry) -> int:
+    """Return how much of a row's tensors would be in memory, an item taking 8 bytes at most."""
+    return sum(8 * math.prod(event.shape) for event in (entry.a, entry.b) if event and event.leaf)
+
+
+def _read_detail(a: Run, b: Run, entry: _Entry) -> Detail | None:
+    """Return portraits of the tensors themselves, over the same bins; None if they were not kept."""
+    try:
+        held = [run.read_tensor(event) if event else None for run, event in ((a, entry.a), (b, entry.b))]
+    except NotFound:
+        return None
+    ends = find_ends(*(tensor for tensor in held if tensor is not None))
+    drawn = [None if tensor is None else draw_portrait(tensor, ends=ends) for tensor in held]
+    return Detail(*_find_place(entry.measure), *drawn)
+
+
+def _copy_detail(entry: _Entry) -> Detail | None:
+    taken = [copy_portrait(event.stats) if event and event.stats else None for event in (entry.a, entry.b)]
+    if entry.row.verdict == "EQUAL":
+        taken[1] = taken[0]
+    place = _find_place(entry.measure)
+    return Detail(*place, *taken) if any(taken) or place[0] is not None else None
+
+
+def _find_place(measure: Measure | None) -> tuple[tuple[int, ...] | None, tuple[str, str] | None]:
+    if measure is None or measure.at is None or measure.values is None:
+        return None, None
+    first, second = (_spell_value(value) for value in measure.values)
+    return measure.at, (first, second)
+
+
+def _spell_value(value: complex) -> str:
+    return f"{value:.9g}"

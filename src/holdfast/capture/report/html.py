@@ -1,0 +1,181 @@
+"""A report as one HTML file: no network, no library; what came from users is text in it and never markup."""
+
+from __future__ import annotations
+
+import hashlib
+import html
+import json
+import math
+import os
+import re
+import time
+from base64 import b64encode
+from collections.abc import Iterable
+from importlib.resources import files
+from typing import Final
+
+from holdfast.capture.report.model import Detail, Portrait, Report, Row, Side
+from holdfast.objects.url import verify_path
+from holdfast.repo.format.record import Json
+
+_SCRIPTS: Final = ("data.js", "table.js", "plots.js", "charts.js", "detail.js", "main.js")
+"""In the order in which they build on one another."""
+_TEXTS: Final = (
+    "phase",
+    "kind",
+    "fqn",
+    "path",
+    "verdict",
+    "dtype",
+    "shape",
+    "module",
+    "source",
+    "pairing",
+    "note",
+    "bad",
+)
+_COUNTS: Final = ("step", "rank", "call")
+_NUMBERS: Final = ("rel", "abs", "sqnr", "ulp", "mismatch")
+_DIGITS: Final = 9
+"""More than a plot or a table can show, and half of what a float64 would take in the file."""
+_PLACE: Final = re.compile(r"@(policy|title|headline|style|data|script)@")
+
+
+def render_html(report: Report) -> bytes:
+    """Return the page, in ASCII."""
+    style = _read("page.css")
+    script = '"use strict";\n' + "\n".join(map(_read, _SCRIPTS))
+    parts = {
+        "policy": _make_policy(style, script),
+        "title": html.escape(f"{report.a.name} and {report.b.name}: a comparison of runs"),
+        "headline": html.escape(report.headline),
+        "style": style,
+        "data": _encode_json(describe(report)),
+        "script": script,
+    }
+    # In one pass: what is put in place of a mark may itself look like one.
+    page = _PLACE.sub(lambda found: parts[found[1]], _read("page.html"))
+    return page.encode("ascii", "xmlcharrefreplace")
+
+
+def write_html(report: Report, path: str | os.PathLike[str]) -> None:
+    """Write the page to a file, which appears whole or not at all."""
+    place = verify_path(os.fspath(path))
+    beside = f"{place}.{os.getpid()}.tmp"
+    try:
+        with open(beside, "wb") as file:
+            file.write(render_html(report))
+        os.replace(beside, place)
+    except BaseException:
+        if os.path.exists(beside):
+            os.unlink(beside)
+        raise
+
+
+def _read(name: str) -> str:
+    return (files("holdfast.report") / "page" / name).read_text(encoding="utf-8")
+
+
+def _make_policy(style: str, script: str) -> str:
+    """Return a policy under which only this style and this script count, and nothing is loaded."""
+    allowed = [f"{kind}-src '{_digest(text)}'" for kind, text in (("style", style), ("script", script))]
+    return "; ".join(["default-src 'none'", *allowed, "base-uri 'none'", "form-action 'none'"])
+
+
+def _digest(text: str) -> str:
+    return "sha256-" + b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _encode_json(value: Json) -> str:
+    # ASCII, and without what could end a script element or open a comment in one.
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def describe(report: Report) -> dict[str, Json]:
+    """Return a report as the script of the page reads it: rows as columns, texts once."""
+    numbers: dict[str, int] = {}
+    columns: dict[str, Json] = {
+        name: [numbers.setdefault(getattr(row, name), len(numbers)) for row in report.rows] for name in _TEXTS
+    }
+    columns |= {name: [getattr(row, name) for row in report.rows] for name in _COUNTS}
+    columns |= {name: _describe_column(report.rows, name) for name in _NUMBERS}
+    # Of a cosine, what is worth knowing is how far it is from 1.
+    columns["cos"] = [row.cos if row.cos is not None and math.isfinite(row.cos) else None for row in report.rows]
+    return {
+        "schema": 1,
+        "a": _describe_side(report.a),
+        "b": _describe_side(report.b),
+        "headline": report.headline,
+        "equal": report.is_equal,
+        "origin": -1 if report.origin is None else report.origin,
+        "inputs": list(report.inputs),
+        "parameters": list(report.parameters),
+        "counts": dict(report.counts),
+        "environment": [list(line) for line in report.environment],
+        "tolerance": report.tolerance,
+        "notes": list(report.notes),
+        "strings": list(numbers),
+        "columns": columns,
+        "details": {str(at): _describe_detail(detail) for at, detail in report.details.items()},
+    }
+
+
+def _describe_column(rows: Iterable[Row], name: str) -> list[Json]:
+    return [_describe_number(getattr(row, name)) for row in rows]
+
+
+def _describe_number(value: float | None) -> Json:
+    """Return a number for JSON, which has no word for infinity; what is not a number is not known."""
+    if value is None or math.isnan(value):
+        return None
+    if math.isinf(value):
+        return "Infinity" if value > 0 else "-Infinity"
+    return value if isinstance(value, int) else float(f"{value:.{_DIGITS}g}")
+
+
+def _describe_side(side: Side) -> dict[str, Json]:
+    return {
+        "name": side.name,
+        "steps": list(side.steps),
+        "world": side.world,
+        "status": side.status,
+        "started": _describe_time(side.started_s),
+        "notes": list(side.notes),
+    }
+
+
+def _describe_time(time_s: float) -> str:
+    if not time_s:
+        return ""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(time_s))
+    except (OverflowError, ValueError, OSError):
+        # A record can hold any number; not every number is a date.
+        return f"@{time_s:g}"
+
+
+def _describe_detail(detail: Detail) -> dict[str, Json]:
+    found: dict[str, Json] = {}
+    if detail.at is not None and detail.values is not None:
+        found |= {"at": list(detail.at), "values": list(detail.values)}
+    if detail.a is not None:
+        found["a"] = _describe_portrait(detail.a)
+    if detail.b is not None:
+        found["b"] = _describe_portrait(detail.b)
+    return found
+
+
+def _describe_portrait(portrait: Portrait) -> dict[str, Json]:
+    return {
+        "min": _describe_number(portrait.minimum),
+        "max": _describe_number(portrait.maximum),
+        "mean": _describe_number(portrait.mean),
+        "norm": _describe_number(portrait.norm),
+        "zero": portrait.zero,
+        "nan": portrait.nan,
+        "inf": portrait.inf,
+        "low": _describe_number(portrait.low),
+        "high": _describe_number(portrait.high),
+        "histogram": list(portrait.histogram),
+    }

@@ -1,0 +1,212 @@
+"""Runs as they are read: what a recording holds, step by step, whether it lies in a store or in memory."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from itertools import groupby
+from typing import Final, Literal, Protocol
+
+import torch
+
+from holdfast.capture.stored.events import Event
+from holdfast.capture.stored.segments import TABLE, TENSORS, Segment, iter_segments, verify_run_name
+from holdfast.capture.stored.table import NO_ROOT, decode_events, parse_leaf
+from holdfast.digest import hash_kind
+from holdfast.errors import NotFound
+from holdfast.repo.format.record import Json
+from holdfast.repo.handle.repository import Repository
+from holdfast.repo.names.snapshots import Snapshot as Record
+from holdfast.snapshot.view.lazy import Snapshot
+from holdfast.trees.registered import Types
+
+Status = Literal["complete", "unfinished"]
+_KEPT_SEGMENTS: Final = 16
+"""How many segments stay decoded: a comparison goes through the steps of two runs and comes back to few."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """What is known of a run before its events are read."""
+
+    name: str
+    environment: Mapping[str, Json] = field(default_factory=dict)
+    world: int = 1
+    """How many ranks it had."""
+    status: Status = "complete"
+    started_s: float = 0.0
+    notes: tuple[str, ...] = ()
+    """What could not be recorded, and why."""
+
+
+class Holding(Protocol):
+    """Where the events and tensors of a run are."""
+
+    @property
+    def ranks(self) -> Sequence[int]:
+        """The ranks that have recorded something."""
+
+    @property
+    def steps(self) -> Sequence[int]:
+        """The steps that have events, in order."""
+
+    def read_root(self, step: int, rank: int) -> bytes:
+        """Return the root over one rank's events of a step."""
+
+    def read_events(self, step: int, rank: int) -> Sequence[Event]:
+        """Return one rank's events of a step, in order."""
+
+    def read_tensor(self, event: Event) -> torch.Tensor:
+        """Return the tensor of an event that has a leaf."""
+
+
+class Run:
+    """What a recording holds. Safe in any thread."""
+
+    def __init__(self, facts: RunFacts, holding: Holding) -> None:
+        """Read nothing yet."""
+        self.facts = facts
+        self._holding = holding
+
+    def __repr__(self) -> str:
+        """Show what a person wants to know."""
+        return f"<Run {self.facts.name!r} {len(self.steps)} steps, {self.facts.status}>"
+
+    @property
+    def steps(self) -> Sequence[int]:
+        """The steps that have events, in order."""
+        return self._holding.steps
+
+    @property
+    def ranks(self) -> Sequence[int]:
+        """The ranks that have recorded something, in order."""
+        return self._holding.ranks
+
+    def root(self, step: int, rank: int | None = None) -> bytes:
+        """Return a digest over the events of a step, on one rank or all: equal roots mean equal steps."""
+        if rank is not None:
+            return self._holding.read_root(step, rank)
+        roots = [(rank, self._holding.read_root(step, rank)) for rank in self.ranks]
+        return hash_kind("run ranks", [rank.to_bytes(4, "little") + root for rank, root in roots if root])
+
+    def events(self, step: int, rank: int | None = None) -> Sequence[Event]:
+        """Return the events of a step in the order in which they were seen, on one rank or all."""
+        if rank is not None:
+            return self._holding.read_events(step, rank)
+        if len(self.ranks) == 1:
+            return self._holding.read_events(step, self.ranks[0])
+        found = [event for rank in self.ranks for event in self._holding.read_events(step, rank)]
+        return sorted(found, key=lambda event: (event.seq, event.rank))
+
+    def read_tensor(self, event: Event) -> torch.Tensor:
+        """Return the tensor of an event; raises NotFound if only its digest or its numbers were kept."""
+        if event.leaf:
+            return self._holding.read_tensor(event)
+        level = "digest" if event.stats is None else "stats"
+        site = event.site
+        raise NotFound(
+            f"run {self.facts.name!r}, step {site.step}: {site.kind} of {site.fqn or 'the model'!r} was recorded at"
+            f" level {level}; record again with level={{{site.fqn or '*'!r}: 'full', '*': {level!r}}}",
+            name=site.fqn,
+        )
+
+
+def read_run(repo: Repository, name: str) -> Run:
+    """Read which segments a run has, and no events yet; raises NotFound."""
+    name = verify_run_name(name)
+    found = list(iter_segments(repo, name))
+    if not found:
+        names = sorted({segment.run for segment, _ in iter_segments(repo)})
+        close = get_close_matches(name, names, n=1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise NotFound(f"no run {name!r} in {repo.store.url}; {hint}`holdfast run ls` lists what is there", name=name)
+    return Run(_describe([segment for segment, _ in found]), _Stored(repo, found))
+
+
+def iter_runs(repo: Repository) -> Iterator[RunFacts]:
+    """Yield what is known of each run, by name."""
+    segments = sorted((segment for segment, _ in iter_segments(repo)), key=lambda segment: segment.run)
+    for _, group in groupby(segments, key=lambda segment: segment.run):
+        yield _describe(list(group))
+
+
+def _describe(segments: Sequence[Segment]) -> RunFacts:
+    """Return the facts of a run from all of its segments."""
+    newest: dict[int, Segment] = {}
+    for segment in sorted(segments, key=lambda segment: (segment.rank, segment.number)):
+        newest[segment.rank] = segment
+    first = next(iter(newest.values()))
+    notes = [
+        f"rank {segment.rank}: {note}" if first.world > 1 else note
+        for segment in newest.values()
+        for note in segment.notes
+    ]
+    is_complete = len(newest) == first.world and all(segment.is_last for segment in newest.values())
+    return RunFacts(
+        name=first.run,
+        environment=first.environment,
+        world=first.world,
+        status="complete" if is_complete else "unfinished",
+        started_s=first.started_s,
+        notes=tuple(notes),
+    )
+
+
+class _Stored:
+    """A run in a store: segments are read when a step of theirs is asked for."""
+
+    def __init__(self, repo: Repository, found: Iterable[tuple[Segment, Record]]) -> None:
+        self._segments = {
+            (segment.rank, segment.number): (segment, Snapshot(repo, record, Types()))
+            for segment, record in sorted(found, key=lambda pair: (pair[0].rank, pair[0].number))
+        }
+        self._lock = threading.Lock()
+        self._decoded: OrderedDict[tuple[int, int], Mapping[int, Sequence[Event]]] = OrderedDict()
+        self.ranks = tuple(sorted({rank for rank, _ in self._segments}))
+        self.steps = tuple(sorted({step for segment, _ in self._segments.values() for step in segment.roots}))
+
+    def read_root(self, step: int, rank: int) -> bytes:
+        # Each is over all events so far, so the last one counts.
+        roots = [segment.roots[step] for segment, _ in self._iter_holding(step, rank)]
+        return roots[-1] if roots else NO_ROOT
+
+    def read_events(self, step: int, rank: int) -> Sequence[Event]:
+        parts = [self._read_segment(segment, snapshot)[step] for segment, snapshot in self._iter_holding(step, rank)]
+        if len(parts) == 1:
+            return parts[0]
+        # By number: what was sent once more, because nobody knew whether it had arrived, counts once.
+        found = {event.seq: event for part in parts for event in part}
+        return [found[seq] for seq in sorted(found)]
+
+    def read_tensor(self, event: Event) -> torch.Tensor:
+        number, place = parse_leaf(event.leaf)
+        if (event.rank, number) not in self._segments:
+            raise NotFound(
+                f"segment {number} of rank {event.rank}, which keeps {event.site.kind} of {event.site.fqn!r}, is gone",
+                name=event.leaf,
+            )
+        _, snapshot = self._segments[event.rank, number]
+        tensor: torch.Tensor = snapshot[f"{TENSORS}.{place}"].read(aliases="fresh")
+        return tensor
+
+    def _iter_holding(self, step: int, rank: int) -> Iterator[tuple[Segment, Snapshot]]:
+        for (of_rank, _), (segment, snapshot) in self._segments.items():
+            if of_rank == rank and step in segment.roots:
+                yield segment, snapshot
+
+    def _read_segment(self, segment: Segment, snapshot: Snapshot) -> Mapping[int, Sequence[Event]]:
+        key = (segment.rank, segment.number)
+        with self._lock:
+            if key not in self._decoded:
+                events = decode_events(snapshot[TABLE].load(), rank=segment.rank, what=segment.name)
+                by_step: dict[int, list[Event]] = {step: [] for step in segment.roots}
+                for event in events:
+                    by_step.setdefault(event.site.step, []).append(event)
+                self._decoded[key] = by_step
+                if len(self._decoded) > _KEPT_SEGMENTS:
+                    self._decoded.popitem(last=False)
+            self._decoded.move_to_end(key)
+            return self._decoded[key]

@@ -1,0 +1,190 @@
+"""Events as columns and back: numbers in one array, texts once each, so that equal recordings have equal bytes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from holdfast.capture.stored.events import KINDS, PHASES, Event, Site, Stats
+from holdfast.digest import hash_kind
+from holdfast.errors import Corrupt
+
+DIGEST_BYTES: Final = 16
+NO_ROOT: Final = b""
+"""The root of a step in which nothing was seen."""
+
+Columns = Mapping[str, np.ndarray[Any, Any]]
+
+_NUMBERS: Final = (
+    *("seq", "step", "phase", "kind", "fqn", "call", "path", "dtype", "module", "parent", "recompute", "source"),
+    *("alias", "placement", "leaf_segment", "leaf_number", "dims", "global_dims", "has_offsets", "has_stats", "bins"),
+    "form",
+)
+"""The rows of the array of numbers; texts are places in the list of texts."""
+_SHAPES: Final = {"numbers": 2, "ragged": 1, "digests": 2, "values": 2, "counts": 2, "texts": 1}
+_PHASE: Final = {phase: place for place, phase in enumerate(PHASES)}
+_KIND: Final = {kind: place for place, kind in enumerate(KINDS)}
+_TEXTS: Final = ("fqn", "path", "dtype", "module", "parent", "source", "placement", "form")
+
+
+def format_leaf(segment: int, number: int) -> str:
+    """Return under which name events know the bytes that a segment keeps as its n-th tensor."""
+    return f"{segment:08d}/{number}"
+
+
+def parse_leaf(leaf: str) -> tuple[int, int]:
+    """Return the segment and the number that a leaf's name says."""
+    segment, _, number = leaf.partition("/")
+    return int(segment), int(number)
+
+
+def advance_root(root: bytes, event: Event) -> bytes:
+    """Return the root of a step after one more event: equal only if all of them were equal, in order."""
+    # As ASCII, which is the same in every version of Python.
+    facts = ascii((*event.site, event.dtype, event.shape)).encode()
+    return hash_kind("run step", [root, facts, event.digest])
+
+
+class _Texts:
+    """Texts by their place in the order in which they were met."""
+
+    def __init__(self) -> None:
+        self._places: dict[str, int] = {}
+
+    def place(self, text: str) -> int:
+        return self._places.setdefault(text, len(self._places))
+
+    def encode(self) -> np.ndarray[Any, Any]:
+        return np.frombuffer(json.dumps(list(self._places)).encode(), dtype=np.uint8)
+
+
+def encode_events(events: Sequence[Event]) -> dict[str, np.ndarray[Any, Any]]:
+    """Return the columns of a table of events; their rank is not in it."""
+    texts = _Texts()
+    rows: list[tuple[int, ...]] = []
+    ragged: list[int] = []
+    values: list[tuple[float, ...]] = []
+    counts: list[tuple[int, ...]] = []
+    for event in events:
+        rows.append(_encode_event(event, texts))
+        ragged += [*event.shape, *event.global_shape, *event.offsets]
+        if event.stats is not None:
+            stats = event.stats
+            ragged += stats.histogram
+            values.append((stats.minimum, stats.maximum, stats.mean, stats.norm))
+            counts.append((stats.nan, stats.inf, stats.zero))
+    digests = np.frombuffer(b"".join(event.digest for event in events), dtype=np.uint8)
+    return {
+        "numbers": np.ascontiguousarray(np.array(rows, dtype=np.int64).reshape(-1, len(_NUMBERS)).T),
+        "ragged": np.array(ragged, dtype=np.int64),
+        "digests": digests.reshape(len(events), DIGEST_BYTES),
+        "values": np.array(values, dtype=np.float64).reshape(-1, 4),
+        "counts": np.array(counts, dtype=np.int64).reshape(-1, 3),
+        "texts": texts.encode(),
+    }
+
+
+def _encode_event(event: Event, texts: _Texts) -> tuple[int, ...]:
+    site, stats = event.site, event.stats
+    segment, number = parse_leaf(event.leaf) if event.leaf else (-1, -1)
+    place = texts.place
+    return (
+        event.seq,
+        site.step,
+        _PHASE[site.phase],
+        _KIND[site.kind],
+        place(site.fqn),
+        site.call,
+        place(site.path),
+        place(event.dtype),
+        place(event.module),
+        place(event.parent),
+        event.recompute,
+        place(event.source),
+        event.alias,
+        place(event.placement),
+        segment,
+        number,
+        len(event.shape),
+        len(event.global_shape),
+        bool(event.offsets),
+        stats is not None,
+        len(stats.histogram) if stats else 0,
+        place(event.form),
+    )
+
+
+def decode_events(columns: Columns, *, rank: int, what: str) -> list[Event]:
+    """Return the events of a table; raises Corrupt, naming `what`, if it is none."""
+    try:
+        return list(_iter_events(_verify_shapes(columns), rank))
+    except (IndexError, KeyError, StopIteration, TypeError, ValueError, RuntimeError) as error:
+        raise Corrupt(f"{what}: its table of events makes no sense: {error!r}; run `holdfast check`") from error
+
+
+def _verify_shapes(columns: Columns) -> Columns:
+    for name, dims in _SHAPES.items():
+        if columns[name].ndim != dims:
+            raise ValueError(f"{name} has {columns[name].ndim} dimensions")
+    count = columns["numbers"].shape[1]
+    if columns["numbers"].shape[0] != len(_NUMBERS) or columns["digests"].shape != (count, DIGEST_BYTES):
+        raise ValueError(f"columns of {count} events do not fit each other")
+    return columns
+
+
+def _iter_events(columns: Columns, rank: int) -> Iterable[Event]:
+    texts = json.loads(columns["texts"].tobytes())
+    ragged = _Ragged(columns["ragged"].tolist())
+    stats = zip(columns["values"].tolist(), columns["counts"].tolist(), strict=True)
+    digests = columns["digests"].tobytes()
+    for place, row in enumerate(columns["numbers"].T.tolist()):
+        fact = dict(zip(_NUMBERS, row, strict=True))
+        text = {name: texts[fact[name]] for name in _TEXTS}
+        site = Site(
+            *(fact["step"], PHASES[fact["phase"]], KINDS[fact["kind"]], text["fqn"], fact["call"], text["path"])
+        )
+        shape, global_shape = ragged.take(fact["dims"]), ragged.take(fact["global_dims"])
+        offsets = ragged.take(fact["global_dims"] if fact["has_offsets"] else 0)
+        yield Event(
+            seq=fact["seq"],
+            site=site,
+            rank=rank,
+            dtype=text["dtype"],
+            shape=shape,
+            digest=digests[place * DIGEST_BYTES : (place + 1) * DIGEST_BYTES],
+            module=text["module"],
+            parent=text["parent"],
+            recompute=bool(fact["recompute"]),
+            source=text["source"],
+            alias=fact["alias"],
+            placement=text["placement"],
+            global_shape=global_shape,
+            offsets=offsets,
+            stats=_make_stats(*next(stats), ragged.take(fact["bins"])) if fact["has_stats"] else None,
+            leaf=format_leaf(fact["leaf_segment"], fact["leaf_number"]) if fact["leaf_segment"] >= 0 else "",
+            form=text["form"],
+        )
+
+
+class _Ragged:
+    """Numbers of which each event takes as many as it has."""
+
+    def __init__(self, numbers: list[int]) -> None:
+        self._numbers = numbers
+        self._at = 0
+
+    def take(self, count: int) -> tuple[int, ...]:
+        taken = self._numbers[self._at : self._at + count]
+        if len(taken) != count:
+            raise ValueError("it ends too early")
+        self._at += count
+        return tuple(taken)
+
+
+def _make_stats(values: Sequence[float], counts: Sequence[int], histogram: tuple[int, ...]) -> Stats:
+    minimum, maximum, mean, norm = values
+    nan, inf, zero = counts
+    return Stats(minimum, maximum, mean, norm, nan, inf, zero, histogram)

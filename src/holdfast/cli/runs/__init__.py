@@ -1,0 +1,1 @@
+"""The verb `run`: recorded runs on the command line."""

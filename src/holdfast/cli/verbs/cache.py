@@ -1,0 +1,275 @@
+"""The verb `cache`: which compiled graphs there are, what keys they have, and which of them go."""
+
+from __future__ import annotations
+
+import re
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final
+
+from holdfast.cli.lookup import open_to_read, open_to_write
+from holdfast.cli.output import Output, count, format_bytes, format_time, format_utc
+from holdfast.cli.verbs.space import parse_duration
+from holdfast.compile_cache.artifacts.catalog import Found, find_key_digest
+from holdfast.compile_cache.artifacts.limits import (
+    SYSTEM,
+    Limits,
+    LimitsPlan,
+    StoredKey,
+    apply_limits,
+    plan_clear,
+    plan_limits,
+    read_stored,
+)
+from holdfast.compile_cache.artifacts.statement import read_parts
+from holdfast.compile_cache.artifacts.why import Candidate, explain
+from holdfast.compile_cache.key_parts import Key
+from holdfast.errors import AmbiguousName, BadName, NotFound
+from holdfast.repo.format.record import Json
+from holdfast.repo.handle.repository import Repository
+
+_SIZE: Final = re.compile(r"([0-9]{1,12})([KMGT]?)(?:i?B)?\Z")
+_UNITS: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_SHORT: Final = 12
+"""Digits of a key that are shown: as many as tell any two apart."""
+
+
+def run_cache(options: Namespace, url: str, output: Output) -> int:
+    """Run one of the actions on compiled graphs."""
+    actions: dict[str, Callable[[Namespace, str, Output], int]] = {
+        "ls": _run_ls,
+        "show": _run_show,
+        "stat": _run_stat,
+        "prune": _run_prune,
+        "clear": _run_clear,
+        "why": _run_why,
+    }
+    return actions[options.action](options, url, output)
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes that `500M` or `20G` mean."""
+    found = _SIZE.match(text)
+    if not found:
+        raise BadName(f"{text!r} is no size; write a number and one of K, M, G, T, such as 20G")
+    return int(found[1]) * _UNITS[found[2]]
+
+
+def _run_ls(options: Namespace, url: str, output: Output) -> int:
+    store = open_to_read(url, output).store
+    keys = read_stored(store)
+    if options.json:
+        output.json({"store": store.url, "keys": [_describe_key(key) for key in keys]})
+    elif not keys:
+        output.note(f"no compiled graph in {store.url}")
+    else:
+        rows = [
+            [
+                key.digest[:_SHORT],
+                str(len(key.variants)),
+                format_bytes(key.size_bytes),
+                format_time(key.used_s),
+                f"{max(found.seconds for found in key.variants):.1f} s",
+                "damaged" if key.is_damaged else key.variants[0].torch,
+            ]
+            for key in keys
+        ]
+        output.table(["KEY", "VARIANTS", "SIZE", "USED", "COMPILED", "TORCH"], rows, right="VARIANTS SIZE COMPILED")
+    return _note_damaged(keys, output)
+
+
+def _run_show(options: Namespace, url: str, output: Output) -> int:
+    repo = open_to_read(url, output)
+    key = _find_key(read_stored(repo.store), options.key, repo)
+    if options.part is not None:
+        output.json(_read_part(repo, key, options.part))
+        return 0
+    if options.json:
+        output.json(_describe_key(key))
+        return _note_damaged([key], output)
+    facts = [("key", key.digest), ("used", format_time(key.used_s)), ("size", format_bytes(key.size_bytes))]
+    whole = next((found for found in key.variants if not found.trouble), None)
+    facts += [(f"part {part}", digest) for part, digest in (whole.digests if whole else {}).items()]
+    _print_facts(facts, output)
+    for found in key.variants:
+        output.line()
+        _print_facts(_list_facts(found), output)
+    return _note_damaged([key], output)
+
+
+def _run_stat(options: Namespace, url: str, output: Output) -> int:
+    store = open_to_read(url, output).store
+    keys = read_stored(store)
+    variants = [found for key in keys for found in key.variants]
+    well = [found for found in variants if not found.trouble]
+    versions = sorted({found.torch for found in well})
+    seconds = sum(found.seconds for found in well)
+    totals = {
+        "keys": len(keys),
+        "variants": len(variants),
+        "bytes": sum(key.size_bytes for key in keys),
+        "signed": sum(bool(found.mac) for found in well),
+        "damaged": len(variants) - len(well),
+        "systems": len({found.digests.get(SYSTEM, "") for found in well}),
+    }
+    if options.json:
+        output.json({"store": store.url, **totals, "compile_seconds": seconds, "torch": versions})
+    else:
+        output.line(
+            f"{count(len(keys), 'key')} with {count(len(variants), 'variant')} of {format_bytes(totals['bytes'])},"
+            f" which took {seconds:.1f} s to compile"
+        )
+        output.line(
+            f"{totals['signed']} signed, {totals['damaged']} damaged; for {count(totals['systems'], 'system')},"
+            f" torch {', '.join(versions) or '-'}"
+        )
+    return _note_damaged(keys, output)
+
+
+def _run_prune(options: Namespace, url: str, output: Output) -> int:
+    try:
+        limits = Limits(
+            max_bytes=parse_size(options.max_size) if options.max_size else None,
+            max_age_s=parse_duration(options.max_age) if options.max_age else None,
+            systems=options.load("holdfast.compile_cache.key.system").digest_systems()
+            if options.other_systems
+            else frozenset(),
+        )
+    except ValueError as error:
+        raise BadName(str(error)) from error
+    return _delete(options, url, output, lambda keys, now_s: plan_limits(keys, limits, now_s=now_s))
+
+
+def _run_clear(options: Namespace, url: str, output: Output) -> int:
+    return _delete(options, url, output, lambda keys, _: plan_clear(keys))
+
+
+def _run_why(options: Namespace, url: str, output: Output) -> int:
+    repo = open_to_read(url, output)
+    keys = [key for key in read_stored(repo.store) if not key.is_damaged]
+    if options.a is None and len(keys) < 2:
+        raise NotFound(f"{repo.store.url} holds {count(len(keys), 'key')}; there is nothing to compare")
+    newest = max(keys, key=_find_saved, default=None)
+    a = _find_key(keys, options.a, repo) if options.a is not None or newest is None else newest
+    others = [_find_key(keys, options.b, repo)] if options.b is not None else [key for key in keys if key is not a]
+    for line in _explain(repo, _find_whole(a), [_find_whole(key) for key in others]).splitlines():
+        output.line(line)
+    return 0
+
+
+def _explain(repo: Repository, a: Found, others: Sequence[Found]) -> str:
+    """Say what differs between a key and the nearest of others."""
+    key = Key(a.key_digest, a.digests, read_parts(repo, a))
+    candidates = [Candidate(each.name, each.digests, partial(read_parts, repo, each), each.guards) for each in others]
+    return explain(key, candidates).text
+
+
+def _delete(
+    options: Namespace, url: str, output: Output, make_plan: Callable[[Sequence[StoredKey], float], LimitsPlan]
+) -> int:
+    store = (open_to_write(url, output) if options.yes else open_to_read(url, output)).store
+    plan = make_plan(read_stored(store), store.clock())
+    if options.json:
+        gone = [{"key": verdict.key.digest, "reason": verdict.reason} for verdict in plan.verdicts if verdict.reason]
+        output.json({"store": store.url, "delete": gone, "keep": [key.digest for key in plan.keep]})
+    elif plan.verdicts:
+        _print_plan(plan, output)
+    else:
+        output.note(f"no compiled graph in {store.url}")
+    what = f"{count(len(plan.delete), 'key')} of {format_bytes(sum(key.size_bytes for key in plan.delete))}"
+    if options.yes:
+        deleted = apply_limits(store, plan)
+        output.note(f"deleted {count(len(deleted), 'variant')} of {what}; `holdfast gc --yes` frees the space")
+    elif plan.delete:
+        output.note(f"nothing was deleted; repeat with --yes to delete {what}")
+    return 0
+
+
+def _print_plan(plan: LimitsPlan, output: Output) -> None:
+    rows = [
+        [
+            "delete" if verdict.reason else "keep",
+            verdict.key.digest[:_SHORT],
+            format_bytes(verdict.key.size_bytes),
+            format_time(verdict.key.used_s),
+            verdict.reason,
+        ]
+        for verdict in plan.verdicts
+    ]
+    output.table(["", "KEY", "SIZE", "USED", "WHY"], rows, right="SIZE")
+
+
+def _find_key(keys: Sequence[StoredKey], text: str, repo: Repository) -> StoredKey:
+    by_digest = {key.digest: key for key in keys}
+    found = find_key_digest(text, set(by_digest))
+    if not found:
+        raise NotFound(f"no key in {repo.store.url} begins with {text!r}; `holdfast cache ls` lists them", name=text)
+    if len(found) > 1:
+        raise AmbiguousName(f"{len(found)} keys begin with {text!r}, {found[0]} for one; give more digits")
+    return by_digest[found[0]]
+
+
+def _find_whole(key: StoredKey) -> Found:
+    """Return the first variant of a key that is not damaged: what they share is the key."""
+    return next((found for found in key.variants if not found.trouble), key.variants[0])
+
+
+def _find_saved(key: StoredKey) -> float:
+    return max(found.snapshot.time_s for found in key.variants if found.snapshot)
+
+
+def _read_part(repo: Repository, key: StoredKey, part: str) -> Json:
+    parts = read_parts(repo, _find_whole(key))
+    if part not in parts:
+        raise NotFound(f"a key has no part {part!r}; its parts are {', '.join(parts)}", name=part)
+    return parts[part]
+
+
+def _note_damaged(keys: Sequence[StoredKey], output: Output) -> int:
+    damaged = [found for key in keys for found in key.variants if found.trouble]
+    for found in damaged:
+        output.note(f"{found.name} cannot be used: {found.trouble}")
+    return 1 if damaged else 0
+
+
+def _list_facts(found: Found) -> list[tuple[str, str]]:
+    facts = [("variant", found.name)]
+    if found.trouble or found.snapshot is None:
+        return [*facts, ("damaged", str(found.trouble))]
+    return [
+        *facts,
+        ("saved", f"{format_time(found.snapshot.time_s)} on {found.producer}, torch {found.torch}"),
+        ("size", f"{format_bytes(found.size_bytes)} in {count(found.snapshot.num_entries, 'entry')}"),
+        ("compiled", f"in {found.seconds:.2f} s"),
+        ("guards", found.guards or "none"),
+        ("signed", "yes" if found.mac else "no"),
+    ]
+
+
+def _print_facts(facts: Sequence[tuple[str, str]], output: Output) -> None:
+    output.columns([[label, text] for label, text in facts])
+
+
+def _describe_key(key: StoredKey) -> dict[str, Json]:
+    return {
+        "key": key.digest,
+        "bytes": key.size_bytes,
+        "used": format_utc(key.used_s),
+        "used_s": key.used_s,
+        "variants": [_describe_variant(found) for found in key.variants],
+    }
+
+
+def _describe_variant(found: Found) -> dict[str, Json]:
+    return {
+        "name": found.name,
+        "bytes": found.size_bytes,
+        "guards": found.guards,
+        "digests": dict(found.digests),
+        "compile_seconds": found.seconds,
+        "torch": found.torch,
+        "producer": found.producer,
+        "signed": bool(found.mac),
+        "damaged": str(found.trouble) if found.trouble else None,
+    }

@@ -1,0 +1,53 @@
+"""The verb `check`: findings as they come, then how much was looked at."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections import Counter
+from dataclasses import asdict
+
+from holdfast.cli.lookup import open_objects
+from holdfast.cli.output import Output, count, format_bytes
+from holdfast.repo.format.record import Json
+from holdfast.repo.upkeep.check import Checker
+from holdfast.repo.upkeep.findings import Finding, Tally
+
+
+def run_check(options: Namespace, url: str, output: Output) -> int:
+    """Check a store and print what is found as it is found."""
+    store = open_objects(url)
+    checker = Checker(store, read=options.read, progress=output.progress(), stages=output.stages)
+    seen: Counter[str] = Counter()
+    findings: list[Json] = []
+    for finding in checker.iter_findings():
+        seen[finding.severity] += 1
+        if options.json:
+            findings.append(asdict(finding))
+        else:
+            _print_finding(finding, output)
+    if options.json:
+        output.json({"store": store.url, "findings": findings, "checked": asdict(checker.tally)})
+    else:
+        output.line(_summarise(checker.tally, seen, read=options.read))
+    return 1 if seen["error"] or seen["warning"] else 0
+
+
+def _print_finding(finding: Finding, output: Output) -> None:
+    output.line(f"{finding.severity}: {finding.message} [{finding.code}]")
+    if finding.advice:
+        output.line(f"    {finding.advice}")
+
+
+def _summarise(tally: Tally, seen: Counter[str], *, read: bool) -> str:
+    looked = ", ".join(
+        (
+            count(tally.snapshots, "snapshot"),
+            count(tally.manifests, "manifest"),
+            count(tally.packs, "pack"),
+            count(tally.chunks, "chunk"),
+        )
+    )
+    depth = f"{format_bytes(tally.bytes_read)} read" if read else "structure only; --read reads every byte"
+    kinds = ("error", "warning", "note")
+    found = ", ".join(count(seen[kind], kind) for kind in kinds if seen[kind]) or "nothing to report"
+    return f"checked {looked} ({depth}): {found}"

@@ -1,0 +1,144 @@
+"""The verb `diff`: what differs between two snapshots, a line each, and by how much if asked."""
+
+from __future__ import annotations
+
+import math
+from argparse import Namespace
+from collections.abc import Callable
+from typing import Final
+
+from holdfast.cli.lookup import find_snapshot, open_to_read
+from holdfast.cli.output import Output, describe_facts, format_bytes
+from holdfast.diff.compare import Aspect, Change, Diff, Distance, compare
+from holdfast.digest import short_hex
+from holdfast.repo.format.record import Json
+from holdfast.repo.handle.repository import Repository
+
+_MAX_LINES: Final = 50
+_SIGNS: Final = {"added": "+", "removed": "-", "changed": "~"}
+_WITHOUT_TEXTS: Final = {"values": "values differ", "order": "keys in another order"}
+
+Measure = Callable[[Repository, Diff], Diff]
+
+
+def run_diff(options: Namespace, url: str, output: Output) -> int:
+    """Say what differs between two snapshots."""
+    repo = open_to_read(url, output)
+    a, b = (find_snapshot(repo.store, name, output) for name in (options.a, options.b))
+    diff = compare(repo, a, b, only=options.only)
+    if options.values and not diff.is_equal:
+        measure: Measure = options.load("holdfast.diff.values").measure
+        diff = measure(repo, diff)
+    if options.json:
+        output.json(_describe(diff))
+    else:
+        _print(diff, output, limit=len(diff.changes) if options.all else _MAX_LINES, is_part=bool(options.only))
+    return 0 if diff.is_equal else 1
+
+
+def _print(diff: Diff, output: Output, *, limit: int, is_part: bool) -> None:
+    output.line(f"{diff.a.name} ({short_hex(diff.a.digest)}) -> {diff.b.name} ({short_hex(diff.b.digest)})")
+    output.columns([_format_change(change) for change in diff.changes[:limit]])
+    left = len(diff.changes) - limit
+    if left > 0:
+        output.line(f"... and {left} more; --all shows them")
+    if diff.a.digest == diff.b.digest:
+        output.line(f"equal: the digests are the same ({format_bytes(diff.equal_bytes)})")
+    elif is_part:
+        output.line(str(diff))
+    else:
+        output.line(f"{diff}; {format_bytes(diff.shared_bytes)} of {format_bytes(diff.b.logical_bytes)} shared")
+
+
+def _format_change(change: Change) -> list[str]:
+    name = f"{_SIGNS[change.kind]} {change.name or '(the tree)'}"
+    if change.kind != "changed":
+        return [name, str(change.after or change.before), ""]
+    aspects = [_format_aspect(aspect) for aspect in change.aspects if not _goes_without_saying(aspect, change)]
+    said = ["  ".join([", ".join(aspects), *map(_format_distance, change.distances)])]
+    # What a plain value is now stands beside what it was.
+    return [name, *said, ""] if _is_plain(change) else [name, str(change.after), *said]
+
+
+def _is_plain(change: Change) -> bool:
+    """Tell whether a plain value has changed, whose texts say it all."""
+    return "value" in change.what
+
+
+def _goes_without_saying(aspect: Aspect, change: Change) -> bool:
+    """Tell whether texts that are shown as well say it: that a value has become one of another type."""
+    return aspect.what == "kind" and _is_plain(change)
+
+
+def _format_aspect(aspect: Aspect) -> str:
+    part = f"{aspect.part}: " if aspect.part else ""
+    if not (aspect.before or aspect.after):
+        return part + _WITHOUT_TEXTS.get(aspect.what, aspect.what)
+    name = "" if aspect.what == "value" else f"{aspect.what} "
+    return f"{part}{name}{aspect.before} -> {aspect.after}"
+
+
+def _format_distance(distance: Distance) -> str:
+    part = f"{distance.part}: " if distance.part else ""
+    if not distance.mismatches:
+        return f"{part}values are the same"
+    if distance.unit == "byte":
+        return f"{part}{distance.mismatches} of {distance.total} bytes differ"
+    found = [f"max abs {distance.max_abs:.3g} at {distance.at}"] if distance.at is not None else []
+    found += [f"rel {distance.relative_l2:.2g}"] if distance.relative_l2 is not None else []
+    found += [f"cos {distance.cosine:.6g}"] if distance.cosine is not None else []
+    found.append(f"{distance.percent:.3g} % differ")
+    for name, (before, after) in (("NaN", distance.nan), ("Inf", distance.inf)):
+        if before or after:
+            found.append(f"{name} {before} -> {after}")
+    return part + "  ".join(found)
+
+
+def _describe(diff: Diff) -> dict[str, Json]:
+    return {
+        "a": {"name": diff.a.name, "digest": diff.a.digest.hex()},
+        "b": {"name": diff.b.name, "digest": diff.b.digest.hex()},
+        "is_equal": diff.is_equal,
+        "added": len(diff.added),
+        "removed": len(diff.removed),
+        "changed": len(diff.changed),
+        "equal": diff.equal,
+        "equal_bytes": diff.equal_bytes,
+        "shared_bytes": diff.shared_bytes,
+        "changes": [_describe_change(change) for change in diff.changes],
+    }
+
+
+def _describe_change(change: Change) -> dict[str, Json]:
+    return {
+        "name": change.name,
+        "path": list(change.path),
+        "kind": change.kind,
+        "before": describe_facts(change.before) if change.before else None,
+        "after": describe_facts(change.after) if change.after else None,
+        "aspects": [
+            {"what": aspect.what, "before": aspect.before, "after": aspect.after, "part": aspect.part}
+            for aspect in change.aspects
+        ],
+        "distances": [_describe_distance(distance) for distance in change.distances],
+    }
+
+
+def _describe_distance(distance: Distance) -> dict[str, Json]:
+    return {
+        "part": distance.part,
+        "unit": distance.unit,
+        "total": distance.total,
+        "mismatches": distance.mismatches,
+        "max_abs": _describe_number(distance.max_abs),
+        "at": None if distance.at is None else list(distance.at),
+        "relative_l2": _describe_number(distance.relative_l2),
+        "cosine": _describe_number(distance.cosine),
+        "nan": list(distance.nan),
+        "inf": list(distance.inf),
+    }
+
+
+def _describe_number(value: float | None) -> Json:
+    # JSON has no word for infinity.
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,213 @@
+"""The verbs about names: init, ls, tag, rm."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+from holdfast.cli.lookup import explain_missing, find_snapshot, open_to_read, open_to_write
+from holdfast.cli.output import Output, format_bytes, format_time, format_utc
+from holdfast.digest import short_hex
+from holdfast.errors import BadName, Corrupt, HoldfastError, NameInUse, NotFound
+from holdfast.objects.protocol import ObjectStore
+from holdfast.objects.url import open_store
+from holdfast.repo.format.layout import TAGS, natural_order, split_stem, verify_user_name
+from holdfast.repo.format.record import Json, canonical_json
+from holdfast.repo.handle.repository import init_repository
+from holdfast.repo.names.snapshots import DamagedName, Snapshot, iter_user_names, read_name
+from holdfast.repo.names.tags import Tag, delete_tag, iter_tags, read_tag, set_tag
+
+_Found = TypeVar("_Found", Snapshot, Tag)
+
+
+def run_init(options: Namespace, url: str, output: Output) -> int:
+    """Make a directory a store."""
+    store = open_store(url)
+    config = init_repository(store)
+    output.line(f"made an empty store in {store.url} (id {config.store_id})")
+    return 0
+
+
+def run_ls(options: Namespace, url: str, output: Output) -> int:
+    """List snapshots."""
+    store = open_to_read(url, output).store
+    snapshots, damaged = split_damaged(iter_user_names(store, options.prefix))
+    tags, damaged_tags = split_damaged(iter_tags(store))
+    snapshots.sort(key=lambda snapshot: natural_order(snapshot.name))
+    broken = [*damaged, *damaged_tags]
+    if options.json:
+        described = [describe_snapshot(snapshot, tags) for snapshot in snapshots]
+        output.json(
+            {"store": store.url, "snapshots": described, "damaged": [_describe_damage(name) for name in broken]}
+        )
+    else:
+        _print_snapshots(snapshots, damaged, tags, output, long=options.long)
+        _print_damage(broken, output)
+        if not snapshots and not damaged:
+            which = f"starts with {options.prefix!r}" if options.prefix else "was saved yet"
+            output.note(f"no snapshot {which} in {store.url}")
+    return 1 if broken else 0
+
+
+def run_tag(options: Namespace, url: str, output: Output) -> int:
+    """List, show, set, move or delete tags."""
+    if options.delete is not None:
+        if options.tag is not None:
+            raise HoldfastError("tag: --delete takes one tag and nothing else; see `holdfast tag --help`")
+        tag = delete_tag(open_to_write(url, output).store, options.delete)
+        output.line(f"deleted tag {tag.name}, which pointed to {tag.snapshot_name}")
+        return 0
+    if options.tag is None:
+        return _list_tags(open_to_read(url, output).store, output, as_json=options.json)
+    if options.snapshot is None:
+        return _print_tag(open_to_read(url, output).store, options.tag, output, as_json=options.json)
+    verify_user_name(options.tag, what="tag")
+    store = open_to_write(url, output).store
+    beside = (options.tag, "the tag comes first, `holdfast tag TAG NAME`")
+    snapshot = find_snapshot(store, options.snapshot, output, beside=beside)
+    if read_name(store, options.tag).snapshot:
+        raise NameInUse(
+            f"{options.tag!r} is the name of a snapshot, which would hide a tag of that name; choose another tag",
+            name=options.tag,
+        )
+    tag = set_tag(store, options.tag, snapshot, move=options.move)
+    output.line(f"tag {tag.name} points to {tag.snapshot_name} ({short_hex(tag.digest)})")
+    return 0
+
+
+def describe_snapshot(snapshot: Snapshot, tags: Iterable[Tag]) -> dict[str, Json]:
+    """Return what a snapshot's record says, for JSON."""
+    return {
+        "name": snapshot.name,
+        "time": format_utc(snapshot.time_s),
+        "time_s": snapshot.time_s,
+        "entries": snapshot.num_entries,
+        "logical_bytes": snapshot.logical_bytes,
+        "digest": snapshot.digest.hex(),
+        "generation": snapshot.generation,
+        "tags": [tag.name for tag in tags if tag.snapshot_name == snapshot.name],
+        "metadata": snapshot.metadata,
+    }
+
+
+def label_tags(snapshot: Snapshot, tags: Iterable[Tag]) -> str:
+    """Return the tags of a snapshot; one set when it held other content is marked."""
+    own = [tag for tag in tags if tag.snapshot_name == snapshot.name]
+    return ", ".join(tag.name if tag.digest == snapshot.digest else f"{tag.name} (changed since)" for tag in own)
+
+
+def split_damaged(found: Iterable[_Found | DamagedName]) -> tuple[list[_Found], list[DamagedName]]:
+    """Split a listing into what is well and what is damaged."""
+    well: list[_Found] = []
+    damaged: list[DamagedName] = []
+    for item in found:
+        if isinstance(item, DamagedName):
+            damaged.append(item)
+        else:
+            well.append(item)
+    return well, damaged
+
+
+def _print_snapshots(
+    snapshots: Sequence[Snapshot], damaged: Sequence[DamagedName], tags: Sequence[Tag], output: Output, *, long: bool
+) -> None:
+    headers = ["NAME", "WHEN", "ENTRIES", "SIZE", "DIGEST", "TAGS"]
+    rows = [
+        [
+            snapshot.name,
+            format_time(snapshot.time_s),
+            str(snapshot.num_entries),
+            format_bytes(snapshot.logical_bytes),
+            snapshot.digest.hex() if long else short_hex(snapshot.digest),
+            label_tags(snapshot, tags),
+        ]
+        for snapshot in snapshots
+    ]
+    rows += [[split_stem(name.stem), "damaged", "-", "-", "-", ""] for name in damaged]
+    if long:
+        headers += ["GENERATION", "METADATA"]
+        extra = [[str(snapshot.generation), canonical_json(snapshot.metadata).decode()] for snapshot in snapshots]
+        rows = [[*row, *more] for row, more in zip(rows, [*extra, *([["-", ""]] * len(damaged))], strict=True)]
+    if rows:
+        output.table(headers, rows, right="ENTRIES SIZE GENERATION")
+
+
+def _print_damage(broken: Iterable[DamagedName], output: Output) -> None:
+    for name in broken:
+        output.note(f"{name.stem} is damaged: {name.error}; run `holdfast check`")
+
+
+def _describe_damage(name: DamagedName) -> dict[str, Json]:
+    return {"key": name.stem, "error": str(name.error)}
+
+
+def _list_tags(store: ObjectStore, output: Output, *, as_json: bool) -> int:
+    tags, damaged = split_damaged(iter_tags(store))
+    tags.sort(key=lambda tag: natural_order(tag.name))
+    states = [_judge_tag(store, tag) for tag in tags]
+    if as_json:
+        described = [_describe_tag(tag, state) for tag, state in zip(tags, states, strict=True)]
+        output.json({"store": store.url, "tags": described, "damaged": [_describe_damage(name) for name in damaged]})
+    else:
+        rows = [
+            [tag.name, tag.snapshot_name, format_time(tag.time_s), state]
+            for tag, state in zip(tags, states, strict=True)
+        ]
+        rows += [[name.stem.removeprefix(TAGS), "-", "-", "damaged"] for name in damaged]
+        if rows:
+            output.table(["TAG", "SNAPSHOT", "SET", "STATE"], rows)
+        else:
+            output.note(f"no tags in {store.url}; set one with `holdfast tag TAG NAME`")
+        _print_damage(damaged, output)
+    return 1 if damaged or {"missing", "damaged"} & set(states) else 0
+
+
+def _print_tag(store: ObjectStore, name: str, output: Output, *, as_json: bool) -> int:
+    tag = read_tag(store, name)
+    if tag is None:
+        raise NotFound(f"no tag {name!r} in {store.url}; `holdfast tag` lists them", name=name)
+    if as_json:
+        output.json(_describe_tag(tag, _judge_tag(store, tag)))
+    else:
+        output.line(tag.snapshot_name)
+    return 0
+
+
+def _judge_tag(store: ObjectStore, tag: Tag) -> str:
+    """Say whether a tag still points to what it pointed to when it was set."""
+    try:
+        snapshot = read_name(store, tag.snapshot_name).snapshot
+    except (Corrupt, BadName):
+        return "damaged"
+    if snapshot is None:
+        return "missing"
+    return "ok" if snapshot.digest == tag.digest else "changed since"
+
+
+def _describe_tag(tag: Tag, state: str) -> dict[str, Json]:
+    return {
+        "tag": tag.name,
+        "snapshot": tag.snapshot_name,
+        "digest": tag.digest.hex(),
+        "time": format_utc(tag.time_s),
+        "time_s": tag.time_s,
+        "state": state,
+    }
+
+
+def find_deletable(store: ObjectStore, name: str, tags: Iterable[Tag]) -> Snapshot:
+    """Return the snapshot of that name; raises NameInUse if a tag protects it."""
+    snapshot = read_name(store, name).snapshot
+    if snapshot is None:
+        if read_tag(store, name):
+            raise NotFound(f"{name!r} is a tag; delete it with `holdfast tag --delete {name}`", name=name)
+        raise explain_missing(store, name)
+    held = [tag.name for tag in tags if tag.snapshot_name == snapshot.name]
+    if held:
+        raise NameInUse(
+            f"{name!r} is kept by the tag {held[0]!r}; nothing was deleted."
+            f" Delete the tag first (`holdfast tag --delete {held[0]}`) or move it",
+            name=name,
+        )
+    return snapshot

@@ -1,0 +1,104 @@
+"""The verbs that bring things back: repair and copy."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+
+from holdfast.cli.lookup import find_snapshot, open_to_read, open_to_write
+from holdfast.cli.output import Output, count, format_bytes
+from holdfast.compile_cache.artifacts.bundle import copy_artifact
+from holdfast.compile_cache.artifacts.catalog import ARTIFACTS
+from holdfast.errors import NotFound
+from holdfast.objects.protocol import ObjectStore
+from holdfast.objects.url import open_store
+from holdfast.repo.format.layout import natural_order
+from holdfast.repo.handle.repository import Repository, open_repository
+from holdfast.repo.names.snapshots import DamagedName, Snapshot, iter_user_names
+from holdfast.repo.upkeep.copying import copy_snapshot
+from holdfast.repo.upkeep.repair import RepairPlan, apply_repair, plan_repair
+
+
+def run_repair(options: Namespace, url: str, output: Output) -> int:
+    """Print what can be mended and what is lost, and mend it with --yes; exits with 1 if something is lost."""
+    repo = open_to_write(url, output) if options.yes else open_to_read(url, output)
+    plan = plan_repair(repo, progress=output.progress())
+    if options.json:
+        output.json(_describe(plan))
+    else:
+        _print(plan, output)
+    if plan.actions and not options.yes:
+        output.note(f"nothing was changed; repeat with --yes for {count(len(plan.actions), 'action')}")
+    if options.yes:
+        done = apply_repair(repo, plan, progress=output.progress())
+        output.note(f"did {count(len(done), 'action')} of {len(plan.actions)}")
+    return 1 if plan.losses else 0
+
+
+def run_copy(options: Namespace, url: str, output: Output) -> int:
+    """Copy snapshots to another store, moving only what is missing there."""
+    source = open_to_read(url, output)
+    target = open_repository(open_store(options.to), create=not options.no_create, stages=output.stages)
+    damaged = 0
+    for snapshot in _iter_wanted(source.store, options.names, output):
+        if isinstance(snapshot, DamagedName):
+            output.note(f"{snapshot.stem} is damaged and was not copied: {snapshot.error}; run `holdfast check`")
+            damaged += 1
+            continue
+        _copy(source, snapshot, target, output, overwrite=options.overwrite)
+    return 1 if damaged else 0
+
+
+def _copy(source: Repository, snapshot: Snapshot, target: Repository, output: Output, *, overwrite: bool) -> None:
+    if snapshot.name.startswith(ARTIFACTS):
+        result = copy_artifact(source, snapshot, target, progress=output.progress())
+        held = f"{target.store.url} has {result.name}, which serves as well"
+    else:
+        result = copy_snapshot(source, snapshot, target, overwrite=overwrite, progress=output.progress())
+        held = f"{target.store.url} held exactly this already"
+    if result.existed:
+        output.line(f"{snapshot.name}: {held}, nothing was copied")
+        return
+    under = "" if result.name == snapshot.name else f" as {result.name}"
+    output.line(
+        f"copied {snapshot.name}{under}:"
+        f" {count(snapshot.num_entries, 'entry')}, {format_bytes(result.logical_bytes)}"
+        f" ({format_bytes(result.new_bytes)} moved, {format_bytes(result.reused_bytes)} already there)"
+        f" in {result.seconds:.2f} s"
+    )
+
+
+def _iter_wanted(store: ObjectStore, names: Iterable[str], output: Output) -> Iterator[Snapshot | DamagedName]:
+    """Yield the snapshots that names, tags, or prefixes ending in a slash mean; raises NotFound for one without any."""
+    for name in names:
+        if not name.endswith("/"):
+            yield find_snapshot(store, name, output)
+            continue
+        found = list(iter_user_names(store, name))
+        if not found:
+            raise NotFound(f"no snapshot starts with {name!r} in {store.url}; `holdfast ls` lists them", name=name)
+        yield from sorted(found, key=_order)
+
+
+def _order(found: Snapshot | DamagedName) -> tuple[tuple[int, int, str], ...]:
+    return natural_order(found.stem if isinstance(found, DamagedName) else found.name)
+
+
+def _print(plan: RepairPlan, output: Output) -> None:
+    for action in plan.actions:
+        output.line(f"{action.kind}: {action.target}")
+        output.line(f"    {action.reason}")
+    for loss in plan.losses:
+        entry = f", entry {loss.entry!r}" if loss.entry else ""
+        output.line(f"lost: tag {loss.tag!r}" if loss.tag else f"lost: snapshot {loss.snapshot!r}{entry}")
+        output.line(f"    {loss.reason}")
+    if not plan.actions and not plan.losses:
+        output.line("nothing to repair")
+
+
+def _describe(plan: RepairPlan) -> dict[str, list[dict[str, str]]]:
+    return {
+        "actions": [{"kind": each.kind, "target": each.target, "reason": each.reason} for each in plan.actions],
+        "losses": [asdict(each) for each in plan.losses],
+    }

@@ -1,0 +1,47 @@
+"""The verb `rm`: what would be deleted and what that frees, and the deletion if it is meant."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Sequence
+
+from holdfast.cli.lookup import open_to_read, open_to_write
+from holdfast.cli.output import Output, count, format_bytes, format_time
+from holdfast.cli.verbs.names import find_deletable, split_damaged
+from holdfast.errors import Corrupt, NewerFormat, NotFound
+from holdfast.objects.protocol import ObjectStore
+from holdfast.repo.names.roots import read_live
+from holdfast.repo.names.snapshots import Snapshot, delete_snapshot
+from holdfast.repo.names.tags import iter_tags
+from holdfast.repo.upkeep.usage import find_freed_bytes
+
+
+def run_rm(options: Namespace, url: str, output: Output) -> int:
+    """Delete snapshots, if told that it is meant."""
+    repo = open_to_write(url, output) if options.yes else open_to_read(url, output)
+    tags, damaged = split_damaged(iter_tags(repo.store))
+    doomed = [find_deletable(repo.store, name, tags) for name in dict.fromkeys(options.names)]
+    for broken in damaged:
+        output.note(f"{broken.error}; whether it points to one of these is not known. Run `holdfast check`")
+    freed = _count_freed(repo.store, doomed)
+    for snapshot in doomed:
+        if options.yes:
+            delete_snapshot(repo.store, snapshot.name)
+        size = f"{count(snapshot.num_entries, 'entry')}, {format_bytes(snapshot.logical_bytes)}"
+        verb = "deleted" if options.yes else "would delete"
+        output.line(f"{verb} {snapshot.name} ({size}, saved {format_time(snapshot.time_s)})")
+    if options.yes:
+        output.line(f"`holdfast gc --yes` can now free {freed}")
+    else:
+        output.line(
+            f"nothing was deleted; repeat with --yes to delete {count(len(doomed), 'snapshot')} and free {freed}"
+        )
+    return 0
+
+
+def _count_freed(store: ObjectStore, doomed: Sequence[Snapshot]) -> str:
+    """Say how much only these snapshots use."""
+    try:
+        return format_bytes(find_freed_bytes(store, read_live(store).current, doomed))
+    except (Corrupt, NewerFormat, NotFound):
+        return "an unknown amount: a snapshot cannot be read"

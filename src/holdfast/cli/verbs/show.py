@@ -1,0 +1,326 @@
+"""The verb `show`: a snapshot's record, its leaves or files, and where they lie."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Final, NoReturn
+
+from holdfast.cli.lookup import find_snapshot, open_to_read
+from holdfast.cli.output import Output, count, describe_facts, format_bytes, format_time
+from holdfast.cli.verbs.names import describe_snapshot, label_tags
+from holdfast.digest import short_hex
+from holdfast.errors import NotFound
+from holdfast.objects.protocol import ObjectStore
+from holdfast.repo.format.entry import Entry
+from holdfast.repo.format.layout import pack_key
+from holdfast.repo.format.manifest import Manifest
+from holdfast.repo.format.rank_manifests import Manifests, read_manifests
+from holdfast.repo.format.record import Json, canonical_json
+from holdfast.repo.names.snapshots import DamagedName, Snapshot
+from holdfast.repo.names.tags import Tag, iter_tags
+from holdfast.repo.upkeep.usage import find_leases, find_new_bytes
+
+if TYPE_CHECKING:
+    from holdfast.diff.facts import Described, Part
+
+_TREE: Final = "tree"
+"""In a manifest's spec: the encoded tree. Files have none."""
+_NO_TREE: Final = object()
+
+
+def run_show(options: Namespace, url: str, output: Output) -> int:
+    """Show a snapshot's record, its leaves or files and the packs they lie in; or one leaf."""
+    store = open_to_read(url, output).store
+    tags = [tag for tag in iter_tags(store) if not isinstance(tag, DamagedName)]
+    snapshot = find_snapshot(store, options.name, output)
+    manifests = read_manifests(store, snapshot.manifest)
+    manifest = manifests.view()
+    new = _find_new(snapshot, manifests, manifest)
+    leaves = _find_leaves(options, snapshot, manifest)
+    entries = _find_entries(options, snapshot, manifest, leaves)
+    packs = _read_packs(store, entries)
+    if options.json:
+        output.json(_describe(snapshot, manifest, entries, packs, tags, new) | _describe_leaves(leaves))
+    else:
+        if options.leaf is None:
+            _print_record(snapshot, manifest, tags, new, output)
+            output.line()
+        if leaves:
+            _print_leaves(leaves, new, output)
+        else:
+            _print_entries(entries, new, output)
+        if options.chunks:
+            _print_chunks(entries, output)
+        _print_packs(packs, output)
+    missing = [pack for pack in packs if pack.file_bytes is None]
+    for pack in missing:
+        output.note(f"pack {pack.pack_id} is missing; run `holdfast check` to see what is lost")
+    return 1 if missing else 0
+
+
+def _find_leaves(options: Namespace, snapshot: Snapshot, manifest: Manifest) -> list[Described]:
+    """Return the leaves of a tree that are asked for; none of files."""
+    tree = manifest.spec.get(_TREE, _NO_TREE) if isinstance(manifest.spec, dict) else _NO_TREE
+    if tree is _NO_TREE:
+        return []
+    found: list[Described] = list(options.load("holdfast.diff.facts").iter_described(manifest, tree))
+    names = [described.leaf.name for described in found]
+    return [described for described in found if _is_wanted(described.leaf.name, options.leaf)] or _refuse(
+        options.leaf, snapshot, names
+    )
+
+
+def _find_entries(
+    options: Namespace, snapshot: Snapshot, manifest: Manifest, leaves: Sequence[Described]
+) -> list[Entry]:
+    """Return the entries that are asked for: those of the leaves, or files by name."""
+    if options.leaf is None:
+        return list(manifest.iter_entries())
+    if leaves:
+        return [part.entry for described in leaves for part in described.parts.values()]
+    found = [manifest.find_entry(name) for name in manifest.names if _is_wanted(name, options.leaf)]
+    return found or _refuse(options.leaf, snapshot, manifest.names)
+
+
+def _is_wanted(name: str, wanted: str | None) -> bool:
+    return wanted is None or name == wanted or name.startswith((f"{wanted}.", f"{wanted}/"))
+
+
+def _refuse(wanted: str | None, snapshot: Snapshot, names: Sequence[str]) -> NoReturn:
+    close = get_close_matches(wanted or "", names, n=3)
+    hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"`holdfast show {snapshot.name}` lists them"
+    raise NotFound(f"no leaf {wanted!r} in {snapshot.name!r}; {hint}", name=wanted or "")
+
+
+@dataclass(frozen=True, slots=True)
+class _PackUse:
+    """What one snapshot has in one pack."""
+
+    pack_id: str
+    num_chunks: int
+    used_bytes: int
+    file_bytes: int | None
+    """None if the pack is missing."""
+
+
+def _read_packs(store: ObjectStore, entries: Iterable[Entry]) -> list[_PackUse]:
+    """Look up each pack that the entries use; a chunk used twice lies there once."""
+    places: dict[str, dict[int, int]] = {}
+    for entry in entries:
+        for chunk in entry.chunks:
+            if chunk.location:
+                at = chunk.location
+                places.setdefault(at.pack_id, {})[at.offset] = at.stored_bytes
+    return [
+        _PackUse(pack_id, len(chunks), sum(chunks.values()), _read_size(store, pack_key(pack_id)))
+        for pack_id, chunks in places.items()
+    ]
+
+
+def _read_size(store: ObjectStore, key: str) -> int | None:
+    try:
+        return store.stat(key).size_bytes
+    except NotFound:
+        return None
+
+
+def _kind(entry: Entry) -> str:
+    kind = entry.spec.get("type") if isinstance(entry.spec, dict) else None
+    return kind if isinstance(kind, str) else "bytes"
+
+
+def _inline_bytes(entry: Entry) -> int:
+    return sum(chunk.size_bytes for chunk in entry.chunks if chunk.location is None)
+
+
+@dataclass(frozen=True, slots=True)
+class _New:
+    """How many bytes the save of a snapshot wrote."""
+
+    total_bytes: int
+    """Of all ranks."""
+    content_bytes: int
+    """How many bytes all ranks saved, written or reused."""
+    by_entry: Mapping[str, int]
+
+
+def _find_new(snapshot: Snapshot, manifests: Manifests, view: Manifest) -> _New:
+    leases = find_leases(snapshot, manifests)
+    entries = list(view.iter_entries())
+    names = [entry.name for entry in entries]
+    return _New(
+        total_bytes=sum(find_new_bytes(leases, manifests.iter_entries())),
+        content_bytes=manifests.content_bytes,
+        by_entry=dict(zip(names, find_new_bytes(leases, entries), strict=True)),
+    )
+
+
+def _print_record(snapshot: Snapshot, manifest: Manifest, tags: Iterable[Tag], new: _New, output: Output) -> None:
+    facts = [
+        ("name", snapshot.name),
+        ("tags", label_tags(snapshot, tags) or "none"),
+        ("saved", format_time(snapshot.time_s)),
+        ("digest", snapshot.digest.hex()),
+        ("size", f"{format_bytes(snapshot.logical_bytes)} ({snapshot.logical_bytes} bytes)"),
+        ("new", f"{format_bytes(new.total_bytes)}; {format_bytes(new.content_bytes - new.total_bytes)} reused"),
+        ("entries", f"{snapshot.num_entries} in {count(manifest.num_chunks, 'chunk')}"),
+        ("manifest", f"{snapshot.manifest.manifest_id} ({format_bytes(snapshot.manifest.size_bytes)})"),
+        ("generation", str(snapshot.generation)),
+    ]
+    if snapshot.environment:
+        facts.append(("environment", ", ".join(map(_format_fact, snapshot.environment.items()))))
+    for key, value in snapshot.metadata.items():
+        facts.append((f"meta {key}", value if isinstance(value, str) else canonical_json(value).decode()))
+    width = max(len(label) for label, _ in facts)
+    for label, value in facts:
+        output.line(f"{label.ljust(width)}  {value}")
+
+
+def _format_fact(item: tuple[str, Json]) -> str:
+    key, value = item
+    return f"{key.replace('_', ' ')} {value if isinstance(value, str) else canonical_json(value).decode()}"
+
+
+def _print_leaves(leaves: Sequence[Described], new: _New, output: Output) -> None:
+    rows = []
+    sharing: dict[int, str] = {}
+    for described in leaves:
+        name, parts = described.leaf.name or "(the tree)", described.parts
+        entries = [part.entry for part in parts.values()]
+        alias = parts[""].entry.alias if "" in parts else 0
+        first = sharing.setdefault(alias, name) if alias else name
+        what = _label(described) + ("" if first == name else f", shares memory with {first}")
+        new_bytes = sum(new.by_entry[entry.name] for entry in entries)
+        sizes = [format_bytes(described.facts.size_bytes), format_bytes(new_bytes)] if parts else ["-", "-"]
+        rows.append([name, what, *sizes])
+        if len(entries) > 1:
+            rows += [_format_part(role, part, new) for role, part in parts.items()]
+    output.table(["LEAF", "WHAT", "SIZE", "NEW"], rows, right="SIZE NEW")
+
+
+def _label(described: Described) -> str:
+    """Say what a leaf is, and of a tensor what else is out of the ordinary."""
+    part = described.parts.get("")
+    if part is None or part.kind != "tensor":
+        return str(described.facts)
+    more = [str(part.spec["role"])] if "role" in part.spec else []
+    more += [flag.replace("_", " ") for flag in ("requires_grad", "conj", "neg", "meta") if part.spec.get(flag)]
+    stride = part.spec.get("stride")
+    if isinstance(stride, list):
+        more.append(f"strides {tuple(stride)}")
+    return ", ".join([str(described.facts), *more])
+
+
+def _format_part(role: str, part: Part, new: _New) -> list[str]:
+    entry, shape = part.entry, part.spec.get("shape")
+    what = f"{part.spec.get('dtype', part.kind)} {tuple(shape) if isinstance(shape, list) else ''}".strip()
+    return [f"  {role or 'itself'}", what, format_bytes(entry.size_bytes), format_bytes(new.by_entry[entry.name])]
+
+
+def _print_entries(entries: Sequence[Entry], new: _New, output: Output) -> None:
+    rows = [
+        [
+            entry.name,
+            _kind(entry),
+            format_bytes(entry.size_bytes),
+            str(len(entry.chunks)),
+            format_bytes(new.by_entry[entry.name]),
+            format_bytes(_inline_bytes(entry)),
+        ]
+        for entry in entries
+    ]
+    output.table(["ENTRY", "KIND", "SIZE", "CHUNKS", "NEW", "INLINE"], rows, right="SIZE CHUNKS NEW INLINE")
+
+
+def _print_chunks(entries: Iterable[Entry], output: Output) -> None:
+    rows = []
+    for entry in entries:
+        start = 0
+        for chunk in entry.chunks:
+            place = [chunk.location.pack_id, str(chunk.location.offset)] if chunk.location else ["inline", "-"]
+            rows.append([entry.name, str(start), str(chunk.size_bytes), short_hex(chunk.digest), *place])
+            start += chunk.size_bytes
+    output.line()
+    output.table(["ENTRY", "START", "BYTES", "DIGEST", "PACK", "OFFSET"], rows, right="START BYTES OFFSET")
+
+
+def _print_packs(packs: Sequence[_PackUse], output: Output) -> None:
+    if packs:
+        rows = [
+            [
+                pack.pack_id,
+                str(pack.num_chunks),
+                format_bytes(pack.used_bytes),
+                "missing" if pack.file_bytes is None else format_bytes(pack.file_bytes),
+            ]
+            for pack in packs
+        ]
+        output.line()
+        output.table(["PACK", "CHUNKS", "USED", "OF"], rows, right="CHUNKS USED OF")
+
+
+def _describe(
+    snapshot: Snapshot,
+    manifest: Manifest,
+    entries: Iterable[Entry],
+    packs: Iterable[_PackUse],
+    tags: Iterable[Tag],
+    new: _New,
+) -> dict[str, Json]:
+    return {
+        **describe_snapshot(snapshot, tags),
+        "new_bytes": new.total_bytes,
+        "reused_bytes": new.content_bytes - new.total_bytes,
+        "environment": snapshot.environment,
+        "manifest": {
+            "id": snapshot.manifest.manifest_id,
+            "digest": snapshot.manifest.digest.hex(),
+            "bytes": snapshot.manifest.size_bytes,
+        },
+        "spec": manifest.spec,
+        "content": [_describe_entry(entry, new) for entry in entries],
+        "packs": [
+            {"id": p.pack_id, "chunks": p.num_chunks, "used_bytes": p.used_bytes, "file_bytes": p.file_bytes}
+            for p in packs
+        ],
+    }
+
+
+def _describe_leaves(leaves: Sequence[Described]) -> dict[str, Json]:
+    if not leaves:
+        return {}
+    return {
+        "leaves": [
+            {
+                "name": described.leaf.name,
+                "path": list(described.leaf.path_json),
+                **describe_facts(described.facts),
+                "entries": [part.entry.name for part in described.parts.values()],
+            }
+            for described in leaves
+        ]
+    }
+
+
+def _describe_entry(entry: Entry, new: _New) -> dict[str, Json]:
+    return {
+        "name": entry.name,
+        "bytes": entry.size_bytes,
+        "kind": _kind(entry),
+        "spec": entry.spec,
+        "note": entry.note,
+        "new_bytes": new.by_entry[entry.name],
+        "inline_bytes": _inline_bytes(entry),
+        "chunks": [
+            {
+                "digest": chunk.digest.hex(),
+                "bytes": chunk.size_bytes,
+                "pack": chunk.location.pack_id if chunk.location else None,
+                "offset": chunk.location.offset if chunk.location else None,
+            }
+            for chunk in entry.chunks
+        ],
+    }

@@ -1,0 +1,189 @@
+"""The verbs that look after space: du, prune and gc."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from argparse import Namespace
+from dataclasses import asdict
+from typing import Final
+
+from holdfast.cli.lookup import open_to_read, open_to_write
+from holdfast.cli.output import Output, count, format_bytes, format_time
+from holdfast.errors import BadName
+from holdfast.repo.format.layout import natural_order
+from holdfast.repo.handle.repository import Repository
+from holdfast.repo.names.roots import read_live
+from holdfast.repo.upkeep.collect import Collected, CollectPlan, Rules, collect, plan_collect, verify_may_collect
+from holdfast.repo.upkeep.prune import Keep, Pruned, PrunePlan, apply_prune, read_prune_plan
+from holdfast.repo.upkeep.repack import SLACK_SHARE, RepackPlan, apply_repack, plan_repack
+from holdfast.repo.upkeep.usage import SnapshotUsage, Usage, read_usage
+
+_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_DURATION: Final = re.compile(r"([0-9]{1,12})([smhdw])\Z")
+
+
+def parse_duration(text: str) -> float:
+    """Return the seconds that `7d`, `12h`, `90m` or `30s` mean."""
+    found = _DURATION.match(text)
+    if not found:
+        raise BadName(f"{text!r} is no duration; write a number and one of s, m, h, d, w, such as 7d")
+    return float(int(found[1]) * _UNITS[found[2]])
+
+
+def run_du(options: Namespace, url: str, output: Output) -> int:
+    """Print what takes the space."""
+    store = open_to_read(url, output).store
+    snapshots = sorted(read_live(store).current, key=lambda snapshot: natural_order(snapshot.name))
+    # Of the whole store, for what is shared with snapshots under other prefixes is shared as well.
+    usage = read_usage(store, snapshots)
+    prefix = unicodedata.normalize("NFC", options.prefix)
+    shown = [each for each in usage.snapshots if each.snapshot.name.startswith(prefix)]
+    totals = _sum(usage)
+    if options.json:
+        output.json({"store": store.url, "snapshots": [_describe(each) for each in shown], **totals})
+        return 0
+    headers = ["NAME", "LOGICAL", "STORED", "SHARED", "OWN"]
+    rows = [
+        [
+            each.snapshot.name,
+            *map(format_bytes, (each.snapshot.logical_bytes, each.stored_bytes, each.shared_bytes, each.own_bytes)),
+        ]
+        for each in shown
+    ]
+    if rows:
+        output.table(headers, rows, right="LOGICAL STORED SHARED OWN")
+    output.line(
+        f"{count(len(usage.snapshots), 'snapshot')} of {format_bytes(totals['logical_bytes'])} in"
+        f" {format_bytes(totals['stored_bytes'])}; {format_bytes(totals['reclaimable_bytes'])} can be reclaimed"
+    )
+    return 0
+
+
+def run_prune(options: Namespace, url: str, output: Output) -> int:
+    """Print which snapshots would go, and delete them with --yes."""
+    try:
+        keep = Keep(options.keep_last, options.keep_every, parse_duration(options.keep_within or "0s"))
+    except ValueError as error:
+        raise BadName(str(error)) from error
+    store = (open_to_write(url, output) if options.yes else open_to_read(url, output)).store
+    plan = read_prune_plan(store, options.prefix, keep)
+    if not options.json:
+        _print_prune(plan, output)
+    done = apply_prune(store, plan) if options.yes else Pruned(plan.delete, ())
+    if options.json:
+        output.json({"store": store.url, **_describe_prune(plan, done)})
+    for verdict in done.kept:
+        output.note(f"kept {verdict.snapshot.name} after all: {', '.join(verdict.reasons)}")
+    if options.yes:
+        output.note(f"deleted {count(len(done.deleted), 'snapshot')}; `holdfast gc --yes` frees the space")
+    elif plan.delete:
+        output.note(f"nothing was deleted; repeat with --yes to delete {count(len(plan.delete), 'snapshot')}")
+    return 0
+
+
+def run_gc(options: Namespace, url: str, output: Output) -> int:
+    """Print what nothing needs, and delete it with --yes."""
+    rules = Rules(min_age_s=parse_duration(options.min_age), wait_s=parse_duration(options.wait))
+    repo = open_to_write(url, output) if options.yes else open_to_read(url, output)
+    verify_may_collect(repo.store)
+    if options.repack:
+        _repack(repo, options, output)
+    if not options.yes:
+        _print_plan(plan_collect(repo.store, min_age_s=0.0), output, as_json=options.json)
+        return 0
+    outcome = collect(repo.store, rules, store_id=repo.identity.store_id)
+    if options.json:
+        output.json(asdict(outcome))
+    else:
+        _print_outcome(outcome, output)
+    return 0
+
+
+def _repack(repo: Repository, options: Namespace, output: Output) -> None:
+    plan: RepackPlan = plan_repack(repo, read_live(repo.store).current, slack_share=SLACK_SHARE)
+    if not plan.victims:
+        output.note("no pack is worth repacking")
+        return
+    what = f"{count(len(plan.victims), 'pack')} used by {count(len(plan.snapshots), 'snapshot')}"
+    size = f"copying {format_bytes(plan.live_bytes)} to free {format_bytes(plan.freed_bytes)}"
+    if not options.yes:
+        output.note(f"would repack {what}: {size}")
+        return
+    moved = apply_repack(repo, plan, progress=output.progress())
+    output.note(f"repacked {count(len(moved), 'snapshot')} out of {what}: {size}")
+
+
+def _print_plan(plan: CollectPlan, output: Output, *, as_json: bool) -> None:
+    if as_json:
+        dead = [{"key": info.key, "bytes": info.size_bytes} for info in plan.dead]
+        output.json({"dead": dead, "dead_bytes": plan.dead_bytes, "live_bytes": plan.live_bytes})
+        return
+    for info in plan.dead:
+        output.line(f"would delete {info.key} ({format_bytes(info.size_bytes)})")
+    files = count(len(plan.dead), "file")
+    output.line(f"{files} of {format_bytes(plan.dead_bytes)} are not needed; {format_bytes(plan.live_bytes)} stay")
+    if plan.dead or plan.records:
+        output.note("nothing was deleted; repeat with --yes to delete what is old enough and nobody can be using")
+
+
+def _print_outcome(outcome: Collected, output: Output) -> None:
+    output.line(
+        f"deleted {count(outcome.deleted, 'file')}, {format_bytes(outcome.freed_bytes)};"
+        f" {count(outcome.records, 'old record')}, {count(outcome.leases, 'ended lease')},"
+        f" {count(outcome.debris, 'temporary file')}"
+    )
+    if outcome.pending_marks:
+        output.note(
+            f"{format_bytes(outcome.pending_bytes)} are marked and wait for {outcome.waiting_for[0]};"
+            " run gc again later, or with --wait 10m"
+        )
+    for key in outcome.unfenced:
+        output.note(
+            f"{key} has shown nothing for long and cannot be fenced, for its numbers are used up: what it might use"
+            " stays. If its save is dead, delete that file and run gc again"
+        )
+
+
+def _print_prune(plan: PrunePlan, output: Output) -> None:
+    rows = [
+        [
+            "keep" if verdict.reasons else "delete",
+            verdict.snapshot.name,
+            format_time(verdict.snapshot.time_s),
+            format_bytes(verdict.snapshot.logical_bytes),
+            ", ".join(verdict.reasons),
+        ]
+        for verdict in plan.verdicts
+    ]
+    if rows:
+        output.table(["", "NAME", "WHEN", "SIZE", "WHY"], rows, right="SIZE")
+    else:
+        output.note("no snapshots there")
+
+
+def _describe_prune(plan: PrunePlan, done: Pruned) -> dict[str, list[str]]:
+    kept = [*plan.keep, *(verdict.snapshot for verdict in done.kept)]
+    return {
+        "keep": sorted((snapshot.name for snapshot in kept), key=natural_order),
+        "delete": [snapshot.name for snapshot in done.deleted],
+    }
+
+
+def _describe(usage: SnapshotUsage) -> dict[str, str | int]:
+    return {
+        "name": usage.snapshot.name,
+        "logical_bytes": usage.snapshot.logical_bytes,
+        "stored_bytes": usage.stored_bytes,
+        "shared_bytes": usage.shared_bytes,
+        "own_bytes": usage.own_bytes,
+    }
+
+
+def _sum(usage: Usage) -> dict[str, int]:
+    return {
+        "logical_bytes": usage.logical_bytes,
+        "stored_bytes": usage.stored_bytes,
+        "live_bytes": usage.live_bytes,
+        "reclaimable_bytes": usage.reclaimable_bytes,
+    }

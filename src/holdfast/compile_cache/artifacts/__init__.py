@@ -1,0 +1,1 @@
+"""Compiled graphs as stored: written, found, trusted, limited in size."""

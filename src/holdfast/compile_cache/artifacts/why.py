@@ -1,0 +1,240 @@
+"""Why there was no artifact for a key: the nearest that is stored, and what differs, part by part; needs no torch."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from holdfast.compile_cache.key_parts import PARTS, Key
+from holdfast.errors import HoldfastError
+from holdfast.repo.format.record import Json
+
+_MAX_SHOWN: Final = 3
+"""Differences of one part in the line that sums up; the details have more."""
+_MAX_DETAILS: Final = 40
+_MAX_DIFF_LINES: Final = 120
+_MAX_VALUE_CHARS: Final = 80
+_MAX_READ: Final = 4
+"""How many stored graphs are compared line by line, of those that are equally near."""
+_ABSENT: Final = "absent"
+_HEX: Final = frozenset("0123456789abcdef")
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A stored artifact as far as it is known without reading it."""
+
+    name: str
+    digests: Mapping[str, str]
+    """Part of its key -> digest in hex."""
+    read_parts: Callable[[], Mapping[str, Json]]
+    """Reads what was hashed; may raise HoldfastError."""
+    guards: str = ""
+    """When it fits, as an expression over sizes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why nothing that is stored could be used."""
+
+    reason: str
+    """In one line."""
+    nearest: str | None = None
+    """Name of the artifact that it was compared with."""
+    changed: tuple[str, ...] = ()
+    """The parts of the key that differ from that one's."""
+    details: tuple[str, ...] = ()
+    """Every difference, a line each."""
+    graph_diff: tuple[str, ...] = ()
+    """From the stored graph to this one, as a unified diff."""
+
+    @property
+    def headline(self) -> str:
+        """The reason, as it is logged."""
+        return f"missed: {self.reason}"
+
+    @property
+    def text(self) -> str:
+        """All of it, a few lines or many."""
+        lines = [self.headline]
+        if self.nearest is not None:
+            lines.append(f"nearest stored: {self.nearest}")
+        lines += [f"  {line}" for line in self.details]
+        return "\n".join([*lines, *self.graph_diff])
+
+
+def explain(key: Key, candidates: Iterable[Candidate], *, guards: Sequence[str] = ()) -> Explanation:
+    """Return why nothing that is stored serves `key`, told by the nearest: same graph first, then fewest other parts.
+
+    Args:
+        key: what was looked for.
+        candidates: what is stored; entries of the very key count as tried, and their guards as not met.
+        guards: those of entries of the key that were tried, if they are not among the candidates.
+    """
+    stored = list(candidates)
+    fitting = [each for each in stored if not _find_changed(key, each)]
+    if guards or fitting:
+        return _explain_guards([*guards, *(each.guards for each in fitting)], fitting)
+    if not stored:
+        return Explanation("nothing else is stored")
+    nearest, parts = _find_nearest(key, stored)
+    changed = _find_changed(key, nearest)
+    if parts is None:
+        reason = f"{_join(changed)} changed (what the nearest was made of cannot be read)"
+        return Explanation(reason, nearest.name, changed)
+    differences = {part: _describe_part(part, parts.get(part), key.parts[part]) for part in changed}
+    details = [f"{part}: {line}" for part, lines in differences.items() if part != "graph" for line in lines]
+    return Explanation(
+        "; ".join(f"{part} changed ({_sum_up(lines)})" for part, lines in differences.items()),
+        nearest.name,
+        changed,
+        _cut(details, _MAX_DETAILS),
+        _diff_graphs(parts.get("graph"), key.parts["graph"]) if "graph" in changed else (),
+    )
+
+
+def _find_changed(key: Key, candidate: Candidate) -> tuple[str, ...]:
+    return tuple(part for part in PARTS if key.digests[part] != candidate.digests.get(part))
+
+
+def _explain_guards(guards: Sequence[str], fitting: Sequence[Candidate]) -> Explanation:
+    count = "1 entry" if len(guards) == 1 else f"{len(guards)} entries"
+    shown = [each or "(none)" for each in guards]
+    return Explanation(
+        f"{count} for the key, none whose shape guards hold: {'; '.join(_cut(shown, _MAX_SHOWN))}",
+        fitting[0].name if fitting else None,
+        details=_cut([f"guards: {each}" for each in shown], _MAX_DETAILS) if len(shown) > 1 else (),
+    )
+
+
+def _find_nearest(key: Key, stored: Sequence[Candidate]) -> tuple[Candidate, Mapping[str, Json] | None]:
+    """Return the nearest candidate and its parts, if they can be read."""
+
+    def distance(candidate: Candidate) -> tuple[bool, int]:
+        changed = _find_changed(key, candidate)
+        return "graph" in changed, len(changed)
+
+    least = min(map(distance, stored))
+    tied = [each for each in stored if distance(each) == least]
+    read = [(each, parts) for each in tied[:_MAX_READ] if (parts := _read(each)) is not None]
+    if not read:
+        return tied[0], None
+    return min(read, key=lambda pair: _count_differences(key, pair[1]))
+
+
+def _read(candidate: Candidate) -> Mapping[str, Json] | None:
+    try:
+        return candidate.read_parts()
+    except HoldfastError:
+        return None  # the explanation is worth less without it, and worth giving
+
+
+def _count_differences(key: Key, parts: Mapping[str, Json]) -> int:
+    graph = _count_changed_lines(_list_lines(parts.get("graph")), _list_lines(key.parts["graph"]))
+    others = (part for part in PARTS if part != "graph")
+    return graph + sum(len(_describe_part(part, parts.get(part), key.parts[part])) for part in others)
+
+
+def _list_lines(graph: Json) -> list[str]:
+    return [str(line) for line in graph] if isinstance(graph, list) else []
+
+
+def _count_changed_lines(old: Sequence[str], new: Sequence[str]) -> int:
+    """Return how many lines are in one and not in the other, at least; by far cheaper than a diff."""
+    return len(set(old) ^ set(new)) + abs(len(old) - len(new))
+
+
+def _describe_part(part: str, old: Json, new: Json) -> list[str]:
+    if part == "graph":
+        return _describe_graphs(_list_lines(old), _list_lines(new))
+    if part == "aliasing":
+        return [f"{_describe_sharing(old)} -> {_describe_sharing(new)}"] if old != new else []
+    return list(_iter_differences(part, old, new))
+
+
+def _describe_graphs(old: Sequence[str], new: Sequence[str]) -> list[str]:
+    if old == new:
+        return []
+    diff = [line for line in difflib.unified_diff(old, new, n=0, lineterm="") if line[:3] not in ("---", "+++", "@@ ")]
+    removed = sum(line.startswith("-") for line in diff)
+    return [f"{removed} of {len(old)} lines removed, {len(diff) - removed} added"]
+
+
+def _diff_graphs(old: Json, new: Json) -> tuple[str, ...]:
+    lines = difflib.unified_diff(_list_lines(old), _list_lines(new), "stored", "now", lineterm="")
+    return _cut(list(lines), _MAX_DIFF_LINES)
+
+
+def _describe_sharing(groups: Json) -> str:
+    """Return which inputs share memory, with their places in it, in bytes."""
+    if groups == []:
+        return "no inputs share memory"
+    try:
+        texts = [_join([f"{number} (at {start})" for number, start in group]) for group in groups]
+    except (TypeError, ValueError):
+        return _show(groups)  # of another format
+    return f"inputs {', inputs '.join(texts)} share memory"
+
+
+def _iter_differences(path: str, old: Json, new: Json) -> Iterator[str]:
+    """Yield `place old -> new` for each value that differs."""
+    if old == new and type(old) is type(new):
+        return
+    if isinstance(old, dict) and isinstance(new, dict):
+        for name in sorted(old.keys() | new.keys()):
+            yield from _iter_differences(_go_down(path, name), old.get(name, _ABSENT), new.get(name, _ABSENT))
+    elif _is_table(old) and _is_table(new):
+        if len(old) != len(new):
+            yield f"{_place(path)} {len(old)} -> {len(new)}".strip()
+        for number, (below, other) in enumerate(zip(old, new, strict=False)):
+            yield from _iter_differences(f"{path}[{number}]", below, other)
+    elif _is_wordy(old) and _is_wordy(new):
+        lost, gained = sorted(set(old.split()) - set(new.split())), sorted(set(new.split()) - set(old.split()))
+        yield f"{_place(path)} without {' '.join(lost) or 'any less'}, with {' '.join(gained) or 'none more'}"
+    else:
+        yield f"{_place(path)} {_show(old)} -> {_show(new)}".strip()
+
+
+def _is_table(value: Json) -> bool:
+    """Tell whether a list has rows; others are shown whole, as sizes are."""
+    return isinstance(value, list) and any(isinstance(each, dict) for each in value)
+
+
+def _is_wordy(value: Json) -> bool:
+    return isinstance(value, str) and len(value) > _MAX_VALUE_CHARS and " " in value
+
+
+def _go_down(path: str, name: str) -> str:
+    return f"{path}.{name}"
+
+
+def _place(path: str) -> str:
+    """Return a place below a part as it is read: `inputs.inputs[2].size` is the size of input 2."""
+    _, _, rest = (
+        path.replace("inputs.inputs[", "inputs.input ").replace("constants[", "constants.constant ").partition(".")
+    )
+    return rest.replace("].", " ").replace("]", "")
+
+
+def _show(value: Json) -> str:
+    if isinstance(value, str):
+        if len(value) > 2 * 12 and _HEX.issuperset(value):
+            return value[:12]
+        text = value.removeprefix("torch.")
+    else:
+        text = repr(value)
+    return text if len(text) <= _MAX_VALUE_CHARS else f"{text[: _MAX_VALUE_CHARS - 3]}..."
+
+
+def _sum_up(lines: Sequence[str]) -> str:
+    return ", ".join(_cut(lines, _MAX_SHOWN)) or "in a way that does not show"
+
+
+def _cut(lines: Sequence[str], count: int) -> tuple[str, ...]:
+    return tuple(lines) if len(lines) <= count else (*lines[:count], f"and {len(lines) - count} more")
+
+
+def _join(words: Sequence[str]) -> str:
+    return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)

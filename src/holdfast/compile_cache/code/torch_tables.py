@@ -1,0 +1,221 @@
+"""Code of the user's in torch's tables of lowerings, decompositions, patterns and Python kernels.
+
+An entry is torch's own if all functions in it come from files of the installed torch. Tables are long, so they are
+looked through once, and again only if they hold other objects than before.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
+from typing import Any, Final, NamedTuple, Protocol
+
+import torch
+import torch._library.simple_registry as registry
+
+from holdfast.compile_cache.code.known import find_foreign
+from holdfast.compile_cache.code.targets import BUILTIN_NAMESPACES, is_builtin
+
+
+class Row(NamedTuple):
+    """An entry of a table."""
+
+    role: str
+    """What the table is for, as "lowering"."""
+    subject: Any
+    """What the entry is for, mostly an operator."""
+    code: Any
+    """A function, or what holds functions."""
+
+
+# Module and name of a table -> what its entries are. Modules that are not loaded hold nothing of the user's.
+_DICTIONARIES: Final[Mapping[tuple[str, str], str]] = {
+    ("torch._inductor.lowering", "lowerings"): "lowering",
+    ("torch._inductor.lowering", "user_lowerings"): "preferred lowering",
+    ("torch._inductor.lowering", "_maybe_layout_constraints"): "layout constraint",
+    ("torch._inductor.decomposition", "decompositions"): "decomposition",
+    ("torch._decomp.decompositions_for_rng", "extra_random_decomps"): "random decomposition",
+    ("torch._subclasses.fake_impls", "op_implementations_dict"): "fake",
+    ("torch._inductor.fx_passes.group_batch_fusion", "PRE_GRAD_FUSIONS"): "fusion before autograd",
+    ("torch._inductor.fx_passes.group_batch_fusion", "POST_GRAD_FUSIONS"): "fusion after autograd",
+}
+# Torch itself puts nothing into this one.
+_ALWAYS_FOREIGN: Final = frozenset({"preferred lowering"})
+_PASSES: Final = "torch._inductor.fx_passes."
+PATTERN: Final = "pattern"
+KERNELS: Final = "Python kernels"
+
+
+class TableWatch:
+    """Finds what is not torch's own in torch's tables."""
+
+    def __init__(self) -> None:
+        """Remember nothing yet."""
+        self._held: dict[str, list[Any]] = {}
+        self._foreign: dict[str, list[Row]] = {}
+        self._own: dict[int, object] = {}
+        self._tables: tuple[_Table, ...] = (_PythonKernels(), _Registered(), _Patterns())
+
+    def list_foreign(self) -> list[Row]:
+        """Return the entries that are, or hold, code which did not come with torch or Python."""
+        found: list[Row] = []
+        for role, table in _iter_dictionaries():
+            found += self._compare(role, [*table, *table.values()], table.items)
+        for each in self._tables:
+            found += self._compare(each.role, each.list_held(), each.list_rows)
+        return found
+
+    def _compare(self, role: str, held: list[Any], list_rows: Callable[[], Iterable[tuple[Any, Any]]]) -> list[Row]:
+        # Python compares lists of the same objects without a call of their methods, a thousand in a microsecond.
+        if held != self._held.get(role):
+            self._held[role] = held
+            self._foreign[role] = [
+                Row(role, subject, code)
+                for subject, code in list_rows()
+                if role in _ALWAYS_FOREIGN or find_foreign(code, self._own) is not None
+            ]
+        return self._foreign[role]
+
+
+class _Table(Protocol):
+    """A table that is not a plain dictionary."""
+
+    role: str
+
+    def list_held(self) -> list[Any]:
+        """Return objects that are others as soon as the table has changed."""
+
+    def list_rows(self) -> Iterable[tuple[Any, Any]]:
+        """Return what entries are for, and their code; called after `list_held`."""
+
+
+@functools.cache
+def watch_tables() -> TableWatch:
+    """Return the watch of this process."""
+    return TableWatch()
+
+
+def iter_kernels(operator: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the Python kernels of an operator, each after what it is for; `py_impl` adds them."""
+    for table in (operator.py_kernels, operator.python_key_table, operator.functorch_table):
+        yield from ((str(key), kernel) for key, kernel in table.items())
+
+
+def iter_registered(name: str) -> Iterator[tuple[str, Any]]:
+    """Yield the fakes and the rules for `__torch_dispatch__` that torch.library keeps for an operator."""
+    entry = registry.singleton._data.get(name)
+    if entry is not None:
+        yield from (("fake", kernel.func) for kernel in entry.fake_impl.kernels)
+        yield from ((f"rule for {kind.__qualname__}", rule) for kind, rule in entry.torch_dispatch_rules._data.items())
+
+
+def _iter_dictionaries() -> Iterator[tuple[str, Mapping[Any, Any]]]:
+    for (module, name), role in _DICTIONARIES.items():
+        yield role, getattr(sys.modules.get(module), name, {})
+    # Torch makes this table of others once; what is added to those afterwards is not in use.
+    in_use = getattr(sys.modules.get("torch._inductor.decomposition"), "fast_random_decomps", None)
+    yield "decomposition in use", in_use() if in_use is not None and in_use.cache_info().currsize else {}
+    for name, table in getattr(sys.modules.get("torch._decomp"), "global_decomposition_table", {}).items():
+        yield f"decomposition for {name}", table
+
+
+class _PythonKernels:
+    """Python kernels of the operators that come with torch."""
+
+    role = KERNELS
+
+    def __init__(self) -> None:
+        self._num_packets: list[int] = []
+        self._packets: list[dict[str, Any]] = []
+        self._num_overloads: list[int] = []
+        self._operators: list[Any] = []
+        self._filled: list[dict[Any, Any]] = []
+        self._empty: list[dict[Any, Any]] = []
+
+    def list_held(self) -> list[Any]:
+        namespaces = [vars(torch.ops)[name] for name in sorted(BUILTIN_NAMESPACES) if name in vars(torch.ops)]
+        num_packets = [len(torch._ops._higher_order_ops), *(len(vars(each)) for each in namespaces)]
+        if num_packets != self._num_packets:
+            self._num_packets = num_packets
+            values = chain.from_iterable(list(vars(each).values()) for each in namespaces)
+            self._packets = [vars(each) for each in values if type(each) is torch._ops.OpOverloadPacket]
+        num_overloads = list(map(len, self._packets))
+        if num_overloads != self._num_overloads or any(self._empty):
+            self._num_overloads = num_overloads
+            self._sort()
+        return list(chain.from_iterable(map(dict.values, self._filled)))
+
+    def list_rows(self) -> Iterable[tuple[Any, Any]]:
+        for each in self._operators:
+            yield each, (*each.py_kernels.values(), *each.python_key_table.values(), *each.functorch_table.values())
+
+    def _sort(self) -> None:
+        """Tell tables with kernels from the many that have none."""
+        values = chain(torch._ops._higher_order_ops.values(), chain.from_iterable(map(dict.values, self._packets)))
+        self._operators = [each for each in values if isinstance(each, torch._ops.OperatorBase)]
+        tables = [
+            table
+            for each in self._operators
+            for table in (each.py_kernels, each.python_key_table, each.functorch_table)
+        ]
+        self._filled = [table for table in tables if table]
+        self._empty = [table for table in tables if not table]
+
+
+class _Registered:
+    """Fakes and rules for `__torch_dispatch__` that torch.library keeps for the operators that come with torch."""
+
+    role = "registration"
+
+    def list_held(self) -> list[Any]:
+        held: list[Any] = []
+        for name, entry in registry.singleton._data.items():
+            if is_builtin(name):
+                held += (*entry.fake_impl.kernels, *entry.torch_dispatch_rules._data.values())
+        return held
+
+    def list_rows(self) -> Iterable[tuple[Any, Any]]:
+        for name in registry.singleton._data:
+            if is_builtin(name):
+                yield name, tuple(code for _, code in iter_registered(name))
+
+
+class _Patterns:
+    """Patterns by which torch's compiler rewrites graphs."""
+
+    role = PATTERN
+
+    def __init__(self) -> None:
+        self._num_modules = 0
+        self._places: list[tuple[dict[str, Any], str]] = []
+        self._entries: list[Any] = []
+
+    def list_held(self) -> list[Any]:
+        matcher = sys.modules.get("torch._inductor.pattern_matcher")
+        if matcher is None:
+            return []
+        kind = matcher.PatternMatcherPass
+        if len(sys.modules) != self._num_modules:
+            self._num_modules = len(sys.modules)
+            modules = [vars(module) for name, module in list(sys.modules.items()) if name.startswith(_PASSES)]
+            places = [(module, name) for module in modules for name in module]
+            self._places = [(module, name) for module, name in places if any(_iter_passes(module[name], kind))]
+        passes = [each for module, name in self._places for each in _iter_passes(module.get(name), kind)]
+        self._entries = [entry for each in passes for found in list(each.patterns.values()) for entry in found]
+        # By their ids, for two entries that say the same are equal; a new one is never where an old one still is.
+        return list(map(id, self._entries))
+
+    def list_rows(self) -> Iterable[tuple[Any, Any]]:
+        for entry in self._entries:
+            yield entry.pattern, tuple(value for name, value in vars(entry).items() if name != "pattern")
+
+
+def _iter_passes(value: Any, kind: type) -> Iterator[Any]:
+    if isinstance(value, list | tuple):
+        yield from (each for each in value if isinstance(each, kind))
+    elif isinstance(value, dict):
+        yield from (each for each in value.values() if isinstance(each, kind))
+    elif isinstance(value, kind):
+        yield value

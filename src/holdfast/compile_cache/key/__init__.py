@@ -1,0 +1,1 @@
+"""The key of a compiled graph: everything that can change the compiled code."""

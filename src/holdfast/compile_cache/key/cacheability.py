@@ -1,0 +1,195 @@
+"""Which graphs may be kept: whatever their key does not tell must not matter; reasons are sentences."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
+
+import torch
+import torch._dynamo.compiled_autograd as compiled_autograd
+import torch._inductor.config as inductor_config
+from torch._guards import TracingContext
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import GraphModule, Node
+
+from holdfast.compile_cache.code.targets import name_target
+from holdfast.compile_cache.key.inputs import find_shared, list_fakes
+from holdfast.compile_cache.key_parts import Uncacheable
+
+__all__ = ["Uncacheable", "verify_cacheable"]
+
+_NO_VERSIONS: Final[Mapping[str, str]] = MappingProxyType({})
+_KINDS: Final = frozenset({torch.Tensor, torch.nn.Parameter})
+_DEVICES: Final = frozenset({"cpu", "cuda"})
+
+# Notes on a node by which its makers direct the compiler; dynamo makes none of them by itself.
+_DIRECTIONS: Final = frozenset(
+    {
+        "ac_graph_id",
+        "chunking",
+        "is_wrapped",
+        "memory_budget",
+        "partitioner_tag",
+        "recompute",
+        "saved_for_offloading",
+        "steal_arg",
+    }
+)
+
+# Functions that change their arguments without a trace on the tensors that dynamo looks at.
+_SILENT: Final = ("batch_norm", "instance_norm")
+_IN_PLACE: Final = frozenset(
+    {operator.setitem, operator.delitem}
+    | {getattr(operator, f"i{name}") for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")}
+    | {getattr(operator, f"i{name}") for name in ("and", "or", "xor", "lshift", "rshift")}
+)
+
+
+def verify_cacheable(
+    graph: GraphModule, inputs: Sequence[object], *, versions: Mapping[str, str] = _NO_VERSIONS
+) -> None:
+    """Raise Uncacheable if the artifact of a graph could be wrong for another graph with the same key.
+
+    Args:
+        graph: as dynamo gives it to a backend.
+        inputs: what it is called with.
+        versions: operators and functions whose code the user vouches for.
+    """
+    _verify_surroundings(graph)
+    for number, value in enumerate(inputs):
+        _verify_input(value, number)
+    for module in _list_graphs(graph):
+        _verify_attributes(module)
+        seen: set[object] = set()
+        for node in module.graph.nodes:
+            _verify_node(node, versions, seen)
+    _verify_sharing(graph, inputs)
+
+
+def _verify_surroundings(graph: GraphModule) -> None:
+    if compiled_autograd.in_compiled_autograd_region or compiled_autograd.compiled_autograd_enabled:
+        raise Uncacheable("compiled autograd is on, whose graphs hold hooks that are not in a key")
+    context = TracingContext.try_get()
+    if context is not None and context.fakify_first_call:
+        raise Uncacheable("the first call is made with fake tensors, which do not show what is shared or aligned")
+    if inductor_config.freezing:
+        raise Uncacheable("freezing is on, so that weights become a part of the code")
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+        raise Uncacheable("hooks on saved tensors are set, whose code is not in the graph")
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        raise Uncacheable("a transform of torch.func is going on around the graph")
+    if torch._C._len_torch_dispatch_stack():
+        raise Uncacheable("a dispatch mode is active, which sees the operators of the graph and may change them")
+
+
+def _verify_input(value: object, number: int) -> None:
+    if not isinstance(value, torch.Tensor):
+        return
+    if isinstance(value, FakeTensor):
+        raise Uncacheable(f"input {number} is a fake tensor, which does not show what is shared or aligned")
+    if type(value) not in _KINDS:
+        raise Uncacheable(f"input {number} is of the tensor subclass {type(value).__qualname__}, which may do anything")
+    if torch._C._functorch.is_functorch_wrapped_tensor(value):
+        raise Uncacheable(f"input {number} is a tensor under a transform of torch.func")
+    if value.layout != torch.strided or value.is_quantized or value.is_nested:
+        raise Uncacheable(
+            f"input {number} is a {_describe_layout(value)} tensor, which is not described by its strides"
+        )
+    if value.device.type not in _DEVICES:
+        raise Uncacheable(f"input {number} is on the device {value.device}, of a kind that keys do not describe")
+
+
+def _describe_layout(value: torch.Tensor) -> str:
+    if value.is_quantized:
+        return "quantized"
+    return "nested" if value.is_nested else str(value.layout).removeprefix("torch.")
+
+
+def _list_graphs(graph: GraphModule) -> list[GraphModule]:
+    """Return a graph and those below it."""
+    found = []
+    for name, module in graph.named_modules():
+        if isinstance(module, GraphModule):
+            found.append(module)
+        else:
+            raise Uncacheable(
+                f"the graph holds the module {name} ({type(module).__qualname__}) without looking into it"
+            )
+    return found
+
+
+def _verify_attributes(graph: GraphModule) -> None:
+    own = [name for name, _ in (*graph.named_parameters(), *graph.named_buffers())]
+    if own:
+        # Torch makes them the first inputs of what it compiles, and gives them from outside of what can be kept.
+        raise Uncacheable(f"the graph holds parameters or buffers of its own ({', '.join(own[:3])})")
+    used = {str(node.target).partition(".")[0] for node in graph.graph.nodes if node.op == "get_attr"}
+    if unused := sorted({name for name, _ in graph.named_children()} - used):
+        raise Uncacheable(
+            f"the graph holds graphs that it does not call ({', '.join(unused)}), as hooks on saved tensors"
+        )
+
+
+def _verify_node(node: Node, versions: Mapping[str, str], seen: set[object]) -> None:
+    if not _DIRECTIONS.isdisjoint(node.meta):
+        found = ", ".join(sorted(_DIRECTIONS & node.meta.keys()))
+        raise Uncacheable(f"a node of the graph carries directions for the compiler ({found})")
+    if node.op == "call_function":
+        if node.target not in seen:
+            seen.add(node.target)
+            name_target(node.target, versions)
+    elif node.op == "call_method":
+        _verify_method(node)
+    elif node.op not in ("placeholder", "get_attr", "output"):
+        raise Uncacheable(f"the graph has a node of the kind {node.op}, which dynamo did not look into")
+
+
+def _verify_method(node: Node) -> None:
+    """See that a method is one of tensors: others have methods of the same name that do something else."""
+    owner = node.args[0] if node.args else None
+    value = owner.meta.get("example_value") if isinstance(owner, Node) else None
+    if not isinstance(value, torch.Tensor | torch.SymInt | torch.SymFloat | torch.SymBool | torch.Size):
+        raise Uncacheable(
+            f"the graph calls the method {node.target} of a {type(value).__qualname__}, which is no tensor"
+        )
+
+
+def _verify_sharing(graph: GraphModule, inputs: Sequence[object]) -> None:
+    """Refuse graphs that change an input which shares memory: torch's guards do not see whether the next call does."""
+    groups = find_shared(inputs)
+    if not groups:
+        return
+    if culprit := next(
+        (node for module in _list_graphs(graph) for node in module.graph.nodes if _may_mutate(node)), None
+    ):
+        raise Uncacheable(
+            f"inputs {_list_numbers(groups[0])} share memory, and the graph may change one of them ({culprit.target})"
+        )
+    fakes = list_fakes(graph)
+    for group in groups:
+        if any(_was_changed(fakes[number]) for number in group):
+            raise Uncacheable(f"inputs {_list_numbers(group)} share memory, and the graph changes one of them")
+
+
+def _may_mutate(node: Node) -> bool:
+    """Tell whether a node may change an argument unseen: where dynamo's versions of fakes do not tell."""
+    if isinstance(node.target, torch._ops.HigherOrderOperator):
+        return True
+    if isinstance(node.target, torch._ops.OpOverload):
+        return node.target._schema.is_mutable
+    if node.target in _IN_PLACE or node.kwargs.get("out") is not None:
+        return True
+    return any(name in str(getattr(node.target, "__name__", node.target)) for name in _SILENT)
+
+
+def _was_changed(fake: object) -> bool:
+    """Tell whether dynamo has changed a fake while it traced."""
+    if not isinstance(fake, torch.Tensor):
+        return False
+    return fake.is_inference() or fake._version != 0
+
+
+def _list_numbers(group: Sequence[int]) -> str:
+    return ", ".join(map(str, group[:-1])) + f" and {group[-1]}"

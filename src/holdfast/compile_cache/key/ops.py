@@ -1,0 +1,208 @@
+"""The code of operators that do not come with torch, and code that replaces torch's own; a part of a key."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import Any, Final
+
+import torch
+import torch._library.custom_ops as custom_ops
+import torch._library.simple_registry as registry
+from torch.fx import GraphModule
+
+from holdfast.compile_cache.code.digest import digest_code
+from holdfast.compile_cache.code.known import find_foreign
+from holdfast.compile_cache.code.library_kernels import list_kernels, watch_libraries
+from holdfast.compile_cache.code.targets import is_builtin, name_operator
+from holdfast.compile_cache.code.torch_tables import KERNELS, PATTERN, Row, iter_kernels, iter_registered, watch_tables
+from holdfast.compile_cache.key_parts import UnknownCode
+from holdfast.digest import hash_bytes
+from holdfast.repo.format.record import Json
+
+_HINT: Final = 'if you vouch for its code, pass versions={{"{name}": "1"}} and raise that when the code changes'
+
+# What `torch.library.custom_op` keeps of an operator's functions, and how we call it.
+_FUNCTIONS: Final = {
+    "_init_fn": "implementation",
+    "_abstract_fn": "fake",
+    "_setup_context_fn": "setup_context",
+    "_backward_fn": "backward",
+    "_vmap_fn": "vmap",
+}
+_TABLES: Final = {"_backend_fns": "implementation", "_torch_dispatch_fns": "rule"}
+
+
+def describe_operators(graph: GraphModule, versions: Mapping[str, str]) -> Json:
+    """Return what stands for the code of each foreign operator that a graph may call, and for code in torch's place.
+
+    Raises UnknownCode if nothing stands for it.
+    """
+    found = _Descriptions(versions)
+    for name in sorted(set(_iter_operators(graph))):
+        found.add_operator(name)
+    found.add_replacements()
+    return found.described
+
+
+def _iter_operators(graph: GraphModule) -> Iterator[str]:
+    for module in graph.modules():
+        if isinstance(module, GraphModule):
+            for node in module.graph.nodes:
+                if isinstance(node.target, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+                    yield name_operator(node.target).partition(".")[0]
+
+
+class _Descriptions:
+    """What stands for code, by the operator or by what the code replaces."""
+
+    def __init__(self, versions: Mapping[str, str]) -> None:
+        self.described: dict[str, Json] = {}
+        self._versions = versions
+
+    def add_operator(self, name: str) -> None:
+        """Describe an operator that is not torch's, and those that its code calls."""
+        if name in self.described or not (name in self._versions or _is_foreign(name)):
+            return
+        self.described[name] = None  # it may call itself
+        try:
+            self.described[name] = self._describe_operator(name)
+        except AttributeError as error:
+            raise UnknownCode(
+                f"where this torch keeps the code of the operator {name} is not known ({error})"
+            ) from error
+
+    def add_replacements(self) -> None:
+        """Describe the user's code in torch's tables: any graph may use it, for one operator may become others."""
+        for kernel in watch_libraries().list_foreign():
+            name = kernel.operator.partition(".")[0]
+            if name not in self._versions:
+                reason = f"a kernel of yours is registered for {name} ({kernel.key}), and torch does not keep its code"
+                raise UnknownCode(f"{reason}; {_HINT.format(name=name)}")
+            self.described[f"kernel of {name} for {kernel.key}"] = {"version": self._versions[name]}
+        for row in watch_tables().list_foreign():
+            self._add_row(row)
+
+    def _add_row(self, row: Row) -> None:
+        name = _name_row(row)
+        title = f"{row.role} of {name if row.role == PATTERN else row.subject}"
+        version = self._versions.get(name, self._versions.get(str(row.subject)))
+        if version is not None:
+            self.described[title] = {"version": version}
+        elif row.role == PATTERN:
+            reason = f"torch's compiler rewrites graphs by a pattern of yours ({name}), which has no digest"
+            raise UnknownCode(f"{reason}; {_HINT.format(name=name)}")
+        elif row.role == KERNELS:
+            self.described[title] = self._describe_kernels(row.subject, title)
+        else:
+            self.described[title] = self._digest(row.code, f"your {title}", name)
+
+    def _describe_operator(self, name: str) -> Json:
+        if name in self._versions:
+            return {"version": self._versions[name]}
+        definition = custom_ops.OPDEFS.get(name)
+        found = self._describe_compiled(name) if definition is None else self._describe_definition(name, definition)
+        return {**found, **self._describe_additions(name)}
+
+    def _describe_definition(self, name: str, definition: Any) -> dict[str, Json]:
+        """Return the digests of all functions of an operator made by `torch.library.custom_op`."""
+        entry = registry.singleton.get(name)
+        found: dict[str, Json] = {
+            "schema": definition._schema,
+            "autocast": repr(sorted(definition._autocast_dtype.items())),
+            "tags": sorted(map(str, definition._opoverload.tags)),
+            "effect": None if entry is None else str(entry.effect.effect),
+        }
+        for attribute, role in _FUNCTIONS.items():
+            function = getattr(definition, attribute)
+            where = f"the {role} of the operator {name}"
+            found[role] = None if function is None else self._digest(function, where, name)
+        for attribute, role in _TABLES.items():
+            for key, function in getattr(definition, attribute).items():
+                where = f"the {role} for {key} of the operator {name}"
+                found[f"{role} for {key}"] = self._digest(_unwrap(function), where, name)
+        if definition._used_triton_kernels:
+            _refuse(f"the operator {name} launches Triton kernels, whose code has no digest", name)
+        if others := list_kernels(name, besides=definition._lib):
+            _refuse(f"the operator {name} has a kernel ({others[0].key}) whose code torch does not keep", name)
+        return found
+
+    def _describe_compiled(self, name: str) -> dict[str, Json]:
+        """Return the digests of the libraries that may hold an operator, and of what Python adds to it."""
+        if any(defined.partition(".")[0] == name for defined in torch.library._defs):
+            _refuse(f"the operator {name} was defined by torch.library.Library, which does not keep its code", name)
+        if unseen := [kernel.key for kernel in list_kernels(name) if kernel.key != "Meta"]:
+            _refuse(f"the operator {name} has Python code ({', '.join(unseen)}) that torch does not keep", name)
+        libraries = sorted(map(str, torch.ops.loaded_libraries))
+        if not libraries:
+            _refuse(f"the operator {name} comes from a library that torch.ops.load_library did not load", name)
+        return {"libraries": sorted(_hash_library(path, os.stat(path).st_mtime_ns) for path in libraries)}
+
+    def _describe_additions(self, name: str) -> dict[str, Json]:
+        """Return the digests of what was added to an operator since it was defined: fakes, rules, Python kernels."""
+        found: dict[str, Json] = {}
+        for number, (role, function) in enumerate(iter_registered(name)):
+            where = f"the {role} of the operator {name}"
+            found[f"{role}, {number}"] = self._digest(function, where, name)
+        for overload in _list_overloads(name):
+            found[f"kernels of {overload}"] = self._describe_kernels(overload, f"operator {name}")
+        return found
+
+    def _describe_kernels(self, operator: Any, title: str) -> Json:
+        name = name_operator(operator).partition(".")[0]
+        return {
+            key: self._digest(kernel, f"the Python kernel for {key} of {title}", name)
+            for key, kernel in iter_kernels(operator)
+        }
+
+    def _digest(self, function: object, where: str, name: str) -> str:
+        """Return the digest of a function, and describe the operators that it may call."""
+        try:
+            found = digest_code(function, where=where)
+        except UnknownCode as error:
+            raise UnknownCode(f"{error.reason}; {_HINT.format(name=name)}") from error
+        for operator in sorted(found.operators):
+            self.add_operator(operator)
+        return found.digest
+
+
+def _refuse(reason: str, name: str) -> None:
+    raise UnknownCode(f"{reason}; {_HINT.format(name=name)}")
+
+
+def _is_foreign(name: str) -> bool:
+    definition = custom_ops.OPDEFS.get(name)
+    home = definition._init_fn.__module__ if definition is not None else "torch"
+    return not is_builtin(name) or home.partition(".")[0] != "torch"
+
+
+def _name_row(row: Row) -> str:
+    """Return the name by which the user may vouch for an entry of a table: the operator's, or that of the function."""
+    if row.role == PATTERN:
+        function: Any = find_foreign(row.code, {})
+        return f"{function.__module__}.{getattr(function, '__qualname__', type(function).__qualname__)}"
+    if isinstance(row.subject, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+        return name_operator(row.subject).partition(".")[0]
+    return str(row.subject)
+
+
+def _list_overloads(name: str) -> list[Any]:
+    namespace, _, short = name.partition("::")
+    packet = getattr(getattr(torch.ops, namespace), short)
+    return [getattr(packet, overload) for overload in packet.overloads()]
+
+
+def _unwrap(function: Any) -> object:
+    """Return the user's function below what torch has put around it."""
+    while hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+    return cells["fn"].cell_contents if function.__module__ == custom_ops.__name__ and "fn" in cells else function
+
+
+@lru_cache(maxsize=64)
+def _hash_library(path: str, modified_ns: int) -> str:
+    """Return the digest of a file; `modified_ns` makes another file of the same name another call."""
+    with open(path, "rb") as file:
+        return hash_bytes(file.read()).hex()

@@ -1,0 +1,55 @@
+"""Symbolic sizes under names of their own: numbered as they appear, because torch names them after variables."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import sympy  # type: ignore[import-untyped]  # it has no types, and torch gives its expressions
+import torch
+
+from holdfast.compile_cache.key_parts import Uncacheable
+from holdfast.repo.format.record import Json
+
+_KIND: Final = re.compile(r"[a-z]+")
+
+
+class Symbols:
+    """The symbols of one graph: each gets a number when it is first seen."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._names: dict[sympy.Symbol, sympy.Symbol] = {}
+        self._ranges: dict[str, Json] = {}
+
+    def describe(self, value: object) -> Json:
+        """Return a number as it is, and a symbolic one as text."""
+        if type(value) is int:
+            return value
+        if not isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+            return repr(value)
+        return self._describe_symbolic(value)
+
+    def list_ranges(self) -> dict[str, Json]:
+        """Return between what bounds each symbol lies: the compiler relies on them without asking for a guard."""
+        return dict(self._ranges)
+
+    def _describe_symbolic(self, value: torch.SymInt | torch.SymFloat | torch.SymBool) -> str:
+        try:
+            expression, shape_env = value.node.expr, value.node.shape_env
+            # Two that are first met in one expression come in the order of their names, which may cost a miss; dynamo
+            # gives each size an input of its own, ahead of all that is made of it.
+            for symbol in sorted(expression.free_symbols - self._names.keys(), key=str):
+                self._add(symbol, shape_env)
+        except AttributeError as error:
+            raise Uncacheable(f"the symbolic number {value} is of a kind that is not known ({error})") from error
+        # Renamed before it becomes text: terms are printed in the order of their names.
+        return str(expression.xreplace(self._names))
+
+    def _add(self, symbol: sympy.Symbol, shape_env: torch.fx.experimental.symbolic_shapes.ShapeEnv) -> None:
+        kind = _KIND.match(symbol.name)
+        name = f"{kind[0] if kind else 's'}{len(self._names)}"
+        self._names[symbol] = sympy.Symbol(name, **symbol.assumptions0)
+        bounds = shape_env.var_to_range.get(symbol)
+        text = f"{bounds.lower} to {bounds.upper}" if bounds is not None else "unknown"
+        self._ranges[name] = f"{text}, a size" if symbol in shape_env.size_like else text

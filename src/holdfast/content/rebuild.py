@@ -1,0 +1,255 @@
+"""Tensors and storages of batches back in memory, sharing it as they did, as long as somebody uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import torch
+
+from holdfast.content.catalog import Catalog, Held, Place, Provider, parse_place
+from holdfast.content.spans import Span, iter_gaps, join_span
+from holdfast.errors import Corrupt, HoldfastError, Unsupported
+from holdfast.repo.format.entry import Entry
+from holdfast.repo.format.record import Json
+from holdfast.snapshot.leaves import GRAD, TENSOR, iter_entry_numbers
+from holdfast.snapshot.load.load import load_node
+from holdfast.snapshot.load.opened import Opened
+from holdfast.snapshot.load.options import SAVED, LoadOptions
+from holdfast.tensors.build import CPU, build_tensor, spread_items
+from holdfast.tensors.dtypes import item_bytes
+from holdfast.tensors.fakes import find_fake_mode, has_values, leave_fake_mode, make_fake
+from holdfast.tensors.memory import new_memory, view_bytes, view_storage
+from holdfast.tensors.spec import TensorSpec, decode_spec
+from holdfast.tensors.weak import StorageCache
+from holdfast.trees.registered import Types
+
+_META: Final = torch.device("meta")
+_ALIGNMENT: Final = 16
+_SWEEP_EVERY: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """An entry, and what it says about itself."""
+
+    entry: Entry
+    spec: TensorSpec
+    place: Place | None
+    device: torch.device
+    """Where the tensor was."""
+
+
+def read_meaning(opened: Opened, number: int) -> Meaning:
+    """Return what an entry of an open batch means; raises Corrupt."""
+    entry = opened.entry(number)
+    what = f"{opened.name!r}, {entry.name!r}"
+    spec = decode_spec(entry.spec, size_bytes=entry.size_bytes, what=what)
+    saved = entry.note.get("device", "cpu") if isinstance(entry.note, dict) else "cpu"
+    try:
+        device = torch.device("meta" if spec.meta else saved)
+    except (RuntimeError, TypeError) as error:
+        raise Corrupt(f"{what} was on {str(saved)[:40]!r}, which is no device", key=what) from error
+    return Meaning(entry, spec, parse_place(entry.note, what=what), device)
+
+
+@dataclass(slots=True)
+class _Filled:
+    """What of a memory has been read."""
+
+    spans: list[Span] = field(default_factory=list)
+    packed: set[tuple[object, ...]] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    """Memory for bytes of a storage from `base` on."""
+
+    data: torch.Tensor
+    base: int
+    filled: _Filled
+
+    @property
+    def is_unread(self) -> bool:
+        """Nobody will see the values: the memory is fake, or on the meta device."""
+        return not has_values(self.data)
+
+    def view(self, start: int, stop: int) -> torch.Tensor:
+        return self.data[start - self.base : stop - self.base]
+
+
+class Reviver:
+    """Reads what a catalog has found. One thread at a time."""
+
+    def __init__(self, catalog: Catalog, types: Types, *, cache: bool) -> None:
+        """Read nothing yet; without `cache`, nothing that is read twice is the same."""
+        self._catalog = catalog
+        self._types = types
+        self._cache = StorageCache() if cache else None
+        self._filled: dict[tuple[Hashable, str], _Filled] = {}
+
+    def read_tensor(self, held: Held, device: torch.device | None) -> torch.Tensor:
+        """Read a tensor to a device, or to where it was."""
+        return self._read_node(self._catalog.open(held.batch), held.node, device)
+
+    def read_storage(self, provider: Provider, device: torch.device | None) -> torch.UntypedStorage:
+        """Read a storage to a device, or to where it was."""
+        found = read_meaning(self._catalog.open(provider.batch), provider.number)
+        place = found.place
+        assert place is not None  # that is how it was found
+        target = _resolve(found, device)
+        if not place.size_bytes:
+            return new_memory(0, target).untyped_storage()
+        memory = self._find_shared(place, target)
+        if found.spec.packed or (memory.base, memory.data.numel()) != (place.start, place.size_bytes):
+            # Tensors lie over more than this storage; one of the size asked for is a memory of its own.
+            memory = self._find_memory(("storage", place.digest), place.start, place.stop, target)
+        self._fill(memory, place)
+        return memory.data.untyped_storage()
+
+    def _read_node(self, opened: Opened, node: list[Json], device: torch.device | None) -> torch.Tensor:
+        if node[0] == GRAD:
+            tensor = self._read_node(opened, node[1], device)
+            try:
+                tensor.grad = self._read_node(opened, node[2], device)
+            except HoldfastError:
+                raise
+            except (RuntimeError, TypeError) as error:
+                raise Corrupt(f"{opened.name!r}: a gradient does not fit: {error}", key=opened.name) from error
+            return tensor
+        if node[0] != TENSOR:
+            # What tensors are made of shares no memory with others.
+            options = LoadOptions(device=SAVED if device is None else device, aliases="fresh")
+            joined: torch.Tensor = load_node(opened, node, options, self._types)
+            return joined
+        found = read_meaning(opened, next(iter_entry_numbers(node, what=opened.name)))
+        mode = find_fake_mode()
+        if mode is not None and found.spec.quantizer is not None:
+            with leave_fake_mode(mode):
+                return make_fake(self._read_node(opened, node, device), mode, what=found.entry.name)
+        if found.place is None or not found.place.size_bytes:
+            return build_tensor(found.spec, self._read_alone(opened, found, device), what=found.entry.name)
+        memory = self._find_shared(found.place, _resolve(found, device))
+        _verify_reach(found, found.place, memory)
+        if found.spec.packed:
+            self._spread(opened, found, memory)
+        else:
+            self._fill(memory, found.place)
+        spec = replace(found.spec, packed=False, at=found.place.at - memory.base)
+        return build_tensor(spec, memory.data, what=found.entry.name)
+
+    def _read_alone(self, opened: Opened, found: Meaning, device: torch.device | None) -> torch.Tensor:
+        """Read an entry that belongs to no storage: it has no bytes, or another program has written it."""
+        target = _resolve(found, device)
+        memory = new_memory(found.entry.size_bytes, target)
+        if not has_values(memory):
+            return memory
+        memory = new_memory(found.entry.size_bytes, CPU)
+        opened.reader.read_all([(found.entry, view_bytes(memory))])
+        return memory if found.spec.meta else memory.to(_resolve(found, device))
+
+    def _find_shared(self, place: Place, device: torch.device) -> _Memory:
+        """Return the memory that a storage shares with all that overlapped it."""
+        span = self._catalog.find_span(place)
+        # Where tensors of several dtypes begin at different bytes, all are aligned if the memory begins as it did.
+        pad = span.start % _ALIGNMENT if span.is_joined else 0
+        return self._find_memory((place.group, span.start, span.stop), span.start - pad, span.stop, device)
+
+    def _find_memory(self, key: Hashable, start: int, stop: int, device: torch.device) -> _Memory:
+        """Return the memory that is known by `key`, if it is in use, or new memory, which is all zeros."""
+        mode = find_fake_mode()
+        # The storages of fake tensors are on the meta device, wherever the tensors claim to be.
+        place = _META if mode is not None else device
+        key = key if mode is None else (key, id(mode), str(device))
+        own = (key, str(place))
+        storage = self._cache.find(key, place) if self._cache else None
+        if storage is not None and storage.nbytes() == stop - start:
+            return _Memory(view_storage(storage, 0, stop - start, device), start, self._filled[own])
+        data = torch.zeros(stop - start, dtype=torch.uint8, device=device)
+        memory = _Memory(data, start, _Filled())
+        if self._cache:
+            if len(self._filled) % _SWEEP_EVERY == _SWEEP_EVERY - 1:
+                self._filled = {held: filled for held, filled in self._filled.items() if self._is_used(*held)}
+            self._cache.keep(key, data.untyped_storage())
+            self._filled[own] = memory.filled
+        return memory
+
+    def _is_used(self, key: Hashable, device: str) -> bool:
+        return self._cache is not None and self._cache.find(key, torch.device(device)) is not None
+
+    def _fill(self, memory: _Memory, place: Place) -> None:
+        """Read what is still missing of a storage; what is there already may have been changed by who uses it."""
+        gaps = list(iter_gaps(memory.filled.spans, place.start, place.stop))
+        if not gaps or memory.is_unread:
+            return
+        provider = self._catalog.find_storage(place.digest)
+        assert provider is not None  # the catalog takes nothing up without
+        opened = self._catalog.open(provider.batch)
+        found = read_meaning(opened, provider.number)
+        assert found.place is not None
+        for start, stop in gaps:
+            at = found.place.first + start - place.start
+            target = memory.view(start, stop)
+            if found.spec.packed:
+                whole = torch.zeros(place.size_bytes, dtype=torch.uint8)
+                spread_items(_read_packed(opened, found), found.spec, whole, 0)
+                target.copy_(whole[at : at + stop - start])
+            elif target.device == CPU:
+                _read_into(opened, found.entry, at, view_bytes(target))
+            else:
+                staged = new_memory(stop - start, CPU)
+                _read_into(opened, found.entry, at, view_bytes(staged))
+                target.copy_(staged)
+            join_span(memory.filled.spans, Span(start, stop))
+
+    def _spread(self, opened: Opened, found: Meaning, memory: _Memory) -> None:
+        """Read packed items to where they lie, unless they are there."""
+        place, spec = found.place, found.spec
+        assert place is not None
+        geometry = (place.at, spec.shape, spec.stride, item_bytes(spec.dtype))
+        is_there = not list(iter_gaps(memory.filled.spans, place.start, place.stop))
+        if is_there or geometry in memory.filled.packed or memory.is_unread:
+            return
+        offset = (place.at - memory.base) // item_bytes(spec.dtype)
+        spread_items(_read_packed(opened, found), spec, memory.data, offset)
+        memory.filled.packed.add(geometry)
+
+
+def _verify_reach(found: Meaning, place: Place, memory: _Memory) -> None:
+    """Refuse a tensor that reaches out of its memory: torch would make room for it, however much that is."""
+    item = item_bytes(found.spec.dtype)
+    start = place.at + found.spec.offset * item - memory.base
+    if start < 0 or start % item or start + found.spec.span_bytes > memory.data.numel():
+        what = found.entry.name
+        raise Corrupt(f"{what} lies outside of the storage that it belongs to; run `holdfast check`", key=what)
+
+
+def _read_into(opened: Opened, entry: Entry, start: int, buffer: memoryview) -> None:
+    # A small tensor is read sooner than a thread that would do it is woken up.
+    if len(entry.chunks) == 1:
+        buffer[:] = opened.reader.read_chunk(entry, 0)[start : start + buffer.nbytes]
+    else:
+        opened.reader.read_into(entry, start, buffer)
+
+
+def _read_packed(opened: Opened, found: Meaning) -> torch.Tensor:
+    packed = new_memory(found.entry.size_bytes, CPU)
+    opened.reader.read_all([(found.entry, view_bytes(packed))])
+    return packed
+
+
+def _resolve(found: Meaning, device: torch.device | None) -> torch.device:
+    """Return the device as storages on it name it; raises Unsupported if this machine has none such."""
+    if device is not None and device.type == "meta":
+        return _META
+    wanted = device or found.device
+    if wanted.type in ("cpu", "meta"):
+        return CPU
+    try:
+        return torch.empty(0, device=wanted).device
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        why = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        raise Unsupported(
+            f"{found.entry.name} was to go to {wanted}, which is not there: {why}; pass device='cpu'"
+        ) from error

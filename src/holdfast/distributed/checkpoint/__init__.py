@@ -1,0 +1,1 @@
+"""Checkpoints that many ranks save and load together."""

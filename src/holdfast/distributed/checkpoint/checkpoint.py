@@ -1,0 +1,243 @@
+"""Saving and loading by all ranks together: each writes what it holds, and reads what it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypedDict
+
+import torch.distributed as dist
+
+from holdfast.distributed.checkpoint.exchange import open_together
+from holdfast.distributed.checkpoint.plan import Planned, plan_save
+from holdfast.distributed.checkpoint.replicas import Replicas
+from holdfast.distributed.talk.collectives import Collectives
+from holdfast.errors import Mismatch
+from holdfast.progress import Progress
+from holdfast.repo.handle.repository import Repository
+from holdfast.repo.names.snapshots import Snapshot
+from holdfast.repo.read.reader import SnapshotReader
+from holdfast.repo.upkeep.prune import Pruned, PrunePlan
+from holdfast.repo.write.writer import Request, SaveResult, save
+from holdfast.snapshot.into.journal import Journal
+from holdfast.snapshot.into.load_into import load_into
+from holdfast.snapshot.into.plan import IntoOptions
+from holdfast.snapshot.load.opened import Opened
+from holdfast.snapshot.load.variants import warn_of_variants
+from holdfast.snapshot.save.save import SaveOptions, make_request, save_tree
+from holdfast.snapshot.save.staging import AsyncSaver, SaveHandle, Staging
+from holdfast.snapshot.view.lazy import Snapshot as LazySnapshot
+from holdfast.trees.registered import Types
+
+DEFAULT_TIMEOUT_S: Final = 300.0
+_LISTED: Final = 50
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """Which ranks do something together."""
+
+    group: dist.ProcessGroup | None = None
+    """None is the default group."""
+    timeout_s: float = DEFAULT_TIMEOUT_S
+    """How long a rank may give no sign of life while others wait for it."""
+
+    def join(self, name: str, topic: str | None = None) -> Collectives:
+        """Return this rank's end of the line to the others; those of another name, or on another topic, do not hear."""
+        return Collectives(self.group, timeout_s=self.timeout_s, name=name, topic=topic)
+
+
+class Together(TypedDict, total=False):
+    """Who takes part in what is collective, as a caller says it."""
+
+    collective: bool
+    """False: this process alone."""
+    process_group: dist.ProcessGroup | None
+    timeout_s: float
+
+
+def find_world(
+    *,
+    collective: bool = True,
+    process_group: dist.ProcessGroup | None = None,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+) -> World | None:
+    """Return the ranks that have to take part; None if this process is alone, or is to act so."""
+    if not collective:
+        return None
+    if process_group is None and not (dist.is_available() and dist.is_initialized()):
+        return None
+    return World(process_group, timeout_s)
+
+
+def save_together(
+    repo: Repository,
+    name: str,
+    tree: object,
+    options: SaveOptions,
+    *,
+    types: Types,
+    world: World | None,
+    progress: Progress | None = None,
+) -> SaveResult:
+    """Save a tree of which each rank holds a part; all ranks must call this, with the same name."""
+    if world is None:
+        return save_tree(repo, name, tree, options, types=types, progress=progress)
+    with world.join("save", str(name)) as ranks:
+        planned = plan_together(name, tree, options, types, ranks)
+        return finish(save(repo, planned.request, ranks=ranks, progress=progress), planned)
+
+
+def plan_together(name: str, tree: object, options: SaveOptions, types: Types, ranks: Collectives) -> Planned:
+    """Plan what this rank writes; reads all that others may hold, too."""
+    return plan_save(name, tree, options, types, ranks, ranks.global_ranks)
+
+
+def finish(result: SaveResult, planned: Planned) -> SaveResult:
+    """Return the result of a save with what was found out when it was planned."""
+    return replace(result, divergent=planned.divergent)
+
+
+def start_together(
+    saver: AsyncSaver,
+    repo: Repository,
+    name: str,
+    tree: object,
+    options: SaveOptions,
+    *,
+    types: Types,
+    world: World | None,
+    staging: Staging,
+) -> SaveHandle:
+    """Begin a save that goes on in the background, on a line to the other ranks that is its own."""
+    if world is None:
+        return saver.start(repo, make_request(name, tree, options, types), staging=staging)
+    saver.wait()
+    ranks = world.join("save in the background", str(name))
+    try:
+        planned = plan_together(name, tree, options, types, ranks)
+
+        def write(repo: Repository, request: Request, *, progress: Progress) -> SaveResult:
+            with ranks:
+                return finish(save(repo, request, ranks=ranks, progress=progress), planned)
+
+        return saver.start(repo, planned.request, staging=staging, write=write)
+    except BaseException as error:
+        ranks.fail(error, step=f"save {name!r}")
+        ranks.close()
+        raise
+
+
+def prune_together(
+    read_plan: Callable[[], PrunePlan], apply: Callable[[PrunePlan], Pruned], world: World | None
+) -> Pruned:
+    """Let one rank delete what all have planned to; returns what it did on every rank.
+
+    If this raises, some snapshots may have been deleted. To call it again deletes the rest.
+    """
+    if world is None:
+        return apply(read_plan())
+    plans: list[PrunePlan] = []
+    done: list[Pruned] = []
+
+    def act() -> list[str]:
+        done.append(apply(plans[0]))
+        return [snapshot.name for snapshot in done[0].deleted]
+
+    with world.join("prune") as ranks:
+        # All before any: who plans late would find that nothing is left to delete.
+        ranks.barrier("plan", lambda: plans.append(read_plan()))
+        names = set(ranks.broadcast("prune", act))
+    if done:
+        return done[0]
+    kept = (verdict for verdict in plans[0].verdicts if not verdict.reasons and verdict.snapshot.name not in names)
+    return Pruned(tuple(snapshot for snapshot in plans[0].delete if snapshot.name in names), tuple(kept))
+
+
+def load_into_together(
+    repo: Repository,
+    find: Callable[[], Snapshot],
+    tree: Any,
+    options: IntoOptions,
+    *,
+    types: Types,
+    world: World | None,
+) -> Any:
+    """Load into a tree of which each rank holds a part, in place; nothing changes unless it fits on all ranks."""
+    if world is None:
+        return LazySnapshot(repo, find(), types).load_into(tree, replace(options, replicas="each"))
+    journal = Journal()
+    with journal.reporting(), world.join("load") as ranks:
+        journal.where = f"the target of rank {ranks.rank}"
+        record = _agree_on_record(find, ranks)
+        parts = open_together(repo.store, record.manifest, ranks)
+        variants = parts.list_variants()
+        if variants:
+            # In a step: where warnings are errors, all have to know of it.
+            saved_by, loaded_by = parts.num_parts, ranks.world_size
+            ranks.broadcast(
+                "warn", lambda: warn_of_variants(record.name, variants, saved_by=saved_by, loaded_by=loaded_by)
+            )
+        reader = SnapshotReader(repo, record, verify=options.verify, manifest=parts.heads)
+        with Opened(reader) as opened:
+
+            def agree(problems: Sequence[str]) -> None:
+                _agree_on_problems(record.name, problems, ranks)
+
+            def step(act: Callable[[], None]) -> None:
+                ranks.barrier("read", act)
+
+            def load(exchange: Replicas | None) -> Any:
+                return load_into(
+                    opened,
+                    tree,
+                    options,
+                    types,
+                    agree=agree,
+                    step=step,
+                    locate=parts.locate,
+                    exchange=exchange,
+                    journal=journal,
+                )
+
+            if options.replicas == "each" or ranks.world_size == 1:
+                return load(None)
+            with Replicas(ranks, reader, how=options.replicas, timeout_s=world.timeout_s) as exchange:
+                return load(exchange)
+
+
+def _agree_on_record(find: Callable[[], Snapshot], ranks: Collectives) -> Snapshot:
+    """Return the snapshot that this rank finds, which must be the one that all others do."""
+    found: list[Snapshot] = []
+
+    def look() -> tuple[str, int, bytes]:
+        found.append(find())
+        return found[0].name, found[0].generation, found[0].digest
+
+    seen = ranks.all_gather("load", look)
+    if len(set(seen)) > 1:
+        names = ", ".join(f"rank {rank} {name!r} (generation {number})" for rank, (name, number, _) in enumerate(seen))
+        raise Mismatch(
+            f"the ranks have opened different snapshots: {names[:2000]}. Let one of them choose, and tell the others"
+        )
+    return found[0]
+
+
+def _agree_on_problems(name: str, problems: Sequence[str], ranks: Collectives) -> None:
+    """Raise Mismatch, on all ranks, if something does not fit on one of them."""
+    told = ranks.all_gather("fit", lambda: list(problems))
+    by_text: dict[str, list[int]] = {}
+    for rank, texts in enumerate(told):
+        for text in texts:
+            by_text.setdefault(text, []).append(rank)
+    if not by_text:
+        return
+    everybody = list(range(ranks.world_size))
+    lines = [text if held == everybody else f"{_name_ranks(held)}: {text}" for text, held in by_text.items()]
+    more = f"\n  and {len(lines) - _LISTED} more" if len(lines) > _LISTED else ""
+    shown = "\n  ".join(lines[:_LISTED])
+    raise Mismatch(f"{name!r} does not fit; nothing was changed:\n  {shown}{more}", problems=tuple(lines))
+
+
+def _name_ranks(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"

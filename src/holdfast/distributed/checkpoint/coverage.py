@@ -1,0 +1,245 @@
+"""Whether the boxes that ranks store are each global tensor exactly once: sketches that add up, and what is wrong.
+
+A sketch is a random measure of boxes. Per tensor and dim a seed gives every coordinate x a random number G(x), but for
+G(0) = 0 and G(length) = 1. A box weighs the product over its dims of G(stop) - G(start), times a random number of
+its tensor. Weights add up like volumes do, so boxes that are a tensor exactly once weigh what the whole does. Where
+they are not, the difference is a polynomial in random numbers that is not zero, and its value modulo a prime of 127
+bits is zero by accident once in about 2**120 saves.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+from holdfast.digest import Seeded
+from holdfast.repo.format.boxes import Box, Coordinates, contains, overlap, volume, whole
+
+_PRIME: Final = (1 << 127) - 1
+"""The sums are taken modulo this: only in a field has a polynomial few zeros."""
+_SEED_BYTES: Final = 8
+_MAX_RANKS_NAMED: Final = 8
+
+Item = tuple[str, str, Coordinates, Box]
+"""Name, dtype and global shape of a tensor, and a box of it that is stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sketch:
+    """What some boxes add up to; those of all ranks together tell whether everything is stored exactly once."""
+
+    total: int = 0
+    """How much more the boxes weigh than the tensors whose origins they hold; modulo a prime."""
+    origins: tuple[int, ...] = ()
+    """A hash of 8 bytes for each tensor whose first item is held, in order: one that is there twice is held twice."""
+
+
+def sketch_boxes(items: Iterable[Item], seed: bytes) -> Sketch:
+    """Sketch the boxes that one rank stores; the seed is of this save, and the same on all ranks.
+
+    A tensor without items is stored by whoever gives a box of it that starts at the origin.
+    """
+    look = Seeded(int.from_bytes(seed[:_SEED_BYTES].ljust(_SEED_BYTES, b"\0")))
+    known: dict[tuple[str, str, Coordinates], bytes] = {}
+    total = 0
+    origins = []
+    for name, dtype, shape, box in items:
+        is_first = not any(box.starts)
+        if volume(box) == 0 and not (is_first and 0 in shape):
+            continue
+        if is_first:
+            origins.append(int.from_bytes(look(seed + name.encode(errors="surrogatepass"))[:8]))
+        if box == whole(shape):
+            continue
+        tensor = (name, dtype, shape)
+        if tensor not in known:
+            known[tensor] = look(_encode_tensor(seed, *tensor))
+        difference = _weigh(box, shape, known[tensor], look) - (is_first and 0 not in shape)
+        total += difference * int.from_bytes(known[tensor])
+    return Sketch(total % _PRIME, tuple(sorted(origins)))
+
+
+def _encode_tensor(seed: bytes, name: str, dtype: str, shape: Coordinates) -> bytes:
+    parts = (seed, name.encode(errors="surrogatepass"), dtype.encode(), struct.pack(f"<{len(shape)}q", *shape))
+    return b"".join(struct.pack("<q", len(part)) + part for part in parts)
+
+
+def _weigh(box: Box, shape: Coordinates, tensor: bytes, look: Seeded) -> int:
+    """Return the weight of a box, before that of its tensor."""
+    weight = 1
+    for dim, (start, size, length) in enumerate(zip(box.starts, box.sizes, shape, strict=True)):
+        if size != length or start:
+            heights = [_find_height(edge, length, dim, tensor, look) for edge in (start, start + size)]
+            weight = weight * (heights[1] - heights[0]) % _PRIME
+    return weight
+
+
+def _find_height(edge: int, length: int, dim: int, tensor: bytes, look: Seeded) -> int:
+    # Whatever is whole along a dim weighs one there, and needs no hash.
+    if edge in (0, length):
+        return int(edge > 0)
+    return int.from_bytes(look(tensor + struct.pack("<qq", dim, edge)))
+
+
+def merge(sketches: Iterable[Sketch]) -> Sketch:
+    """Return the sketch of all boxes together."""
+    total = 0
+    origins: list[int] = []
+    for sketch in sketches:
+        total += sketch.total
+        origins += sketch.origins
+    return Sketch(total % _PRIME, tuple(sorted(origins)))
+
+
+def is_covered(sketch: Sketch) -> bool:
+    """Tell whether every tensor, of which somebody holds anything, is held exactly once."""
+    return sketch.total % _PRIME == 0 and all(left != right for left, right in pairwise(sketch.origins))
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something of a tensor that is held by nobody, or by several, or that ranks disagree about."""
+
+    name: str
+    text: str
+    """A sentence that names the tensor, the region and the ranks."""
+    region: Box | None = None
+    """None if it is about the whole tensor."""
+    ranks: tuple[int, ...] = ()
+    """Who holds it; a rank that holds it twice is there twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """A box of a tensor, as the rank that stores it sees both."""
+
+    rank: int
+    name: str
+    dtype: str
+    shape: Coordinates
+    box: Box
+
+
+def find_problems(holdings: Iterable[Holding]) -> list[Problem]:
+    """Return all that keeps tensors from being stored exactly once: slow and exact, for when sketches say no."""
+    by_name: dict[str, list[Holding]] = defaultdict(list)
+    for holding in holdings:
+        by_name[holding.name].append(holding)
+    problems = []
+    for name, held in by_name.items():
+        differences = _find_differences(name, held)
+        problems += differences or find_gaps(name, held[0].shape, [(each.rank, each.box) for each in held])
+    return problems
+
+
+def _find_differences(name: str, held: Sequence[Holding]) -> list[Problem]:
+    problems = []
+    for what in ("dtype", "shape"):
+        ranks: dict[object, set[int]] = defaultdict(set)
+        for holding in held:
+            ranks[getattr(holding, what)].add(holding.rank)
+        if len(ranks) > 1:
+            views = " and ".join(f"{value} on {name_ranks(ranks[value])}" for value in ranks)
+            everybody = tuple(sorted(set().union(*ranks.values())))
+            problems.append(Problem(name, f"{name}: its {what} is {views}", ranks=everybody))
+    return problems
+
+
+def find_gaps(name: str, shape: Coordinates, held: Sequence[tuple[int, Box]]) -> list[Problem]:
+    """Return every region of a tensor that no rank holds, or more than one, or that lies outside of it."""
+    problems = [_refuse(name, shape, rank, box) for rank, box in held if not contains(whole(shape), box)]
+    if 0 in shape:
+        ranks = sorted(rank for rank, box in held if volume(box) == 0 and not any(box.starts))
+        found = [] if len(ranks) == 1 else [(whole(shape), tuple(ranks))]
+    else:
+        inside = [(rank, overlap(whole(shape), box)) for rank, box in held]
+        found = _sweep([(rank, box) for rank, box in inside if box is not None], shape, 0)
+    return problems + [_tell(name, shape, region, ranks) for region, ranks in found]
+
+
+def _refuse(name: str, shape: Coordinates, rank: int, box: Box) -> Problem:
+    region = name_region(box, tuple(stop + 1 for stop in box.stops))
+    return Problem(name, f"{name}: rank {rank} holds {region}, outside of shape {shape}", box, (rank,))
+
+
+def _tell(name: str, shape: Coordinates, region: Box, ranks: tuple[int, ...]) -> Problem:
+    verb = "is" if region == whole(shape) or len(shape) > 2 else "are"
+    return Problem(name, f"{name}: {name_region(region, shape)} {verb} held by {name_ranks(ranks)}", region, ranks)
+
+
+_Found = list[tuple[Box, tuple[int, ...]]]
+
+
+def _sweep(held: Collection[tuple[int, Box]], shape: Coordinates, dim: int) -> _Found:
+    """Return the regions of the dims from `dim` on that not exactly one of the boxes holds, and who holds them."""
+    if dim == len(shape) or not held:
+        ranks = tuple(sorted(rank for rank, _ in held))
+        return [] if len(ranks) == 1 else [(whole(shape[dim:]), ranks)]
+    opening, closing = defaultdict(list), defaultdict(list)
+    for number, (_, box) in enumerate(held):
+        opening[box.starts[dim]].append(number)
+        closing[box.stops[dim]].append(number)
+    boxes = list(held)
+    active: dict[int, tuple[int, Box]] = {}
+    slabs: list[tuple[int, int, _Found]] = []
+    for low, high in pairwise(sorted({0, shape[dim], *opening, *closing})):
+        for number in closing[low]:
+            del active[number]
+        active.update((number, boxes[number]) for number in opening[low])
+        found = _sweep(active.values(), shape, dim + 1)
+        # Neighbours in the same state are one region: an edge elsewhere does not matter here.
+        start = slabs.pop()[0] if slabs and slabs[-1][2] == found else low
+        slabs.append((start, high, found))
+    return [
+        (Box((low, *inner.starts), (high - low, *inner.sizes)), ranks)
+        for low, high, found in slabs
+        for inner, ranks in found
+    ]
+
+
+def name_region(region: Box, shape: Coordinates) -> str:
+    """Return a region in words: rows and columns of what has two dims, an index of what has more."""
+    if region == whole(shape):
+        return "all of it"
+    parts = [(f"{start}:{stop}", size == length) for (start, size), stop, length in _edges(region, shape)]
+    if len(shape) > 2:
+        return f"[{', '.join(':' if is_whole else text for text, is_whole in parts)}]"
+    words = ("items",) if len(shape) == 1 else ("rows", "columns")
+    named = zip(words, parts, strict=True)
+    return ", ".join(f"{word} {text}" for word, (text, is_whole) in named if not is_whole)
+
+
+def _edges(region: Box, shape: Coordinates) -> Iterable[tuple[tuple[int, int], int, int]]:
+    return zip(zip(region.starts, region.sizes, strict=True), region.stops, shape, strict=True)
+
+
+def name_ranks(ranks: Collection[int]) -> str:
+    """Return ranks in words: "no rank", "rank 2 twice", "ranks 0, 1 and 5", "ranks 0-63"."""
+    counts = Counter(ranks)
+    if not counts:
+        return "no rank"
+    if len(counts) == 1:
+        ((rank, count),) = counts.items()
+        return f"rank {rank}" + {1: "", 2: " twice"}.get(count, f", {count} times")
+    runs = _join_runs(sorted(counts))
+    if len(runs) > _MAX_RANKS_NAMED:
+        return f"{len(counts)} ranks, {', '.join(runs[:_MAX_RANKS_NAMED])} among them"
+    return f"ranks {', '.join(runs[:-1])} and {runs[-1]}" if len(runs) > 1 else f"ranks {runs[0]}"
+
+
+def _join_runs(ranks: Sequence[int]) -> list[str]:
+    """Return ranks as texts; three or more in a row are one."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    texts: list[str] = []
+    for run in runs:
+        texts += [f"{run[0]}-{run[-1]}"] if len(run) > 2 else map(str, run)
+    return texts

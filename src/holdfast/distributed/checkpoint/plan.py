@@ -1,0 +1,372 @@
+"""Plans what this rank writes of a tree that many save together: who holds the same, who differs, who stores what."""
+
+from __future__ import annotations
+
+import secrets
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from holdfast.digest import Seeded, hash_bytes
+from holdfast.distributed.checkpoint.coverage import Holding, Sketch, find_problems, is_covered, merge, sketch_boxes
+from holdfast.distributed.checkpoint.divergence import tell_difference, verify_alike, warn_of_divergent
+from holdfast.distributed.checkpoint.split import plan_shares
+from holdfast.errors import Mismatch
+from holdfast.repo.engine import Engine
+from holdfast.repo.format.boxes import Box
+from holdfast.repo.format.entry import NO_RANK, Entry
+from holdfast.repo.format.record import Json, canonical_json, parse_json
+from holdfast.repo.format.source import Piece, Source, cut_sources, group_pieces
+from holdfast.repo.write.transaction import Part
+from holdfast.repo.write.world import Ranks
+from holdfast.repo.write.writer import Placement, Request
+from holdfast.snapshot.load.merge_trees import renumber, unite
+from holdfast.snapshot.save.environment import describe_environment
+from holdfast.snapshot.save.save import SaveOptions, make_leaves
+from holdfast.tensors.sharding.shard_source import ShardSource, pick_chunks
+from holdfast.tensors.sharding.sharded import Held
+from holdfast.trees.outline import TREE
+from holdfast.trees.registered import Types
+
+_ENGINE_BYTES: Final = 64 << 20
+_BATCH_BYTES: Final = 8 << 20
+_MAX_NAMED: Final = 20
+
+Key = tuple[str, Json]
+"""What may be the same on several ranks: the name of an entry, and the box of it if it has one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What one rank saves, and what was found out on the way."""
+
+    request: Request
+    divergent: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Leaves:
+    """The leaves of this rank."""
+
+    node: Json = None
+    sources: Sequence[Source] = ()
+    chunks: Sequence[Sequence[Piece]] = ()
+    """Of each source."""
+    held: Mapping[int, Held] = field(default_factory=dict)
+    own: set[int] = field(default_factory=set)
+    own_names: set[str] = field(default_factory=set)
+    prints: dict[int, bytes] = field(default_factory=dict)
+    """Fingerprints of what others may hold, too, by number."""
+
+    def whole_bytes(self, number: int) -> int:
+        """Return how large an entry is as a whole."""
+        source = self.sources[number]
+        return source.whole_bytes if isinstance(source, ShardSource) else source.size_bytes
+
+    def describe(self) -> list[Json]:
+        """Return what each entry is, without its bytes."""
+        return [
+            [
+                source.name,
+                self.whole_bytes(number),
+                source.spec,
+                _drop_index(source.note),
+                source.alias,
+                # In a root: somebody has said that it is each rank's own.
+                0 if number in self.own else NO_RANK,
+            ]
+            for number, source in enumerate(self.sources)
+        ]
+
+    def encode(self) -> bytes:
+        """Return the tree, what each entry is, and which values in the tree are this rank's own."""
+        return canonical_json([self.node, self.describe(), sorted(self.own_names)])
+
+
+def plan_save(
+    name: str, tree: object, options: SaveOptions, types: Types, ranks: Ranks, global_ranks: Sequence[int]
+) -> Planned:
+    """Plan a save that all ranks take part in; raises RankError on all of them if one cannot."""
+    return _Planner(name, options, ranks, global_ranks).plan(tree, types)
+
+
+class _Planner:
+    """One rank's part in planning one save."""
+
+    def __init__(self, name: str, options: SaveOptions, ranks: Ranks, global_ranks: Sequence[int]) -> None:
+        self._name = name
+        self._options = options
+        self._ranks = ranks
+        self._group = {rank: number for number, rank in enumerate(global_ranks)}
+        self._leaves = _Leaves()
+        self._divergent: list[str] = []
+
+    def plan(self, tree: object, types: Types) -> Planned:
+        ranks = self._ranks
+        seed = ranks.broadcast(f"save {self._name!r}", lambda: secrets.token_bytes(8))
+        told = ranks.all_gather("describe", lambda: self._describe(tree, types, seed))
+        root = self._agree_on_tree([(each[0], each[1]) for each in told])
+        holders, variants = self._find_holders(told)
+        spans = self._share(holders)
+        self._check_coverage(spans, seed)
+        is_same = root is not None and canonical_json(root.spec) == canonical_json(self._spec)
+        sources, places = self._make_places(spans, variants, keeps_all=not is_same)
+        request = Request(
+            self._name,
+            sources,
+            spec=None if is_same else self._spec,
+            places=places,
+            root=root,
+            metadata=self._options.metadata,
+            environment=describe_environment() if self._options.environment else {},
+            base=self._options.base,
+            overwrite=self._options.overwrite,
+            verify_reuse=self._options.verify_reuse,
+        )
+        divergent = tuple(dict.fromkeys(self._divergent))
+        if divergent:
+            # In a step: where warnings are errors, all have to know of it.
+            ranks.broadcast("warn", lambda: warn_of_divergent(self._name, divergent))
+        return Planned(request, divergent)
+
+    @property
+    def _spec(self) -> Json:
+        return {TREE: self._leaves.node}
+
+    def _describe(self, tree: object, types: Types, seed: bytes) -> tuple[Any, ...]:
+        """Encode the tree, and tell in a few bytes what it is and what others may hold of it."""
+        leaves = make_leaves(tree, self._options, types)
+        self._leaves.node = parse_json(leaves.spec.data, where="the tree")[TREE]
+        self._leaves.sources = leaves.sources
+        self._leaves.held, self._leaves.own = leaves.held, leaves.own
+        self._leaves.own_names = leaves.own_names
+        chunks: list[list[Piece]] = [[] for _ in leaves.sources]
+        for piece in cut_sources(leaves.sources):
+            chunks[piece.position].append(piece)
+        self._leaves.chunks = chunks
+        self._take_prints(seed)
+        shape = canonical_json([self._leaves.node, self._leaves.describe()])
+        roots: dict[tuple[int, ...], list[bytes]] = defaultdict(list)
+        for number, taken in self._leaves.prints.items():
+            roots[self._declared(number)].append(canonical_json(self._key(number)) + taken)
+        prints = {group: hash_bytes(b"".join(sorted(found))) for group, found in roots.items()}
+        return self._name, hash_bytes(shape), prints
+
+    def _declared(self, number: int) -> tuple[int, ...]:
+        """Return which ranks are said to hold an entry, or its box, just as this one does; all, if nothing is said."""
+        held = self._leaves.held.get(number)
+        # Beyond its own mesh a tensor may have copies, under data parallel for instance: who has some is to be found.
+        if held is None or not held.ranks or len(held.mesh_ranks) < self._ranks.world_size:
+            return tuple(range(self._ranks.world_size))
+        return tuple(sorted(self._group[rank] for rank in held.ranks))
+
+    def _key(self, number: int) -> list[Json]:
+        source = self._leaves.sources[number]
+        if not isinstance(source, ShardSource):
+            return [source.name, None]
+        return [source.name, [[*piece.box.starts, *piece.box.sizes] for piece in source.pieces]]
+
+    def _take_prints(self, seed: bytes) -> None:
+        """Take fingerprints of all that is not this rank's alone."""
+        look = Seeded(int.from_bytes(seed))
+        shared = []
+        for number, source in enumerate(self._leaves.sources):
+            is_alone = isinstance(source, ShardSource) and len(self._declared(number)) == 1
+            if number not in self._leaves.own and not is_alone:
+                shared.append(number)
+                self._leaves.prints[number] = look(canonical_json([source.spec, source.size_bytes]))
+        if self._ranks.world_size == 1:
+            self._leaves.prints.clear()
+            return
+
+        def take(batch: Sequence[Piece]) -> list[tuple[int, bytes]]:
+            return [(each.position, look(each.source.read(each.start, each.stop))) for each in batch]
+
+        pieces = [piece for number in shared for piece in self._leaves.chunks[number]]
+        batches = [(batch, _BATCH_BYTES) for batch in group_pieces(pieces, limit_bytes=_BATCH_BYTES)]
+        with Engine("holdfast-look", budget_bytes=_ENGINE_BYTES, waits=False) as engine:
+            for found in engine.iter_results(take, batches):
+                self._ranks.beat()
+                for number, taken in found:
+                    self._leaves.prints[number] = look(self._leaves.prints[number] + taken)
+
+    def _agree_on_tree(self, told: Sequence[tuple[str, bytes]]) -> Part | None:
+        """Return the tree and the entries of the whole: this rank's own, if all have the same."""
+        names = {name for name, _ in told}
+        if len(names) > 1:
+            raise Mismatch(f"the ranks save under different names: {', '.join(sorted(names)[:_MAX_NAMED])}")
+        own = self._leaves
+        if len(told) == 1 and not any(map(_is_partial, own.sources)):
+            return None
+        shapes = [shape for _, shape in told]
+        if len(set(shapes)) == 1:
+            return _make_root(own.node, own.describe())
+        # One of each kind is enough.
+        is_first = shapes.index(shapes[self._ranks.rank]) == self._ranks.rank
+        sent = self._ranks.all_gather("trees", lambda: own.encode() if is_first else b"")
+        trees = [parse_json(memoryview(each), where="a rank") for each in sent if each]
+        return self._unite(trees)
+
+    def _unite(self, trees: Sequence[Any]) -> Part:
+        described: dict[str, Json] = {}
+        for _, entries, _ in trees:
+            for entry in entries:
+                described.setdefault(entry[0], entry)
+        numbers = {name: number for number, name in enumerate(described)}
+        numbered = [
+            renumber(node, {number: numbers[entry[0]] for number, entry in enumerate(entries)})
+            for node, entries, _ in trees
+        ]
+        united, divergent = unite(numbered)
+        declared = {name for _, _, names in trees for name in names}
+        self._divergent += [name for name in divergent if name not in declared]
+        return _make_root(united, list(described.values()))
+
+    def _find_holders(self, told: Sequence[tuple[Any, ...]]) -> tuple[dict[int, tuple[int, ...]], set[int]]:
+        """Return who holds each entry as this rank does, and which entries every rank has another value of."""
+        prints = [each[2] for each in told]
+        mine = self._leaves.prints
+        is_same = all(
+            prints[rank].get(group) == found for group, found in prints[self._ranks.rank].items() for rank in group
+        )
+        # All take part in the next step, or none.
+        if not any(self._ranks.all_gather("alike", lambda: not is_same)):
+            return {number: self._declared(number) for number in mine}, set()
+        table = {canonical_json(self._key(number)): taken for number, taken in mine.items()}
+        tables = self._ranks.all_gather("replicas", lambda: table)
+        holders: dict[int, tuple[int, ...]] = {}
+        variants: set[int] = set()
+        problems: list[str] = []
+        for number, taken in mine.items():
+            key = canonical_json(self._key(number))
+            found = [rank for rank, theirs in enumerate(tables) if key in theirs]
+            if all(tables[rank][key] == taken for rank in found):
+                holders[number] = tuple(found)
+            elif number in self._leaves.held:
+                problems.append(tell_difference(self._leaves.sources[number].name, found, tables, key))
+            else:
+                variants.add(number)
+
+        def name_variants() -> list[str]:
+            verify_alike(problems)
+            return [self._leaves.sources[number].name for number in sorted(variants)]
+
+        # Of all ranks: not everyone need have what differs elsewhere.
+        for names in self._ranks.all_gather("declared", name_variants):
+            self._divergent += names
+        return holders, variants
+
+    def _share(self, holders: Mapping[int, tuple[int, ...]]) -> dict[int, list[int]]:
+        """Return the chunks of each entry that fall to this rank: a share of what several hold, all of its own."""
+        mine = {number: list(range(len(chunks))) for number, chunks in enumerate(self._leaves.chunks)}
+        groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        for number, group in holders.items():
+            if len(group) > 1:
+                groups[group].append(number)
+        for group, numbers in groups.items():
+            # By name: the trees of the holders may differ elsewhere.
+            numbers.sort(key=lambda number: canonical_json(self._key(number)))
+            chunks = [(number, at) for number in numbers for at in range(len(self._leaves.chunks[number]))]
+            sizes = [self._size(number, at) for number, at in chunks]
+            share = plan_shares(sizes, len(group))[group.index(self._ranks.rank)]
+            mine.update({number: [] for number in numbers})
+            for number, at in chunks[share.start : share.stop]:
+                mine[number].append(at)
+        return mine
+
+    def _size(self, number: int, at: int) -> int:
+        piece = self._leaves.chunks[number][at]
+        return piece.stop - piece.start
+
+    def _check_coverage(self, mine: Mapping[int, Sequence[int]], seed: bytes) -> None:
+        """Raise Mismatch, on all ranks, unless every tensor is stored exactly once."""
+        items = [
+            (self._leaves.sources[number].name, str(held.dtype), held.global_shape, box)
+            for number, held in self._leaves.held.items()
+            for box in self._pick_boxes(number, mine[number])
+        ]
+        told = self._ranks.all_gather("cover", lambda: _flatten(sketch_boxes(items, seed)))
+        if is_covered(merge(Sketch(total, tuple(origins)) for total, origins in told)):
+            return
+        plain = [[name, dtype, list(shape), [list(box.starts), list(box.sizes)]] for name, dtype, shape, box in items]
+        gathered = self._ranks.all_gather("gaps", lambda: plain)
+        holdings = [
+            Holding(rank, name, dtype, tuple(shape), Box(tuple(starts), tuple(sizes)))
+            for rank, own in enumerate(gathered)
+            for name, dtype, shape, (starts, sizes) in own
+        ]
+        texts = [problem.text for problem in find_problems(holdings)]
+        raise Mismatch(
+            f"{self._name!r} cannot be saved: its tensors are not held exactly once; nothing was written:\n  "
+            + "\n  ".join(texts[:_MAX_NAMED]),
+            problems=tuple(texts),
+        )
+
+    def _pick_boxes(self, number: int, chunks: Sequence[int]) -> list[Box]:
+        source = self._leaves.sources[number]
+        assert isinstance(source, ShardSource), "what is held in part comes in boxes"
+        if not source.boxes and self._ranks.is_coordinator:
+            return [Box((0,) * len(shape), shape) for shape in (self._leaves.held[number].global_shape,) if 0 in shape]
+        return [source.boxes[at] for at in chunks]
+
+    def _make_places(
+        self, mine: Mapping[int, Sequence[int]], variants: set[int], *, keeps_all: bool
+    ) -> tuple[list[Source], dict[int, Placement]]:
+        """Return the sources of this rank's part, and where each stands in the whole."""
+        sources: list[Source] = []
+        places: dict[int, Placement] = {}
+        for number, source in enumerate(self._leaves.sources):
+            whole_bytes = self._leaves.whole_bytes(number)
+            if number in self._leaves.own or number in variants:
+                places[len(sources)] = Placement(whole_bytes, 0, (), self._ranks.rank)
+                sources.append(source)
+                continue
+            if not mine[number] and whole_bytes and not keeps_all:
+                continue
+            spans = [(each.start, each.stop) for each in (self._leaves.chunks[number][at] for at in mine[number])]
+            dims, boxes = _place_chunks(source, mine[number], spans)
+            places[len(sources)] = Placement(whole_bytes, dims, boxes)
+            sources.append(pick_chunks(source, spans))
+        if self._ranks.world_size == 1 and not any(map(_is_partial, self._leaves.sources)):
+            return list(self._leaves.sources), {}
+        return sources, places
+
+
+def _drop_index(note: Json) -> Json:
+    """Return a note without the number of the device, which is another on each rank."""
+    if not isinstance(note, dict) or "device" not in note:
+        return note
+    return note | {"device": str(note["device"]).partition(":")[0]}
+
+
+def _is_partial(source: Source) -> bool:
+    """Tell whether a source is less than its entry, or lies in other order."""
+    return isinstance(source, ShardSource) and not source.is_whole
+
+
+def _place_chunks(
+    source: Source, numbers: Sequence[int], spans: Sequence[tuple[int, int]]
+) -> tuple[int, list[tuple[int, ...]]]:
+    """Return the dims and places of chunks: ranges of bytes of what lies in a row, boxes of what has more dims."""
+    if not isinstance(source, ShardSource):
+        return 1, [(start, stop - start) for start, stop in spans]
+    boxes = [source.boxes[number] for number in numbers]
+    dims = len(boxes[0].starts) if boxes else 1
+    if dims > 1:
+        return dims, [(*box.starts, *box.sizes) for box in boxes]
+    items = [(box.starts[0] if box.starts else 0, box.sizes[0] if box.sizes else 1) for box in boxes]
+    sizes = [stop - start for start, stop in spans]
+    return 1, [(start * (size // count), size) for (start, count), size in zip(items, sizes, strict=True)]
+
+
+def _make_root(node: Json, described: Sequence[Any]) -> Part:
+    entries = [
+        Entry(name, whole_bytes, (), spec, note, 1, alias, rank)
+        for name, whole_bytes, spec, note, alias, rank in described
+    ]
+    return Part({TREE: node}, entries)
+
+
+def _flatten(sketch: Sketch) -> tuple[int, list[int]]:
+    return sketch.total, list(sketch.origins)

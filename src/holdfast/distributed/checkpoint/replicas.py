@@ -1,0 +1,189 @@
+"""What all ranks hold the same of, read once: each rank reads a share and sends that to the others, if that pays."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Final, Literal, Self
+
+import torch
+
+from holdfast.digest import hash_bytes
+from holdfast.distributed.checkpoint.module_sync import Facts, gather_tables
+from holdfast.distributed.checkpoint.split import plan_shares
+from holdfast.distributed.talk.collectives import Collectives
+from holdfast.distributed.talk.sending import Sender, open_carrier
+from holdfast.repo.format.boxes import whole
+from holdfast.repo.read.reader import SnapshotReader
+from holdfast.snapshot.load.batches import view_place
+from holdfast.snapshot.load.entries import InPlace
+
+_log = logging.getLogger(__name__)
+
+MIN_BYTES: Final = 64 << 20
+"""Less than this each rank reads for itself, and nothing is measured."""
+SAMPLE_BYTES: Final = 8 << 20
+"""How much is read, and sent, to find out what is faster."""
+MIN_READ_S: Final = 1.0
+"""What each rank has read by then is not worth connecting them for."""
+_MARGIN: Final = 0.8
+"""How much of the time may be left if it is sent: a measurement is not that exact."""
+
+
+class Replicas:
+    """One rank's part in reading, for all, what all of them want in memory that is there. Use it in a `with`."""
+
+    def __init__(
+        self,
+        ranks: Collectives,
+        reader: SnapshotReader,
+        *,
+        how: Literal["auto", "broadcast"] = "broadcast",
+        timeout_s: float,
+    ) -> None:
+        """Choose nothing yet; "auto" sends only if that is measured to be faster."""
+        self._ranks = ranks
+        self._reader = reader
+        self._how = how
+        self._timeout_s = timeout_s
+        self._stack = ExitStack()
+        self._sender: Sender | None = None
+        self._shares: list[list[torch.Tensor]] = []
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the connections to the other ranks."""
+        self._stack.__exit__(kind, error, trace)
+
+    def choose(self, places: Mapping[int, InPlace]) -> Collection[int]:
+        """Return the entries that this rank need not read, for another does."""
+        numbers, table = _describe(places)
+        tables = gather_tables(self._ranks, table)
+        if tables is not None:
+            table = {name: facts for name, facts in table.items() if all(each.get(name) == facts for each in tables)}
+        # What is tied to another is there with that.
+        read = [name for name in sorted(table) if table[name][-1] not in table]
+        sizes = [table[name][0] for name in read]
+        if not read or not self._is_faster(sizes, [places[numbers[name]] for name in read]):
+            return ()
+        shares = plan_shares(sizes, self._ranks.world_size)
+        named = [[read[at] for at in share] for share in shares]
+        self._shares = [[_find_memory(places[numbers[name]]) for name in names] for names in named]
+        mine = set(named[self._ranks.rank])
+        return {numbers[name] for name in table if name not in mine}
+
+    def send(self) -> None:
+        """Send what this rank has read, and take what the others have; all ranks must be done with reading."""
+        if not self._shares:
+            return
+        sender = self._connect()
+
+        def act() -> None:
+            for rank, memory in enumerate(self._shares):
+                sender.send_bytes(memory, rank)
+
+        sender.run("broadcast", act)
+
+    def _connect(self) -> Sender:
+        """Return what sends; the first time, all ranks must call this."""
+        if self._sender is None:
+            carrier = self._stack.enter_context(open_carrier(self._ranks, timeout_s=self._timeout_s))
+            self._sender = Sender(self._ranks, carrier, timeout_s=self._timeout_s)
+        return self._sender
+
+    def _is_faster(self, sizes: Sequence[int], places: Sequence[InPlace]) -> bool:
+        """Tell whether to send: the same on all ranks, which see the same sizes, and one of which decides for all."""
+        if self._how == "broadcast":
+            return True
+        if sum(sizes) < MIN_BYTES:
+            return False
+        sample = _plan_sample(sizes)
+        scale = sum(sizes) / sum(sample.values())
+        # Not where it is wanted: something may still be found that is refused before anything changes.
+        memory = [torch.empty(size_bytes, dtype=torch.uint8) for size_bytes in sample.values()]
+
+        def read() -> None:
+            for at, each in zip(sample, memory, strict=True):
+                self._reader.read_into(places[at].entry, 0, each.numpy().data)
+
+        # All at once, as they would: what they share, a disk or the way to it, they share here, too.
+        read_s = scale * self._ranks.all_reduce("measure reading", lambda: _time(read), max)
+        if read_s < MIN_READ_S:
+            return False
+        send_s = scale * self._measure_sending(memory)
+        return bool(self._ranks.broadcast("choose", lambda: self._decide(read_s, send_s)))
+
+    def _measure_sending(self, memory: Sequence[torch.Tensor]) -> float:
+        """Return how long the slowest rank takes for what one of them sends to all, in seconds."""
+        sender = self._connect()
+        taken: list[float] = []
+        # The first bytes on a connection take longer than those after them.
+        sender.run("try sending", lambda: sender.send_bytes([memory[0][:1]], 0))
+        sender.run("measure sending", lambda: taken.append(_time(lambda: sender.send_bytes(memory, 0))))
+        return float(self._ranks.all_reduce("compare times", lambda: taken[0], max))
+
+    def _decide(self, read_s: float, send_s: float) -> bool:
+        """Decide for all ranks: if it is sent, each reads its share, and then all of it is on its way once."""
+        shared_s = read_s / self._ranks.world_size + send_s
+        is_faster = shared_s < _MARGIN * read_s
+        text = "what all ranks want takes %.1f s if each reads it, and %.1f s if it is sent: %s"
+        _log.info(text, read_s, shared_s, "it is sent" if is_faster else "each reads it")
+        return is_faster
+
+
+def _time(act: Callable[[], None]) -> float:
+    began = time.monotonic()
+    act()
+    return time.monotonic() - began
+
+
+def _plan_sample(sizes: Sequence[int]) -> dict[int, int]:
+    """Return how much to read of which entries, the largest first."""
+    sample: dict[int, int] = {}
+    room = SAMPLE_BYTES
+    for at in sorted(range(len(sizes)), key=lambda at: (-sizes[at], at)):
+        if room <= 0:
+            break
+        sample[at] = min(room, sizes[at])
+        room -= sample[at]
+    return sample
+
+
+def _describe(places: Mapping[int, InPlace]) -> tuple[dict[str, int], dict[str, Facts]]:
+    """Return the numbers of entries that are wanted as a whole and in a row, and what must be the same of each."""
+    numbers: dict[str, int] = {}
+    table: dict[str, Facts] = {}
+    first: dict[tuple[torch.device, int, int], str] = {}
+    for number, place in sorted(places.items(), key=lambda item: item[1].entry.name):
+        entry = place.entry
+        if not entry.size_bytes or not _is_whole(place):
+            continue
+        memory = _find_memory(place)
+        content = hash_bytes(b"".join(chunk.digest for chunk in entry.chunks)).hex()
+        key = (memory.device, memory.data_ptr(), entry.size_bytes)
+        tied = first.setdefault(key, entry.name)
+        numbers[entry.name] = number
+        table[entry.name] = [entry.size_bytes, content, memory.device.type, "" if tied == entry.name else tied]
+    return numbers, table
+
+
+def _is_whole(place: InPlace) -> bool:
+    if place.pieces is None:
+        return place.size_bytes == place.entry.size_bytes
+    if len(place.pieces) != 1:
+        return False
+    box, tensor = place.pieces[0]
+    return box == whole(tuple(place.tensor.shape)) and tensor.is_contiguous()
+
+
+def _find_memory(place: InPlace) -> torch.Tensor:
+    """Return the memory of a place that wants all of an entry, as a tensor of bytes."""
+    return view_place(place.tensor if place.pieces is None else place.pieces[0].tensor, place.entry.size_bytes)

@@ -1,0 +1,1 @@
+"""The object store in a directory of a local or network filesystem."""

@@ -1,0 +1,336 @@
+"""The raw filesystem calls that a local store makes: a seam where tests count, refuse and lose power."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import stat
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, Protocol
+
+from holdfast.objects.local.flocks import PROCESS_LOCKS
+from holdfast.objects.local.nofollow import link_error, open_directory
+
+# From linux/fs.h and fcntl.h.
+_RENAME_NOREPLACE: Final = 1
+
+# A pipe that stands where a file should be must not make us wait, and a terminal must not become ours.
+_CALM: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
+
+FileKind = Literal["file", "directory", "link", "other"]
+_KINDS: Final[dict[int, FileKind]] = {stat.S_IFREG: "file", stat.S_IFDIR: "directory", stat.S_IFLNK: "link"}
+
+
+@dataclass(frozen=True, slots=True)
+class FileStat:
+    """What the filesystem knows about one path."""
+
+    kind: FileKind
+    size_bytes: int
+    modified_s: float
+    identity: tuple[int, int]
+    """Device and inode: equal for two names of one file."""
+    num_names: int = 1
+    """How many hard links there are: names of this one file, perhaps some outside the store."""
+    version: str = ""
+    """Changes with the file's identity and with its times of modification and change; empty if there are no such."""
+
+
+class Files(Protocol):
+    """The calls, each as atomic and as durable as POSIX makes it; failures are plain OSErrors.
+
+    None of them follows a symbolic link below the root of the store, neither as the last component of a path nor as
+    one before it: it raises the OSError of `nofollow.link_error`, or acts on the link itself.
+    """
+
+    def create_file(self, path: str) -> int:
+        """Make a file that is not there yet and return a handle to write it."""
+
+    def open_file(self, path: str) -> int:
+        """Return a handle to read `path`."""
+
+    def close(self, handle: int) -> None:
+        """Close a handle; a network filesystem may report only here that a write failed."""
+
+    def write_at(self, handle: int, start: int, buffer: memoryview) -> int:
+        """Write from byte `start` on and return how many bytes were taken, perhaps not all; safe in any thread."""
+
+    def read_into(self, handle: int, start: int, buffer: memoryview) -> int:
+        """Read from byte `start` into `buffer` and return how many bytes came; 0 is the end of the file."""
+
+    def set_direct(self, handle: int, *, direct: bool) -> bool:
+        """Let reads and writes go around the page cache, or through it again; tell whether they go around it.
+
+        Around it, memory, offsets and lengths must be whole pages, and what is written is on the disk, though not
+        yet safe there.
+        """
+
+    def is_cached(self, handle: int, start: int) -> bool:
+        """Tell whether the page of a file that holds byte `start` is in memory, so that reading it costs a copy."""
+
+    def sync_file(self, handle: int) -> None:
+        """Make the bytes and the size of a file durable; its name is the directory's."""
+
+    def sync_directory(self, path: str) -> None:
+        """Make the entries of a directory durable."""
+
+    def stat(self, path: str) -> FileStat:
+        """Describe what is at `path`: a symbolic link itself, unless it is the root."""
+
+    def stat_names(self, path: str, names: Sequence[str]) -> list[FileStat | None]:
+        """Describe what each of these names in a directory is, as `stat` does; None for one that is not there."""
+
+    def stat_handle(self, handle: int) -> FileStat:
+        """Describe an open file."""
+
+    def list_directory(self, path: str) -> list[str]:
+        """Return the names in a directory, in no order."""
+
+    def list_kinds(self, path: str) -> dict[str, FileKind]:
+        """Return the names in a directory, in no order, and what each of them is."""
+
+    def link(self, source: str, target: str) -> None:
+        """Give a file a second name, if that name is free."""
+
+    def rename_noreplace(self, source: str, target: str) -> None:
+        """Give a file another name, if that name is free."""
+
+    def rename(self, source: str, target: str) -> None:
+        """Give a file another name, replacing what had it."""
+
+    def unlink(self, path: str) -> None:
+        """Remove a file's name."""
+
+    def make_directory(self, path: str) -> None:
+        """Make one directory whose parent is there."""
+
+    def lock(self, path: str, *, exclusive: bool) -> int | None:
+        """Lock a file, made if need be, until it is unlocked or its process ends; None at once if it is not free.
+
+        The handle may be read and written. A child of fork does not keep it.
+        """
+
+    def unlock(self, handle: int) -> None:
+        """Unlock a file that this process has locked, and close it."""
+
+    def read_free_bytes(self, path: str) -> int:
+        """Return how many bytes an ordinary user may still write below `path`."""
+
+    def read_filesystem_type(self, path: str) -> str:
+        """Return the type of the filesystem that holds `path`, which need not exist; empty if not known."""
+
+
+class PosixFiles:
+    """The calls of this machine's kernel."""
+
+    _inside = "/"
+
+    def __init__(self, root: str = "/") -> None:
+        """Follow no symbolic link below `root`, an absolute path; `root` itself may be reached through links."""
+        self._inside = root.rstrip("/") + "/"
+
+    def create_file(self, path: str) -> int:
+        # Objects never change, so no group needs to write to them, whatever the umask allows.
+        with self._entering(path) as (directory, name):
+            return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644, dir_fd=directory)
+
+    def open_file(self, path: str) -> int:
+        return self._open(path, os.O_RDONLY)
+
+    def close(self, handle: int) -> None:
+        os.close(handle)
+
+    def write_at(self, handle: int, start: int, buffer: memoryview) -> int:
+        return os.pwrite(handle, buffer, start)
+
+    def read_into(self, handle: int, start: int, buffer: memoryview) -> int:
+        return os.preadv(handle, [buffer], start)
+
+    def set_direct(self, handle: int, *, direct: bool) -> bool:
+        flag = getattr(os, "O_DIRECT", 0)
+        flags = fcntl.fcntl(handle, fcntl.F_GETFL)
+        try:
+            fcntl.fcntl(handle, fcntl.F_SETFL, flags | flag if direct else flags & ~flag)
+        except OSError:
+            return False  # a filesystem that has no such way
+        return direct and flag != 0
+
+    def is_cached(self, handle: int, start: int) -> bool:
+        try:
+            # Of a page that is not there the kernel begins to read at least as much as is asked for.
+            return os.preadv(handle, [bytearray(1)], start, os.RWF_NOWAIT) == 1
+        except BlockingIOError:
+            return False
+        except (AttributeError, OSError):
+            return True  # no way to ask: read through the cache
+
+    def sync_file(self, handle: int) -> None:
+        if sys.platform == "darwin":
+            fcntl.fcntl(handle, fcntl.F_FULLFSYNC)
+        else:
+            os.fdatasync(handle)
+
+    def sync_directory(self, path: str) -> None:
+        handle = open_directory(self._inside, path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+    def stat(self, path: str) -> FileStat:
+        if not path.startswith(self._inside):
+            return _describe(os.stat(path))
+        with self._entering(path) as (directory, name):
+            return _describe(os.stat(name, dir_fd=directory, follow_symlinks=False))
+
+    def stat_names(self, path: str, names: Sequence[str]) -> list[FileStat | None]:
+        # One walk to the directory for all names: for each, it would take as long as the look itself.
+        directory = open_directory(self._inside, path)
+        try:
+            return [_describe_name(directory, name) for name in names]
+        finally:
+            os.close(directory)
+
+    def stat_handle(self, handle: int) -> FileStat:
+        return _describe(os.fstat(handle))
+
+    def list_directory(self, path: str) -> list[str]:
+        handle = open_directory(self._inside, path, os.O_RDONLY)
+        try:
+            return os.listdir(handle)
+        finally:
+            os.close(handle)
+
+    def list_kinds(self, path: str) -> dict[str, FileKind]:
+        handle = open_directory(self._inside, path, os.O_RDONLY)
+        try:
+            with os.scandir(handle) as entries:
+                return {entry.name: _find_kind(entry) for entry in entries}
+        finally:
+            os.close(handle)
+
+    def link(self, source: str, target: str) -> None:
+        with self._entering(source) as (old, name), self._entering(target) as (new, new_name):
+            os.link(name, new_name, src_dir_fd=old, dst_dir_fd=new, follow_symlinks=False)
+
+    def rename_noreplace(self, source: str, target: str) -> None:
+        try:
+            renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
+        except AttributeError:
+            raise OSError(errno.ENOSYS, "this system has no renameat2", source) from None
+        with self._entering(source) as (old, name), self._entering(target) as (new, new_name):
+            if renameat2(old, os.fsencode(name), new, os.fsencode(new_name), _RENAME_NOREPLACE):
+                code = ctypes.get_errno()
+                raise OSError(code, os.strerror(code), source, None, target)
+
+    def rename(self, source: str, target: str) -> None:
+        with self._entering(source) as (old, name), self._entering(target) as (new, new_name):
+            os.rename(name, new_name, src_dir_fd=old, dst_dir_fd=new)
+
+    def unlink(self, path: str) -> None:
+        with self._entering(path) as (directory, name):
+            os.unlink(name, dir_fd=directory)
+
+    def make_directory(self, path: str) -> None:
+        with self._entering(path) as (directory, name):
+            os.mkdir(name, dir_fd=directory)
+
+    def lock(self, path: str, *, exclusive: bool) -> int | None:
+        return PROCESS_LOCKS.take(lambda: self._open(path, os.O_RDWR | os.O_CREAT), exclusive=exclusive)
+
+    def unlock(self, handle: int) -> None:
+        PROCESS_LOCKS.release(handle)
+
+    def read_free_bytes(self, path: str) -> int:
+        handle = open_directory(self._inside, path)
+        try:
+            status = os.fstatvfs(handle)
+        finally:
+            os.close(handle)
+        return status.f_bavail * status.f_frsize
+
+    def read_filesystem_type(self, path: str) -> str:
+        try:
+            with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
+                return find_mount_type(lines.read(), os.path.realpath(path))
+        except FileNotFoundError:
+            return ""
+
+    def _open(self, path: str, flags: int) -> int:
+        with self._entering(path) as (directory, name):
+            try:
+                return os.open(name, flags | _CALM, 0o666, dir_fd=directory)
+            except OSError as error:
+                if error.errno == errno.ELOOP:
+                    raise link_error(path) from None
+                raise
+
+    def _entering(self, path: str) -> _Entering:
+        return _Entering(self._inside, path)
+
+
+class _Entering:
+    """Holds the directory of a path open: a handle to it, and the name in it."""
+
+    __slots__ = ("_handle", "_inside", "_path")
+
+    def __init__(self, inside: str, path: str) -> None:
+        self._inside = inside
+        self._path = path
+
+    def __enter__(self) -> tuple[int, str]:
+        directory, _, name = self._path.rpartition("/")
+        self._handle = open_directory(self._inside, directory or "/")
+        return self._handle, name
+
+    def __exit__(self, *_error: object) -> None:
+        os.close(self._handle)
+
+
+def find_mount_type(mountinfo: str, path: str) -> str:
+    """Return the type of the mount that holds `path`, an absolute one; empty if none does."""
+    deepest, found = -1, ""
+    for line in mountinfo.rstrip("\n").split("\n"):
+        mount, _, source = line.partition(" - ")
+        point = _unescape(mount.split(" ")[4]).rstrip("/")
+        # Of two mounts at one point the later hides the earlier.
+        if len(point) >= deepest and (path == point or path.startswith(point + "/")):
+            deepest, found = len(point), source.split(" ")[0]
+    return found
+
+
+def _unescape(field: str) -> str:
+    """Undo the kernel's octal escapes of space, tab, newline and backslash."""
+    for code, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
+        field = field.replace(code, character)
+    return field
+
+
+def _find_kind(entry: os.DirEntry[str]) -> FileKind:
+    if entry.is_file(follow_symlinks=False):
+        return "file"
+    if entry.is_dir(follow_symlinks=False):
+        return "directory"
+    return "link" if entry.is_symlink() else "other"
+
+
+def _describe_name(directory: int, name: str) -> FileStat | None:
+    try:
+        return _describe(os.stat(name, dir_fd=directory, follow_symlinks=False))
+    except FileNotFoundError:
+        return None
+
+
+def _describe(status: os.stat_result) -> FileStat:
+    return FileStat(
+        kind=_KINDS.get(stat.S_IFMT(status.st_mode), "other"),
+        size_bytes=status.st_size,
+        modified_s=status.st_mtime,
+        identity=(status.st_dev, status.st_ino),
+        num_names=status.st_nlink,
+        version=f"{status.st_dev}-{status.st_ino}-{status.st_mtime_ns}-{status.st_ctime_ns}",
+    )

@@ -1,0 +1,389 @@
+"""The object store in a directory: key `k` is the file `root/k`, created by link() and durable by fsync."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from copy import copy
+from functools import partial
+from time import time
+from typing import Final, TypeVar
+
+from holdfast.digest import Buffer
+from holdfast.errors import Corrupt, NotFound, ReadOnlyStore, StoreError
+from holdfast.objects.listing import is_key
+from holdfast.objects.local.direct import DIRECT_BYTES, DirectReads
+from holdfast.objects.local.files import FileKind, Files, FileStat, PosixFiles
+from holdfast.objects.local.key_order import iter_in_key_order
+from holdfast.objects.local.lock import LockWait, StoreLock
+from holdfast.objects.local.naming import FileNamer, Naming
+from holdfast.objects.local.nofollow import link_error
+from holdfast.objects.local.temporary_files import remove_debris
+from holdfast.objects.local.upload import LocalUpload, WriteTarget, begin_upload, explain_write_error, flatten
+from holdfast.objects.protocol import PAGE_LIMIT, ObjectInfo, StoreTraits, verify_key, verify_prefix
+
+# What stands where no object is. Not ELOOP: what lies behind a symbolic link is not known, so nobody may take it
+# for absent; a collector would then delete what the records there refer to.
+_ABSENT: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR})
+# Whatever is not here may be shared with other hosts.
+_LOCAL_TYPES: Final = frozenset(
+    {"ext2", "ext3", "ext4", "xfs", "btrfs", "bcachefs", "zfs", "f2fs", "jfs", "reiserfs", "overlay", "tmpfs"}
+    | {"ramfs", "vfat", "exfat", "ntfs", "ntfs3", "fuseblk", "apfs", "hfs", "simulated"}
+)
+_VOLATILE_TYPES: Final = frozenset({"tmpfs", "ramfs"})
+
+# What answers a lock where there are none; leases alone then tell who is at work.
+_NO_LOCKS: Final = frozenset({errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
+_LOCK_NAME: Final = ".lock"
+
+T = TypeVar("T")
+# Inside the class `list` is its method.
+_Names = list[str]
+
+
+class LocalStore:
+    """Objects as files below `root`, which the first write makes.
+
+    The root may be a symbolic link, or be reached through some. Below it no link is followed: what meets one raises
+    StoreError with errno ELOOP, changes nothing and reads nothing behind it.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        *,
+        read_only: bool = False,
+        single_writer: bool = False,
+        files: Files | None = None,
+        lock_wait: LockWait | None = None,
+    ) -> None:
+        self._root = os.path.abspath(root)
+        self._read_only = read_only
+        self._single_writer = single_writer
+        self._files: Files = PosixFiles(self._root) if files is None else files
+        self._skips_links = False
+        self._namer = FileNamer(self._files)
+        self._direct = DirectReads(self._files)
+        self._lock = StoreLock(self._files, self._path(_LOCK_NAME), lock_wait or LockWait())
+        self._filesystem_type = ""
+
+    @property
+    def url(self) -> str:
+        """The absolute path of the root."""
+        return self._root
+
+    @property
+    def traits(self) -> StoreTraits:
+        """What the filesystem below the root can do; tried out if it is there and may be written."""
+        exclusive = True
+        if not self._read_only:
+            # Where nothing can be tried, create itself refuses if this proves untrue.
+            with suppress(OSError):
+                exclusive = self._namer.read_naming(self._root) is not Naming.CHECKED_RENAME
+        filesystem_type = self._find_type()
+        return StoreTraits(
+            exclusive_create=exclusive,
+            durable=filesystem_type not in _VOLATILE_TYPES,
+            network=self.is_network,
+        )
+
+    @property
+    def is_network(self) -> bool:
+        """Whether other hosts may use the filesystem, too; unlike its other traits, known without trying it out."""
+        return self._find_type() not in _LOCAL_TYPES
+
+    def is_bare(self) -> bool:
+        """Tell whether the root is a directory that holds nothing."""
+        try:
+            return not self._files.list_directory(self._root)
+        except OSError:
+            return False
+
+    def prepare(self, prefixes: Sequence[str]) -> None:
+        """Make a directory for each prefix, and what leads to it, durable, whoever made it."""
+        for prefix in prefixes:
+            self._verify_writable(prefix.rstrip("/"))
+        try:
+            self._namer.make_directories([self._root, *(self._path(prefix.rstrip("/")) for prefix in prefixes)])
+        except OSError as error:
+            raise explain_write_error(error, key="", path=self._root) from error
+
+    def sync(self, prefix: str) -> None:
+        """Fsync the directory of `prefix`, if it is there."""
+        path = self._path(verify_prefix(prefix).rstrip("/"))
+        try:
+            self._files.sync_directory(path)
+        except OSError as error:
+            if error.errno not in _ABSENT:
+                raise StoreError(f"cannot make {path} durable: {error.strerror}", code=error.errno) from error
+
+    def create(self, key: str, data: Buffer, *, durable: bool = True) -> None:
+        """Create the file of `key`; without `durable` nothing is fsynced."""
+        with self._begin(key, durable=durable) as upload:
+            upload.append(data)
+            upload.commit()
+
+    def upload(self, key: str) -> LocalUpload:
+        """Begin a durable create that streams into a temporary file."""
+        return self._begin(key, durable=True)
+
+    def read(self, key: str, *, limit_bytes: int) -> bytes:
+        """Return the whole object."""
+        return self._reopening(lambda: self._read_once(key, limit_bytes))
+
+    def _read_once(self, key: str, limit_bytes: int) -> bytes:
+        handle = self._open(key)
+        try:
+            status = self._files.stat_handle(handle)
+            if status.kind != "file":
+                raise self._not_found(key)
+            if status.size_bytes > limit_bytes:
+                raise Corrupt(
+                    f"{self._path(key)} holds {status.size_bytes} bytes, more than the {limit_bytes} it may; run check",
+                    key=key,
+                )
+            data = bytearray(status.size_bytes)
+            self._fill(key, handle, 0, memoryview(data))
+            return bytes(data)
+        except OSError as error:
+            raise self._read_error(error, key) from error
+        finally:
+            self._files.close(handle)
+
+    def read_into(self, key: str, start: int, buffer: memoryview) -> None:
+        """Fill `buffer` with the bytes from `start` on."""
+        self._reopening(lambda: self._read_into_once(key, start, buffer))
+
+    def _read_into_once(self, key: str, start: int, buffer: memoryview) -> None:
+        handle = self._open(key)
+        try:
+            target = flatten(buffer)
+            if target.nbytes >= DIRECT_BYTES and self._may_be_direct():
+                # What is not there afterwards is read, or missed, the ordinary way.
+                done = self._direct.read(handle, start, target)
+                start, target = start + done, target[done:]
+            self._fill(key, handle, start, target)
+        except OSError as error:
+            raise self._read_error(error, key) from error
+        finally:
+            self._files.close(handle)
+
+    def map(self, key: str, start: int, size_bytes: int) -> memoryview:
+        """Map the file of `key`, copied on write."""
+        handle = self._open(key)
+        try:
+            status = self._files.stat_handle(handle)
+            # Memory beyond the end of a file is a trap: whoever touches it is killed.
+            if status.kind != "file" or start + size_bytes > status.size_bytes:
+                raise Corrupt(f"{self._path(key)} ends before byte {start + size_bytes}; run check", key=key)
+            page = start // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
+            whole = mmap.mmap(handle, start - page + size_bytes, access=mmap.ACCESS_COPY, offset=page)
+            return memoryview(whole)[start - page :]
+        except (OSError, ValueError) as error:
+            raise StoreError(f"cannot map {self._path(key)}: {error}", key=key) from error
+        finally:
+            self._files.close(handle)
+
+    def list(self, prefix: str, *, after: str = "", limit: int = PAGE_LIMIT) -> list[ObjectInfo]:
+        """Return one page; only names that may be on it are looked at."""
+        base = verify_prefix(prefix)[: prefix.rfind("/") + 1]
+        find_names = partial(self._find_names, prefix=prefix, after=after)
+        page: list[ObjectInfo] = []
+        if limit < 1:
+            return page
+        for key, status in iter_in_key_order(base, find_names, self._find_stats, batch=limit):
+            if status.kind == "link" and not self._skips_links:
+                raise self._read_error(link_error(self._path(key)), key)
+            if status.kind == "file" and key > after:
+                page.append(ObjectInfo(key, status.size_bytes, status.modified_s, status.version))
+                if len(page) == limit:
+                    break
+        return page
+
+    def delete(self, key: str) -> None:
+        """Remove the file of `key` if it is there."""
+        self._verify_writable(key)
+        path = self._path(key)
+        try:
+            self._files.unlink(path)
+        except OSError as error:
+            if error.errno in _ABSENT:
+                return
+            raise explain_write_error(error, key=key, path=path) from error
+
+    @contextmanager
+    def hold(self, *, exclusive: bool) -> Iterator[bool]:
+        """Hold a lock file; it tells about this host only, so on network filesystems nobody is ever alone."""
+        if exclusive and self.traits.network:
+            yield False
+            return
+        with ExitStack() as held:
+            try:
+                is_held = held.enter_context(self._lock.hold(exclusive=exclusive))
+            except OSError as error:
+                if not exclusive and error.errno not in _NO_LOCKS:
+                    raise explain_write_error(error, key=_LOCK_NAME, path=self._path(_LOCK_NAME)) from error
+                is_held = not exclusive
+            yield is_held
+
+    def remove_debris(self, *, older_than_s: float) -> int:
+        """Remove temporary files of saves that were killed; their age is told by the filesystem's own clock."""
+        directories = self._iter_directories("")
+        return remove_debris(self._files, self._namer, self._root, directories, older_than_s=older_than_s)
+
+    def iter_links(self) -> Iterator[str]:
+        """Yield the path, relative to the root, of each symbolic link in a directory that may hold objects."""
+        for directory, kinds in self._iter_directories(""):
+            yield from sorted(directory + name for name, kind in kinds.items() if kind == "link")
+
+    def passing_over_links(self) -> LocalStore:
+        """Return the same store, whose listings leave links out instead of raising."""
+        store = copy(self)
+        store._skips_links = True
+        return store
+
+    def stat(self, key: str) -> ObjectInfo:
+        """Return the size and time of the file of `key`."""
+        verify_key(key)
+        status = self._find_stat(key)
+        if status is not None and status.kind == "link":
+            raise self._read_error(link_error(self._path(key)), key)
+        if status is None or status.kind != "file":
+            raise self._not_found(key)
+        return ObjectInfo(key, status.size_bytes, status.modified_s, status.version)
+
+    def clock(self) -> float:
+        """Return this host's time."""
+        return time()
+
+    def find_free_bytes(self) -> int | None:
+        """Return what the filesystem has left for us; before the first write, that of the nearest parent."""
+        path = self._root
+        while True:
+            try:
+                return self._files.read_free_bytes(path)
+            except FileNotFoundError:
+                path = os.path.dirname(path)
+            except OSError as error:
+                raise StoreError(f"cannot read the free space of {path}: {error.strerror}", code=error.errno) from error
+
+    def _iter_directories(self, base: str) -> Iterator[tuple[str, dict[str, FileKind]]]:
+        """Yield `base` (empty, or ending in "/") and every directory below it that may hold objects, with its names."""
+        try:
+            kinds = self._files.list_kinds(self._directory(base))
+        except OSError as error:
+            if error.errno in _ABSENT:
+                return
+            raise self._read_error(error, base) from error
+        yield base, kinds
+        for name, kind in kinds.items():
+            if kind == "directory" and is_key(base + name):
+                yield from self._iter_directories(f"{base}{name}/")
+
+    def _list_names(self, directory: str) -> _Names:
+        try:
+            return self._files.list_directory(self._directory(directory))
+        except OSError as error:
+            if error.errno in _ABSENT or (error.errno == errno.ELOOP and self._skips_links):
+                return []
+            raise self._read_error(error, directory) from error
+
+    def _path(self, key: str) -> str:
+        return os.path.join(self._root, key)
+
+    def _directory(self, base: str) -> str:
+        return self._path(base.rstrip("/")) if base else self._root
+
+    def _verify_writable(self, key: str) -> None:
+        verify_key(key)
+        if self._read_only:
+            raise ReadOnlyStore(
+                f"cannot write {self._path(key)}: the store was opened read-only; open it without read_only=True",
+                key=key,
+                code=errno.EROFS,
+            )
+
+    def _begin(self, key: str, *, durable: bool) -> LocalUpload:
+        self._verify_writable(key)
+        target = WriteTarget(
+            self._files, self._namer, key=key, path=self._path(key), may_be_direct=self._may_be_direct()
+        )
+        return begin_upload(target, durable=durable, single_writer=self._single_writer)
+
+    def _find_type(self) -> str:
+        if not self._filesystem_type:
+            self._filesystem_type = self._files.read_filesystem_type(self._root)
+        return self._filesystem_type
+
+    def _may_be_direct(self) -> bool:
+        return self._find_type() in _LOCAL_TYPES - _VOLATILE_TYPES
+
+    def _open(self, key: str) -> int:
+        verify_key(key)
+        try:
+            return self._files.open_file(self._path(key))
+        except OSError as error:
+            raise self._read_error(error, key) from error
+
+    def _fill(self, key: str, handle: int, start: int, buffer: memoryview) -> None:
+        filled = 0
+        while filled < buffer.nbytes:
+            count = self._files.read_into(handle, start + filled, buffer[filled:])
+            if not count:
+                raise Corrupt(
+                    f"{self._path(key)} ends at byte {self._files.stat_handle(handle).size_bytes},"
+                    f" before the {buffer.nbytes} bytes at {start} that it should hold; run check",
+                    key=key,
+                )
+            filled += count
+
+    def _find_names(self, base: str, prefix: str, after: str) -> _Names:
+        """Return what the directory `base` (empty, or ending in "/") has that may be, or hold, a wanted key."""
+        names = self._list_names(base)
+        start = prefix[len(base) :]
+        keys = [base + name for name in names if name.startswith(start)]
+        # "0" follows "/": all that is below the directory `k` is less than `k0`.
+        return [key for key in keys if key + "0" > after] if after else keys
+
+    def _find_stats(self, base: str, keys: Sequence[str]) -> dict[str, FileStat | None]:
+        """Describe keys in the directory `base`; None for what is not there, or could not be an object."""
+        valid = [key for key in keys if is_key(key)]
+        found: dict[str, FileStat | None] = dict.fromkeys(keys)
+        try:
+            names = [key[len(base) :] for key in valid]
+            found.update(zip(valid, self._files.stat_names(self._directory(base), names), strict=True))
+        except OSError as error:
+            if error.errno not in _ABSENT:
+                raise self._read_error(error, base) from error
+        return found
+
+    def _find_stat(self, key: str) -> FileStat | None:
+        try:
+            return self._files.stat(self._path(key))
+        except OSError as error:
+            if error.errno in _ABSENT:
+                return None
+            raise self._read_error(error, key) from error
+
+    def _reopening(self, read: Callable[[], T]) -> T:
+        """Read, and once more if the file's handle is stale: NFS says so if another host has removed or replaced it.
+
+        Opened again, the file is there or it is not. A listing that is stale stays an error: it must not look empty.
+        """
+        try:
+            return read()
+        except StoreError as error:
+            if error.errno != errno.ESTALE:
+                raise
+            return read()
+
+    def _not_found(self, key: str) -> NotFound:
+        return NotFound(f"no object {key} in {self._root}", name=key)
+
+    def _read_error(self, error: OSError, key: str) -> NotFound | StoreError:
+        if error.errno in _ABSENT:
+            return self._not_found(key)
+        return StoreError(f"cannot read {self._path(key)}: {error.strerror}", key=key, code=error.errno)

@@ -1,0 +1,113 @@
+"""The lock of a local store: waited for within a limit, and it says who holds it alone."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+from holdfast.objects.local.files import Files
+
+_log = logging.getLogger(__name__)
+
+_POLL_S: Final = 0.05
+_HOLDER_BYTES: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class LockWait:
+    """How long a writer waits for a store that a collector holds alone."""
+
+    limit_s: float = 10.0
+    """A collector needs the lock for well under a second, unless its process is stopped. Counts for each of them."""
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+
+
+class StoreLock:
+    """A file that writers lock together and a collector locks alone. Safe in any thread."""
+
+    def __init__(self, files: Files, path: str, wait: LockWait) -> None:
+        """Use the lock file at `path`, which the first holder makes."""
+        self._files = files
+        self._path = path
+        self._wait = wait
+        self._overdue: bytes | None = None
+        """The holder whose lock was not released in time: later saves do not wait for it again."""
+
+    @contextmanager
+    def hold(self, *, exclusive: bool) -> Iterator[bool]:
+        """Hold the lock; yields False if somebody else's hold forbids it, for a shared one after the waiting time."""
+        owner = os.getpid()
+        handle = self._take_alone() if exclusive else self._take_shared()
+        try:
+            yield handle is not None
+        finally:
+            # A child of fork has closed its copy of the handle; its number may mean another file there by now.
+            if handle is not None and os.getpid() == owner:
+                self._files.unlock(handle)
+
+    def _take_alone(self) -> int | None:
+        handle = self._files.lock(self._path, exclusive=True)
+        if handle is not None and self._is_ours(handle):
+            since = datetime.now(UTC).isoformat()
+            holder = f"pid {os.getpid()} on {socket.gethostname()} since {since}".encode()
+            with suppress(OSError):  # a full disk: the lock counts, though nobody can tell whose it is
+                self._files.write_at(handle, 0, memoryview(holder[:_HOLDER_BYTES].ljust(_HOLDER_BYTES)))
+        return handle
+
+    def _is_ours(self, handle: int) -> bool:
+        """Tell whether to write into the lock file is safe: it is a file, and no other file under a second name."""
+        with suppress(OSError):
+            status = self._files.stat_handle(handle)
+            return status.kind == "file" and status.num_names == 1
+        return False
+
+    def _take_shared(self) -> int | None:
+        watched: bytes | None = None
+        deadline_s = 0.0
+        while True:
+            handle = self._files.lock(self._path, exclusive=False)
+            if handle is not None:
+                self._overdue = None
+                return handle
+            holder = self._read_holder()
+            if holder == self._overdue:
+                return None
+            now_s = self._wait.clock()
+            if holder != watched:
+                # Each holder is waited for: one that has just begun relies on it that all writers wait. A writer that
+                # was stopped in its sleep may find another holder than before.
+                watched, deadline_s = holder, now_s + self._wait.limit_s
+            if now_s >= deadline_s:
+                self._overdue = holder or None  # holders without a text cannot be told apart
+                self._report(holder)
+                return None
+            self._wait.sleep(_POLL_S)
+
+    def _read_holder(self) -> bytes:
+        text = bytearray(_HOLDER_BYTES)
+        with suppress(OSError):
+            handle = self._files.open_file(self._path)
+            try:
+                count = self._files.read_into(handle, 0, memoryview(text))
+                return bytes(text[:count]).strip()
+            finally:
+                self._files.close(handle)
+        return b""
+
+    def _report(self, holder: bytes) -> None:
+        _log.warning(
+            "%s: a garbage collection (%s) has kept this store locked for more than %g s. This process goes on without"
+            " the lock, which is safe; the next collections may free less. If that process is stopped, continue it or"
+            " end it",
+            os.path.dirname(self._path),
+            holder.decode("ascii", "backslashreplace") or "an unknown process",
+            self._wait.limit_s,
+        )

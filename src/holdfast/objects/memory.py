@@ -1,0 +1,276 @@
+"""The object store in memory: the model that every other store is tested against."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final, Protocol, Self
+
+from holdfast.digest import Buffer
+from holdfast.errors import Corrupt, NotFound, ObjectExists, ReadOnlyStore, StoreError, StoreFull
+from holdfast.objects.protocol import PAGE_LIMIT, ObjectInfo, StoreTraits, verify_key, verify_prefix
+
+_TRAITS: Final = StoreTraits(
+    exclusive_create=True, durable=False, network=False, replace_if_match=True, delete_if_match=True
+)
+
+
+class Clock(Protocol):
+    """Whatever tells the time in seconds since 1970."""
+
+    def now(self) -> float:
+        """Return the time."""
+
+
+class VirtualClock:
+    """A clock that moves only when told to."""
+
+    def __init__(self, *, start_s: float = 1_000_000_000.0) -> None:
+        self._now_s = start_s
+
+    def now(self) -> float:
+        """Return the time."""
+        return self._now_s
+
+    def advance(self, seconds: float) -> None:
+        """Let `seconds` pass."""
+        self._now_s += seconds
+
+
+@dataclass(frozen=True, slots=True)
+class _Object:
+    data: bytes
+    modified_s: float
+    version: str
+
+
+class MemoryStore:
+    """Objects in a dict; a `ConditionalStore` too."""
+
+    def __init__(
+        self,
+        url: str = "memory://",
+        *,
+        clock: Clock | None = None,
+        read_only: bool = False,
+        capacity_bytes: int | None = None,
+    ) -> None:
+        self._url = url
+        self._clock: Clock = VirtualClock() if clock is None else clock
+        self._read_only = read_only
+        self._capacity_bytes = capacity_bytes
+        self._lock = threading.Lock()
+        self._objects: dict[str, _Object] = {}
+        self._last_version = 0
+
+    @property
+    def url(self) -> str:
+        return self._url
+
+    @property
+    def traits(self) -> StoreTraits:
+        return _TRAITS
+
+    def clone(self, *, read_only: bool = False) -> MemoryStore:
+        """Return an independent store holding the same objects, on the same clock."""
+        twin = MemoryStore(self._url, clock=self._clock, read_only=read_only, capacity_bytes=self._capacity_bytes)
+        with self._lock:
+            twin._objects = dict(self._objects)
+            twin._last_version = self._last_version
+        return twin
+
+    def contents(self) -> dict[str, bytes]:
+        """Return a copy of the keys and their bytes, as they are now."""
+        with self._lock:
+            return {key: found.data for key, found in self._objects.items()}
+
+    def prepare(self, prefixes: Sequence[str]) -> None:
+        """Do nothing: a dict is ready for any key."""
+        for prefix in prefixes:
+            self._verify_writable(prefix.rstrip("/"))
+
+    def sync(self, prefix: str) -> None:
+        """Do nothing: memory does not last."""
+        verify_prefix(prefix)
+
+    def create(self, key: str, data: Buffer, *, durable: bool = True) -> None:
+        """Create `key` holding `data`; `durable` means nothing here."""
+        self._verify_writable(key)
+        self._add(key, bytes(data))
+
+    def upload(self, key: str) -> MemoryUpload:
+        """Begin an object that is appended to."""
+        self._verify_writable(key)
+        return MemoryUpload(key, commit=self._add, reserve=self._verify_room)
+
+    def read(self, key: str, *, limit_bytes: int) -> bytes:
+        """Return the whole object."""
+        data = self._find(key).data
+        if len(data) > limit_bytes:
+            raise Corrupt(f"{key} holds {len(data)} bytes where at most {limit_bytes} are expected", key=key)
+        return data
+
+    def read_into(self, key: str, start: int, buffer: memoryview) -> None:
+        """Fill `buffer` with the bytes from `start` on."""
+        assert start >= 0
+        data = self._find(key).data
+        if not buffer.nbytes:
+            return
+        if start + buffer.nbytes > len(data):
+            raise Corrupt(f"{key} ends at byte {len(data)}, before {start}+{buffer.nbytes}", key=key)
+        buffer.cast("B")[:] = memoryview(data)[start : start + buffer.nbytes]
+
+    def list(self, prefix: str, *, after: str = "", limit: int = PAGE_LIMIT) -> list[ObjectInfo]:
+        """Return one page of what is there, ordered by key."""
+        verify_prefix(prefix)
+        with self._lock:
+            keys = sorted(key for key in self._objects if key.startswith(prefix) and key > after)
+            return [_describe(key, self._objects[key]) for key in keys[: max(limit, 0)]]
+
+    def delete(self, key: str) -> None:
+        """Delete `key` if it is there."""
+        self._verify_writable(key)
+        with self._lock:
+            self._objects.pop(key, None)
+
+    @contextmanager
+    def hold(self, *, exclusive: bool) -> Iterator[bool]:
+        """Never be sure: another thread may be at work."""
+        yield not exclusive
+
+    def remove_debris(self, *, older_than_s: float) -> int:
+        """Find nothing: what is interrupted here leaves nothing behind."""
+        return 0
+
+    def stat(self, key: str) -> ObjectInfo:
+        """Return what is known of `key`."""
+        return _describe(key, self._find(key))
+
+    def clock(self) -> float:
+        """Return the time that stamps objects."""
+        return self._clock.now()
+
+    def find_free_bytes(self) -> int | None:
+        """Return what is left of the capacity, or None if there is no limit."""
+        with self._lock:
+            return self._count_free()
+
+    def replace_if_match(self, key: str, data: Buffer, *, version: str) -> ObjectInfo:
+        """Replace `key` if its version is still `version`."""
+        self._verify_writable(key)
+        with self._lock:
+            self._verify_version(key, version)
+            self._verify_room_locked(key, len(bytes(data)) - len(self._objects[key].data))
+            return self._put(key, bytes(data))
+
+    def delete_if_match(self, key: str, *, version: str) -> None:
+        """Delete `key` if its version is still `version`."""
+        self._verify_writable(key)
+        with self._lock:
+            self._verify_version(key, version)
+            del self._objects[key]
+
+    def _verify_writable(self, key: str) -> None:
+        verify_key(key)
+        if self._read_only:
+            raise ReadOnlyStore(
+                f"cannot write {key}: {self._url} was opened read-only; open it without read_only=True", key=key
+            )
+
+    def _find(self, key: str) -> _Object:
+        verify_key(key)
+        with self._lock:
+            found = self._objects.get(key)
+        if found is None:
+            raise NotFound(f"no object {key} in {self._url}", name=key)
+        return found
+
+    def _add(self, key: str, data: bytes) -> None:
+        with self._lock:
+            if key in self._objects:
+                raise ObjectExists(f"{key} is already in {self._url}", key=key)
+            self._verify_room_locked(key, len(data))
+            self._put(key, data)
+
+    def _put(self, key: str, data: bytes) -> ObjectInfo:
+        self._last_version += 1
+        found = _Object(data=data, modified_s=self._clock.now(), version=str(self._last_version))
+        self._objects[key] = found
+        return _describe(key, found)
+
+    def _verify_version(self, key: str, version: str) -> None:
+        found = self._objects.get(key)
+        if found is None:
+            raise NotFound(f"no object {key} in {self._url}", name=key)
+        if found.version != version:
+            raise ObjectExists(f"{key} changed: it has version {found.version}, not {version}", key=key)
+
+    def _verify_room(self, key: str, needed_bytes: int) -> None:
+        with self._lock:
+            self._verify_room_locked(key, needed_bytes)
+
+    def _verify_room_locked(self, key: str, needed_bytes: int) -> None:
+        free_bytes = self._count_free()
+        if free_bytes is not None and needed_bytes > free_bytes:
+            raise StoreFull(
+                f"no room for {key} in {self._url}: {needed_bytes} bytes needed, {free_bytes} free; delete some",
+                key=key,
+                needed_bytes=needed_bytes,
+                free_bytes=free_bytes,
+            )
+
+    def _count_free(self) -> int | None:
+        if self._capacity_bytes is None:
+            return None
+        return max(self._capacity_bytes - sum(len(found.data) for found in self._objects.values()), 0)
+
+
+class MemoryUpload:
+    """An object under way, held in a bytearray until it is committed."""
+
+    def __init__(self, key: str, *, commit: Callable[[str, bytes], None], reserve: Callable[[str, int], None]) -> None:
+        self._key = key
+        self._commit = commit
+        self._reserve = reserve
+        self._data: bytearray | None = bytearray()
+
+    def append(self, *buffers: Buffer) -> None:
+        """Append copies of `buffers`; a failure ends the upload."""
+        data = self._verify_open()
+        try:
+            self._reserve(self._key, len(data) + sum(memoryview(buffer).nbytes for buffer in buffers))
+        except StoreError:
+            self.abort()
+            raise
+        for buffer in buffers:
+            data += bytes(buffer)
+
+    def commit(self) -> None:
+        """Make the object visible."""
+        data = self._verify_open()
+        self.abort()
+        self._commit(self._key, bytes(data))
+
+    def abort(self) -> None:
+        """Drop what was appended."""
+        self._data = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.abort()
+
+    def _verify_open(self) -> bytearray:
+        if self._data is None:
+            raise StoreError(f"the upload of {self._key} has ended; begin a new one", key=self._key)
+        return self._data
+
+
+def _describe(key: str, found: _Object) -> ObjectInfo:
+    return ObjectInfo(key=key, size_bytes=len(found.data), modified_s=found.modified_s, version=found.version)

@@ -1,0 +1,334 @@
+"""What a snapshot holds: entries by name, each a list of chunks with their identity and a hint where they lie."""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from itertools import accumulate, chain, compress, repeat
+from operator import eq, mul, ne, not_, sub
+from typing import Final, overload
+
+import zstandard
+
+from holdfast.digest import DIGEST_BYTES, Digest, hash_bytes
+from holdfast.errors import Corrupt, DigestMismatch, NewerFormat, NotFound
+from holdfast.objects.protocol import ObjectStore
+from holdfast.repo.format.chunk import CHUNK_BYTES, ChunkRef, Location
+from holdfast.repo.format.columns import MAX_TABLE_BYTES, Kind, Schema, Table, decode_table
+from holdfast.repo.format.entry import Entry
+from holdfast.repo.format.layout import ManifestRef, PartRef, are_file_ids, manifest_key, parse_part
+from holdfast.repo.format.record import Json
+
+MANIFEST_MAJOR: Final = 1
+MANIFEST_MINOR: Final = 0
+INLINE: Final = 0xFFFFFFFF
+"""In the pack column: the bytes are in the inline column."""
+
+HEADER: Final = struct.Struct("<8sHHIQ")
+MAGIC: Final = b"HFMANIF\n"
+# A small file must not unfold into a huge one. What would shrink by more, because its chunks are all the same, is
+# stored as it is.
+MAX_RATIO: Final = 64
+RAW_TABLE: Final = 0
+ZSTD_TABLE: Final = 1
+
+SCHEMA: Final[Schema] = {
+    "entry_bytes": Kind("Q"),
+    "entry_chunks": Kind("I"),
+    "entry_spec": Kind("I"),
+    "entry_note": Kind("I", mandatory=False),
+    "entry_dims": Kind("B"),
+    "entry_alias": Kind("I"),
+    "entry_rank": Kind("I"),
+    "chunk_digest": Kind("B", 32),
+    "chunk_bytes": Kind("I"),
+    "chunk_pack": Kind("I"),
+    "chunk_offset": Kind("Q"),
+    "chunk_stored": Kind("I"),
+    "chunk_codec": Kind("B"),
+    "chunk_xxh3": Kind("B", 16),
+    "box": Kind("q"),
+    "inline": Kind("B"),
+}
+
+
+def read_manifest(store: ObjectStore, ref: ManifestRef) -> Manifest:
+    """Read and check a manifest; raises NotFound, Corrupt or NewerFormat."""
+    key = manifest_key(ref.manifest_id)
+    # Nobody here holds the file, so that it is gone when its table is decoded.
+    return Manifest(_decode_table(read_proven(store, ref), key), key)
+
+
+def read_head(store: ObjectStore, ref: ManifestRef) -> tuple[list[str], tuple[PartRef, ...]]:
+    """Read which packs and parts a manifest names, and check no more of it; raises as `read_manifest` does."""
+    key = manifest_key(ref.manifest_id)
+    table = _decode_table(read_proven(store, ref), key)
+    return _parse_packs(table, key), _parse_parts(table, key)
+
+
+def read_proven(store: ObjectStore, ref: ManifestRef) -> bytes:
+    """Read the file of a manifest, and check that it is the one that is meant."""
+    key = manifest_key(ref.manifest_id)
+    data = store.read(key, limit_bytes=ref.size_bytes)
+    if hash_bytes(data) != ref.digest:
+        raise DigestMismatch(f"{key} is damaged: its digest is not the one its snapshot keeps", key=key)
+    return data
+
+
+def decode_manifest(data: bytes, *, where: str) -> Manifest:
+    """Decode a manifest file, every length checked before it is used."""
+    return Manifest(_decode_table(data, where), where)
+
+
+def _decode_table(data: bytes, where: str) -> Table:
+    data, own_digest = data[:-DIGEST_BYTES], data[-DIGEST_BYTES:]
+    if len(data) < HEADER.size:
+        raise Corrupt(f"{where} is too short for a manifest", key=where)
+    magic, major, _minor, codec, table_bytes = HEADER.unpack_from(data)
+    if magic != MAGIC:
+        raise Corrupt(f"{where} does not start as a manifest", key=where)
+    if major > MANIFEST_MAJOR:
+        raise NewerFormat(f"{where} has manifest version {major}, this Holdfast reads up to {MANIFEST_MAJOR}: upgrade")
+    if hash_bytes(data) != own_digest:
+        raise DigestMismatch(f"{where} is damaged: it does not have the digest that it states", key=where)
+    body = memoryview(data)[HEADER.size :]
+    del data
+    return decode_table(_unfold(body, codec, table_bytes, where), SCHEMA, where=where)
+
+
+def _parse_packs(table: Table, where: str) -> list[str]:
+    """Return the packs that a manifest names: all that it needs."""
+    packs = _parse_strings(table, "packs", where)
+    if not are_file_ids(packs):
+        raise Corrupt(f"{where}: a pack id is malformed", key=where)
+    return packs
+
+
+def _parse_parts(table: Table, where: str) -> tuple[PartRef, ...]:
+    parts = table.head.get("parts")
+    if not isinstance(parts, list):
+        raise Corrupt(f"{where}: 'parts' is not a list", key=where)
+    return tuple(parse_part(part, where=where) for part in parts)
+
+
+def _parse_strings(table: Table, field: str, where: str) -> list[str]:
+    values = table.head.get(field)
+    if not isinstance(values, list) or not set(map(type, values)) <= {str}:
+        raise Corrupt(f"{where}: {field!r} is not a list of strings", key=where)
+    return values
+
+
+def _unfold(body: memoryview, codec: int, table_bytes: int, where: str) -> memoryview:
+    """Return the table in the body of a manifest, bounded before memory is taken for it."""
+    if codec not in (RAW_TABLE, ZSTD_TABLE):
+        raise NewerFormat(f"{where} is compressed with codec {codec}, which this Holdfast does not know: upgrade")
+    if table_bytes > min(MAX_TABLE_BYTES, MAX_RATIO * len(body)):
+        raise Corrupt(f"{where} claims to unfold into {table_bytes} bytes, more than it can hold", key=where)
+    if codec == RAW_TABLE:
+        table = body
+    else:
+        try:
+            # A frame states its own size as well; the decompressor must not trust that one before ours.
+            if zstandard.frame_content_size(body) != table_bytes:
+                raise Corrupt(f"{where}: the sizes in its two headers differ", key=where)
+            table = memoryview(zstandard.ZstdDecompressor().decompress(body, allow_extra_data=False))
+        except zstandard.ZstdError as error:
+            raise Corrupt(f"{where} does not decompress: {error}", key=where) from error
+    if len(table) != table_bytes:
+        raise Corrupt(f"{where} holds {len(table)} bytes of table, not {table_bytes}", key=where)
+    return table
+
+
+class Names(Sequence[str]):
+    """Many strings in one: each is made when it is asked for."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        """Join the names."""
+        self._text = "".join(names)
+        self._ends = array("Q", accumulate(map(len, names)))
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self._ends)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        """Return one name, or some."""
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(self)))]
+        number = index if index >= 0 else len(self) + index
+        return self._text[self._ends[number - 1] if number > 0 else 0 : self._ends[number]]
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield all names."""
+        start = 0
+        for end in self._ends:
+            yield self._text[start:end]
+            start = end
+
+
+class Manifest:
+    """A decoded manifest; entries are built when they are asked for."""
+
+    def __init__(self, table: Table, where: str) -> None:
+        """Check that the columns fit each other."""
+        self._where = where
+        self._columns = table.columns
+        # Not the head itself, which holds a string for each name.
+        self._head: dict[str, Json] = {field: table.head.get(field) for field in ("specs", "notes")}
+        self.spec: Json = table.head.get("spec")
+        names = _parse_strings(table, "names", where)
+        if len(set(names)) != len(names):
+            raise Corrupt(f"{where}: two entries have one name", key=where)
+        self.names: Sequence[str] = Names(names)
+        self.packs = _parse_packs(table, where)
+        self.parts = _parse_parts(table, where)
+        """Where the chunks are, if this is the root of a snapshot of many parts."""
+        self._verify()
+        # Arrays, not lists: there may be millions of entries, and a number of Python takes four times the memory.
+        self._chunk_ends = array("Q", accumulate(self._columns["entry_chunks"]))
+        self._is_plain = not bytes(self._columns["entry_dims"]).strip(b"\0")
+        # Two numbers per chunk and dimension.
+        boxes = accumulate(map(mul, self._columns["entry_chunks"], self._columns["entry_dims"]))
+        self._box_ends = array("Q", () if self._is_plain else [2 * end for end in boxes])
+        self._verify_spans()
+
+    def __len__(self) -> int:
+        """Return the number of entries."""
+        return len(self.names)
+
+    @property
+    def num_chunks(self) -> int:
+        """Return the number of chunks of all entries."""
+        return len(self._columns["chunk_bytes"])
+
+    @cached_property
+    def _positions(self) -> dict[str, int]:
+        return {name: position for position, name in enumerate(self.names)}
+
+    def find_entry(self, name: str) -> Entry:
+        """Return the entry of that name, or raise NotFound."""
+        position = self._positions.get(name)
+        if position is None:
+            raise NotFound(f"no entry {name!r} in {self._where}", name=name)
+        return self.entry(position)
+
+    def find_aliases(self, alias: int) -> list[int]:
+        """Return the numbers of the entries that share memory under that number."""
+        return [number for number, held in enumerate(self._columns["entry_alias"]) if held == alias]
+
+    def iter_entries(self) -> Iterator[Entry]:
+        """Yield the entries in order."""
+        return (self.entry(position) for position in range(len(self)))
+
+    def entry(self, position: int) -> Entry:
+        """Build the entry at `position`."""
+        columns = self._columns
+        first = self._chunk_ends[position - 1] if position else 0
+        rows = range(first, self._chunk_ends[position])
+        dims = columns["entry_dims"][position]
+        boxes = self._iter_boxes(position, 2 * dims) if dims else repeat(())
+        return Entry(
+            self.names[position],
+            columns["entry_bytes"][position],
+            tuple(map(self._chunk, rows, boxes)),
+            self._head["specs"][columns["entry_spec"][position]],
+            self._head["notes"][columns["entry_note"][position]],
+            dims,
+            columns["entry_alias"][position],
+            columns["entry_rank"][position],
+        )
+
+    def find_facts(self, position: int) -> tuple[Json, int, int]:
+        """Return the spec, the size in bytes and the alias of an entry, without building its chunks."""
+        columns = self._columns
+        spec = self._head["specs"][columns["entry_spec"][position]]
+        return spec, columns["entry_bytes"][position], columns["entry_alias"][position]
+
+    def _iter_boxes(self, position: int, width: int) -> Iterator[tuple[int, ...]]:
+        start = self._box_ends[position - 1] if position else 0
+        return (tuple(self._columns["box"][at : at + width]) for at in range(start, self._box_ends[position], width))
+
+    def locate_all(self) -> dict[Digest, int]:
+        """Return a row number, good for `location`, for every chunk that lies in a pack."""
+        packs = self._columns["chunk_pack"]
+        return {self._digest(row): row for row in range(self.num_chunks) if packs[row] != INLINE}
+
+    def location(self, row: int) -> Location:
+        """Return where the chunk in `row` lies; it must not be inline."""
+        columns = self._columns
+        return Location(
+            self.packs[columns["chunk_pack"][row]],
+            columns["chunk_offset"][row],
+            columns["chunk_stored"][row],
+            columns["chunk_codec"][row],
+            bytes(columns["chunk_xxh3"][16 * row : 16 * row + 16]),
+        )
+
+    def _digest(self, row: int) -> Digest:
+        return Digest(bytes(self._columns["chunk_digest"][32 * row : 32 * row + 32]))
+
+    def _chunk(self, row: int, box: tuple[int, ...]) -> ChunkRef:
+        columns = self._columns
+        size = columns["chunk_bytes"][row]
+        if columns["chunk_pack"][row] != INLINE:
+            return ChunkRef(self._digest(row), size, self.location(row), box=box)
+        start = columns["chunk_offset"][row]
+        return ChunkRef(self._digest(row), size, None, bytes(columns["inline"][start : start + size]), box)
+
+    def _verify(self) -> None:
+        """Check that every number in a column points to something that is there."""
+        columns, where = self._columns, self._where
+        entries, chunks = len(self.names), len(columns["chunk_bytes"])
+        for name, kind in SCHEMA.items():
+            rows = entries if name.startswith("entry_") else chunks
+            if name.startswith(("entry_", "chunk_")) and len(columns[name]) != rows * kind.width:
+                raise Corrupt(f"{where}: column {name!r} has the wrong length", key=where)
+        for field, name in (("specs", "entry_spec"), ("notes", "entry_note")):
+            values = self._head.get(field)
+            if not isinstance(values, list) or max(columns[name], default=-1) >= len(values):
+                raise Corrupt(f"{where}: {name!r} points outside the head", key=where)
+        self._verify_places()
+
+    def _verify_places(self) -> None:
+        """Check that every chunk lies where one can be; built-ins, for there may be millions."""
+        columns, where = self._columns, self._where
+        packs, sizes, offsets = columns["chunk_pack"], columns["chunk_bytes"], columns["chunk_offset"]
+        used = set(packs)
+        fits = all(pack < len(self.packs) for pack in used - {INLINE})
+        fits = fits and min(sizes, default=1) > 0 and max(sizes, default=1) <= CHUNK_BYTES
+        if not fits or max(offsets, default=0) >= 1 << 62:
+            raise Corrupt(f"{where}: a chunk lies where it cannot be", key=where)
+        inline_end = 0
+        if INLINE in used:
+            rows = zip(offsets, sizes, columns["chunk_stored"], strict=True)
+            for offset, size, stored in compress(rows, map(INLINE.__eq__, packs)):
+                # One after the other: many that shared a large one would unfold into far more than the file.
+                if offset != inline_end or stored != size:
+                    raise Corrupt(f"{where}: a chunk lies where it cannot be", key=where)
+                inline_end += size
+        if inline_end != len(columns["inline"]):
+            raise Corrupt(f"{where}: inline bytes belong to no chunk", key=where)
+
+    def _verify_spans(self) -> None:
+        """Check that chunks, boxes and sizes of the entries add up."""
+        columns, where = self._columns, self._where
+        num_chunks = self._chunk_ends[-1] if self._chunk_ends else 0
+        if num_chunks != self.num_chunks or (self._box_ends[-1] if self._box_ends else 0) != len(columns["box"]):
+            raise Corrupt(f"{where}: entries and chunks do not add up", key=where)
+        ends = array("Q", accumulate(columns["chunk_bytes"], initial=0))
+        stops = array("Q", map(ends.__getitem__, self._chunk_ends))
+        if self._is_plain:
+            # Sums that agree at every entry do so for every entry, and are compared at once.
+            adds_up = all(map(eq, stops, accumulate(columns["entry_bytes"])))
+        else:
+            spans = map(sub, stops, chain((0,), stops))
+            is_plain = map(not_, columns["entry_dims"])
+            adds_up = not any(compress(map(ne, spans, columns["entry_bytes"]), is_plain))
+        if not adds_up:
+            raise Corrupt(f"{where}: the chunks of an entry do not add up to its size", key=where)

@@ -1,0 +1,253 @@
+"""One pack file: chunks of one writer, then a footer that alone rebuilds its part of the index."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from holdfast.digest import Buffer, Digest, fingerprint, hash_bytes
+from holdfast.errors import Corrupt, NewerFormat
+from holdfast.objects.blocks import LentBlock
+from holdfast.objects.protocol import BlockUpload, ObjectStore
+from holdfast.objects.settle import commit_settled
+from holdfast.repo.format.chunk import CHUNK_BYTES, RAW, Location
+from holdfast.repo.format.columns import Kind, Schema, Table, column, decode_table, encode_table
+from holdfast.repo.format.layout import is_file_id, pack_key
+from holdfast.repo.format.record import Fields
+
+PACK_LIMIT_BYTES: Final = 1 << 30
+"""A pack takes no further chunk from here on."""
+MAX_FOOTER_BYTES: Final = 256 << 20
+RUN_BYTES: Final = 64 << 10
+"""From this size on, a run of chunks starts on a page, so that it can be mapped and read around the page cache."""
+PAGE_BYTES: Final = 4096
+LINE_BYTES: Final = 64
+
+PACK_MAJOR: Final = 1
+PACK_MINOR: Final = 0
+HEADER: Final = struct.Struct("<8sHHI48s")
+TRAILER: Final = struct.Struct("<QQ32s8s8s")
+_MAGIC: Final = b"HFPACK\r\n"
+_END_MAGIC: Final = b"HFPKEND\n"
+_ZEROS: Final = bytes(PAGE_BYTES)
+
+_FOOTER: Final[Schema] = {
+    "digest": Kind("B", 32),
+    "raw_bytes": Kind("I"),
+    "offset": Kind("Q"),
+    "stored_bytes": Kind("I"),
+    "codec": Kind("B"),
+    "xxh3": Kind("B", 16),
+}
+
+
+class PackedChunk(NamedTuple):
+    """One row of a footer."""
+
+    digest: Digest
+    size_bytes: int
+    location: Location
+
+
+class NewChunk(NamedTuple):
+    """A chunk to be written."""
+
+    digest: Digest
+    data: memoryview
+    alignment: int
+    """What it begins at a multiple of; 1 goes on with the chunk before."""
+    fingerprint: bytes | None = None
+    """Of bytes that nobody else can change; of others it is taken when they are written."""
+
+
+class PackBuilder:
+    """Streams chunks into one new pack; `seal` makes it visible and durable."""
+
+    def __init__(self, store: ObjectStore, pack_id: str) -> None:
+        """Begin a pack; nothing is visible until it is sealed."""
+        self.pack_id = pack_id
+        self.rows: list[PackedChunk] = []
+        self._store = store
+        self._upload = store.upload(pack_key(pack_id))
+        self._size = 0
+        try:
+            self._append(encode_header(pack_id))
+        except BaseException:
+            self.abort()  # nobody else holds it yet
+            raise
+
+    @property
+    def is_full(self) -> bool:
+        """Tell whether the next chunk belongs into another pack."""
+        return self._size >= PACK_LIMIT_BYTES
+
+    def append_chunks(self, chunks: Sequence[NewChunk], *, block: LentBlock | None = None) -> list[Location]:
+        """Append chunks and return where each lies, in order.
+
+        A `block` is released when nobody needs it any more. It holds exactly these chunks, with their fingerprints,
+        as they lie in a pack from the start of a page on: if that is where they come to lie, they need not be copied.
+        """
+        buffers: list[Buffer] = []
+        offsets: list[int] = []
+        end = self._size
+        for _, data, alignment, _ in chunks:
+            if gap := -end % alignment:
+                buffers.append(_ZEROS[:gap])
+                end += gap
+            buffers.append(data)
+            offsets.append(end)
+            end += len(data)
+        if block and offsets[0] % PAGE_BYTES == 0 and isinstance(self._upload, BlockUpload):
+            self._upload.append(bytes(offsets[0] - self._size))
+            self._upload.append_block(block)
+        else:
+            self._upload.append(*buffers)
+            if block:
+                block.release()
+        self._size = end
+        # After they were written: whoever knows their fingerprint from before can tell whether they changed meanwhile.
+        pack_id = self.pack_id
+        locations = [
+            Location(pack_id, offset, len(data), RAW, known or fingerprint(data))
+            for (_, data, _, known), offset in zip(chunks, offsets, strict=True)
+        ]
+        self.rows += [
+            PackedChunk(chunk.digest, at.stored_bytes, at) for chunk, at in zip(chunks, locations, strict=True)
+        ]
+        return locations
+
+    def seal(self) -> int:
+        """Write footer and trailer, make the pack visible and durable, and return its size."""
+        self._pad(LINE_BYTES)
+        footer = _encode_footer(self.pack_id, self.rows)
+        self._append(footer, TRAILER.pack(self._size, len(footer), hash_bytes(footer), bytes(8), _END_MAGIC))
+        commit_settled(self._store, self._upload, pack_key(self.pack_id), self._size)
+        return self._size
+
+    def abort(self) -> None:
+        """Drop the pack."""
+        self._upload.abort()
+
+    def _append(self, *buffers: Buffer) -> None:
+        self._upload.append(*buffers)
+        self._size += sum(map(len, buffers))
+
+    def _pad(self, alignment: int) -> None:
+        gap = -self._size % alignment
+        if gap:
+            self._append(_ZEROS[:gap])
+
+
+def choose_alignment(run_bytes: int) -> int:
+    """Return where a run of so many bytes should start."""
+    return PAGE_BYTES if run_bytes >= RUN_BYTES else LINE_BYTES
+
+
+def encode_header(pack_id: str) -> bytes:
+    """Return the first bytes of a pack: they say what the file is and which one."""
+    return _pack_header(pack_id, PACK_MAJOR, PACK_MINOR)
+
+
+def _pack_header(pack_id: str, major: int, minor: int) -> bytes:
+    return HEADER.pack(_MAGIC, major, minor, 0, pack_id.encode())
+
+
+def _verify_header(header: memoryview, pack_id: str) -> None:
+    key = pack_key(pack_id)
+    magic, major, *_ = HEADER.unpack(header)
+    if magic == _MAGIC and major > PACK_MAJOR:
+        raise NewerFormat(f"{key} has pack version {major}, this Holdfast reads up to {PACK_MAJOR}: upgrade")
+    if magic != _MAGIC:
+        raise Corrupt(f"{key} does not start as a pack", key=key)
+
+
+@dataclass(frozen=True, slots=True)
+class Footer:
+    """The chunks of one pack in the order in which they lie."""
+
+    chunks: tuple[PackedChunk, ...]
+    footer_offset: int
+    pack_bytes: int
+
+
+def read_footer(store: ObjectStore, pack_id: str) -> Footer:
+    """Read and check header, trailer and footer of a pack; raises NotFound, Corrupt or NewerFormat."""
+    key = pack_key(pack_id)
+    size = store.stat(key).size_bytes
+    if size < HEADER.size + TRAILER.size:
+        raise Corrupt(f"{key} has {size} bytes, too few for a pack", key=key)
+    header = _read(store, key, 0, HEADER.size)
+    _verify_header(header, pack_id)
+    offset, length, digest, reserved, magic = TRAILER.unpack(_read(store, key, size - TRAILER.size, TRAILER.size))
+    if magic != _END_MAGIC or any(reserved) or offset + length + TRAILER.size != size or length > MAX_FOOTER_BYTES:
+        raise Corrupt(f"{key} is cut short or its trailer is damaged", key=key)
+    data = _read(store, key, offset, length)
+    if hash_bytes(data) != digest:
+        raise Corrupt(f"{key} has a damaged footer", key=key)
+    table = decode_table(data, _FOOTER, where=key)
+    # The footer's digest covers the version too: a header that says another one is damaged.
+    minor: int = HEADER.unpack(header)[2]
+    if minor != Fields(key, table.head).integer("minor") or header != _pack_header(pack_id, PACK_MAJOR, minor):
+        raise Corrupt(f"{key} has a damaged header", key=key)
+    return _place_chunks(table, pack_id, footer_offset=offset, pack_bytes=size)
+
+
+def _read(store: ObjectStore, key: str, start: int, length: int) -> memoryview:
+    data = memoryview(bytearray(length))
+    store.read_into(key, start, data)
+    return data
+
+
+def _encode_footer(pack_id: str, rows: Sequence[PackedChunk]) -> bytes:
+    columns = {
+        "digest": memoryview(b"".join(row.digest for row in rows)),
+        "raw_bytes": column("I", [row.size_bytes for row in rows]),
+        "offset": column("Q", [row.location.offset for row in rows]),
+        "stored_bytes": column("I", [row.location.stored_bytes for row in rows]),
+        "codec": column("B", [row.location.codec for row in rows]),
+        "xxh3": memoryview(b"".join(row.location.fingerprint for row in rows)),
+    }
+    return encode_table({"pack": pack_id, "minor": PACK_MINOR}, columns, _FOOTER)
+
+
+def _place_chunks(table: Table, pack_id: str, *, footer_offset: int, pack_bytes: int) -> Footer:
+    key = pack_key(pack_id)
+    if table.head.get("pack") != pack_id:
+        raise Corrupt(f"{key} holds the footer of another pack", key=key)
+    chunks = tuple(_iter_rows(table, pack_id))
+    end = HEADER.size
+    for chunk in chunks:
+        gap = chunk.location.offset - end
+        end = chunk.location.offset + chunk.location.stored_bytes
+        if not 0 <= gap < PAGE_BYTES or end > footer_offset or not _has_possible_size(chunk):
+            raise Corrupt(f"{key}: the footer places chunks where they cannot be", key=key)
+    if footer_offset - end >= PAGE_BYTES:
+        raise Corrupt(f"{key}: {footer_offset - end} bytes before the footer belong to no chunk", key=key)
+    return Footer(chunks, footer_offset, pack_bytes)
+
+
+def _has_possible_size(chunk: PackedChunk) -> bool:
+    stored = chunk.location.stored_bytes
+    # Of a codec that is not known, only that it does not make things much larger; a hole in a file costs nothing.
+    is_whole = 0 < stored <= 2 * CHUNK_BYTES if chunk.location.codec != RAW else stored == chunk.size_bytes
+    return is_whole and 0 < chunk.size_bytes <= CHUNK_BYTES
+
+
+def _iter_rows(table: Table, pack_id: str) -> Iterator[PackedChunk]:
+    names = table.columns
+    rows = {len(names[name]) // kind.width for name, kind in _FOOTER.items()}
+    if len(rows) != 1:
+        raise Corrupt(f"{pack_key(pack_id)}: the columns of the footer differ in length", key=pack_key(pack_id))
+    digests, marks = bytes(names["digest"]), bytes(names["xxh3"])
+    for i in range(rows.pop()):
+        mark = marks[16 * i : 16 * i + 16]
+        location = Location(pack_id, names["offset"][i], names["stored_bytes"][i], names["codec"][i], mark)
+        yield PackedChunk(Digest(digests[32 * i : 32 * i + 32]), names["raw_bytes"][i], location)
+
+
+def parse_pack_key(key: str) -> str | None:
+    """Return the pack id in a key, or None if it is not the key of a pack."""
+    pack_id = key.rpartition("/")[2]
+    return pack_id if key == pack_key(pack_id) and is_file_id(pack_id) else None

@@ -1,0 +1,169 @@
+"""Snapshots of many parts: a root that names the manifests of all ranks, and the one view of them that is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Final, NamedTuple
+
+from holdfast.digest import Digest
+from holdfast.errors import Corrupt
+from holdfast.objects.protocol import ObjectStore
+from holdfast.repo.format.boxes import Box, is_span, span_of
+from holdfast.repo.format.chunk import ChunkRef
+from holdfast.repo.format.entry import NO_RANK, Entry, digest_parts, digest_snapshot, find_shape
+from holdfast.repo.format.layout import ManifestRef
+from holdfast.repo.format.manifest import Manifest, read_head, read_manifest
+from holdfast.repo.format.manifest_encoding import build_table
+
+SPAN_DIMS: Final = 1
+"""The dimensions of what lies in one row: a chunk is placed by its first byte and how many there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifests:
+    """The manifests of one snapshot: one, or a root and its parts."""
+
+    root: Manifest
+    parts: tuple[Manifest, ...]
+    size_bytes: int
+    """How large the files are."""
+
+    @property
+    def with_chunks(self) -> tuple[Manifest, ...]:
+        """Those that say where chunks lie."""
+        return self.parts or (self.root,)
+
+    @property
+    def ids(self) -> list[str]:
+        """The ids of the parts."""
+        return [part.manifest.manifest_id for part in self.root.parts]
+
+    @property
+    def packs(self) -> list[str]:
+        """All packs that it needs."""
+        return list(dict.fromkeys(pack for each in self.with_chunks for pack in each.packs))
+
+    def digest(self) -> Digest:
+        """Return the content digest."""
+        if not self.parts:
+            return digest_snapshot(self.root.spec, list(self.root.iter_entries()))
+        digests = [digest_snapshot(part.spec, list(part.iter_entries())) for part in self.parts]
+        return digest_parts(self.root.spec, list(self.root.iter_entries()), digests)
+
+    @property
+    def content_bytes(self) -> int:
+        """Bytes of all values that any rank has saved; unlike a snapshot's logical bytes, each rank's own count."""
+        return sum(chunk.size_bytes for entry in self.iter_entries() for chunk in entry.chunks)
+
+    def iter_entries(self) -> Iterator[Entry]:
+        """Yield all entries that have chunks, those of one name as often as there are parts with some of it."""
+        for each in self.with_chunks:
+            yield from each.iter_entries()
+
+    def view(self, rank: int | None = None) -> Manifest:
+        """Return the whole as one manifest: as that rank saw it or, without one, as it is for everybody.
+
+        Raises Corrupt if the parts do not make up what the root says.
+        """
+        return merge(self, rank) if self.parts else self.root
+
+
+def read_manifests(store: ObjectStore, ref: ManifestRef) -> Manifests:
+    """Read all manifests of a snapshot; raises NotFound, Corrupt or NewerFormat."""
+    root = read_manifest(store, ref)
+    parts = tuple(read_manifest(store, part.manifest) for part in root.parts)
+    return Manifests(root, parts, ref.size_bytes + sum(part.manifest.size_bytes for part in root.parts))
+
+
+def read_view(store: ObjectStore, ref: ManifestRef) -> Manifest:
+    """Read a snapshot as one manifest, whoever has written it; raises NotFound, Corrupt or NewerFormat."""
+    return read_manifests(store, ref).view()
+
+
+class Needs(NamedTuple):
+    """The ids of the files that a snapshot is made of."""
+
+    manifests: list[str]
+    packs: list[str]
+
+
+def read_needs(store: ObjectStore, ref: ManifestRef) -> Needs:
+    """Read which files a snapshot needs, and check no more than that; raises NotFound, Corrupt or NewerFormat."""
+    packs, parts = read_head(store, ref)
+    for part in parts:
+        packs += read_head(store, part.manifest)[0]
+    manifests = [ref.manifest_id, *(part.manifest.manifest_id for part in parts)]
+    return Needs(manifests, list(dict.fromkeys(packs)))
+
+
+def merge(manifests: Manifests, rank: int | None = None) -> Manifest:
+    """Make one manifest of a root and its parts."""
+    own = manifests.parts[rank] if rank is not None and rank < len(manifests.parts) else None
+    # A part has a spec of its own only if that rank saw the tree otherwise than the root tells it.
+    base = own if own is not None and own.spec is not None else manifests.root
+    held: dict[str, list[Entry]] = {}
+    for entry in manifests.iter_entries():
+        if entry.chunks or not entry.size_bytes:
+            held.setdefault(entry.name, []).append(entry)
+    entries = [join_entry(entry, held.get(entry.name, ()), rank) for entry in base.iter_entries()]
+    return Manifest(build_table(base.spec, entries), "the parts of a snapshot")
+
+
+def join_entry(stated: Entry, found: Iterable[Entry], rank: int | None) -> Entry:
+    """Return one entry with the chunks of all parts, in their order, or with those of the rank whose own it is.
+
+    Raises Corrupt if they do not make it up.
+    """
+    variants = {entry.rank: entry for entry in found if entry.rank != NO_RANK}
+    if variants:
+        own = variants.get(NO_RANK if rank is None else rank) or variants[min(variants)]
+        return stated._replace(size_bytes=own.size_bytes, chunks=own.chunks, spec=own.spec, dims=0, rank=NO_RANK)
+    chunks = {chunk.box: chunk for entry in found for chunk in _place_chunks(entry)}
+    in_order = [chunks[box] for box in sorted(chunks)]
+    dims = {len(chunk.box) // 2 for chunk in in_order}
+    if dims <= {SPAN_DIMS}:
+        return stated._replace(chunks=_line_up(stated, in_order), dims=0)
+    if len(dims) > 1 or sum(chunk.size_bytes for chunk in in_order) != stated.size_bytes:
+        raise _incomplete(stated)
+    return _straighten(stated._replace(chunks=tuple(in_order), dims=dims.pop()))
+
+
+def _straighten(entry: Entry) -> Entry:
+    """Return an entry whose boxes are whole rows of the tensor as a plain span of bytes; any other as it is."""
+    shape = find_shape(entry)
+    item_bytes = entry.size_bytes // prod(shape)
+    boxes = [Box(chunk.box[: entry.dims], chunk.box[entry.dims :]) for chunk in entry.chunks]
+    if not all(is_span(box, shape) for box in boxes):
+        return entry
+    starts = [span_of(box, shape, item_bytes)[0] for box in boxes]
+    placed = [chunk._replace(box=(start, chunk.size_bytes)) for chunk, start in zip(entry.chunks, starts, strict=True)]
+    return entry._replace(chunks=_line_up(entry, sorted(placed, key=lambda chunk: chunk.box)), dims=0)
+
+
+def _place_chunks(entry: Entry) -> Iterator[ChunkRef]:
+    """Yield the chunks of an entry, each with its place."""
+    start = 0
+    for chunk in entry.chunks:
+        yield chunk if chunk.box else chunk._replace(box=(start, chunk.size_bytes))
+        start += chunk.size_bytes
+
+
+def _line_up(stated: Entry, chunks: Sequence[ChunkRef]) -> tuple[ChunkRef, ...]:
+    end = 0
+    for chunk in chunks:
+        if chunk.box[0] != end:
+            raise _incomplete(stated)
+        end += chunk.size_bytes
+    if end != stated.size_bytes:
+        raise _incomplete(stated)
+    return tuple(chunk._replace(box=()) for chunk in chunks)
+
+
+def _incomplete(stated: Entry) -> Corrupt:
+    return Corrupt(
+        f"{stated.name!r}: the parts of the snapshot do not make up its {stated.size_bytes} bytes, each once;"
+        " run `holdfast check`",
+        key=stated.name,
+    )

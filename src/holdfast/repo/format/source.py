@@ -1,0 +1,127 @@
+"""Where the bytes of a save come from: each source is one entry, read in chunks and, if need be, read again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple, Protocol
+
+from holdfast.digest import Buffer
+from holdfast.repo.format.chunk import CHUNK_BYTES, cut
+from holdfast.repo.format.record import Json
+
+
+class Source(Protocol):
+    """The bytes of one entry.
+
+    `read` may be called more than once for the same range and MUST give the same bytes while the save
+    lasts; the writer checks that it did.
+    """
+
+    @property
+    def name(self) -> str:
+        """The entry's name."""
+
+    @property
+    def size_bytes(self) -> int:
+        """How many bytes there are."""
+
+    @property
+    def spec(self) -> Json:
+        """What the bytes mean; part of the content."""
+
+    @property
+    def note(self) -> Json:
+        """What is worth knowing besides; not part of the content."""
+
+    @property
+    def alias(self) -> int:
+        """Sources with the same number, if not 0, share memory; part of the content."""
+
+    @property
+    def cuts(self) -> Sequence[int]:
+        """Where the chunks end, the last at the end of the bytes; nothing for the plain grid."""
+
+    def read(self, start: int, stop: int) -> memoryview:
+        """Return the bytes from `start` to `stop`; the view stays valid until the save is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class BytesSource:
+    """Bytes in memory."""
+
+    name: str
+    data: Buffer
+    spec: Json = None
+    note: Json = None
+    alias: int = 0
+    cuts: Sequence[int] = ()
+
+    @property
+    def size_bytes(self) -> int:
+        """How many bytes there are."""
+        return memoryview(self.data).nbytes
+
+    def read(self, start: int, stop: int) -> memoryview:
+        """Return a view of the bytes."""
+        return memoryview(self.data).cast("B")[start:stop]
+
+
+class Piece(NamedTuple):
+    """One chunk to be saved: which source and which bytes of it."""
+
+    source: Source
+    position: int
+    """Of the source among the sources."""
+    start: int
+    stop: int
+
+
+class Pieces:
+    """The chunks of many sources. They are cut again at each iteration, because keeping them takes much memory."""
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        """Cut these; they must not change."""
+        self._sources = sources
+
+    def __iter__(self) -> Iterator[Piece]:
+        """Yield the chunks of all sources, in order."""
+        for position, source in enumerate(self._sources):
+            cuts = source.cuts
+            if len(cuts) == 1:
+                yield Piece(source, position, 0, cuts[0])
+                continue
+            for start, stop in pairwise((0, *cuts)) if cuts else cut(source.size_bytes):
+                yield Piece(source, position, start, stop)
+
+
+def cut_sources(sources: Sequence[Source]) -> list[Piece]:
+    """Cut all sources into chunks, in order."""
+    return list(Pieces(sources))
+
+
+def count_pieces(source: Source) -> int:
+    """Return into how many chunks a source is cut."""
+    return len(source.cuts) or -(-source.size_bytes // CHUNK_BYTES)
+
+
+def group_pieces(pieces: Iterable[Piece], *, limit_bytes: int) -> list[list[Piece]]:
+    """Group pieces, in order, into batches of at most `limit_bytes` (or one chunk)."""
+    return list(iter_groups(pieces, limit_bytes=limit_bytes))
+
+
+def iter_groups(pieces: Iterable[Piece], *, limit_bytes: int, limit_count: int | None = None) -> Iterator[list[Piece]]:
+    """Yield pieces, in order, in batches of at most `limit_bytes` (or one chunk), and of so many pieces."""
+    batch: list[Piece] = []
+    room = max(limit_bytes, CHUNK_BYTES)
+    for piece in pieces:
+        size = piece.stop - piece.start
+        if batch and (size > room or len(batch) == limit_count):
+            yield batch
+            batch = []
+            room = max(limit_bytes, CHUNK_BYTES)
+        batch.append(piece)
+        room -= size
+    if batch:
+        yield batch

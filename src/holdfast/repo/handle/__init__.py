@@ -1,0 +1,1 @@
+"""An open repository: its config, its identity, and what it remembers of packs."""

@@ -1,0 +1,369 @@
+"""Index fragments: sorted tables of which pack holds which chunk, searched by block; a cache that may vanish."""
+
+from __future__ import annotations
+
+import struct
+import threading
+from array import array
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from collections.abc import Set as AbstractSet
+from typing import Final, Self
+
+from holdfast.digest import Digest, fingerprint, hash_bytes
+from holdfast.errors import Corrupt, NewerFormat, NotFound, ObjectExists, StoreError
+from holdfast.objects.listing import iter_objects
+from holdfast.objects.protocol import ObjectInfo, ObjectStore
+from holdfast.objects.settle import create_settled
+from holdfast.repo.format.chunk import Location
+from holdfast.repo.format.columns import Kind, Schema, column, decode_table, encode_table
+from holdfast.repo.format.layout import INDEX, are_file_ids, index_key
+from holdfast.repo.format.pack import PackedChunk
+from holdfast.repo.format.record import Json
+from holdfast.repo.handle.guide import Guide
+
+TIER: Final = 8
+"""So many fragments of one size class are merged into one."""
+MAX_ROWS: Final = 1 << 18
+"""A merge never makes a larger fragment, so the cost of a commit is bounded."""
+ROW: Final = struct.Struct("<32sIIQIB3x16s")
+_HEADER: Final = struct.Struct("<8sHHIQQ32s")
+_MAGIC: Final = b"HFINDEX\n"
+INDEX_MAJOR: Final = 1
+INDEX_MINOR: Final = 0
+_PREFIXES_PER_BLOCK: Final = 16384
+_ROWS_PER_BLOCK: Final = 512
+_MAX_DIRECTORY_BYTES: Final = 64 << 20
+_FIRST_READ_BYTES: Final = 16 << 10
+"""What is read to open a fragment: nearly always all that opening needs, and all of a small one."""
+_SEARCHES_PER_ROW: Final = 1 / 16
+"""After so many searches of fragments, to have put every row into a guide would have cost less."""
+_SLOTS_PER_ROW: Final = 16
+_FEWEST_SLOTS_PER_ROW: Final = 4
+_DIRECTORY: Final[Schema] = {
+    "fanout": Kind("I"),
+    "prefix_check": Kind("B", 16),
+    "row_check": Kind("B", 16),
+}
+
+
+def encode_fragment(chunks: Iterable[PackedChunk]) -> bytes:
+    """Encode a fragment: header, directory, 4-byte digest prefixes, rows; both sorted by digest."""
+    numbers: dict[str, int] = {}
+    rows = sorted(
+        {
+            ROW.pack(
+                chunk.digest,
+                chunk.size_bytes,
+                numbers.setdefault(chunk.location.pack_id, len(numbers)),
+                chunk.location.offset,
+                chunk.location.stored_bytes,
+                chunk.location.codec,
+                chunk.location.fingerprint,
+            )
+            for chunk in chunks
+        }
+    )
+    body = b"".join(rows)
+    prefixes = array("I", (int.from_bytes(row[:4], "big") for row in rows))
+    prefix_body = bytes(column("I", prefixes.tolist()))
+    directory = encode_table(
+        {"packs": list(numbers)},
+        {
+            "fanout": column("I", prefixes[::_PREFIXES_PER_BLOCK].tolist()),
+            "prefix_check": memoryview(b"".join(map(fingerprint, _blocks(prefix_body, 4 * _PREFIXES_PER_BLOCK)))),
+            "row_check": memoryview(b"".join(map(fingerprint, _blocks(body, ROW.size * _ROWS_PER_BLOCK)))),
+        },
+        _DIRECTORY,
+    )
+    header = _HEADER.pack(_MAGIC, INDEX_MAJOR, INDEX_MINOR, ROW.size, len(rows), len(directory), hash_bytes(directory))
+    return b"".join([header, directory, prefix_body, body])
+
+
+def _blocks(data: bytes, size: int) -> Iterator[memoryview]:
+    view = memoryview(data)
+    return (view[start : start + size] for start in range(0, len(data), size))
+
+
+class Fragment:
+    """One fragment, read by block as it is searched."""
+
+    def __init__(self, store: ObjectStore, key: str, size_bytes: int) -> None:
+        """Read header and directory; raises NotFound, Corrupt or NewerFormat."""
+        self.key = key
+        self._store = store
+        self._start = memoryview(b"")
+        self._start = self._read(0, min(size_bytes, _FIRST_READ_BYTES))
+        if size_bytes < _HEADER.size:
+            raise Corrupt(f"{key} is not an intact index fragment", key=key)
+        magic, major, _minor, row_bytes, rows, directory_bytes, digest = _HEADER.unpack_from(self._start)
+        if magic == _MAGIC and major > INDEX_MAJOR:
+            raise NewerFormat(f"{key} has index version {major}, this Holdfast reads up to {INDEX_MAJOR}: upgrade")
+        self._prefixes_at = _HEADER.size + directory_bytes
+        self._rows_at = self._prefixes_at + 4 * rows
+        whole = self._rows_at + ROW.size * rows
+        if magic != _MAGIC or row_bytes != ROW.size or whole != size_bytes or directory_bytes > _MAX_DIRECTORY_BYTES:
+            raise Corrupt(f"{key} is not an intact index fragment", key=key)
+        directory = self._read(_HEADER.size, directory_bytes)
+        if hash_bytes(directory) != digest:
+            raise Corrupt(f"{key} has a damaged directory", key=key)
+        table = decode_table(directory, _DIRECTORY, where=key)
+        self.num_rows = rows
+        self.packs = _parse_packs(table.head.get("packs"), key)
+        self._fanout = list(table.columns["fanout"])
+        self._prefix_checks = bytes(table.columns["prefix_check"])
+        self._row_checks = bytes(table.columns["row_check"])
+        if size_bytes > len(self._start):
+            self._start = memoryview(b"")  # of a large fragment, the cache decides what stays in memory
+        blocks = -(-rows // _PREFIXES_PER_BLOCK), -(-rows // _ROWS_PER_BLOCK)
+        if (len(self._fanout), len(self._row_checks) // 16) != blocks or len(self._prefix_checks) != 16 * blocks[0]:
+            raise Corrupt(f"{key} has an impossible directory", key=key)
+
+    def find(self, digest: Digest, cache: BlockCache) -> Iterator[tuple[int, Location]]:
+        """Yield (size, location) of each copy of the chunk that this fragment knows."""
+        prefix = int.from_bytes(digest[:4], "big")
+        # The run of equal prefixes may begin in the block before the one that starts with it.
+        first = max(bisect_left(self._fanout, prefix) - 1, 0)
+        for block in range(first, bisect_right(self._fanout, prefix)):
+            prefixes = cache.prefixes(self, block)
+            position = bisect_left(prefixes, prefix)
+            while position < len(prefixes) and prefixes[position] == prefix:
+                row = self._row(block * _PREFIXES_PER_BLOCK + position, cache)
+                if row[0] == digest and row[2] < len(self.packs):
+                    yield row[1], Location(self.packs[row[2]], row[3], row[4], row[5], row[6])
+                position += 1
+
+    def iter_chunks(self) -> Iterator[PackedChunk]:
+        """Yield every row, for merging."""
+        for block in range(len(self._row_checks) // 16):
+            for row in ROW.iter_unpack(self.read_rows(block)):
+                if row[2] < len(self.packs):
+                    yield PackedChunk(
+                        Digest(row[0]), row[1], Location(self.packs[row[2]], row[3], row[4], row[5], row[6])
+                    )
+
+    def iter_prefixes(self, cache: BlockCache) -> Iterator[int]:
+        """Yield the first four bytes of every digest, as a number."""
+        for block in range(len(self._fanout)):
+            yield from cache.prefixes(self, block)
+
+    def read_prefixes(self, block: int) -> array[int]:
+        """Read one block of prefixes."""
+        data = self._read_block(self._prefixes_at, block, 4, _PREFIXES_PER_BLOCK, self._prefix_checks)
+        return array("I", struct.unpack(f"<{len(data) // 4}I", data))
+
+    def read_rows(self, block: int) -> memoryview:
+        """Read one block of rows."""
+        return self._read_block(self._rows_at, block, ROW.size, _ROWS_PER_BLOCK, self._row_checks)
+
+    def _row(self, number: int, cache: BlockCache) -> tuple[bytes, int, int, int, int, int, bytes]:
+        block, position = divmod(number, _ROWS_PER_BLOCK)
+        digest, size, pack, offset, stored, codec, mark = ROW.unpack_from(cache.rows(self, block), position * ROW.size)
+        return digest, size, pack, offset, stored, codec, mark
+
+    def _read_block(self, at: int, block: int, item_bytes: int, per_block: int, checks: bytes) -> memoryview:
+        first = block * per_block
+        data = self._read(at + first * item_bytes, (min(first + per_block, self.num_rows) - first) * item_bytes)
+        if fingerprint(data) != checks[16 * block : 16 * block + 16]:
+            raise Corrupt(f"{self.key} has a damaged block", key=self.key)
+        return data
+
+    def _read(self, start: int, size: int) -> memoryview:
+        if start + size <= len(self._start):
+            return self._start[start : start + size]
+        data = memoryview(bytearray(size))
+        self._store.read_into(self.key, start, data)
+        return data
+
+
+def _parse_packs(value: Json, key: str) -> list[str]:
+    if not isinstance(value, list) or not set(map(type, value)) <= {str} or not are_file_ids(value):
+        raise Corrupt(f"{key} names packs that cannot be", key=key)
+    return value
+
+
+class BlockCache:
+    """The blocks read last, within a byte budget."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        """Hold at most `limit_bytes`, and always the last block."""
+        self._limit = limit_bytes
+        self._held = 0
+        self._blocks: OrderedDict[tuple[str, str, int], memoryview | array[int]] = OrderedDict()
+
+    def prefixes(self, fragment: Fragment, block: int) -> array[int]:
+        """Return a block of prefixes, reading it if need be."""
+        found = self._blocks.get((fragment.key, "prefix", block))
+        if isinstance(found, array):
+            self._blocks.move_to_end((fragment.key, "prefix", block))
+            return found
+        read = fragment.read_prefixes(block)
+        self._hold((fragment.key, "prefix", block), read, 4 * len(read))
+        return read
+
+    def rows(self, fragment: Fragment, block: int) -> memoryview:
+        """Return a block of rows, reading it if need be."""
+        found = self._blocks.get((fragment.key, "row", block))
+        if isinstance(found, memoryview):
+            self._blocks.move_to_end((fragment.key, "row", block))
+            return found
+        read = fragment.read_rows(block)
+        self._hold((fragment.key, "row", block), read, read.nbytes)
+        return read
+
+    def _hold(self, key: tuple[str, str, int], block: memoryview | array[int], size: int) -> None:
+        self._blocks[key] = block
+        self._held += size
+        while self._held > self._limit and len(self._blocks) > 1:
+            _, dropped = self._blocks.popitem(last=False)
+            self._held -= memoryview(dropped).nbytes
+
+
+class Index:
+    """All fragments of a store: finds copies of chunks. Best effort: what cannot be read is not found.
+
+    Safe in any thread. A fragment never changes, so whoever keeps an index open pays only for new ones.
+    """
+
+    def __init__(self, store: ObjectStore, *, limit_bytes: int) -> None:
+        """Know of nothing before `refresh`; hold at most `limit_bytes` of what is read."""
+        self.damaged: set[str] = set()
+        self._store = store
+        self._max_slots = 1 << (limit_bytes // 4).bit_length() - 1
+        self._cache = BlockCache(limit_bytes - self._max_slots)
+        self._fragments: dict[str, Fragment] = {}
+        self._num_rows = 0
+        self._guide: Guide | None = None
+        self._num_searches = 0
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        """Return the number of fragments that can be searched."""
+        return len(self._fragments)
+
+    def refresh(self) -> Self:
+        """Open the fragments that are new, forget those that are gone; blocks are read when they are needed."""
+        with self._lock:
+            listed = {info.key: info.size_bytes for info in iter_objects(self._store, INDEX)}
+            for key in self._fragments.keys() - listed.keys():
+                self._forget(key)
+            self.damaged &= listed.keys()
+            for key in listed.keys() - self._fragments.keys() - self.damaged:
+                self._open(key, listed[key])
+        return self
+
+    def find(self, digest: Digest, size_bytes: int) -> list[Location]:
+        """Return where copies of a chunk may lie."""
+        found = []
+        with self._lock:
+            for key in self._choose(int.from_bytes(digest[:4], "big")):
+                try:
+                    found += [at for size, at in self._fragments[key].find(digest, self._cache) if size == size_bytes]
+                except (NotFound, Corrupt, StoreError) as error:
+                    self._drop(key, error)
+        return found
+
+    def _choose(self, prefix: int) -> Iterable[str]:
+        """Return whom to search: all, until it pays to have a guide."""
+        if self._guide is None:
+            if self._num_searches < self._num_rows * _SEARCHES_PER_ROW:
+                self._num_searches += len(self._fragments)
+                return list(self._fragments)
+            self._guide = Guide(self._count_slots())
+            for key in list(self._fragments):
+                self._show(self._guide, key)
+        return self._guide.find(prefix)
+
+    def _count_slots(self) -> int:
+        return min(self._max_slots, 1 << (_SLOTS_PER_ROW * self._num_rows).bit_length())
+
+    def _open(self, key: str, size_bytes: int) -> None:
+        try:
+            fragment = Fragment(self._store, key, size_bytes)
+        except NotFound:
+            return  # merged away since it was listed
+        except (Corrupt, NewerFormat, StoreError):
+            self.damaged.add(key)
+            return
+        self._fragments[key] = fragment
+        self._num_rows += fragment.num_rows
+        if self._guide and self._guide.num_slots < min(self._max_slots, _FEWEST_SLOTS_PER_ROW * self._num_rows):
+            self._guide, self._num_searches = None, 0
+        if self._guide:
+            self._show(self._guide, key)
+
+    def _show(self, guide: Guide, key: str) -> None:
+        try:
+            guide.add(key, self._fragments[key].iter_prefixes(self._cache))
+        except (NotFound, Corrupt, StoreError) as error:
+            self._drop(key, error)
+
+    def _drop(self, key: str, error: NotFound | Corrupt | StoreError) -> None:
+        self._forget(key)
+        if not isinstance(error, NotFound):
+            self.damaged.add(key)
+
+    def _forget(self, key: str) -> None:
+        self._num_rows -= self._fragments.pop(key).num_rows
+        if self._guide:
+            self._guide.forget(key)
+
+
+def write_fragment(store: ObjectStore, chunks: Iterable[PackedChunk]) -> str:
+    """Write a fragment under its own digest; not fsynced, for it can be rebuilt from the packs."""
+    data = encode_fragment(chunks)
+    key = index_key(hash_bytes(data).hex())
+    try:
+        create_settled(store, key, data, durable=False)
+    except ObjectExists:
+        # Only a damaged file can bear our name without our bytes; look-ups ignore it and so may we.
+        return key
+    return key
+
+
+def drop_missing(store: ObjectStore, fragments: Iterable[ObjectInfo], present: AbstractSet[str]) -> None:
+    """Write fragments anew that know packs which are gone: they only cost look-ups."""
+    for info in fragments:
+        try:
+            fragment = Fragment(store, info.key, info.size_bytes)
+            if all(pack_id in present for pack_id in fragment.packs):
+                continue
+            kept = [chunk for chunk in fragment.iter_chunks() if chunk.location.pack_id in present]
+        except (NotFound, Corrupt, NewerFormat):
+            continue
+        if kept:
+            write_fragment(store, kept)
+        store.delete(info.key)
+
+
+def plan_merge(fragments: Iterable[ObjectInfo]) -> list[ObjectInfo]:
+    """Choose fragments to merge: the first size class that is full, or none."""
+    tiers: dict[int, list[ObjectInfo]] = {}
+    for info in fragments:
+        tiers.setdefault((info.size_bytes // ROW.size).bit_length() // 3, []).append(info)
+    for _, members in sorted(tiers.items()):
+        smallest = sorted(members, key=lambda info: info.size_bytes)[:TIER]
+        if len(smallest) == TIER and sum(info.size_bytes for info in smallest) <= MAX_ROWS * ROW.size:
+            return smallest
+    return []
+
+
+def apply_merge(store: ObjectStore, fragments: list[ObjectInfo]) -> None:
+    """Write one fragment in place of many; whoever searches meanwhile finds the old ones, the new one or both."""
+    chunks: list[PackedChunk] = []
+    for info in fragments:
+        try:
+            chunks += Fragment(store, info.key, info.size_bytes).iter_chunks()
+        except (NotFound, Corrupt, NewerFormat):
+            continue  # merged by somebody else, or of no use to us; whoever has a use for it can rebuild it
+    merged = write_fragment(store, chunks)
+    for info in fragments:
+        if info.key != merged:
+            store.delete(info.key)
+
+
+def merge_tiers(store: ObjectStore) -> None:
+    """Merge what is due, smallest first, until no size class is full."""
+    while plan := plan_merge(iter_objects(store, INDEX)):
+        apply_merge(store, plan)

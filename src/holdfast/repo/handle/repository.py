@@ -1,0 +1,162 @@
+"""The handle on one repository: its object store, its config and its budget."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from holdfast.errors import NotAStore, ObjectExists
+from holdfast.objects.protocol import ObjectStore, PlacedStore
+from holdfast.repo.format.layout import split_prefix
+from holdfast.repo.handle.config import Config, confirm_config, create_config, ensure_config, find_config, verify_empty
+from holdfast.repo.handle.hints import Hints
+from holdfast.repo.handle.identity import StoreIdentity
+from holdfast.repo.handle.index import Index
+from holdfast.repo.handle.verified import Proven
+from holdfast.repo.names.snapshots import Snapshot
+from holdfast.repo.stages import Stage, StageName, Stages
+
+_log = logging.getLogger(__name__)
+
+DEFAULT_BUDGET_BYTES: Final = 256 << 20
+MIN_BUDGET_BYTES: Final = 16 << 20
+_RECENT_PREFIXES: Final = 64
+
+
+class RecentSnapshots:
+    """The snapshot last saved under each prefix by this handle: a save finds the step before without a listing."""
+
+    def __init__(self) -> None:
+        """Remember nothing yet."""
+        self._snapshots: OrderedDict[str, Snapshot] = OrderedDict()
+
+    def find(self, name: str) -> Snapshot | None:
+        """Return the snapshot last saved beside `name`; it may be gone since."""
+        return self._snapshots.get(split_prefix(name))
+
+    def remember(self, snapshot: Snapshot) -> None:
+        """Remember `snapshot`, forgetting the oldest prefix if there are many."""
+        self._snapshots[split_prefix(snapshot.name)] = snapshot
+        self._snapshots.move_to_end(split_prefix(snapshot.name))
+        if len(self._snapshots) > _RECENT_PREFIXES:
+            self._snapshots.popitem(last=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """What a handle has done so far."""
+
+    mapped_entries: int
+    """Entries that were mapped and not read."""
+    unmapped_entries: int
+    """Entries that were to be mapped and had to be read: not in one piece, packed, or sharing memory."""
+    stages: Mapping[StageName, Stage]
+    """Where the time of saving and loading went."""
+
+
+@dataclass(slots=True)
+class Counters:
+    """What a handle counts while it works; see Statistics."""
+
+    mapped_entries: int = 0
+    unmapped_entries: int = 0
+    stages: Stages = field(default_factory=Stages)
+
+    def read(self) -> Statistics:
+        """Return what was counted so far."""
+        return Statistics(self.mapped_entries, self.unmapped_entries, self.stages.read())
+
+
+@dataclass(frozen=True, slots=True)
+class Repository:
+    """An open repository; opening and reading never write."""
+
+    store: ObjectStore
+    config: Config | None
+    """None as long as nothing was saved: the first save creates the store."""
+    budget_bytes: int = DEFAULT_BUDGET_BYTES
+    recent: RecentSnapshots = field(default_factory=RecentSnapshots)
+    counters: Counters = field(default_factory=Counters)
+    proven: Proven = field(default_factory=Proven)
+    identity: StoreIdentity = field(default_factory=StoreIdentity)
+    hints: Hints | None = None
+    """What memory looked like when it was last saved, if the user lets looks count."""
+    index: Index = field(init=False)
+    """Kept open, so that a save reads only what is new in it; `refresh` it before relying on it."""
+
+    def __post_init__(self) -> None:
+        """Open nothing yet."""
+        if self.config and not self.identity.store_id:
+            self.identity.store_id = self.config.store_id
+        object.__setattr__(self, "index", Index(self.store, limit_bytes=self.budget_bytes // 4))
+
+    def verify_may_write(self) -> Config:
+        """Return the config for a writer, creating it at the first save; raises StoreGone, NewerFormat, StoreError."""
+        config = find_config(self.store)
+        if config is None and not self.identity.store_id:
+            config = self._create()
+        self.identity.verify(config, url=self.store.url)
+        assert config is not None, "without one, the verification has raised"
+        if not config.is_confirmed:
+            config = confirm_config(self.store)
+        config.verify_may("write", url=self.store.url)
+        return config
+
+    def verify_same(self) -> ObjectStore:
+        """Return the object store, to change it; raises StoreGone if it is not the store that was opened."""
+        self.identity.verify(find_config(self.store), url=self.store.url)
+        return self.store
+
+    def _create(self) -> Config:
+        # Asked before, told afterwards: a mount point whose filesystem is not mounted looks just like that.
+        was_bare = isinstance(self.store, PlacedStore) and self.store.is_bare()
+        config = ensure_config(self.store)
+        if was_bare:
+            _log.warning(
+                "%s: made a new store (%s) in a directory that was there and empty. If a filesystem should be mounted"
+                " there, mount it and save again. holdfast.open(..., create=False) never makes a store",
+                self.store.url,
+                config.store_id,
+            )
+        else:
+            _log.info("%s: made a new store (%s)", self.store.url, config.store_id)
+        return config
+
+
+def open_repository(
+    store: ObjectStore,
+    *,
+    budget_bytes: int = DEFAULT_BUDGET_BYTES,
+    create: bool = False,
+    change_hints: bool = False,
+    stages: Stages | None = None,
+    store_id: str = "",
+) -> Repository:
+    """Open a repository; raises NotAStore if there is none, unless the first save may create it.
+
+    With `store_id`, all changes are refused (StoreGone) unless the store there has that id.
+    """
+    if budget_bytes < MIN_BUDGET_BYTES:
+        raise ValueError(f"budget_bytes must be at least {MIN_BUDGET_BYTES}, not {budget_bytes}")
+    config = find_config(store)
+    if config is None:
+        verify_empty(store)
+        if not create:
+            raise NotAStore(f"{store.url} holds no store; make one with `holdfast -s {store.url} init`")
+    counters = Counters(stages=stages or Stages())
+    hints = Hints() if change_hints else None
+    identity = StoreIdentity(store_id)
+    return Repository(store, config, budget_bytes, counters=counters, identity=identity, hints=hints)
+
+
+def init_repository(store: ObjectStore) -> Config:
+    """Make an empty place a store; raises NotAStore if it is one already, or not empty."""
+    if find_config(store) is not None:
+        raise NotAStore(f"{store.url} is a store already; nothing was changed")
+    try:
+        return create_config(store)
+    except ObjectExists as error:
+        raise NotAStore(f"{store.url} was made a store by somebody else just now; nothing was changed") from error

@@ -1,0 +1,118 @@
+"""Names whose value changes by create-only puts: each change is the next generation, the highest valid one counts."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from holdfast.errors import CommitUnknown, Corrupt, NameInUse, NotFound, ObjectExists, StoreError
+from holdfast.objects.listing import iter_objects
+from holdfast.objects.protocol import ObjectStore
+from holdfast.objects.settle import create_settled
+from holdfast.repo.format.layout import generation_key, split_generation
+from holdfast.repo.format.record import MAX_RECORD_BYTES, Fields, Json, decode_record, encode_record
+
+_RELISTS: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Newest:
+    """The value of a stem: its highest valid generation, and the next one that is free."""
+
+    stem: str
+    fields: Fields | None
+    generation: int
+    """Of `fields`; -1 without."""
+    next_generation: int
+
+
+def list_generations(store: ObjectStore, stem: str) -> list[int]:
+    """Return the generations present under `stem`, lowest first."""
+    found = (split_generation(info.key) for info in iter_objects(store, stem if stem.endswith("/") else stem + "@"))
+    return [split[1] for split in found if split and split[0] == stem]
+
+
+def iter_stems(store: ObjectStore, prefix: str) -> Iterator[tuple[str, list[int]]]:
+    """Yield each stem whose key starts with `prefix`, with its generations, lowest first."""
+    splits = (split for info in iter_objects(store, prefix) if (split := split_generation(info.key)))
+    # Keys are ordered and the generation is last, so the generations of one stem are neighbours.
+    for stem, group in itertools.groupby(splits, key=lambda split: split[0]):
+        yield stem, [generation for _, generation in group]
+
+
+def read_newest(store: ObjectStore, stem: str) -> Newest:
+    """Read the value of `stem`; raises Corrupt if its newest record is damaged, for an older one would be a lie."""
+    for _ in range(_RELISTS):
+        newest = _read_highest(store, stem, list_generations(store, stem))
+        if newest:
+            return newest
+    raise Corrupt(f"{stem}: records keep vanishing while they are read; is somebody deleting files by hand?", key=stem)
+
+
+def read_listed(store: ObjectStore, stem: str, generations: list[int]) -> Newest:
+    """Read the value of `stem` from a listing made before; lists again if that is out of date."""
+    return _read_highest(store, stem, generations) or read_newest(store, stem)
+
+
+def _read_highest(store: ObjectStore, stem: str, generations: list[int]) -> Newest | None:
+    """Read the highest generation that is not torn; None if one has vanished since it was listed."""
+    next_generation = generations[-1] + 1 if generations else 0
+    for generation in reversed(generations):
+        try:
+            fields = read_record(store, generation_key(stem, generation))
+        except NotFound:
+            return None
+        if fields:
+            fields.expect(generation=generation)
+            return Newest(stem, fields, generation, next_generation)
+    return Newest(stem, None, -1, next_generation)
+
+
+def read_record(store: ObjectStore, key: str) -> Fields | None:
+    """Read and decode one record; None if it is torn."""
+    return decode_record(store.read(key, limit_bytes=MAX_RECORD_BYTES + 4096), key=key)
+
+
+def create_generation(
+    store: ObjectStore,
+    stem: str,
+    generation: int,
+    fields: Mapping[str, Json],
+    *,
+    durable: bool = True,
+    may_vanish: bool = False,
+) -> None:
+    """Create `generation` of `stem`, or raise ObjectExists if somebody else was first.
+
+    `fields` must hold a random write id. A higher generation that is there afterwards means that our view
+    was stale and our record does not count: that is a loss as well. With `may_vanish` it is none if nothing is
+    there afterwards: the record has counted, and was then removed as one that has served.
+    """
+    key = generation_key(stem, generation)
+    create_settled(store, key, encode_record({**fields, "generation": generation}), durable=durable)
+    try:
+        highest = list_generations(store, stem)[-1:]
+    except StoreError as error:
+        raise StoreError(f"{key} was created, but not seen to count: {error}", key=key, fate="unknown") from error
+    if highest != [generation] and not (may_vanish and not highest):
+        raise ObjectExists(f"{key} was overtaken by a higher generation", key=key)
+
+
+def change_name(store: ObjectStore, stem: str, generation: int, fields: Mapping[str, Json], *, name: str) -> None:
+    """Create the next generation of a user's name: raises NameInUse for the loser, CommitUnknown if nobody can tell."""
+    try:
+        create_generation(store, stem, generation, fields)
+    except ObjectExists as error:
+        raise NameInUse(
+            f"{name!r} was changed by somebody else at the same moment; look, then try again", name=name
+        ) from error
+    except StoreError as error:
+        if error.fate == "absent":
+            raise
+        raise CommitUnknown(
+            f"{name!r} was being changed when the store failed, and shows the old or the new state: {error}."
+            " Look with `holdfast show`, then try again",
+            name=name,
+        ) from error

@@ -1,0 +1,104 @@
+"""Which commits can still be undone: a fenced save may withdraw, so what it replaced must stay in reach."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from holdfast.errors import Corrupt, NewerFormat, NotFound
+from holdfast.objects.protocol import ObjectStore
+from holdfast.repo.format.layout import generation_key, lease_stem, manifest_key, pack_key, snapshot_stem
+from holdfast.repo.format.rank_manifests import read_needs
+from holdfast.repo.format.record import Fields
+from holdfast.repo.names.generations import list_generations, read_record
+from holdfast.repo.names.marks import read_marked
+from holdfast.repo.names.snapshots import NameState, Snapshot, parse_snapshot
+
+LeaseStanding = Literal["gone", "live", "released", "fenced"]
+
+
+def judge_standing(state: str, *, lowest: int) -> LeaseStanding:
+    """Return how a lease stands by the state of its highest generation and the number of its lowest.
+
+    A fence without the generations below it came when the owner had ended well and was removing its files.
+    """
+    if state == "fenced":
+        return "released" if lowest else "fenced"
+    return "released" if state == "released" else "live"
+
+
+def read_standing(store: ObjectStore, lease_id: str) -> LeaseStanding:
+    """Return how a lease stands; only one that was released loses its files, so one without any has ended well."""
+    if not lease_id:
+        return "gone"
+    stem = lease_stem(lease_id)
+    generations = list_generations(store, stem)
+    for generation in reversed(generations):
+        try:
+            fields = read_record(store, generation_key(stem, generation))
+        except NotFound:
+            return read_standing(store, lease_id)  # it is being removed: look again
+        except (Corrupt, NewerFormat):
+            return "live"
+        if fields is None:
+            return "live"  # torn by a loss of power: nobody can tell, so it is waited for
+        return judge_standing(fields.text("state"), lowest=generations[0])
+    return "gone"
+
+
+def is_settled(store: ObjectStore, snapshot: Snapshot) -> bool:
+    """Tell whether the save that committed `snapshot` has returned, so that nothing but a later change undoes it."""
+    return read_standing(store, snapshot.lease_id) in ("gone", "released")
+
+
+Before = Snapshot | Literal["open"] | None
+"""What a withdrawal brings back: a snapshot, nothing, or what cannot be told yet."""
+
+
+def find_before(store: ObjectStore, state: NameState) -> Before:
+    """Return what a withdrawn overwrite of the name that was in `state` has to bring back.
+
+    The newest record is not always it: its own save may be fenced and about to withdraw it, having lost its bytes.
+    """
+    stem = snapshot_stem(state.name)
+    for generation in reversed(list_generations(store, stem)):
+        fields = _read_below(store, stem, generation) if generation < state.next_generation else None
+        if fields is None:
+            continue
+        if fields.text("state") != "live":
+            return None
+        snapshot = parse_snapshot(fields)
+        if is_settled(store, snapshot):
+            return snapshot
+        # Marks are listed after the record was read: what is marked later is marked with that record in sight.
+        marked = read_marked(store)
+        needed = list(iter_needed(store, snapshot))
+        if needed and all(is_present(store, key) for key in needed):
+            return "open" if marked.intersection(needed) else snapshot
+    return None
+
+
+def _read_below(store: ObjectStore, stem: str, generation: int) -> Fields | None:
+    try:
+        return read_record(store, generation_key(stem, generation))
+    except NotFound:
+        return None  # collected, so a higher one is settled: the name has changed, and the commit will find out
+
+
+def iter_needed(store: ObjectStore, snapshot: Snapshot) -> Iterator[str]:
+    """Yield the keys of the manifests and the packs of a snapshot; nothing if a manifest is gone."""
+    try:
+        needs = read_needs(store, snapshot.manifest)
+    except NotFound:
+        return
+    yield from map(manifest_key, needs.manifests)
+    yield from map(pack_key, needs.packs)
+
+
+def is_present(store: ObjectStore, key: str) -> bool:
+    """Tell whether an object is there."""
+    try:
+        store.stat(key)
+    except NotFound:
+        return False
+    return True

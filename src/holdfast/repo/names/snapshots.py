@@ -1,0 +1,205 @@
+"""Snapshots by name: the record whose creation is the commit, its overwriting, withdrawal and deletion."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from holdfast.digest import Digest
+from holdfast.errors import Corrupt, NewerFormat, NotFound
+from holdfast.objects.protocol import ObjectStore
+from holdfast.repo.format.layout import (
+    SNAPSHOTS,
+    ManifestRef,
+    is_file_id,
+    is_reserved,
+    is_reserved_stem,
+    may_start_with,
+    new_write_id,
+    snapshot_stem,
+    verify_name,
+)
+from holdfast.repo.format.record import Fields, Json
+from holdfast.repo.names.generations import Newest, change_name, iter_stems, read_listed, read_newest
+
+MAX_METADATA_BYTES: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One committed generation of a name."""
+
+    name: str
+    manifest: ManifestRef
+    digest: Digest
+    """Content digest: equal digests mean equal content, whatever the name, the packing or the machine."""
+    time_s: float
+    num_entries: int
+    logical_bytes: int
+    metadata: dict[str, Json]
+    lease_id: str
+    """The lease under which it was committed; until that was released, the generation before is still a root."""
+    generation: int = -1
+    write_id: str = ""
+    environment: dict[str, Json] = field(default_factory=dict)
+    """Where and with what it was saved, if that was recorded."""
+
+
+@dataclass(frozen=True, slots=True)
+class NameState:
+    """What a name holds now: a snapshot, or nothing; and the generation that a change would create."""
+
+    name: str
+    snapshot: Snapshot | None
+    next_generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class DamagedName:
+    """A name whose newest record cannot be believed."""
+
+    stem: str
+    error: Corrupt | NewerFormat
+
+
+def read_name(store: ObjectStore, name: str) -> NameState:
+    """Read what `name` holds now."""
+    name = verify_name(name)
+    return _parse_state(read_newest(store, snapshot_stem(name)), name)
+
+
+def read_snapshot(store: ObjectStore, name: str) -> Snapshot:
+    """Read the snapshot that `name` holds now, or raise NotFound."""
+    snapshot = read_name(store, name).snapshot
+    if snapshot is None:
+        raise NotFound(f"no snapshot {name!r} in {store.url}; `holdfast ls` lists what is there", name=name)
+    return snapshot
+
+
+def iter_names(store: ObjectStore, prefix: str = "") -> Iterator[Snapshot | DamagedName]:
+    """Yield the snapshot of every name that starts with `prefix`, in no order, damaged ones too."""
+    prefix = unicodedata.normalize("NFC", prefix)
+    return _iter_names(store, prefix, lambda stem: may_start_with(stem, prefix))
+
+
+def iter_user_names(store: ObjectStore, prefix: str = "") -> Iterator[Snapshot | DamagedName]:
+    """Yield as `iter_names` does, but leave out Holdfast's own names, unless `prefix` begins as they do."""
+    if is_reserved(prefix):
+        yield from iter_names(store, prefix)
+        return
+    prefix = unicodedata.normalize("NFC", prefix)
+    # By the stem, before a record is read: there may be many of them, and who lists runs need not wait for them.
+    wanted = _iter_names(store, prefix, lambda stem: may_start_with(stem, prefix) and not is_reserved_stem(stem))
+    yield from (found for found in wanted if isinstance(found, DamagedName) or not is_reserved(found.name))
+
+
+def _iter_names(store: ObjectStore, prefix: str, is_wanted: Callable[[str], bool]) -> Iterator[Snapshot | DamagedName]:
+    for stem, generations in iter_stems(store, SNAPSHOTS):
+        if not is_wanted(stem):
+            continue
+        try:
+            newest = read_listed(store, stem, generations)
+            state = _parse_state(newest, newest.fields.text("name")) if newest.fields else None
+        except (Corrupt, NewerFormat) as error:
+            yield DamagedName(stem, error)
+            continue
+        if state and state.snapshot and state.name.startswith(prefix):
+            yield state.snapshot
+
+
+def commit_snapshot(store: ObjectStore, snapshot: Snapshot) -> None:
+    """Create the record of `snapshot`: the moment at which the save happens. Raises NameInUse, CommitUnknown."""
+    stem = snapshot_stem(snapshot.name)
+    change_name(store, stem, snapshot.generation, _live_fields(snapshot), name=snapshot.name)
+
+
+def withdraw_snapshot(store: ObjectStore, snapshot: Snapshot, before: Snapshot | None) -> None:
+    """Undo a commit by creating the next generation: what the name held before, or nothing."""
+    generation = snapshot.generation + 1
+    if before is None:
+        _create_tombstone(store, snapshot.name, generation)
+    else:
+        restored = replace(before, generation=generation, write_id=new_write_id(), lease_id="")
+        commit_snapshot(store, restored)
+
+
+def delete_snapshot(store: ObjectStore, name: str) -> Snapshot:
+    """Delete a name by creating a tombstone; returns what it held. Raises NotFound, NameInUse, CommitUnknown."""
+    state = read_name(store, name)
+    if state.snapshot is None:
+        raise NotFound(f"no snapshot {name!r} in {store.url}; nothing was deleted", name=name)
+    delete_held(store, state)
+    return state.snapshot
+
+
+def delete_held(store: ObjectStore, state: NameState) -> None:
+    """Delete just what the name held when `state` was read; raises NameInUse if it has changed since."""
+    _create_tombstone(store, state.name, state.next_generation)
+
+
+def _create_tombstone(store: ObjectStore, name: str, generation: int) -> None:
+    fields = {
+        "kind": "snapshot",
+        "name": name,
+        "state": "deleted",
+        "write_id": new_write_id(),
+        "time": store.clock(),
+    }
+    change_name(store, snapshot_stem(name), generation, fields, name=name)
+
+
+def _live_fields(snapshot: Snapshot) -> dict[str, Json]:
+    return {
+        "kind": "snapshot",
+        "name": snapshot.name,
+        "state": "live",
+        "write_id": snapshot.write_id,
+        "lease": snapshot.lease_id,
+        "time": snapshot.time_s,
+        "manifest": snapshot.manifest.manifest_id,
+        "manifest_digest": snapshot.manifest.digest.hex(),
+        "manifest_bytes": snapshot.manifest.size_bytes,
+        "digest": snapshot.digest.hex(),
+        "entries": snapshot.num_entries,
+        "logical_bytes": snapshot.logical_bytes,
+        "metadata": snapshot.metadata,
+        "environment": snapshot.environment,
+    }
+
+
+def _parse_state(newest: Newest, name: str) -> NameState:
+    """Check the newest record of a name and say what it means."""
+    fields = newest.fields
+    if fields is None:
+        return NameState(name, None, newest.next_generation)
+    fields.expect(kind="snapshot", name=name)
+    if newest.stem != snapshot_stem(name):
+        raise Corrupt(f"record {fields.key} holds the name {name[:80]!r}, which belongs elsewhere", key=fields.key)
+    state = fields.text("state")
+    if state == "deleted":
+        return NameState(name, None, newest.next_generation)
+    if state != "live":
+        raise Corrupt(f"record {fields.key} is in the unknown state {state[:40]!r}", key=fields.key)
+    return NameState(name, parse_snapshot(fields), newest.next_generation)
+
+
+def parse_snapshot(fields: Fields) -> Snapshot:
+    """Check and convert the fields of a live snapshot record."""
+    manifest_id = fields.text("manifest")
+    if not is_file_id(manifest_id):
+        raise Corrupt(f"record {fields.key} names a manifest that cannot be", key=fields.key)
+    return Snapshot(
+        name=fields.text("name"),
+        manifest=ManifestRef(manifest_id, fields.digest("manifest_digest"), fields.integer("manifest_bytes")),
+        digest=fields.digest("digest"),
+        time_s=fields.number("time"),
+        num_entries=fields.integer("entries"),
+        logical_bytes=fields.integer("logical_bytes"),
+        metadata=fields.mapping("metadata"),
+        lease_id=fields.text("lease"),
+        generation=fields.integer("generation"),
+        write_id=fields.text("write_id"),
+        environment=fields.mapping("environment") if "environment" in fields.values else {},
+    )

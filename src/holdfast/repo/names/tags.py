@@ -1,0 +1,91 @@
+"""Tags: short names that point to a snapshot, and can be moved or removed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from holdfast.digest import Digest
+from holdfast.errors import Corrupt, NameInUse, NewerFormat, NotFound
+from holdfast.objects.protocol import ObjectStore
+from holdfast.repo.format.layout import TAGS, escape_name, new_write_id, tag_stem, verify_name
+from holdfast.repo.format.record import Json
+from holdfast.repo.names.generations import Newest, change_name, iter_stems, read_listed, read_newest
+from holdfast.repo.names.snapshots import DamagedName, Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Tag:
+    """A name for a snapshot."""
+
+    name: str
+    snapshot_name: str
+    digest: Digest
+    """Content digest of the snapshot when the tag was set, so that a later overwrite shows."""
+    time_s: float
+
+
+def read_tag(store: ObjectStore, name: str) -> Tag | None:
+    """Read what a tag points to, or None."""
+    name = verify_name(name, what="tag")
+    return _parse_tag(read_newest(store, tag_stem(name)), name)
+
+
+def iter_tags(store: ObjectStore) -> Iterator[Tag | DamagedName]:
+    """Yield every tag, ordered by key."""
+    for stem, generations in iter_stems(store, TAGS):
+        try:
+            newest = read_listed(store, stem, generations)
+            tag = _parse_tag(newest, newest.fields.text("name")) if newest.fields else None
+        except (Corrupt, NewerFormat) as error:
+            yield DamagedName(stem, error)
+            continue
+        if tag:
+            yield tag
+
+
+def set_tag(store: ObjectStore, name: str, snapshot: Snapshot, *, move: bool = False) -> Tag:
+    """Point a tag to `snapshot`; one that points elsewhere is moved only if told. Raises NameInUse."""
+    name = verify_name(name, what="tag")
+    newest = read_newest(store, tag_stem(name))
+    found = _parse_tag(newest, name)
+    if found and (found.snapshot_name, found.digest) == (snapshot.name, snapshot.digest):
+        store.sync(TAGS)
+        return found
+    if found and not move:
+        raise NameInUse(f"tag {name!r} points to {found.snapshot_name!r}; move it with --move (move=True)", name=name)
+    tag = Tag(name, snapshot.name, snapshot.digest, store.clock())
+    fields = {"state": "live", "snapshot": tag.snapshot_name, "digest": tag.digest.hex(), "time": tag.time_s}
+    _create(store, newest, name, fields)
+    return tag
+
+
+def delete_tag(store: ObjectStore, name: str) -> Tag:
+    """Remove a tag; the snapshot stays."""
+    name = verify_name(name, what="tag")
+    newest = read_newest(store, tag_stem(name))
+    found = _parse_tag(newest, name)
+    if found is None:
+        raise NotFound(f"no tag {name!r} in {store.url}; `holdfast tag` lists them", name=name)
+    _create(store, newest, name, {"state": "deleted", "time": store.clock()})
+    return found
+
+
+def _create(store: ObjectStore, newest: Newest, name: str, fields: dict[str, Json]) -> None:
+    identity = {"kind": "tag", "name": name, "write_id": new_write_id()}
+    change_name(store, newest.stem, newest.next_generation, {**identity, **fields}, name=name)
+
+
+def _parse_tag(newest: Newest, name: str) -> Tag | None:
+    fields = newest.fields
+    if fields is None:
+        return None
+    fields.expect(kind="tag", name=name)
+    if newest.stem != TAGS + escape_name(name):
+        raise Corrupt(f"record {fields.key} holds the name {name[:80]!r}, which belongs elsewhere", key=fields.key)
+    state = fields.text("state")
+    if state == "deleted":
+        return None
+    if state != "live":
+        raise Corrupt(f"record {fields.key} is in the unknown state {state[:40]!r}", key=fields.key)
+    return Tag(name, fields.text("snapshot"), fields.digest("digest"), fields.number("time"))

@@ -1,0 +1,1 @@
+"""Reading: which bytes are needed, where they are, and their verification."""

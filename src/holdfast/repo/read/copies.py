@@ -1,0 +1,78 @@
+"""Other copies of a chunk: by the index, then by the footer of every pack."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Final
+
+from holdfast.digest import Digest
+from holdfast.errors import Corrupt, NewerFormat, NotFound, StoreError
+from holdfast.objects.listing import iter_objects
+from holdfast.objects.protocol import ObjectStore
+from holdfast.repo.format.chunk import ChunkRef, Location
+from holdfast.repo.format.layout import PACKS
+from holdfast.repo.format.pack import Footer, PackedChunk, parse_pack_key, read_footer
+from holdfast.repo.handle.repository import Repository
+
+_ROW_COST_BYTES: Final = 400
+
+
+class Copies:
+    """Finds other copies of chunks; what it has learnt serves for every chunk of a lost pack. Safe in any thread."""
+
+    def __init__(self, repo: Repository) -> None:
+        """Look at nothing before the first question."""
+        self._store = repo.store
+        self._limit_bytes = repo.budget_bytes // 4
+        self._lock = threading.Lock()
+        self._index = repo.index
+        self._is_refreshed = False
+        self._in_footers: dict[Digest, list[PackedChunk]] | None = None
+
+    def iter_copies(self, ref: ChunkRef) -> Iterator[Location]:
+        """Yield every place but the hint's where a copy of the chunk may lie, the cheap look-ups first."""
+        seen = {ref.location}
+        for find in (self._find_in_index, self._find_in_footers):
+            for location in find(ref):
+                if location not in seen:
+                    seen.add(location)
+                    yield location
+
+    def _find_in_index(self, ref: ChunkRef) -> list[Location]:
+        with self._lock:
+            if not self._is_refreshed:
+                self._index.refresh()
+                self._is_refreshed = True
+            return self._index.find(ref.digest, ref.size_bytes)
+
+    def _find_in_footers(self, ref: ChunkRef) -> list[Location]:
+        with self._lock:
+            if self._in_footers is None:
+                self._in_footers = self._read_footers()
+            found = self._in_footers.get(ref.digest, ())
+        if not found and len(self._in_footers) * _ROW_COST_BYTES >= self._limit_bytes:
+            # More than may be remembered: look again, for this chunk only.
+            found = [
+                row for _, footer in iter_footers(self._store) for row in footer.chunks if row.digest == ref.digest
+            ]
+        return [row.location for row in found if row.size_bytes == ref.size_bytes]
+
+    def _read_footers(self) -> dict[Digest, list[PackedChunk]]:
+        rows: dict[Digest, list[PackedChunk]] = {}
+        for _, footer in iter_footers(self._store):
+            for row in footer.chunks:
+                if len(rows) * _ROW_COST_BYTES < self._limit_bytes:
+                    rows.setdefault(row.digest, []).append(row)
+        return rows
+
+
+def iter_footers(store: ObjectStore) -> Iterator[tuple[str, Footer]]:
+    """Yield every pack whose footer can be read."""
+    for info in iter_objects(store, PACKS):
+        pack_id = parse_pack_key(info.key)
+        if pack_id:
+            try:
+                yield pack_id, read_footer(store, pack_id)
+            except (NotFound, Corrupt, NewerFormat, StoreError):
+                continue

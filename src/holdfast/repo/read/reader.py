@@ -1,0 +1,351 @@
+"""Verified reads: exact ranges of entries into the caller's buffer, from the hint or from any other intact copy."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import partial
+from time import perf_counter
+from types import TracebackType
+from typing import Final, Literal, Protocol, Self
+
+from holdfast.digest import fingerprint, hash_bytes, short_hex
+from holdfast.errors import Corrupt, DigestMismatch, MissingChunk, NewerFormat, NotFound, StoreError
+from holdfast.objects.blocks import PAGE_BYTES, BlockPool
+from holdfast.objects.protocol import MappableStore
+from holdfast.repo.engine import Engine
+from holdfast.repo.format.chunk import RAW, UNIT_BYTES, ChunkRef, Location, verify_chunk
+from holdfast.repo.format.entry import Entry
+from holdfast.repo.format.layout import pack_key
+from holdfast.repo.format.manifest import Manifest
+from holdfast.repo.format.rank_manifests import Manifests, read_manifests, read_view
+from holdfast.repo.handle.repository import Repository
+from holdfast.repo.names.snapshots import Snapshot, read_name
+from holdfast.repo.read.copies import Copies
+from holdfast.repo.read.regions import Region, list_entry_wants, list_region_wants
+from holdfast.repo.read.stretches import (
+    BLOCK_BYTES,
+    Stretch,
+    Want,
+    group_stretches,
+    is_in_one_piece,
+    plan_stretches,
+)
+
+Verify = Literal["full", "fast", False]
+"""What proves bytes: BLAKE3 of each chunk; XXH3 of what is stored, which finds accidents only; nothing."""
+
+_MODES: Final[tuple[Verify, ...]] = ("full", "fast", False)
+_FOLLOWS: Final = 8
+"""How often a snapshot that keeps being repacked is followed before it counts as gone."""
+
+
+class Watch(Protocol):
+    """Told of every write to a buffer, from the threads that write; entries are told apart by their names."""
+
+    def expect(self, name: str, parts: int) -> None:
+        """So many parts of the entry will be written."""
+
+    def begin(self, name: str) -> None:
+        """Bytes of the entry are about to be written; may be repeated."""
+
+    def end(self, name: str) -> None:
+        """One part of the entry is written and verified."""
+
+
+class SnapshotReader:
+    """Reads entries of one snapshot; every byte it returns has been verified. Use it in a `with`."""
+
+    def __init__(
+        self, repo: Repository, snapshot: Snapshot, *, verify: Verify = "full", manifest: Manifest | None = None
+    ) -> None:
+        """Read the manifests, unless one that is all of them is given; raises NotFound if collected, or Corrupt."""
+        self._verify: Verify = verify
+        self.snapshot = snapshot
+        self.manifests: Manifests | None = None
+        """All of them, unless one was given."""
+        if manifest is None:
+            self.manifests = read_manifests(repo.store, snapshot.manifest)
+            manifest = self.manifests.view()
+        self.manifest = manifest
+        self._copies = Copies(repo)
+        self._successor = _Successor(repo, snapshot)
+        self._store = repo.store
+        self.counters = repo.counters
+        self.budget_bytes = repo.budget_bytes
+        # Once: to look whether a class has all methods of a protocol takes longer than to map a file.
+        self._mappable = repo.store if isinstance(repo.store, MappableStore) else None
+        self._stages = repo.counters.stages
+        self._proven = repo.proven
+        self._engine = Engine("holdfast-read", budget_bytes=repo.budget_bytes, waits=True)
+        self._blocks = BlockPool(BLOCK_BYTES, kept=self._engine.threads, huge=True)
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the threads."""
+        self._engine.__exit__(kind, error, trace)
+
+    def find_entry(self, name: str) -> Entry:
+        """Return the entry of that name, or raise NotFound that helps."""
+        try:
+            return self.manifest.find_entry(name)
+        except NotFound:
+            raise NotFound(
+                f"no entry {name!r} in {self.snapshot.name!r}; `holdfast show {self.snapshot.name}` lists them",
+                name=name,
+            ) from None
+
+    def read_entry(self, name: str) -> bytearray:
+        """Read a whole entry into new memory."""
+        entry = self.find_entry(name)
+        data = bytearray(entry.size_bytes)
+        self.read_into(entry, 0, memoryview(data))
+        return data
+
+    def read_into(self, entry: Entry, start: int, buffer: memoryview) -> None:
+        """Fill `buffer` with the bytes of `entry` from `start` on; reads only the chunks that these lie in."""
+        buffer = buffer.cast("B")
+        stop = start + buffer.nbytes
+        if start < 0 or stop > entry.size_bytes:
+            raise ValueError(f"bytes {start} to {stop} of {entry.name!r}, which has {entry.size_bytes}")
+        self._read(list_entry_wants(entry, start, buffer))
+
+    def read_all(self, wanted: Sequence[tuple[Entry, memoryview]], *, watch: Watch | None = None) -> None:
+        """Fill a buffer with each of these entries, all at once; whatever happens, nothing is written afterwards."""
+        self._read([want for entry, buffer in wanted for want in list_entry_wants(entry, 0, buffer)], watch)
+
+    def read_regions(self, wanted: Sequence[tuple[Entry, Region, memoryview]]) -> None:
+        """Fill a buffer with a box of each of these entries, all at once; reads only chunks that hold some of it."""
+        self._read([want for each in wanted for want in list_region_wants(*each)])
+
+    def _read(self, wants: Sequence[Want], watch: Watch | None = None) -> None:
+        if watch is not None:
+            for name, parts in Counter(want.entry.name for want in wants).items():
+                watch.expect(name, parts)
+        placed = []
+        for want in wants:
+            if want.is_plainly_stored:
+                placed.append(want)
+            else:
+                self._put_chunk(want, watch)
+        self._engine.run(partial(self._read_batch, watch), group_stretches(plan_stretches(placed)))
+
+    def _put_chunk(self, want: Want, watch: Watch | None) -> None:
+        """Read one chunk from wherever an intact copy is left, and put it where it is wanted."""
+        data = self._read_chunk(want.entry, want.ref, want.start)
+        if watch is not None:
+            watch.begin(want.entry.name)
+        want.put(data)
+        if watch is not None:
+            watch.end(want.entry.name)
+
+    def map_entry(self, entry: Entry) -> memoryview | None:
+        """Return an entry as private memory over its pack, unverified; None if it does not lie there in one piece."""
+        first = entry.chunks[0].location if is_in_one_piece(entry) else None
+        if first is None or self._mappable is None:
+            return None
+        try:
+            return self._mappable.map(pack_key(first.pack_id), first.offset, entry.size_bytes)
+        except (NotFound, Corrupt, StoreError):
+            return None  # reading it finds another copy, or says what is wrong
+
+    def iter_entry(self, entry: Entry) -> Iterator[memoryview]:
+        """Yield an entry piece by piece, never holding more than a few pieces, whatever its size."""
+        for start in range(0, entry.size_bytes, UNIT_BYTES):
+            piece = memoryview(bytearray(min(UNIT_BYTES, entry.size_bytes - start)))
+            self.read_into(entry, start, piece)
+            yield piece
+
+    def read_chunk(self, entry: Entry, position: int) -> memoryview:
+        """Read one chunk of an entry, by its position among them."""
+        start = sum(ref.size_bytes for ref in entry.chunks[:position])
+        return self._read_chunk(entry, entry.chunks[position], start)
+
+    def _read_batch(self, watch: Watch | None, batch: Sequence[Stretch]) -> None:
+        for stretch in batch:
+            try:
+                self._read_stretch(stretch, watch)
+            except (NotFound, Corrupt, StoreError):
+                # Something of it cannot be read, or is not what it should be: each chunk for itself, from anywhere.
+                self._proven.forget(stretch.pack_id)
+                for want in stretch.wants:
+                    self._put_chunk(want, watch)
+                continue
+            if watch is not None:
+                for want in stretch.wants:
+                    watch.end(want.entry.name)
+
+    def _read_stretch(self, stretch: Stretch, watch: Watch | None) -> None:
+        """Read chunks that lie together: straight to where they are wanted, or by way of a block."""
+        target = stretch.find_target()
+        if target is not None:
+            if watch is not None:
+                watch.begin(stretch.wants[0].entry.name)
+            self._fill(stretch, stretch.start, target)
+            self._verify_all(stretch, target)
+            return
+        with self._blocks.lend() as block:
+            # The block begins with the page that the stretch begins in, so that direct reads need no other.
+            before = stretch.start % PAGE_BYTES
+            self._fill(stretch, stretch.start - before, block[: before + stretch.size_bytes])
+            data = block[before : before + stretch.size_bytes]
+            self._verify_all(stretch, data)
+            for want, part in stretch.iter_parts(data):
+                if watch is not None:
+                    watch.begin(want.entry.name)
+                want.put(part)
+
+    def _fill(self, stretch: Stretch, start: int, target: memoryview) -> None:
+        started = perf_counter()
+        self._store.read_into(pack_key(stretch.pack_id), start, target)
+        self._stages.add("read", perf_counter() - started, target.nbytes)
+
+    def _verify_all(self, stretch: Stretch, data: memoryview) -> None:
+        """Raise DigestMismatch, which need not say what is hit: whoever reads it again will."""
+        if self._verify is False:
+            return
+        started = perf_counter()
+        is_full = self._verify == "full"
+        for want, part in stretch.iter_parts(data):
+            ref = want.ref
+            is_proven = hash_bytes(part) == ref.digest if is_full else fingerprint(part) == want.location.fingerprint
+            if not is_proven:
+                raise DigestMismatch(f"pack {stretch.pack_id} holds other bytes than it should")
+        self._stages.add("verify", perf_counter() - started, data.nbytes)
+
+    def _read_chunk(self, entry: Entry, ref: ChunkRef, start: int) -> memoryview:
+        """Read one chunk, which begins at `start` of its entry, from wherever an intact copy is left."""
+        place = f"chunk {short_hex(ref.digest)} (bytes {start} to {start + ref.size_bytes})"
+        what = f"{self.snapshot.name!r}, entry {entry.name!r}, {place}"
+        if ref.location is None:
+            data = memoryview(ref.inline)
+            verify_chunk(data, ref.digest, what=f"{what}, inline in its manifest")
+            return data
+        try:
+            return self._read_copy(ref, ref.location, what)
+        except (NotFound, Corrupt, NewerFormat, StoreError) as error:
+            # A hint is only a hint. Other snapshots, or repairs, may have left another copy.
+            for location in self._copies.iter_copies(ref):
+                try:
+                    return self._read_copy(ref, location, what)
+                except (NotFound, Corrupt, NewerFormat, StoreError):
+                    continue
+            if isinstance(error, NewerFormat):
+                raise
+            # Before it counts as lost: the snapshot may have been deleted or repacked, and its packs collected.
+            for location in self._successor.iter_places(entry, ref):
+                try:
+                    return self._read_copy(ref, location, what)
+                except (NotFound, Corrupt, StoreError):
+                    continue
+            raise self._lost(error, what, ref.location) from error
+
+    def _read_copy(self, ref: ChunkRef, location: Location, what: str) -> memoryview:
+        key = pack_key(location.pack_id)
+        if location.codec != RAW:
+            raise NewerFormat(
+                f"{what} is stored with codec {location.codec}, which this Holdfast does not know: upgrade"
+            )
+        if location.stored_bytes != ref.size_bytes:
+            raise Corrupt(f"{what}: {location.stored_bytes} stored bytes cannot hold {ref.size_bytes}", key=key)
+        data = memoryview(bytearray(location.stored_bytes))
+        self._store.read_into(key, location.offset, data)
+        verify_chunk(data, ref.digest, what=f"{what}, pack {location.pack_id}")
+        return data
+
+    def _lost(self, error: Exception, what: str, location: Location) -> Exception:
+        """Say what is lost, where it was, and what to do."""
+        key = pack_key(location.pack_id)
+        advice = "no other intact copy is in the store. Run `holdfast check --read`; restore the pack from a copy"
+        if isinstance(error, NotFound):
+            return MissingChunk(f"{what}: its pack {location.pack_id} is gone, and {advice}", key=key)
+        if isinstance(error, Corrupt):
+            return DigestMismatch(f"{what}: damaged in pack {location.pack_id}, and {advice}", key=key)
+        return StoreError(f"{what}: pack {location.pack_id} cannot be read ({error}), and {advice}", key=key)
+
+
+class _Successor:
+    """What the name holds now, asked when a chunk is not where it was. Safe in any thread."""
+
+    def __init__(self, repo: Repository, snapshot: Snapshot) -> None:
+        self._store = repo.store
+        self._snapshot = snapshot
+        self._generation = snapshot.generation
+        self._manifest: Manifest | None = None
+        self._lock = threading.Lock()
+
+    def iter_places(self, entry: Entry, ref: ChunkRef) -> Iterator[Location]:
+        """Yield where the snapshot has the chunk since it was repacked; nothing if it was not.
+
+        Raises NotFound if it was deleted or overwritten: then nothing keeps its bytes any more.
+        """
+        for attempt in range(_FOLLOWS):
+            with self._lock:
+                # What was learnt for another chunk of a lost pack serves for this one, too.
+                is_known = attempt == 0 and self._manifest is not None
+                if not is_known and not self._follow():
+                    return
+                manifest = self._manifest
+            if manifest is not None:
+                held = manifest.find_entry(entry.name).chunks
+                yield from {at: None for other in held if other.digest == ref.digest and (at := other.location)}
+
+    def _follow(self) -> bool:
+        """Look at the name again; tell whether it has moved on, its content being the same."""
+        try:
+            newest = read_name(self._store, self._snapshot.name).snapshot
+            if newest and newest.generation == self._generation:
+                return False
+            if newest and newest.digest == self._snapshot.digest:
+                self._generation, self._manifest = newest.generation, None
+                self._manifest = read_view(self._store, newest.manifest)
+                return True
+        except NotFound:
+            return True  # repacked once more, and collected
+        except (Corrupt, NewerFormat, StoreError):
+            return False
+        raise NotFound(
+            f"{self._snapshot.name!r} was deleted or overwritten while it was read, and its bytes were collected;"
+            " list again",
+            name=self._snapshot.name,
+        )
+
+
+def verify_mode(verify: Verify) -> None:
+    """Raise ValueError unless `verify` is one of the ways to prove bytes."""
+    if verify not in _MODES:
+        raise ValueError(f"verify must be 'full', 'fast' or False, not {verify!r}")
+
+
+def open_snapshot(repo: Repository, snapshot: Snapshot, *, verify: Verify = "full") -> SnapshotReader:
+    """Open a snapshot for reading; if it was deleted or overwritten and collected meanwhile, raises NotFound."""
+    for _ in range(_FOLLOWS):
+        try:
+            return SnapshotReader(repo, snapshot, verify=verify)
+        except NotFound as error:
+            newest = read_name(repo.store, snapshot.name).snapshot
+            # A repack changes where the bytes lie, not what they are: what was asked for is still there.
+            if newest is None or newest.generation == snapshot.generation or newest.digest != snapshot.digest:
+                raise NotFound(
+                    f"{snapshot.name!r} is gone: its manifest was collected or lost; list again", name=snapshot.name
+                ) from error
+            snapshot = newest
+    raise NotFound(f"{snapshot.name!r} keeps being repacked while it is opened; try again", name=snapshot.name)
+
+
+def is_readable(repo: Repository, snapshot: Snapshot) -> bool:
+    """Read all of a snapshot and tell whether it is what it was."""
+    try:
+        with SnapshotReader(repo, snapshot) as reader:
+            for entry in reader.manifest.iter_entries():
+                for _ in reader.iter_entry(entry):
+                    pass
+    except (NotFound, Corrupt, StoreError):
+        return False
+    return True

@@ -1,0 +1,128 @@
+"""Reads every byte of packs on all cores and tells which chunks, headers or padding are not as they were written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final
+
+from holdfast.digest import fingerprint, hash_bytes
+from holdfast.errors import Corrupt, NotFound, StoreError
+from holdfast.objects.blocks import BlockPool
+from holdfast.objects.protocol import ObjectStore
+from holdfast.repo.engine import Engine
+from holdfast.repo.format.chunk import CHUNK_BYTES, RAW
+from holdfast.repo.format.layout import pack_key
+from holdfast.repo.format.pack import PAGE_BYTES, Footer, PackedChunk
+from holdfast.repo.stages import Stages
+
+_READ_BYTES: Final = 4 * CHUNK_BYTES
+"""How much is read at once: with less a disk is slower, and more would not stay in the processor's cache."""
+_BATCH: Final = 4
+"""Stretches that a thread takes at once: to hand over a single one costs as much as to open its file."""
+_BUFFER_BYTES: Final = _READ_BYTES + 2 * PAGE_BYTES
+_ZEROS: Final = bytes(PAGE_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A part of a pack that is read at once: whole chunks and the padding before them."""
+
+    pack_id: str
+    start: int
+    stop: int
+    chunks: tuple[PackedChunk, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Scrubbed:
+    """What reading a stretch has shown."""
+
+    stretch: Stretch
+    bad_chunks: tuple[PackedChunk, ...] = ()
+    has_bad_padding: bool = False
+    error: str = ""
+    """The stretch could not be read at all."""
+
+
+def cut_pack(pack_id: str, footer: Footer, *, data_start: int) -> Iterator[Stretch]:
+    """Cut the part of a pack between header and footer into stretches."""
+    start = end = data_start
+    chunks: list[PackedChunk] = []
+    for chunk in footer.chunks:
+        stop = chunk.location.offset + chunk.location.stored_bytes
+        if chunks and stop - start > _READ_BYTES:
+            yield Stretch(pack_id, start, end, tuple(chunks))
+            start, chunks = end, []
+        chunks.append(chunk)
+        end = stop
+    yield Stretch(pack_id, start, footer.footer_offset, tuple(chunks))
+
+
+class Scrubber:
+    """Scrubs stretches on a pool, each thread with one buffer that it reuses."""
+
+    def __init__(self, store: ObjectStore, engine: Engine, stages: Stages) -> None:
+        """Read from `store` on the threads of `engine`."""
+        self._store = store
+        self._stages = stages
+        self._engine = engine
+        self._blocks = BlockPool(_BUFFER_BYTES, kept=engine.threads, huge=True)
+
+    def scrub(self, stretches: Iterable[Stretch]) -> Iterator[Scrubbed]:
+        """Yield the outcome of each stretch, in order, many being read at once."""
+        for batch in self._engine.iter_results(self._scrub_batch, _iter_batches(stretches)):
+            yield from batch
+
+    def _scrub_batch(self, batch: Sequence[Stretch]) -> list[Scrubbed]:
+        return [self._scrub_one(stretch) for stretch in batch]
+
+    def _scrub_one(self, stretch: Stretch) -> Scrubbed:
+        with self._blocks.lend() as block:
+            return self._scrub_in(block, stretch)
+
+    def _scrub_in(self, block: memoryview, stretch: Stretch) -> Scrubbed:
+        # From the start of a page on, into the start of a page: then nothing need be copied on the way from the disk.
+        before, size = stretch.start % PAGE_BYTES, stretch.stop - stretch.start
+        if before + size > len(block):
+            block = memoryview(bytearray(before + size))
+        try:
+            with self._stages.time("read", size):
+                self._store.read_into(pack_key(stretch.pack_id), stretch.start - before, block[: before + size])
+        except (NotFound, Corrupt, StoreError) as error:
+            return Scrubbed(stretch, stretch.chunks, error=str(error))
+        with self._stages.time("verify", size):
+            return _judge(stretch, block[before : before + size])
+
+
+def _judge(stretch: Stretch, data: memoryview) -> Scrubbed:
+    """Tell what is not as it was written."""
+    bad: list[PackedChunk] = []
+    is_clean = True
+    end = 0
+    for chunk in stretch.chunks:
+        first = chunk.location.offset - stretch.start
+        is_clean = is_clean and _is_zero(data[end:first])
+        end = first + chunk.location.stored_bytes
+        if not _is_intact(data[first:end], chunk):
+            bad.append(chunk)
+    is_clean = is_clean and _is_zero(data[end:])
+    return Scrubbed(stretch, tuple(bad), has_bad_padding=not is_clean)
+
+
+def _iter_batches(stretches: Iterable[Stretch]) -> Iterator[tuple[list[Stretch], int]]:
+    left = iter(stretches)
+    while batch := list(islice(left, _BATCH)):
+        yield batch, _BUFFER_BYTES  # they are read one after the other into the same memory
+
+
+def _is_intact(stored: memoryview, chunk: PackedChunk) -> bool:
+    # What a later version has compressed cannot be unfolded here, but its stored bytes prove themselves.
+    if chunk.location.codec != RAW:
+        return fingerprint(stored) == chunk.location.fingerprint
+    return hash_bytes(stored) == chunk.digest
+
+
+def _is_zero(padding: memoryview) -> bool:
+    return padding == _ZEROS[: len(padding)]

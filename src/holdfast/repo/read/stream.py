@@ -1,0 +1,140 @@
+"""Entries as streams: read-only, seekable windows on the bytes of an entry, of which every byte read was verified."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, Protocol
+
+from holdfast.repo.format.chunk import CHUNK_BYTES
+from holdfast.repo.format.entry import Entry
+from holdfast.repo.read.reader import SnapshotReader
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+_BUFFER_BYTES: Final = 64 << 10
+
+
+class RangeSource(Protocol):
+    """Something that has bytes at positions."""
+
+    def read_into(self, start: int, buffer: memoryview, /) -> None:
+        """Fill `buffer` with the bytes from `start` on; all of them are there."""
+
+
+class RangeView(io.RawIOBase):
+    """A window on a source: a stream that begins at `offset` there, and never reads past `size_bytes`.
+
+    Positions are as in any binary stream: one past the end is allowed, and nothing is read there.
+    """
+
+    def __init__(
+        self, source: RangeSource, offset: int, size_bytes: int, *, on_close: Callable[[], None] = lambda: None
+    ) -> None:
+        """Read nothing yet; `on_close` is called when the stream is closed."""
+        super().__init__()
+        self._source = source
+        self._offset = offset
+        self._size_bytes = size_bytes
+        self._position = 0
+        self._on_close = on_close
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        """Go to a position, counted from the beginning of the window, from here, or from its end; return it."""
+        self._verify_open()
+        bases = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size_bytes}
+        if whence not in bases:
+            raise ValueError(f"whence={whence} is none of os.SEEK_SET, os.SEEK_CUR and os.SEEK_END")
+        if bases[whence] + offset < 0:
+            raise ValueError(f"position {bases[whence] + offset} lies before the beginning")
+        self._position = bases[whence] + offset
+        return self._position
+
+    def tell(self) -> int:
+        """Return the position in the window."""
+        self._verify_open()
+        return self._position
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        """Fill `buffer` as far as the window reaches; return the number of bytes."""
+        self._verify_open()
+        target = memoryview(buffer).cast("B")
+        target = target[: max(0, self._size_bytes - self._position)]
+        if target:
+            self._source.read_into(self._offset + self._position, target)
+            self._position += target.nbytes
+        return target.nbytes
+
+    def readall(self) -> bytes:
+        """Return all that is left, read at once."""
+        data = bytearray(max(0, self._size_bytes - self.tell()))
+        self.readinto(data)
+        return bytes(data)
+
+    def close(self) -> None:
+        """Close the stream; may be called again."""
+        if not self.closed:
+            super().close()
+            self._on_close()
+
+    def _verify_open(self) -> None:
+        if self.closed:
+            raise ValueError("this stream is closed")
+
+
+class _EntryBytes:
+    """The bytes of an entry. Keeps the last chunk, so that reading line by line reads each chunk once."""
+
+    def __init__(self, reader: SnapshotReader, entry: Entry) -> None:
+        self._reader = reader
+        self._entry = entry
+        self._kept_start = 0
+        self._kept = memoryview(b"")
+
+    def read_into(self, start: int, buffer: memoryview, /) -> None:
+        if buffer.nbytes >= CHUNK_BYTES:
+            self._reader.read_into(self._entry, start, buffer)
+            return
+        while buffer:
+            at = start - self._kept_start
+            if not 0 <= at < self._kept.nbytes:
+                self._keep(start - start % CHUNK_BYTES)
+                at = start - self._kept_start
+            part = self._kept[at : at + buffer.nbytes]
+            buffer[: part.nbytes] = part
+            buffer, start = buffer[part.nbytes :], start + part.nbytes
+
+    def _keep(self, start: int) -> None:
+        data = memoryview(bytearray(min(CHUNK_BYTES, self._entry.size_bytes - start)))
+        self._reader.read_into(self._entry, start, data)
+        self._kept_start, self._kept = start, data
+
+
+def open_entry(
+    reader: SnapshotReader,
+    name: str,
+    *,
+    start: int = 0,
+    size_bytes: int | None = None,
+    on_close: Callable[[], None] = lambda: None,
+) -> io.BufferedReader:
+    """Return an entry, or `size_bytes` of it from `start` on, as a stream; raises NotFound, ValueError.
+
+    Only chunks that somebody reads are read, each is verified as a whole, and one that is damaged raises Corrupt.
+    """
+    entry = reader.find_entry(name)
+    size = entry.size_bytes - start if size_bytes is None else size_bytes
+    if start < 0 or size < 0 or start + size > entry.size_bytes:
+        raise ValueError(f"bytes {start} to {start + size} of {name!r}, which has {entry.size_bytes}")
+    view = RangeView(_EntryBytes(reader, entry), start, size, on_close=on_close)
+    return io.BufferedReader(view, buffer_size=_BUFFER_BYTES)

@@ -1,0 +1,1 @@
+"""Upkeep: check, repair, collection, pruning, usage, and copies to other repositories."""

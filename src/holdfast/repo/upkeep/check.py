@@ -1,0 +1,321 @@
+"""Check a store: structure, or every byte; yields findings that name what is hit, and never stops at the first."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from holdfast.digest import Digest, hash_bytes, short_hex
+from holdfast.errors import Corrupt, HoldfastError, NewerFormat, NotFound, StoreError
+from holdfast.objects.listing import LinkedStore, iter_objects
+from holdfast.objects.protocol import ObjectStore
+from holdfast.progress import Progress, Silent
+from holdfast.repo.engine import Engine
+from holdfast.repo.format.chunk import CHUNK_BYTES, RAW, ChunkRef, Location
+from holdfast.repo.format.entry import Entry
+from holdfast.repo.format.layout import INDEX, MANIFESTS, PACKS, manifest_key, pack_key
+from holdfast.repo.format.manifest import decode_manifest
+from holdfast.repo.format.pack import HEADER, Footer, PackedChunk, parse_pack_key, read_footer
+from holdfast.repo.format.rank_manifests import Manifests, read_manifests
+from holdfast.repo.handle.index import Fragment
+from holdfast.repo.handle.repository import DEFAULT_BUDGET_BYTES
+from holdfast.repo.names.snapshots import Snapshot
+from holdfast.repo.read.copies import iter_footers
+from holdfast.repo.read.scrub import Scrubbed, Scrubber, Stretch, cut_pack
+from holdfast.repo.stages import Stages
+from holdfast.repo.upkeep.check_records import Roots, check_links, check_records
+from holdfast.repo.upkeep.findings import Finding, Severity, Tally
+
+_ROW_COST_BYTES: Final = 400
+_MAX_MANIFEST_BYTES: Final = 1 << 30
+_RESTORE: Final = "restore the pack from a copy of the store, or delete the snapshot"
+
+Place = tuple[str, int]
+"""Pack id and offset."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Problem:
+    """A chunk that a snapshot needs and that is not where its manifest says."""
+
+    snapshot: Snapshot
+    entry: Entry
+    ref: ChunkRef
+    start: int
+    reason: str
+
+
+class Checker:
+    """One check of one store; works on a store whose config is damaged, too."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        *,
+        read: bool = False,
+        progress: Progress | None = None,
+        budget_bytes: int = DEFAULT_BUDGET_BYTES,
+        stages: Stages | None = None,
+    ) -> None:
+        """Check `store`; with `read`, every byte of every object."""
+        self.tally = Tally()
+        self._links = check_links(store)
+        # Every other finding is about what can be reached without following a link.
+        self._store = store.passing_over_links() if isinstance(store, LinkedStore) else store
+        self._read = read
+        self._progress = progress or Silent()
+        self._budget_bytes = budget_bytes
+        self._stages = stages or Stages()
+        self._rows_held = budget_bytes // 4 // _ROW_COST_BYTES
+        self._footers: OrderedDict[str, dict[int, PackedChunk]] = OrderedDict()
+        self._num_rows = 0
+        self._has_unreadable = False
+        self._unreadable_packs: set[str] = set()
+        self._bad_footers: dict[str, str] = {}
+        self._damaged_packs: dict[str, str] = {}
+        self._bad_places: dict[Place, str] = {}
+        self._used_packs: set[str] = set()
+        self._used_manifests: set[str] = set()
+
+    def iter_findings(self) -> Iterator[Finding]:
+        """Yield all findings: links, records, packs, then what they mean for snapshots and entries."""
+        yield from self._links
+        roots = Roots()
+        for finding in check_records(self._store, roots, self.tally):
+            self._has_unreadable |= finding.code == "record-damaged"
+            yield finding
+        if roots.is_newer:
+            return
+        yield from self._check_packs()
+        yield from self._check_snapshots(roots)
+        yield from self._check_other_manifests(roots)
+        yield from self._check_index()
+
+    def _check_packs(self) -> Iterator[Finding]:
+        packs = list(iter_objects(self._store, PACKS))
+        self._progress.begin("check packs", sum(info.size_bytes for info in packs))
+        try:
+            with Engine("holdfast-scrub", budget_bytes=self._budget_bytes, waits=True) as engine:
+                stretches = self._iter_stretches([info.key for info in packs])
+                for outcome in Scrubber(self._store, engine, self._stages).scrub(stretches):
+                    yield from self._judge(outcome)
+        finally:
+            self._progress.end()
+
+    def _iter_stretches(self, keys: list[str]) -> Iterator[Stretch]:
+        """Check each pack's footer and, if all is to be read, yield its stretches."""
+        for key in keys:
+            pack_id = parse_pack_key(key)
+            if pack_id is None:
+                continue
+            self.tally.packs += 1
+            self.tally.objects += 1
+            try:
+                footer = read_footer(self._store, pack_id)
+            except NotFound:
+                continue
+            except (Corrupt, NewerFormat, StoreError) as error:
+                self._bad_footers[pack_id] = self._damaged_packs[pack_id] = str(error)
+                continue
+            self.tally.chunks += len(footer.chunks)
+            self._keep_rows(pack_id, footer)
+            if self._read:
+                self.tally.bytes_read += footer.pack_bytes
+                yield from cut_pack(pack_id, footer, data_start=HEADER.size)
+
+    def _judge(self, outcome: Scrubbed) -> Iterator[Finding]:
+        stretch = outcome.stretch
+        key = pack_key(stretch.pack_id)
+        self._progress.advance(stretch.stop - stretch.start)
+        if outcome.error and stretch.pack_id not in self._unreadable_packs:
+            self._unreadable_packs.add(stretch.pack_id)
+            text = f"{key} cannot be read: {outcome.error}"
+            yield Finding("error", "pack-unreadable", key, text, _RESTORE, pack=stretch.pack_id)
+        if outcome.has_bad_padding:
+            text = f"{key}: padding between bytes {stretch.start} and {stretch.stop} is not zero"
+            yield Finding(
+                "warning", "padding", key, text, "no chunk is hit; copy the pack anew if you can", pack=stretch.pack_id
+            )
+        for chunk in outcome.bad_chunks:
+            self._bad_places[stretch.pack_id, chunk.location.offset] = outcome.error or "its bytes are damaged"
+            text = f"{key}: chunk {short_hex(chunk.digest)} at offset {chunk.location.offset} is damaged"
+            yield Finding(
+                "warning", "chunk-damaged", key, text, "see the snapshots named below, if any",
+                chunk=chunk.digest.hex(), pack=stretch.pack_id,
+            )  # fmt: skip
+
+    def _check_snapshots(self, roots: Roots) -> Iterator[Finding]:
+        problems: list[_Problem] = []
+        for snapshot in roots.current:
+            self.tally.snapshots += 1
+            try:
+                manifests = read_manifests(self._store, snapshot.manifest)
+                self._used_manifests.update((snapshot.manifest.manifest_id, *manifests.ids))
+                yield from self._check_record_against(snapshot, manifests)
+            except HoldfastError as error:
+                key = manifest_key(snapshot.manifest.manifest_id)
+                text = f"snapshot {snapshot.name!r} cannot be read: {error}"
+                yield Finding("error", "manifest-damaged", key, text, "restore it from a copy", snapshot=snapshot.name)
+                self._has_unreadable = True
+                continue
+            self._used_packs.update(manifests.packs)
+            problems += self._iter_problems(snapshot, manifests.iter_entries())
+        yield from self._report(problems)
+        yield from self._report_packs()
+        yield from self._report_unused()
+
+    def _report_unused(self) -> Iterator[Finding]:
+        advice = "garbage collection removes it"
+        if self._has_unreadable:
+            advice = "keep it: a snapshot that cannot be read now may need it"
+        for info in iter_objects(self._store, PACKS):
+            pack_id = parse_pack_key(info.key)
+            if pack_id and pack_id not in self._used_packs:
+                text = f"no snapshot that can be read uses {info.key} ({info.size_bytes} bytes)"
+                yield Finding("note", "pack-unused", info.key, text, advice, pack=pack_id)
+
+    def _report_packs(self) -> Iterator[Finding]:
+        """Tell which packs are damaged as a whole; if no snapshot uses one, nothing that was saved is hit."""
+        for pack_id, text in self._damaged_packs.items():
+            is_used = pack_id in self._used_packs
+            severity: Severity = "error" if is_used else "warning"
+            advice = f"its chunks may still be read by the snapshots that use it; {_RESTORE}"
+            if not is_used:
+                advice = "no snapshot that can be read uses it"
+            yield Finding(severity, "pack-damaged", pack_key(pack_id), text, advice, pack=pack_id)
+
+    def _check_record_against(self, snapshot: Snapshot, manifests: Manifests) -> Iterator[Finding]:
+        self.tally.manifests += 1 + len(manifests.parts)
+        self.tally.objects += 1 + len(manifests.parts)
+        entries = list(manifests.view().iter_entries())
+        found = manifests.digest(), len(entries), sum(entry.size_bytes for entry in entries)
+        if found != (snapshot.digest, snapshot.num_entries, snapshot.logical_bytes):
+            key = manifest_key(snapshot.manifest.manifest_id)
+            text = f"snapshot {snapshot.name!r} does not have the content that its record states"
+            advice = "save it again, or restore it from a copy"
+            yield Finding("error", "digest-mismatch", key, text, advice, snapshot=snapshot.name)
+
+    def _iter_problems(self, snapshot: Snapshot, entries: Iterable[Entry]) -> Iterator[_Problem]:
+        for entry in entries:
+            start = 0
+            for ref in entry.chunks:
+                reason = self._find_fault(ref)
+                if reason:
+                    yield _Problem(snapshot, entry, ref, start, reason)
+                start += ref.size_bytes
+
+    def _find_fault(self, ref: ChunkRef) -> str:
+        """Say why a chunk cannot be read where its hint says, or nothing."""
+        at = ref.location
+        if at is None:
+            return "" if hash_bytes(ref.inline) == ref.digest else "its inline bytes are damaged"
+        if (at.pack_id, at.offset) in self._bad_places:
+            return self._bad_places[at.pack_id, at.offset]
+        rows = self._find_rows(at.pack_id)
+        if at.pack_id in self._bad_footers:
+            if self._read and self._is_intact(at, ref.digest):
+                return ""
+            return f"its pack is damaged: {self._bad_footers[at.pack_id]}"
+        row = rows.get(at.offset)
+        if row is None or (row.digest, row.size_bytes, row.location) != (ref.digest, ref.size_bytes, at):
+            return "its pack holds something else at that place"
+        return ""
+
+    def _find_rows(self, pack_id: str) -> dict[int, PackedChunk]:
+        """Return the chunks of a pack by offset, keeping those of the packs used last."""
+        if pack_id in self._footers:
+            self._footers.move_to_end(pack_id)
+            return self._footers[pack_id]
+        if pack_id not in self._bad_footers:
+            try:
+                return self._keep_rows(pack_id, read_footer(self._store, pack_id))
+            except NotFound:
+                self._bad_footers[pack_id] = "the pack is missing"
+            except (Corrupt, NewerFormat, StoreError) as error:
+                self._bad_footers[pack_id] = str(error)
+        return {}
+
+    def _keep_rows(self, pack_id: str, footer: Footer) -> dict[int, PackedChunk]:
+        rows = {chunk.location.offset: chunk for chunk in footer.chunks}
+        self._footers[pack_id] = rows
+        self._num_rows += len(rows)
+        while len(self._footers) > 1 and self._num_rows > self._rows_held:
+            self._num_rows -= len(self._footers.popitem(last=False)[1])
+        return rows
+
+    def _is_intact(self, at: Location, digest: Digest) -> bool:
+        if at.codec != RAW or at.stored_bytes > CHUNK_BYTES:
+            return False  # what a manifest says is not believed before memory is taken for it
+        data = memoryview(bytearray(at.stored_bytes))
+        try:
+            self._store.read_into(pack_key(at.pack_id), at.offset, data)
+        except (NotFound, Corrupt, StoreError):
+            return False
+        return hash_bytes(data) == digest
+
+    def _report(self, problems: list[_Problem]) -> Iterator[Finding]:
+        """Tell for each chunk that is hit whether another copy saves it."""
+        copies = self._find_copies({problem.ref.digest for problem in problems})
+        for problem in problems:
+            at = problem.ref.location
+            pack = at.pack_id if at else ""
+            what = f"snapshot {problem.snapshot.name!r}, entry {problem.entry.name!r}"
+            where = f"chunk {short_hex(problem.ref.digest)} at byte {problem.start}" + (
+                f", pack {pack}" if pack else ""
+            )
+            copy = copies.get(problem.ref.digest)
+            severity: Severity = "warning" if copy else "error"
+            text = f"{what}: {where}: {problem.reason}"
+            text += f"; an intact copy in pack {copy} is read instead" if copy else "; no other copy is in the store"
+            yield Finding(
+                severity, "chunk-hit" if copy else "chunk-lost", pack_key(pack) if pack else "", text,
+                "save the snapshot again under another name to heal it" if copy else _RESTORE,
+                problem.snapshot.name, problem.entry.name, problem.ref.digest.hex(), pack,
+            )  # fmt: skip
+
+    def _find_copies(self, wanted: set[Digest]) -> dict[Digest, str]:
+        """Return a pack with an intact copy, for each wanted chunk that has one."""
+        found: dict[Digest, str] = {}
+        if wanted:
+            for pack_id, footer in iter_footers(self._store):
+                for chunk in footer.chunks:
+                    place = (pack_id, chunk.location.offset)
+                    is_wanted = chunk.digest in wanted and chunk.digest not in found and place not in self._bad_places
+                    if is_wanted and self._is_intact(chunk.location, chunk.digest):
+                        found[chunk.digest] = pack_id
+        return found
+
+    def _check_other_manifests(self, roots: Roots) -> Iterator[Finding]:
+        """Check manifests that no current snapshot uses: they prove themselves."""
+        used = self._used_manifests | {snapshot.manifest.manifest_id for snapshot in roots.current}
+        for info in iter_objects(self._store, MANIFESTS):
+            if info.key.removeprefix(MANIFESTS) in used:
+                continue
+            self.tally.manifests += 1
+            self.tally.objects += 1
+            text = f"no snapshot that can be read uses {info.key} ({info.size_bytes} bytes)"
+            advice = "keep it: see the damaged records" if self._has_unreadable else "garbage collection removes it"
+            yield Finding("note", "manifest-unused", info.key, text, advice)
+            try:
+                decode_manifest(self._store.read(info.key, limit_bytes=_MAX_MANIFEST_BYTES), where=info.key)
+            except NotFound:
+                continue
+            except HoldfastError as error:
+                yield Finding("warning", "manifest-damaged", info.key, str(error), "no snapshot needs it")
+
+    def _check_index(self) -> Iterator[Finding]:
+        for info in iter_objects(self._store, INDEX):
+            self.tally.objects += 1
+            try:
+                Fragment(self._store, info.key, info.size_bytes)
+                if self._read and hash_bytes(
+                    self._store.read(info.key, limit_bytes=info.size_bytes)
+                ).hex() != info.key.removeprefix(INDEX):
+                    raise Corrupt(f"{info.key} does not have the digest that names it", key=info.key)
+            except NotFound:
+                continue
+            except HoldfastError as error:
+                advice = "look-ups pass it over; delete the file, it can be rebuilt from the packs"
+                yield Finding("warning", "index-damaged", info.key, str(error), advice)

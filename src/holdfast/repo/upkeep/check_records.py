@@ -1,0 +1,213 @@
+"""Checks every record of a store: config, snapshots, tags, leases, marks; yields findings and collects the roots."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from holdfast.errors import Corrupt, HoldfastError, NewerFormat, NotFound, StoreError
+from holdfast.objects.listing import LinkedStore, is_key, iter_objects
+from holdfast.objects.protocol import ObjectInfo, ObjectStore
+from holdfast.repo.format.layout import (
+    BAD,
+    CONFIG,
+    INDEX,
+    LEASES,
+    MANIFESTS,
+    MARKS,
+    PACKS,
+    PREFIXES,
+    SNAPSHOTS,
+    TAGS,
+    generation_key,
+    is_file_id,
+    is_lease_id,
+    snapshot_stem,
+    split_generation,
+    split_stem,
+    tag_stem,
+)
+from holdfast.repo.format.record import Fields
+from holdfast.repo.handle.config import parse_config
+from holdfast.repo.names.generations import iter_stems, read_record
+from holdfast.repo.names.leases import EXPIRE_S
+from holdfast.repo.names.snapshots import Snapshot, parse_snapshot
+from holdfast.repo.upkeep.findings import Finding, Severity, Tally
+
+
+@dataclass(slots=True)
+class Roots:
+    """What the records lead to."""
+
+    current: list[Snapshot] = field(default_factory=list)
+    is_newer: bool = False
+    """The store is of a format that this version does not know: whatever else it holds cannot be judged."""
+
+
+def check_records(store: ObjectStore, roots: Roots, tally: Tally) -> Iterator[Finding]:
+    """Check all records, the newest and those it has replaced."""
+    yield from _check_config(store, roots, tally)
+    if roots.is_newer:
+        return
+    for prefix in (SNAPSHOTS, TAGS):
+        for stem, generations in iter_stems(store, prefix):
+            tally.objects += len(generations)
+            yield from _check_name(store, stem, generations, roots)
+    for prefix in (LEASES, MARKS, BAD):
+        infos = list(iter_objects(store, prefix))
+        # Keys are ordered, so the last of a lease is the one that tells its state.
+        last = {info.key.rpartition("@")[0]: info.key for info in infos}
+        for info in infos:
+            tally.objects += 1
+            yield from _check_passing(store, info, is_last=last[info.key.rpartition("@")[0]] == info.key)
+    yield from _check_keys(store)
+
+
+def check_links(store: ObjectStore) -> Iterator[Finding]:
+    """Report each symbolic link: no operation follows it, and listings that meet it raise an error."""
+    if not isinstance(store, LinkedStore):
+        return
+    for place in store.iter_links():
+        text = f"{place} is a symbolic link; links inside a store are never followed"
+        if is_key(place):
+            advice = "put what it leads to in its place, or remove it; until then saves and collections may be refused"
+            yield Finding("error", "link", place, text, advice)
+        else:
+            yield Finding("warning", "link", place, text, "it is nothing that Holdfast writes; remove it")
+
+
+def _check_config(store: ObjectStore, roots: Roots, tally: Tally) -> Iterator[Finding]:
+    """Check all generations of the config, the highest first: the first that can be read is the one that counts."""
+    infos = list(iter_objects(store, CONFIG))
+    tally.objects += len(infos)
+    num_torn = 0
+    is_known = False
+    for info in reversed(infos):
+        try:
+            fields = read_record(store, info.key)
+            if fields is None:
+                num_torn += 1
+                yield _torn(info.key)
+                continue
+            split = split_generation(info.key)
+            fields.expect(generation=split[1] if split else -1)
+            parse_config(fields, url=store.url)
+            is_known = True
+        except NewerFormat as error:
+            if not is_known:
+                roots.is_newer = True
+                advice = "upgrade Holdfast; nothing else was checked, for this version cannot judge it"
+                yield Finding("error", "newer-format", info.key, str(error), advice)
+                return
+        except HoldfastError as error:
+            severity: Severity = "warning" if is_known else "error"
+            yield Finding(
+                severity, "config-damaged", info.key, str(error), "restore this file from a copy of the store"
+            )
+    # One that is torn never counted. If nothing else is here, that is how making a store ended before it began.
+    if num_torn == len(infos) and (not infos or any(not key.startswith(CONFIG) for key in _iter_first_keys(store))):
+        yield Finding("error", "config-missing", CONFIG, "the store has no config", "restore config/ from a copy")
+
+
+def _iter_first_keys(store: ObjectStore) -> Iterator[str]:
+    """Yield the first key of each prefix of the format that holds anything."""
+    return (info.key for prefix in PREFIXES for info in store.list(prefix, limit=1))
+
+
+def _check_name(store: ObjectStore, stem: str, generations: list[int], roots: Roots) -> Iterator[Finding]:
+    """Check all generations of a name, the highest first: the first that is not torn is the one that counts."""
+    is_current = True
+    for generation in reversed(generations):
+        key = generation_key(stem, generation)
+        try:
+            fields = read_record(store, key)
+            if fields is None:
+                yield _torn(key)
+                continue
+            snapshot = _parse_fields(fields, stem, generation)
+            if snapshot and is_current:
+                roots.current.append(snapshot)
+        except NotFound:
+            continue  # collected while we were looking
+        except (Corrupt, NewerFormat, StoreError) as error:
+            severity: Severity = "error" if is_current else "warning"
+            advice = "nothing needs it any more: garbage collection removes it"
+            if is_current:
+                advice = "restore this file from a copy of the store; reading the name fails until then"
+            name = split_stem(stem) if stem.startswith(SNAPSHOTS) else ""
+            yield Finding(severity, "record-damaged", key, str(error), advice, snapshot=name)
+        is_current = False
+
+
+def _parse_fields(fields: Fields, stem: str, generation: int) -> Snapshot | None:
+    """Check the fields of a snapshot or tag record; returns the snapshot if it is a live one."""
+    kind = "snapshot" if stem.startswith(SNAPSHOTS) else "tag"
+    fields.expect(kind=kind, generation=generation)
+    name = fields.text("name")
+    if stem != (snapshot_stem(name) if kind == "snapshot" else tag_stem(name)):
+        raise Corrupt(f"record {fields.key} holds a name that belongs elsewhere", key=fields.key)
+    state = fields.text("state")
+    if state not in ("live", "deleted"):
+        raise Corrupt(f"record {fields.key} is in the unknown state {state[:40]!r}", key=fields.key)
+    if kind == "snapshot" and state == "live":
+        return parse_snapshot(fields)
+    if kind == "tag" and state == "live":
+        fields.digest("digest")
+    return None
+
+
+def _check_passing(store: ObjectStore, info: ObjectInfo, *, is_last: bool) -> Iterator[Finding]:
+    """Check a record that is there only while somebody works."""
+    try:
+        fields = read_record(store, info.key)
+        if fields is None:
+            yield _torn(info.key)
+            return
+        if info.key.startswith(LEASES):
+            stem, generation = split_generation(info.key) or (info.key, -1)
+            fields.expect(kind="lease", lease=stem.removeprefix(LEASES), generation=generation)
+            if is_last and fields.text("state") == "live" and store.clock() - info.modified_s > EXPIRE_S:
+                text = f"a save on {fields.text('host')} ended without releasing its lease: {fields.text('purpose')}"
+                yield Finding("note", "lease-abandoned", info.key, text, "garbage collection removes it")
+        if info.key.startswith(MARKS):
+            fields.expect(kind="mark")
+            fields.texts("keys")
+    except NotFound:
+        return
+    except (Corrupt, NewerFormat, StoreError) as error:
+        advice = "nothing saved depends on it; delete the file when nobody is saving or collecting"
+        yield Finding("warning", "record-damaged", info.key, str(error), advice)
+
+
+def _check_keys(store: ObjectStore) -> Iterator[Finding]:
+    for info in iter_objects(store, ""):
+        if not _is_known(info.key):
+            text = f"{info.key} is nothing that this version of Holdfast writes"
+            advice = "if a later version put it there, upgrade; otherwise move it away"
+            yield Finding("warning", "unknown-object", info.key, text, advice)
+
+
+def _is_known(key: str) -> bool:
+    prefix = key.partition("/")[0] + "/"
+    rest = key.removeprefix(prefix)
+    if prefix not in PREFIXES:
+        return False
+    if prefix in (PACKS, MANIFESTS):
+        return is_file_id(rest)
+    if prefix in (CONFIG, SNAPSHOTS, TAGS):
+        return split_generation(key) is not None
+    if prefix == LEASES:
+        return is_lease_id(rest.partition("@")[0]) and split_generation(key) is not None
+    if prefix == INDEX:
+        return len(rest) == 64 and all(char in "0123456789abcdef" for char in rest)
+    return True
+
+
+def _torn(key: str) -> Finding:
+    text = f"record {key} is cut short: it counts as never written"
+    # Where creates are atomic a crash cannot do this, so for what lasts it is worth a look.
+    is_lasting = key.startswith((SNAPSHOTS, TAGS, CONFIG))
+    advice = "if a save of that name had returned, restore this file from a copy; otherwise it is harmless"
+    if not is_lasting:
+        advice = "garbage collection removes it"
+    return Finding("warning" if is_lasting else "note", "record-torn", key, text, advice)

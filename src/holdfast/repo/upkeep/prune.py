@@ -1,0 +1,173 @@
+"""Retention: which snapshots to keep, decided apart from deleting the others."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final, TypedDict
+
+from holdfast.errors import Corrupt, NameInUse
+from holdfast.objects.protocol import ObjectStore
+from holdfast.repo.format.layout import natural_order
+from holdfast.repo.names.snapshots import DamagedName, Snapshot, delete_held, iter_user_names, read_name
+from holdfast.repo.names.tags import Tag, iter_tags
+
+_STEP: Final = re.compile(r"([0-9]+)[^0-9]*\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """What to keep; a snapshot stays if any rule says so."""
+
+    last: int = 0
+    """The newest so many, by commit time."""
+    every: int = 0
+    """Those whose step, the last number in the name, is a multiple of this."""
+    within_s: float = 0.0
+    """Those committed within so many seconds."""
+    tagged: bool = True
+    """Those that a tag points to."""
+
+    def __post_init__(self) -> None:
+        """Refuse rules that would keep nothing by mistake."""
+        if min(self.last, self.every, self.within_s) < 0:
+            raise ValueError("rules of what to keep cannot be negative")
+        if math.isnan(self.within_s):
+            raise ValueError("keep_within= (within_s) is not a number")
+        if not (self.last or self.every or self.within_s):
+            raise ValueError(
+                "give at least one rule: --keep-last, --keep-every or --keep-within"
+                " (in Python keep_last=, keep_every= or keep_within=)"
+            )
+
+
+class KeepRules(TypedDict, total=False):
+    """What to keep, as a caller says it."""
+
+    keep_last: int
+    keep_every: int
+    keep_within: float | timedelta
+    keep_tagged: bool
+
+
+def make_keep(
+    *, keep_last: int = 0, keep_every: int = 0, keep_within: float | timedelta = 0.0, keep_tagged: bool = True
+) -> Keep:
+    """Return rules as they are applied."""
+    within_s = keep_within.total_seconds() if isinstance(keep_within, timedelta) else float(keep_within)
+    return Keep(keep_last, keep_every, within_s, keep_tagged)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One snapshot, and why it stays; without a reason it goes."""
+
+    snapshot: Snapshot
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PrunePlan:
+    """What to keep and what to delete, in natural order of names."""
+
+    verdicts: tuple[Verdict, ...]
+    heeds_tags: bool = True
+    """What is tagged by the time at which it is carried out is kept, too."""
+
+    @property
+    def delete(self) -> tuple[Snapshot, ...]:
+        """The snapshots to delete."""
+        return tuple(verdict.snapshot for verdict in self.verdicts if not verdict.reasons)
+
+    @property
+    def keep(self) -> tuple[Snapshot, ...]:
+        """The snapshots to keep."""
+        return tuple(verdict.snapshot for verdict in self.verdicts if verdict.reasons)
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """What became of the snapshots that a plan would delete."""
+
+    deleted: tuple[Snapshot, ...]
+    kept: tuple[Verdict, ...]
+    """Those that were tagged or overwritten since the plan was made."""
+
+
+def plan_prune(snapshots: Sequence[Snapshot], tags: Iterable[Tag], keep: Keep, *, now_s: float) -> PrunePlan:
+    """Decide for each snapshot; pure."""
+    tagged = _describe_tagged(tags) if keep.tagged else {}
+    newest = sorted(snapshots, key=lambda snapshot: (snapshot.time_s, natural_order(snapshot.name)), reverse=True)
+    last = {snapshot.name for snapshot in newest[: keep.last]}
+    verdicts = []
+    for snapshot in sorted(snapshots, key=lambda snapshot: natural_order(snapshot.name)):
+        step = _STEP.search(snapshot.name)
+        reasons = []
+        if snapshot.name in last:
+            reasons.append(f"among the last {keep.last}")
+        if keep.every and step and int(step[1]) % keep.every == 0:
+            reasons.append(f"step is a multiple of {keep.every}")
+        if keep.within_s and now_s - snapshot.time_s <= keep.within_s:
+            reasons.append("recent")
+        if snapshot.name in tagged:
+            reasons.append(tagged[snapshot.name])
+        verdicts.append(Verdict(snapshot, tuple(reasons)))
+    return PrunePlan(tuple(verdicts), heeds_tags=keep.tagged)
+
+
+def _describe_tagged(tags: Iterable[Tag]) -> dict[str, str]:
+    """Return why each snapshot that a tag points to stays, by name."""
+    tagged: dict[str, list[str]] = {}
+    for tag in tags:
+        tagged.setdefault(tag.snapshot_name, []).append(tag.name)
+    return {name: "tagged " + ", ".join(sorted(found)) for name, found in tagged.items()}
+
+
+def read_prune_plan(store: ObjectStore, prefix: str, keep: Keep) -> PrunePlan:
+    """Read what is under `prefix` and decide, for Holdfast's own names only if it begins as they do.
+
+    A tag that cannot be read is an error, for it might protect anything.
+    """
+    tags = _read_tags(store)
+    snapshots = [found for found in iter_user_names(store, prefix) if isinstance(found, Snapshot)]
+    return plan_prune(snapshots, tags, keep, now_s=store.clock())
+
+
+def _read_tags(store: ObjectStore) -> list[Tag]:
+    tags = []
+    for tag in iter_tags(store):
+        if isinstance(tag, DamagedName):
+            raise Corrupt(f"{tag.error}; it might protect a snapshot, so nothing is pruned", key=tag.stem)
+        tags.append(tag)
+    return tags
+
+
+def apply_prune(store: ObjectStore, plan: PrunePlan) -> Pruned:
+    """Delete what the plan says, but for what was tagged, overwritten or deleted since it was made."""
+    tagged = _describe_tagged(_read_tags(store)) if plan.heeds_tags and plan.delete else {}
+    deleted, kept = [], []
+    for snapshot in plan.delete:
+        state = read_name(store, snapshot.name)
+        if state.snapshot is None:
+            continue
+        reason = tagged.get(snapshot.name, "")
+        if state.snapshot.write_id != snapshot.write_id:
+            reason = "overwritten meanwhile"
+        if not reason:
+            try:
+                delete_held(store, state)
+            except NameInUse:
+                reason = "changed meanwhile"
+        if reason:
+            kept.append(Verdict(state.snapshot, (reason,)))
+        else:
+            deleted.append(state.snapshot)
+    return Pruned(tuple(deleted), tuple(kept))
+
+
+def prune(store: ObjectStore, prefix: str, keep: Keep) -> list[Snapshot]:
+    """Decide and delete in one call; returns what was deleted."""
+    return list(apply_prune(store, read_prune_plan(store, prefix, keep)).deleted)

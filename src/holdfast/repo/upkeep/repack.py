@@ -1,0 +1,96 @@
+"""Repacking: live chunks of mostly dead packs move into new ones, by a new generation of whoever uses them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from holdfast.errors import NameInUse, NotFound
+from holdfast.progress import Progress, Silent
+from holdfast.repo.format.rank_manifests import read_needs
+from holdfast.repo.handle.repository import Repository
+from holdfast.repo.names.snapshots import NameState, Snapshot, read_name
+from holdfast.repo.upkeep.transfer import Job, transfer_snapshot
+from holdfast.repo.upkeep.usage import read_usage
+
+DEAD_SHARE: Final = 0.5
+"""A pack of which more than this is dead is worth repacking."""
+SLACK_SHARE: Final = 0.1
+"""How much may stay dead after a thorough repack, as a share of what is live."""
+
+
+@dataclass(frozen=True, slots=True)
+class RepackPlan:
+    """Packs to be emptied, and the snapshots that use them."""
+
+    victims: frozenset[str]
+    """Pack ids."""
+    snapshots: tuple[Snapshot, ...]
+    live_bytes: int
+    """Bytes to be copied."""
+    freed_bytes: int
+    """Bytes that collecting the victims will free, less those copied."""
+
+
+def plan_repack(
+    repo: Repository,
+    snapshots: Sequence[Snapshot],
+    *,
+    dead_share: float = DEAD_SHARE,
+    slack_share: float | None = None,
+) -> RepackPlan:
+    """Choose the packs that are dead by more than `dead_share` but still used. Reads only.
+
+    With `slack_share`, also the next most dead ones, until what is dead in all others is at most that share of what
+    is live.
+    """
+    used = [pack for pack in read_usage(repo.store, snapshots).packs if pack.live_bytes]
+    left = sum(pack.dead_bytes for pack in used)
+    allowed = left if slack_share is None else slack_share * sum(pack.live_bytes for pack in used)
+    chosen = []
+    for pack in sorted(used, key=lambda pack: pack.dead_share, reverse=True):
+        if pack.dead_share > dead_share or (pack.dead_bytes and left > allowed):
+            chosen.append(pack)
+            left -= pack.dead_bytes
+    victims = frozenset(pack.pack_id for pack in chosen)
+    concerned = tuple(snapshot for snapshot in snapshots if victims.intersection(_find_packs(repo, snapshot)))
+    live = sum(pack.live_bytes for pack in chosen)
+    return RepackPlan(victims, concerned, live, sum(pack.dead_bytes for pack in chosen))
+
+
+def _find_packs(repo: Repository, snapshot: Snapshot) -> list[str]:
+    try:
+        return read_needs(repo.store, snapshot.manifest).packs
+    except NotFound:
+        return []  # deleted and collected since it was listed
+
+
+def apply_repack(repo: Repository, plan: RepackPlan, *, progress: Progress | None = None) -> list[Snapshot]:
+    """Give each snapshot a new generation that needs none of the victims; returns those that were moved.
+
+    The content digest, the commit time and the metadata stay. A name that changes meanwhile is passed over: what
+    it holds now is not what was planned for.
+    """
+    progress = progress or Silent()
+    repo.verify_may_write()
+    moved = []
+    for snapshot in plan.snapshots:
+        state = read_name(repo.store, snapshot.name)
+        if state.snapshot is None or state.snapshot.write_id != snapshot.write_id:
+            continue
+        try:
+            moved.append(move_snapshot(repo, state, snapshot, plan.victims, progress))
+        except NameInUse:
+            continue
+        except NotFound:
+            if read_name(repo.store, snapshot.name).next_generation == state.next_generation:
+                raise  # nobody has deleted it: it is lost
+    return moved
+
+
+def move_snapshot(
+    repo: Repository, state: NameState, snapshot: Snapshot, victims: frozenset[str], progress: Progress
+) -> Snapshot:
+    """Commit a new generation of `snapshot` whose chunks lie anywhere but in `victims`."""
+    return transfer_snapshot(Job("repack", repo, snapshot, repo, state, victims=victims), progress).snapshot

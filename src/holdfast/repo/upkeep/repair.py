@@ -1,0 +1,170 @@
+"""Repair: from what a check has found to a plan that loses nothing silently, and the doing of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Literal
+
+from holdfast.errors import Corrupt, NameInUse, NewerFormat, NotFound, ObjectExists
+from holdfast.progress import Progress, Silent
+from holdfast.repo.format.layout import BAD, INDEX, MARKS, TAGS, new_write_id, pack_key
+from holdfast.repo.format.rank_manifests import read_needs
+from holdfast.repo.handle.index import Index, write_fragment
+from holdfast.repo.handle.repository import Repository
+from holdfast.repo.names.generations import create_generation
+from holdfast.repo.names.marks import read_bad_packs
+from holdfast.repo.names.rollback import is_present
+from holdfast.repo.names.snapshots import Snapshot, iter_names, read_name
+from holdfast.repo.read.copies import iter_footers
+from holdfast.repo.upkeep.check import Checker
+from holdfast.repo.upkeep.findings import Finding
+from holdfast.repo.upkeep.repack import move_snapshot
+
+ActionKind = Literal["reindex", "quarantine", "heal", "discard"]
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One thing to do: rebuild the index, list a pack as bad, point a snapshot to other copies, delete a file."""
+
+    kind: ActionKind
+    target: str
+    """A key, a pack id or a snapshot's name."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """An entry that cannot be read any more, or a tag, and that nothing in this store can bring back."""
+
+    snapshot: str
+    entry: str
+    reason: str
+    tag: str = ""
+    """Of a tag only this is set: what it pointed to is not lost with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RepairPlan:
+    """What can be mended, and what is lost; snapshots with losses stay, for their other entries can be read."""
+
+    actions: tuple[Action, ...]
+    losses: tuple[Loss, ...]
+
+
+def plan_repair(repo: Repository, *, progress: Progress | None = None) -> RepairPlan:
+    """Read every byte and decide what to do about what is found. Changes nothing."""
+    findings = list(Checker(repo.store, read=True, progress=progress, stages=repo.counters.stages).iter_findings())
+    packs: dict[str, str] = {}
+    heal: dict[str, str] = {}
+    losses: dict[tuple[str, str, str], Loss] = {}
+    for finding in findings:
+        if finding.pack and finding.code in ("chunk-damaged", "pack-damaged", "pack-unreadable", "padding"):
+            packs.setdefault(finding.pack, finding.message)
+        if finding.code == "chunk-hit":
+            heal.setdefault(finding.snapshot, finding.message)
+        loss = _find_loss(finding)
+        if loss:
+            losses.setdefault((loss.tag, loss.snapshot, loss.entry), loss)
+    for name, pack_id in _iter_users(repo, frozenset(packs)):
+        heal.setdefault(name, f"it uses the damaged pack {pack_id}")
+    known = read_bad_packs(repo.store)
+    actions = [Action("discard", finding.key, finding.message) for finding in findings if _is_discardable(finding)]
+    actions += [Action("quarantine", pack_id, why) for pack_id, why in packs.items() if pack_key(pack_id) not in known]
+    if not _covers_all(repo) or any(finding.code == "index-damaged" for finding in findings):
+        actions.append(Action("reindex", INDEX, "the index does not know every chunk"))
+    lost = {loss.snapshot for loss in losses.values()}
+    actions += [Action("heal", name, reason) for name, reason in heal.items() if name not in lost]
+    return RepairPlan(tuple(actions), tuple(losses.values()))
+
+
+def _find_loss(finding: Finding) -> Loss | None:
+    """Return what is lost by a finding, or None."""
+    if finding.severity != "error":
+        return None
+    if finding.key.startswith(TAGS):
+        return Loss("", "", finding.message, tag=finding.key.removeprefix(TAGS).partition("@")[0])
+    return Loss(finding.snapshot, finding.entry, finding.message) if finding.snapshot else None
+
+
+def _is_discardable(finding: Finding) -> bool:
+    # A torn name is left as it is: it may be all that is left of a save, and its number must not be free again. A torn
+    # note in bad/ still names its pack, and a lease that cannot be read counts as live until a collector knows better.
+    return finding.code == "index-damaged" or (finding.code == "record-torn" and finding.key.startswith(MARKS))
+
+
+def _iter_users(repo: Repository, packs: frozenset[str]) -> Iterator[tuple[str, str]]:
+    """Yield each snapshot that uses one of `packs`, and which: intact chunks in a damaged pack are in danger."""
+    for found in iter_names(repo.store) if packs else ():
+        if isinstance(found, Snapshot):
+            with suppress(NotFound, Corrupt, NewerFormat):  # then it is among the losses
+                used = packs.intersection(read_needs(repo.store, found.manifest).packs)
+                if used:
+                    yield found.name, min(used)
+
+
+def apply_repair(repo: Repository, plan: RepairPlan, *, progress: Progress | None = None) -> list[Action]:
+    """Carry out a plan; returns what was done. Nothing that can still be read is deleted."""
+    done = []
+    bad = frozenset(action.target for action in plan.actions if action.kind == "quarantine")
+    for action in plan.actions:
+        if _apply(repo, action, bad, progress or Silent()):
+            done.append(action)
+    return done
+
+
+def _apply(repo: Repository, action: Action, bad: frozenset[str], progress: Progress) -> bool:
+    if action.kind == "discard":
+        repo.store.delete(action.target)
+        return True
+    if action.kind == "quarantine":
+        return _quarantine(repo, action)
+    if action.kind == "reindex":
+        rebuild_index(repo)
+        return True
+    state = read_name(repo.store, action.target)
+    if state.snapshot is None:
+        return False
+    packs = read_needs(repo.store, state.snapshot.manifest).packs
+    gone = {pack_id for pack_id in packs if not is_present(repo.store, pack_key(pack_id))}
+    try:
+        move_snapshot(repo, state, state.snapshot, bad | gone, progress)
+    except NameInUse:
+        return False
+    return True
+
+
+def _quarantine(repo: Repository, action: Action) -> bool:
+    """List a pack as bad: nothing new is built on it; what can be read of it still is."""
+    fields = {"kind": "bad", "pack": action.target, "write_id": new_write_id(), "reason": action.reason}
+    try:
+        create_generation(repo.store, BAD + action.target, 0, fields, durable=False)
+    except ObjectExists:
+        return False
+    return True
+
+
+def _covers_all(repo: Repository) -> bool:
+    index = Index(repo.store, limit_bytes=repo.budget_bytes // 4).refresh()
+    return not any(_find_unknown(repo, index))
+
+
+def _find_unknown(repo: Repository, index: Index) -> Iterable[str]:
+    """Yield the packs of which the index does not know every chunk."""
+    for pack_id, footer in iter_footers(repo.store):
+        for chunk in footer.chunks:
+            if chunk.location not in index.find(chunk.digest, chunk.size_bytes):
+                yield pack_id
+                break
+
+
+def rebuild_index(repo: Repository) -> int:
+    """Write fragments for packs that the index does not know, from their footers; returns how many."""
+    index = Index(repo.store, limit_bytes=repo.budget_bytes // 4).refresh()
+    unknown = set(_find_unknown(repo, index))
+    for pack_id, footer in iter_footers(repo.store):
+        if pack_id in unknown:
+            write_fragment(repo.store, footer.chunks)
+    return len(unknown)

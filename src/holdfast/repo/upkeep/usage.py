@@ -1,0 +1,179 @@
+"""What takes the space: logical, stored, shared and reclaimable bytes, per snapshot and in all."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from holdfast.errors import Corrupt, NewerFormat, NotFound
+from holdfast.objects.listing import iter_objects
+from holdfast.objects.protocol import ObjectInfo, ObjectStore
+from holdfast.repo.format.entry import Entry
+from holdfast.repo.format.layout import MANIFESTS, PACKS, pack_key
+from holdfast.repo.format.pack import parse_pack_key, read_footer
+from holdfast.repo.format.rank_manifests import Manifests, read_manifests
+from holdfast.repo.names.snapshots import Snapshot
+
+Place = tuple[str, int]
+"""Pack id and offset of a stored chunk."""
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotUsage:
+    """What one snapshot takes."""
+
+    snapshot: Snapshot
+    stored_bytes: int
+    """Bytes of the chunks and the manifest it uses, each chunk once."""
+    own_bytes: int
+    """Bytes that no other snapshot uses: what deleting it can free."""
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes that other snapshots use as well."""
+        return self.stored_bytes - self.own_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PackUsage:
+    """How much of a pack is needed."""
+
+    pack_id: str
+    size_bytes: int
+    live_bytes: int
+    """Bytes of the chunks in it that some snapshot uses."""
+    dead_bytes: int
+    """Bytes that go when nothing dead is left in it: those of unused chunks, or the whole pack if all are."""
+
+    @property
+    def dead_share(self) -> float:
+        """Which part of its chunks is dead, by their bytes."""
+        chunk_bytes = self.live_bytes + self.dead_bytes
+        return self.dead_bytes / chunk_bytes if chunk_bytes else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What the whole store takes."""
+
+    snapshots: tuple[SnapshotUsage, ...]
+    packs: tuple[PackUsage, ...]
+    manifest_bytes: int
+    live_manifest_bytes: int
+
+    @property
+    def logical_bytes(self) -> int:
+        """What all snapshots would take without sharing."""
+        return sum(usage.snapshot.logical_bytes for usage in self.snapshots)
+
+    @property
+    def stored_bytes(self) -> int:
+        """What packs and manifests take."""
+        return sum(pack.size_bytes for pack in self.packs) + self.manifest_bytes
+
+    @property
+    def live_bytes(self) -> int:
+        """What is needed of that, with what packs take for their order."""
+        return self.stored_bytes - self.reclaimable_bytes
+
+    @property
+    def reclaimable_bytes(self) -> int:
+        """What collecting, and repacking packs that are partly dead, can free."""
+        dead_manifest_bytes = self.manifest_bytes - self.live_manifest_bytes
+        return sum(pack.dead_bytes for pack in self.packs) + dead_manifest_bytes
+
+
+def find_leases(snapshot: Snapshot, manifests: Manifests) -> frozenset[str]:
+    """Return the leases that a snapshot was written under: each rank of a DCP save has its own.
+
+    The id of every pack and manifest begins with the lease of its writer.
+    """
+    return frozenset(file_id.partition("-")[0] for file_id in (snapshot.manifest.manifest_id, *manifests.ids))
+
+
+def find_new_bytes(leases: Collection[str], entries: Iterable[Entry]) -> list[int]:
+    """Return for each entry how many of its bytes were written under `leases`.
+
+    These are values that lie in the manifest, and chunks in packs of these leases. A chunk that several entries use
+    counts for the first of them.
+    """
+    seen: set[Place] = set()
+    found = []
+    for entry in entries:
+        new_bytes = 0
+        for chunk in entry.chunks:
+            if chunk.location is None:
+                new_bytes += chunk.size_bytes
+                continue
+            place = (chunk.location.pack_id, chunk.location.offset)
+            if place not in seen and chunk.location.pack_id.partition("-")[0] in leases:
+                seen.add(place)
+                new_bytes += chunk.size_bytes
+        found.append(new_bytes)
+    return found
+
+
+def iter_places(manifests: Manifests) -> Iterator[tuple[Place, int]]:
+    """Yield each stored chunk that a snapshot refers to, with its size; repeated ones again."""
+    for entry in manifests.iter_entries():
+        for ref in entry.chunks:
+            if ref.location:
+                yield (ref.location.pack_id, ref.location.offset), ref.location.stored_bytes
+
+
+def read_usage(store: ObjectStore, snapshots: Sequence[Snapshot]) -> Usage:
+    """Read the manifests of `snapshots`, the current ones of a store, and add up."""
+    users: dict[Place, int] = {}
+    sizes: dict[Place, int] = {}
+    held: list[set[Place]] = []
+    manifest_bytes: list[int] = []
+    for snapshot in snapshots:
+        places: dict[Place, int] = {}
+        manifest_bytes.append(0)
+        with suppress(NotFound):  # deleted and collected since it was listed
+            manifests = read_manifests(store, snapshot.manifest)
+            places = dict(iter_places(manifests))
+            manifest_bytes[-1] = manifests.size_bytes
+        sizes.update(places)
+        held.append(set(places))
+        for place in places:
+            users[place] = users.get(place, 0) + 1
+    usages = []
+    for snapshot, places_held, own_manifest in zip(snapshots, held, manifest_bytes, strict=True):
+        own = sum(sizes[place] for place in places_held if users[place] == 1)
+        stored = sum(sizes[place] for place in places_held)
+        usages.append(SnapshotUsage(snapshot, stored + own_manifest, own + own_manifest))
+    live: dict[str, int] = {}
+    for (pack_id, _), size in sizes.items():
+        live[pack_key(pack_id)] = live.get(pack_key(pack_id), 0) + size
+    packs = tuple(_weigh_pack(store, info, live.get(info.key, 0)) for info in iter_objects(store, PACKS))
+    all_manifest_bytes = sum(info.size_bytes for info in iter_objects(store, MANIFESTS))
+    return Usage(tuple(usages), packs, all_manifest_bytes, sum(manifest_bytes))
+
+
+def _weigh_pack(store: ObjectStore, info: ObjectInfo, live_bytes: int) -> PackUsage:
+    pack_id = info.key.removeprefix(PACKS)
+    dead_bytes = 0 if live_bytes else info.size_bytes
+    if live_bytes and parse_pack_key(info.key):
+        # Not all that is not alive is dead: header, padding and footer are as large as many a small chunk.
+        with suppress(NotFound, Corrupt, NewerFormat):
+            rows = read_footer(store, pack_id).chunks
+            dead_bytes = max(sum(row.location.stored_bytes for row in rows) - live_bytes, 0)
+    return PackUsage(pack_id, info.size_bytes, live_bytes, dead_bytes)
+
+
+def find_freed_bytes(store: ObjectStore, current: Sequence[Snapshot], doomed: Sequence[Snapshot]) -> int:
+    """Return how many bytes only `doomed` use, and so can be freed once they are deleted."""
+    names = {snapshot.name for snapshot in doomed}
+    places: dict[Place, int] = {}
+    manifest_bytes = 0
+    for snapshot in doomed:
+        manifests = read_manifests(store, snapshot.manifest)
+        manifest_bytes += manifests.size_bytes
+        places.update(iter_places(manifests))
+    for snapshot in current:
+        if snapshot.name not in names:
+            for place, _ in iter_places(read_manifests(store, snapshot.manifest)):
+                places.pop(place, None)
+    return sum(places.values()) + manifest_bytes

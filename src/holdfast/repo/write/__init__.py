@@ -1,0 +1,1 @@
+"""Writing: sources to chunks, chunks to packs, and the commit."""

@@ -1,0 +1,147 @@
+"""What the store already holds: finds a copy of a chunk that a save may rely on, and never a rotten one."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from holdfast.digest import Digest, fingerprint, hash_bytes
+from holdfast.errors import Corrupt, NewerFormat, NotFound, StoreError
+from holdfast.objects.blocks import BlockPool
+from holdfast.objects.listing import iter_objects
+from holdfast.objects.protocol import ObjectInfo, ObjectStore
+from holdfast.repo.format.chunk import CHUNK_BYTES, RAW, Location
+from holdfast.repo.format.layout import SNAPSHOTS, may_start_with, pack_key, split_generation, split_prefix
+from holdfast.repo.format.manifest import Manifest
+from holdfast.repo.format.rank_manifests import read_manifests
+from holdfast.repo.handle.repository import Repository
+from holdfast.repo.names.generations import read_newest
+from holdfast.repo.names.snapshots import Snapshot, parse_snapshot
+
+_KEPT_BLOCKS: Final = 8
+_BASE_CANDIDATES: Final = 8
+"""How many of the newest records are looked at for a base: those that delete are passed over."""
+
+
+class Holdings:
+    """Looks chunks up in base manifests first, then in the index; used by one thread."""
+
+    def __init__(self, repo: Repository, bases: Sequence[Manifest], *, avoid: frozenset[str]) -> None:
+        """Search `bases` and the index as last refreshed; packs whose key is in `avoid` count as absent."""
+        self._store = repo.store
+        self._avoid = avoid
+        self._bases = [(base, base.locate_all()) for base in bases]
+        self._index = repo.index
+        self._proven = repo.proven
+        self._packs: dict[str, ObjectInfo | None] = {}
+        self._turn: int | None = None
+        self.rotten: set[str] = set()
+        """Packs in which a copy proved to be damaged, by id."""
+        self._blocks = BlockPool(CHUNK_BYTES, kept=_KEPT_BLOCKS)
+        self.is_empty = not any(rows for _, rows in self._bases) and not len(repo.index)
+        """Nothing can be found: the first save of a store."""
+
+    def find(self, digest: Digest, size_bytes: int) -> list[Location]:
+        """Return the places where a whole copy of the chunk should lie, by all that can be known without reading it."""
+        return list(self.iter_copies(digest, size_bytes))
+
+    def iter_copies(self, digest: Digest, size_bytes: int) -> Iterator[Location]:
+        """Yield the same, the likeliest first: most often that is enough."""
+        return (at for at in self._iter_candidates(digest, size_bytes) if self._is_usable(at, size_bytes))
+
+    def is_copy(self, location: Location, digest: Digest) -> bool:
+        """Read a copy and tell whether it is the chunk that `digest` names; safe in any thread."""
+        with self._blocks.lend() as block:
+            stored = self._read(location, block)
+            return stored is not None and hash_bytes(stored) == digest
+
+    def is_intact(self, location: Location, data: memoryview) -> bool:
+        """Read a copy and tell whether it still is `data`; safe in any thread."""
+        # Before the reading: if the pack changes meanwhile, it will have another version than the one that was read.
+        pack = self._find_pack(location.pack_id)
+        with self._blocks.lend() as block:
+            stored = self._read(location, block)
+            is_same = stored is not None and fingerprint(stored) == fingerprint(data)
+        if is_same and pack:
+            self._proven.add(location, version=pack.version)
+        else:
+            self._proven.forget(location.pack_id)
+            self.rotten.add(location.pack_id)
+        return is_same
+
+    def is_proven(self, location: Location) -> bool:
+        """Tell whether a copy was written or read by this handle lately, and need not be read by this save."""
+        if self._turn is None:
+            self._turn = self._proven.begin_turn()
+        pack = self._find_pack(location.pack_id)
+        return pack is not None and self._proven.covers(location, version=pack.version, turn=self._turn)
+
+    def _find_pack(self, pack_id: str) -> ObjectInfo | None:
+        """Return what the store says of a pack; asked once in a save."""
+        if pack_id not in self._packs:
+            try:
+                self._packs[pack_id] = self._store.stat(pack_key(pack_id))
+            except NotFound:
+                self._packs[pack_id] = None
+        return self._packs[pack_id]
+
+    def _read(self, location: Location, block: memoryview) -> memoryview | None:
+        stored = block[: location.stored_bytes]
+        try:
+            self._store.read_into(pack_key(location.pack_id), location.offset, stored)
+        except (NotFound, Corrupt, StoreError):
+            return None  # a sector that cannot be read is rot as well, and must not forbid this save for ever
+        return stored
+
+    def _iter_candidates(self, digest: Digest, size_bytes: int) -> Iterator[Location]:
+        for base, rows in self._bases:
+            if digest in rows:
+                yield base.location(rows[digest])
+        yield from self._index.find(digest, size_bytes)
+
+    def _is_usable(self, location: Location, size_bytes: int) -> bool:
+        if pack_key(location.pack_id) in self._avoid or location.codec != RAW or location.stored_bytes != size_bytes:
+            return False
+        pack = self._find_pack(location.pack_id)
+        return pack is not None and location.offset + location.stored_bytes <= pack.size_bytes
+
+
+def read_bases(store: ObjectStore, candidates: Sequence[Snapshot | None]) -> list[Manifest]:
+    """Read the manifests of snapshots to build upon; one that is gone or damaged is no base, and no error."""
+    manifests: dict[str, Sequence[Manifest]] = {}
+    for snapshot in candidates:
+        if snapshot and snapshot.manifest.manifest_id not in manifests:
+            try:
+                manifests[snapshot.manifest.manifest_id] = read_manifests(store, snapshot.manifest).with_chunks
+            except (NotFound, Corrupt, NewerFormat):
+                continue
+    return [manifest for found in manifests.values() for manifest in found]
+
+
+def find_base(repo: Repository, name: str) -> Snapshot | None:
+    """Return the newest snapshot under the same prefix as `name`: most likely the step before.
+
+    Who has not saved under that prefix yet has to list all names for it, and does so only if there is no index to ask.
+    """
+    remembered = repo.recent.find(name)
+    if remembered or len(repo.index):
+        return remembered
+    store, prefix = repo.store, split_prefix(name)
+    listed = iter_objects(store, SNAPSHOTS)
+    candidates = (info for info in listed if may_start_with(info.key, prefix))
+    for info in heapq.nlargest(_BASE_CANDIDATES, candidates, key=lambda info: info.modified_s):
+        snapshot = _read_candidate(store, info.key)
+        if snapshot and snapshot.name.startswith(prefix):
+            return snapshot
+    return None
+
+
+def _read_candidate(store: ObjectStore, key: str) -> Snapshot | None:
+    """Read what the name of a record holds now; None if that is nothing to build upon."""
+    split = split_generation(key)
+    try:
+        fields = read_newest(store, split[0]).fields if split else None
+        return parse_snapshot(fields) if fields and fields.text("state") == "live" else None
+    except (Corrupt, NewerFormat):
+        return None

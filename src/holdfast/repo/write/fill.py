@@ -1,0 +1,327 @@
+"""From sources to chunk references: hash on all cores, reuse what is held, append the rest to packs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from itertools import groupby
+from time import perf_counter
+from typing import Final, NamedTuple
+
+from holdfast.digest import Digest, fingerprint, hash_bytes
+from holdfast.errors import SourceChanged
+from holdfast.objects.blocks import BlockPool, LentBlock, copy_bytes
+from holdfast.objects.local.block_writer import BLOCK_BYTES
+from holdfast.progress import Progress
+from holdfast.repo.engine import Engine
+from holdfast.repo.format.chunk import CHUNK_BYTES, INLINE_BYTES, ChunkRef, Location
+from holdfast.repo.format.pack import NewChunk, choose_alignment
+from holdfast.repo.format.rows import ChunkRows
+from holdfast.repo.format.source import Piece, iter_groups
+from holdfast.repo.handle.hints import HINTED_BYTES, Hints
+from holdfast.repo.read.stretches import READ_COST_BYTES
+from holdfast.repo.stages import Stages
+from holdfast.repo.write.existing import Holdings
+from holdfast.repo.write.packing import Packer
+
+_SMALL_BYTES: Final = 16 << 10
+"""Pieces below this size are hashed by whoever takes them: threads would only wait for each other's turn in Python."""
+_STAGED_SHARE: Final = 0.5
+"""From this share of new bytes on, what is to be hashed is copied first: most of the copies will be written."""
+_STAGED_BUDGET_BYTES: Final = 64 << 20
+"""With less, nothing is staged: copies that are being written come on top of those that the engine counts."""
+_BATCH_PIECES: Final = 1024
+"""How many pieces are hashed at once: of so many there are views, digests and references in memory."""
+_KEPT_BLOCKS: Final = 64
+_Asked = tuple[Digest, memoryview, Sequence[Location]]
+"""A chunk, its bytes, and where copies of it should lie."""
+
+
+class HashedPiece(NamedTuple):
+    """A piece with its bytes and their digest."""
+
+    piece: Piece
+    data: memoryview
+    digest: Digest
+    fingerprint: bytes | None
+    """Taken before the digest, if the piece is likely to be new: it tells whether what is written was hashed."""
+    is_ours: bool = False
+    """The bytes are a copy that nobody else can change, and the fingerprint is theirs."""
+
+
+class HashedBatch(NamedTuple):
+    """Pieces that were hashed together."""
+
+    items: list[HashedPiece]
+    block: LentBlock | None = None
+    """Holds those that are not inline, as they would lie in a pack from the start of a page on."""
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of all pieces."""
+        return sum([len(item.data) for item in self.items])
+
+
+class Hasher:
+    """Reads and hashes pieces on an engine, ahead of whoever takes them."""
+
+    def __init__(self, engine: Engine, stages: Stages, *, batch_bytes: int, hints: Hints | None = None) -> None:
+        """Take `batch_bytes` at a time; with `hints`, trust what looks as it did at the last save."""
+        self.new_share = 0.0
+        """How much of the last pieces was new: then the next will be written too, and have to be the same still."""
+        self.engine = engine
+        self._stages = stages
+        self._batch_bytes = batch_bytes
+        self._hints = hints
+        # Gaps take less than an eighth, but for pieces out of the middle of many sources: then nothing is staged.
+        largest_bytes = max(batch_bytes, CHUNK_BYTES)
+        self._blocks = BlockPool(largest_bytes + largest_bytes // 8, kept=_KEPT_BLOCKS, huge=True)
+
+    def iter_batches(self, pieces: Iterable[Piece]) -> Iterator[HashedBatch]:
+        """Yield all pieces in order and in batches, the next ones being read and hashed meanwhile."""
+        batches = iter_groups(pieces, limit_bytes=self._batch_bytes, limit_count=_BATCH_PIECES)
+        for is_small, alike in groupby(batches, _is_small):
+            if is_small:
+                yield from map(self._hash_batch, alike)
+            else:
+                sized = ((batch, _count_bytes(batch)) for batch in alike)
+                yield from self.engine.iter_results(self._stage_or_hash, sized)
+
+    def iter_digests(self, pieces: Iterable[Piece]) -> Iterator[ChunkRef]:
+        """Yield the identity of every piece, keeping no bytes."""
+        for batch in self.iter_batches(pieces):
+            yield from (ChunkRef(item.digest, item.data.nbytes, None) for item in batch.items)
+
+    def _stage_or_hash(self, batch: Sequence[Piece]) -> HashedBatch:
+        # A batch that does not fill a block of the file by itself is better gathered there with others.
+        may_be_staged = self.engine.budget_bytes >= _STAGED_BUDGET_BYTES and _count_bytes(batch) >= BLOCK_BYTES
+        if may_be_staged and self.new_share >= _STAGED_SHARE:
+            return self._stage_batch(batch)
+        return self._hash_batch(batch)
+
+    def _hash_batch(self, batch: Sequence[Piece]) -> HashedBatch:
+        started = perf_counter()
+        items = []
+        for piece in batch:
+            data = _read(piece)
+            before = fingerprint(data) if self.new_share else None
+            items.append(HashedPiece(piece, data, self._hash(piece, data), before))
+        self._stages.add("hash", perf_counter() - started, _count_bytes(batch))
+        return HashedBatch(items)
+
+    def _stage_batch(self, batch: Sequence[Piece]) -> HashedBatch:
+        """Copy pieces to where they will be written from, and hash each copy while the processor's cache holds it."""
+        started = perf_counter()
+        memory = self._blocks.take()
+        end = 0
+        last: Piece | None = None
+        items = []
+        for piece in batch:
+            data = _read(piece)
+            if len(data) <= INLINE_BYTES:
+                data = memoryview(bytes(data))
+            else:
+                start = end + -end % _choose_alignment(piece, last)
+                memory[end:start] = bytes(start - end)
+                end, last = start + len(data), piece
+                if end > len(memory):
+                    self._blocks.put_back(memory)
+                    return self._hash_batch(batch)
+                copy_bytes(memory[start:end], data)
+                data = memory[start:end]
+            items.append(HashedPiece(piece, data, self._hash(piece, data), fingerprint(data), is_ours=True))
+        self._stages.add("hash", perf_counter() - started, _count_bytes(batch))
+        return HashedBatch(items, LentBlock(memory[:end], partial(self._blocks.put_back, memory)))
+
+    def _hash(self, piece: Piece, data: memoryview) -> Digest:
+        if self._hints and len(data) >= HINTED_BYTES:
+            return self._hints.hash(piece.source.name, piece.start, data)
+        return hash_bytes(data)
+
+
+class Filler:
+    """Fills packs with what the store does not hold; used by one thread."""
+
+    def __init__(
+        self, hasher: Hasher, holdings: Holdings, packer: Packer, stages: Stages, *, verify_reuse: bool
+    ) -> None:
+        """Look up in `holdings`, write to `packer`; with `verify_reuse`, be sure of each chunk before relying on it."""
+        self.new_bytes = 0
+        self._hasher = hasher
+        self._holdings = holdings
+        self._packer = packer
+        self._stages = stages
+        self._verify_reuse = verify_reuse
+        self._known: dict[Digest, Location] = {}
+        self.lost: set[Digest] = set()
+        """Chunks that were relied on before they proved to be damaged: `rewrite` them."""
+        self._last: Piece | None = None
+
+    def fill(self, pieces: Iterable[Piece], progress: Progress) -> ChunkRows:
+        """Return a reference for every piece, having written those that the store does not hold."""
+        refs = ChunkRows()
+        self._hasher.new_share = float(self._holdings.is_empty)
+        for batch in self._hasher.iter_batches(pieces):
+            self._packer.keep_alive()
+            with self._stages.time("look up"):
+                self._known.update(self._find_reusable(batch.items))
+            before, size_bytes = self.new_bytes, batch.size_bytes
+            refs.extend(self._write(batch))
+            self._hasher.new_share = (self.new_bytes - before) / size_bytes if size_bytes else 0.0
+            progress.advance(size_bytes)
+        return self._rewrite_lost(pieces, refs)
+
+    def _rewrite_lost(self, pieces: Iterable[Piece], refs: ChunkRows) -> ChunkRows:
+        """Read all that is relied on in packs that proved damaged, and write anew what is damaged of these pieces.
+
+        What is damaged of pieces that were filled before stays in `lost`.
+        """
+        rotten, self._holdings.rotten = self._holdings.rotten, set()
+        if rotten:
+            used = ((digest, at) for digest, at in self._known.items() if at.pack_id in rotten)
+            self.lost |= {digest for digest, at in used if not self._holdings.is_copy(at, digest)}
+        if not self.lost:
+            return refs
+        homes = {ref.digest: (piece, ref) for piece, ref in zip(pieces, refs, strict=True) if ref.digest in self.lost}
+        moved = {ref.digest: ref for ref in self.rewrite(*zip(*homes.values(), strict=True))} if homes else {}
+        renewed = ChunkRows()
+        renewed.extend(moved.get(ref.digest, ref) for ref in refs)
+        return renewed
+
+    def rewrite(self, pieces: Sequence[Piece], expected: Sequence[ChunkRef]) -> list[ChunkRef]:
+        """Write pieces whose chunks must not be relied on any more, wherever else they may be."""
+        for ref in expected:
+            self._known.pop(ref.digest, None)
+            self.lost.discard(ref.digest)
+        refs: list[ChunkRef] = []
+        for batch in self._hasher.iter_batches(pieces):
+            refs += self._write(batch)
+        if [ref.digest for ref in refs] != [ref.digest for ref in expected]:
+            raise SourceChanged("what is being saved changed meanwhile; nothing was committed. Save again")
+        return refs
+
+    def _write(self, batch: HashedBatch) -> list[ChunkRef]:
+        """Append what is not known yet, each chunk once, and return a reference for every piece."""
+        known, block = self._known, batch.block
+        packed = [item for item in batch.items if len(item.data) > INLINE_BYTES]
+        new: dict[Digest, HashedPiece] = {}
+        for item in packed:
+            if item.digest not in known:
+                new.setdefault(item.digest, item)
+        # Only if all of it is new will the pack hold what the block does.
+        if block and new and len(new) == len(packed):
+            self._append(packed, block=block)
+        else:
+            if new:
+                self._append(list(new.values()))
+            if block:
+                block.release()
+        refs: list[ChunkRef] = []
+        for _, data, digest, _, _ in batch.items:
+            size = len(data)
+            if size > INLINE_BYTES:
+                refs.append(ChunkRef(digest, size, known[digest]))
+            else:
+                refs.append(ChunkRef(digest, size, None, bytes(data)))
+                self.new_bytes += size
+        return refs
+
+    def _append(self, items: Sequence[HashedPiece], *, block: LentBlock | None = None) -> None:
+        size_bytes = sum([len(item.data) for item in items])
+        with self._stages.time("append", size_bytes):
+            locations = self._packer.append(self._align(items), block=block)
+        for item, location in zip(items, locations, strict=True):
+            if not _is_what_was_hashed(item, location):
+                # Memory that somebody else writes to: what is stored would not be what its digest says.
+                raise SourceChanged(
+                    f"{item.piece.source.name!r} changed while it was being saved; nothing was committed."
+                    " Save when nobody writes to it, or save a copy (save_async)"
+                )
+            self._known[item.digest] = location
+        self._last = items[-1].piece
+        self.new_bytes += size_bytes
+
+    def _align(self, items: Sequence[HashedPiece]) -> list[NewChunk]:
+        """Say where items may begin: those that follow each other in one source, or what was appended last, go on."""
+        chunks: list[NewChunk] = []
+        last = self._last
+        for piece, data, digest, known, is_ours in items:
+            chunks.append(NewChunk(digest, data, _choose_alignment(piece, last), known if is_ours else None))
+            last = piece
+        return chunks
+
+    def _find_reusable(self, batch: Sequence[HashedPiece]) -> dict[Digest, Location]:
+        """Find intact copies of what is not known yet."""
+        if self._holdings.is_empty:
+            return {}
+        sure: dict[Digest, Location] = {}
+        doubtful: dict[Digest, _Asked] = {}
+        for item in batch:
+            digest, size = item.digest, item.data.nbytes
+            if size <= INLINE_BYTES or digest in self._known or digest in sure or digest in doubtful:
+                continue
+            candidates = []
+            for at in self._holdings.iter_copies(digest, size):
+                if not self._verify_reuse or self._holdings.is_proven(at):
+                    sure[digest] = at
+                    break
+                candidates.append(at)
+            else:
+                if candidates:
+                    doubtful[digest] = (digest, item.data, candidates)
+        for found in self._hasher.engine.iter_results(self._find_intact, _group_asked(doubtful.values())):
+            sure.update(found)
+        return sure
+
+    def _find_intact(self, asked: Sequence[_Asked]) -> dict[Digest, Location]:
+        """Look at copies; safe in any thread."""
+        found = {}
+        for digest, data, candidates in asked:
+            intact = next((at for at in candidates if self._holdings.is_intact(at, data)), None)
+            if intact:
+                found[digest] = intact
+        return found
+
+
+def _read(piece: Piece) -> memoryview:
+    source, _, start, stop = piece
+    data = source.read(start, stop).cast("B")
+    if len(data) != stop - start:
+        raise SourceChanged(f"{source.name!r} gave {len(data)} bytes for {stop - start}: did it shrink?")
+    return data
+
+
+def _choose_alignment(piece: Piece, last: Piece | None) -> int:
+    """Say where a piece may begin in a pack: one that follows the last in its source goes on, others begin a run."""
+    source, position, start, _ = piece
+    if last and last.position == position and last.stop == start:
+        return 1
+    return choose_alignment(source.size_bytes - start)
+
+
+def _group_asked(doubtful: Iterable[_Asked]) -> Iterator[tuple[list[_Asked], int]]:
+    """Yield groups that are worth a thread's while: one large chunk, or many small ones."""
+    group: list[_Asked] = []
+    size = 0
+    for ask in doubtful:
+        group.append(ask)
+        size += ask[1].nbytes + READ_COST_BYTES
+        if size >= CHUNK_BYTES:
+            yield group, size
+            group, size = [], 0
+    if group:
+        yield group, size
+
+
+def _count_bytes(batch: Sequence[Piece]) -> int:
+    return sum([stop - start for _, _, start, stop in batch])
+
+
+def _is_small(batch: Sequence[Piece]) -> bool:
+    return _count_bytes(batch) < _SMALL_BYTES * len(batch)
+
+
+def _is_what_was_hashed(item: HashedPiece, written: Location) -> bool:
+    if item.fingerprint is None:
+        return hash_bytes(item.data) == item.digest
+    return item.fingerprint == written.fingerprint

@@ -1,0 +1,340 @@
+"""Saving: refuse what cannot be read back, find what is held already, write the rest, commit last."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import NamedTuple
+
+from holdfast.digest import Digest
+from holdfast.errors import (
+    BadName,
+    NameInUse,
+    RankError,
+    StoreFull,
+    TooLarge,
+    Unsupported,
+)
+from holdfast.progress import Progress, Silent
+from holdfast.repo.engine import Engine
+from holdfast.repo.format.chunk import INLINE_BYTES, UNIT_BYTES, ChunkRef
+from holdfast.repo.format.entry import NO_RANK, Entry, digest_parts, digest_snapshot
+from holdfast.repo.format.layout import find_shelf, verify_name
+from holdfast.repo.format.record import EncodedJson, Json, canonical_json
+from holdfast.repo.format.rows import ChunkRows, EntryRows
+from holdfast.repo.format.source import Piece, Pieces, Source
+from holdfast.repo.handle.repository import Repository
+from holdfast.repo.names.rollback import is_settled
+from holdfast.repo.names.snapshots import MAX_METADATA_BYTES, NameState, read_name, read_snapshot
+from holdfast.repo.read.reader import is_readable
+from holdfast.repo.write.existing import Holdings, find_base, read_bases
+from holdfast.repo.write.fill import Filler, Hasher
+from holdfast.repo.write.transaction import Draft, Part, Transaction, lose_memory
+from holdfast.repo.write.world import ALONE, Ranks
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SaveResult:
+    """What a save did."""
+
+    name: str
+    digest: Digest
+    generation: int
+    logical_bytes: int
+    """Bytes of the content, each value once."""
+    new_bytes: int
+    """Bytes that were written: those that the store did not hold, and values so small that they lie in a manifest."""
+    reused_bytes: int
+    """Bytes that were not written, because the store held them or one save has them twice.
+
+    With `new_bytes` they add up to all that was saved: `logical_bytes`, and with many ranks more than that if ranks
+    have values of their own, which count for each of them.
+    """
+    seconds: float
+    existed: bool = False
+    """The name held exactly this already; nothing was written."""
+    divergent: tuple[str, ...] = ()
+    """Leaves that were not the same on all ranks, though nobody said that they are not; each rank's was kept."""
+
+
+class Placement(NamedTuple):
+    """Where the bytes of a source stand in an entry that several ranks make up together."""
+
+    size_bytes: int
+    """Of the whole entry."""
+    dims: int
+    boxes: Sequence[tuple[int, ...]]
+    """The place of each chunk: starts, then sizes."""
+    rank: int = NO_RANK
+    """Whose own it is; then it has no place among those of others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is to be saved, by this rank if there are several, and how."""
+
+    name: str
+    sources: Sequence[Source]
+    spec: Json = None
+    """The snapshot's own spec: part of the content. None for a rank that has none but that of the root."""
+    places: Mapping[int, Placement] = field(default_factory=dict)
+    """For each source, by its position, that is a part of an entry or one rank's own."""
+    root: Part | None = None
+    """What the parts of all ranks make up, if there are several: the same on each of them."""
+    metadata: Mapping[str, Json] = field(default_factory=dict)
+    environment: Mapping[str, Json] = field(default_factory=dict)
+    """Where and with what it was saved; unlike the metadata, it may differ when a save is repeated."""
+    base: str | None = None
+    """The name of a snapshot to build upon, if another than the one before is closest."""
+    overwrite: bool = False
+    verify_reuse: bool = True
+    """Read every chunk that is reused, and write it anew if it is rotten. Without, only its presence is checked."""
+
+
+def save(repo: Repository, request: Request, *, ranks: Ranks = ALONE, progress: Progress | None = None) -> SaveResult:
+    """Save all sources as one snapshot: visible as a whole, and durable, once this returns.
+
+    Raises:
+        NameInUse: before any byte is written, or at the commit if somebody else was first.
+        CommitUnknown: the store failed in the commit, or memory ran out in it, or, with several ranks, one of them was
+            lost or failed from the step on in which the coordinator may commit; the name holds what it held before, or
+            the new content.
+        RankError: with several ranks, one of them raised something else or was lost before that; the name holds what
+            it held before.
+        HoldfastError: anything else; the name holds what it held before.
+    """
+    started = time.monotonic()
+    progress = progress or Silent()
+    saving: _Saving | None = None
+    try:
+        with Engine("holdfast-hash", budget_bytes=repo.budget_bytes // 2, waits=False) as engine:
+            batch_bytes = min(UNIT_BYTES, repo.budget_bytes // 8)
+            hasher = Hasher(engine, repo.counters.stages, batch_bytes=batch_bytes, hints=repo.hints)
+            saving = _Saving(repo, request, ranks, hasher, progress)
+            result = saving.find_same() or saving.run()
+        return replace(result, seconds=time.monotonic() - started)
+    except MemoryError as error:
+        if saving is not None and saving.is_committed:
+            raise lose_memory(request.name) from error
+        raise
+
+
+class _Saving:
+    """One save under way, on one of its ranks."""
+
+    def __init__(self, repo: Repository, request: Request, ranks: Ranks, hasher: Hasher, progress: Progress) -> None:
+        """Refuse what cannot be saved before anything is touched, on every rank."""
+        self.is_committed = False
+        self._repo = repo
+        self._request = request
+        self._ranks = ranks
+        self._hasher = hasher
+        self._progress = progress
+        self._pieces: Iterable[Piece] = ()
+        self._entries: Sequence[Entry] = ()
+        ranks.all_gather("prepare", self._prepare)
+        state = ranks.broadcast("name", self._read_state)
+        self._is_held, self._next_generation = state
+
+    def _prepare(self) -> None:
+        self._request = _verify_request(self._request)
+        self._pieces = Pieces(self._request.sources)
+        self._own_bytes = sum([source.size_bytes for source in self._request.sources])
+
+    def _read_state(self) -> tuple[bool, int]:
+        self._held = read_name(self._repo.verify_same(), self._request.name)
+        return self._held.snapshot is not None, self._held.next_generation
+
+    def find_same(self) -> SaveResult | None:
+        """Accept a repeated save of the same content and metadata; refuse any other before a byte is written.
+
+        Returns None if there is nothing under the name, or if it holds the same but cannot be relied on.
+        """
+        request = self._request
+        if not self._is_held or request.overwrite:
+            return None
+
+        def digest_own() -> tuple[bytes, int]:
+            refs = ChunkRows()
+            refs.extend(self._hasher.iter_digests(self._pieces))
+            return digest_snapshot(request.spec, _build_entries(request, refs)), self._own_bytes
+
+        gathered = self._ranks.all_gather("compare", digest_own)
+        digests = [Digest(digest) for digest, _ in gathered]
+        found = self._ranks.broadcast("same", lambda: self._compare(digests))
+        if found is None:
+            return None
+        digest, generation, logical_bytes = found
+        reused = sum(size for _, size in gathered)
+        return SaveResult(request.name, Digest(digest), generation, logical_bytes, 0, reused, 0.0, existed=True)
+
+    def _compare(self, digests: Sequence[Digest]) -> tuple[bytes, int, int] | None:
+        """Compare what all ranks have with what the name holds; on the coordinator."""
+        request, held, store = self._request, self._held.snapshot, self._repo.store
+        assert held is not None, "the name holds something"
+        digest = digest_parts(*request.root, digests) if request.root else digests[0]
+        if digest != held.digest or canonical_json(request.metadata) != canonical_json(held.metadata):
+            raise NameInUse(
+                f"{request.name!r} is in use and holds other content; nothing was written."
+                " Choose another name, or overwrite it (--overwrite, overwrite=True)",
+                name=request.name,
+            )
+        # Not settled: its save may still withdraw it, and then nothing would be there.
+        if not is_settled(store, held) or (request.verify_reuse and not is_readable(self._repo, held)):
+            return None
+        store.sync(find_shelf(request.name))
+        return digest, held.generation, held.logical_bytes
+
+    def run(self) -> SaveResult:
+        """Write what is not held and commit."""
+        repo, request, ranks = self._repo, self._request, self._ranks
+        ranks.all_gather("room", self._verify_room)
+        # The others look only after they have seen that it is the same store: each would make one of its own.
+        ranks.broadcast("open", lambda: bool(repo.verify_may_write()))
+        self._progress.begin(f"save {request.name}", self._own_bytes)
+        try:
+            with Transaction(repo, purpose=f"save {request.name!r}", ranks=ranks) as transaction:
+                filler = self._make_filler(transaction)
+                state = self._held if ranks.is_coordinator else NameState(request.name, None, self._next_generation)
+                draft = Draft(state, request.metadata, request.environment, root=request.root)
+                refs: list[ChunkRows] = []
+
+                def write() -> list[Part]:
+                    refs[:] = [filler().fill(self._pieces, self._progress)]
+                    return [Part(request.spec, _build_entries(request, refs[0]))]
+
+                def rewrite(stale: Sequence[ChunkRef]) -> list[ChunkRef]:
+                    homes = dict(zip(refs[0].iter_digests(), self._pieces, strict=True))
+                    distinct = list({ref.digest: ref for ref in stale}.values())
+                    return filler().rewrite([homes[ref.digest] for ref in distinct], distinct)
+
+                snapshot = transaction.commit(draft, write, rewrite=rewrite)
+                self.is_committed = True
+        finally:
+            self._progress.end()
+        sizes = self._add_up(filler().new_bytes)
+        return SaveResult(request.name, snapshot.digest, snapshot.generation, snapshot.logical_bytes, *sizes, 0.0)
+
+    def _add_up(self, new_bytes: int) -> tuple[int, int]:
+        """Return how much all ranks have written and reused; if they do not all answer, how much this one has."""
+        own = (new_bytes, self._own_bytes - new_bytes)
+        try:
+            gathered = self._ranks.all_gather("done", lambda: own)
+        except RankError as error:
+            # It is committed, whatever has become of others since; whoever calls them next is told.
+            _log.warning("%r is saved, but then not all ranks answered: %s", self._request.name, error)
+            return own
+        return sum(new for new, _ in gathered), sum(reused for _, reused in gathered)
+
+    def _make_filler(self, transaction: Transaction) -> Callable[[], Filler]:
+        """Return what makes the filler when it is first asked for: in a step that others know of."""
+        repo, request = self._repo, self._request
+
+        @functools.cache
+        def make() -> Filler:
+            base = read_snapshot(repo.store, request.base) if request.base else find_base(repo, request.name)
+            held = self._held.snapshot if self._ranks.is_coordinator else None
+            holdings = Holdings(repo, read_bases(repo.store, [held, base]), avoid=transaction.avoid)
+            stages = repo.counters.stages
+            return Filler(self._hasher, holdings, transaction.packer, stages, verify_reuse=request.verify_reuse)
+
+        return make
+
+    def _verify_room(self) -> None:
+        """Raise StoreFull before writing if the new bytes cannot fit; hashes everything only if there is doubt."""
+        repo, request = self._repo, self._request
+        free = repo.store.find_free_bytes()
+        if free is None or self._own_bytes <= free:
+            return
+        repo.index.refresh()
+        holdings = Holdings(repo, read_bases(repo.store, [find_base(repo, request.name)]), avoid=frozenset())
+        new: dict[Digest, int] = {}
+        for ref in self._hasher.iter_digests(self._pieces):
+            if ref.size_bytes <= INLINE_BYTES or not (ref.digest in new or holdings.find(ref.digest, ref.size_bytes)):
+                new[ref.digest] = ref.size_bytes
+        needed = sum(new.values())
+        if needed > free:
+            raise StoreFull(
+                f"saving {request.name!r} needs {needed} bytes, {repo.store.url} has {free} free; nothing was written."
+                " Free some space, or save elsewhere",
+                needed_bytes=needed,
+                free_bytes=free,
+            )
+
+
+def _verify_request(request: Request) -> Request:
+    """Refuse what could not be read back, before anything is touched."""
+    names = _verify_sources(request)
+    for name in names:
+        if not name.isascii():
+            _verify_entry_name(name, request.name)
+    names.sort()  # in place, where a set would take five times the memory of the list
+    twice = next((name for name, following in pairwise(names) if name == following), None)
+    if twice is not None:
+        raise BadName(f"two entries of {request.name!r} would have the name {twice[:80]!r}")
+    # In a manifest it is a part of the head, and those of entries are parts of lists in it.
+    spec = encode_spec(request.name, request.spec)
+    size = len(_verify_json(f"the metadata of {request.name!r}", [dict(request.metadata), dict(request.environment)]))
+    if size > MAX_METADATA_BYTES:
+        raise TooLarge(
+            f"the metadata of {request.name!r} has {size} bytes, more than {MAX_METADATA_BYTES}; save it as an entry"
+        )
+    return replace(request, name=verify_name(request.name), spec=spec, metadata=dict(request.metadata))
+
+
+def _verify_sources(request: Request) -> list[str]:
+    """Refuse specs and notes that are not plain JSON, and return the names of all sources."""
+    names: list[str] = []
+    # Many entries have one and the same spec, and need one look; what was looked at is held, so that no other has its
+    # identity by chance.
+    looked: dict[int, Json] = {}
+    for source in request.sources:
+        names.append(source.name)
+        for value in (source.spec, source.note):
+            if id(value) not in looked:
+                looked[id(value)] = value
+                _verify_json(f"the spec or note of entry {names[-1]!r} of {request.name!r}", [value], depth=1)
+    return names
+
+
+def encode_spec(name: str, spec: Json) -> EncodedJson:
+    """Return the spec of a snapshot as a manifest holds it, or raise Unsupported."""
+    return EncodedJson(_verify_json(f"the spec of {name!r}", spec, depth=1))
+
+
+def _verify_json(what: str, value: Json, *, depth: int = 0) -> bytes:
+    """Return `value` in JSON, or raise Unsupported."""
+    try:
+        return canonical_json(value, depth=depth)
+    except (TypeError, ValueError) as error:
+        raise Unsupported(f"{what} is not plain JSON: {error}") from error
+
+
+def _verify_entry_name(name: str, snapshot_name: str) -> None:
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise BadName(
+            f"an entry of {snapshot_name!r} has the name {name[:80]!r}, which is not valid Unicode"
+        ) from error
+
+
+def _build_entries(request: Request, refs: ChunkRows) -> Sequence[Entry]:
+    rows = EntryRows(request.sources, refs)
+    if not request.places:
+        return rows
+    entries = list(rows)
+    for position, place in request.places.items():
+        own = entries[position].chunks
+        if place.dims:
+            own = tuple(ref._replace(box=box) for ref, box in zip(own, place.boxes, strict=True))
+        entries[position] = entries[position]._replace(
+            size_bytes=place.size_bytes, chunks=own, dims=place.dims, rank=place.rank
+        )
+    return entries

@@ -1,0 +1,1 @@
+"""Loading into existing tensors, modules and optimizers."""

@@ -1,0 +1,175 @@
+"""Carries out the plan of a load: reads, writes to the target, notes each write, and undoes all of them if asked to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Final, Self
+
+from holdfast.errors import Mismatch, Unsupported
+from holdfast.snapshot.interrupts import holding_signals
+from holdfast.snapshot.into.in_place import find_span_bytes, list_memory, mark_written
+from holdfast.snapshot.into.journal import Journal, WrittenLeaf, add_sentence, span_of
+from holdfast.snapshot.into.plan import IntoPlan
+from holdfast.snapshot.into.setters import Undo
+from holdfast.snapshot.into.swap import Swap
+from holdfast.snapshot.leaves import PICKLE
+from holdfast.snapshot.load.entries import InPlace
+from holdfast.snapshot.load.load import LeafReader
+from holdfast.snapshot.load.options import LoadOptions
+
+_LISTED: Final = 50
+"""How many problems an error names before it only counts them."""
+
+
+class Loading:
+    """One load into a target that fits. With `atomic`, use it in a `with`: an error then puts everything back.
+
+    Direct: entries are read into the target's memory; then steps put in place what was read into new memory.
+    Atomic: all entries are read into new memory, and the old state of what the steps change is kept; then the memory is
+    exchanged and the steps are taken, which is undone unless `settle` is called.
+    """
+
+    def __init__(self, plan: IntoPlan, journal: Journal) -> None:
+        """With `atomic`, take the new memory; raises OutOfMemory if there is not enough."""
+        self._plan = plan
+        self._journal = journal
+        journal.list_leaves = lambda: list_leaves(plan)
+        self._acts: list[Callable[[], None]] = []
+        self._undos: list[Undo] = []
+        self._begun: list[int] = []
+        self._swap: Swap | None = None
+        self.places: Mapping[int, InPlace] = plan.in_place
+        """The memory that entries are read into."""
+        if plan.options.atomic:
+            self._swap = Swap({number: plan.in_place[number] for number in plan.names})
+            self.places = {**plan.in_place, **self._swap.places}
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Put everything back if an atomic load has failed."""
+        if error is not None and self._swap is not None and not self._journal.is_empty:
+            self._roll_back(self._swap, error)
+
+    def apply(self, left_out: Collection[int]) -> None:
+        """Read and put all of it."""
+        self.read(left_out)
+        self.put()
+
+    def read(self, left_out: Collection[int]) -> None:
+        """Read all, but for what others read for this rank."""
+        plan = self._plan
+        _verify_pickles(plan)
+        options = LoadOptions(allow_pickle=plan.options.allow_pickle)
+        reader = LeafReader(plan.opened, plan.types, options, in_place=plan.in_place, devices=plan.devices)
+        reader.read(plan.nodes)
+        self._acts = [step.prepare(reader) for step in plan.steps]
+        verify_fits(plan)
+        if self._swap is None:
+            with self._writing():
+                reader.read_in_place(left_out, self._journal)
+            return
+        reader.read_in_place(left_out, Journal(), places=self.places)
+        self._undos = [step.keep() for step in plan.steps]
+
+    @contextmanager
+    def receiving(self, left_out: Collection[int]) -> Iterator[None]:
+        """Note that other ranks send these entries."""
+        if self._swap is not None:
+            yield
+            return
+        names = [self._plan.in_place[number].at.name for number in left_out]
+        with self._writing(), self._journal.writing(names):
+            yield
+
+    def put(self) -> None:
+        """Put what was read into new memory in place, and give objects their state."""
+        with self._writing():
+            if self._swap is not None:
+                with holding_signals(), self._journal.writing(self._list_swapped()):
+                    self._swap.exchange()
+            for number, act in enumerate(self._acts):
+                self._begun.append(number)
+                with self._journal.writing([_key(number)]):
+                    act()
+
+    def settle(self) -> None:
+        """Let an atomic load stay as it is, whatever comes after."""
+        self._swap = None
+        self._undos.clear()
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Let an error say what was overwritten before other ranks are told of it; count the writes for autograd."""
+        try:
+            yield
+        except BaseException as error:
+            if self._swap is None and not self._journal.is_empty:
+                self._journal.report(error)
+            raise
+        finally:
+            if self._swap is None:
+                mark_written([tensor for place in self._plan.in_place.values() for tensor in place.memory])
+
+    def _list_swapped(self) -> list[str]:
+        return [self._plan.in_place[number].at.name for number in self._plan.names]
+
+    def _roll_back(self, swap: Swap, error: BaseException) -> None:
+        """Put everything back, last things first; an object that refuses its old state is noted as partly written."""
+        refused = []
+        with holding_signals():
+            for number in reversed(self._begun):
+                try:
+                    self._undos[number]()
+                except Exception as reason:  # noqa: BLE001 - code of the user; its text goes into the error
+                    refused.append(f"{self._plan.steps[number].name or 'the tree'} refused its old state: {reason}")
+                else:
+                    self._journal.forget([_key(number)])
+            swap.exchange_back()
+            self._journal.forget(self._list_swapped())
+            add_sentence(error, "; ".join(refused) or "The target was put back: it is as it was before the load")
+
+
+def _key(number: int) -> tuple[str, int]:
+    """Return what the journal knows a step by; entries are known by their names."""
+    return ("step", number)
+
+
+def list_leaves(plan: IntoPlan) -> Sequence[WrittenLeaf]:
+    """Return the leaves and objects of the target that a plan writes to."""
+    leaves = []
+    for number, name in sorted(plan.names.items(), key=lambda item: item[1]):
+        place = plan.in_place[number]
+        sizes = [place.size_bytes] if place.pieces is None else [piece.tensor.nbytes for piece in place.pieces]
+        spans = [span for each, size in zip(place.memory, sizes, strict=True) for span in span_of(each, size)]
+        leaves.append(WrittenLeaf(place.at.name, name, tuple(spans), is_tensor=True))
+    for number, step in enumerate(plan.steps):
+        held = [each for tensor in step.memory for each in list_memory(tensor)]
+        spans = [span for each in held for span in span_of(each, find_span_bytes(each))]
+        leaves.append(WrittenLeaf(_key(number), step.name, tuple(spans), is_tensor=step.is_tensor))
+    return leaves
+
+
+def verify_fits(plan: IntoPlan) -> None:
+    """Raise Mismatch if there are problems."""
+    if not plan.problems:
+        return
+    shown = "\n  ".join(plan.problems[:_LISTED])
+    more = f"\n  and {len(plan.problems) - _LISTED} more" if len(plan.problems) > _LISTED else ""
+    text = f"{plan.opened.name!r} does not fit; nothing was changed:\n  {shown}{more}"
+    raise Mismatch(text, problems=tuple(plan.problems))
+
+
+def _verify_pickles(plan: IntoPlan) -> None:
+    for name, node in plan.nodes:
+        if node[0] == PICKLE and not plan.options.allow_pickle:
+            raise Unsupported(
+                f"{plan.opened.name!r}, {name} was pickled: loading it may run any code;"
+                " pass allow_pickle=True to allow it. Nothing was changed"
+            )

@@ -1,0 +1,256 @@
+"""Memory of tensors that are there already: where saved bytes can go straight, and who shares it with whom."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import torch
+
+from holdfast.errors import Corrupt
+from holdfast.repo.format.boxes import slices
+from holdfast.snapshot.load.entries import InPlace
+from holdfast.snapshot.load.opened import EntryAt
+from holdfast.tensors.dtypes import items_per_byte
+from holdfast.tensors.fakes import has_values
+from holdfast.tensors.memory import view_raw
+from holdfast.tensors.quantizer import encode_quantizer
+from holdfast.tensors.sharding.sharded import Piece, describe
+from holdfast.tensors.spec import TensorSpec, contiguous_stride, count_bytes, find_span
+from holdfast.tensors.storage import alloc_storage, free_storage, is_allocated
+
+_MAX_WORK: Final = 100_000
+"""How long to think about whether two tensors whose items interleave share any; beyond that, they count as sharing."""
+
+
+def is_strided(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor has a shape, strides and a dtype, and can be copied into."""
+    return tensor.layout == torch.strided and not tensor.is_nested
+
+
+def is_ordinary(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor is nothing but strided items in memory."""
+    return is_strided(tensor) and type(tensor) in (torch.Tensor, torch.nn.Parameter) and not tensor.is_meta
+
+
+def find_place(target: torch.Tensor, at: EntryAt, spec: TensorSpec) -> InPlace | None:
+    """Return the target's memory if the saved bytes can be read straight into it."""
+    if spec.meta:
+        return None
+    if not is_ordinary(target):
+        return find_shared_place(target, target, at, spec)
+    if (encode_quantizer(target) if target.is_quantized else None) != spec.quantizer:
+        return None
+    held = (target.dtype, tuple(target.shape), target.stride(), target.is_conj(), target.is_neg())
+    is_same = held == (spec.dtype, spec.shape, spec.stride, spec.conj, spec.neg)
+    if not is_same or spec.packed or spec.offset or target.data_ptr() == 0:
+        return None
+    size = spec.span_bytes
+    # Its storage may have been freed, or made smaller.
+    is_held = int(target.storage_offset()) * target.element_size() + size <= target.untyped_storage().nbytes()
+    return InPlace(target, at, size) if is_held else None
+
+
+def find_shared_place(target: object, tensor: torch.Tensor, at: EntryAt, spec: TensorSpec) -> InPlace | None:
+    """Return what this rank holds of a tensor that ranks share, if the saved bytes can be read straight into that."""
+    pieces = find_pieces(target)
+    is_row = not (spec.packed or spec.offset or spec.conj or spec.neg or spec.quantizer)
+    is_row = is_row and spec.stride == contiguous_stride(spec.shape)
+    if pieces is None or not is_row or tensor.dtype != spec.dtype or any(piece.tensor.is_meta for piece in pieces):
+        return None
+    return InPlace(tensor, at, 0, pieces)
+
+
+def find_pieces(target: object) -> tuple[Piece, ...] | None:
+    """Return the boxes that this rank holds of a tensor that ranks share; None if it is none of those."""
+    if isinstance(target, torch.Tensor) and (is_ordinary(target) or not is_strided(target) or not has_values(target)):
+        return None
+    held = describe(target)
+    return held.pieces if held.kind in ("shards", "replica") else None
+
+
+def list_memory(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Return the ordinary tensors that hold a tensor's items here: itself, or this rank's boxes of it."""
+    if is_ordinary(tensor):
+        return [tensor]
+    if torch.nn.parameter.is_lazy(tensor):
+        return []
+    return [piece.tensor for piece in find_pieces(tensor) or () if is_ordinary(piece.tensor)]
+
+
+def cut_like(target: object, value: Any) -> Any:
+    """Return this rank's part of a tensor that was read as a whole, if the target is such a part; else the value."""
+    is_whole = isinstance(value, torch.Tensor) and is_ordinary(value)
+    if not is_whole or not isinstance(target, torch.Tensor) or is_ordinary(target) or find_pieces(target) is None:
+        return value
+    if target.shape != value.shape:
+        return value
+    made = torch.empty_like(target, dtype=value.dtype, requires_grad=False)
+    copy_into(made, value, what="a tensor that ranks share")
+    return made
+
+
+def repeats_items(tensor: torch.Tensor) -> bool:
+    """Tell whether several items of a tensor are one and the same memory, as in an expanded one."""
+    return any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True))
+
+
+def copy_into(target: torch.Tensor, saved: object, *, what: str) -> None:
+    """Copy a tensor that was read into one that is there, converting it if need be; one that was freed gets memory."""
+    if not isinstance(saved, torch.Tensor):
+        raise Corrupt(f"{what}: the stored tree and its entry disagree on what it is; run `holdfast check`", key=what)
+    pieces = find_pieces(target)
+    if pieces is not None:
+        for piece in pieces:
+            copy_into(piece.tensor, saved[slices(piece.box)], what=what)
+        return
+    flags = [(each.dtype, each.is_conj(), each.is_neg()) for each in (target, saved)]
+    # Bits, where they mean the same: there are dtypes that torch cannot copy.
+    is_raw = is_ordinary(target) and is_ordinary(saved) and flags[0] == flags[1] and not target.is_quantized
+    is_new = is_ordinary(target) and alloc_if_freed(target)
+    try:
+        with torch.no_grad():
+            if is_raw and items_per_byte(target.dtype) == 1:
+                view_raw(target).copy_(view_raw(saved))
+                mark_written([target])
+            else:
+                target.copy_(saved)
+    except RuntimeError:
+        if is_new:
+            free_storage(target)
+        raise
+
+
+def alloc_if_freed(target: torch.Tensor) -> bool:
+    """Give an ordinary tensor memory if it has items and none; tell whether that was so."""
+    return target.numel() > 0 and not is_allocated(target) and alloc_storage(target, target.shape)
+
+
+def mark_written(tensors: Sequence[torch.Tensor]) -> None:
+    """Let graphs that were recorded before notice that what they have kept is another value now."""
+    torch.autograd.graph.increment_version([tensor for tensor in tensors if not tensor.is_inference()])
+
+
+class Claim(NamedTuple):
+    """A piece of memory, and what is to stand in it."""
+
+    name: str
+    target: torch.Tensor
+    start: int
+    """An address on the target's device."""
+    stop: int
+    at: EntryAt
+    spec: TensorSpec
+    number: int | None = None
+    """The entry, if it can as well be read into new memory."""
+
+    @property
+    def geometry(self) -> tuple[object, ...]:
+        """Equal geometry means the same items of the same memory."""
+        target = self.target
+        return self.start, target.dtype, tuple(target.shape), target.stride(), target.is_conj(), target.is_neg()
+
+    @property
+    def content(self) -> tuple[object, ...]:
+        """Equal content means equal items in the same order."""
+        spec = self.spec
+        flags = (spec.offset, spec.packed, spec.conj, spec.neg, spec.meta, spec.quantizer and repr(spec.quantizer))
+        digests = b"".join([chunk.digest for chunk in self.at.find().chunks])
+        return digests, spec.dtype, spec.shape, spec.stride, *flags
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """The saved tensor's alias group, 0 unless the target has its geometry, and the byte where it began there."""
+        target, spec = self.target, self.spec
+        is_alike = (target.dtype, target.stride()) == (spec.dtype, spec.stride) and not spec.packed
+        return self.at.find().alias if is_alike else 0, spec.at + spec.offset * target.element_size()
+
+
+def make_claim(name: str, target: torch.Tensor, at: EntryAt, spec: TensorSpec) -> Claim | None:
+    """Return the claim of a target on its memory; None if it has none that others could share."""
+    if not is_ordinary(target) or target.numel() == 0:
+        return None
+    start = target.data_ptr()
+    if start == 0:
+        return None
+    return Claim(name, target, start, start + find_span_bytes(target), at, spec)
+
+
+def find_span_bytes(tensor: torch.Tensor) -> int:
+    """Return how many bytes an ordinary tensor reaches over, from its first item to its last."""
+    items = tensor.numel() if tensor.is_contiguous() else find_span(tensor.shape, tensor.stride())
+    return count_bytes(tensor.dtype, items)
+
+
+def find_conflicts(claims: Sequence[Claim]) -> Iterator[tuple[Claim, Claim]]:
+    """Yield the claims that want different values in the same memory, each with the one that came before."""
+    devices: dict[torch.device, list[tuple[int, int, int]]] = {}
+    for number, claim in enumerate(claims):
+        devices.setdefault(claim.target.device, []).append((claim.start, claim.stop, number))
+    for spans in devices.values():
+        for cluster in _iter_overlapping(sorted(spans)):
+            yield from _find_conflicts([(number, claims[number]) for number in cluster])
+
+
+def _iter_overlapping(spans: Sequence[tuple[int, int, int]]) -> Iterator[list[int]]:
+    """Yield the numbers of spans, given as (start, stop, number) in order, that hang together; none that is alone."""
+    cluster: list[int] = []
+    reach = 0
+    for start, stop, number in spans:
+        if start >= reach:
+            if len(cluster) > 1:
+                yield cluster
+            cluster = []
+        cluster.append(number)
+        reach = max(reach, stop)
+    if len(cluster) > 1:
+        yield cluster
+
+
+def _find_conflicts(cluster: Sequence[tuple[int, Claim]]) -> Iterator[tuple[Claim, Claim]]:
+    """Look at claims on one device, by number, in the order of their memory."""
+    distinct: dict[tuple[object, ...], tuple[int, Claim]] = {}
+    for number, claim in cluster:
+        distinct.setdefault((claim.geometry, claim.content, claim.place), (number, claim))
+    around: list[tuple[int, Claim]] = []
+    for number, claim in distinct.values():
+        around = [item for item in around if item[1].stop > claim.start]
+        for other_number, other in around:
+            if not _agree(other, claim):
+                yield (other, claim) if other_number < number else (claim, other)
+        around.append((number, claim))
+
+
+def _agree(one: Claim, other: Claim) -> bool:
+    if one.geometry == other.geometry:
+        return one.content == other.content
+    (group, at), (other_group, other_at) = one.place, other.place
+    if group and group == other_group and other.start - one.start == other_at - at:
+        return True
+    return not _share_items(one.target, other.target)
+
+
+def _share_items(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Tell whether two tensors whose memory overlaps have an item in common, or are too tangled to tell."""
+    if items_per_byte(one.dtype) > 1 or items_per_byte(other.dtype) > 1:
+        return True
+    try:
+        arrays = np.asarray(_Outline(one)), np.asarray(_Outline(other))
+        return np.shares_memory(*arrays, max_work=_MAX_WORK)  # type: ignore[arg-type]  # any number will do
+    except np.exceptions.TooHardError:
+        return True
+
+
+class _Outline:
+    """Where the items of a tensor lie, for numpy to reason about; what is there may be memory that no host can read."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        size = tensor.element_size()
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": f"|V{size}",
+            "shape": tuple(tensor.shape),
+            "strides": tuple(step * size for step in tensor.stride()),
+            "data": (tensor.data_ptr(), True),
+        }

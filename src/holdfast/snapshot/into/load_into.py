@@ -1,0 +1,137 @@
+"""Loading into what is there: everything that does not fit is listed first, then bytes go straight into place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Protocol
+
+from holdfast.repo.format.manifest import Manifest
+from holdfast.repo.format.record import Json
+from holdfast.snapshot.interrupts import holding_signals
+from holdfast.snapshot.into.apply_plan import Loading, verify_fits
+from holdfast.snapshot.into.in_place import find_conflicts
+from holdfast.snapshot.into.journal import Journal
+from holdfast.snapshot.into.match import FIXED, TreeMatcher
+from holdfast.snapshot.into.match_state import match_state
+from holdfast.snapshot.into.plan import Check, IntoOptions, IntoPlan, Look, Wants
+from holdfast.snapshot.into.setters import Setter
+from holdfast.snapshot.leaves import ARRAY
+from holdfast.snapshot.load.entries import InPlace
+from holdfast.snapshot.load.load import LeafReader, load_node
+from holdfast.snapshot.load.opened import Opened
+from holdfast.snapshot.load.options import LoadOptions
+from holdfast.tensors.spec import Specs
+from holdfast.trees.encoding import decode_tree
+from holdfast.trees.outline import Path, iter_stored
+from holdfast.trees.pick import rename_keys
+from holdfast.trees.registered import Types
+
+
+class Exchange(Protocol):
+    """How ranks that want the same read it once."""
+
+    def choose(self, places: Mapping[int, InPlace], /) -> Collection[int]:
+        """Return the entries that others read for this rank."""
+
+    def send(self) -> None:
+        """Fill those, when all ranks have read what is theirs."""
+
+
+def load_into(
+    opened: Opened,
+    tree: Any,
+    options: IntoOptions,
+    types: Types,
+    *,
+    agree: Callable[[Sequence[str]], None] = lambda problems: None,
+    step: Callable[[Callable[[], None]], object] = lambda act: act(),
+    locate: Callable[[Wants], Manifest] | None = None,
+    exchange: Exchange | None = None,
+    journal: Journal | None = None,
+) -> Any:
+    """Fill `tree` in place and return it, or the value that was saved if it is one; nothing changes unless all fits.
+
+    With several ranks, `agree` raises if something does not fit on another, and `step` is what they read in together.
+    With `locate`, what was opened has no chunks; it returns a manifest with those of what is wanted.
+
+    Any error that comes after the first write, whatever its type, has the attributes `overwritten` and
+    `partly_written`, and says the same in its text or in a note.
+
+    Raises:
+        Mismatch: keys, shapes or dtypes differ; all of them are listed, and nothing was changed.
+        Corrupt: bytes in the store are damaged.
+        OutOfMemory: `atomic`, and there is no memory for a second copy; nothing was changed.
+    """
+    journal = journal or Journal()
+    plan = IntoPlan(opened, options, types, Specs(opened.name))
+    root = [tree]
+    node = rename_keys(opened.tree, options.rename) if options.rename else opened.tree
+    with opened.resting():
+        TreeMatcher(plan, match_state).match(tree, node, (), Setter(root, 0))
+        if locate is not None:
+            plan.relocate(locate(plan.list_wants()))
+        for look in plan.looks:
+            _check_look(plan, look)
+        for check in plan.checks:
+            _run_check(plan, check)
+        _resolve_conflicts(plan)
+        agree(plan.problems)
+        verify_fits(plan)
+        with journal.reporting(), Loading(plan, journal) as loading:
+            left_out = exchange.choose(loading.places) if exchange else ()
+            if exchange is None and not options.atomic:
+                step(lambda: loading.apply(left_out))
+                return root[0]
+            step(lambda: loading.read(left_out))
+            if exchange is not None:
+                with loading.receiving(left_out):
+                    exchange.send()
+            step(loading.put)
+            if options.atomic:
+                # Until here a failure of any rank undoes it on all; from here on none does.
+                with holding_signals():
+                    step(lambda: None)
+                    loading.settle()
+    return root[0]
+
+
+def _check_look(plan: IntoPlan, look: Look) -> None:
+    """Read what was saved for a value that cannot be changed, and add the problem if it is not that value."""
+    target = look.target
+    saved = load_node(plan.opened, look.node, LoadOptions(), plan.types)
+    if look.node[0] != ARRAY:
+        is_same = type(saved) is type(target) and bool(saved == target)
+    else:
+        is_alike = (saved.dtype, saved.shape) == (target.dtype, target.shape)
+        is_same = is_alike and bool(saved.tobytes() == target.tobytes())
+    if not is_same:
+        plan.add_problem(look.path, FIXED)
+
+
+def _run_check(plan: IntoPlan, check: Check) -> None:
+    """Read what somebody else's format holds, and add what does not fit of it."""
+    reader = LeafReader(plan.opened, plan.types, LoadOptions(allow_pickle=plan.options.allow_pickle))
+    reader.read(iter_stored(check.node))
+
+    def decode(node: list[Json], path: Path) -> object:
+        return reader.decode(node, (*check.path, *path))
+
+    saved = decode_tree(check.node, types=plan.types, decode_leaf=decode)
+    for text in check.find_problems(saved):
+        plan.add_problem(check.path, text)
+
+
+def _resolve_conflicts(plan: IntoPlan) -> None:
+    """Refuse different values for one and the same memory; where new memory does as well, take that."""
+    for first, second in find_conflicts(plan.claims):
+        spare = second if second.number is not None else first
+        if spare.number is not None:
+            plan.in_place.pop(spare.number, None)
+            plan.names.pop(spare.number, None)
+        elif first.geometry == second.geometry:
+            text = f"the target shares its memory with {first.name}, the snapshot holds different values for them"
+            plan.problems.append(f"{second.name}: {text}")
+        else:
+            text = f"the target shares memory with {first.name}, which the snapshot holds apart; clone() one of them"
+            plan.problems.append(f"{second.name}: {text}")
+    plan.claims.clear()  # nobody needs them any more, and there may be very many

@@ -1,0 +1,98 @@
+"""Modules and optimizers under names that do not depend on how they are wrapped, and what is made of several such."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from holdfast.errors import Mismatch
+from holdfast.snapshot.into.restore import restore_optimizer
+
+
+@runtime_checkable
+class Composed(Protocol):
+    """What is loaded by loading each of its parts."""
+
+    def __holdfast_parts__(self) -> dict[str, Any]:
+        """Return the parts by name; a plain value that was saved takes its place in this very dict."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NamedModule:
+    """A module whose state has other names than its own method gives them."""
+
+    module: torch.nn.Module
+    read: Callable[[], dict[str, Any]]
+    """Returns the module's own tensors."""
+    write: Callable[[dict[str, Any], bool], None]
+    """Takes a state, and whether all of it must fit."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state."""
+        return self.read()
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        """Take a state over."""
+        self.write(state_dict, True)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NamedOptimizer:
+    """An optimizer whose state goes by the names of parameters, not by their numbers."""
+
+    optimizer: torch.optim.Optimizer
+    names: Sequence[str]
+    """Of all its parameters, in its order."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state; what the optimizer has not made yet is not in it."""
+        state = self.optimizer.state_dict()
+        groups = [
+            # The optimizer's own list of names has those of wrappers.
+            {key: value for key, value in group.items() if key != "param_names"}
+            | {"params": [self.names[number] for number in group["params"]]}
+            for group in state["param_groups"]
+        ]
+        return {"state": {self._name(number): held for number, held in state["state"].items()}, "param_groups": groups}
+
+    def _name(self, number: object) -> object:
+        # Some optimizers keep something for all parameters together, by a key of their own.
+        return self.names[number] if isinstance(number, int) else number
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        """Take a state over; raises Mismatch if its groups are other ones."""
+        problems = self.find_problems([group["params"] for group in state_dict["param_groups"]])
+        if problems:
+            text = f"the optimizer cannot take this state over: {'; '.join(problems)}"
+            raise Mismatch(text, problems=tuple(problems))
+        restore_optimizer(self.optimizer, self.number(state_dict))
+
+    def find_problems(self, groups: Sequence[Sequence[str]]) -> list[str]:
+        """Return what is different about groups of names that were saved."""
+        held = self.list_groups()
+        if len(held) != len(groups):
+            return [f"{len(held)} parameter groups in the target, {len(groups)} in the snapshot"]
+        problems = []
+        for number, pair in enumerate(zip(held, groups, strict=True)):
+            mine, theirs = map(dict.fromkeys, pair)
+            only = [(name, "target") for name in mine if name not in theirs]
+            only += [(name, "snapshot") for name in theirs if name not in mine]
+            problems += [f"{name} is in group {number} of the {side} only" for name, side in only]
+        return problems
+
+    def list_groups(self) -> list[list[str]]:
+        """Return the names of the parameters in each group."""
+        names = iter(self.names)
+        return [[next(names) for _ in group["params"]] for group in self.optimizer.param_groups]
+
+    def number(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Return a state by numbers of parameters."""
+        numbers = {name: number for number, name in enumerate(self.names)}
+        groups = [
+            group | {"params": [numbers[name] for name in names]}
+            for group, names in zip(state["param_groups"], self.list_groups(), strict=True)
+        ]
+        return {"state": {numbers.get(key, key): held for key, held in state["state"].items()}, "param_groups": groups}

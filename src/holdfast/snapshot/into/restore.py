@@ -1,0 +1,133 @@
+"""Giving objects their state back: through their own method, and so that nothing of it is changed on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from holdfast.errors import Mismatch
+from holdfast.snapshot.into.in_place import cut_like
+from holdfast.snapshot.stateful import find_wrapping, has_hooks
+from holdfast.trees.outline import Path, join_name
+from holdfast.trees.rename import replace_by_prefix
+
+_Module = torch.nn.Module
+
+
+def is_plain_module(module: torch.nn.Module) -> bool:
+    """Tell whether a state dict of `module` is its own memory, and loading one does nothing but copy tensors."""
+    is_own = _is_method(module.state_dict, _Module.state_dict)
+    return is_own and not does_translate(module) and all(_is_plain(each) for each in module.modules())
+
+
+def does_translate(module: torch.nn.Module) -> bool:
+    """Tell whether `module` may do something to a state dict before it takes it over."""
+    if not _is_method(module.load_state_dict, _Module.load_state_dict):
+        return True
+    return any(
+        has_hooks(each._load_state_dict_pre_hooks)
+        or not _is_known(type(each), "_load_from_state_dict", _Module._load_from_state_dict)
+        for each in module.modules()
+    )
+
+
+def _is_plain(module: torch.nn.Module) -> bool:
+    kind = type(module)
+    hooks = (module._load_state_dict_post_hooks, module._state_dict_hooks, module._state_dict_pre_hooks)
+    has_own = kind.set_extra_state is not _Module.set_extra_state
+    return not has_hooks(*hooks) and not has_own and _is_known(kind, "_save_to_state_dict", _Module._save_to_state_dict)
+
+
+def _is_known(kind: type[torch.nn.Module], name: str, original: object) -> bool:
+    # Torch's own modules override these to read what older versions of them saved.
+    # Asked of the method, for `fully_shard` gives a module a class of its own that inherits it.
+    method = getattr(kind, name)
+    return method is original or method.__module__.startswith("torch.nn.modules.")
+
+
+def _is_method(method: Any, original: object) -> bool:
+    return getattr(method, "__func__", None) is original
+
+
+def restore(target: Any, state: Any, *, path: Path) -> None:
+    """Load `state` into an object that is no module, through its own method."""
+    with refusals(target, path):
+        if isinstance(target, torch.optim.Optimizer):
+            restore_optimizer(target, state)
+        else:
+            target.load_state_dict(state)
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Load a state, by the numbers of parameters, into an optimizer: cut as these are, and of the dtypes it has."""
+    _cut_like_parameters(optimizer, state)
+    optimizer.load_state_dict(state)
+    keep_dtypes(optimizer, state)
+
+
+def is_itemwise(field: object, shape: Sequence[int], parameter: torch.Tensor) -> bool:
+    """Tell whether a part of an optimizer's state has a value for each item of the parameter."""
+    return field != "step" and tuple(shape) == tuple(parameter.shape)
+
+
+def _cut_like_parameters(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Keep of what was read as a whole, and is a value for each item of a parameter, what this rank has of that."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    numbers = [number for group in state["param_groups"] for number in group["params"]]
+    for number, parameter in zip(numbers, parameters, strict=False):
+        held = state["state"].get(number)
+        for field, value in held.items() if isinstance(held, dict) else ():
+            if isinstance(value, torch.Tensor) and is_itemwise(field, value.shape, parameter):
+                held[field] = cut_like(parameter, value)
+
+
+def restore_module(target: torch.nn.Module, state: Any, *, path: Path, assign: bool, strict: bool) -> None:
+    """Load `state` into a module through its own method."""
+    # Who writes a method of their own need not know these options.
+    options = {name: True for name, value in (("assign", assign),) if value}
+    if not strict:
+        options["strict"] = False
+    prefix = find_wrapping(target)
+    with refusals(target, path):
+        if prefix:
+            replace_by_prefix(state, "", prefix)
+        target.load_state_dict(state, **options)
+
+
+@contextmanager
+def refusals(target: Any, path: Path) -> Iterator[None]:
+    """Turn what an object raises when it is loaded into Mismatch, naming it."""
+    try:
+        yield
+    except (KeyError, ValueError, RuntimeError) as error:
+        raise Mismatch(
+            f"{join_name(path) or 'the tree'}: {type(target).__name__} refused its state: {str(error).rstrip(' .')}",
+            problems=(str(error),),
+        ) from error
+
+
+def keep_dtypes(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Give an optimizer the tensors that were saved: its own method converts them to the dtype of the parameters."""
+    numbers = [number for group in state["param_groups"] for number in group["params"]]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if len(numbers) != len(parameters):
+        return  # a hook of the optimizer has made something else of it
+    for number, parameter in zip(numbers, parameters, strict=True):
+        held = optimizer.state.get(parameter)
+        if held:
+            optimizer.state[parameter] = _keep(state["state"].get(number), held)
+
+
+def _keep(saved: Any, held: Any) -> Any:
+    """Return what an optimizer holds, with the tensors whose dtype was changed as they were saved."""
+    if isinstance(saved, torch.Tensor) and isinstance(held, torch.Tensor):
+        return saved.to(held.device) if saved.dtype != held.dtype else held
+    if isinstance(saved, dict) and isinstance(held, dict):
+        for key in saved.keys() & held.keys():
+            held[key] = _keep(saved[key], held[key])
+    elif isinstance(saved, list) and isinstance(held, list) and len(saved) == len(held):
+        held[:] = [_keep(one, other) for one, other in zip(saved, held, strict=True)]
+    return held

@@ -1,0 +1,145 @@
+"""Keeps the state of tensors, modules and other objects, so that a load that fails can put all of it back."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import torch
+
+from holdfast.errors import Unsupported
+from holdfast.snapshot.into.in_place import list_memory, mark_written
+from holdfast.snapshot.into.restore import does_translate
+from holdfast.snapshot.into.setters import Undo
+from holdfast.tensors.dtypes import items_per_byte
+from holdfast.tensors.memory import view_raw
+from holdfast.tensors.storage import free_storage, is_allocated
+from holdfast.trees.apply import iter_tensors
+
+
+def keep_tensors(tensors: Iterable[torch.Tensor]) -> Undo:
+    """Copy the values of tensors; what is returned copies them back, and frees the memory of those that had none."""
+    undos = [_keep_tensor(each) for tensor in tensors for each in list_memory(tensor)]
+    return lambda: _run_all(undos)
+
+
+def _keep_tensor(tensor: torch.Tensor) -> Undo:
+    if tensor.numel() and not is_allocated(tensor):
+        return partial(_free_again, tensor)
+    if tensor.is_quantized or items_per_byte(tensor.dtype) > 1:
+        held = tensor.detach().clone()
+        return lambda: _copy_back(lambda: tensor.copy_(held), tensor)
+    raw = view_raw(tensor).clone()
+    return lambda: _copy_back(lambda: view_raw(tensor).copy_(raw), tensor)
+
+
+def _free_again(tensor: torch.Tensor) -> None:
+    free_storage(tensor)
+
+
+def _copy_back(act: Callable[[], object], tensor: torch.Tensor) -> None:
+    with torch.no_grad():
+        act()
+    mark_written([tensor])
+
+
+def keep_grad(tensor: torch.Tensor) -> Undo:
+    """Keep the gradient that a tensor has."""
+    held = tensor.grad
+    return lambda: setattr(tensor, "grad", held)
+
+
+def keep_module(module: torch.nn.Module) -> Undo:
+    """Keep the parameters, buffers, attributes and extra states of a module and of all modules in it."""
+    modules = list(module.modules())
+    tensors = {id(each): each for part in modules for each in _list_tensors(part)}
+    undos = [_keep_attributes(part) for part in modules]
+    undos.append(keep_tensors(tensors.values()))
+    undos += [
+        _keep_extra(part) for part in modules if type(part).get_extra_state is not torch.nn.Module.get_extra_state
+    ]
+    if does_translate(module):
+        # Its own code may change more than tensors. It comes first: the copies then have the last word.
+        undos.insert(0, _keep_state(module))
+    return lambda: _run_all(undos)
+
+
+def _list_tensors(module: torch.nn.Module) -> list[torch.Tensor]:
+    return [each for table in (module._parameters, module._buffers) for each in table.values() if each is not None]
+
+
+def _keep_extra(module: torch.nn.Module) -> Undo:
+    held = _copy_state(module.get_extra_state(), module)
+    return lambda: module.set_extra_state(held)
+
+
+def keep_optimizer(optimizer: torch.optim.Optimizer) -> Undo:
+    """Keep the state and the groups of an optimizer; torch's own method puts new objects in their place."""
+    is_plain = type(optimizer).load_state_dict is torch.optim.Optimizer.load_state_dict and not (
+        optimizer._optimizer_load_state_dict_pre_hooks or optimizer._optimizer_load_state_dict_post_hooks
+    )
+    tables = [held for held in optimizer.state.values() if isinstance(held, dict)] + optimizer.param_groups
+    undos = [_keep_attributes(optimizer), _keep_table(optimizer.state)]
+    undos += [_keep_table(table) for table in tables]
+    if not is_plain:
+        undos.append(keep_tensors([tensor for _, tensor in iter_tensors(tables)]))
+        undos.insert(0, _keep_state(optimizer))
+    return lambda: _run_all(undos)
+
+
+def keep_object(target: Any) -> Undo:
+    """Keep a copy of an object's state, which it gets back through its own method, and its attributes."""
+    undos = [_keep_state(target)]
+    if hasattr(target, "__dict__"):
+        undos.append(_keep_attributes(target))
+    return lambda: _run_all(undos)
+
+
+def _keep_state(target: Any) -> Undo:
+    held = _copy_state(target.state_dict(), target)
+    return lambda: target.load_state_dict(held) and None
+
+
+def _copy_state(state: Any, owner: object) -> Any:
+    """Return a copy that shares nothing that can change."""
+    known: dict[int, Any] = {id(tensor): tensor.detach().clone() for _, tensor in iter_tensors(state)}
+    try:
+        return copy.deepcopy(state, known)
+    except Exception as error:
+        raise Unsupported(
+            f"atomic=True needs a copy of the state of a {type(owner).__name__}, which cannot be copied: {error}."
+            " Nothing was changed; load without atomic=True"
+        ) from error
+
+
+def _keep_attributes(target: Any) -> Undo:
+    """Keep which objects an object's attributes are, and what the tables of a module hold."""
+    held = vars(target)
+    tables = [table for table in held.values() if type(table) is dict] if isinstance(target, torch.nn.Module) else []
+    undos = [_keep_table(held), *map(_keep_table, tables)]
+    return lambda: _run_all(undos)
+
+
+def _keep_table(table: dict[Any, Any]) -> Undo:
+    held = dict(table)
+
+    def undo() -> None:
+        if table.keys() != held.keys():
+            table.clear()
+        table.update(held)
+
+    return undo
+
+
+def _run_all(undos: Iterable[Undo]) -> None:
+    """Undo all, in order; if one fails, the others are done all the same, and the first error is raised."""
+    failed: Exception | None = None
+    for undo in undos:
+        try:
+            undo()
+        except Exception as error:  # noqa: BLE001 - code of the user; raised below
+            failed = failed or error
+    if failed is not None:
+        raise failed

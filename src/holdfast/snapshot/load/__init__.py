@@ -1,0 +1,1 @@
+"""Loading a tree of state into new memory."""

@@ -1,0 +1,101 @@
+"""Casting on the way in: which tensors another floating dtype is for, and their memory, once for all who share it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+import torch
+
+from holdfast.errors import Unsupported
+from holdfast.repo.format.entry import Entry
+from holdfast.repo.read.reader import SnapshotReader
+from holdfast.tensors.build import CPU, TRAY_DTYPES, Block, Tray, build_tensor, spread_items, spread_memory
+from holdfast.tensors.memory import new_memory, view_bytes, view_storage
+from holdfast.tensors.spec import TensorSpec
+from holdfast.trees.move import cast_floating, move_to_device
+
+_SUB_BYTE: Final = torch.float4_e2m1fn_x2
+"""Two values to an element: torch calls it floating, and converts it to nothing."""
+
+
+def verify_dtype(dtype: torch.dtype | None) -> None:
+    """Refuse what no tensor can be cast to, before anything is read."""
+    if not isinstance(dtype, torch.dtype | None):
+        raise ValueError(f"dtype must be a dtype of torch or None, not {dtype!r}")
+    cast_floating(torch.empty(0), dtype)
+
+
+def is_cast(spec: TensorSpec, dtype: torch.dtype | None) -> bool:
+    """Tell whether a tensor becomes another one if floating tensors are cast."""
+    return dtype is not None and spec.dtype.is_floating_point and spec.dtype not in (dtype, _SUB_BYTE)
+
+
+def cast_spec(spec: TensorSpec, dtype: torch.dtype) -> TensorSpec:
+    """Return what a tensor is after its memory was cast."""
+    return replace(spec, dtype=dtype, at=spec.at // spec.dtype.itemsize * dtype.itemsize)
+
+
+def verify_group(members: Sequence[tuple[Entry, TensorSpec, bool]], dtype: torch.dtype) -> bool:
+    """Tell whether memory is cast, given its tensors and whether each of them should be; raises if they disagree."""
+    first, spec, should_cast = members[0]
+    for entry, other, should_too in members[1:]:
+        if (should_cast or should_too) and (should_cast, spec.dtype) != (should_too, other.dtype):
+            raise Unsupported(
+                f"{first.name} ({spec.dtype}) and {entry.name} ({other.dtype}) share memory, which cannot be cast to"
+                f' {dtype} for both; aliases="fresh" gives each its own, without dtype= all is as it was saved'
+            )
+    return should_cast
+
+
+def cast_memory(memory: torch.Tensor, saved: torch.dtype, dtype: torch.dtype) -> torch.Tensor:
+    """Return memory, a tensor of bytes on any device, with its items as another dtype."""
+    items = memory.numel() // saved.itemsize
+    cast = cast_floating(build_tensor(TensorSpec(saved, (items,), (1,)), memory, what="memory"), dtype)
+    return view_storage(cast.untyped_storage(), 0, cast.nbytes)
+
+
+def cast_and_move(memory: torch.Tensor, saved: torch.dtype, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return memory as another dtype on another device; cast where that leaves fewer bytes to move."""
+    if dtype.itemsize > saved.itemsize:
+        return cast_memory(move_to_device(memory, device), saved, dtype)
+    return move_to_device(cast_memory(memory, saved, dtype), device)
+
+
+def cast_packed(block: Block, dtype: torch.dtype, *, what: str) -> torch.Tensor:
+    """Return the memory of packed items as another dtype; what lies between them is not touched."""
+    assert block.scatter is not None
+    spec, packed = block.scatter
+    cast, items = cast_spec(spec, dtype), cast_memory(packed, spec.dtype, dtype)
+    memory = spread_memory(cast, items.numel(), what)
+    spread_items(items, cast, memory, 0)
+    return memory
+
+
+def read_cast(
+    reader: SnapshotReader, entry: Entry, saved: torch.dtype, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """Read an entry that is larger than half of the budget, and cast it piece by piece; returns its new memory."""
+    items = entry.size_bytes // saved.itemsize
+    memory = new_memory(items * dtype.itemsize, device)
+    step = max(1, reader.budget_bytes // 2 // saved.itemsize)
+    buffer = new_memory(min(items, step) * saved.itemsize, CPU)
+    for first in range(0, items, step):
+        last = min(items, first + step)
+        piece = buffer[: (last - first) * saved.itemsize]
+        reader.read_into(entry, first * saved.itemsize, view_bytes(piece))
+        memory[first * dtype.itemsize : last * dtype.itemsize] = cast_and_move(piece, saved, dtype, device)
+    return memory
+
+
+def can_cast_tray(dtype: torch.dtype | None) -> bool:
+    """Tell whether small tensors may be cast side by side."""
+    return dtype is None or dtype in TRAY_DTYPES
+
+
+def cast_tray(tray: Tray, dtype: torch.dtype | None) -> Tray:
+    """Return a tray that was filled with its tensors cast, if they are floating."""
+    if dtype is None or not is_cast(tray.spec, dtype):
+        return tray
+    return Tray(cast_spec(tray.spec, dtype), cast_floating(tray.memory, dtype))

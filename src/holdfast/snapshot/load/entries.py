@@ -1,0 +1,378 @@
+"""The entries of a load: read at once or in batches that keep to the budget, cast and moved, and tensors over them."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Final, NamedTuple, TypeVar
+
+import torch
+
+from holdfast.errors import Corrupt, HoldfastError, Unsupported
+from holdfast.repo.format.entry import Entry
+from holdfast.repo.read.reader import Watch
+from holdfast.repo.read.regions import Region
+from holdfast.snapshot.load.batches import iter_batches, read_to_devices, view_place
+from holdfast.snapshot.load.cast import (
+    can_cast_tray,
+    cast_and_move,
+    cast_packed,
+    cast_spec,
+    cast_tray,
+    is_cast,
+    read_cast,
+    verify_dtype,
+    verify_group,
+)
+from holdfast.snapshot.load.opened import EntryAt, Opened
+from holdfast.snapshot.load.options import SAVED, LoadOptions
+from holdfast.snapshot.load.small import SmallTensors
+from holdfast.tensors.build import CPU, Block, build_tensor, fits_tray, measure_block, plan_block, plan_tray
+from holdfast.tensors.fakes import enter_fake_mode, find_fake_mode
+from holdfast.tensors.memory import new_memory, wrap_memory
+from holdfast.tensors.sharding.sharded import Piece
+from holdfast.tensors.sources import group_equal
+from holdfast.tensors.spec import TENSOR as TENSOR_TYPE
+from holdfast.tensors.spec import Specs, TensorSpec, is_rng_state
+from holdfast.tensors.storage import tensor_bytes
+from holdfast.trees.move import move_to_device
+
+Item = TypeVar("Item")
+
+_FILLED_AT_ONCE: Final = 1024
+"""How many entries are read in place at once: of so many there are buffers and plans of reads in memory."""
+
+
+class InPlace(NamedTuple):
+    """Memory that is there already: an entry's bytes go straight into it."""
+
+    tensor: torch.Tensor
+    at: EntryAt
+    size_bytes: int
+    """How much of its memory the tensor reaches over."""
+    pieces: tuple[Piece, ...] | None = None
+    """What this rank holds of a tensor that ranks share: boxes of it, each in memory of its own."""
+
+    @property
+    def entry(self) -> Entry:
+        """What is read into it; made anew each time."""
+        return self.at.find()
+
+    @property
+    def memory(self) -> list[torch.Tensor]:
+        """All that is written to."""
+        return [self.tensor] if self.pieces is None else [piece.tensor for piece in self.pieces]
+
+
+def drop_tied(places: Sequence[InPlace]) -> Sequence[InPlace]:
+    """Return places in different memory only: of those that are the same bytes, the last."""
+    if not group_equal(array("Q", [each.tensor.data_ptr() for each in places])):
+        return places
+    return list({(each.tensor.device, each.tensor.data_ptr(), each.size_bytes): each for each in places}.values())
+
+
+class EntryReader:
+    """Reads the entries that were taken up in one go, and builds ordinary tensors over what was read."""
+
+    def __init__(
+        self,
+        opened: Opened,
+        options: LoadOptions,
+        *,
+        in_place: Mapping[int, InPlace] | None = None,
+        devices: Mapping[int, torch.device] | None = None,
+    ) -> None:
+        """Read nothing yet; entries in `in_place` will be read into what is given there, others go to `devices`."""
+        # At once: what torch does not know is the caller's mistake, and nothing need be read to say so.
+        verify_dtype(options.dtype)
+        self._fake = find_fake_mode()
+        self._device = None if options.device == SAVED else torch.device(options.device or CPU)
+        self._opened = opened
+        self._options = options
+        self._in_place = in_place or {}
+        self._devices = devices or {}
+        self._meanings = Specs(opened.name)
+        self._specs: dict[int, tuple[Entry, TensorSpec]] = {}
+        self._groups: dict[object, list[int]] = {}
+        self._memory: dict[int, torch.Tensor] = {}
+        self._sharing: dict[int, Sequence[int]] = {}
+        # Read side by side, and built at once.
+        self._small = SmallTensors()
+        self.find_ready = self._small.find
+        """Returns the tensor of an entry that is there without being built, or None."""
+        self._can_cast_tray = can_cast_tray(options.dtype)
+        # Never cast by themselves; and what is to be cast, until it has been.
+        self._kept: set[int] = set()
+        self._uncast: set[int] = set()
+        self._unread: set[int] = set()
+        self.blobs: dict[int, tuple[Entry, bytearray]] = {}
+        """What is no tensor: arrays, texts, bytes."""
+
+    def keep_dtypes(self, numbers: Iterable[int]) -> None:
+        """Leave these as they were saved, whatever the others are cast to; say so before they are taken up."""
+        self._kept.update(numbers)
+
+    def take_up(self, number: int, name: str) -> None:
+        """Note that an entry is wanted, by the leaf of that name."""
+        if number in self._specs or number in self.blobs or number in self._in_place:
+            return
+        saved, size_bytes, alias = self._opened.find_facts(number)
+        kind = saved.get("type") if isinstance(saved, dict) else None
+        if kind != TENSOR_TYPE:
+            self.blobs[number] = (self._opened.entry(number), bytearray(size_bytes))
+            return
+        spec = self._meanings.decode(saved, size_bytes=size_bytes, name=name)
+        is_shared = alias and self._options.aliases == "preserve"
+        if not is_shared and self._is_small(number, size_bytes, spec):
+            self._small.add(number, spec)
+            return
+        self._specs[number] = (self._opened.entry(number), spec)
+        if is_shared:
+            self._groups.setdefault(alias, []).append(number)
+        else:
+            self._groups["alone", number] = [number]
+
+    def _is_small(self, number: int, size_bytes: int, spec: TensorSpec) -> bool:
+        if self._device != CPU or self._options.mmap or number in self._devices or number in self._kept or self._fake:
+            return False
+        return self._small.has_kind(spec) or (fits_tray(spec, size_bytes) and self._can_cast_tray)
+
+    def read(self, parts: set[int]) -> None:
+        """Read all that was taken up, but for what is read in place; `parts` are what other tensors are made of."""
+        here: list[list[int]] = []
+        elsewhere: list[list[int]] = []
+        for members in self._groups.values():
+            if self._is_unread(members, parts):
+                self._lay_out(members)
+                continue
+            # Some parts stay on the CPU, whichever device their tensor is on; the others are moved when it is built.
+            is_part = bool(parts.intersection(members))
+            is_here = not self._must_cast(members) and any(self._find_device(each) == CPU for each in members)
+            (here if is_part or is_here else elsewhere).append(members)
+        blobs = [(entry, memoryview(data)) for entry, data in self.blobs.values()]
+        self._read_groups(here, blobs)
+        self._read_small()
+        limit = self._opened.reader.budget_bytes // 2
+        for batch in iter_batches(elsewhere, self._measure, limit):
+            if not self._read_large(batch[0], limit):
+                self._read_groups(batch, [])
+                for members in batch:
+                    self._move(members[0], self._find_device(members[0]))
+
+    def _is_unread(self, members: Sequence[int], parts: set[int]) -> bool:
+        """Tell whether nobody will see the values of tensors that share memory: they become fake, or meta tensors."""
+        if not parts.isdisjoint(members) or any(self._specs[each][1].quantizer is not None for each in members):
+            return False
+        return self._fake is not None or all(self._find_device(each).type == "meta" for each in members)
+
+    def _lay_out(self, members: Sequence[int]) -> None:
+        """Give tensors memory without bytes in which they lie as they would after a read."""
+        dtype, saved = self._options.dtype, self._specs[members[0]][1].dtype
+        must_cast = self._must_cast(members)
+        places, size = measure_block([self._specs[number] for number in members])
+        if must_cast and dtype is not None:
+            size = size // saved.itemsize * dtype.itemsize
+        with enter_fake_mode(self._fake):
+            memory = new_memory(size, self._find_device(members[0]))
+        for number, place in zip(members, places, strict=True):
+            entry, spec = self._specs[number]
+            self._specs[number] = (entry, replace(spec, at=place))
+            self._memory[number] = memory
+        self._unread.update(members)
+        if must_cast and dtype is not None:
+            self._note_cast(members, dtype)
+
+    def _must_cast(self, members: Sequence[int]) -> bool:
+        dtype = self._options.dtype
+        if dtype is None:
+            return False
+        found = [(number, *self._specs[number]) for number in members]
+        wanted = [(entry, spec, number not in self._kept and is_cast(spec, dtype)) for number, entry, spec in found]
+        must_cast = verify_group(wanted, dtype)
+        self._uncast.update(members if must_cast else ())
+        return must_cast
+
+    def _measure(self, members: Sequence[int]) -> int:
+        return sum(self._specs[number][0].size_bytes for number in members)
+
+    def _read_groups(self, groups: Sequence[Sequence[int]], fills: list[tuple[Entry, memoryview]]) -> None:
+        blocks = [(members, self._plan(members)) for members in groups]
+        fills = fills + [(fill.entry, fill.buffer) for _, block in blocks for fill in block.fills]
+        self._opened.reader.read_all(fills)
+        for members, block in blocks:
+            self._memory.update(dict.fromkeys(members, self._finish(members, block)))
+            self._sharing.update(dict.fromkeys(members, members))
+            for number, place in zip(members, block.places, strict=True):
+                entry, spec = self._specs[number]
+                self._specs[number] = (entry, spec if spec.at == place else replace(spec, at=place))
+
+    def _finish(self, members: Sequence[int], block: Block) -> torch.Tensor:
+        dtype = self._options.dtype
+        if dtype is None or block.scatter is None or members[0] not in self._uncast:
+            return block.finish()
+        memory = cast_packed(block, dtype, what=f"{self._opened.name!r}, {self._specs[members[0]][0].name!r}")
+        self._note_cast(members, dtype)
+        return memory
+
+    def _note_cast(self, numbers: Iterable[int], dtype: torch.dtype) -> None:
+        for number in numbers:
+            entry, spec = self._specs[number]
+            self._specs[number] = (entry, cast_spec(spec, dtype))
+            self._uncast.discard(number)
+
+    def _read_large(self, members: Sequence[int], limit_bytes: int) -> bool:
+        """Read and cast a tensor piece by piece that would take more than the budget as a whole; tell whether it is."""
+        entry, spec = self._specs[members[0]]
+        dtype = self._options.dtype
+        is_alone = len(members) == 1 and not spec.packed and entry.size_bytes > limit_bytes
+        if dtype is None or not is_alone or members[0] not in self._uncast:
+            return False
+        self._opened.reader.counters.unmapped_entries += self._options.mmap
+        device = self._find_device(members[0])
+        self._memory[members[0]] = read_cast(self._opened.reader, entry, spec.dtype, dtype, device)
+        self._specs[members[0]] = (entry, replace(spec, at=0))
+        self._sharing[members[0]] = members
+        self._note_cast(members, dtype)
+        return True
+
+    def _read_small(self) -> None:
+        for batch in self._small.iter_batches(self._opened.reader.budget_bytes // 2):
+            trays = [plan_tray(spec, len(numbers)) for spec, numbers in batch]
+            entries = [self._opened.entry(number) for _, numbers in batch for number in numbers]
+            buffers = [buffer for tray in trays for buffer in tray.cut()]
+            self._opened.reader.read_all(list(zip(entries, buffers, strict=True)))
+            for (_, numbers), tray in zip(batch, trays, strict=True):
+                self._small.put(numbers, cast_tray(tray, self._options.dtype).build())
+
+    def read_in_place(
+        self, left_out: Collection[int], watch: Watch, *, places: Mapping[int, InPlace] | None = None
+    ) -> None:
+        """Read what goes straight to where it is wanted, or to the other places that are given.
+
+        If that fails, some of it has been overwritten; `watch` knows what.
+        """
+        wanted = [each for number, each in (places or self._in_place).items() if number not in left_out]
+        self._read_pieces([each for each in wanted if each.pieces is not None], watch)
+        unique = drop_tied([each for each in wanted if each.pieces is None and each.size_bytes])
+        here = [each for each in unique if each.tensor.device == CPU]
+        for start in range(0, len(here), _FILLED_AT_ONCE):
+            some = here[start : start + _FILLED_AT_ONCE]
+            fills = [(each.entry, tensor_bytes(each.tensor, each.size_bytes)) for each in some]
+            self._opened.reader.read_all(fills, watch=watch)
+        elsewhere = [each for each in unique if each.tensor.device != CPU]
+        moves = [(each.entry, view_place(each.tensor, each.size_bytes)) for each in elsewhere]
+        read_to_devices(self._opened.reader, moves, watch)
+
+    def _read_pieces(self, places: Sequence[InPlace], watch: Watch) -> None:
+        """Read boxes of tensors to where this rank holds them, by way of other memory if theirs is not in one piece."""
+        limit = self._opened.reader.budget_bytes // 2
+        wanted = [(each.entry, piece) for each in places for piece in each.pieces or () if piece.tensor.numel()]
+        for entry, _ in wanted:
+            watch.expect(entry.name, 1)
+        for batch in iter_batches(wanted, lambda pair: pair[1].tensor.nbytes, limit):
+            regions, copies = [], []
+            for entry, piece in batch:
+                shape, item_bytes = self._find_geometry(entry), piece.tensor.element_size()
+                memory = piece.tensor
+                if memory.is_cpu and memory.is_contiguous():
+                    watch.begin(entry.name)
+                else:
+                    memory = torch.empty(piece.tensor.shape, dtype=piece.tensor.dtype)
+                    copies.append((entry, piece.tensor, memory))
+                regions.append((entry, Region(piece.box, shape, item_bytes), tensor_bytes(memory, memory.nbytes)))
+            self._opened.reader.read_regions(regions)
+            with torch.no_grad():
+                for entry, target, memory in copies:
+                    watch.begin(entry.name)
+                    target.copy_(memory)
+            for entry, _ in batch:
+                watch.end(entry.name)
+
+    def _find_geometry(self, entry: Entry) -> tuple[int, ...]:
+        return self._meanings.decode(entry.spec, size_bytes=entry.size_bytes, name=entry.name).shape
+
+    def _plan(self, members: Sequence[int]) -> Block:
+        found = [self._specs[number] for number in members]
+        if self._options.mmap:
+            is_alone = len(found) == 1 and not found[0][1].packed and found[0][0].size_bytes > 0
+            can_map = is_alone and members[0] not in self._uncast
+            mapped = self._opened.reader.map_entry(found[0][0]) if can_map else None
+            if mapped is not None:
+                self._opened.reader.counters.mapped_entries += 1
+                return Block(wrap_memory(mapped), (), (0,))
+            self._opened.reader.counters.unmapped_entries += len(found)
+        return plan_block(found, what=f"{self._opened.name!r}, {found[0][0].name!r}")
+
+    def is_in_place(self, number: int) -> bool:
+        """Tell whether an entry is read into memory that is there already."""
+        return number in self._in_place
+
+    def build(self, number: int, what: str, device: torch.device | None) -> torch.Tensor:
+        """Return the tensor of an entry, on another device than it was read to if need be."""
+        if number in self._in_place:
+            return self._in_place[number].tensor
+        ready = self.find_ready(number)
+        if ready is not None:
+            return ready
+        if number not in self._specs:
+            raise disagree(what)
+        memory = self._memory[number]
+        if number in self._unread:
+            with enter_fake_mode(self._fake):
+                return build_tensor(self._specs[number][1], memory, what=what)
+        device = device or self._find_device(number)
+        if memory.device != device or number in self._uncast:
+            memory = self._move(number, device)
+        return build_tensor(self._specs[number][1], memory, what=what)
+
+    def _move(self, number: int, device: torch.device) -> torch.Tensor:
+        """Return the memory on another device, cast if it is to be, one copy of it for all who share it."""
+        memory, name = self._memory[number], self._specs[number][0].name
+        if memory.is_meta:
+            raise disagree(name)  # one place wants it here, another where there are no bytes
+        dtype = self._options.dtype if number in self._uncast else None
+        try:
+            if dtype is None:
+                moved = move_to_device(memory, device)
+            else:
+                moved = cast_and_move(memory, self._specs[number][1].dtype, dtype, device)
+        except (RuntimeError, AssertionError) as error:
+            if self._device is not None or number in self._devices:
+                raise
+            raise Unsupported(f"{name} was on {device}, and cannot be put there: {error}; pass device=") from error
+        for other in self._sharing[number]:
+            if self._memory[other] is memory and self._find_device(other) == device:
+                self._memory[other] = moved
+                if dtype is not None:
+                    self._note_cast((other,), dtype)
+        return moved
+
+    def _find_device(self, number: int) -> torch.device:
+        entry, spec = self._specs[number]
+        if number in self._devices:
+            return self._devices[number]
+        if spec.meta or is_rng_state(entry.name, spec):
+            return CPU
+        if self._device is not None:
+            return self._device
+        saved = entry.note.get("device") if isinstance(entry.note, dict) else None
+        with refusing(entry.name):
+            return torch.device(saved) if isinstance(saved, str) else CPU
+
+
+@contextmanager
+def refusing(what: str) -> Iterator[None]:
+    """Turn what torch refuses about a stored value into Corrupt, naming the leaf."""
+    try:
+        yield
+    except HoldfastError:
+        raise
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise Corrupt(f"{what}: {error}", key=what) from error
+
+
+def disagree(what: str) -> Corrupt:
+    """Return the error for a leaf whose node and entry are of different kinds."""
+    return Corrupt(f"{what}: the stored tree and its entry disagree on what it is; run `holdfast check`", key=what)

@@ -1,0 +1,194 @@
+"""Loading: plan the memory of all wanted leaves, read all of it at once, then build the tree over it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from holdfast.errors import Corrupt, NotFound, Unsupported
+from holdfast.repo.format.entry import Entry
+from holdfast.repo.format.record import Json
+from holdfast.repo.read.reader import Watch
+from holdfast.snapshot.leaves import (
+    ARRAY,
+    BLOBS,
+    GRAD,
+    PARTS,
+    PAYLOAD,
+    PICKLE,
+    TENSOR,
+    decode_plain,
+    is_one_entry,
+    iter_entry_numbers,
+    list_parts,
+)
+from holdfast.snapshot.load.entries import EntryReader, InPlace, disagree, refusing
+from holdfast.snapshot.load.opened import Opened
+from holdfast.snapshot.load.options import LoadOptions
+from holdfast.snapshot.pickled import load_payload, unpickle_value
+from holdfast.tensors.arrays import build_array
+from holdfast.tensors.build import CPU
+from holdfast.tensors.composite import SUBCLASS, join
+from holdfast.tensors.fakes import find_fake_mode, leave_fake_mode, make_fake
+from holdfast.tensors.layouts import is_host_part
+from holdfast.trees.encoding import decode_tree
+from holdfast.trees.outline import Path, iter_stored, join_name
+from holdfast.trees.pick import matches, pick, rename_keys
+from holdfast.trees.registered import Types
+
+
+class LeafReader:
+    """Reads the leaves that were asked for in one go, and builds them when the tree is decoded."""
+
+    def __init__(
+        self,
+        opened: Opened,
+        types: Types,
+        options: LoadOptions,
+        *,
+        in_place: Mapping[int, InPlace] | None = None,
+        devices: Mapping[int, torch.device] | None = None,
+    ) -> None:
+        """Read nothing yet; entries in `in_place` will be read into what is given there, others go to `devices`."""
+        self._opened = opened
+        self._types = types
+        self._options = options
+        self._fake = find_fake_mode()
+        self._entries = EntryReader(opened, options, in_place=in_place, devices=devices)
+        self._find_ready = self._entries.find_ready
+        # By entry and height: a tensor that is made of others begins with the same entry as the first of them.
+        self._built: dict[tuple[int, int], torch.Tensor] = {}
+
+    def read(self, nodes: Iterable[tuple[str, Json]]) -> None:
+        """Read all entries that these named nodes need, but for those that are to be read in place."""
+        parts: set[int] = set()
+        take_up = self._entries.take_up
+        for name, node in nodes:
+            if is_one_entry(node):
+                take_up(node[1], name)
+                continue
+            numbers = list(iter_entry_numbers(node, what=f"{self._opened.name!r}, {name}"))
+            if node[0] == PARTS or (node[0] == GRAD and PARTS in (node[1][0], node[2][0])):
+                parts.update(numbers)
+                self._entries.keep_dtypes(_iter_kept(node))
+            for number in numbers:
+                take_up(number, name)
+        with leave_fake_mode(self._fake):
+            self._entries.read(parts)
+
+    def read_in_place(
+        self, left_out: Collection[int], watch: Watch, *, places: Mapping[int, InPlace] | None = None
+    ) -> None:
+        """Read what goes straight to where it is wanted, or to the other places that are given.
+
+        If that fails, some of it has been overwritten; `watch` knows what.
+        """
+        self._entries.read_in_place(left_out, watch, places=places)
+
+    def decode(self, node: list[Json], path: Path) -> object:
+        """Return the value of a leaf; its entries must have been read."""
+        tag = node[0]
+        ready = self._find_ready(node[1]) if is_one_entry(node) else None
+        if ready is not None:
+            return ready
+        what = f"{self._opened.name!r}, {join_name(path)}"
+        if tag in (TENSOR, PARTS, GRAD):
+            with leave_fake_mode(self._fake):
+                tensor = self._decode_tensor(node, what)
+                return tensor if self._fake is None else make_fake(tensor, self._fake, what=what)
+        entry, data = self._find_blob(node[1], what)
+        if tag == ARRAY:
+            return build_array(entry.spec, data, what=what)
+        if tag == PICKLE:
+            if not self._options.allow_pickle:
+                raise Unsupported(
+                    f"{what} was pickled: loading it may run any code; pass allow_pickle=True to allow it"
+                )
+            return unpickle_value(data, what=what)
+        if tag == PAYLOAD:
+            return load_payload(data, what=what, weights_only=not self._options.allow_pickle)
+        if tag == "@str":
+            return _decode_text(data, what)
+        return BLOBS[tag](data)
+
+    def _find_blob(self, number: int, what: str) -> tuple[Entry, bytearray]:
+        if number not in self._entries.blobs:
+            raise disagree(what)
+        return self._entries.blobs[number]
+
+    def _decode_tensor(self, node: list[Json], what: str, *, device: torch.device | None = None) -> torch.Tensor:
+        if node[0] == GRAD:
+            tensor = self._decode_tensor(node[1], what)
+            with refusing(what):
+                tensor.grad = self._decode_tensor(node[2], f"{what}.grad")
+            return tensor
+        number = next(iter_entry_numbers(node, what=what), -1)
+        first = node[3] if node[0] == PARTS else (node[2] if len(node) > 2 else None)
+        key = (number if first is None else first, _find_height(node))
+        is_shared = self._options.aliases == "preserve"
+        if is_shared and first is not None and key in self._built and not self._entries.is_in_place(number):
+            return self._built[key]
+        tensor = self._join(node, what) if node[0] == PARTS else self._entries.build(number, what, device)
+        if is_shared:
+            self._built.setdefault(key, tensor)
+        return tensor
+
+    def _join(self, node: list[Json], what: str) -> torch.Tensor:
+        tensors = {
+            role: self._decode_tensor(child, what, device=CPU if is_host_part(node[1], role) else None)
+            for role, child in list_parts(node, what=what)
+        }
+        try:
+            return join(node[1], node[2], tensors, types=self._types, decode_value=self._decode_plain)
+        except (Corrupt, Unsupported) as error:
+            raise type(error)(f"{what}: {error}") from error
+
+    def _decode_plain(self, node: Json) -> object:
+        return decode_plain(node, self._types)
+
+
+def _iter_kept(node: list[Json]) -> Iterator[int]:
+    """Yield the entries that tensors of a class of its own are made of: what they mean only the class knows."""
+    if node[0] == GRAD:
+        yield from _iter_kept(node[1])
+        yield from _iter_kept(node[2])
+    elif node[0] == PARTS and node[1] == SUBCLASS:
+        yield from iter_entry_numbers(node, what="")
+
+
+def _find_height(node: Json) -> int:
+    """Return how many tensors are put together, each from the one before, along the first parts of a node."""
+    height = 0
+    while node[0] in (PARTS, GRAD) and len(node) > 5:
+        node, height = node[5], height + 1
+    return height
+
+
+def _decode_text(data: bytearray, what: str) -> str:
+    try:
+        return data.decode(errors="surrogatepass")
+    except UnicodeDecodeError as error:
+        raise Corrupt(f"{what} is not the text that it says: {error}", key=what) from error
+
+
+def load_tree(opened: Opened, options: LoadOptions, types: Types) -> Any:
+    """Load a snapshot's tree, or the part of it that `only` chooses, into new memory."""
+    node = opened.tree
+    if options.only is not None:
+        patterns = [options.only] if isinstance(options.only, str) else list(options.only)
+        if not any(matches(leaf.name, patterns) for leaf in opened.leaves):
+            raise NotFound(f"no leaf of {opened.name!r} fits {patterns}; `holdfast show {opened.name}` lists them")
+        node = pick(node, lambda name: matches(name, patterns))
+    if options.rename:
+        node = rename_keys(node, options.rename)
+    return load_node(opened, node, options, types)
+
+
+def load_node(opened: Opened, node: Json, options: LoadOptions, types: Types) -> Any:
+    """Load what an encoded tree, or one leaf of it, names."""
+    reader = LeafReader(opened, types, options)
+    with opened.resting():
+        reader.read(iter_stored(node))
+        return decode_tree(node, types=types, decode_leaf=reader.decode)

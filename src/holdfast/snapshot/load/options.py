@@ -1,0 +1,36 @@
+"""What a caller may ask of a load."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+import torch
+
+from holdfast.repo.read.reader import Verify, verify_mode
+
+Aliases = Literal["preserve", "fresh"]
+Device = torch.device | str | None
+SAVED: Final = "saved"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """What to load, and how."""
+
+    device: Device = "cpu"
+    only: str | Sequence[str] | None = None
+    verify: Verify = "full"
+    mmap: bool = False
+    rename: Mapping[str, str] = field(default_factory=dict)
+    aliases: Aliases = "preserve"
+    allow_pickle: bool = False
+    dtype: torch.dtype | None = None
+    """What floating tensors are cast to, but for those of registered classes; None leaves all as it was saved."""
+
+    def __post_init__(self) -> None:
+        """Refuse words that mean nothing."""
+        if self.aliases not in ("preserve", "fresh"):
+            raise ValueError(f"aliases must be 'preserve' or 'fresh', not {self.aliases!r}")
+        verify_mode(self.verify)

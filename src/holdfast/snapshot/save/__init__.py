@@ -1,0 +1,1 @@
+"""Saving a tree of state, in the foreground or in the background."""

@@ -1,0 +1,23 @@
+"""Where and with what a snapshot was saved: host, versions, world."""
+
+from __future__ import annotations
+
+import platform
+import socket
+import sys
+
+import torch
+
+from holdfast.repo.format.record import Json
+
+
+def describe_environment() -> dict[str, Json]:
+    """Return what is worth knowing about this process when a snapshot is looked at later."""
+    is_distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return {
+        "host": socket.gethostname(),
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "platform": f"{sys.platform}-{platform.machine()}",
+        "world_size": torch.distributed.get_world_size() if is_distributed else 1,
+    }

@@ -1,0 +1,108 @@
+"""Saving a tree: every leaf becomes an entry, the tree itself the snapshot's spec."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from holdfast.errors import Unsupported
+from holdfast.progress import Progress
+from holdfast.repo.format.record import EncodedJson, Json
+from holdfast.repo.format.source import Source
+from holdfast.repo.handle.repository import Repository
+from holdfast.repo.write.writer import Request, SaveResult, save
+from holdfast.snapshot.gc_pause import is_small, pause_gc
+from holdfast.snapshot.leaves import LeafWriter
+from holdfast.snapshot.save.environment import describe_environment
+from holdfast.snapshot.stateful import expand
+from holdfast.tensors.sharding.shard_source import ShardSource
+from holdfast.tensors.sharding.sharded import Held
+from holdfast.trees.encoding import encode_tree
+from holdfast.trees.outline import TREE, join_name
+from holdfast.trees.registered import Types
+
+
+@dataclass(frozen=True, slots=True)
+class SaveOptions:
+    """How to save a tree."""
+
+    overwrite: bool = False
+    metadata: Mapping[str, Json] = field(default_factory=dict)
+    base: str | None = None
+    allow_pickle: bool = False
+    grads: bool = False
+    environment: bool = True
+    verify_reuse: bool = True
+
+
+class Leaves(NamedTuple):
+    """A tree as it is saved: its shape, and its leaves as sources of bytes."""
+
+    spec: EncodedJson
+    """The shape, as the spec of a snapshot. As objects it would take several times the memory."""
+    sources: Sequence[Source]
+    held: dict[int, Held]
+    """Of those that other ranks have a part in, or the same."""
+    own: set[int]
+    """Those that are declared to be one rank's own."""
+    own_names: set[str]
+    """Values that are so declared and stand in the tree itself."""
+
+
+def make_leaves(tree: object, options: SaveOptions, types: Types) -> Leaves:
+    """Take a tree apart; reads no tensor yet."""
+    leaves = LeafWriter(types, allow_pickle=options.allow_pickle, grads=options.grads)
+    own_names: set[str] = set()
+    state = expand(tree, note_own=lambda path: own_names.add(join_name(path)))
+    with pause_gc():
+        node = encode_tree(state, types=types, encode_leaf=leaves.encode)
+        spec = leaves.encode_nodes({TREE: node})
+        del node
+        return Leaves(spec, leaves.make_sources(), leaves.held, leaves.own, own_names)
+
+
+def make_request(name: str, tree: object, options: SaveOptions, types: Types) -> Request:
+    """Turn a tree into what a repository can save, by one process that has all of it; reads no tensor yet."""
+    leaves = make_leaves(tree, options, types)
+    for number in leaves.held:
+        source = leaves.sources[number]
+        if isinstance(source, ShardSource) and not source.is_whole:
+            raise Unsupported(
+                f"{source.name}: this process holds {source.size_bytes} of {source.whole_bytes} bytes of it;"
+                " save on all ranks together, with torch.distributed initialised and without collective=False"
+            )
+    return Request(
+        name,
+        leaves.sources,
+        spec=leaves.spec,
+        metadata=options.metadata,
+        environment=describe_environment() if options.environment else {},
+        base=options.base,
+        overwrite=options.overwrite,
+        verify_reuse=options.verify_reuse,
+    )
+
+
+def save_tree(
+    repo: Repository,
+    name: str,
+    tree: object,
+    options: SaveOptions,
+    *,
+    types: Types,
+    progress: Progress | None = None,
+) -> SaveResult:
+    """Save a tree under a name; the tensors must not change until this returns."""
+    with ExitStack() as pause:
+        # One pause for all, and no name for the request, which is gone when it ends: a collection that came earlier
+        # would walk over all that the request is made of.
+        pause.enter_context(pause_gc())
+        return _save_request(repo, make_request(name, tree, options, types), pause, progress)
+
+
+def _save_request(repo: Repository, request: Request, pause: ExitStack, progress: Progress | None) -> SaveResult:
+    if not is_small(sum([source.size_bytes for source in request.sources]), len(request.sources)):
+        pause.close()
+    return save(repo, request, progress=progress)

@@ -1,0 +1,1 @@
+"""Looking into a snapshot without loading all of it."""

@@ -1,0 +1,343 @@
+"""Snapshots to look into: opened when something is asked for, reading only what is asked for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from io import BufferedReader
+from typing import Any, Final
+
+import torch
+
+from holdfast.digest import Digest, hash_kind
+from holdfast.errors import AmbiguousName, NotFound
+from holdfast.repo.format.entry import Entry, digest_entry
+from holdfast.repo.format.record import Json, canonical_json
+from holdfast.repo.handle.repository import Repository
+from holdfast.repo.names import snapshots as records
+from holdfast.repo.read.reader import Verify, open_snapshot
+from holdfast.repo.read.stream import open_entry
+from holdfast.snapshot.into.journal import Journal
+from holdfast.snapshot.into.load_into import load_into
+from holdfast.snapshot.into.plan import IntoOptions
+from holdfast.snapshot.leaves import GRAD, PARTS, TENSOR, iter_entry_numbers
+from holdfast.snapshot.load.cast import is_cast, verify_dtype
+from holdfast.snapshot.load.load import load_node, load_tree
+from holdfast.snapshot.load.opened import Found, Opened
+from holdfast.snapshot.load.options import SAVED, Aliases, Device, LoadOptions
+from holdfast.snapshot.load.variants import warn_alone
+from holdfast.snapshot.view.shared_memory import SharedMemory
+from holdfast.snapshot.view.slices import Index, read_slice
+from holdfast.tensors.fakes import find_fake_mode
+from holdfast.tensors.spec import TensorSpec, decode_spec
+from holdfast.trees.encoding import encode_tree, refuse
+from holdfast.trees.outline import Leaf, Path
+from holdfast.trees.registered import Types
+
+Key = str | Sequence[object]
+"""A name, or a path of keys."""
+_TENSOR_TAGS: Final = (TENSOR, PARTS, GRAD)
+
+
+class Snapshot:
+    """One committed snapshot; nothing of it is read before something is asked for. Safe in any thread."""
+
+    def __init__(self, repo: Repository, record: records.Snapshot, types: Types) -> None:
+        """Remember which one is meant."""
+        self._repo = repo
+        self._record = record
+        self._types = types
+        self._lock = threading.Lock()
+        self._opened: Opened | None = None
+
+    @property
+    def record(self) -> records.Snapshot:
+        """What the repository knows of it."""
+        return self._record
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self._record.name
+
+    @property
+    def digest(self) -> Digest:
+        """Equal digests mean equal content, whatever the name, the packing or the machine."""
+        return self._record.digest
+
+    @property
+    def time(self) -> datetime:
+        """When it was committed."""
+        return datetime.fromtimestamp(self._record.time_s, UTC)
+
+    @property
+    def metadata(self) -> Mapping[str, Json]:
+        """What the user wanted to be known about it."""
+        return self._record.metadata
+
+    @property
+    def environment(self) -> Mapping[str, Json]:
+        """Where and with what it was saved."""
+        return self._record.environment
+
+    @property
+    def logical_bytes(self) -> int:
+        """Its size without regard to what it shares with others."""
+        return self._record.logical_bytes
+
+    def __repr__(self) -> str:
+        """Show what a person wants to know."""
+        return f"<Snapshot {self.name!r} {self.digest.hex()[:12]} {self.logical_bytes} bytes>"
+
+    def __len__(self) -> int:
+        """Return the number of leaves."""
+        return len(self._root)
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the names of all leaves."""
+        return iter(self._root)
+
+    def keys(self) -> list[str]:
+        """Return the names of all leaves, in the order of the tree."""
+        return list(self)
+
+    def __contains__(self, key: Key) -> bool:
+        """Tell whether there is a leaf, or something above one, of that name."""
+        return key in self._root
+
+    def __getitem__(self, key: Key) -> Any:
+        """Return a tensor to be read, a plain value, or a view of what lies below a name.
+
+        Raises NotFound, or AmbiguousName if two leaves have that name: a tuple of keys always works.
+        """
+        return self._root[key]
+
+    @cached_property
+    def _root(self) -> View:
+        opened = self.open()
+        return View(_Room(opened, self._types, SharedMemory(opened)), Found("", opened.leaves, is_leaf=False))
+
+    def open(self) -> Opened:
+        """Open it for reading, once."""
+        with self._lock:
+            if self._opened is None:
+                self._opened = Opened(open_snapshot(self._repo, self._record))
+            return self._opened
+
+    def open_file(self, entry: str, *, start: int = 0, size_bytes: int | None = None) -> BufferedReader:
+        """Open an entry, or `size_bytes` of it from `start` on, as a stream to read and seek in; close it after use.
+
+        Only chunks that are touched are read, and each is verified. Raises NotFound.
+        """
+        with ExitStack() as stack:
+            reader = stack.enter_context(open_snapshot(self._repo, self._record))
+            kept = ExitStack()
+            opened = open_entry(reader, entry, start=start, size_bytes=size_bytes, on_close=kept.close)
+            kept.push(stack.pop_all())
+        return opened
+
+    def load(self, options: LoadOptions | None = None) -> Any:
+        """Load the whole tree into new memory."""
+        options = options or LoadOptions()
+        with self._open_for(options.verify) as opened:
+            return load_tree(opened, options, self._types)
+
+    def load_into(self, tree: Any, options: IntoOptions | None = None) -> Any:
+        """Load into a tree that is there, in place, and return it."""
+        options = options or IntoOptions()
+        journal = Journal()
+        with journal.reporting(), self._open_for(options.verify) as opened:
+            return load_into(opened, tree, options, self._types, journal=journal)
+
+    @contextmanager
+    def _open_for(self, verify: Verify) -> Iterator[Opened]:
+        """Yield it opened to be loaded as a whole: the one that stays open, unless bytes are to be proved otherwise."""
+        with ExitStack() as stack:
+            if verify == "full":
+                opened = self.open()
+            else:
+                opened = stack.enter_context(Opened(open_snapshot(self._repo, self._record, verify=verify)))
+            warn_alone(self._record.name, opened.reader.manifests)
+            yield opened
+
+    def verify(self) -> None:
+        """Read and verify every byte; raises Corrupt that names the leaf, the chunk and the pack."""
+        opened = self.open()
+        for entry in opened.reader.manifest.iter_entries():
+            for _ in opened.reader.iter_entry(entry):
+                pass
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """What all views of one open snapshot have in common."""
+
+    opened: Opened
+    types: Types
+    memory: SharedMemory
+
+
+class View:
+    """What lies below a name in a snapshot."""
+
+    def __init__(self, room: _Room, found: Found) -> None:
+        """Look at the leaves that were found."""
+        self._room = room
+        self._found = found
+
+    @property
+    def name(self) -> str:
+        """The name that all its leaves begin with."""
+        return self._found.name
+
+    def __len__(self) -> int:
+        """Return the number of leaves."""
+        return len(self._found.leaves)
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the names of the leaves, without what they have in common."""
+        skip = len(self.name) + 1 if self.name else 0
+        return (leaf.name[skip:] for leaf in self._found.leaves)
+
+    def keys(self) -> list[str]:
+        """Return the names of the leaves, without what they have in common."""
+        return list(self)
+
+    def __contains__(self, key: Key) -> bool:
+        """Tell whether something of that name is below."""
+        try:
+            self._find(key)
+        except NotFound:
+            return False
+        except AmbiguousName:
+            return True
+        return True
+
+    def __getitem__(self, key: Key) -> Any:
+        """Return a tensor to be read, a plain value, or a view of what lies below a name."""
+        found = self._find(key)
+        if not found.is_leaf:
+            return View(self._room, found)
+        leaf = found.leaves[0]
+        if leaf.tag in _TENSOR_TAGS:
+            return LazyTensor(self._room, leaf)
+        return load_node(self._room.opened, leaf.node, LoadOptions(), self._room.types)
+
+    def load(self, options: LoadOptions | None = None) -> dict[str, Any]:
+        """Load all leaves into new memory, by name."""
+        options = options or LoadOptions()
+        tree: list[Json] = ["dict"]
+        for name, leaf in zip(self, self._found.leaves, strict=True):
+            tree += [name, leaf.node]
+        loaded: dict[str, Any] = load_node(self._room.opened, tree, options, self._room.types)
+        return loaded
+
+    def _find(self, key: Key) -> Found:
+        if isinstance(key, str):
+            return self._room.opened.find(f"{self.name}.{key}" if self.name else key)
+        if self.name:
+            raise NotFound(f"paths begin at the snapshot itself; ask it for {tuple(key)!r}")
+        return self._room.opened.find_path(key, self._encode_key)
+
+    def _encode_key(self, key: object) -> Json:
+        def encode_leaf(value: object, path: Path) -> Json:
+            raise refuse(value, path)
+
+        return encode_tree(key, types=self._room.types, encode_leaf=encode_leaf)
+
+
+@dataclass(frozen=True, slots=True)
+class LazyTensor:
+    """A tensor in a snapshot: known at once, read when it is asked for."""
+
+    _room: _Room
+    _leaf: Leaf
+
+    @property
+    def name(self) -> str:
+        """Its name in the snapshot."""
+        return self._leaf.name
+
+    @property
+    def shape(self) -> torch.Size:
+        """Its shape."""
+        return torch.Size(self._meaning()[1].shape) if self._is_ordinary else self.read().shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Its dtype."""
+        return self._meaning()[1].dtype if self._is_ordinary else self.read().dtype
+
+    @property
+    def size_bytes(self) -> int:
+        """How many bytes it takes in the snapshot, without regard to what is shared."""
+        return sum(entry.size_bytes for entry in self._entries())
+
+    @property
+    def digest(self) -> Digest:
+        """Equal digests mean equal tensors, bit for bit, whatever their names."""
+        digests = [digest_entry(_without_place(entry)) for entry in self._entries()]
+        if self._is_ordinary:
+            return digests[0]
+        kind = canonical_json(self._leaf.node[1:3]) if self._leaf.tag == PARTS else b"grad"
+        return hash_kind("parts", [kind, *digests])
+
+    def __repr__(self) -> str:
+        """Show what a person wants to know."""
+        if not self._is_ordinary:
+            return f"<LazyTensor {self.name!r}>"
+        return f"<LazyTensor {self.name!r} {tuple(self.shape)} {self.dtype}>"
+
+    def read(
+        self, *, device: Device = "cpu", aliases: Aliases = "preserve", dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
+        """Read and verify it.
+
+        What is read twice shares memory, as do tensors that did when they were saved, as long as it is in use;
+        aliases="fresh" gives memory of its own. So does `dtype`, which a floating tensor is cast to.
+        """
+        if aliases not in ("preserve", "fresh"):
+            raise ValueError(f"aliases must be 'preserve' or 'fresh', not {aliases!r}")
+        verify_dtype(dtype)
+        is_shared = aliases == "preserve" and self._is_ordinary and not is_cast(self._meaning()[1], dtype)
+        if is_shared and not _is_unread(device):
+            return self._room.memory.read(self._leaf, device)
+        options = LoadOptions(device=device, aliases=aliases, dtype=dtype)
+        tensor: torch.Tensor = load_node(self._room.opened, self._leaf.node, options, self._room.types)
+        return tensor
+
+    def __getitem__(self, index: Index | tuple[Index, ...]) -> torch.Tensor:
+        """Read a part of it into new, contiguous memory; only the chunks that it lies in are read."""
+        if not self._is_ordinary:
+            return self.read()[index]
+        if find_fake_mode() is not None:
+            return self.read(aliases="fresh")[index].clone(memory_format=torch.contiguous_format)
+        entry, spec = self._meaning()
+        return read_slice(self._room.opened.reader, entry, spec, index)
+
+    @property
+    def _is_ordinary(self) -> bool:
+        return self._leaf.tag == TENSOR
+
+    def _entries(self) -> list[Entry]:
+        return [self._room.opened.entry(number) for number in iter_entry_numbers(self._leaf.node, what=self.name)]
+
+    def _meaning(self) -> tuple[Entry, TensorSpec]:
+        entry = self._entries()[0]
+        return entry, decode_spec(entry.spec, size_bytes=entry.size_bytes, what=self.name)
+
+
+def _is_unread(device: Device) -> bool:
+    """Tell whether nobody will see the values of what is read."""
+    is_meta = device is not None and device != SAVED and torch.device(device).type == "meta"
+    return is_meta or find_fake_mode() is not None
+
+
+def _without_place(entry: Entry) -> Entry:
+    """Return the entry without what says where it stood: its name and whom it shared memory with."""
+    spec = {key: value for key, value in entry.spec.items() if key != "at"} if isinstance(entry.spec, dict) else None
+    return entry._replace(name="", alias=0, spec=spec)

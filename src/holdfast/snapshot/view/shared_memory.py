@@ -1,0 +1,120 @@
+"""Memory that tensors read one by one share: found again while it is in use, and filled as far as it was asked for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Hashable
+
+import torch
+
+from holdfast.errors import Corrupt
+from holdfast.repo.format.entry import Entry
+from holdfast.snapshot.leaves import iter_entry_numbers
+from holdfast.snapshot.load.opened import Opened
+from holdfast.snapshot.load.options import SAVED, Device
+from holdfast.tensors.build import CPU, build_tensor, plan_block
+from holdfast.tensors.memory import new_memory, view_bytes, view_storage
+from holdfast.tensors.spec import TensorSpec, decode_spec, is_rng_state
+from holdfast.tensors.weak import StorageCache
+from holdfast.trees.move import move_to_device
+from holdfast.trees.outline import Leaf
+
+_Range = tuple[int, int]
+
+
+class SharedMemory:
+    """The memory behind the tensors of one open snapshot. Safe in any thread."""
+
+    def __init__(self, opened: Opened) -> None:
+        """Hold nothing yet."""
+        self._opened = opened
+        self._cache = StorageCache()
+        self._filled: dict[tuple[object, str], list[_Range]] = {}
+        self._lock = threading.Lock()
+
+    def read(self, leaf: Leaf, device: Device) -> torch.Tensor:
+        """Read an ordinary tensor, or find its bytes in memory that is in use."""
+        what = f"{self._opened.name!r}, {leaf.name}"
+        (number,) = iter_entry_numbers(leaf.node, what=what)
+        entry = self._opened.entry(number)
+        spec = decode_spec(entry.spec, size_bytes=entry.size_bytes, what=what)
+        place = CPU if is_rng_state(entry.name, spec) or spec.meta else _find_device(device, entry)
+        with self._lock:
+            if spec.packed:
+                memory = self._read_packed(number, entry, spec, place)
+            elif entry.alias:
+                memory = self._read_shared(entry, spec, place)
+            else:
+                memory = self._find_or_read(number, entry, place)
+            return build_tensor(spec, memory, what=what)
+
+    def _find_or_read(self, number: int, entry: Entry, device: torch.device) -> torch.Tensor:
+        held = self._find(number, device)
+        if held is not None:
+            return held
+        memory = new_memory(entry.size_bytes, CPU)
+        self._opened.reader.read_all([(entry, view_bytes(memory))])
+        return self._keep(number, move_to_device(memory, device))
+
+    def _read_packed(self, number: int, entry: Entry, spec: TensorSpec, device: torch.device) -> torch.Tensor:
+        key = ("packed", entry.alias) if entry.alias else number
+        held = self._find(key, device)
+        if held is not None:
+            return held
+        block = plan_block([(entry, spec)], what=entry.name)
+        self._opened.reader.read_all([(fill.entry, fill.buffer) for fill in block.fills])
+        return self._keep(key, move_to_device(block.finish(), device))
+
+    def _read_shared(self, entry: Entry, spec: TensorSpec, device: torch.device) -> torch.Tensor:
+        """Fill the part of a group's memory that this tensor needs and nobody has asked for yet."""
+        key = ("alias", entry.alias)
+        memory = self._find(key, device)
+        if memory is None:
+            memory = self._keep(key, new_memory(self._measure(entry.alias), device))
+            self._filled[key, str(device)] = []
+        filled = self._filled[key, str(device)]
+        for start, stop in _subtract((spec.at, spec.at + entry.size_bytes), filled):
+            data = memoryview(bytearray(stop - start))
+            self._opened.reader.read_into(entry, start - spec.at, data)
+            memory[start:stop] = move_to_device(torch.frombuffer(data, dtype=torch.uint8), device)
+        filled.append((spec.at, spec.at + entry.size_bytes))
+        return memory
+
+    def _measure(self, alias: int) -> int:
+        """Return how much memory a group shares; pages that nobody asks for cost nothing."""
+        manifest = self._opened.reader.manifest
+        members = [self._opened.entry(number) for number in manifest.find_aliases(alias)]
+        specs = [(entry, decode_spec(entry.spec, size_bytes=entry.size_bytes, what=entry.name)) for entry in members]
+        block = plan_block(specs, what=members[0].name)
+        if block.places != tuple(spec.at for _, spec in specs):
+            raise Corrupt(f"{members[0].name}: tensors lie further apart in memory than they can", key=members[0].name)
+        return int(block.memory.numel())
+
+    def _find(self, key: Hashable, device: torch.device) -> torch.Tensor | None:
+        storage = self._cache.find(key, device)
+        return None if storage is None else view_storage(storage, 0, storage.nbytes())
+
+    def _keep(self, key: Hashable, memory: torch.Tensor) -> torch.Tensor:
+        self._cache.keep(key, memory.untyped_storage())
+        return memory
+
+
+def _find_device(device: Device, entry: Entry) -> torch.device:
+    """Return the device with its number, as tensors that are there tell it."""
+    if device == SAVED:
+        saved = entry.note.get("device") if isinstance(entry.note, dict) else None
+        device = saved if isinstance(saved, str) else CPU
+    return torch.empty(0, device=device or CPU).device
+
+
+def _subtract(wanted: _Range, filled: list[_Range]) -> list[_Range]:
+    """Return what of a range is not in any of the others."""
+    left = [wanted]
+    for start, stop in filled:
+        left = [
+            part
+            for low, high in left
+            for part in ((low, min(high, start)), (max(low, stop), high))
+            if part[0] < part[1]
+        ]
+    return left

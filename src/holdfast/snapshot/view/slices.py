@@ -1,0 +1,178 @@
+"""Parts of a stored tensor: which bytes an index needs, read into new memory without the chunks in between."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from types import EllipsisType
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from holdfast.repo.format.chunk import CHUNK_BYTES, UNIT_BYTES
+from holdfast.repo.format.entry import Entry
+from holdfast.repo.read.reader import SnapshotReader
+from holdfast.tensors.build import CPU, build_tensor, dress, plan_block
+from holdfast.tensors.dtypes import item_bytes, items_per_byte
+from holdfast.tensors.memory import new_memory, view_bytes, view_items, view_storage
+from holdfast.tensors.spec import TensorSpec, contiguous_stride
+
+Index = int | slice | EllipsisType
+_WORTH_BYTES: Final = 4096
+"""What lies between two rows is read along with them if it is smaller than this."""
+
+
+def read_slice(reader: SnapshotReader, entry: Entry, spec: TensorSpec, index: object) -> torch.Tensor:
+    """Read the part of a tensor that `index` means into new, contiguous memory; raises what torch raises for it."""
+    # A part of a parameter is no parameter, and of shared memory is memory of its own.
+    spec = replace(spec, at=0, requires_grad=False, role="tensor")
+    parts = _normalise(index, spec.shape)
+    order = _find_order(spec)
+    if parts is None or order is None:
+        whole: Any = _read_whole(reader, entry, spec)
+        part: torch.Tensor = whole[index].clone(memory_format=torch.contiguous_format)
+        return part
+    ranges = [_find_range(part, size) for part, size in zip(parts, spec.shape, strict=True)]
+    sizes = [1 if _is_repeated(spec, dim) else spec.shape[dim] for dim in order]
+    wanted = [range(1) if _is_repeated(spec, dim) else ranges[dim] for dim in order]
+    found = _Rows(reader, entry, item_bytes(spec.dtype), sizes, wanted).read(spec.offset)
+    found = found.permute([order.index(dim) for dim in range(len(order))])
+    found = found.expand([len(each) for each in ranges])
+    kept = [len(each) for each, part in zip(ranges, parts, strict=True) if not isinstance(part, int)]
+    raw = found.reshape(kept).contiguous()
+    tensor = torch.empty(0, dtype=spec.dtype).set_(raw.untyped_storage(), 0, raw.shape, raw.stride())
+    return dress(tensor, TensorSpec(spec.dtype, (), (), conj=spec.conj, neg=spec.neg))
+
+
+def _read_whole(reader: SnapshotReader, entry: Entry, spec: TensorSpec) -> torch.Tensor:
+    block = plan_block([(entry, spec)], what=entry.name)
+    reader.read_all([(fill.entry, fill.buffer) for fill in block.fills])
+    return build_tensor(spec, block.finish(), what=entry.name)
+
+
+def _normalise(index: object, shape: Sequence[int]) -> list[int | slice] | None:
+    """Return an integer or slice for each dimension; None for what only torch itself understands."""
+    given = [int(part) if isinstance(part, np.integer) else part for part in _as_tuple(index)]
+    is_basic = all(isinstance(part, Index) and not isinstance(part, bool) for part in given)
+    if not is_basic or sum(part is Ellipsis for part in given) > 1:
+        return None
+    # Torch itself says what is wrong with an index, before anything is read.
+    torch.empty(shape, dtype=torch.uint8, device="meta")[tuple(given)]  # type: ignore[index]  # looked at above
+    at = next((at for at, part in enumerate(given) if part is Ellipsis), len(given))
+    missing = [slice(None)] * (len(shape) - sum(part is not Ellipsis for part in given))
+    return [*given[:at], *missing, *given[at + 1 :]]  # type: ignore[list-item]  # the ellipsis is left out
+
+
+def _as_tuple(index: object) -> tuple[object, ...]:
+    return index if isinstance(index, tuple) else (index,)
+
+
+def _find_range(part: int | slice, size: int) -> range:
+    if isinstance(part, int):
+        return range(part % size, part % size + 1)
+    return range(*part.indices(size))
+
+
+def _is_repeated(spec: TensorSpec, dim: int) -> bool:
+    """Tell whether the tensor was expanded in this dimension: all of it is one and the same memory."""
+    return spec.stride[dim] == 0 and spec.shape[dim] > 1
+
+
+def _find_order(spec: TensorSpec) -> list[int] | None:
+    """Return the dimensions from the outermost in memory to the innermost; None if no such order describes it."""
+    if items_per_byte(spec.dtype) > 1 or spec.quantizer is not None or spec.meta or not spec.shape:
+        return None
+    if spec.packed:
+        return list(range(len(spec.shape)))
+    order = sorted(range(len(spec.shape)), key=lambda dim: (-spec.stride[dim], -spec.shape[dim], dim))
+    step = 1
+    for dim in reversed(order):
+        if spec.shape[dim] != 1 and not _is_repeated(spec, dim):
+            if spec.stride[dim] != step and 0 not in spec.shape:
+                return None
+            step *= spec.shape[dim]
+    return order
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Reads a box of items from an entry that holds them in C order."""
+
+    reader: SnapshotReader
+    entry: Entry
+    item_bytes: int
+    sizes: Sequence[int]
+    """Of what is stored, from the outermost dimension to the innermost."""
+    ranges: Sequence[range]
+    """What is wanted of each."""
+
+    def read(self, offset: int) -> torch.Tensor:
+        """Return the box, as items of a raw dtype; the first stored item is number `offset`."""
+        shape = tuple(map(len, self.ranges))
+        memory = new_memory(math.prod(shape) * self.item_bytes, CPU)
+        items = view_items(memory, self.item_bytes, shape, contiguous_stride(shape), 0)
+        if memory.numel():
+            self._fill(items, 0, offset * self.item_bytes)
+        return items
+
+    def _fill(self, items: torch.Tensor, dim: int, start: int) -> None:
+        """Fill what is wanted of the dimensions from `dim` on; `start` is where they begin in the entry, in bytes."""
+        rows = self.ranges[dim]
+        row_bytes = math.prod(self.sizes[dim + 1 :]) * self.item_bytes
+        rest = self.ranges[dim + 1 :]
+        is_whole = all(part == range(size) for part, size in zip(rest, self.sizes[dim + 1 :], strict=True))
+        if is_whole and (len(rows) == 1 or rows.step == 1):
+            begin = int(items.storage_offset()) * self.item_bytes
+            target = view_storage(items.untyped_storage(), begin, begin + len(rows) * row_bytes)
+            self.reader.read_into(self.entry, start + rows[0] * row_bytes, view_bytes(target))
+        elif row_bytes >= CHUNK_BYTES or (len(rows) == 1 and rest):
+            for number, row in enumerate(rows):
+                self._fill(items[number], dim + 1, start + row * row_bytes)
+        else:
+            self._fill_blocks(items, dim, start, row_bytes)
+
+    def _fill_blocks(self, items: torch.Tensor, dim: int, start: int, row_bytes: int) -> None:
+        """Read small rows many at a time, with what lies between them, and take from each what is wanted."""
+        inner = tuple(self.sizes[dim + 1 :])
+        rest = tuple(slice(part.start, part.stop, part.step) for part in self.ranges[dim + 1 :])
+        done = 0
+        for block in _split(self.ranges[dim], row_bytes):
+            shape = (block[-1] - block[0] + 1, *inner)
+            memory = new_memory(shape[0] * row_bytes, CPU)
+            view, low = view_bytes(memory), start + block[0] * row_bytes
+            for first, last in self._find_needed(block, start, row_bytes):
+                self.reader.read_into(self.entry, first, view[first - low : last - low])
+            found = view_items(memory, self.item_bytes, shape, contiguous_stride(shape), 0)
+            items[done : done + len(block)] = found[(slice(None, None, block.step), *rest)]
+            done += len(block)
+
+    def _find_needed(self, rows: range, start: int, row_bytes: int) -> Iterator[tuple[int, int]]:
+        """Yield which bytes to read for some rows: not the chunks that lie between two of them."""
+        if (rows.step - 1) * row_bytes < _WORTH_BYTES:
+            yield start + rows[0] * row_bytes, start + (rows[-1] + 1) * row_bytes
+            return
+        ends = list(accumulate(ref.size_bytes for ref in self.entry.chunks))
+        begin, stop = start + rows[0] * row_bytes, start + rows[0] * row_bytes
+        for row in rows:
+            low = start + row * row_bytes
+            if bisect_right(ends, low) > bisect_right(ends, max(stop - 1, begin)) + 1:
+                yield begin, stop
+                begin = low
+            stop = low + row_bytes
+        yield begin, stop
+
+
+def _split(rows: range, row_bytes: int) -> Iterator[range]:
+    """Yield the rows in blocks that one read can fetch; blocks end where chunks do."""
+    per_chunk = max(1, CHUNK_BYTES // row_bytes)
+    span = per_chunk * max(1, UNIT_BYTES // (per_chunk * row_bytes))
+    first = 0
+    while first < len(rows):
+        limit = (rows[first] // span + 1) * span
+        last = first + -(-(limit - rows[first]) // rows.step)
+        yield rows[first:last]
+        first = last

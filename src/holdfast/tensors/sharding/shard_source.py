@@ -1,0 +1,156 @@
+"""Boxes of a global tensor as a source of bytes: one after the other, cut into chunks on the grid of the whole."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+import torch
+
+from holdfast.repo.format.boxes import Box, Coordinates, cut_rows, relative, slices, volume
+from holdfast.repo.format.record import Json
+from holdfast.repo.format.source import Source
+from holdfast.tensors.memory import view_bytes, view_memory, view_raw, view_storage
+from holdfast.tensors.roles import find_role
+from holdfast.tensors.sharding.sharded import Held, Piece
+from holdfast.tensors.spec import TensorSpec, contiguous_stride, count_bytes, encode_spec
+
+
+@dataclass(frozen=True, slots=True)
+class ShardSource:
+    """What one rank has of a tensor."""
+
+    name: str
+    pieces: Sequence[Piece]
+    boxes: Sequence[Box]
+    """The chunks, in order."""
+    homes: Sequence[Piece]
+    """The piece that each chunk is in."""
+    cuts: Sequence[int]
+    whole_bytes: int
+    """How many bytes the whole tensor has."""
+    spec: Json = None
+    note: Json = None
+    alias: int = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """How many bytes there are here."""
+        return self.cuts[-1] if self.cuts else 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Tell whether these are all bytes of the tensor, in their order."""
+        return len(self.pieces) <= 1 and self.size_bytes == self.whole_bytes
+
+    def read(self, start: int, stop: int) -> memoryview:
+        """Return the bytes from `start` to `stop`: the memory of a piece where it lies there in one, or a copy."""
+        parts = []
+        number = bisect_right(self.cuts, start)
+        begin = self.cuts[number - 1] if number else 0
+        while begin < stop:
+            data = self._read_chunk(number)
+            parts.append(data[max(start - begin, 0) : stop - begin])
+            begin, number = self.cuts[number], number + 1
+        return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
+
+    def _read_chunk(self, number: int) -> memoryview:
+        box, piece = self.boxes[number], self.homes[number]
+        part = piece.tensor.detach()[slices(relative(box, piece.box.starts))]
+        # Conjugated and negated views are not what their memory says.
+        part = part.resolve_conj().resolve_neg()
+        if not (part.is_cpu and part.is_contiguous()):
+            part = view_raw(part).cpu().contiguous()
+        start = int(part.storage_offset()) * part.element_size()
+        stop = start + part.numel() * part.element_size()
+        if part.untyped_storage().data_ptr() == piece.tensor.untyped_storage().data_ptr():
+            return view_memory(part.untyped_storage(), start, stop)
+        return view_bytes(view_storage(part.untyped_storage(), start, stop))
+
+
+def make_shard_source(name: str, tensor: torch.Tensor | None, held: Held) -> ShardSource:
+    """Return what is held of a tensor as a source; `tensor` is the whole, as its flags are those to be kept."""
+    assert held.dtype is not None, "what is cut into boxes has items"
+    meaning = TensorSpec(
+        held.dtype,
+        held.global_shape,
+        contiguous_stride(held.global_shape),
+        requires_grad=tensor is not None and tensor.requires_grad,
+        role="tensor" if tensor is None else find_role(tensor),
+    )
+    whole_bytes = count_bytes(held.dtype, _count(held.global_shape))
+    item_bytes = count_bytes(held.dtype, 1)
+    chunks = [(box, piece) for piece in held.pieces for box in cut_rows(piece.box, held.global_shape, item_bytes)]
+    return ShardSource(
+        name=name,
+        pieces=held.pieces,
+        boxes=[box for box, _ in chunks],
+        homes=[piece for _, piece in chunks],
+        cuts=list(accumulate(volume(box) * item_bytes for box, _ in chunks)),
+        whole_bytes=whole_bytes,
+        spec=encode_spec(meaning),
+        note=_find_device(held.pieces),
+    )
+
+
+def _count(shape: Coordinates) -> int:
+    return volume(Box((0,) * len(shape), shape))
+
+
+def _find_device(pieces: Sequence[Piece]) -> Json:
+    devices = {str(piece.tensor.device) for piece in pieces if not piece.tensor.is_cpu}
+    return {"device": min(devices)} if devices else None
+
+
+@dataclass(frozen=True, slots=True)
+class PartialSource:
+    """Some chunks of a source: what falls to one of several ranks that hold the same."""
+
+    inner: Source
+    spans: Sequence[tuple[int, int]]
+    """The chunks, as ranges of the bytes of the source."""
+    cuts: Sequence[int] = field(default=())
+
+    @property
+    def name(self) -> str:
+        """The name of the entry."""
+        return self.inner.name
+
+    @property
+    def size_bytes(self) -> int:
+        """How many bytes there are here."""
+        return self.cuts[-1] if self.cuts else 0
+
+    @property
+    def spec(self) -> Json:
+        """What the bytes of the whole mean."""
+        return self.inner.spec
+
+    @property
+    def note(self) -> Json:
+        """What is worth knowing besides."""
+        return self.inner.note
+
+    @property
+    def alias(self) -> int:
+        """Who the whole shares memory with."""
+        return self.inner.alias
+
+    def read(self, start: int, stop: int) -> memoryview:
+        """Return the bytes from `start` to `stop` of those that are here."""
+        parts = []
+        number = bisect_right(self.cuts, start)
+        begin = self.cuts[number - 1] if number else 0
+        while begin < stop:
+            first, last = self.spans[number]
+            low, high = first + max(start - begin, 0), min(last, first + stop - begin)
+            parts.append(self.inner.read(low, high))
+            begin, number = self.cuts[number], number + 1
+        return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
+
+
+def pick_chunks(source: Source, spans: Sequence[tuple[int, int]]) -> PartialSource:
+    """Return only those chunks of a source."""
+    return PartialSource(source, spans, list(accumulate(stop - start for start, stop in spans)))
