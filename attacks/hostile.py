@@ -18,9 +18,9 @@ from holdfast.repo.format.entry import Entry
 from holdfast.repo.format.layout import new_write_id
 from holdfast.repo.format.pack import TRAILER
 from holdfast.repo.format.record import Json, canonical_json, encode_record
-from tests.unit.repo import forging
-from tests.unit.repo.forging import forge_manifest, forge_pack, honest_table, row, seal_manifest, seal_pack
-from tests.unit.repo.saving import PACK_ID, inline_ref, misplaced_keys, new_repo, record_key, save_bytes
+from tests.kit import forging
+from tests.kit.forging import forge_manifest, forge_pack, honest_table, row, seal_manifest, seal_pack
+from tests.kit.saving import PACK_ID, inline_ref, misplaced_keys, new_repo, record_key, save_bytes
 
 GOOD: Final = {"config.json": b'{"lr": 1}', "model.bin": bytes(range(256)) * 20}
 MANIFEST_ID: Final = f"{'e' * 24}-{'e' * 16}"

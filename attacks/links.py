@@ -11,7 +11,7 @@ from holdfast.objects.local.local_store import LocalStore
 from holdfast.repo.format.layout import PREFIXES, find_shelf
 from holdfast.repo.handle.repository import open_repository
 from holdfast.repo.names.tags import set_tag
-from tests.unit.repo.saving import noise, save_bytes, snapshot_of
+from tests.kit.saving import noise, save_bytes, snapshot_of
 
 BAIT: Final = (f"{'b' * 24}-{'b' * 16}", ".tmp-bait", f"{'c' * 24}@00000000", "00000009", "d" * 64)
 """Names of files that a collector which follows a link deletes: unused packs, temporary files, old records."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from graphlib import CycleError, TopologicalSorter
 from typing import Final
 
@@ -314,3 +314,21 @@ def test_a_planted_cycle_is_reported() -> None:
     assert len(find_cycles([init, pack, through_module])) == 1
     assert len(find_cycles([init, pack, through_package])) == 1
     assert find_cycles([pack, harmless]) == []
+
+
+def find_strays(tests: Iterable[str], folders: Collection[str]) -> list[str]:
+    """Return the unit tests that stand in a folder that the package does not have."""
+    below = (path.removeprefix("tests/unit/").rpartition("/") for path in tests)
+    return [f"{folder}/{name}" for folder, _, name in below if folder and folder not in folders]
+
+
+def test_unit_tests_mirror_the_folders_of_the_package() -> None:
+    folders = {source.in_package.rpartition("/")[0] for source in read_sources("src/holdfast")}
+
+    assert find_strays((source.path for source in read_sources("tests/unit")), folders) == []
+
+
+def test_a_unit_test_in_a_folder_of_its_own_is_reported() -> None:
+    tests = ["tests/unit/test_facade.py", "tests/unit/repo/format/test_pack.py", "tests/unit/cellar/test_wine.py"]
+
+    assert find_strays(tests, {"repo", "repo/format"}) == ["cellar/test_wine.py"]

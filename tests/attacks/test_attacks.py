@@ -14,7 +14,7 @@ import pytest
 from attacks.hostile import ATTACKS, GOOD, build
 from holdfast.cli.main import main
 from tests.cli.runs import digest_tree
-from tests.patience import PATIENCE_S
+from tests.kit.patience import PATIENCE_S
 
 MAX_CPU_S = 1.0
 """Of the processor, so that other processes do not count. A wait without work would end at the timeout."""

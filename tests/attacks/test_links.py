@@ -17,7 +17,7 @@ from attacks.run import capture_output
 from holdfast.cli.main import build_parser, main
 from tests.attacks.recorded_files import RecordedFiles
 from tests.cli.runs import digest_tree
-from tests.unit.repo.saving import noise
+from tests.kit.saving import noise
 
 MAX_CALLS = 5000
 """A sound store of this size takes a few hundred calls a verb; the self-links, followed, would take any number."""

@@ -21,9 +21,9 @@ from holdfast.compile_cache.artifacts.trust import Trust
 from holdfast.errors import Untrusted
 from holdfast.objects.local.local_store import LocalStore
 from holdfast.repo.handle.repository import Repository, open_repository
-from tests.unit.compile_cache.artifacts import find_variant, forge, store_artifact
-from tests.unit.compile_cache.intruding import STRANGER, set_acl
-from tests.unit.repo.saving import load_bytes, new_repo, noise, record_key
+from tests.kit.compile_artifacts import find_variant, forge, store_artifact
+from tests.kit.intruding import STRANGER, set_acl
+from tests.kit.saving import load_bytes, new_repo, noise, record_key
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as two users")
 

@@ -12,8 +12,8 @@ import holdfast
 from holdfast.repo.format.source import BytesSource
 from holdfast.repo.write.writer import Request
 from holdfast.repo.write.writer import save as save_files
-from tests.recordings import Recording, write_recorded
-from tests.unit.compile_cache.artifacts import make_artifact, make_key, store_artifact
+from tests.kit.compile_artifacts import make_artifact, make_key, store_artifact
+from tests.kit.recordings import Recording, write_recorded
 
 KEY: Final = make_key("a").digest[:12]
 OTHER_KEY: Final = make_key("b").digest[:12]

@@ -18,8 +18,8 @@ from holdfast.objects.local.local_store import LocalStore
 from holdfast.repo.handle.repository import Repository, open_repository
 from tests.cli.runs import Cli, digest_tree
 from tests.cli.test_startup import HEAVY, PROGRAM
-from tests.unit.compile_cache.artifacts import OTHER_SECRET, SECRET, make_artifact, make_key, store_artifact
-from tests.unit.repo.saving import noise, record_key
+from tests.kit.compile_artifacts import OTHER_SECRET, SECRET, make_artifact, make_key, store_artifact
+from tests.kit.saving import noise, record_key
 
 A, B = (make_key(seed).digest for seed in "ab")
 

@@ -11,8 +11,8 @@ from holdfast.repo.format.source import BytesSource
 from holdfast.repo.write.transaction import Part
 from holdfast.repo.write.writer import Placement, Request, save
 from tests.cli.runs import Cli
-from tests.unit.repo.saving import noise
-from tests.unit.repo.thread_ranks import ThreadRanks, run_threads
+from tests.kit.saving import noise
+from tests.kit.thread_ranks import ThreadRanks, run_threads
 
 RAW = "holdfast: tensors were written as raw bytes without a header; `holdfast show {name}` tells dtype and shape\n"
 

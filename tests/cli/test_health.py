@@ -16,7 +16,7 @@ from holdfast.objects.local.local_store import LocalStore
 from holdfast.objects.local.probe import Place, probe_place
 from holdfast.repo.format.record import encode_record
 from tests.cli.runs import Cli, digest_tree
-from tests.unit.repo.standing import put_mark
+from tests.kit.standing import put_mark
 
 
 @pytest.fixture

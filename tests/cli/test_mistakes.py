@@ -11,7 +11,7 @@ import pytest
 import holdfast
 from holdfast.errors import BadName
 from tests.cli.runs import Cli
-from tests.recordings import Recording, write_recorded
+from tests.kit.recordings import Recording, write_recorded
 
 PROGRAM = "import sys; from holdfast.cli.main import main; sys.exit(main())"
 

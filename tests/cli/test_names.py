@@ -12,7 +12,7 @@ from holdfast.repo.format.layout import snapshot_stem
 from holdfast.repo.handle.repository import open_repository
 from holdfast.repo.names.snapshots import delete_snapshot
 from tests.cli.runs import Cli, digest_tree
-from tests.unit.repo.saving import record_key
+from tests.kit.saving import record_key
 
 TIME = re.compile(r"20[0-9]{2}-[01][0-9]-[0-3][0-9] [0-2][0-9]:[0-5][0-9]:[0-5][0-9]")
 DIGEST = re.compile(r"\b[0-9a-f]{12}\b")

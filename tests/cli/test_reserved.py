@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from holdfast.objects.local.local_store import LocalStore
 from tests.cli.runs import Cli
-from tests.unit.repo.saving import new_repo, save_bytes
+from tests.kit.saving import new_repo, save_bytes
 
 OWN = "@own/thing"
 

@@ -11,7 +11,7 @@ import pytest
 
 import holdfast
 from tests.cli.runs import Cli, digest_tree
-from tests.recordings import Recording, write_recorded
+from tests.kit.recordings import Recording, write_recorded
 
 
 @pytest.fixture(scope="module")

@@ -18,9 +18,9 @@ from holdfast.repo.format.rank_manifests import read_manifests
 from holdfast.repo.names.snapshots import read_snapshot
 from holdfast.repo.write.writer import SaveResult, save
 from tests.cli.runs import Cli
+from tests.kit.saving import noise
+from tests.kit.thread_ranks import run_threads
 from tests.property.test_sizes import make_share
-from tests.unit.repo.saving import noise
-from tests.unit.repo.thread_ranks import run_threads
 
 
 def save_tensors(path: Path) -> SaveResult:

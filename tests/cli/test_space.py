@@ -18,7 +18,7 @@ from holdfast.repo.names.snapshots import read_snapshot
 from holdfast.repo.names.tags import set_tag
 from holdfast.repo.upkeep.prune import Pruned, PrunePlan, apply_prune
 from tests.cli.runs import Cli, digest_tree
-from tests.unit.repo.standing import LEASE_ID, put_lease
+from tests.kit.standing import LEASE_ID, put_lease
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import torch
 from holdfast.facade import Store
 from holdfast.objects.memory import MemoryStore
 from tests.compat.archive import HERE, add, pack
-from tests.tensors import COMPOSITES, ORDINARY, SUBCLASSES, TENSORS
+from tests.kit.tensors import COMPOSITES, ORDINARY, SUBCLASSES, TENSORS
 
 ARCHIVE: Final = HERE / "tensors" / "every.tar.gz"
 _GEOMETRIES: Final = (

@@ -14,7 +14,7 @@ from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.generations import create_generation
 from holdfast.repo.names.snapshots import delete_snapshot, read_snapshot
 from tests.compat.archive import HERE, TIME_S, add, pack
-from tests.unit.repo.saving import (
+from tests.kit.saving import (
     keys,
     misplaced_keys,
     new_repo,
@@ -25,7 +25,7 @@ from tests.unit.repo.saving import (
     rot,
     save_bytes,
 )
-from tests.unit.repo.standing import put_mark
+from tests.kit.standing import put_mark
 
 ZOO: Final = HERE / "zoo"
 CONTENT: Final = {"x": noise(1500, 1), "tiny": b"inline"}

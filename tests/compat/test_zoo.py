@@ -14,7 +14,7 @@ from holdfast.repo.upkeep.check import Checker
 from holdfast.repo.upkeep.collect import plan_collect, verify_may_collect
 from tests.compat.archive import unpack
 from tests.compat.make_zoo import CASES, CONTENT, SOUND, ZOO, make_case
-from tests.unit.repo.saving import load_bytes
+from tests.kit.saving import load_bytes
 
 FINDINGS: Final[dict[str, list[str]]] = {
     "sound": [],

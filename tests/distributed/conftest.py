@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast.testing.ranks import run_ranks
-from tests.patience import RUN_S
+from tests.kit.patience import RUN_S
 
 World = Callable[[int], Callable[..., list[Any]]]
 

@@ -11,7 +11,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from holdfast.dcp import StorageWriter
 from tests.distributed.dcp_states import dcp
-from tests.tensors import raw_bytes
+from tests.kit.tensors import raw_bytes
 
 
 class Odd:

@@ -20,7 +20,7 @@ import torch.distributed as dist
 import holdfast
 from tests.distributed.telling import tell
 from tests.distributed.test_rank_faults import strike
-from tests.patience import PATIENCE_S
+from tests.kit.patience import PATIENCE_S
 
 TIMEOUT_S: Final = 12.0
 PORT: Final = 29_417

@@ -20,7 +20,7 @@ from holdfast.distributed.talk import sending
 from holdfast.distributed.talk.sending import Sender
 from tests.distributed.conftest import World
 from tests.distributed.telling import Told, tell
-from tests.patience import PATIENCE_S, PROMPT_S
+from tests.kit.patience import PATIENCE_S, PROMPT_S
 
 TIMEOUT_S: Final = 8.0
 ROWS: Final = 300

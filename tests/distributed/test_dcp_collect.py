@@ -26,7 +26,7 @@ from holdfast.repo.names.roots import read_leases
 from holdfast.repo.upkeep.collect import Rules
 from holdfast.repo.upkeep.sweep import fence, publish_mark
 from tests.distributed.dcp_states import dcp
-from tests.patience import PATIENCE_S
+from tests.kit.patience import PATIENCE_S
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 AT_ONCE = Rules(min_age_s=0.0)

@@ -12,7 +12,7 @@ from holdfast.dcp import StorageReader
 from holdfast.testing.ranks import run_ranks
 from tests.distributed import dcp_states
 from tests.distributed.conftest import World
-from tests.patience import PROMPT_S, RUN_S
+from tests.kit.patience import PROMPT_S, RUN_S
 
 
 def load_here(path: Path, name: str, step: int) -> list[str]:

@@ -18,7 +18,7 @@ from holdfast.testing.faults import Crashed
 from tests.distributed.cues import ARRIVED, BEFORE, COLLECTED, CREATED, WORKED, Cell, Moment, cueing, list_cells
 from tests.distributed.thread_worlds import connect, run_thread_ranks
 from tests.faults.hooked_store import HookedStore
-from tests.unit.repo.saving import load_bytes, new_repo, noise, save_bytes
+from tests.kit.saving import load_bytes, new_repo, noise, save_bytes
 
 STEPS: Final = ["prepare", "name", "room", "open", "begin", "share", "write", "marks", "stale", "commit", "done"]
 """Every step of `repo.writer.save` that overwrites."""

@@ -20,7 +20,7 @@ from holdfast.distributed.talk.collectives import Collectives
 from holdfast.errors import RankError
 from tests.distributed.conftest import World
 from tests.distributed.watching import looking_often
-from tests.patience import PATIENCE_S, PROMPT_S
+from tests.kit.patience import PATIENCE_S, PROMPT_S
 
 
 class Unpicklable(Exception):

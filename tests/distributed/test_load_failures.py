@@ -14,7 +14,7 @@ from torch.distributed.tensor import Shard
 import holdfast
 from tests.distributed.conftest import World
 from tests.distributed.placing import place
-from tests.tensors import raw_bytes
+from tests.kit.tensors import raw_bytes
 
 Outcome = dict[str, Any]
 NAMES = ["w", "model.weight", "model.bias", "step", "fragile", "last"]

@@ -16,7 +16,7 @@ from holdfast.tensors.sharding.sharded import per_rank, shard
 from tests.distributed.conftest import World
 from tests.distributed.placing import place
 from tests.distributed.telling import Told, counting, tell
-from tests.patience import PATIENCE_S
+from tests.kit.patience import PATIENCE_S
 
 MIB = 1 << 20
 

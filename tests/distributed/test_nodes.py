@@ -14,7 +14,7 @@ import pytest
 
 import holdfast
 from tests.distributed.node import wait_file
-from tests.patience import PATIENCE_S
+from tests.kit.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 ADDRESS = "10.77.0"

@@ -14,7 +14,7 @@ from holdfast.repo.upkeep.prune import Keep, Pruned, PrunePlan, apply_prune, rea
 from holdfast.testing.faults import Crashed, Fault, FaultyStore
 from tests.distributed.conftest import World
 from tests.distributed.thread_worlds import connect, run_thread_ranks
-from tests.unit.repo.saving import new_repo, save_bytes
+from tests.kit.saving import new_repo, save_bytes
 
 
 def prune(rank: int, path: Path) -> tuple[list[str], list[str]]:

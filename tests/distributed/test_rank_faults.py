@@ -26,7 +26,7 @@ from holdfast.testing.faults import Fault, FaultyStore
 from tests.distributed.conftest import World
 from tests.distributed.placing import place
 from tests.distributed.telling import Told, tell
-from tests.patience import PATIENCE_S, PROMPT_S
+from tests.kit.patience import PATIENCE_S, PROMPT_S
 
 TIMEOUT_S: Final = 8.0
 STEPS: Final = [

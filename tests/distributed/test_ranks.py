@@ -17,7 +17,7 @@ import torch.distributed as dist
 from holdfast.testing import ranks
 from holdfast.testing.ranks import Lost, RankFault, RanksFailed, run_ranks
 from tests.distributed.conftest import World
-from tests.patience import PATIENCE_S, PROMPT_S
+from tests.kit.patience import PATIENCE_S, PROMPT_S
 
 
 def add_up(rank: int, start: int, *, factor: int) -> tuple[int, int]:

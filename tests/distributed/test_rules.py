@@ -31,7 +31,7 @@ from tests.distributed.conftest import World
 from tests.distributed.placing import place
 from tests.distributed.telling import counting, tell
 from tests.distributed.test_rank_faults import strike
-from tests.patience import PATIENCE_S
+from tests.kit.patience import PATIENCE_S
 
 MIB = 1 << 20
 

@@ -20,7 +20,7 @@ from holdfast.distributed.talk.collectives import Collectives
 from holdfast.tensors.sharding.sharded import per_rank
 from tests.distributed.conftest import World
 from tests.distributed.telling import Told, tell
-from tests.patience import PATIENCE_S
+from tests.kit.patience import PATIENCE_S
 
 
 def make_noise(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -11,8 +11,8 @@ from holdfast.repo.write.writer import SaveResult, save
 from holdfast.snapshot.save.save import SaveOptions
 from holdfast.tensors.sharding.sharded import shard
 from holdfast.trees.registered import Types
-from tests.unit.repo.saving import new_repo
-from tests.unit.repo.thread_ranks import ThreadRanks, run_threads
+from tests.kit.saving import new_repo
+from tests.kit.thread_ranks import ThreadRanks, run_threads
 
 SHAPES = {"embedding": (12_800, 2_048), "attention": (12_288, 4_096), "mlp": (11_008, 4_096), "norm": (4_096,)}
 """Of bfloat16, as layers of a language model have; a sixteenth of each matrix is more than 3 MiB."""

@@ -15,7 +15,7 @@ from holdfast.repo.handle.repository import init_repository
 from holdfast.repo.names.snapshots import read_snapshot
 from holdfast.repo.names.tags import set_tag
 from tests.faults.scenario import Content, save_content
-from tests.patience import PATIENCE_S
+from tests.kit.patience import PATIENCE_S
 
 
 @dataclass(frozen=True, slots=True)

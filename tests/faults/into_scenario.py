@@ -11,7 +11,7 @@ from torch import nn
 
 from holdfast.facade import Store
 from holdfast.objects.memory import MemoryStore
-from tests.tensors import raw_bytes
+from tests.kit.tensors import raw_bytes
 
 Facts = dict[str, object]
 """The content of each leaf, and of each object as a whole, by name."""

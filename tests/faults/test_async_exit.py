@@ -16,7 +16,7 @@ import torch
 from holdfast.errors import StoreError
 from holdfast.facade import Store
 from holdfast.opening import open as open_store
-from tests.patience import PATIENCE_S
+from tests.kit.patience import PATIENCE_S
 
 _PRELUDE = """
 import os, signal, sys, threading, time

@@ -16,7 +16,7 @@ from holdfast.repo.handle.repository import init_repository
 from tests.faults import faketime_scenario
 from tests.faults.scenario import check_store, holds, read_state
 from tests.filesystems.debian import require
-from tests.patience import RUN_S
+from tests.kit.patience import RUN_S
 
 ROOT: Final = Path(__file__).parents[2]
 ROUNDS: Final = 60

@@ -28,7 +28,7 @@ from holdfast.snapshot.load.options import LoadOptions
 from holdfast.snapshot.view.lazy import Snapshot
 from holdfast.trees.registered import Types
 from tests.faults.damage import replace as replace_object
-from tests.tensors import SUBCLASSES, TENSORS, find_facts
+from tests.kit.tensors import SUBCLASSES, TENSORS, find_facts
 
 MAX_EXTRA_KIB: Final = 300 << 10
 FORGED: Final = f"{'f' * 24}-{'f' * 16}"

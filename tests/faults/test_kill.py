@@ -24,7 +24,7 @@ from holdfast.repo.names.snapshots import Snapshot, iter_names
 from holdfast.repo.names.tags import read_tag
 from tests.faults import kill_supervisor
 from tests.faults.scenario import check_store, read_content
-from tests.patience import PATIENCE_S
+from tests.kit.patience import PATIENCE_S
 
 KILLS: Final = 200
 _PER_STORE: Final = 20

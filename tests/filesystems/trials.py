@@ -44,7 +44,7 @@ from tests.faults.test_kill import Supervisor, kill_often
 from tests.faults.unsynced import UnsyncedFiles
 from tests.filesystems.features import probe_features
 from tests.filesystems.places import needs_single_writer, open_place
-from tests.patience import PATIENCE_S
+from tests.kit.patience import PATIENCE_S
 
 _STEP: Final = 11
 _KILLS: Final = 40

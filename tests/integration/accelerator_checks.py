@@ -16,7 +16,6 @@ from holdfast.repo.handle.repository import MIN_BUDGET_BYTES
 from holdfast.repo.read.reader import SnapshotReader, Watch
 from holdfast.snapshot.load import cast
 from holdfast.trees.move import move_to_device
-from tests import fake_accelerator
 from tests.cli.runs import Cli
 from tests.integration.device_tree import (
     CPU,
@@ -28,7 +27,8 @@ from tests.integration.device_tree import (
     tensors_of,
     to_host,
 )
-from tests.tensors import assert_same_tensor
+from tests.kit import fake_accelerator
+from tests.kit.tensors import assert_same_tensor
 
 # At once: torch does not know the name of a device before it has it. Whoever runs this file gives it a process.
 ACCELERATOR, _LIBRARIES = fake_accelerator.install()

@@ -7,7 +7,7 @@ from typing import Any, Final
 import torch
 
 from holdfast.trees.apply import iter_tensors
-from tests.tensors import assert_same_tensor
+from tests.kit.tensors import assert_same_tensor
 
 CPU: Final = torch.device("cpu")
 OTHERS: Final = ("mixed.host", "rng.torch")

@@ -13,7 +13,7 @@ from holdfast.errors import HoldfastError
 from holdfast.objects.protocol import ObjectStore
 from holdfast.testing.faults import Crashed
 from tests.faults.hooked_store import HookedStore
-from tests.patience import PATIENCE_S
+from tests.kit.patience import PATIENCE_S
 
 Act = Callable[[ObjectStore], object]
 Choice = int | Literal["kill"]

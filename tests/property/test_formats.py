@@ -20,8 +20,8 @@ from holdfast.repo.format.manifest_encoding import encode_manifest
 from holdfast.repo.format.pack import PackBuilder, PackedChunk, read_footer
 from holdfast.repo.format.record import Json, canonical_json, decode_record, encode_record, parse_json
 from holdfast.repo.handle.index import BlockCache, Fragment, encode_fragment
-from tests.unit.repo.forging import seal_manifest, seal_pack
-from tests.unit.repo.saving import PACK_ID, append_run, flip, iter_gaps
+from tests.kit.forging import seal_manifest, seal_pack
+from tests.kit.saving import PACK_ID, append_run, flip, iter_gaps
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=10)
 JSON = st.recursive(

@@ -67,8 +67,8 @@ COMPARED: Final = {
 }
 """What the tests of this file compare."""
 ELSEWHERE: Final = {
-    "_ReaderView": "compared in tests/unit/repo/test_stream.py",
-    "_create_file_view": "compared in tests/unit/repo/test_stream.py",
+    "_ReaderView": "compared in tests/unit/repo/read/test_stream.py",
+    "_create_file_view": "compared in tests/unit/repo/read/test_stream.py",
     "_get_failure_dict": "its result is `failures` of the error, compared here with CheckpointException",
     "_assert_same_keys": "does nothing in a world of one; tests/distributed/test_module_sync.py has several ranks",
     "_sync_params_and_buffers": "what `_sync_module_states` calls",

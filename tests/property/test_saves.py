@@ -13,7 +13,7 @@ from holdfast.objects.memory import MemoryStore
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.read.reader import SnapshotReader
 from holdfast.repo.upkeep.check import Checker
-from tests.unit.repo.saving import load_bytes, new_repo, noise, save_bytes, snapshot_of
+from tests.kit.saving import load_bytes, new_repo, noise, save_bytes, snapshot_of
 
 SMALL_CHUNK = 4096
 

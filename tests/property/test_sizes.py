@@ -18,8 +18,8 @@ from holdfast.repo.upkeep.copying import copy_snapshot
 from holdfast.repo.upkeep.usage import find_leases, find_new_bytes, read_usage
 from holdfast.repo.write.transaction import Part
 from holdfast.repo.write.writer import Placement, Request, SaveResult, save
-from tests.unit.repo.saving import keys, new_repo, noise, save_bytes
-from tests.unit.repo.thread_ranks import run_threads
+from tests.kit.saving import keys, new_repo, noise, save_bytes
+from tests.kit.thread_ranks import run_threads
 
 SIZES = st.sampled_from([0, 1, INLINE_BYTES, INLINE_BYTES + 1, 3000])
 CONTENT = st.dictionaries(st.sampled_from("abcdef"), st.tuples(SIZES, st.integers(0, 2)), min_size=1)

@@ -20,7 +20,7 @@ from holdfast.digest import hash_bytes
 from holdfast.errors import BadName, DigestMismatch, NotAStore, NotFound, TensorNotFound, Unsupported
 from holdfast.objects.memory import MemoryStore, VirtualClock
 from holdfast.repo.handle.repository import open_repository
-from tests.tensors import SUBCLASSES, TENSORS, assert_same_tensor
+from tests.kit.tensors import SUBCLASSES, TENSORS, assert_same_tensor
 
 
 def stored_bytes(loc: Path) -> int:

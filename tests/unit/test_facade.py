@@ -21,7 +21,7 @@ from holdfast.objects.memory import MemoryStore, VirtualClock
 from holdfast.opening import open as open_store
 from holdfast.repo.format.layout import PACKS
 from holdfast.repo.upkeep.collect import Rules
-from tests.unit.repo.saving import keys
+from tests.kit.saving import keys
 
 
 @pytest.fixture

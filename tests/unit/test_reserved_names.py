@@ -12,7 +12,7 @@ from holdfast import BadName, Store
 from holdfast.objects.local.local_store import LocalStore
 from holdfast.repo.format.layout import is_reserved
 from holdfast.repo.names.snapshots import DamagedName, iter_names, iter_user_names
-from tests.unit.repo.saving import new_repo, record_key, save_bytes
+from tests.kit.saving import new_repo, record_key, save_bytes
 
 OWN = "@own/thing"
 

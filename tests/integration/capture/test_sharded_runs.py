@@ -7,7 +7,7 @@ import pytest
 import holdfast
 from holdfast.testing.ranks import run_ranks
 from tests.integration.capture import sharded_training
-from tests.patience import RUN_S
+from tests.kit.patience import RUN_S
 
 pytestmark = pytest.mark.slow
 

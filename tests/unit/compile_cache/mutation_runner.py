@@ -30,7 +30,7 @@ from holdfast.compile_cache.key.key import make_key
 from holdfast.compile_cache.key_parts import Uncacheable
 from holdfast.objects.url import open_store
 from holdfast.repo.handle.repository import open_repository
-from tests.unit.compile_cache.keys_of import record_keys
+from tests.kit.graph_keys import record_keys
 from tests.unit.compile_cache.mutations import AFTER, BEFORE, MUTATIONS, Mutation
 
 

@@ -17,7 +17,7 @@ from holdfast.compile_cache.key_parts import Key, Uncacheable, UnknownCode
 from holdfast.errors import CompileCacheError, StoreError, StoreFull
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.handle.repository import Repository, open_repository
-from tests.unit.compile_cache.artifacts import make_artifact, make_key, store_artifact
+from tests.kit.compile_artifacts import make_artifact, make_key, store_artifact
 
 GRAPH = torch.fx.GraphModule({}, torch.fx.Graph())
 

@@ -17,8 +17,8 @@ from holdfast.objects.memory import MemoryStore
 from holdfast.repo.format.record import Json
 from holdfast.repo.format.source import BytesSource
 from holdfast.repo.write.writer import Request, save
-from tests.tensors import TENSORS
-from tests.unit.repo.saving import Watched, snapshot_of
+from tests.kit.saving import Watched, snapshot_of
+from tests.kit.tensors import TENSORS
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from holdfast.facade import Store
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.read.reader import SnapshotReader
 from holdfast.tensors.dtypes import find_dtype
-from tests.tensors import raw_bytes
-from tests.unit.repo.saving import snapshot_of
+from tests.kit.saving import snapshot_of
+from tests.kit.tensors import raw_bytes
 
 NAN, INF = float("nan"), float("inf")
 

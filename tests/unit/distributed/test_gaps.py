@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from holdfast.distributed.checkpoint.coverage import Holding, find_gaps, find_problems, name_ranks
 from holdfast.repo.format.boxes import Box, slices, whole
-from tests.unit.repo.tilings import boxes_in, shapes, tilings
+from tests.kit.tilings import boxes_in, shapes, tilings
 
 
 @st.composite

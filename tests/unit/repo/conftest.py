@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.objects.memory import MemoryStore, VirtualClock
 from holdfast.repo.handle.repository import Repository
-from tests.unit.repo.saving import new_repo
+from tests.kit.saving import new_repo
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 from holdfast.objects import thread_pool as crew
 from holdfast.repo.engine import Engine, count_cores, read_core_quota
 from holdfast.repo.format.chunk import UNIT_BYTES
-from tests.patience import PATIENCE_S
+from tests.kit.patience import PATIENCE_S
 
 MIB = 1 << 20
 

@@ -13,7 +13,7 @@ from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import delete_snapshot, iter_names
 from holdfast.repo.upkeep.check import Checker
 from holdfast.repo.upkeep.collect import collect
-from tests.unit.repo.saving import keys, new_repo, noise, save_bytes
+from tests.kit.saving import keys, new_repo, noise, save_bytes
 
 
 @pytest.fixture

@@ -23,8 +23,8 @@ from holdfast.repo.upkeep.repack import apply_repack, plan_repack
 from holdfast.repo.upkeep.usage import read_usage
 from holdfast.repo.write.transaction import Part
 from holdfast.repo.write.writer import Placement, Request, SaveResult, save
-from tests.unit.repo.saving import MIB, keys, load_bytes, new_repo, noise, rot, save_bytes
-from tests.unit.repo.thread_ranks import ThreadRanks, run_threads
+from tests.kit.saving import MIB, keys, load_bytes, new_repo, noise, rot, save_bytes
+from tests.kit.thread_ranks import ThreadRanks, run_threads
 
 WHOLE = noise(3 * MIB + 5, 1)
 GRID = noise(64, 2)

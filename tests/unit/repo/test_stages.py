@@ -9,7 +9,7 @@ import pytest
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.handle.repository import open_repository
 from holdfast.repo.stages import Stages
-from tests.unit.repo.saving import MIB, load_bytes, noise, save_bytes
+from tests.kit.saving import MIB, load_bytes, noise, save_bytes
 
 
 def test_times_of_all_threads_add_up() -> None:

@@ -11,8 +11,8 @@ from holdfast.facade import Store
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.format.layout import PACKS
 from holdfast.tensors import sources
-from tests.tensors import SUBCLASSES, TENSORS, assert_same_tensor
-from tests.unit.repo.saving import keys, stored_bytes
+from tests.kit.saving import keys, stored_bytes
+from tests.kit.tensors import SUBCLASSES, TENSORS, assert_same_tensor
 
 MIB = 1 << 20
 

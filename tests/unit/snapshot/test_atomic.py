@@ -12,7 +12,7 @@ import holdfast.snapshot.into.swap
 from holdfast.errors import Mismatch, OutOfMemory, Unsupported
 from holdfast.facade import Store
 from holdfast.snapshot.interrupts import holding_signals
-from tests.unit.snapshot.loading import bytes_of, noise
+from tests.kit.loading import bytes_of, noise
 
 
 class Faulty:

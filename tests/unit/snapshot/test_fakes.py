@@ -15,7 +15,7 @@ from torch.utils import _content_store as pytorch
 import holdfast
 from holdfast.content_store import ContentStoreReader, ContentStoreWriter
 from holdfast.errors import Mismatch, MissingChunk, Unsupported
-from tests.tensors import COMPOSITES, ORDINARY, SUBCLASSES
+from tests.kit.tensors import COMPOSITES, ORDINARY, SUBCLASSES
 
 
 def make_tree() -> dict[str, Any]:

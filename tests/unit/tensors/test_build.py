@@ -9,8 +9,8 @@ from holdfast.errors import Corrupt, Unsupported
 from holdfast.repo.format.entry import Entry
 from holdfast.tensors.build import Block, build_tensor, dress, plan_block
 from holdfast.tensors.spec import TensorSpec
-from tests.tensors import ORDINARY, assert_same_tensor
-from tests.unit.tensors.planning import plan_sources
+from tests.kit.tensor_planning import plan_sources
+from tests.kit.tensors import ORDINARY, assert_same_tensor
 
 CPU = torch.device("cpu")
 

@@ -12,8 +12,8 @@ from holdfast.repo.format.chunk import CHUNK_BYTES
 from holdfast.tensors import sources as module
 from holdfast.tensors.sources import TensorSource
 from holdfast.tensors.spec import TensorSpec, describe
-from tests.tensors import ORDINARY
-from tests.unit.tensors.planning import plan_sources
+from tests.kit.tensor_planning import plan_sources
+from tests.kit.tensors import ORDINARY
 
 KIB = 1 << 10
 

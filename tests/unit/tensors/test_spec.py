@@ -18,7 +18,7 @@ from holdfast.tensors.spec import (
     encode_spec,
     find_span,
 )
-from tests.tensors import ORDINARY
+from tests.kit.tensors import ORDINARY
 
 PLAIN: dict[str, Any] = {"type": "tensor", "dtype": "float32", "shape": [2, 3]}
 

@@ -1,0 +1,41 @@
+"""Events and runs that are made up, for tests that need no model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from holdfast.capture.stored.events import Event, Kind, Phase, Site
+from holdfast.capture.stored.observed import look_at
+from holdfast.capture.stored.runs import Run, RunFacts
+from tests.kit.runs_in_memory import make_run
+
+
+def make_event(
+    seq: int, fqn: str, kind: Kind = "output", *, digest: bytes = b"", shape: tuple[int, ...] = (2,), **more: Any
+) -> Event:
+    """Make an event that has no tensor."""
+    phase: Phase = more.pop("phase", "forward")
+    site = Site(more.pop("step", 0), phase, kind, fqn, more.pop("call", 0), more.pop("path", ""))
+    rank, dtype = more.pop("rank", 0), more.pop("dtype", "float32")
+    return Event(seq, site, rank, dtype, shape, digest or fqn.encode(), **more)
+
+
+Seen = tuple[str, Kind, torch.Tensor] | tuple[str, Kind, torch.Tensor, Mapping[str, Any]]
+
+
+def make_tensor_run(*ranks: Iterable[Seen], name: str = "run", environment: Mapping[str, Any] | None = None) -> Run:
+    """Make a run of tensors, in order, for each rank."""
+    events, tensors = [], {}
+    for rank, seen in enumerate(ranks):
+        for seq, (fqn, kind, tensor, *more) in enumerate(seen):
+            leaf = f"{rank}/{seq}"
+            look = look_at(tensor)
+            event = make_event(seq, fqn, kind, shape=look.shape, rank=rank, leaf=leaf, **(more[0] if more else {}))
+            events.append(replace(event, digest=look.digest(), dtype=look.dtype_name))
+            tensors[leaf] = tensor
+    facts = RunFacts(name, environment=environment or {}, world=len(ranks))
+    return make_run(facts, events, tensors)

@@ -1,0 +1,167 @@
+"""Ranks that should hold the same are told from those that do not; what is sharded is put together first."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+
+from holdfast.capture.compare.compare import Ways, diff_runs
+from holdfast.capture.compare.rank_diffs import diff_ranks
+from holdfast.capture.stored.unshard import gather_run
+from tests.kit.made_runs import Seen, make_tensor_run
+
+WEIGHT = torch.arange(12.0).reshape(4, 3)
+
+
+def one_rank(seed: int = 0, *, weight: torch.Tensor = WEIGHT) -> list[Seen]:
+    """Return what a rank of a data-parallel run shows."""
+    batch = torch.randn(2, 3, generator=torch.Generator().manual_seed(seed))
+    return [
+        ("lin.weight", "parameter", weight),
+        ("lin", "input", batch),
+        ("lin", "output", batch @ weight.T),
+        ("lin.weight", "param_grad", torch.ones(4, 3), {"phase": "backward"}),
+        ("lin.weight", "parameter", weight + 1, {"phase": "optimizer"}),
+    ]
+
+
+def test_replicas_that_are_equal_have_no_origin() -> None:
+    found = diff_ranks(make_tensor_run(one_rank(1), one_rank(2), one_rank(3)))
+
+    assert found.origin is None
+    assert found.checked == 3
+    assert found.headline == "run: all 3 replicas of 3 ranks are equal"
+
+
+def test_a_rank_with_other_parameters_is_named() -> None:
+    found = diff_ranks(make_tensor_run(one_rank(1), one_rank(2), one_rank(3, weight=WEIGHT * 2)))
+
+    assert found.origin is not None
+    assert (found.origin.fqn, found.origin.site.step, found.origin.site.phase) == ("lin.weight", 0, "forward")
+    assert found.origin.groups == ((0, 1), (2,))
+    assert found.origin.odd == (2,)
+    assert found.headline.startswith("step 0, forward, parameter of lin.weight: rank 2 differs from ranks 0, 1")
+    assert found.origin.measure is not None
+    assert found.origin.measure.max_abs == 11.0
+    json.dumps(found.to_json(), allow_nan=False)
+
+
+def test_a_gradient_that_was_not_reduced_is_named() -> None:
+    other = one_rank(2)
+    other[3] = ("lin.weight", "param_grad", torch.zeros(4, 3), {"phase": "backward"})
+
+    found = diff_ranks(make_tensor_run(one_rank(1), other))
+
+    assert found.origin is not None
+    assert (found.origin.site.kind, found.origin.site.phase) == ("param_grad", "backward")
+
+
+def test_results_of_other_batches_may_differ_and_those_of_the_same_may_not() -> None:
+    same, odd = one_rank(1), one_rank(1)
+    odd[2] = ("lin", "output", torch.zeros(2, 4))
+
+    assert diff_ranks(make_tensor_run(one_rank(1), one_rank(2))).origin is None
+    found = diff_ranks(make_tensor_run(same, odd)).origin
+    assert found is not None
+    assert (found.fqn, found.why) == ("lin", "an output of equal inputs and parameters")
+
+
+def test_other_random_states_are_noted() -> None:
+    ranks: list[list[Seen]] = [[("cpu", "rng", torch.tensor([rank]))] for rank in range(2)]
+
+    found = diff_ranks(make_tensor_run(*ranks))
+
+    assert found.origin is None
+    assert found.notes == ("random states differ between ranks from step 0 on, which may be meant",)
+
+
+def shard(rank: int, tensor: torch.Tensor = WEIGHT) -> dict[str, Any]:
+    return {"placement": "Shard(dim=0)", "global_shape": tuple(tensor.shape), "offsets": (2 * rank, 0)}
+
+
+def sharded_rank(rank: int, weight: torch.Tensor = WEIGHT) -> list[Seen]:
+    part = weight[2 * rank : 2 * rank + 2].clone()
+    return [("lin.weight", "parameter", part, shard(rank))]
+
+
+def test_parts_of_a_sharded_tensor_are_no_replicas_but_the_same_part_twice_is() -> None:
+    assert diff_ranks(make_tensor_run(sharded_rank(0), sharded_rank(1))).checked == 0
+
+    found = diff_ranks(make_tensor_run(sharded_rank(0), sharded_rank(1), sharded_rank(1, WEIGHT + 1)))
+
+    assert found.origin is not None
+    assert found.origin.groups == ((1,), (2,))
+
+
+def test_a_sharded_run_is_compared_with_a_full_one() -> None:
+    full = make_tensor_run([("lin.weight", "parameter", WEIGHT)], name="full")
+    parts = make_tensor_run(sharded_rank(0), sharded_rank(1), name="sharded")
+    wrong = WEIGHT.clone()
+    wrong[3, 1] += 1e-6
+
+    assert diff_runs(full, parts).is_equal
+    found = diff_runs(full, make_tensor_run(sharded_rank(0), sharded_rank(1, wrong))).origin
+    assert found is not None
+    assert (found.fqn, found.measure and found.measure.at) == ("lin.weight", (3, 1))
+
+
+def test_what_is_partial_is_added_up_and_replicas_are_taken_once() -> None:
+    place = {"placement": "Partial(sum)", "global_shape": (4, 3)}
+    average = {"placement": "Partial(avg)", "global_shape": (4, 3)}
+    same = {"placement": "Replicate()", "global_shape": (4, 3), "offsets": (0, 0)}
+    ranks: list[list[Seen]] = [
+        [("a", "output", WEIGHT, place), ("b", "output", WEIGHT, same), ("c", "output", WEIGHT, average)]
+        for _ in range(2)
+    ]
+    full = make_tensor_run([("a", "output", 2 * WEIGHT), ("b", "output", WEIGHT), ("c", "output", WEIGHT)])
+
+    assert diff_runs(full, make_tensor_run(*ranks)).is_equal
+
+
+def test_dims_of_the_user_say_how_plain_tensors_lie_together() -> None:
+    halves: list[list[Seen]] = [[("lin", "output", half)] for half in WEIGHT.chunk(2)]
+    full = make_tensor_run([("lin", "output", WEIGHT)])
+
+    assert diff_runs(full, make_tensor_run(*halves), ways=Ways(dims={"lin": 0})).is_equal
+    unknown = diff_runs(full, make_tensor_run(*halves, name="split"))
+    assert unknown.origin is None
+    assert any("name them in dims" in note for note in unknown.notes)
+    assert unknown.counts["missing"] == 1
+
+
+def test_parts_that_do_not_make_a_whole_are_left_out_and_it_is_said() -> None:
+    run, gathering = gather_run(make_tensor_run(sharded_rank(0), []))
+
+    assert run.events(0) == ()
+    assert "their parts do not make up the whole" in gathering.notes[0]
+
+
+def test_a_rank_with_another_seed_is_named_with_its_rank() -> None:
+    def ranks(seed: int) -> list[list[Seen]]:
+        random: list[Seen] = [("cpu", "rng", torch.tensor([0])), ("cpu", "rng", torch.tensor([seed]))]
+        return [[random[rank], *one_rank(rank if rank == 0 else seed)] for rank in range(2)]
+
+    found = diff_runs(make_tensor_run(*ranks(1), name="good"), make_tensor_run(*ranks(7), name="bad")).origin
+
+    assert found is not None
+    assert (found.rank, found.step, found.phase, found.fqn, found.kind) == (1, 0, "forward", "cpu", "rng")
+    assert str(found).startswith("step 0, rank 1, forward, cpu: random state differs by itself")
+
+
+def test_what_ranks_reduce_together_is_passed_on_from_the_rank_that_differs() -> None:
+    def ranks(batch: float, grad: float) -> list[list[Seen]]:
+        return [
+            [
+                ("lin", "input", torch.full((2,), batch if rank else 0.0)),
+                ("lin", "output", torch.full((2,), batch if rank else 0.0)),
+                ("lin", "grad", torch.ones(2), {"phase": "backward"}),
+                ("lin.weight", "param_grad", torch.full((2,), grad), {"phase": "backward"}),
+            ]
+            for rank in range(2)
+        ]
+
+    result = diff_runs(make_tensor_run(*ranks(1.0, 1.0)), make_tensor_run(*ranks(2.0, 3.0)))
+
+    assert [(origin.rank, origin.fqn, origin.kind) for origin in result.origins] == [(1, "lin", "input")]

@@ -1,0 +1,181 @@
+"""Recording in trouble: whatever the store does, training goes on, and the user is told once."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+
+from holdfast.capture.record import recorder
+from holdfast.capture.record.observer import RecordingWarning
+from holdfast.capture.stored.runs import read_run
+from holdfast.errors import StoreError, StoreFull
+from holdfast.objects.memory import MemoryStore
+from holdfast.repo.format.layout import MANIFESTS
+from holdfast.repo.handle.repository import open_repository
+from holdfast.testing.faults import Fault, FaultyStore
+from tests.faults.hooked_store import HookedStore
+from tests.kit.recorded_training import count_hooks, new_repo, new_training, pick, record_steps
+
+
+@pytest.mark.parametrize("fault", [Fault.NO_SPACE, Fault.FOR_GOOD])
+def test_a_store_that_fails_stops_no_training_and_the_user_is_told_once(fault: Fault) -> None:
+    bare = new_training()
+    expected = [bare.step() for _ in range(8)]
+    training = new_training()
+    store = FaultyStore(MemoryStore(), fault=fault, at=40)
+    repo = open_repository(store, create=True)
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        with training.record(repo, level="full", segment_steps=1) as rec:
+            found = []
+            for _ in range(8):
+                found.append(training.step())
+                rec._spool.wait()
+
+    assert torch.equal(torch.stack(found), torch.stack(expected))
+    texts = [str(each.message) for each in told if issubclass(each.category, RecordingWarning)]
+    assert len([text for text in texts if "could not be written" in text]) == 1
+    assert "recording has stopped" in texts[-1]
+    assert count_hooks(training.model) == 0
+
+
+def test_a_store_that_fails_once_loses_tensors_and_no_events() -> None:
+    training, inner = new_training(), MemoryStore()
+    record_steps(open_repository(inner, create=True), "before", count=1)
+    failed: list[str] = []
+
+    def fail_once(name: str, key: str) -> None:
+        if not failed and name == "create" and key.startswith(MANIFESTS):
+            failed.append(key)
+            raise StoreError("on cue", key=key)
+
+    repo = open_repository(HookedStore(inner, before=fail_once))
+
+    with pytest.warns(RecordingWarning, match="only digests and numbers are kept"):
+        record_steps(repo, training=training, level="full", segment_steps=1, count=4)
+
+    run = read_run(open_repository(inner), "run")
+    assert run.facts.status == "complete"
+    assert list(run.steps) == [0, 1, 2, 3]
+    counts = [len(run.events(step)) for step in run.steps]
+    assert counts[1:] == [counts[1]] * 3
+    assert "could not be written" in run.facts.notes[0]
+    assert all(event.stats is not None for event in run.events(3))
+
+
+def test_what_was_asked_to_be_raised_is_raised() -> None:
+    training = new_training()
+    repo = open_repository(FaultyStore(MemoryStore(), fault=Fault.NO_SPACE, at=20), create=True)
+
+    with pytest.raises(StoreError):
+        record_steps(repo, training=training, level="full", segment_steps=1, when_full="raise", count=8)
+
+    assert count_hooks(training.model) == 0
+
+
+def test_a_full_queue_raises_if_that_was_asked_for() -> None:
+    training = new_training()
+
+    with (
+        pytest.raises(StoreFull, match="queue_bytes=200"),
+        training.record(new_repo(), level="full", queue_bytes=200, when_full="raise"),
+    ):
+        training.step()
+
+    assert count_hooks(training.model) == 0
+
+
+def test_a_full_queue_makes_training_wait_and_nothing_is_lost() -> None:
+    run = record_steps(new_repo(), level="full", queue_bytes=200, count=2)
+
+    assert all(event.leaf for step in run.steps for event in run.events(step))
+    assert run.facts.notes == ()
+
+
+def test_a_full_queue_degrades_to_numbers_if_that_was_asked_for() -> None:
+    with pytest.warns(RecordingWarning, match="degraded to stats"):
+        run = record_steps(new_repo(), level="full", queue_bytes=200, when_full="degrade", count=1)
+
+    events = run.events(0)
+    assert {bool(event.leaf) for event in events} == {True, False}
+    assert all(event.stats is not None for event in events)
+
+
+def test_a_budget_that_is_used_up_degrades_to_numbers() -> None:
+    with pytest.warns(RecordingWarning, match="max_bytes=10000 is used up"):
+        run = record_steps(new_repo(), level="full", max_bytes="10kB", count=3)
+
+    kept = [event for step in run.steps for event in run.events(step) if event.leaf]
+    assert kept
+    assert not [event for event in run.events(2) if event.leaf and event.site.kind == "output"]
+    assert "max_bytes" in run.facts.notes[0]
+
+
+def test_a_mistake_of_ours_stops_the_recording_and_not_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    training, repo = new_training(), new_repo()
+
+    with training.record(repo) as rec:
+        training.step()
+        monkeypatch.setattr(rec._weights, "see_state", _fail)
+        with pytest.warns(RecordingWarning, match="recording has stopped at step 1: ValueError: ours"):
+            training.step()
+        training.step()
+
+    assert list(read_run(repo, "run").steps) == [0]
+
+
+def _fail() -> None:
+    raise ValueError("ours")
+
+
+def test_a_tensor_that_has_no_bytes_is_left_out_and_named() -> None:
+    training, repo = new_training(), new_repo()
+
+    with training.record(repo) as rec:
+        with pytest.warns(RecordingWarning, match="log of odd is not recorded"):
+            rec.log("odd", torch.eye(2).to_sparse())
+        rec.log("even", torch.eye(2))
+
+    assert [event.site.fqn for event in pick(read_run(repo, "run").events(0), "log")] == ["even"]
+
+
+def test_what_was_committed_before_a_crash_is_readable() -> None:
+    training, inner = new_training(), MemoryStore()
+    recording = training.record(open_repository(inner, create=True), segment_steps=2)
+    recording.__enter__()
+    for _ in range(5):
+        training.step()
+    recording._spool.wait()
+
+    run = read_run(open_repository(inner), "run")
+
+    assert run.facts.status == "unfinished"
+    assert list(run.steps) == [0, 1, 2, 3]
+    recording.__exit__(None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("choices", "text"),
+    [
+        ({"level": "everything"}, "the level of '\\*' must be one of 'off', 'digest'"),
+        ({"kinds": "inputs"}, "each of kinds must be one of"),
+        ({"steps": "1..2"}, "steps must be like '0-9,20,100:1000:100'"),
+        ({"max_bytes": "much"}, "max_bytes must be a number of bytes or a text such as '20GB'"),
+        ({"queue_bytes": 0}, "queue_bytes must be more than 0"),
+        ({"when_full": "panic"}, "when_full must be one of 'block', 'degrade', 'raise'"),
+        ({"compiled": "no"}, "compiled must be one of"),
+    ],
+)
+def test_choices_that_mean_nothing_are_refused(choices: dict[str, object], text: str) -> None:
+    training = new_training()
+
+    with pytest.raises(ValueError, match=text):
+        recorder.record(new_repo(), "run", training.model, **choices)  # type: ignore[arg-type]  # that is the point
+
+
+def test_an_option_that_there_is_not_is_named() -> None:
+    with pytest.raises(TypeError, match="record\\(\\) has no option levels; it has"):
+        recorder.record(new_repo(), "run", new_training().model, levels="full")  # type: ignore[call-arg]  # as well

@@ -1,0 +1,233 @@
+"""Artifacts are written as variants of their key, found by exact names, and come back as they were."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from holdfast.compile_cache.artifacts.artifact import iter_variants, read_artifact, write_artifact
+from holdfast.compile_cache.artifacts.catalog import artifact_name, iter_artifacts
+from holdfast.compile_cache.artifacts.statement import read_parts
+from holdfast.compile_cache.artifacts.trust import Trust
+from holdfast.errors import Corrupt, NewerFormat
+from holdfast.objects.local.local_store import LocalStore
+from holdfast.objects.memory import MemoryStore
+from holdfast.repo.format.layout import PACKS
+from holdfast.repo.names.snapshots import delete_snapshot
+from holdfast.repo.upkeep.collect import Rules, collect
+from tests.kit.compile_artifacts import (
+    OTHER_SECRET,
+    SECRET,
+    find_variant,
+    forge,
+    make_artifact,
+    make_key,
+    store_artifact,
+)
+from tests.kit.saving import keys, load_bytes, new_repo, noise, record_key
+
+MINE = Trust()
+ALL = Trust(everything=True)
+BIG = {"k1": noise(300_000, 1), "k2": noise(1_500_000, 2)}
+
+
+def test_an_artifact_comes_back_as_it_was() -> None:
+    repo = new_repo()
+    artifact = make_artifact(guards="s0 > 8", graph=noise(200_000), kernels=BIG)
+
+    result = write_artifact(repo, artifact, secret=None)
+    (found,) = iter_variants(repo, artifact.key.digest)
+
+    assert result.name == f"@compiled/{artifact.key.digest}/0"
+    assert (found.guards, found.seconds, found.digests) == ("s0 > 8", 12.5, artifact.key.digests)
+    assert read_artifact(repo, found, trust=MINE) == artifact
+
+
+def test_an_artifact_without_kernels_comes_back() -> None:
+    repo = new_repo()
+    artifact = make_artifact(kernels={})
+
+    assert read_artifact(repo, store_artifact(repo, artifact), trust=MINE) == artifact
+
+
+def test_the_parts_of_a_key_can_be_read_alone() -> None:
+    repo = new_repo()
+    found = store_artifact(repo)
+
+    assert read_parts(repo, found) == make_key().parts
+
+
+def test_other_guards_are_another_variant() -> None:
+    repo = new_repo()
+    for guards in ("s0 > 8", "s0 <= 8", ""):
+        write_artifact(repo, make_artifact(guards=guards), secret=None)
+
+    found = list(iter_variants(repo, make_key().digest))
+
+    assert [(each.number, each.guards) for each in found] == [(0, "s0 > 8"), (1, "s0 <= 8"), (2, "")]
+
+
+def test_the_same_guards_are_stored_once_though_bytes_differ() -> None:
+    repo = new_repo()
+    first = write_artifact(repo, make_artifact(graph=b"one"), secret=None)
+
+    again = write_artifact(repo, make_artifact(graph=b"two"), secret=None)
+
+    assert (again.existed, again.name, again.digest) == (True, first.name, first.digest)
+    assert read_artifact(repo, find_variant(repo), trust=MINE).graph == b"one"
+
+
+def test_another_key_has_variants_of_its_own() -> None:
+    repo = new_repo()
+    for seed in "ab":
+        store_artifact(repo, make_artifact(seed, graph=seed.encode()))
+
+    assert [read_artifact(repo, found, trust=MINE).graph for found in iter_variants(repo, make_key("b").digest)] == [
+        b"b"
+    ]
+    assert {found.key_digest for found in iter_artifacts(repo.store)} == {make_key(seed).digest for seed in "ab"}
+
+
+def test_looking_for_a_key_lists_no_other_names() -> None:
+    listed: list[str] = []
+
+    class Spy(MemoryStore):
+        def list(self, prefix: str, *, after: str = "", limit: int = 1000):  # type: ignore[no-untyped-def]  # a spy
+            listed.append(prefix)
+            return super().list(prefix, after=after, limit=limit)
+
+    repo = new_repo(Spy())
+    store_artifact(repo)
+    listed.clear()
+
+    next(iter_variants(repo, make_key().digest))
+
+    assert len(listed) == 1
+    assert listed[0].endswith("%2f0@")
+
+
+def test_a_variant_behind_deleted_ones_is_found_and_their_names_are_used_again() -> None:
+    repo = new_repo()
+    for guards in ("a", "b", "c"):
+        store_artifact(repo, make_artifact(guards=guards))
+    for number in (0, 1):
+        delete_snapshot(repo.store, artifact_name(make_key().digest, number))
+
+    assert [found.guards for found in iter_variants(repo, make_key().digest)] == ["c"]
+    assert store_artifact(repo, make_artifact(guards="d")).number == 0
+    assert [found.guards for found in iter_variants(repo, make_key().digest)] == ["d", "c"]
+
+
+def test_a_hole_that_a_copy_has_left_hides_nothing() -> None:
+    repo = new_repo()
+    other = new_repo()
+    found = store_artifact(other, make_artifact(guards="c"))
+    assert found.snapshot is not None
+    forge(repo, artifact_name(make_key().digest, 2), load_bytes(other, found.name), found.snapshot.metadata)
+
+    assert [found.number for found in iter_variants(repo, make_key().digest)] == [2]
+    assert write_artifact(repo, make_artifact(guards="c"), secret=None).existed
+
+
+def test_a_variant_with_a_damaged_record_is_told_and_passed_over(tmp_path: Path) -> None:
+    repo = new_repo(LocalStore(tmp_path))
+    for guards in ("a", "b"):
+        store_artifact(repo, make_artifact(guards=guards))
+    record = tmp_path / record_key(artifact_name(make_key().digest, 0))
+    record.write_bytes(record.read_bytes().replace(b"live", b"LIVE"))
+
+    damaged, well = iter_variants(repo, make_key().digest)
+
+    assert well.guards == "b"
+    with pytest.raises(Corrupt, match="is damaged: its bytes do not have the digest that it states"):
+        read_artifact(repo, damaged, trust=MINE)
+    assert store_artifact(repo, make_artifact(guards="a")).number == 2
+    assert {found.number for found in iter_artifacts(repo.store)} == {0, 1, 2}
+
+
+def test_a_variant_whose_bytes_are_lost_is_mended_by_the_next_save() -> None:
+    repo = new_repo()
+    artifact = make_artifact(kernels=BIG)
+    found = store_artifact(repo, artifact)
+    for key in keys(repo.store, PACKS):
+        repo.store.delete(key)
+    with pytest.raises(Corrupt, match="is gone, and no other intact copy is in the store"):
+        read_artifact(repo, found, trust=MINE)
+
+    result = write_artifact(new_repo(repo.store), artifact, secret=None)
+
+    assert (result.existed, result.name, result.generation) == (False, found.name, 1)
+    assert read_artifact(repo, find_variant(repo), trust=MINE) == artifact
+
+
+def test_a_record_that_describes_no_artifact_is_told_and_mended() -> None:
+    repo = new_repo()
+    name = artifact_name(make_key().digest, 0)
+    found = forge(repo, name, {"graph": b"x"}, {"artifact": 1, "guards": 7})
+
+    with pytest.raises(Corrupt, match=re.escape(f"record {name}: field 'guards' is missing or of the wrong type")):
+        read_artifact(repo, found, trust=ALL)
+    assert write_artifact(repo, make_artifact(), secret=None).name == name
+
+
+def test_a_later_format_is_left_to_later_versions() -> None:
+    repo = new_repo()
+    name = artifact_name(make_key().digest, 0)
+    found = forge(repo, name, {"graph": b"x"}, {"artifact": 2})
+
+    with pytest.raises(NewerFormat, match=re.escape(f"'{name}' is an artifact of version 2, this Holdfast reads up")):
+        read_artifact(repo, found, trust=ALL)
+    assert write_artifact(repo, make_artifact(), secret=None).name == artifact_name(make_key().digest, 1)
+
+
+def test_a_strange_name_is_told() -> None:
+    repo = new_repo()
+    found = forge(repo, "@compiled/strange", {"graph": b"x"}, {})
+
+    with pytest.raises(Corrupt, match="'@compiled/strange' is not the name of an artifact; delete it"):
+        read_artifact(repo, found, trust=ALL)
+    assert [each.name for each in iter_artifacts(repo.store)] == ["@compiled/strange"]
+
+
+@pytest.mark.parametrize("entries", [{"graph": b"x"}, {"key.json": b"{}"}, {"graph": b"", "key.json": b"{}", "x": b""}])
+def test_what_an_artifact_does_not_consist_of_is_refused(entries: dict[str, bytes]) -> None:
+    repo = new_repo()
+    good = store_artifact(repo)
+    assert good.snapshot is not None
+    found = forge(repo, good.name, entries, good.snapshot.metadata)
+
+    with pytest.raises(Corrupt, match="does not hold what an artifact consists of"):
+        read_artifact(repo, found, trust=ALL)
+
+
+def test_an_unsigned_variant_is_replaced_by_a_signed_one() -> None:
+    repo = new_repo()
+    first = store_artifact(repo)
+
+    signed = store_artifact(repo, secret=SECRET)
+
+    assert (first.mac, signed.name) == ("", first.name)
+    assert write_artifact(repo, make_artifact(), secret=SECRET).existed
+    assert write_artifact(repo, make_artifact(), secret=None).existed
+
+
+def test_a_variant_signed_with_another_key_is_left_to_those_who_have_it() -> None:
+    repo = new_repo()
+    first = store_artifact(repo, secret=OTHER_SECRET)
+
+    second = store_artifact(repo, secret=SECRET)
+
+    assert (first.number, second.number) == (0, 1)
+    assert [found.mac for found in iter_variants(repo, make_key().digest)] == [first.mac, second.mac]
+
+
+def test_artifacts_that_are_deleted_are_collected() -> None:
+    repo = new_repo()
+    found = store_artifact(repo, make_artifact(kernels=BIG))
+    delete_snapshot(repo.store, found.name)
+
+    collect(repo.store, Rules(min_age_s=0.0))
+
+    assert keys(repo.store, PACKS) == []

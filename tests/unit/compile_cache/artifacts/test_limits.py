@@ -1,0 +1,218 @@
+"""What the cache may hold: keys go by size, age or system, and use is told by records."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from holdfast.compile_cache.artifacts.artifact import iter_variants
+from holdfast.compile_cache.artifacts.catalog import Found, artifact_name
+from holdfast.compile_cache.artifacts.last_use import DAY_S, USES, read_uses, record_use
+from holdfast.compile_cache.artifacts.limits import (
+    Limits,
+    StoredKey,
+    apply_limits,
+    group_keys,
+    plan_clear,
+    plan_limits,
+    read_stored,
+)
+from holdfast.objects.local.local_store import LocalStore
+from holdfast.objects.memory import MemoryStore
+from holdfast.repo.handle.repository import Repository
+from holdfast.repo.names.snapshots import delete_snapshot, iter_names, read_name
+from tests.kit.compile_artifacts import find_variant, forge, make_artifact, make_key, store_artifact
+from tests.kit.saving import new_repo, record_key
+
+START_S = 1_700_000_000.0
+
+
+class Clock:
+    """A clock that a test sets."""
+
+    def __init__(self) -> None:
+        self.time_s = START_S
+
+    def now(self) -> float:
+        return self.time_s
+
+    def wait(self, days: float) -> None:
+        self.time_s += days * DAY_S
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def repo(clock: Clock) -> Repository:
+    return new_repo(MemoryStore(clock=clock))
+
+
+def _key(digest: str, used_s: float, size_bytes: int, *, system: str = "mine") -> StoredKey:
+    found = Sized(f"@compiled/{digest}/0", digest, None, digests={"system": system})
+    found.held_bytes[found.name] = size_bytes
+    return StoredKey(digest, (found,), used_s)
+
+
+class Sized(Found):
+    """A variant of any size."""
+
+    __slots__ = ()
+    held_bytes: ClassVar[dict[str, int]] = {}
+
+    @property
+    def size_bytes(self) -> int:
+        return self.held_bytes[self.name]
+
+
+def _delete(keys: list[StoredKey], limits: Limits, now_s: float = 100.0) -> dict[str, str]:
+    return {v.key.digest: v.reason for v in plan_limits(keys, limits, now_s=now_s).verdicts if v.reason}
+
+
+def test_what_was_used_least_recently_goes_when_there_is_too_much() -> None:
+    keys = [_key("a", 10, 40), _key("b", 30, 40), _key("c", 20, 40)]
+
+    assert _delete(keys, Limits(max_bytes=80)) == {"a": "over the size"}
+    assert _delete(keys, Limits(max_bytes=79)) == {"a": "over the size", "c": "over the size"}
+    assert _delete(keys, Limits(max_bytes=0)).keys() == {"a", "b", "c"}
+    assert _delete(keys, Limits(max_bytes=120)) == {}
+
+
+def test_what_fits_stays_though_something_larger_goes() -> None:
+    keys = [_key("a", 10, 5), _key("b", 30, 40), _key("c", 20, 1000)]
+
+    assert _delete(keys, Limits(max_bytes=50)) == {"c": "over the size"}
+
+
+def test_what_was_not_used_for_long_goes() -> None:
+    keys = [_key("a", 10, 1), _key("b", 90, 1)]
+
+    assert _delete(keys, Limits(max_age_s=50)) == {"a": "not used for long"}
+
+
+def test_what_is_for_another_system_goes() -> None:
+    keys = [_key("a", 10, 1, system="other"), _key("b", 10, 1)]
+
+    assert _delete(keys, Limits(systems=frozenset({"mine"}))) == {"a": "of another system"}
+
+
+def test_what_goes_for_another_reason_does_not_count_for_the_size() -> None:
+    keys = [_key("a", 90, 100, system="other"), _key("b", 10, 100)]
+
+    assert _delete(keys, Limits(max_bytes=100, systems=frozenset({"mine"}))) == {"a": "of another system"}
+
+
+@pytest.mark.parametrize("rules", [{}, {"max_bytes": -1}, {"max_age_s": -1.0}, {"max_age_s": float("nan")}])
+def test_limits_that_mean_nothing_are_refused(rules: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=r"give at least one limit|cannot be negative"):
+        Limits(**rules)  # type: ignore[arg-type]  # that is the point
+
+
+def test_keys_are_told_by_use_and_else_by_when_they_were_saved(repo: Repository, clock: Clock) -> None:
+    for seed in "abc":
+        store_artifact(repo, make_artifact(seed))
+        clock.wait(1)
+    clock.wait(10)
+    record_use(repo, [find_variant(repo, "a")])
+
+    keys = read_stored(repo.store)
+
+    assert [key.digest for key in keys] == [make_key(seed).digest for seed in "acb"]
+    assert [key.used_s for key in keys] == [START_S + 13 * DAY_S, START_S + 2 * DAY_S, START_S + DAY_S]
+
+
+def test_use_is_recorded_once_a_day_by_one_of_all(repo: Repository, clock: Clock) -> None:
+    found = [store_artifact(repo, make_artifact(seed)) for seed in "ab"]
+    clock.wait(2)
+
+    assert record_use(repo, found[:1])
+    assert not record_use(repo, found[:1])
+    assert record_use(repo, found)
+    assert not record_use(repo, found)
+    clock.wait(1)
+    assert record_use(repo, found)
+
+    assert read_uses(repo.store) == {each.key_digest: START_S + 3 * DAY_S for each in found}
+    assert sorted(each.name for each in iter_names(repo.store, USES)) == [  # type: ignore[union-attr]  # none is damaged
+        "@compiled-use/2023-11-16",
+        "@compiled-use/2023-11-17",
+    ]
+
+
+def test_use_on_the_first_day_is_not_recorded(repo: Repository, clock: Clock) -> None:
+    found = store_artifact(repo)
+    clock.wait(0.5)
+
+    assert not record_use(repo, [found])
+    assert not record_use(repo, [])
+    assert read_uses(repo.store) == {}
+
+
+def test_use_of_what_cannot_be_written_to_is_no_error(tmp_path: Path) -> None:
+    store_artifact(new_repo(LocalStore(tmp_path)))
+    repo = new_repo(LocalStore(tmp_path, read_only=True))
+    found = find_variant(repo)
+    assert found.snapshot is not None
+    object.__setattr__(found.snapshot, "time_s", 0.0)
+
+    assert not record_use(repo, [found])
+
+
+def test_limits_delete_keys_and_the_records_of_their_use(repo: Repository, clock: Clock) -> None:
+    for guards in ("x", "y"):
+        store_artifact(repo, make_artifact("a", guards=guards))
+    store_artifact(repo, make_artifact("b"))
+    clock.wait(5)
+    record_use(repo, [find_variant(repo, "a")])
+    clock.wait(30)
+    record_use(repo, [find_variant(repo, "b")])
+    clock.wait(2)
+
+    plan = plan_limits(read_stored(repo.store), Limits(max_age_s=20 * DAY_S), now_s=clock.now())
+    deleted = apply_limits(repo.store, plan)
+
+    assert [found.name for found in deleted] == [artifact_name(make_key("a").digest, number) for number in (1, 0)]
+    assert [key.digest for key in read_stored(repo.store)] == [make_key("b").digest]
+    assert list(read_uses(repo.store)) == [make_key("b").digest]
+    assert store_artifact(repo, make_artifact("a")).number == 0
+
+
+def test_what_was_saved_again_since_the_plan_was_made_stays(repo: Repository) -> None:
+    found = store_artifact(repo)
+    plan = plan_clear(read_stored(repo.store))
+    delete_snapshot(repo.store, found.name)
+    again = store_artifact(repo)
+
+    assert apply_limits(repo.store, plan) == []
+    assert [each.name for each in iter_variants(repo, again.key_digest)] == [again.name]
+
+
+def test_what_is_damaged_goes_if_it_can(tmp_path: Path) -> None:
+    repo = new_repo(LocalStore(tmp_path))
+    for seed in "ab":
+        store_artifact(repo, make_artifact(seed))
+    strange = forge(repo, "@compiled/strange", {}, {})
+    record = tmp_path / record_key(artifact_name(make_key("a").digest, 0))
+    record.write_bytes(record.read_bytes()[:-1] + b"?")
+
+    plan = plan_limits(read_stored(repo.store), Limits(max_bytes=1 << 30), now_s=repo.store.clock())
+
+    assert [(v.key.digest, v.reason) for v in plan.verdicts if v.reason] == [
+        ("@compiled/strange", "damaged"),
+        (make_key("a").digest, "damaged"),
+    ]
+    assert [found.name for found in apply_limits(repo.store, plan)] == [strange.name]
+    assert read_name(repo.store, strange.name).snapshot is None
+
+
+def test_variants_of_a_key_are_in_order_and_last_used_together() -> None:
+    found = [Found(artifact_name(make_key().digest, number), make_key().digest, None) for number in (10, 2, 0)]
+
+    (key,) = group_keys(found, {make_key().digest: 7.0})
+
+    assert [each.number for each in key.variants] == [0, 2, 10]
+    assert key.used_s == 7.0

@@ -1,0 +1,378 @@
+"""An artifact is trusted for its signature, for who alone can write to its store, or because the user says so."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import re
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from holdfast.compile_cache.artifacts import ownership
+from holdfast.compile_cache.artifacts.artifact import read_artifact
+from holdfast.compile_cache.artifacts.ownership import find_intruder
+from holdfast.compile_cache.artifacts.trust import Trust, find_doubt, read_secret
+from holdfast.errors import HoldfastError, Untrusted
+from holdfast.objects.local.local_store import LocalStore
+from holdfast.repo.handle.repository import Repository
+from tests.kit.compile_artifacts import OTHER_SECRET, SECRET, find_variant, make_artifact, store_artifact
+from tests.kit.intruding import set_acl
+from tests.kit.saving import new_repo, record_key
+
+KEY = "3f" * 32
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A directory that only this user can write to, as are those above it."""
+    folder = tmp_path / "store"
+    folder.mkdir(mode=0o755)
+    return folder
+
+
+@pytest.fixture
+def repo(place: Path) -> Repository:
+    """A store that only this user can write to, with an unsigned artifact."""
+    mask = os.umask(0o022)
+    try:
+        repo = new_repo(LocalStore(place))
+        store_artifact(repo)
+    finally:
+        os.umask(mask)
+    return repo
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HOLDFAST_CACHE_KEY", "HOLDFAST_CACHE_KEY_FILE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_a_store_in_memory_is_trusted() -> None:
+    repo = new_repo()
+
+    assert find_doubt(repo.store, store_artifact(repo)) == ""
+
+
+def test_a_store_that_only_this_user_can_write_to_is_trusted(repo: Repository) -> None:
+    assert read_artifact(repo, find_variant(repo), trust=Trust()) == make_artifact()
+
+
+ACCESS, DEFAULT = "system.posix_acl_access", "system.posix_acl_default"
+PARTS = ["", "packs", "manifests", "snapshots", "shelf", "record"]
+
+
+def find_part(repo: Repository, place: Path, below: str) -> Path:
+    """Return the path of a part of the store on which the trust in its artifact rests."""
+    record = place / record_key(find_variant(repo).name)
+    return {"shelf": record.parent, "record": record}.get(below, place / below)
+
+
+@pytest.mark.parametrize("below", PARTS)
+@pytest.mark.parametrize("mode", [0o757, 0o1777])
+def test_what_anybody_can_write_to_is_not_trusted(repo: Repository, place: Path, below: str, mode: int) -> None:
+    target = find_part(repo, place, below)
+    target.chmod(mode)
+
+    cured = f"{target} can be written by anybody (mode {mode:04o}): run `chmod -R go-w {place}`"
+    with pytest.raises(Untrusted, match=re.escape(cured)):
+        read_artifact(repo, find_variant(repo), trust=Trust())
+
+
+@pytest.mark.parametrize("below", PARTS)
+def test_what_a_group_can_write_to_is_not_trusted(repo: Repository, place: Path, below: str) -> None:
+    target = find_part(repo, place, below)
+    target.chmod(0o775)
+    gid = target.stat().st_gid
+
+    with pytest.raises(Untrusted) as caught:
+        read_artifact(repo, find_variant(repo), trust=Trust())
+
+    cured = f"{target} can be written by its group {gid} (mode 0775): run `chmod -R g-w {place}`. Sign artifacts"
+    assert cured in str(caught.value)
+
+
+def test_the_command_that_a_refusal_names_cures_a_store_for_good(place: Path) -> None:
+    mask = os.umask(0o002)
+    try:
+        repo = new_repo(LocalStore(place))
+        store_artifact(repo)
+        place.chmod(0o775)
+        doubt = find_doubt(repo.store, find_variant(repo))
+        command = doubt.partition("`")[2].partition("`")[0]
+        subprocess.run(command, shell=True, check=True)
+
+        assert find_doubt(repo.store, find_variant(repo)) == ""
+        store_artifact(repo, make_artifact("b"))
+        assert find_doubt(repo.store, find_variant(repo, "b")) == ""
+    finally:
+        os.umask(mask)
+
+
+def test_every_directory_above_that_is_at_fault_is_named_with_its_cure(tmp_path: Path) -> None:
+    place = tmp_path / "a b/c/store"
+    place.mkdir(parents=True)
+    (tmp_path / "a b").chmod(0o775)
+    (tmp_path / "a b/c").chmod(0o757)
+    gid = place.stat().st_gid
+
+    assert find_intruder(str(place)) == (
+        f"{tmp_path}/a b can be written by its group {gid} (mode 0775): run `chmod g-w '{tmp_path}/a b'`;"
+        f" {tmp_path}/a b/c can be written by anybody (mode 0757): run `chmod go-w '{tmp_path}/a b/c'`"
+    )
+
+
+@pytest.mark.parametrize(
+    ("below", "attribute"),
+    [(part, ACCESS) for part in PARTS] + [(part, DEFAULT) for part in PARTS if part != "record"],
+)
+def test_what_has_an_access_control_list_is_not_trusted(
+    repo: Repository, place: Path, below: str, attribute: str
+) -> None:
+    target = find_part(repo, place, below)
+    set_acl(target, attribute, permissions=4)
+    assert not target.stat().st_mode & 0o022
+
+    doubt = find_doubt(repo.store, find_variant(repo))
+
+    cure = f"run `setfacl -R -b {place}`"
+    assert doubt == f"{target} has an access control list, which may let others write: {cure}"
+
+
+@pytest.mark.parametrize("attribute", [ACCESS, DEFAULT])
+@pytest.mark.parametrize("mode", [0o755, 0o1777])
+def test_a_directory_above_with_an_access_control_list_is_a_doubt(
+    tmp_path: Path, place: Path, attribute: str, mode: int
+) -> None:
+    tmp_path.chmod(mode)
+    set_acl(tmp_path, attribute, permissions=5)
+
+    cure = f"run `setfacl -b {tmp_path}`"
+    assert find_intruder(str(place)) == f"{tmp_path} has an access control list, which may let others write: {cure}"
+
+
+def test_a_list_that_says_no_more_than_the_mode_is_none(repo: Repository, place: Path) -> None:
+    set_acl(place, permissions=None)
+
+    assert find_doubt(repo.store, find_variant(repo)) == ""
+
+
+@pytest.mark.parametrize("attribute", ["system.nfs4_acl", "system.richacl"])
+def test_lists_of_other_kinds_are_doubts(place: Path, attribute: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(path: str, name: str, *, follow_symlinks: bool) -> bytes:
+        if (path, name) == (str(place), attribute):
+            return b"list"
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP), path)
+
+    monkeypatch.setattr(os, "getxattr", read)
+
+    assert find_intruder(str(place)).startswith(f"{place} has an access control list")
+
+
+def test_a_list_that_cannot_be_read_is_a_doubt(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(path: str, name: str, *, follow_symlinks: bool) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+
+    monkeypatch.setattr(os, "getxattr", read)
+
+    assert find_intruder(str(place)) == "/ cannot be looked at (Input/output error)"
+
+
+def test_what_belongs_to_another_user_is_not_trusted(
+    repo: Repository, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner = place.stat().st_uid
+    monkeypatch.setattr(ownership, "_ROOT_UID", owner + 1)
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 2)
+
+    with pytest.raises(Untrusted, match=f"/ belongs to user {Path('/').stat().st_uid}"):
+        read_artifact(repo, find_variant(repo), trust=Trust())
+
+
+def test_a_directory_above_that_others_can_write_to_is_a_doubt(tmp_path: Path, place: Path) -> None:
+    tmp_path.chmod(0o777)
+
+    assert find_intruder(str(place)) == (
+        f"{tmp_path} can be written by anybody (mode 0777): run `chmod go-w {tmp_path}`"
+    )
+
+
+def test_a_sticky_directory_above_is_none(tmp_path: Path, place: Path) -> None:
+    tmp_path.chmod(0o1777)
+
+    assert find_intruder(str(place)) == ""
+
+
+def test_a_link_that_leads_through_such_a_directory_is_a_doubt(tmp_path: Path, place: Path) -> None:
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open/inner").symlink_to(place)
+    (tmp_path / "link").symlink_to("open/../open/inner")
+    assert find_intruder(str(tmp_path / "link")) == ""
+
+    (tmp_path / "open").chmod(0o777)
+
+    assert find_intruder(str(tmp_path / "link")) == (
+        f"{tmp_path}/open can be written by anybody (mode 0777): run `chmod go-w {tmp_path}/open`"
+    )
+
+
+def test_a_link_within_a_store_is_a_doubt(repo: Repository, place: Path) -> None:
+    (place / "packs").rename(place.parent / "elsewhere")
+    (place / "packs").symlink_to(place.parent / "elsewhere")
+
+    assert find_doubt(repo.store, find_variant(repo)) == f"{place}/packs is a link"
+
+
+def test_a_store_behind_a_link_is_judged_by_where_it_leads(repo: Repository, place: Path) -> None:
+    link = place.parent / "link"
+    link.symlink_to(place)
+    assert find_doubt(LocalStore(link), find_variant(repo)) == ""
+
+    place.chmod(0o1777)
+
+    assert find_doubt(LocalStore(link), find_variant(repo)) == (
+        f"{link} can be written by anybody (mode 1777): run `chmod -R go-w {place}`"
+    )
+
+
+def test_links_in_a_circle_and_what_is_not_there_are_doubts(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+
+    assert "cannot be looked at (too many links)" in find_intruder(str(tmp_path / "a"))
+    assert "cannot be looked at (No such file or directory)" in find_intruder(str(tmp_path / "none"))
+
+
+def test_a_store_of_another_kind_is_not_trusted_by_where_it_is(repo: Repository) -> None:
+    class Elsewhere:
+        url = "s3://bucket"
+
+    assert find_doubt(Elsewhere(), find_variant(repo)) == "the store is not a directory of this machine"  # type: ignore[arg-type]  # only its kind is looked at
+
+
+@pytest.fixture
+def shared(place: Path) -> Repository:
+    """A store that anybody can write to."""
+    repo = new_repo(LocalStore(place))
+    place.chmod(0o777)
+    return repo
+
+
+def test_a_signature_is_enough(shared: Repository) -> None:
+    found = store_artifact(shared, secret=SECRET)
+
+    assert read_artifact(shared, found, trust=Trust(secret=SECRET)) == make_artifact()
+
+
+def test_the_word_of_the_user_is_enough(shared: Repository) -> None:
+    assert read_artifact(shared, store_artifact(shared), trust=Trust(everything=True)) == make_artifact()
+
+
+@pytest.mark.parametrize(
+    ("signed_with", "checked_with", "reason"),
+    [
+        (None, None, "it is not signed"),
+        (None, SECRET, "it is not signed"),
+        (SECRET, None, "there is no key to check its signature with"),
+        (SECRET, OTHER_SECRET, "its signature is not right"),
+    ],
+)
+def test_a_refusal_says_why_and_what_to_do(
+    shared: Repository, place: Path, signed_with: bytes | None, checked_with: bytes | None, reason: str
+) -> None:
+    found = store_artifact(shared, secret=signed_with)
+
+    with pytest.raises(Untrusted) as caught:
+        read_artifact(shared, found, trust=Trust(secret=checked_with))
+
+    assert str(caught.value) == (
+        f"'{found.name}' in {place} is refused, for to load it is to run it: {reason}, and {place} can be written by"
+        f" anybody (mode 0777): run `chmod -R go-w {place}`. Sign artifacts with a key that all who share the store"
+        " have (HOLDFAST_CACHE_KEY_FILE or key_file=), or say trust=True if you trust whoever can write there"
+    )
+    assert caught.value.name == found.name
+
+
+def test_what_cannot_become_trusted_is_not_read(shared: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
+    unsigned = store_artifact(shared)
+    signed = store_artifact(shared, make_artifact("b"), secret=SECRET)
+
+    def read(*_: object) -> None:
+        pytest.fail("it was read")
+
+    monkeypatch.setattr("holdfast.compile_cache.artifacts.statement.open_snapshot", read)
+
+    for found, secret in ((unsigned, None), (unsigned, SECRET), (signed, None)):
+        with pytest.raises(Untrusted):
+            read_artifact(shared, found, trust=Trust(secret=secret))
+
+
+def test_a_record_without_a_file_is_a_doubt(repo: Repository) -> None:
+    found = find_variant(repo)
+    assert found.snapshot is not None
+    later = replace(found, snapshot=replace(found.snapshot, generation=7))
+
+    assert "cannot be looked at" in find_doubt(repo.store, later)
+
+
+def test_a_secret_comes_from_a_file_or_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "key"
+    file.write_text(KEY + "\n")
+    file.chmod(0o600)
+    assert read_secret() is None
+
+    secret = read_secret(file)
+
+    assert secret is not None
+    assert len(secret) == 32
+    monkeypatch.setenv("HOLDFAST_CACHE_KEY", KEY)
+    assert read_secret() == secret
+    monkeypatch.setenv("HOLDFAST_CACHE_KEY", "another" * 8)
+    assert read_secret() not in (secret, None)
+    monkeypatch.setenv("HOLDFAST_CACHE_KEY_FILE", str(file))
+    assert read_secret() == secret
+
+
+def test_a_secret_that_is_too_short_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_CACHE_KEY", "short")
+
+    with pytest.raises(HoldfastError, match=r"\$HOLDFAST_CACHE_KEY: a key has 32 to 65536 bytes, this one has 5; make"):
+        read_secret()
+
+
+def test_a_key_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(HoldfastError, match=f"the key file {tmp_path}/none cannot be read: No such file or directory"):
+        read_secret(tmp_path / "none")
+
+
+def test_a_key_file_that_others_can_write_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    file.write_text(KEY)
+    file.chmod(0o622)
+
+    with pytest.raises(HoldfastError, match=r"for others could choose the key: .* can be written by anybody"):
+        read_secret(file)
+
+
+def test_a_key_file_that_others_can_read_is_warned_about(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "key"
+    file.write_text(KEY)
+    file.chmod(0o644)
+
+    with caplog.at_level(logging.WARNING):
+        assert read_secret(file)
+
+    assert f"the key file {file} can be read by others, who could sign artifacts; run chmod 600 on it" in caplog.text
+
+
+def test_a_directory_that_other_machines_share_is_in_doubt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    repo = new_repo(LocalStore(str(tmp_path / "store")))
+    found = store_artifact(repo)
+    monkeypatch.setattr("holdfast.objects.local.files.PosixFiles.read_filesystem_type", lambda *_: "nfs4")
+    shared = LocalStore(str(tmp_path / "store"))
+
+    assert find_doubt(shared, found) == "other machines may write to its filesystem, as whom they like"

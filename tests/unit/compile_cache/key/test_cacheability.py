@@ -1,0 +1,356 @@
+"""What a key does not tell must not matter: such graphs are not kept, and the reason is a sentence."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo.compiled_autograd as compiled_autograd
+import torch._inductor.config as inductor_config
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import Graph, GraphModule
+from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+from holdfast.compile_cache.key.key import make_key
+from holdfast.compile_cache.key_parts import Key, Uncacheable
+from tests.kit.graph_keys import key_of, reason_of, record_keys
+
+# Any: much of torch has no types.
+_CONFIG: Any = inductor_config
+_allow_in_graph: Any = torch.compiler.allow_in_graph
+_TwoTensor: Any = TwoTensor
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return grads[0] * 3
+
+
+def double(x: Tensor) -> Any:
+    function: Any = Doubled
+    return function.apply(x)
+
+
+@_allow_in_graph  # type: ignore[untyped-decorator]  # it is Any
+def of_mine(x: Tensor) -> Tensor:
+    return x * 2
+
+
+def call_mine(x: Tensor) -> Any:
+    return of_mine(x)
+
+
+def add(x: Tensor, y: Tensor) -> Tensor:
+    return x + y
+
+
+def change(x: Tensor, y: Tensor) -> Tensor:
+    x.add_(1)
+    return x + y
+
+
+def normalize(x: Tensor, y: Tensor) -> Tensor:
+    return F.batch_norm(torch.ones(2, 4), x, y, training=True)
+
+
+def views() -> tuple[Tensor, Tensor]:
+    memory = torch.ones(8)
+    return memory[:4], memory[4:]
+
+
+def graph_of(build: Callable[[Graph, Any], Any], *, attributes: dict[str, Any] | None = None) -> GraphModule:
+    """Return a graph of one input of four floats, made by hand."""
+    graph = Graph()
+    x = graph.placeholder("x")
+    with FakeTensorMode() as mode:
+        x.meta["example_value"] = mode.from_tensor(torch.ones(4))
+    graph.output((build(graph, x),))
+    root = nn.Module()
+    for name, value in (attributes or {}).items():
+        setattr(root, name, value)
+    return GraphModule(root, graph)
+
+
+def why_not(graph: GraphModule, x: object = None) -> str:
+    with pytest.raises(Uncacheable) as caught:
+        make_key(graph, [torch.ones(4) if x is None else x], options={}, versions={})
+    return caught.value.reason
+
+
+@pytest.mark.filterwarnings("ignore:<class 'torch.autograd.function.Function'> should not be:DeprecationWarning")
+def test_an_autograd_function_is_not_cached() -> None:
+    reason = reason_of(double, torch.ones(3, requires_grad=True))
+
+    assert reason == "the graph calls a torch.autograd.Function, whose code cannot be told from the graph"
+
+
+def test_a_function_of_the_users_is_not_cached_and_the_reason_says_what_to_do() -> None:
+    reason = reason_of(call_mine, torch.ones(3))
+
+    name = f"{__name__}.of_mine"
+    assert reason.startswith(f"the graph calls {name}, which is not torch's and may change; if you vouch for it, pass")
+    assert f'versions={{"{name}": "1"}}' in reason
+
+
+def test_a_function_that_the_user_vouches_for_is_cached_by_its_version() -> None:
+    name = f"{__name__}.of_mine"
+
+    one, same, other = (key_of(call_mine, torch.ones(3), versions={name: version}) for version in ("1", "1", "2"))
+
+    assert one.digest == same.digest != other.digest
+
+
+def test_a_function_of_torch_that_was_replaced_is_not_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+    def silu(x: Tensor) -> Tensor:
+        return x * 2
+
+    silu.__module__ = "torch.nn.functional"
+    monkeypatch.setattr(F, "silu", silu)
+
+    reason = why_not(graph_of(lambda graph, x: graph.call_function(silu, (x,))))
+
+    assert reason == f"torch.nn.functional.silu was replaced by code of {__file__}"
+
+
+def test_a_function_that_its_name_does_not_find_is_not_cached() -> None:
+    def relu(x: Tensor) -> Tensor:
+        return x
+
+    relu.__module__ = "torch.nn.functional"
+
+    reason = why_not(graph_of(lambda graph, x: graph.call_function(relu, (x,))))
+
+    assert reason.endswith("which is not what torch.nn.functional.relu is")
+
+
+def test_an_unknown_higher_order_operator_is_not_cached() -> None:
+    operator = torch.ops.higher_order.strict_mode
+
+    reason = why_not(graph_of(lambda graph, x: graph.call_function(operator, (x,))))
+
+    assert reason == "the graph calls the higher-order operator strict_mode, which is not known to be cacheable"
+
+
+def test_an_object_that_is_called_is_not_cached() -> None:
+    partial: Any = functools.partial(torch.add, other=1)
+    partial.__name__ = "partial"
+
+    reason = why_not(graph_of(lambda graph, x: graph.call_function(partial, (x,))))
+
+    assert reason.startswith("the graph calls functools.partial(")
+    assert reason.endswith("which is neither a function nor an operator")
+
+
+def test_a_module_that_was_not_looked_into_is_not_cached() -> None:
+    reason = why_not(graph_of(lambda graph, x: graph.call_module("relu", (x,)), attributes={"relu": nn.ReLU()}))
+
+    assert reason == "the graph holds the module relu (ReLU) without looking into it"
+
+
+def test_collectives_are_not_cached() -> None:
+    operator = torch.ops._c10d_functional.all_reduce.default
+
+    reason = why_not(graph_of(lambda graph, x: graph.call_function(operator, (x, "sum", "0"))))
+
+    assert reason == (
+        "the graph talks to other processes (_c10d_functional::all_reduce), and who they are is not in the graph"
+    )
+
+
+def test_an_argument_that_has_no_text_is_not_cached() -> None:
+    graph = graph_of(lambda graph, x: graph.call_function(torch.bernoulli, (x,)))
+    called = next(node for node in graph.graph.nodes if node.op == "call_function")
+    called.kwargs = {"generator": torch.Generator()}
+
+    reason = why_not(graph)
+
+    assert reason == "the graph is given a torch._C.Generator as an argument"
+
+
+def test_checkpoints_without_a_policy_are_cached() -> None:
+    key = key_of(lambda x: checkpoint(torch.sin, x, use_reentrant=False), torch.ones(3, requires_grad=True))
+
+    assert "graph 1:" in key.parts["graph"]
+
+
+def test_directions_on_a_node_are_not_cached() -> None:
+    graph = graph_of(lambda graph, x: graph.call_function(torch.sin, (x,)))
+    next(node for node in graph.graph.nodes if node.op == "call_function").meta["recompute"] = True
+
+    assert why_not(graph) == "a node of the graph carries directions for the compiler (recompute)"
+
+
+def test_methods_of_what_is_no_tensor_are_not_cached() -> None:
+    reason = why_not(graph_of(lambda graph, x: graph.call_method("sin", (graph.call_function(len, (x,)),))))
+
+    assert reason == "the graph calls the method sin of a NoneType, which is no tensor"
+
+
+@pytest.mark.parametrize(
+    ("x", "reason"),
+    [
+        (torch.ones(4).to_sparse(), "input 0 is a sparse_coo tensor, which is not described by its strides"),
+        (
+            _TwoTensor(torch.ones(4), torch.ones(4)),
+            "input 0 is of the tensor subclass TwoTensor, which may do anything",
+        ),
+        (torch.ones(4, device="meta"), "input 0 is on the device meta, of a kind that keys do not describe"),
+        ("text", "input 0 is a str, neither a tensor nor a number"),
+    ],
+    ids=["sparse", "subclass", "meta", "text"],
+)
+def test_inputs_that_a_key_cannot_describe_are_not_cached(x: object, reason: str) -> None:
+    assert why_not(graph_of(lambda graph, x: graph.call_function(torch.sin, (x,))), x) == reason
+
+
+def test_fake_inputs_are_not_cached() -> None:
+    with FakeTensorMode() as mode:
+        x = mode.from_tensor(torch.ones(4))
+
+    reason = why_not(graph_of(lambda graph, x: graph.call_function(torch.sin, (x,))), x)
+
+    assert reason == "input 0 is a fake tensor, which does not show what is shared or aligned"
+
+
+def test_inputs_that_dynamo_did_not_trace_are_not_cached() -> None:
+    graph = graph_of(lambda graph, x: graph.call_function(torch.sin, (x,)))
+    next(iter(graph.graph.nodes)).meta.clear()
+
+    assert why_not(graph) == "input 0 was not traced by dynamo, so which of its sizes may change is not known"
+
+
+def test_a_graph_that_changes_what_inputs_share_is_not_cached() -> None:
+    assert reason_of(change, *views()) == "inputs 0 and 1 share memory, and the graph changes one of them"
+
+
+def test_a_graph_that_changes_shared_buffers_unseen_is_not_cached() -> None:
+    reason = reason_of(normalize, *views())
+
+    assert reason.startswith("inputs 0 and 1 share memory, and the graph may change one of them (<function batch_norm")
+
+
+def test_sharing_without_a_change_and_changes_without_sharing_are_cached() -> None:
+    assert isinstance(record_keys(add, *views())[0], Key)
+    assert isinstance(record_keys(change, torch.ones(4), torch.ones(4))[0], Key)
+
+
+@pytest.fixture
+def _saved_tensor_hooks() -> Iterator[None]:
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
+        yield
+
+
+@pytest.mark.usefixtures("_saved_tensor_hooks")
+def test_hooks_on_saved_tensors_are_not_cached() -> None:
+    reason = why_not(graph_of(lambda graph, x: graph.call_function(torch.sin, (x,))))
+
+    assert reason == "hooks on saved tensors are set, whose code is not in the graph"
+
+
+def test_freezing_is_not_cached() -> None:
+    with _CONFIG.patch(freezing=True):
+        reason = why_not(graph_of(lambda graph, x: graph.call_function(torch.sin, (x,))))
+
+    assert reason == "freezing is on, so that weights become a part of the code"
+
+
+def test_compiled_autograd_is_not_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled_autograd, "compiled_autograd_enabled", True)
+
+    reason = why_not(graph_of(lambda graph, x: graph.call_function(torch.sin, (x,))))
+
+    assert reason == "compiled autograd is on, whose graphs hold hooks that are not in a key"
+
+
+def test_a_first_call_with_fakes_is_not_cached() -> None:
+    context = TracingContext(None)
+    context.fakify_first_call = True
+
+    with tracing(context):
+        reason = why_not(graph_of(lambda graph, x: graph.call_function(torch.sin, (x,))))
+
+    assert reason == "the first call is made with fake tensors, which do not show what is shared or aligned"
+
+
+class _Pass:
+    def __init__(self, uuid: str | None) -> None:
+        self._uuid = uuid
+
+    def __call__(self, graph: Graph) -> None:
+        pass
+
+    def uuid(self) -> str | None:
+        return self._uuid
+
+
+def test_a_pass_of_the_users_counts_by_the_id_that_it_gives_itself() -> None:
+    def key(uuid: str | None) -> Key | str:
+        with _CONFIG.patch(post_grad_custom_pre_pass=_Pass(uuid)):
+            return record_keys(torch.sin, torch.ones(4))[0]
+
+    one, same, other, none = key("a"), key("a"), key("b"), key(None)
+
+    assert isinstance(one, Key) and isinstance(same, Key) and isinstance(other, Key)  # noqa: PT018 - for the types
+    assert one.digest == same.digest != other.digest
+    assert str(none).startswith(f"the compiler's setting post_grad_custom_pre_pass is a {__name__}._Pass, which may do")
+
+
+def graph_with(tensor: Tensor) -> GraphModule:
+    return graph_of(
+        lambda graph, x: graph.call_function(torch.add, (x, graph.get_attr("held"))), attributes={"held": tensor}
+    )
+
+
+@pytest.mark.parametrize("kind", [nn.Buffer, nn.Parameter])
+def test_a_graph_with_tensors_that_torch_makes_inputs_is_not_cached(kind: Callable[[Tensor], Tensor]) -> None:
+    assert why_not(graph_with(kind(torch.ones(4)))) == "the graph holds parameters or buffers of its own (held)"
+
+
+def test_transforms_around_a_graph_are_not_cached() -> None:
+    graph, reasons = graph_of(lambda graph, x: graph.call_function(torch.sin, (x,))), []
+
+    def transformed(x: Tensor) -> Tensor:
+        reasons.append(why_not(graph, x))
+        return x
+
+    torch.vmap(transformed)(torch.ones(2, 4))
+
+    assert reasons == ["a transform of torch.func is going on around the graph"]
+
+
+def test_dispatch_modes_around_a_graph_are_not_cached() -> None:
+    graph = graph_of(lambda graph, x: graph.call_function(torch.sin, (x,)))
+
+    with FlopCounterMode(display=False):
+        reason = why_not(graph)
+
+    assert reason == "a dispatch mode is active, which sees the operators of the graph and may change them"
+
+
+def test_constants_count_by_their_content() -> None:
+    def key(constant: Tensor) -> Key:
+        graph = graph_with(constant)
+        # As an attribute it becomes a part of the code; as a buffer it would be another input.
+        graph.__dict__["held"] = graph._buffers.pop("held")
+        return make_key(graph, [torch.ones(4)], options={}, versions={})
+
+    one, same, other = key(torch.ones(4)), key(torch.ones(4)), key(torch.zeros(4))
+
+    assert one.digest == same.digest
+    assert one.digests["graph"] == other.digests["graph"]
+    assert one.digests["constants"] != other.digests["constants"]
+    assert key(torch.ones(2, 2).flatten()).digest == one.digest
+    assert key(torch.ones(1)).digests["constants"] != one.digests["constants"]

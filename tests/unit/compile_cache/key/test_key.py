@@ -1,0 +1,113 @@
+"""Equal work has equal keys in every process, and whatever can change a result changes the part that says so."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from holdfast.compile_cache.key import system as key_system
+from holdfast.compile_cache.key_parts import PARTS, hash_parts
+from tests.kit.graph_key_cases import BASE, OTHER, SAME, Pair
+from tests.kit.patience import PATIENCE_S
+
+_ROOT: Final = Path(__file__).parents[4]
+_LIST: Final = "import json; from tests.kit.graph_key_cases import list_digests; print(json.dumps(list_digests()))"
+
+
+@pytest.mark.parametrize("pair", SAME, ids=lambda pair: pair.name)
+def test_equal_work_has_one_key(pair: Pair) -> None:
+    one, other = pair.one(), pair.other()
+
+    assert {part: other.parts[part] for part in PARTS} == {part: one.parts[part] for part in PARTS}
+    assert other.digest == one.digest
+
+
+@pytest.mark.parametrize("pair", OTHER, ids=lambda pair: pair.name)
+def test_another_result_has_another_key(pair: Pair) -> None:
+    one, other = pair.one(), pair.other()
+
+    assert one.digest != other.digest
+    assert {part for part in PARTS if one.digests[part] != other.digests[part]} == set(pair.parts)
+
+
+def test_the_table_is_long_enough() -> None:
+    assert len(SAME) >= 20
+    assert len(OTHER) >= 40
+    assert len({pair.name for pair in SAME + OTHER}) == len(SAME + OTHER)
+
+
+def _start_child(place: Path, seed: str, code: str) -> subprocess.Popen[bytes]:
+    place.mkdir()
+    environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(_ROOT), "TMPDIR": str(place)}
+    return subprocess.Popen([sys.executable, "-c", code], cwd=place, env=environment, stdout=subprocess.PIPE)
+
+
+@pytest.mark.slow  # two processes import torch and trace much of the table
+def test_processes_with_other_hash_seeds_directories_and_imports_make_the_same_keys(tmp_path: Path) -> None:
+    with (
+        _start_child(tmp_path / "a", "1", _LIST) as one,
+        _start_child(tmp_path / "b", "12345", f"import torch._inductor.compile_fx; {_LIST}") as other,
+    ):
+        texts = [child.communicate(timeout=PATIENCE_S)[0] for child in (one, other)]
+
+    assert (one.returncode, other.returncode) == (0, 0)
+    assert json.loads(texts[0]) == json.loads(texts[1])
+
+
+def test_a_key_consists_of_nine_parts_that_are_hashed_apart() -> None:
+    key = BASE()
+
+    assert tuple(key.digests) == PARTS == tuple(key.parts)
+    assert all(len(digest) == 64 for digest in (key.digest, *key.digests.values()))
+    assert hash_parts(key.parts) == key
+
+
+def test_a_key_survives_json() -> None:
+    key = BASE()
+
+    assert hash_parts(json.loads(json.dumps(dict(key.parts)))).digest == key.digest
+
+
+def test_another_instruction_set_is_another_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "AVX512")
+    one = BASE()
+    monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "AVX2")
+
+    other = BASE()
+
+    assert [part for part in PARTS if one.digests[part] != other.digests[part]] == ["system"]
+    assert (one.parts["system"]["cpu_isa"], other.parts["system"]["cpu_isa"]) == ("AVX512", "AVX2")
+
+
+@pytest.mark.parametrize(
+    "name", ["torch.__version__", "torch.version.git_version", "platform.machine", "sys.byteorder"]
+)
+def test_another_build_is_another_system(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = key_system.describe_system(())
+    key_system._describe_process.cache_clear()
+    monkeypatch.setattr(name, (lambda: "odd") if name == "platform.machine" else "odd")
+
+    other = key_system.describe_system(())
+
+    monkeypatch.undo()
+    key_system._describe_process.cache_clear()
+    assert one != other
+
+
+def test_instructions_are_those_that_all_processors_know() -> None:
+    cpuinfo = (
+        "processor : 0\nflags\t\t: fpu sse avx avx512f hypervisor\nprocessor : 1\nflags\t\t: fpu sse avx md_clear\n"
+    )
+
+    assert key_system.parse_instructions(cpuinfo) == ["avx", "fpu", "sse"]
+
+
+def test_instructions_of_other_machines_are_read_too() -> None:
+    assert key_system.parse_instructions("Features\t: fp asimd sve\n") == ["asimd", "fp", "sve"]
+    assert key_system.parse_instructions("model name : odd\n") == []

@@ -1,0 +1,224 @@
+"""Crews: work is done in any case, by threads or, where none can begin, by whoever waits for it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from _thread import get_ident
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
+from holdfast.objects import thread_pool as crews
+from holdfast.objects.thread_pool import Crew, LoneThread, Task
+from tests.kit.patience import PATIENCE_S
+
+
+@pytest.fixture
+def crew() -> Crew:
+    return Crew("test", 3)
+
+
+def cannot_start(function: Callable[[], None], args: tuple[object, ...]) -> int:
+    raise RuntimeError("can't start new thread")
+
+
+def ends_at_once(function: Callable[[], None], args: tuple[object, ...]) -> int:
+    """As a thread does that gets no memory for its first frame: nobody hears of it."""
+    return 0
+
+
+def test_results_and_errors_come_back(crew: Crew) -> None:
+    right, wrong = crew.submit(lambda: 6 * 7), crew.submit(lambda: 1 // 0)
+
+    assert right.result() == 42
+    with pytest.raises(ZeroDivisionError):
+        wrong.result()
+    crew.shutdown()
+
+
+def test_no_more_threads_work_than_there_may_be(crew: Crew) -> None:
+    here = threading.Semaphore(0)
+    go_on = threading.Event()
+
+    def work() -> None:
+        here.release()
+        go_on.wait(PATIENCE_S)
+
+    tasks = [crew.submit(work) for _ in range(10)]
+    for _ in range(3):
+        assert here.acquire(timeout=PATIENCE_S)
+    assert not here.acquire(timeout=0.05)
+    go_on.set()
+    for task in tasks:
+        task.result()
+    crew.shutdown()
+
+
+@pytest.mark.parametrize("start", [cannot_start, ends_at_once])
+def test_without_any_thread_the_caller_does_the_work(
+    crew: Crew, start: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(crews, "start_new_thread", start)
+    monkeypatch.setattr(crews, "_BEGIN_S", 0.01)
+    done: list[int] = []
+    tasks = [crew.submit(lambda number=number: done.append(number)) for number in range(5)]  # type: ignore[misc]
+
+    for task in tasks[:3]:
+        task.result()
+    assert done == [0, 1, 2]
+    assert tasks[3].cancel()
+    crew.shutdown()
+
+    assert done == [0, 1, 2, 4]
+
+
+def test_a_thread_that_begins_after_the_end_does_nothing(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
+    late: list[Callable[[], None]] = []
+    monkeypatch.setattr(crews, "start_new_thread", lambda function, args: late.append(partial(function, *args)))
+    monkeypatch.setattr(crews, "_BEGIN_S", 0.01)
+    crew.submit(lambda: None).result()
+    crew.shutdown()
+
+    for serve in late:
+        serve()
+
+
+def test_a_task_that_no_thread_takes_is_done_by_the_caller(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the thread that took it had got no memory to begin it."""
+    monkeypatch.setattr(crews, "_LOOK_S", 0.01)
+    go_on = threading.Event()
+    first = [crew.submit(lambda: go_on.wait(PATIENCE_S)) for _ in range(3)]
+    while not crew._queue.empty():
+        os.sched_yield()
+    lost = crew.submit(get_ident)
+    crew._queue.get_nowait()
+
+    assert lost.result() == get_ident()
+    go_on.set()
+    assert all(task.result() for task in first)
+    crew.shutdown()
+
+
+def test_what_is_abandoned_is_not_done_and_what_has_begun_is_waited_for(crew: Crew) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    done: list[str] = []
+
+    def work() -> None:
+        begun.set()
+        go_on.wait(PATIENCE_S)
+        done.append("begun")
+
+    running = crew.submit(work)
+    assert begun.wait(PATIENCE_S)
+    waiting = Task(crew, lambda: done.append("abandoned"))
+    waiting.abandon()
+    crew.enqueue(waiting)
+    threading.Timer(0.02, go_on.set).start()
+    running.abandon()
+
+    assert done == ["begun"]
+    crew.shutdown()
+    assert done == ["begun"]
+
+
+def test_a_task_whose_claim_was_interrupted_can_be_abandoned(crew: Crew) -> None:
+    """The interrupt came when the caller had claimed it, and before the work began."""
+    task = Task(crew, lambda: None)
+    assert task._is_claimed_here()
+
+    task.abandon()
+    task.run()
+
+    assert not task._is_done
+
+
+def test_what_is_cancelled_is_not_done_and_what_has_begun_cannot_be(crew: Crew) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    done: list[str] = []
+
+    def work() -> None:
+        begun.set()
+        go_on.wait(PATIENCE_S)
+        done.append("begun")
+
+    tasks = [Crew.submit(crew, work)]
+    assert begun.wait(PATIENCE_S)
+    single = Crew("single", 0)
+    waiting = single.submit(lambda: done.append("cancelled"))
+
+    assert waiting.cancel()
+    assert not tasks[0].cancel()
+    go_on.set()
+    tasks[0].wait()
+    crew.shutdown()
+    single.shutdown()
+
+    assert done == ["begun"]
+
+
+def test_an_error_does_not_hold_the_task_that_it_came_from(crew: Crew) -> None:
+    task = crew.submit(lambda: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        task.result()
+    assert task._error is None
+    crew.shutdown()
+
+
+def test_a_lone_thread_works_and_can_be_waited_for() -> None:
+    go_on, done = threading.Event(), threading.Event()
+
+    def work() -> None:
+        go_on.wait(PATIENCE_S)
+        done.set()
+
+    thread = LoneThread(work, "test")
+    assert not thread.is_alive()
+    thread.start()
+    assert thread.is_alive()
+    thread.join(0.01)
+    assert thread.is_alive()
+    go_on.set()
+    thread.join()
+
+    assert done.is_set()
+    assert not thread.is_alive()
+
+
+def test_a_lone_thread_keeps_what_its_work_raises() -> None:
+    thread = LoneThread(lambda: 1 // 0, "test")
+    thread.start()
+    thread.join()
+
+    assert isinstance(thread.error, ZeroDivisionError)
+
+
+@pytest.mark.parametrize(("start", "kind"), [(cannot_start, RuntimeError), (ends_at_once, MemoryError)])
+def test_a_lone_thread_that_does_not_begin_is_an_error_and_never_begins(
+    start: Callable[..., int], kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(crews, "start_new_thread", start)
+    monkeypatch.setattr(crews, "_START_S", 0.01)
+    done: list[int] = []
+    thread = LoneThread(lambda: done.append(1), "test")
+
+    with pytest.raises(kind):
+        thread.start()
+    thread._serve()
+    thread.join()
+
+    assert (done, thread.is_alive()) == ([], False)
+
+
+def test_a_lone_thread_is_not_alive_in_a_forked_child() -> None:
+    go_on = threading.Event()
+    thread = LoneThread(lambda: go_on.wait(PATIENCE_S), "test")
+    thread.start()
+    child = os.fork()
+    if child == 0:
+        thread.join()
+        os._exit(int(thread.is_alive()))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    go_on.set()
+    thread.join()

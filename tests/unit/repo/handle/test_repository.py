@@ -1,0 +1,140 @@
+"""Opening never writes; the first save or `init` makes the store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import NewerFormat, NotAStore
+from holdfast.objects.local.local_store import LocalStore
+from holdfast.objects.memory import MemoryStore
+from holdfast.repo.format.layout import PREFIXES, SHELVES, generation_key
+from holdfast.repo.format.record import encode_record
+from holdfast.repo.handle.config import create_config, find_config
+from holdfast.repo.handle.repository import (
+    MIN_BUDGET_BYTES,
+    RecentSnapshots,
+    init_repository,
+    open_repository,
+)
+from tests.faults.unsynced import UnsyncedFiles
+from tests.kit.saving import keys, load_bytes, new_repo, noise, save_bytes, snapshot_of
+
+
+def test_opening_nothing_is_refused_with_the_next_step(store: MemoryStore) -> None:
+    with pytest.raises(NotAStore, match=r"memory:// holds no store; make one with `holdfast -s memory:// init`"):
+        open_repository(store)
+    assert store.contents() == {}
+
+
+def test_opening_for_a_first_save_writes_nothing(store: MemoryStore) -> None:
+    assert open_repository(store, create=True).config is None
+    assert store.contents() == {}
+
+
+def test_the_first_save_makes_the_store(store: MemoryStore) -> None:
+    repo = open_repository(store, create=True)
+    save_bytes(repo, "a", {"x": b"1"})
+    assert open_repository(store).config == find_config(store) != None  # noqa: E711
+
+
+def test_opening_reads_the_config_and_writes_nothing(store: MemoryStore) -> None:
+    config = init_repository(store)
+    before = store.contents()
+    assert open_repository(store).config == config
+    assert store.contents() == before
+
+
+def test_other_files_are_no_store(store: MemoryStore) -> None:
+    store.create("notes.txt", b"")
+    for create in (False, True):
+        with pytest.raises(NotAStore, match="notes"):
+            open_repository(store, create=create)
+    with pytest.raises(NotAStore):
+        init_repository(store)
+    assert list(store.contents()) == ["notes.txt"]
+
+
+def test_a_store_is_made_once(store: MemoryStore) -> None:
+    init_repository(store)
+    before = store.contents()
+    with pytest.raises(NotAStore, match="is a store already; nothing was changed"):
+        init_repository(store)
+    assert store.contents() == before
+
+
+def test_a_budget_too_small_to_work_with_is_refused(store: MemoryStore) -> None:
+    with pytest.raises(ValueError, match="at least"):
+        open_repository(store, budget_bytes=MIN_BUDGET_BYTES - 1, create=True)
+
+
+def test_a_store_whose_writers_need_a_later_feature_is_read_but_not_written(store: MemoryStore) -> None:
+    create_config(store)
+    fields = {
+        "kind": "config",
+        "generation": 2,
+        "write_id": "w",
+        "store_id": "s",
+        "format": {"major": 1, "minor": 9},
+        "features": {"read": [], "write": ["later"], "collect": []},
+    }
+    store.create(generation_key("config/", 2), encode_record(fields))
+    repo = open_repository(store)
+    before = store.contents()
+    with pytest.raises(NewerFormat, match="'later' to write"):
+        save_bytes(repo, "a", {"x": b"1"})
+    assert store.contents() == before
+
+
+def test_the_snapshot_saved_last_beside_a_name_is_remembered(store: MemoryStore) -> None:
+    repo = new_repo(store)
+    for name in ("run/1", "run/2", "other/1", "top"):
+        save_bytes(repo, name, {"x": b"1"})
+    assert repo.recent.find("run/3") == snapshot_of(repo, "run/2")
+    assert repo.recent.find("elsewhere") == snapshot_of(repo, "top")
+    assert repo.recent.find("none/1") is None
+
+
+def test_few_prefixes_are_remembered(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.repo.handle.repository._RECENT_PREFIXES", 2)
+    repo = new_repo(store)
+    recent = RecentSnapshots()
+    for name in ("a/1", "b/1", "a/2", "c/1"):
+        save_bytes(repo, name, {"x": b"1"})
+        recent.remember(snapshot_of(repo, name))
+    assert [bool(recent.find(f"{prefix}/9")) for prefix in "abc"] == [True, False, True]
+
+
+def list_directories(root: Path) -> set[str]:
+    return {f"{path.relative_to(root)}/" for path in root.rglob("*") if path.is_dir()}
+
+
+def test_a_new_store_has_every_directory_that_a_save_will_ever_need(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path, files=UnsyncedFiles())
+    init_repository(store)
+    assert list_directories(tmp_path) == {*PREFIXES, *SHELVES}
+    for number in range(40):
+        save_bytes(open_repository(store), f"run/{number}", {"x": b"1"})
+    assert list_directories(tmp_path) == {*PREFIXES, *SHELVES}
+
+
+def test_a_copy_of_a_store_that_lost_its_empty_directories_is_saved_to_as_before(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    init_repository(store)
+    for path in sorted(tmp_path.rglob("*"), reverse=True):
+        if path.is_dir() and not list(path.iterdir()):
+            path.rmdir()
+    assert list_directories(tmp_path) == {"config/"}
+    save_bytes(open_repository(store), "run/1", {"x": noise(2000)})
+    assert load_bytes(open_repository(store), "run/1") == {"x": noise(2000)}
+
+
+def test_a_handle_keeps_its_index_open_and_sees_what_others_have_saved(store: MemoryStore) -> None:
+    repo = new_repo(store)
+    save_bytes(repo, "a", {"x": noise(2000, 1)})
+    save_bytes(new_repo(store), "b", {"x": noise(2000, 2)})
+    index = repo.index
+    assert save_bytes(repo, "c", {"x": noise(2000, 1), "y": noise(2000, 2), "z": noise(2000, 3)}).new_bytes == 2000
+    assert repo.index is index
+    assert len(repo.index.refresh()) == len(keys(store, "index/"))
