@@ -46,7 +46,14 @@ from bench.claimed_ranks import (
 )
 from bench.measure import Goal, Result, Sizes, WrongResult
 from holdfast.digest import Digest, hash_bytes
-from holdfast.distributed.checkpoint.exchange import Exchange, Router, Wanted, answer_all, decode_rows, pack_questions
+from holdfast.distributed.checkpoint.exchange import (
+    ChunkExchange,
+    Router,
+    Wanted,
+    answer_all,
+    decode_rows,
+    pack_questions,
+)
 from holdfast.distributed.checkpoint.plan import plan_save
 from holdfast.distributed.talk import wire
 from holdfast.repo.format.boxes import volume
@@ -264,7 +271,7 @@ def _locate_ours(shapes: Shapes, saved: int, ranks: int) -> Cost:
     def locate() -> tuple[int, int]:
         decoded = decode_manifest(root, where="root")
         parts = {0: decode_manifest(part, where="part")}
-        exchange = Exchange(Nobody(owner, ranks), decoded, parts)  # type: ignore[arg-type]  # it says nothing
+        exchange = ChunkExchange(Nobody(owner, ranks), decoded, parts)  # type: ignore[arg-type]  # it says nothing
         numbers = {name: number for number, name in enumerate(exchange.heads.names)}
         stated = list(exchange.heads.iter_entries())
         wants = make_wants(shapes, owner, ranks)

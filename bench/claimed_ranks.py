@@ -16,7 +16,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from holdfast.digest import hash_bytes
 from holdfast.distributed.talk import wire
 from holdfast.distributed.talk.collectives import Collectives
-from holdfast.distributed.talk.rounds import Call, LoneRounds
+from holdfast.distributed.talk.rounds import LoneRounds, RoundCall
 from holdfast.repo.format.boxes import Box, cut_rows, volume
 from holdfast.repo.format.chunk import ChunkRef, Location
 from holdfast.repo.format.entry import Entry
@@ -84,10 +84,10 @@ class EchoRounds(LoneRounds):
         """Count from zero."""
         super().__init__()
         self._ranks = ranks
-        self._call = Call("", "")
+        self._call = RoundCall("", "")
         self.size_bytes = 0
 
-    def arrive(self, call: Call, message: Sequence[bytes]) -> None:
+    def arrive(self, call: RoundCall, message: Sequence[bytes]) -> None:
         """Keep the message."""
         super().arrive(call, message)
         self._call = call

@@ -7,7 +7,7 @@ from typing import Any, TypeVar, Unpack
 
 import torch
 
-from holdfast.compile_cache.backend import Choices
+from holdfast.compile_cache.backend import CompilerOptions
 from holdfast.facade import Store
 from holdfast.opening import open as open_store
 
@@ -20,7 +20,7 @@ def compile(
     store: str | os.PathLike[str] | Store,
     fullgraph: bool = False,
     dynamic: bool | None = None,
-    **choices: Unpack[Choices],
+    **choices: Unpack[CompilerOptions],
 ) -> Model:
     """Compile a module or function as `torch.compile` does; graphs that the store has are loaded from it.
 

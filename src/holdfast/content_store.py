@@ -19,8 +19,8 @@ from typing import Any, Final, Self
 import torch
 
 from holdfast.content.batch_writer import BatchWriter
-from holdfast.content.catalog import Catalog, Held
-from holdfast.content.rebuild import Reviver, read_meaning
+from holdfast.content.catalog import Catalog, StoredTensor
+from holdfast.content.rebuild import Rebuilder, describe_entry
 from holdfast.digest import hash_bytes
 from holdfast.errors import TensorNotFound, Unsupported
 from holdfast.objects.url import open_store
@@ -32,7 +32,7 @@ from holdfast.tensors.memory import view_bytes
 from holdfast.tensors.storage import storage_bytes
 from holdfast.trees.registered import Types
 
-Location = str | os.PathLike[str] | Repository
+StoreLocation = str | os.PathLike[str] | Repository
 Device = torch.device | str | int | None
 
 _TUPLE_FIELDS: Final = 6
@@ -113,7 +113,7 @@ class ContentStoreWriter:
 
     def __init__(
         self,
-        loc: Location,
+        loc: StoreLocation,
         stable_hash: bool = False,  # by position, as in PyTorch's
         *,
         budget_bytes: int = DEFAULT_BUDGET_BYTES,
@@ -182,7 +182,7 @@ class ContentStoreReader:
     content does not. What other processes write is seen when a name is not found, or after `refresh`.
     """
 
-    def __init__(self, loc: Location, *, cache: bool = True, types: Iterable[type] = ()) -> None:
+    def __init__(self, loc: StoreLocation, *, cache: bool = True, types: Iterable[type] = ()) -> None:
         """Open the store; with `cache`, storages that are in use are found again and not read again."""
         self.loc = loc
         self._types = Types(tuple(types))
@@ -193,7 +193,7 @@ class ContentStoreReader:
         self._pid = os.getpid()
         self._repo = _open(self.loc)
         self._catalog = Catalog(self._repo)
-        self._reviver = Reviver(self._catalog, self._types, cache=self._has_cache)
+        self._reviver = Rebuilder(self._catalog, self._types, cache=self._has_cache)
         self._lock = threading.RLock()
         self._seen: dict[str, int] | None = None
 
@@ -217,7 +217,7 @@ class ContentStoreReader:
             if node[0] != TENSOR:
                 return _describe(self._reviver.read_tensor(held, None), None)
             opened = self._catalog.open(held.batch)
-            found = read_meaning(opened, next(iter_entry_numbers(node, what=name)))
+            found = describe_entry(opened, next(iter_entry_numbers(node, what=name)))
         spec, place = found.spec, found.place
         flags = {"conj": spec.conj, "neg": spec.neg}
         return TensorMetadata(
@@ -256,7 +256,7 @@ class ContentStoreReader:
             self._start()
         return self._lock
 
-    def _find(self, name: str) -> Held:
+    def _find(self, name: str) -> StoredTensor:
         name = verify_name(name, what="tensor")
         self._look_around()
         held = self._catalog.find_tensor(name)
@@ -293,7 +293,7 @@ class ContentStoreReader:
         return f" ({damaged} damaged batches could not be read: run `holdfast check`)" if damaged else ""
 
 
-def _open(loc: Location) -> Repository:
+def _open(loc: StoreLocation) -> Repository:
     if isinstance(loc, Repository):
         return loc
     return open_repository(open_store(os.fspath(loc)), create=True)

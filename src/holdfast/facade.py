@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
     from holdfast.capture.compare.compare import DiffChoices
     from holdfast.capture.compare.result import RunDiff
-    from holdfast.capture.record.options import Choices as RecordChoices
+    from holdfast.capture.record.options import RecordOptions as RecordChoices
     from holdfast.capture.record.recorder import Optimizers, Recorder
     from holdfast.capture.stored.runs import Run, RunFacts
-    from holdfast.compile_cache.backend import Choices as CompilerChoices
     from holdfast.compile_cache.backend import Compiler
+    from holdfast.compile_cache.backend import CompilerOptions as CompilerChoices
     from holdfast.diff.compare import Diff
     from holdfast.distributed.checkpoint.checkpoint import Together
     from holdfast.snapshot.into.plan import Replicas

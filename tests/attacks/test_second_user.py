@@ -15,7 +15,7 @@ from typing import Final
 import pytest
 
 from holdfast.compile_cache.artifacts.artifact import read_artifact
-from holdfast.compile_cache.artifacts.catalog import Found, iter_artifacts, list_signed
+from holdfast.compile_cache.artifacts.catalog import StoredVariant, iter_artifacts, list_signed
 from holdfast.compile_cache.artifacts.statement import describe_content
 from holdfast.compile_cache.artifacts.trust import Trust
 from holdfast.errors import Untrusted
@@ -61,7 +61,7 @@ def open_to_group(path: Path) -> None:
 WAYS: Final = {"an access control list": open_by_acl, "the group": open_to_group}
 
 
-def plant_bomb(repo: Repository, found: Found, folder: Path, way: Open) -> Path:
+def plant_bomb(repo: Repository, found: StoredVariant, folder: Path, way: Open) -> Path:
     """Let the second user replace an artifact by one that, when loaded, makes the file that is returned.
 
     He makes a pack and a manifest, which only digests vouch for, and writes into the record, which stays its owner's.

@@ -11,7 +11,7 @@ from bench.claimed_ranks import EchoRounds, cut_shape, make_shapes
 from bench.measure import TINY
 from holdfast.distributed.checkpoint.coverage import Sketch, is_covered, merge, sketch_boxes
 from holdfast.distributed.talk import wire
-from holdfast.distributed.talk.rounds import Call
+from holdfast.distributed.talk.rounds import RoundCall
 from holdfast.repo.format.boxes import Box, volume
 
 
@@ -34,7 +34,7 @@ def test_the_sketches_of_others_add_up_with_that_of_the_first(ranks: int) -> Non
     box = cut_shape((128, 4), 0, ranks)
     own = sketch_boxes([("x", "bf16", (128, 4), box)], b"12345678")
     rounds = EchoRounds(ranks)
-    rounds.arrive(Call("all_gather", "cover"), wire.encode((own.total, list(own.origins))))
+    rounds.arrive(RoundCall("all_gather", "cover"), wire.encode((own.total, list(own.origins))))
 
     told = [Sketch(total, tuple(origins)) for total, origins in map(wire.decode, rounds.collect())]
 

@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import Final
 
-from holdfast.capture.report.model import Detail, Portrait, Report, Row, Side
+from holdfast.capture.report.model import Detail, Report, ReportRow, RunSide, TensorSummary
 
 LAYERS: Final = 6
 PARTS: Final = (
@@ -33,8 +33,8 @@ def make_report(*, steps: int = 10, copies: int = 1, measured: bool = True) -> R
     origin = next((at for at, row in enumerate(rows) if row.verdict == "ORIGIN"), None)
     notes = ("hooks could not fire inside the compiled module 'head'; its inputs and outputs were recorded",)
     return Report(
-        a=Side("llama/fp32-eager", tuple(range(steps)), 1, "complete", 1.79e9),
-        b=Side("llama/bf16-fused", tuple(range(steps)), 1, "unfinished", 1.79e9 + 3600, notes),
+        a=RunSide("llama/fp32-eager", tuple(range(steps)), 1, "complete", 1.79e9),
+        b=RunSide("llama/bf16-fused", tuple(range(steps)), 1, "unfinished", 1.79e9 + 3600, notes),
         headline="step 3, forward, layers.3.mlp.down_proj: output differs though inputs and parameters are equal"
         " (model.py:212)",
         is_equal=origin is None,
@@ -60,7 +60,7 @@ def make_report(*, steps: int = 10, copies: int = 1, measured: bool = True) -> R
     )
 
 
-def _make_step(step: int, luck: random.Random, copies: int, *, measured: bool) -> list[Row]:
+def _make_step(step: int, luck: random.Random, copies: int, *, measured: bool) -> list[ReportRow]:
     forward = [
         (f"layers.{layer}.{part}", kind, module, source, call)
         for call in range(copies)
@@ -87,15 +87,17 @@ def _make_step(step: int, luck: random.Random, copies: int, *, measured: bool) -
         verdict = "EQUAL" if step < ORIGIN[0] else "PROPAGATED"
         found.append(_make_row(verdict, error / 30, site, ("", ""), measured=measured))
     if step == 5:
-        found.append(Row("MISSING", step, 0, "forward", "output", "layers.5.dropout", note="only in llama/bf16-fused"))
+        found.append(
+            ReportRow("MISSING", step, 0, "forward", "output", "layers.5.dropout", note="only in llama/bf16-fused")
+        )
     return found
 
 
 def _make_row(
     verdict: str, error: float, site: tuple[int, str, str, str, int], where: tuple[str, str], *, measured: bool
-) -> Row:
+) -> ReportRow:
     step, phase, kind, fqn, call = site
-    row = Row(
+    row = ReportRow(
         verdict=verdict,
         step=step,
         rank=0,
@@ -122,10 +124,11 @@ def _make_row(
     )
 
 
-def _make_detail(row: Row, luck: random.Random) -> Detail:
+def _make_detail(row: ReportRow, luck: random.Random) -> Detail:
     error = row.rel or 0.0
     sides = [
-        Portrait(-4.2, 4.4, 0.01, 512.3, 0, 0, 0, -4.5, 4.5, tuple(_make_bins(luck, shift))) for shift in (0.0, error)
+        TensorSummary(-4.2, 4.4, 0.01, 512.3, 0, 0, 0, -4.5, 4.5, tuple(_make_bins(luck, shift)))
+        for shift in (0.0, error)
     ]
     return Detail((3, 118, 202), ("0.3712345", f"{0.3712345 + 9 * error:.9g}"), *sides)
 

@@ -11,7 +11,7 @@ from typing import Final
 import pytest
 
 from holdfast.capture.report.html import write_html
-from holdfast.capture.report.model import Report, Row, Side
+from holdfast.capture.report.model import Report, ReportRow, RunSide
 from tests.browser.chromium import Browser
 from tests.browser.pages import make_report
 
@@ -230,7 +230,7 @@ def test_a_report_of_digests_counts_what_it_cannot_measure(browser: Browser, tmp
 
 def test_a_report_of_equal_runs_is_quiet(browser: Browser, tmp_path: Path) -> None:
     place = tmp_path / "equal.html"
-    write_html(Report(Side("a", (0, 1)), Side("b", (0, 1)), "a and b are equal in 2 steps", True), place)
+    write_html(Report(RunSide("a", (0, 1)), RunSide("b", (0, 1)), "a and b are equal in 2 steps", True), place)
 
     browser.open(place)
 
@@ -245,8 +245,8 @@ HOSTILE: Final = (
 
 
 def test_a_hostile_name_is_shown_and_does_nothing(browser: Browser, tmp_path: Path) -> None:
-    row = Row(HOSTILE, 0, 0, HOSTILE, HOSTILE, HOSTILE, path=HOSTILE, dtype=HOSTILE, note=HOSTILE, source=HOSTILE)
-    side = Side(HOSTILE, (0,), notes=(HOSTILE,), status=HOSTILE)
+    row = ReportRow(HOSTILE, 0, 0, HOSTILE, HOSTILE, HOSTILE, path=HOSTILE, dtype=HOSTILE, note=HOSTILE, source=HOSTILE)
+    side = RunSide(HOSTILE, (0,), notes=(HOSTILE,), status=HOSTILE)
     report = Report(side, side, HOSTILE, False, (row, replace(row, verdict="ORIGIN")), origin=1)
     report = replace(report, inputs=(HOSTILE,), environment=((HOSTILE, HOSTILE, HOSTILE),), notes=(HOSTILE,))
     place = tmp_path / "hostile.html"
@@ -265,8 +265,8 @@ def test_a_hostile_name_is_shown_and_does_nothing(browser: Browser, tmp_path: Pa
 
 def test_what_turns_the_direction_of_a_line_is_shown_as_an_escape(browser: Browser, tmp_path: Path) -> None:
     place = tmp_path / "turned.html"
-    row = Row("ORIGIN", 0, 0, "forward", "output", "good\u202edab\x00\u200b")
-    write_html(Report(Side("a"), Side("b"), "h", False, (row,)), place)
+    row = ReportRow("ORIGIN", 0, 0, "forward", "output", "good\u202edab\x00\u200b")
+    write_html(Report(RunSide("a"), RunSide("b"), "h", False, (row,)), place)
 
     browser.open(place)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.distributed.talk.collectives import Collectives
-from holdfast.distributed.talk.liveness import Pulse, Watch, format_closed
+from holdfast.distributed.talk.liveness import PeerWatch, Pulse, format_closed
 from holdfast.errors import RankError
 from holdfast.testing.faults import Crashed
 from tests.distributed.thread_worlds import connect, run_thread_ranks
@@ -44,7 +44,7 @@ def test_a_short_timeout_makes_the_pulse_faster() -> None:
     assert pulse.find_due("write") is not None
 
 
-def watch_for(watch: Watch, clock: FakeClock, seconds: float, beat: bytes | None) -> list[str]:
+def watch_for(watch: PeerWatch, clock: FakeClock, seconds: float, beat: bytes | None) -> list[str]:
     """Look at rank 1 again and again; return the names of what it is given up for."""
     end = clock.now + seconds
     found = []
@@ -56,7 +56,7 @@ def watch_for(watch: Watch, clock: FakeClock, seconds: float, beat: bytes | None
 
 def test_a_rank_that_is_silent_for_the_timeout_is_gone() -> None:
     clock = FakeClock()
-    watch = Watch(timeout_s=10, clock=clock)
+    watch = PeerWatch(timeout_s=10, clock=clock)
 
     assert watch_for(watch, clock, 10, b"1 write") == []
     assert watch_for(watch, clock, 2, b"1 write") == ["RankGone", "RankGone"]
@@ -64,7 +64,7 @@ def test_a_rank_that_is_silent_for_the_timeout_is_gone() -> None:
 
 def test_a_rank_that_beats_is_never_gone() -> None:
     clock = FakeClock()
-    watch = Watch(timeout_s=10, clock=clock)
+    watch = PeerWatch(timeout_s=10, clock=clock)
 
     for count in range(20):
         assert watch_for(watch, clock, 9, b"%d write" % count) == []
@@ -72,7 +72,7 @@ def test_a_rank_that_beats_is_never_gone() -> None:
 
 def test_the_time_that_the_watcher_itself_was_stopped_does_not_count() -> None:
     clock = FakeClock()
-    watch = Watch(timeout_s=10, clock=clock)
+    watch = PeerWatch(timeout_s=10, clock=clock)
     watch_for(watch, clock, 3, b"1 write")
 
     clock.now += 3600
@@ -84,7 +84,7 @@ def test_the_text_says_where_a_rank_was_last_seen() -> None:
     texts = []
     for beat in (b"7 write parts", b"1 ", None):
         clock = FakeClock()
-        watch = Watch(timeout_s=1, clock=clock)
+        watch = PeerWatch(timeout_s=1, clock=clock)
         watch.look({1: beat})
         while not (found := watch.look({1: beat})):
             clock.now += watch.look_s
@@ -96,7 +96,7 @@ def test_the_text_says_where_a_rank_was_last_seen() -> None:
 
 
 def test_a_rank_that_has_left_is_reported_at_once() -> None:
-    watch = Watch(timeout_s=10, clock=FakeClock())
+    watch = PeerWatch(timeout_s=10, clock=FakeClock())
 
     (failure,) = watch.look({1: format_closed()})
 

@@ -15,7 +15,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import holdfast
 from holdfast.distributed.checkpoint import replicas
-from holdfast.distributed.checkpoint.replicas import Replicas
+from holdfast.distributed.checkpoint.replicas import ReplicaExchange
 from holdfast.distributed.checkpoint.training import training_state
 from holdfast.errors import RankError
 from tests.distributed.conftest import World
@@ -107,7 +107,7 @@ def test_if_nobody_says_how_what_is_faster_is_done(world: World, tmp_path: Path,
 
 
 def load_little(rank: int, path: Path) -> tuple[int, bool]:
-    with mock.patch.object(Replicas, "_connect", side_effect=AssertionError("nothing was to be sent")):
+    with mock.patch.object(ReplicaExchange, "_connect", side_effect=AssertionError("nothing was to be sent")):
         return load(rank, path, None)
 
 

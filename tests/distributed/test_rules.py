@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import holdfast
 from holdfast.distributed.checkpoint import checkpoint, plan
-from holdfast.distributed.checkpoint.exchange import Exchange
+from holdfast.distributed.checkpoint.exchange import ChunkExchange
 from holdfast.distributed.talk.collectives import Collectives
 from holdfast.distributed.talk.liveness import Pulse
 from holdfast.distributed.talk.store_rounds import StoreRounds
@@ -206,7 +206,7 @@ def _forget_rank(self: Any, ranks: Any, root: Any, parts: Any) -> None:
 
 def _read_all_parts(store: Any, ref: Any, ranks: Any) -> Any:
     manifests = read_manifests(store, ref)
-    return Exchange(ranks, manifests.root, dict(enumerate(manifests.parts)))
+    return ChunkExchange(ranks, manifests.root, dict(enumerate(manifests.parts)))
 
 
 RULES = {
@@ -228,10 +228,10 @@ RULES = {
         save_and_load_own, 2, {True}, {True, False}, plan._Planner, "_take_prints", _take_no_prints,
     ),
     "as many ranks get each its own back": Rule(
-        save_and_load_own, 2, {True}, {True, False}, Exchange, "__init__", _forget_rank,
+        save_and_load_own, 2, {True}, {True, False}, ChunkExchange, "__init__", _forget_rank,
     ),
     "another number of ranks is warned": Rule(
-        load_others_own, 2, {1, 0}, {0}, Exchange, "list_variants", lambda self: [],
+        load_others_own, 2, {1, 0}, {0}, ChunkExchange, "list_variants", lambda self: [],
     ),
     "ranks that open different snapshots are told so": Rule(
         load_different, 2,

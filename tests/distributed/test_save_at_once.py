@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 
 import holdfast
-from holdfast.distributed.talk.call_ids import Seat
+from holdfast.distributed.talk.call_ids import CallId
 from holdfast.distributed.talk.collectives import Collectives
 from holdfast.tensors.sharding.sharded import per_rank
 from tests.distributed.conftest import World
@@ -38,7 +38,7 @@ def run_in_threads(act: Callable[[int], None], numbers: Sequence[int]) -> None:
     joined = threading.Semaphore(0)
     kept = Collectives._find_seat
 
-    def find_seat(self: Collectives, *args: Any) -> Seat:
+    def find_seat(self: Collectives, *args: Any) -> CallId:
         seat = kept(self, *args)
         joined.release()
         return seat

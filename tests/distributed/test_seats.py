@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # there, and not declared as exported
 
 from holdfast.distributed.talk import call_ids as seats
-from holdfast.distributed.talk.call_ids import Seat, find_astray, take_seat
+from holdfast.distributed.talk.call_ids import CallId, join_collective, read_mismatches
 
 BASE = "holdfast/x/"
 
 
-def take(store: HashStore, topic: str, rank: int, *, size: int = 2, is_main: bool = True) -> Seat:
-    seat = take_seat(store, BASE, topic, rank=rank, size=size, is_main=is_main)
+def take(store: HashStore, topic: str, rank: int, *, size: int = 2, is_main: bool = True) -> CallId:
+    seat = join_collective(store, BASE, topic, rank=rank, size=size, is_main=is_main)
     store.set(f"{seat.prefix}life/{rank}", "1 step")
     return seat
 
@@ -74,9 +74,9 @@ def test_main_threads_that_come_for_different_things_are_told_apart() -> None:
     take(store, "b", 1, size=3)
 
     # Rank 2 may still come for either.
-    assert find_astray(store, mine, [1, 2], rank=0) == []
+    assert read_mismatches(store, mine, [1, 2], rank=0) == []
     take(store, "b", 2, size=3)
-    found = find_astray(store, mine, [1, 2], rank=0)
+    found = read_mismatches(store, mine, [1, 2], rank=0)
 
     assert [(failure.rank, failure.type_name) for failure in found] == [(1, "StepMismatch"), (2, "StepMismatch")]
     assert found[0].message == "is at 'b' where rank 0 is at 'a'; all ranks must give the same name"
@@ -92,4 +92,4 @@ def test_whoever_may_still_come_is_waited_for(how: str) -> None:
     if how == "taken":  # by another thread of this rank
         take(store, "b", 0, size=3, is_main=False)
 
-    assert find_astray(store, mine, [1], rank=0) == []
+    assert read_mismatches(store, mine, [1], rank=0) == []

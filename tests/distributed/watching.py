@@ -12,7 +12,7 @@ from typing import Final
 from unittest import mock
 
 from holdfast.distributed.talk import store_rounds
-from holdfast.distributed.talk.liveness import Watch
+from holdfast.distributed.talk.liveness import PeerWatch
 
 _LOOK_S: Final = 0.02
 
@@ -21,7 +21,7 @@ _LOOK_S: Final = 0.02
 def looking_often(*, speed: float = 1.0) -> Iterator[None]:
     """Have this rank look at the others every 20 ms; for it, `speed` seconds of silence pass in each second."""
 
-    class OftenWatch(Watch):
+    class OftenWatch(PeerWatch):
         def __init__(self, *, timeout_s: float) -> None:
             super().__init__(timeout_s=timeout_s, clock=lambda: speed * time.monotonic())
             self.look_s = speed * _LOOK_S

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Final
 
 from holdfast.compile_cache.artifacts.artifact import Artifact, write_artifact
-from holdfast.compile_cache.artifacts.catalog import Found, artifact_name, parse_found
-from holdfast.compile_cache.key_parts import PARTS, Key, hash_parts
+from holdfast.compile_cache.artifacts.catalog import StoredVariant, artifact_name, parse_found
+from holdfast.compile_cache.key_parts import PARTS, GraphKey, hash_parts
 from holdfast.digest import Buffer
 from holdfast.repo.format.record import Json
 from holdfast.repo.format.source import BytesSource
@@ -20,7 +20,7 @@ SECRET: Final = bytes(range(32))
 OTHER_SECRET: Final = bytes(range(1, 33))
 
 
-def make_key(seed: str = "a", **parts: Json) -> Key:
+def make_key(seed: str = "a", **parts: Json) -> GraphKey:
     """Return a key whose parts are what they are given as, else something short; another seed is another graph."""
     usual: dict[str, Json] = {part: {} for part in PARTS}
     usual |= {"graph": [f"call {seed}"], "aliasing": [], "system": {"torch": "2.13.0"}}
@@ -30,7 +30,7 @@ def make_key(seed: str = "a", **parts: Json) -> Key:
 def make_artifact(
     seed: str = "a",
     *,
-    key: Key | None = None,
+    key: GraphKey | None = None,
     guards: str = "",
     graph: bytes = b"graph",
     kernels: Mapping[str, bytes] | None = None,
@@ -39,24 +39,24 @@ def make_artifact(
     return Artifact(key or make_key(seed), guards, graph, held, 12.5)
 
 
-def store_artifact(repo: Repository, artifact: Artifact | None = None, *, secret: bytes | None = None) -> Found:
+def store_artifact(repo: Repository, artifact: Artifact | None = None, *, secret: bytes | None = None) -> StoredVariant:
     """Write an artifact and return it as it is found."""
     result = write_artifact(repo, artifact or make_artifact(), secret=secret)
     return parse_found(read_snapshot(repo.store, result.name))
 
 
-def forge(repo: Repository, name: str, entries: Mapping[str, Buffer], metadata: Mapping[str, Json]) -> Found:
+def forge(repo: Repository, name: str, entries: Mapping[str, Buffer], metadata: Mapping[str, Json]) -> StoredVariant:
     """Put an artifact under a name as whoever may write to the store can: every digest of the store is right."""
     sources = [BytesSource(entry, data, {"type": "artifact"}) for entry, data in entries.items()]
     save(repo, Request(name, sources, metadata=metadata, overwrite=True))
     return parse_found(read_snapshot(repo.store, name))
 
 
-def find_variant(repo: Repository, seed: str = "a", number: int = 0) -> Found:
+def find_variant(repo: Repository, seed: str = "a", number: int = 0) -> StoredVariant:
     return parse_found(read_snapshot(repo.store, artifact_name(make_key(seed).digest, number)))
 
 
-def age(found: Found, seconds: float) -> Found:
+def age(found: StoredVariant, seconds: float) -> StoredVariant:
     """Return it as if it had been saved so much earlier."""
     assert found.snapshot is not None
     return replace(found, snapshot=replace(found.snapshot, time_s=found.snapshot.time_s - seconds))

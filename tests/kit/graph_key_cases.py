@@ -14,10 +14,10 @@ import torch._inductor.config as inductor_config
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from holdfast.compile_cache.key_parts import Key
+from holdfast.compile_cache.key_parts import GraphKey
 from tests.kit.graph_keys import key_of
 
-MakeKey = Callable[[], Key]
+MakeKey = Callable[[], GraphKey]
 
 # Any: what torch puts on these modules when it makes them.
 _INDUCTOR: Final[Any] = inductor_config
@@ -39,7 +39,7 @@ def call(function: Callable[..., object], *inputs: object, **how: Any) -> MakeKe
 
 
 def under(context: Callable[[], contextlib.AbstractContextManager[Any]], make: MakeKey) -> MakeKey:
-    def inside() -> Key:
+    def inside() -> GraphKey:
         with context():
             return make()
 
@@ -54,7 +54,7 @@ def quietly(make: MakeKey) -> MakeKey:
 def written(source: str, *inputs: object, filename: str = "<test>", **how: Any) -> MakeKey:
     """Call the function `f` that a source text defines, as if it stood in a file."""
 
-    def make() -> Key:
+    def make() -> GraphKey:
         names: dict[str, Any] = {"torch": torch, "F": F}
         exec(compile(source, filename, "exec"), names)
         return key_of(names["f"], *inputs, **how)

@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 from torch.fx import GraphModule
 
-from holdfast.compile_cache.key.key import Key, make_key
+from holdfast.compile_cache.key.key import GraphKey, make_key
 from holdfast.compile_cache.key_parts import Uncacheable
 
 NONE: Final[Mapping[str, Any]] = MappingProxyType({})
@@ -21,9 +21,9 @@ def record_keys(
     dynamic: bool | None = None,
     options: Mapping[str, object] = NONE,
     versions: Mapping[str, str] = NONE,
-) -> list[Key | str]:
+) -> list[GraphKey | str]:
     """Return the key of each graph that a call is traced to, or the reason why it has none."""
-    found: list[Key | str] = []
+    found: list[GraphKey | str] = []
 
     def backend(graph: GraphModule, given: Sequence[object]) -> Callable[..., Any]:
         try:
@@ -37,10 +37,10 @@ def record_keys(
     return found
 
 
-def key_of(function: Callable[..., object], *inputs: object, **how: Any) -> Key:
+def key_of(function: Callable[..., object], *inputs: object, **how: Any) -> GraphKey:
     """Return the key of a call that is traced to one graph."""
     (found,) = record_keys(function, *inputs, **how)
-    assert isinstance(found, Key), found
+    assert isinstance(found, GraphKey), found
     return found
 
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-from holdfast.capture.stored.events import Event, Kind, Phase, Site
-from holdfast.capture.stored.observed import look_at
+from holdfast.capture.stored.events import Event, EventKind, Phase, Site
+from holdfast.capture.stored.observed import observe
 from holdfast.capture.stored.runs import Run, RunFacts
 from tests.kit.runs_in_memory import make_run
 
 
 def make_event(
-    seq: int, fqn: str, kind: Kind = "output", *, digest: bytes = b"", shape: tuple[int, ...] = (2,), **more: Any
+    seq: int, fqn: str, kind: EventKind = "output", *, digest: bytes = b"", shape: tuple[int, ...] = (2,), **more: Any
 ) -> Event:
     """Make an event that has no tensor."""
     phase: Phase = more.pop("phase", "forward")
@@ -24,7 +24,7 @@ def make_event(
     return Event(seq, site, rank, dtype, shape, digest or fqn.encode(), **more)
 
 
-Seen = tuple[str, Kind, torch.Tensor] | tuple[str, Kind, torch.Tensor, Mapping[str, Any]]
+Seen = tuple[str, EventKind, torch.Tensor] | tuple[str, EventKind, torch.Tensor, Mapping[str, Any]]
 
 
 def make_tensor_run(*ranks: Iterable[Seen], name: str = "run", environment: Mapping[str, Any] | None = None) -> Run:
@@ -33,7 +33,7 @@ def make_tensor_run(*ranks: Iterable[Seen], name: str = "run", environment: Mapp
     for rank, seen in enumerate(ranks):
         for seq, (fqn, kind, tensor, *more) in enumerate(seen):
             leaf = f"{rank}/{seq}"
-            look = look_at(tensor)
+            look = observe(tensor)
             event = make_event(seq, fqn, kind, shape=look.shape, rank=rank, leaf=leaf, **(more[0] if more else {}))
             events.append(replace(event, digest=look.digest(), dtype=look.dtype_name))
             tensors[leaf] = tensor

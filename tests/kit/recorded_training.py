@@ -9,9 +9,9 @@ from typing import Unpack
 import torch
 from torch import nn
 
-from holdfast.capture.record.options import Choices
+from holdfast.capture.record.options import RecordOptions
 from holdfast.capture.record.recorder import Recorder, record
-from holdfast.capture.stored.events import Event, Kind
+from holdfast.capture.stored.events import Event, EventKind
 from holdfast.capture.stored.runs import Run, read_run
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.handle.repository import Repository, open_repository
@@ -66,7 +66,7 @@ class Training:
         self.optimizer.step()
         return loss.detach()
 
-    def record(self, repo: Repository, name: str = "run", **choices: Unpack[Choices]) -> Recorder:
+    def record(self, repo: Repository, name: str = "run", **choices: Unpack[RecordOptions]) -> Recorder:
         return record(repo, name, self.model, self.optimizer, **choices)
 
 
@@ -77,7 +77,12 @@ def new_training(make: Callable[[], nn.Module] = Model, *, seed: int = 0) -> Tra
 
 
 def record_steps(
-    repo: Repository, name: str = "run", *, training: Training | None = None, count: int = 2, **choices: Unpack[Choices]
+    repo: Repository,
+    name: str = "run",
+    *,
+    training: Training | None = None,
+    count: int = 2,
+    **choices: Unpack[RecordOptions],
 ) -> Run:
     """Record a few steps; each waits until what was sealed is written, so that failures come in their turn."""
     training = training or new_training()
@@ -88,7 +93,7 @@ def record_steps(
     return read_run(repo, name)
 
 
-def pick(events: Iterable[Event], kind: Kind, fqn: str | None = None) -> list[Event]:
+def pick(events: Iterable[Event], kind: EventKind, fqn: str | None = None) -> list[Event]:
     return [event for event in events if event.site.kind == kind and fqn in (None, event.site.fqn)]
 
 

@@ -10,7 +10,7 @@ from typing import Final
 
 import torch
 
-from holdfast.capture.stored.events import Event, Kind, Phase, Site, Stats
+from holdfast.capture.stored.events import Event, EventKind, Phase, Site, Stats
 from holdfast.capture.stored.runs import Run, RunFacts
 from holdfast.capture.stored.segments import Segment, write_segment
 from holdfast.capture.stored.table import NO_ROOT, advance_root
@@ -103,7 +103,7 @@ def _iter_seen(recording: Recording, rank: int) -> Sequence[tuple[Site, torch.Te
     return seen
 
 
-def _place(step: int, kind: Kind, fqn: str, phase: Phase = "forward") -> Site:
+def _place(step: int, kind: EventKind, fqn: str, phase: Phase = "forward") -> Site:
     return Site(step, phase, kind, fqn, 0, "")
 
 

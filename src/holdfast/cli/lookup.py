@@ -52,7 +52,9 @@ def verify_possible(store: ObjectStore) -> None:
         verify_empty(store)
 
 
-def find_snapshot(store: ObjectStore, name: str, output: Output, *, beside: tuple[str, str] = ("", "")) -> Snapshot:
+def read_named_snapshot(
+    store: ObjectStore, name: str, output: Output, *, beside: tuple[str, str] = ("", "")
+) -> Snapshot:
     """Return the snapshot that a name or tag means; raises NotFound with close matches.
 
     `beside` is what stands at the place of the name if two arguments were swapped, and how to type them.

@@ -15,7 +15,7 @@ from holdfast.cli.grammar import add_verbs
 from holdfast.cli.output import Output
 from holdfast.cli.verb import Parser, format_examples
 from holdfast.errors import BadName, Corrupt, HoldfastError, NotAStore, NotFound
-from holdfast.objects.url import find_store_root, holds_config
+from holdfast.objects.url import holds_config, locate_store_root
 from holdfast.repo.format.layout import MANIFESTS
 
 ERROR: Final = 2
@@ -104,7 +104,7 @@ def _choose_store(options: Namespace) -> str:
     if url or given is not None:
         return _verify_lasting(url)
     here = os.getcwd()
-    root = find_store_root(here)
+    root = locate_store_root(here)
     if root is None:
         raise NotAStore(
             f"no store is given, and none is at or above {here};"

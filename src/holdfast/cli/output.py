@@ -17,7 +17,7 @@ from holdfast.repo.stages import Stages
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
 
-    from holdfast.diff.facts import Facts
+    from holdfast.diff.facts import LeafFacts
 
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _BAR_AFTER_S: Final = 0.5
@@ -62,7 +62,7 @@ def clean(text: str) -> str:
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
-def describe_facts(facts: Facts) -> dict[str, Json]:
+def describe_facts(facts: LeafFacts) -> dict[str, Json]:
     """Return what a leaf is, for JSON."""
     return {
         "kind": facts.kind,

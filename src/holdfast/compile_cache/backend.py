@@ -14,10 +14,10 @@ from holdfast.compile_cache import inductor
 from holdfast.compile_cache.artifacts.prefetch import Prefetch
 from holdfast.compile_cache.artifacts.trust import Trust, read_secret
 from holdfast.compile_cache.artifacts.why import Explanation
-from holdfast.compile_cache.cache import CompileCache, Run
-from holdfast.compile_cache.counters import Statistics
+from holdfast.compile_cache.cache import CompileCache, CompiledCall
+from holdfast.compile_cache.counters import CacheStatistics
 from holdfast.compile_cache.key.inputs import may_share
-from holdfast.compile_cache.key.key import Key, Uncacheable, UnknownCode, make_key
+from holdfast.compile_cache.key.key import GraphKey, Uncacheable, UnknownCode, make_key
 from holdfast.compile_cache.single_flight import WAIT_S, Waiting
 from holdfast.errors import StoreError
 from holdfast.repo.handle.repository import Repository
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 Strict = bool | Literal["hit"]
 
 
-class Choices(TypedDict, total=False):
+class CompilerOptions(TypedDict, total=False):
     """What may be asked of a compiler; see `make_compiler`."""
 
     mode: str | None
@@ -96,7 +96,7 @@ class Compiler:
         self._versions = dict(versions or {})
 
     @property
-    def statistics(self) -> Statistics:
+    def statistics(self) -> CacheStatistics:
         """What it has done so far."""
         return self.cache.statistics
 
@@ -126,7 +126,7 @@ class Compiler:
         *,
         mode: str | None = None,
         options: Mapping[str, Any] | None = None,
-    ) -> Run:
+    ) -> CompiledCall:
         """Return the compiled graph; called by dynamo."""
         settings = {**self._options, **inductor.read_options(mode, options)}
         obstacle = inductor.find_obstacle()
@@ -152,7 +152,7 @@ class Compiler:
         options: dict[str, Any],
         *,
         use_caches: bool = True,
-    ) -> Run:
+    ) -> CompiledCall:
         self.cache.counters.count_bypass(reason)
         if self._strict:
             raise inductor.make_error(f"strict: a graph cannot be kept in the compile cache: {reason}")
@@ -173,7 +173,7 @@ class _Asked:
         graph: torch.fx.GraphModule,
         inputs: Sequence[Any],
         options: dict[str, Any],
-        key: Key,
+        key: GraphKey,
         strict: Strict,
     ) -> None:
         self._cache = cache
@@ -185,7 +185,7 @@ class _Asked:
         self._strict = strict
         self._guards: tuple[str, ...] = ()
 
-    def answer(self) -> Run:
+    def answer(self) -> CompiledCall:
         """Load the graph, or wait for who compiles it, or compile and save it."""
         try:
             run = self._find()
@@ -204,7 +204,7 @@ class _Asked:
                 return turn.found
             return self._compile()
 
-    def _find(self) -> Run | None:
+    def _find(self) -> CompiledCall | None:
         before = self._counters.read()
         sought = self._cache.find(self._key, self._inputs, self._options)
         self._guards = sought.guards
@@ -215,7 +215,7 @@ class _Asked:
             )
         return sought.run
 
-    def _compile(self) -> Run:
+    def _compile(self) -> CompiledCall:
         try:
             with self._counters.timed("compile"):
                 made = inductor.compile_graph(
@@ -242,7 +242,7 @@ class _Asked:
                 raise inductor.make_error(f"strict: a graph was compiled and not saved: {why_not}")
         return made.run
 
-    def _compile_alone(self, error: StoreError) -> Run:
+    def _compile_alone(self, error: StoreError) -> CompiledCall:
         self._counters.count_bypass(f"the store cannot be read ({type(error).__name__})")
         if self._strict:
             raise inductor.make_error(f"strict: the compile cache cannot be read: {error}") from error

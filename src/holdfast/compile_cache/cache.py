@@ -15,15 +15,15 @@ from typing import Any, Final
 
 from holdfast.compile_cache import inductor
 from holdfast.compile_cache.artifacts.artifact import Artifact, iter_variants, read_artifact, write_artifact
-from holdfast.compile_cache.artifacts.catalog import Found, iter_artifacts
+from holdfast.compile_cache.artifacts.catalog import StoredVariant, iter_artifacts
 from holdfast.compile_cache.artifacts.last_use import DAY_S, record_use
 from holdfast.compile_cache.artifacts.prefetch import Prefetch, Ready
 from holdfast.compile_cache.artifacts.statement import read_parts
 from holdfast.compile_cache.artifacts.trust import Trust
 from holdfast.compile_cache.artifacts.why import Candidate, Explanation, explain
-from holdfast.compile_cache.counters import Counters, Statistics
-from holdfast.compile_cache.inductor import Compiled
-from holdfast.compile_cache.key.key import Key
+from holdfast.compile_cache.counters import CacheCounters, CacheStatistics
+from holdfast.compile_cache.inductor import CompiledGraph
+from holdfast.compile_cache.key.key import GraphKey
 from holdfast.compile_cache.single_flight import Turn, Waiting, single_flight
 from holdfast.errors import Corrupt, HoldfastError, NewerFormat, NotFound, Untrusted
 from holdfast.repo.handle.repository import Repository
@@ -33,14 +33,14 @@ _log = logging.getLogger(__name__)
 _REMEMBERED_MISSES: Final = 32
 """Each holds the parts of a key: some kilobytes for a large graph."""
 
-Run = Callable[..., Any]
+CompiledCall = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Sought:
     """What a search for a graph came to."""
 
-    run: Run | None
+    run: CompiledCall | None
     """The graph, ready to be called."""
     guards: tuple[str, ...] = ()
     """Of entries for the same key and other sizes."""
@@ -50,7 +50,7 @@ class Sought:
 class Missed:
     """A graph that was not there."""
 
-    key: Key
+    key: GraphKey
     guards: tuple[str, ...]
     time_s: float
     """By the store's clock."""
@@ -62,7 +62,7 @@ class CompileCache:
     def __init__(self, repo: Repository, *, trust: Trust, waiting: Waiting | None = None) -> None:
         """Use the artifacts that `trust` admits; sign new ones with its secret."""
         self.repo = repo
-        self.counters = Counters()
+        self.counters = CacheCounters()
         self._trust = trust
         self._waiting = waiting
         self._ready = Ready(repo, trust)
@@ -74,7 +74,7 @@ class CompileCache:
         atexit.register(_tell_at_exit, weakref.ref(self))
 
     @property
-    def statistics(self) -> Statistics:
+    def statistics(self) -> CacheStatistics:
         """What it has done so far."""
         return self.counters.read()
 
@@ -83,7 +83,7 @@ class CompileCache:
         """The keys of all graphs that this process has loaded or saved: what the next one may prefetch."""
         return tuple(self._used)
 
-    def find(self, key: Key, inputs: Sequence[Any], options: dict[str, Any]) -> Sought:
+    def find(self, key: GraphKey, inputs: Sequence[Any], options: dict[str, Any]) -> Sought:
         """Look for a graph whose guards hold for the sizes among `inputs`, and load it. Raises StoreError."""
         tried: list[str] = []
         for found in self._iter_variants(key.digest):
@@ -98,7 +98,7 @@ class CompileCache:
                 return Sought(run)
         return Sought(None, tuple(tried))
 
-    def keep(self, key: Key, compiled: Compiled) -> str:
+    def keep(self, key: GraphKey, compiled: CompiledGraph) -> str:
         """Save what was compiled; returns why that was not possible, if so."""
         if compiled.graph is None:
             return compiled.why_not
@@ -112,11 +112,11 @@ class CompileCache:
         self._used[key.digest] = None
         return ""
 
-    def fly(self, key: Key, find: Callable[[], Run | None]) -> AbstractContextManager[Turn[Run]]:
+    def fly(self, key: GraphKey, find: Callable[[], CompiledCall | None]) -> AbstractContextManager[Turn[CompiledCall]]:
         """Be the one of all processes that compiles this graph, or wait for who does."""
         return single_flight(self.repo, key.digest, find, self._waiting)
 
-    def remember_miss(self, key: Key, guards: tuple[str, ...]) -> None:
+    def remember_miss(self, key: GraphKey, guards: tuple[str, ...]) -> None:
         """Remember a graph that was not there, so that it can be explained."""
         self._missed.append(Missed(key, guards, self.repo.store.clock()))
 
@@ -129,7 +129,7 @@ class CompileCache:
         """Read artifacts in the background, so that hits find them in memory: of these keys, or beginnings; or all."""
         return self._ready.fetch(tuple(keys))
 
-    def _explain(self, missed: Missed, stored: Sequence[Found]) -> Explanation:
+    def _explain(self, missed: Missed, stored: Sequence[StoredVariant]) -> Explanation:
         # What was saved since, by this process too, is not why.
         before = [found for found in stored if found.snapshot and found.snapshot.time_s <= missed.time_s]
         candidates = [
@@ -139,7 +139,7 @@ class CompileCache:
         ]
         return explain(missed.key, candidates, guards=missed.guards)
 
-    def _iter_variants(self, digest: str) -> Iterable[Found]:
+    def _iter_variants(self, digest: str) -> Iterable[StoredVariant]:
         ready = self._ready.find(digest)
         yield from ready
         names = {found.name for found in ready}
@@ -147,7 +147,7 @@ class CompileCache:
             if found.name not in names:
                 yield found
 
-    def _load(self, found: Found, inputs: Sequence[Any], options: dict[str, Any]) -> Run | None:
+    def _load(self, found: StoredVariant, inputs: Sequence[Any], options: dict[str, Any]) -> CompiledCall | None:
         try:
             with self.counters.timed("find"):
                 artifact = self._ready.take(found) or read_artifact(self.repo, found, trust=self._trust)
@@ -168,10 +168,10 @@ class CompileCache:
         self.counters.count_hit(seconds_saved=found.seconds)
         return run
 
-    def _is_bad(self, found: Found) -> bool:
+    def _is_bad(self, found: StoredVariant) -> bool:
         return _identify(found) in self._bad
 
-    def _complain(self, found: Found, error: Exception) -> None:
+    def _complain(self, found: StoredVariant, error: Exception) -> None:
         """Count an entry that is of no use, and warn of it, once."""
         self._bad.add(_identify(found))
         refused = isinstance(error, Untrusted)
@@ -182,7 +182,7 @@ class CompileCache:
         else:
             _log.warning("%s in %s cannot be used, the graph is compiled: %s", found.name, self.repo.store.url, said)
 
-    def _note_use(self, found: Found) -> None:
+    def _note_use(self, found: StoredVariant) -> None:
         """Record that an artifact is in use, behind, at most once for each and only if it is a day old."""
         self._used[found.key_digest] = None
         with self._turn:
@@ -193,7 +193,7 @@ class CompileCache:
         threading.Thread(target=record_use, args=(self.repo, [found]), name="holdfast-use", daemon=True).start()
 
 
-def _identify(found: Found) -> tuple[str, int]:
+def _identify(found: StoredVariant) -> tuple[str, int]:
     return found.name, found.snapshot.generation if found.snapshot else -1
 
 

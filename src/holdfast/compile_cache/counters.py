@@ -10,14 +10,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, Literal
 
-Event = Literal["hit", "miss", "guard_miss", "saved", "corrupt", "refused", "restart", "waited"]
-Stage = Literal["key", "find", "load", "wait", "compile", "save"]
+CacheEvent = Literal["hit", "miss", "guard_miss", "saved", "corrupt", "refused", "restart", "waited"]
+CacheStage = Literal["key", "find", "load", "wait", "compile", "save"]
 
 _WORTH_TELLING_S: Final = 0.005
 
 
 @dataclass(frozen=True, slots=True)
-class Statistics:
+class CacheStatistics:
     """What a cache has done so far; each graph that dynamo had is a hit, a miss, a bypass or a restart."""
 
     hit: int
@@ -39,7 +39,7 @@ class Statistics:
     """Of the misses: those that were compiled and not kept, by the reason."""
     seconds_saved: float
     """What the hits took to compile, once."""
-    seconds: Mapping[Stage, float]
+    seconds: Mapping[CacheStage, float]
     """Where this process's time went."""
 
     def __str__(self) -> str:
@@ -63,19 +63,19 @@ class Statistics:
         return ", ".join(told)
 
 
-class Counters:
+class CacheCounters:
     """Counts while the cache works. Safe in any thread."""
 
     def __init__(self) -> None:
         """Begin with nothing."""
         self._turn = threading.Lock()
-        self._events: Counter[Event] = Counter()
+        self._events: Counter[CacheEvent] = Counter()
         self._bypass: Counter[str] = Counter()
         self._not_saved: Counter[str] = Counter()
-        self._seconds: dict[Stage, float] = {}
+        self._seconds: dict[CacheStage, float] = {}
         self._seconds_saved = 0.0
 
-    def count(self, event: Event) -> None:
+    def count(self, event: CacheEvent) -> None:
         """Count one more."""
         with self._turn:
             self._events[event] += 1
@@ -96,13 +96,13 @@ class Counters:
         with self._turn:
             self._not_saved[reason] += 1
 
-    def add_seconds(self, stage: Stage, seconds: float) -> None:
+    def add_seconds(self, stage: CacheStage, seconds: float) -> None:
         """Add to the time of a stage."""
         with self._turn:
             self._seconds[stage] = self._seconds.get(stage, 0.0) + seconds
 
     @contextmanager
-    def timed(self, stage: Stage) -> Iterator[None]:
+    def timed(self, stage: CacheStage) -> Iterator[None]:
         """Add the time that passes in the context, however that ends."""
         started = time.monotonic()
         try:
@@ -110,10 +110,10 @@ class Counters:
         finally:
             self.add_seconds(stage, time.monotonic() - started)
 
-    def read(self) -> Statistics:
+    def read(self) -> CacheStatistics:
         """Return what was counted so far."""
         with self._turn:
-            return Statistics(
+            return CacheStatistics(
                 hit=self._events["hit"],
                 miss=self._events["miss"],
                 guard_miss=self._events["guard_miss"],

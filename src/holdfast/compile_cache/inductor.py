@@ -26,7 +26,7 @@ _KNOWN: Final = {"2.13": "holdfast.compile_cache.torch_2_13.compiler"}
 
 
 @dataclass(frozen=True, slots=True)
-class Compiled:
+class CompiledGraph:
     """A graph that was compiled just now, and what another process needs to have it without compiling."""
 
     run: Callable[..., Any]
@@ -84,7 +84,7 @@ def compile_plainly(
 
 def compile_graph(
     graph: torch.fx.GraphModule, inputs: Sequence[Any], *, options: Mapping[str, Any], tag: str, system: str = ""
-) -> Compiled:
+) -> CompiledGraph:
     """Compile forward and backward so that they can be kept.
 
     Args:
@@ -94,7 +94,7 @@ def compile_graph(
         tag: the key of the graph; torch's own caches serve nothing under it that was made under another.
         system: what the machine is like; libraries built on another are not taken from torch's directory.
     """
-    made: Compiled = load_torch().compile_graph(graph, inputs, options=options, tag=tag, system=system)
+    made: CompiledGraph = load_torch().compile_graph(graph, inputs, options=options, tag=tag, system=system)
     return made
 
 

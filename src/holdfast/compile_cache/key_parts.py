@@ -13,7 +13,7 @@ PARTS: Final = ("graph", "constants", "inputs", "aliasing", "custom_ops", "flags
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class GraphKey:
     """What a compiled graph depends on: two graphs with one key may use each other's artifacts."""
 
     digest: str
@@ -42,9 +42,9 @@ def digest_part(part: str, value: Json) -> str:
     return hash_kind(f"compiled {part}", [canonical_json(value)]).hex()
 
 
-def hash_parts(parts: Mapping[str, Json]) -> Key:
+def hash_parts(parts: Mapping[str, Json]) -> GraphKey:
     """Return the key that these nine parts make up."""
     assert tuple(parts) == PARTS, "all nine, in order"
     digests = {part: digest_part(part, value) for part, value in parts.items()}
     digest = hash_kind("compiled", [bytes.fromhex(digests[part]) for part in PARTS]).hex()
-    return Key(digest, digests, parts)
+    return GraphKey(digest, digests, parts)

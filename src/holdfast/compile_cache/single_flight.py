@@ -32,7 +32,7 @@ _LAST_POLL_S: Final = 1.0
 _LEASE_ID_BYTES: Final = 12
 
 Result = TypeVar("Result")
-Role = Literal["first", "waited", "alone"]
+CompileRole = Literal["first", "waited", "alone"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Turn(Generic[Result]):
 
     found: Result | None
     """What another has left, if it is of use here."""
-    role: Role
+    role: CompileRole
     """The others wait for us; we waited for another; nobody could be told, or waiting took too long."""
     waited_s: float
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import torch
 
-from holdfast.content.seen_storages import StorageLedger
+from holdfast.content.seen_storages import SeenStorages
 from holdfast.digest import hash_bytes
 from holdfast.errors import Unsupported
 from holdfast.repo.format.chunk import CHUNK_BYTES
@@ -97,19 +97,19 @@ class Batch:
         """Return how many names are in it."""
         return len(self._records)
 
-    def add_tensor(self, name: str, tensor: torch.Tensor, ledger: StorageLedger, types: Types, *, copy: bool) -> None:
+    def add_tensor(self, name: str, tensor: torch.Tensor, ledger: SeenStorages, types: Types, *, copy: bool) -> None:
         """Take a tensor up; without `copy`, its memory must stay as it is until the batch was committed."""
         node, tensors = _take_apart(name, tensor, types)
         staged = tuple((own, self._stage(part, ledger, copy=copy)) for own, part in tensors)
         self._records[TENSORS, name] = _Record(node, staged)
         self.size_bytes += _RECORD_BYTES * max(1, len(staged))
 
-    def add_storage(self, digest: str, memory: torch.Tensor, ledger: StorageLedger, *, copy: bool) -> None:
+    def add_storage(self, digest: str, memory: torch.Tensor, ledger: SeenStorages, *, copy: bool) -> None:
         """Take a whole storage up, given as a tensor of bytes over it."""
         self._records[STORAGES, digest] = _Record([TENSOR, 0], ((digest, self._stage(memory, ledger, copy=copy)),))
         self.size_bytes += _RECORD_BYTES
 
-    def _stage(self, tensor: torch.Tensor, ledger: StorageLedger, *, copy: bool) -> Staged:
+    def _stage(self, tensor: torch.Tensor, ledger: SeenStorages, *, copy: bool) -> Staged:
         spec = describe(tensor)
         size_bytes = 0 if spec.meta else spec.span_bytes
         if not size_bytes:

@@ -13,7 +13,7 @@ from typing import Final
 import torch
 
 from holdfast.content.batch import Batch
-from holdfast.content.seen_storages import StorageLedger
+from holdfast.content.seen_storages import SeenStorages
 from holdfast.objects.protocol import ObjectStore
 from holdfast.repo.format.layout import verify_name
 from holdfast.repo.handle.repository import Repository
@@ -43,7 +43,7 @@ class BatchWriter:
         self._repo = self._reopen()
         self.id = os.urandom(12).hex()
         self._digests: set[str] = set()
-        self._ledger = StorageLedger(self.id)
+        self._ledger = SeenStorages(self.id)
         self._num_batches = 0
         self._pending = self._new_batch()
         self._sealed: list[Batch] = []

@@ -10,7 +10,7 @@ from typing import Final
 
 from holdfast.content.batch import TENSORS
 from holdfast.content.batch_writer import PREFIX
-from holdfast.content.spans import Span, find_span, join_span
+from holdfast.content.spans import ByteSpan, find_span, join_span
 from holdfast.errors import Corrupt, NewerFormat, NotFound, StoreError
 from holdfast.repo.format.record import Json
 from holdfast.repo.handle.repository import Repository
@@ -27,7 +27,7 @@ _PLACE: Final = re.compile(r"([0-9a-f.]*):([0-9]{1,19}):([0-9a-f]{64}):(-?[0-9]{
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StorageSpan:
     """Where the bytes of an entry lie in the storage that they were taken from, as its note says."""
 
     group: str
@@ -50,7 +50,7 @@ class Place:
         return self.start + self.size_bytes
 
 
-def parse_place(note: Json, *, what: str) -> Place | None:
+def parse_place(note: Json, *, what: str) -> StorageSpan | None:
     """Read the note of an entry; None if it says nothing about a storage."""
     value = note.get("storage") if isinstance(note, dict) else None
     if value is None:
@@ -58,14 +58,14 @@ def parse_place(note: Json, *, what: str) -> Place | None:
     parts = _PLACE.match(value) if isinstance(value, str) else None
     if parts is None:
         raise Corrupt(f"{what}: the note on its storage makes no sense; run `holdfast check`", key=what)
-    place = Place(parts[1], int(parts[2]), parts[3], int(parts[4]), int(parts[5]))
+    place = StorageSpan(parts[1], int(parts[2]), parts[3], int(parts[4]), int(parts[5]))
     if not 0 <= place.start <= place.stop <= _MAX_BYTES or not 0 <= place.at <= _MAX_BYTES:
         raise Corrupt(f"{what}: its storage lies where it cannot; run `holdfast check`", key=what)
     return place
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class StoredTensor:
     """A tensor by name: the batch that it is in, and its node there."""
 
     batch: str
@@ -86,9 +86,9 @@ class _Contents:
 
     batches: dict[str, Snapshot] = field(default_factory=dict)
     order: dict[str, tuple[float, str]] = field(default_factory=dict)
-    names: dict[str, Held] = field(default_factory=dict)
+    names: dict[str, StoredTensor] = field(default_factory=dict)
     storages: dict[str, Provider] = field(default_factory=dict)
-    spans: dict[str, list[Span]] = field(default_factory=dict)
+    spans: dict[str, list[ByteSpan]] = field(default_factory=dict)
     """By group, in order: which bytes are held, those that overlap being one."""
     damaged: list[str] = field(default_factory=list)
 
@@ -107,7 +107,7 @@ class Catalog:
         """The batches that could not be read."""
         return self._found.damaged
 
-    def find_tensor(self, name: str) -> Held | None:
+    def find_tensor(self, name: str) -> StoredTensor | None:
         """Return the newest tensor of that name."""
         return self._found.names.get(name)
 
@@ -115,10 +115,10 @@ class Catalog:
         """Return an entry that holds the storage."""
         return self._found.storages.get(digest)
 
-    def find_span(self, place: Place) -> Span:
+    def find_span(self, place: StorageSpan) -> ByteSpan:
         """Return the bytes that share a memory with a storage: what overlaps it, what overlaps that, and so on."""
         found = find_span(self._found.spans.get(place.group, ()), place.start)
-        return found or Span(place.start, place.stop)
+        return found or ByteSpan(place.start, place.stop)
 
     def names(self) -> list[str]:
         """Return the names of all tensors, sorted."""
@@ -178,14 +178,14 @@ class Catalog:
             if _holds(opened, number, place):
                 self._found.storages[place.digest] = Provider(batch, number)
             if place.size_bytes:
-                join_span(self._found.spans.setdefault(place.group, []), Span(place.start, place.stop))
+                join_span(self._found.spans.setdefault(place.group, []), ByteSpan(place.start, place.stop))
         for kind, name, node in nodes:
             held = self._found.names.get(name)
             if kind == TENSORS and (held is None or self._found.order[held.batch] <= self._found.order[batch]):
-                self._found.names[name] = Held(batch, node)
+                self._found.names[name] = StoredTensor(batch, node)
 
 
-def _holds(opened: Opened, number: int, place: Place) -> bool:
+def _holds(opened: Opened, number: int, place: StorageSpan) -> bool:
     """Tell whether an entry has all bytes of the storage that it belongs to."""
     entry = opened.entry(number)
     if isinstance(entry.spec, dict) and entry.spec.get("packed"):
@@ -202,7 +202,7 @@ def _iter_nodes(opened: Opened) -> Iterator[tuple[str, str, list[Json]]]:
                 yield kind, name, leaf.node
 
 
-def _find_place(opened: Opened, number: int) -> Place | None:
+def _find_place(opened: Opened, number: int) -> StorageSpan | None:
     entry = opened.entry(number)
     return parse_place(entry.note, what=f"{opened.name!r}, {entry.name!r}")
 

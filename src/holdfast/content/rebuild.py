@@ -8,8 +8,8 @@ from typing import Final
 
 import torch
 
-from holdfast.content.catalog import Catalog, Held, Place, Provider, parse_place
-from holdfast.content.spans import Span, iter_gaps, join_span
+from holdfast.content.catalog import Catalog, Provider, StorageSpan, StoredTensor, parse_place
+from holdfast.content.spans import ByteSpan, iter_gaps, join_span
 from holdfast.errors import Corrupt, HoldfastError, Unsupported
 from holdfast.repo.format.entry import Entry
 from holdfast.repo.format.record import Json
@@ -31,17 +31,17 @@ _SWEEP_EVERY: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Meaning:
+class DescribedEntry:
     """An entry, and what it says about itself."""
 
     entry: Entry
     spec: TensorSpec
-    place: Place | None
+    place: StorageSpan | None
     device: torch.device
     """Where the tensor was."""
 
 
-def read_meaning(opened: Opened, number: int) -> Meaning:
+def describe_entry(opened: Opened, number: int) -> DescribedEntry:
     """Return what an entry of an open batch means; raises Corrupt."""
     entry = opened.entry(number)
     what = f"{opened.name!r}, {entry.name!r}"
@@ -51,14 +51,14 @@ def read_meaning(opened: Opened, number: int) -> Meaning:
         device = torch.device("meta" if spec.meta else saved)
     except (RuntimeError, TypeError) as error:
         raise Corrupt(f"{what} was on {str(saved)[:40]!r}, which is no device", key=what) from error
-    return Meaning(entry, spec, parse_place(entry.note, what=what), device)
+    return DescribedEntry(entry, spec, parse_place(entry.note, what=what), device)
 
 
 @dataclass(slots=True)
 class _Filled:
     """What of a memory has been read."""
 
-    spans: list[Span] = field(default_factory=list)
+    spans: list[ByteSpan] = field(default_factory=list)
     packed: set[tuple[object, ...]] = field(default_factory=set)
 
 
@@ -79,7 +79,7 @@ class _Memory:
         return self.data[start - self.base : stop - self.base]
 
 
-class Reviver:
+class Rebuilder:
     """Reads what a catalog has found. One thread at a time."""
 
     def __init__(self, catalog: Catalog, types: Types, *, cache: bool) -> None:
@@ -89,13 +89,13 @@ class Reviver:
         self._cache = StorageCache() if cache else None
         self._filled: dict[tuple[Hashable, str], _Filled] = {}
 
-    def read_tensor(self, held: Held, device: torch.device | None) -> torch.Tensor:
+    def read_tensor(self, held: StoredTensor, device: torch.device | None) -> torch.Tensor:
         """Read a tensor to a device, or to where it was."""
         return self._read_node(self._catalog.open(held.batch), held.node, device)
 
     def read_storage(self, provider: Provider, device: torch.device | None) -> torch.UntypedStorage:
         """Read a storage to a device, or to where it was."""
-        found = read_meaning(self._catalog.open(provider.batch), provider.number)
+        found = describe_entry(self._catalog.open(provider.batch), provider.number)
         place = found.place
         assert place is not None  # that is how it was found
         target = _resolve(found, device)
@@ -123,7 +123,7 @@ class Reviver:
             options = LoadOptions(device=SAVED if device is None else device, aliases="fresh")
             joined: torch.Tensor = load_node(opened, node, options, self._types)
             return joined
-        found = read_meaning(opened, next(iter_entry_numbers(node, what=opened.name)))
+        found = describe_entry(opened, next(iter_entry_numbers(node, what=opened.name)))
         mode = find_fake_mode()
         if mode is not None and found.spec.quantizer is not None:
             with leave_fake_mode(mode):
@@ -139,7 +139,7 @@ class Reviver:
         spec = replace(found.spec, packed=False, at=found.place.at - memory.base)
         return build_tensor(spec, memory.data, what=found.entry.name)
 
-    def _read_alone(self, opened: Opened, found: Meaning, device: torch.device | None) -> torch.Tensor:
+    def _read_alone(self, opened: Opened, found: DescribedEntry, device: torch.device | None) -> torch.Tensor:
         """Read an entry that belongs to no storage: it has no bytes, or another program has written it."""
         target = _resolve(found, device)
         memory = new_memory(found.entry.size_bytes, target)
@@ -149,7 +149,7 @@ class Reviver:
         opened.reader.read_all([(found.entry, view_bytes(memory))])
         return memory if found.spec.meta else memory.to(_resolve(found, device))
 
-    def _find_shared(self, place: Place, device: torch.device) -> _Memory:
+    def _find_shared(self, place: StorageSpan, device: torch.device) -> _Memory:
         """Return the memory that a storage shares with all that overlapped it."""
         span = self._catalog.find_span(place)
         # Where tensors of several dtypes begin at different bytes, all are aligned if the memory begins as it did.
@@ -178,7 +178,7 @@ class Reviver:
     def _is_used(self, key: Hashable, device: str) -> bool:
         return self._cache is not None and self._cache.find(key, torch.device(device)) is not None
 
-    def _fill(self, memory: _Memory, place: Place) -> None:
+    def _fill(self, memory: _Memory, place: StorageSpan) -> None:
         """Read what is still missing of a storage; what is there already may have been changed by who uses it."""
         gaps = list(iter_gaps(memory.filled.spans, place.start, place.stop))
         if not gaps or memory.is_unread:
@@ -186,7 +186,7 @@ class Reviver:
         provider = self._catalog.find_storage(place.digest)
         assert provider is not None  # the catalog takes nothing up without
         opened = self._catalog.open(provider.batch)
-        found = read_meaning(opened, provider.number)
+        found = describe_entry(opened, provider.number)
         assert found.place is not None
         for start, stop in gaps:
             at = found.place.first + start - place.start
@@ -201,9 +201,9 @@ class Reviver:
                 staged = new_memory(stop - start, CPU)
                 _read_into(opened, found.entry, at, view_bytes(staged))
                 target.copy_(staged)
-            join_span(memory.filled.spans, Span(start, stop))
+            join_span(memory.filled.spans, ByteSpan(start, stop))
 
-    def _spread(self, opened: Opened, found: Meaning, memory: _Memory) -> None:
+    def _spread(self, opened: Opened, found: DescribedEntry, memory: _Memory) -> None:
         """Read packed items to where they lie, unless they are there."""
         place, spec = found.place, found.spec
         assert place is not None
@@ -216,7 +216,7 @@ class Reviver:
         memory.filled.packed.add(geometry)
 
 
-def _verify_reach(found: Meaning, place: Place, memory: _Memory) -> None:
+def _verify_reach(found: DescribedEntry, place: StorageSpan, memory: _Memory) -> None:
     """Refuse a tensor that reaches out of its memory: torch would make room for it, however much that is."""
     item = item_bytes(found.spec.dtype)
     start = place.at + found.spec.offset * item - memory.base
@@ -233,13 +233,13 @@ def _read_into(opened: Opened, entry: Entry, start: int, buffer: memoryview) -> 
         opened.reader.read_into(entry, start, buffer)
 
 
-def _read_packed(opened: Opened, found: Meaning) -> torch.Tensor:
+def _read_packed(opened: Opened, found: DescribedEntry) -> torch.Tensor:
     packed = new_memory(found.entry.size_bytes, CPU)
     opened.reader.read_all([(found.entry, view_bytes(packed))])
     return packed
 
 
-def _resolve(found: Meaning, device: torch.device | None) -> torch.device:
+def _resolve(found: DescribedEntry, device: torch.device | None) -> torch.device:
     """Return the device as storages on it name it; raises Unsupported if this machine has none such."""
     if device is not None and device.type == "meta":
         return _META

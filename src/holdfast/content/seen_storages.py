@@ -42,7 +42,7 @@ class _Seen:
     cells: dict[int, list[_Piece]] = field(default_factory=dict)
 
 
-class StorageLedger:
+class SeenStorages:
     """Gives the content of a storage a name that lasts until it changes or the storage dies. One thread at a time."""
 
     def __init__(self, prefix: str) -> None:

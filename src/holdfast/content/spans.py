@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class ByteSpan:
     """Bytes from `start` to `stop`."""
 
     start: int
@@ -17,7 +17,7 @@ class Span:
     """It was put together from spans that were not all the same."""
 
 
-def join_span(spans: list[Span], new: Span) -> None:
+def join_span(spans: list[ByteSpan], new: ByteSpan) -> None:
     """Put a span among others, which are in order and apart, joining it with those that it overlaps."""
     low = bisect_right(spans, new.start, key=_find_start)
     if low and spans[low - 1].stop > new.start:
@@ -26,17 +26,17 @@ def join_span(spans: list[Span], new: Span) -> None:
     touched = spans[low:high]
     if touched:
         is_joined = any(span.is_joined or (span.start, span.stop) != (new.start, new.stop) for span in touched)
-        new = Span(min(new.start, touched[0].start), max(new.stop, touched[-1].stop), is_joined)
+        new = ByteSpan(min(new.start, touched[0].start), max(new.stop, touched[-1].stop), is_joined)
     spans[low:high] = [new]
 
 
-def find_span(spans: Sequence[Span], at: int) -> Span | None:
+def find_span(spans: Sequence[ByteSpan], at: int) -> ByteSpan | None:
     """Return the span that `at` lies in."""
     number = bisect_right(spans, at, key=_find_start) - 1
     return spans[number] if number >= 0 and at < spans[number].stop else None
 
 
-def iter_gaps(spans: Sequence[Span], start: int, stop: int) -> Iterator[tuple[int, int]]:
+def iter_gaps(spans: Sequence[ByteSpan], start: int, stop: int) -> Iterator[tuple[int, int]]:
     """Yield what of [start, stop) is in none of the spans."""
     at = start
     for span in spans[max(0, bisect_right(spans, start, key=_find_start) - 1) :]:
@@ -49,5 +49,5 @@ def iter_gaps(spans: Sequence[Span], start: int, stop: int) -> Iterator[tuple[in
         yield at, stop
 
 
-def _find_start(span: Span) -> int:
+def _find_start(span: ByteSpan) -> int:
     return span.start

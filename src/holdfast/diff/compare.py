@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from holdfast.diff.facts import Content, Facts, Part, is_stored, parse_shape
-from holdfast.diff.items import Held, find_layout, find_stride, is_same, list_chunks
-from holdfast.diff.sides import Container, Key, Side, find_moved
+from holdfast.diff.facts import Content, LeafEntry, LeafFacts, is_stored, parse_shape
+from holdfast.diff.items import ReadableEntry, find_layout, find_stride, is_same, list_chunks
+from holdfast.diff.sides import Container, PathKey, SnapshotSide, find_moved
 from holdfast.errors import NotFound
 from holdfast.repo.format.record import Json, canonical_json
 from holdfast.repo.handle.repository import Repository
@@ -81,9 +81,9 @@ class Change:
     name: str
     path: tuple[Json, ...]
     """Encoded keys, which tell leaves of the same name apart."""
-    before: Facts | None
+    before: LeafFacts | None
     """None if it was added."""
-    after: Facts | None
+    after: LeafFacts | None
     """None if it was removed."""
     aspects: tuple[Aspect, ...] = ()
     distances: tuple[Distance, ...] = ()
@@ -149,14 +149,14 @@ def compare(repo: Repository, a: Snapshot, b: Snapshot, *, only: Sequence[str] =
     if a.digest == b.digest:
         return Diff(a, b, (), b.num_entries, b.logical_bytes, b.logical_bytes)
     with Opened(open_snapshot(repo, a)) as before, Opened(open_snapshot(repo, b)) as after:
-        run = _Run(Side(before, only), Side(after, only), limit_bytes=repo.budget_bytes // 4)
+        run = _Run(SnapshotSide(before, only), SnapshotSide(after, only), limit_bytes=repo.budget_bytes // 4)
         if only and not (run.before.leaves or run.after.leaves):
             raise NotFound(f"no leaf of {a.name!r} or {b.name!r} fits {' or '.join(map(repr, only))}")
         changes, shared_bytes = tuple(run.iter_changes()), _count_shared(run.before, run.after)
         return Diff(a, b, changes, run.equal, run.equal_bytes, shared_bytes)
 
 
-def _count_shared(before: Side, after: Side) -> int:
+def _count_shared(before: SnapshotSide, after: SnapshotSide) -> int:
     known = {chunk.digest for entry in before.iter_entries() for chunk in entry.chunks}
     return sum(chunk.size_bytes for entry in after.iter_entries() for chunk in entry.chunks if chunk.digest in known)
 
@@ -164,13 +164,13 @@ def _count_shared(before: Side, after: Side) -> int:
 class _Run:
     """One comparison."""
 
-    def __init__(self, before: Side, after: Side, *, limit_bytes: int) -> None:
+    def __init__(self, before: SnapshotSide, after: SnapshotSide, *, limit_bytes: int) -> None:
         self.before = before
         self.after = after
         self.equal = 0
         self.equal_bytes = 0
         self._limit_bytes = limit_bytes
-        self._moved: dict[Key, list[Aspect]] = {}
+        self._moved: dict[PathKey, list[Aspect]] = {}
         for moved in find_moved(before, after):
             aspect = Aspect(moved.what, moved.before, moved.after, moved.role)
             self._moved.setdefault(moved.key, []).append(aspect)
@@ -188,10 +188,10 @@ class _Run:
                 yield from self._compare_leaf(key, leaf)
             yield from removed.get(key, ())
 
-    def _place_removed(self) -> dict[Key | None, list[Change]]:
+    def _place_removed(self) -> dict[PathKey | None, list[Change]]:
         """Return what was removed, by the leaf that it followed and that is still there."""
-        placed: dict[Key | None, list[Change]] = {}
-        last: Key | None = None
+        placed: dict[PathKey | None, list[Change]] = {}
+        last: PathKey | None = None
         for key, leaf in self.before.leaves.items():
             if key in self.after.leaves:
                 last = key
@@ -207,12 +207,12 @@ class _Run:
             old = self.before.containers.get(key)
             aspects = [*_compare_containers(old, new)] if old else []
             if old and aspects:
-                before, after = Facts(_find_class(old)), Facts(_find_class(new))
+                before, after = LeafFacts(_find_class(old)), LeafFacts(_find_class(new))
                 change = Change(new.name, new.path, before, after, tuple(aspects))
                 placed.setdefault(new.first_leaf, []).append(change)
         return placed
 
-    def _compare_leaf(self, key: Key, leaf: Leaf) -> Iterator[Change]:
+    def _compare_leaf(self, key: PathKey, leaf: Leaf) -> Iterator[Change]:
         x, y = self.before.contents.get(key), self.after.contents.get(key)
         if x and y:
             aspects = [*self._compare_contents(x, y), *self._moved.get(key, ())]
@@ -225,7 +225,7 @@ class _Run:
             self.equal += 1
             self.equal_bytes += sum(part.entry.size_bytes for part in y.parts.values()) if y else 0
 
-    def _compare_plain(self, key: Key) -> Iterator[Aspect]:
+    def _compare_plain(self, key: PathKey) -> Iterator[Aspect]:
         """Compare leaves of which one at least is a plain value."""
         a, b = self.before.leaves[key], self.after.leaves[key]
         if is_stored(a) == is_stored(b) and canonical_json(a.node) == canonical_json(b.node):
@@ -249,7 +249,7 @@ class _Run:
             else:
                 yield Aspect("part", "present" if x else "absent", "present" if y else "absent", role)
 
-    def _compare_parts(self, a: Part, b: Part, role: str) -> Iterator[Aspect]:
+    def _compare_parts(self, a: LeafEntry, b: LeafEntry, role: str) -> Iterator[Aspect]:
         # Most are the same, and there may be very many.
         if a.entry.spec == b.entry.spec and list_chunks(a.entry) == list_chunks(b.entry):
             return
@@ -260,8 +260,8 @@ class _Run:
         yield from _compare_fields(x, y, _DEFAULTS.get(a.kind, {}), role)
         if x.get("dtype") != y.get("dtype") or x.get("shape") != y.get("shape") or (x.get("meta") or y.get("meta")):
             return
-        ours = Held(self.before.opened.reader, a.entry, find_layout(a.entry))
-        theirs = Held(self.after.opened.reader, b.entry, find_layout(b.entry))
+        ours = ReadableEntry(self.before.opened.reader, a.entry, find_layout(a.entry))
+        theirs = ReadableEntry(self.after.opened.reader, b.entry, find_layout(b.entry))
         if not is_same(ours, theirs, limit_bytes=self._limit_bytes):
             before, after = _show_sizes(a, b)
             yield Aspect("values", before, after, role)
@@ -273,14 +273,14 @@ def _find_kind(content: Content) -> str:
     return " of ".join(kinds) or next(part.kind for part in content.parts.values())
 
 
-def _show_sizes(a: Part, b: Part) -> tuple[str, str]:
+def _show_sizes(a: LeafEntry, b: LeafEntry) -> tuple[str, str]:
     """Return the sizes of mere bytes that have become more or less; those of tensors go by their shape."""
     if "shape" in a.spec or a.entry.size_bytes == b.entry.size_bytes:
         return "", ""
     return f"{a.entry.size_bytes} bytes", f"{b.entry.size_bytes} bytes"
 
 
-def _drop_storage(part: Part) -> dict[str, Json]:
+def _drop_storage(part: LeafEntry) -> dict[str, Json]:
     """Return what a part says of itself without where in which bytes it lies; strides said aloud."""
     spec = {key: value for key, value in part.spec.items() if key not in ("type", "at", "offset", "packed")}
     if part.kind == "tensor" and "stride" not in spec:

@@ -18,7 +18,7 @@ GRAD_ROLE: Final = "grad"
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class LeafFacts:
     """What is worth knowing about a leaf without reading it."""
 
     kind: str
@@ -39,7 +39,7 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class LeafEntry:
     """One entry of a leaf."""
 
     entry: Entry
@@ -68,7 +68,7 @@ class Shell:
 class Content:
     """A stored leaf, taken apart: entries and shells by role, which is "" for the leaf itself."""
 
-    parts: dict[str, Part] = field(default_factory=dict)
+    parts: dict[str, LeafEntry] = field(default_factory=dict)
     shells: dict[str, Shell] = field(default_factory=dict)
     objects: dict[str, tuple[str, int]] = field(default_factory=dict)
     """By role, what is the same for all that were one object in memory."""
@@ -94,7 +94,7 @@ def _parse(manifest: Manifest, node: Json, role: str, name: str, content: Conten
     if (tag in _BLOBS and len(rest) == 1) or (tag == "@tensor" and len(rest) in (1, 2)):
         if not all(type(number) is int and 0 <= number < len(manifest) for number in rest):
             raise _malformed(name)
-        content.parts[role] = Part(manifest.entry(rest[0]))
+        content.parts[role] = LeafEntry(manifest.entry(rest[0]))
         content.objects[role] = ("entry", rest[-1])
         return int(rest[0])
     if tag == "@grad" and len(rest) == 2:
@@ -136,8 +136,8 @@ class Described:
     """A leaf, what it is, and the entries that it is made of, by role."""
 
     leaf: Leaf
-    facts: Facts
-    parts: Mapping[str, Part]
+    facts: LeafFacts
+    parts: Mapping[str, LeafEntry]
 
 
 def iter_described(manifest: Manifest, tree: Json) -> Iterator[Described]:
@@ -147,12 +147,12 @@ def iter_described(manifest: Manifest, tree: Json) -> Iterator[Described]:
         yield Described(leaf, find_facts(leaf, content), content.parts)
 
 
-def find_facts(leaf: Leaf, content: Content) -> Facts:
+def find_facts(leaf: Leaf, content: Content) -> LeafFacts:
     """Return what a leaf is; `content` is empty for a plain value."""
-    return _summarise(content, leaf.name) if is_stored(leaf) else Facts(leaf.tag, text=format_value(leaf.node))
+    return _summarise(content, leaf.name) if is_stored(leaf) else LeafFacts(leaf.tag, text=format_value(leaf.node))
 
 
-def _summarise(content: Content, name: str) -> Facts:
+def _summarise(content: Content, name: str) -> LeafFacts:
     size_bytes = sum(part.entry.size_bytes for part in content.parts.values())
     shell = content.shells.get("")
     if shell is None:
@@ -160,12 +160,12 @@ def _summarise(content: Content, name: str) -> Facts:
             raise _malformed(name)
         part = content.parts[""]
         shape = parse_shape(part.spec.get("shape"), name) if "shape" in part.spec else None
-        return Facts(part.kind, size_bytes, str(part.spec.get("dtype", "")), shape)
+        return LeafFacts(part.kind, size_bytes, str(part.spec.get("dtype", "")), shape)
     values = content.parts.get("values") or next(iter(content.parts.values()), None)
     dtype = str(values.spec.get("dtype", "")) if values else ""
     kind = str(shell.meta.get("type", "")).rpartition(":")[2] if shell.kind == "subclass" else shell.kind
     shape = parse_shape(shell.meta["shape"], name) if "shape" in shell.meta else None
-    return Facts(kind, size_bytes, dtype, shape)
+    return LeafFacts(kind, size_bytes, dtype, shape)
 
 
 def parse_shape(value: Json, name: str) -> tuple[int, ...]:

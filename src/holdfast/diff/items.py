@@ -23,7 +23,7 @@ _MAX_REPEATS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ItemLayout:
     """Where the items of a tensor, an array or a mere span of bytes lie in its entry."""
 
     item_bytes: int
@@ -43,12 +43,12 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class ReadableEntry:
     """An entry that can be read, and what is in it."""
 
     reader: SnapshotReader
     entry: Entry
-    layout: Layout
+    layout: ItemLayout
 
     def read(self, start: int, stop: int) -> bytearray:
         """Read and verify the bytes from `start` to `stop`."""
@@ -64,13 +64,13 @@ class Tile:
     start: tuple[int, ...]
     shape: tuple[int, ...]
 
-    def span(self, layout: Layout) -> tuple[int, int]:
+    def span(self, layout: ItemLayout) -> tuple[int, int]:
         """Return the bytes of the entry that it reaches over."""
         first = layout.offset + sum(at * step for at, step in zip(self.start, layout.stride, strict=True))
         return first * layout.item_bytes, (first + find_span(self.shape, layout.stride)) * layout.item_bytes
 
 
-def find_layout(entry: Entry) -> Layout:
+def find_layout(entry: Entry) -> ItemLayout:
     """Return where the items of an entry lie; raises Corrupt if they would not fit in there."""
     spec = entry.spec if isinstance(entry.spec, dict) else {}
     kind, dtype = spec.get("type"), str(spec.get("dtype", ""))
@@ -79,14 +79,14 @@ def find_layout(entry: Entry) -> Layout:
     elif kind == "array":
         layout = _find_array_layout(entry, spec)
     else:
-        layout = Layout(1, (entry.size_bytes,), (1,))
+        layout = ItemLayout(1, (entry.size_bytes,), (1,))
     end = (layout.offset + find_span(layout.shape, layout.stride)) * layout.item_bytes
     if 0 not in layout.shape and end > entry.size_bytes:
         raise Corrupt(f"{entry.name}: it needs {end} bytes, its entry holds {entry.size_bytes}", key=entry.name)
     return layout
 
 
-def _find_tensor_layout(entry: Entry, spec: dict[str, Json], dtype: str) -> Layout:
+def _find_tensor_layout(entry: Entry, spec: dict[str, Json], dtype: str) -> ItemLayout:
     shape = parse_shape(spec.get("shape"), entry.name)
     stride = parse_shape(spec["stride"], entry.name) if "stride" in spec else find_stride(shape)
     (offset,) = parse_shape([spec.get("offset", 0)], entry.name)
@@ -96,15 +96,15 @@ def _find_tensor_layout(entry: Entry, spec: dict[str, Json], dtype: str) -> Layo
         dense = iter(find_stride([size for size, step in zip(shape, stride, strict=True) if step or size == 1]))
         stride = tuple(next(dense) if step or size == 1 else 0 for size, step in zip(shape, stride, strict=True))
     flips = (bool(spec.get("neg")), bool(spec.get("neg")) != bool(spec.get("conj")))
-    return Layout(count_item_bytes(dtype), shape, stride, offset, flips[: 2 if dtype.startswith("complex") else 1])
+    return ItemLayout(count_item_bytes(dtype), shape, stride, offset, flips[: 2 if dtype.startswith("complex") else 1])
 
 
-def _find_array_layout(entry: Entry, spec: dict[str, Json]) -> Layout:
+def _find_array_layout(entry: Entry, spec: dict[str, Json]) -> ItemLayout:
     shape = parse_shape(spec.get("shape"), entry.name)
     stride = find_stride(shape)
     if spec.get("order") == "F":
         stride = tuple(reversed(find_stride(shape[::-1])))
-    return Layout(entry.size_bytes // max(math.prod(shape), 1) or 1, shape, stride)
+    return ItemLayout(entry.size_bytes // max(math.prod(shape), 1) or 1, shape, stride)
 
 
 def count_item_bytes(dtype: str) -> int:
@@ -129,7 +129,7 @@ def find_span(shape: Sequence[int], stride: Sequence[int]) -> int:
     return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
 
 
-def is_same(a: Held, b: Held, *, limit_bytes: int) -> bool:
+def is_same(a: ReadableEntry, b: ReadableEntry, *, limit_bytes: int) -> bool:
     """Tell whether two entries hold the same items, bit for bit; reads only where digests cannot tell."""
     if (a.layout.shape, a.layout.item_bytes) != (b.layout.shape, b.layout.item_bytes):
         return False
@@ -145,7 +145,7 @@ def is_same(a: Held, b: Held, *, limit_bytes: int) -> bool:
     return all(_has_same_tile(a, b, tile) for tile in iter_tiles(a.layout, b.layout, limit_bytes=limit_bytes))
 
 
-def is_tangled(a: Held, b: Held) -> bool:
+def is_tangled(a: ReadableEntry, b: ReadableEntry) -> bool:
     """Tell whether looking at every item would take far longer than the bytes are worth."""
     steps = zip(a.layout.shape, a.layout.stride, b.layout.stride, strict=True)
     items = math.prod(size for size, *both in steps if any(both))
@@ -157,7 +157,7 @@ def list_chunks(entry: Entry) -> list[tuple[bytes, int, tuple[int, ...]]]:
     return [(chunk.digest, chunk.size_bytes, chunk.box) for chunk in entry.chunks]
 
 
-def _is_filled(layout: Layout, size_bytes: int) -> bool:
+def _is_filled(layout: ItemLayout, size_bytes: int) -> bool:
     """Tell whether every byte of the entry is an item's; what lies between the items of a view may be another's."""
     reach = 1
     for step, size in sorted(zip(layout.stride, layout.shape, strict=True)):
@@ -167,7 +167,7 @@ def _is_filled(layout: Layout, size_bytes: int) -> bool:
     return layout.offset == 0 and reach * layout.item_bytes == size_bytes
 
 
-def _has_same_bytes(a: Held, b: Held, limit_bytes: int) -> bool:
+def _has_same_bytes(a: ReadableEntry, b: ReadableEntry, limit_bytes: int) -> bool:
     """Compare chunks that begin and end at the same places by their digests, the bytes between them as they are."""
     if a.entry.dims or b.entry.dims:
         # Boxes: as long as they are the same, the digests decide; otherwise reading says what can be done.
@@ -203,7 +203,7 @@ def _merge(places: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     return merged
 
 
-def iter_tiles(a: Layout, b: Layout, *, limit_bytes: int, limit_items: int = 1 << 62) -> Iterator[Tile]:
+def iter_tiles(a: ItemLayout, b: ItemLayout, *, limit_bytes: int, limit_items: int = 1 << 62) -> Iterator[Tile]:
     """Yield boxes that are all of the items, each within the limits in both entries together.
 
     A dimension in which every item is the same one on both sides is as good as one item.
@@ -231,7 +231,7 @@ def _halve(tile: Tile, dim: int) -> list[Tile]:
     return [Tile(tuple(start), sizes[0]), Tile(tile.start, sizes[1])]
 
 
-def _has_same_tile(a: Held, b: Held, tile: Tile) -> bool:
+def _has_same_tile(a: ReadableEntry, b: ReadableEntry, tile: Tile) -> bool:
     """Compare items one by one, but for a loop over one dimension that slices do."""
     flips = [first != second for first, second in zip(a.layout.flips, b.layout.flips, strict=True)]
     # Where signs differ, the numbers of the item; elsewhere the largest ones of a memoryview that it is made of.
@@ -255,7 +255,7 @@ def _has_same_tile(a: Held, b: Held, tile: Tile) -> bool:
     return True
 
 
-def _merge_dims(tile: Tile, a: Layout, b: Layout) -> list[tuple[int, int, int]]:
+def _merge_dims(tile: Tile, a: ItemLayout, b: ItemLayout) -> list[tuple[int, int, int]]:
     """Return (size, stride, stride) of the dimensions, as few and as long ones as possible."""
     merged: list[tuple[int, int, int]] = []
     for size, x, y in zip(tile.shape, a.stride, b.stride, strict=True):

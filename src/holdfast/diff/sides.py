@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from holdfast.diff.facts import Content, Facts, find_facts, is_stored, join_role, parse_leaf
+from holdfast.diff.facts import Content, LeafFacts, find_facts, is_stored, join_role, parse_leaf
 from holdfast.diff.items import find_layout
 from holdfast.repo.format.entry import Entry
 from holdfast.repo.format.manifest import Manifest
@@ -15,9 +15,9 @@ from holdfast.snapshot.load.opened import Opened
 from holdfast.trees.outline import ITEMS_START, KEYED_START, Leaf, has_children, key_text
 from holdfast.trees.pick import matches
 
-Key = tuple[str | bytes, ...]
+PathKey = tuple[str | bytes, ...]
 """A path that can be looked up: texts as they are, other keys as JSON, in which 1, 1.0 and True differ."""
-_Place = tuple[Key, str]
+_Place = tuple[PathKey, str]
 """A part of a leaf: its path and the part's role."""
 
 
@@ -32,7 +32,7 @@ class Container:
     first_leaf: int
 
 
-class Side:
+class SnapshotSide:
     """One of the two snapshots: its leaves and containers by path."""
 
     def __init__(self, opened: Opened, only: Sequence[str] = ()) -> None:
@@ -40,14 +40,14 @@ class Side:
         self.opened = opened
         self.manifest: Manifest = opened.reader.manifest
         wanted = [leaf for leaf in opened.leaves if not only or matches(leaf.name, only)]
-        self.leaves: dict[Key, Leaf] = {find_key(leaf.path_json): leaf for leaf in wanted}
+        self.leaves: dict[PathKey, Leaf] = {find_key(leaf.path_json): leaf for leaf in wanted}
         # A part of a tree does not tell how the whole is ordered.
         self.containers = {} if only else {find_key(found.path): found for found in _iter_containers(opened.tree)}
-        self.contents: dict[Key, Content] = {
+        self.contents: dict[PathKey, Content] = {
             key: parse_leaf(self.manifest, leaf) for key, leaf in self.leaves.items() if is_stored(leaf)
         }
 
-    def find_facts(self, key: Key) -> Facts:
+    def find_facts(self, key: PathKey) -> LeafFacts:
         """Return what the leaf at a path is."""
         return find_facts(self.leaves[key], self.contents.get(key, Content()))
 
@@ -56,7 +56,7 @@ class Side:
         return (part.entry for content in self.contents.values() for part in content.parts.values())
 
 
-def find_key(path: Iterable[Json]) -> Key:
+def find_key(path: Iterable[Json]) -> PathKey:
     """Return a path of encoded keys as what can be looked up."""
     return tuple(key if type(key) is str else canonical_json(key) for key in path)
 
@@ -84,7 +84,7 @@ def _iter_containers(tree: Json) -> Iterator[Container]:
 class Moved:
     """A part of a leaf that shares memory with others, or is one object with them, otherwise than it did."""
 
-    key: Key
+    key: PathKey
     role: str
     what: str
     """"memory" or "object"."""
@@ -92,7 +92,7 @@ class Moved:
     after: str
 
 
-def find_moved(before: Side, after: Side) -> Iterator[Moved]:
+def find_moved(before: SnapshotSide, after: SnapshotSide) -> Iterator[Moved]:
     """Yield what shares memory otherwise than it did, among what is on both sides.
 
     That a leaf shares memory with one that was added says the latter.
@@ -106,11 +106,11 @@ def find_moved(before: Side, after: Side) -> Iterator[Moved]:
 _Groups = dict[_Place, object]
 
 
-def _find_objects(side: Side) -> _Groups:
+def _find_objects(side: SnapshotSide) -> _Groups:
     return {(key, role): group for key, content in side.contents.items() for role, group in content.objects.items()}
 
 
-def _find_memory(side: Side) -> _Groups:
+def _find_memory(side: SnapshotSide) -> _Groups:
     # What shares memory with nothing is a group of its own.
     return {
         (key, role): part.entry.alias or (key, role)
@@ -125,7 +125,9 @@ def _label(groups: _Groups, places: Sequence[_Place]) -> dict[_Place, _Place]:
     return {place: first.setdefault(groups[place], place) for place in places}
 
 
-def _compare_groups(what: str, alone: str, shared: str, was: _Groups, now: _Groups, side: Side) -> Iterator[Moved]:
+def _compare_groups(
+    what: str, alone: str, shared: str, was: _Groups, now: _Groups, side: SnapshotSide
+) -> Iterator[Moved]:
     places = [place for place in now if place in was]
     old, new = _label(was, places), _label(now, places)
     for place in places:
@@ -137,7 +139,7 @@ def _compare_groups(what: str, alone: str, shared: str, was: _Groups, now: _Grou
             yield Moved(*place, what, *texts)
 
 
-def _find_shifted(before: Side, after: Side, was: _Groups, now: _Groups) -> Iterator[Moved]:
+def _find_shifted(before: SnapshotSide, after: SnapshotSide, was: _Groups, now: _Groups) -> Iterator[Moved]:
     """Yield what shares memory with the same others, but begins elsewhere in it."""
     places = [place for place in now if place in was]
     old, new = _label(was, places), _label(now, places)
@@ -153,7 +155,7 @@ def _find_shifted(before: Side, after: Side, was: _Groups, now: _Groups) -> Iter
                 yield Moved(*place, "memory", *(f"{shift} bytes after {name}" for shift in shifts))
 
 
-def _find_start(side: Side, place: _Place) -> int:
+def _find_start(side: SnapshotSide, place: _Place) -> int:
     """Return where in the memory that its group shares a part begins."""
     part = side.contents[place[0]].parts[place[1]]
     at = part.spec.get("at", 0)

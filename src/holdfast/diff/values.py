@@ -11,9 +11,9 @@ from typing import Final
 import torch
 
 from holdfast.diff.compare import Change, Diff, Distance
-from holdfast.diff.facts import Part
-from holdfast.diff.items import Held, Layout, Tile, find_layout, is_tangled, iter_tiles
-from holdfast.diff.sides import Side, find_key
+from holdfast.diff.facts import LeafEntry
+from holdfast.diff.items import ItemLayout, ReadableEntry, Tile, find_layout, is_tangled, iter_tiles
+from holdfast.diff.sides import SnapshotSide, find_key
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.read.reader import open_snapshot
 from holdfast.snapshot.load.opened import Opened
@@ -59,7 +59,7 @@ def measure(repo: Repository, diff: Diff) -> Diff:
     if not any(_is_measurable(change) for change in diff.changes):
         return diff
     with Opened(open_snapshot(repo, diff.a)) as before, Opened(open_snapshot(repo, diff.b)) as after:
-        sides = Side(before), Side(after)
+        sides = SnapshotSide(before), SnapshotSide(after)
         return replace(diff, changes=tuple(_measure_change(change, *sides) for change in diff.changes))
 
 
@@ -67,7 +67,7 @@ def _is_measurable(change: Change) -> bool:
     return change.kind == "changed" and any(aspect.what in _MEASURED for aspect in change.aspects)
 
 
-def _measure_change(change: Change, before: Side, after: Side) -> Change:
+def _measure_change(change: Change, before: SnapshotSide, after: SnapshotSide) -> Change:
     if not _is_measurable(change):
         return change
     key = find_key(change.path)
@@ -80,7 +80,7 @@ def _measure_change(change: Change, before: Side, after: Side) -> Change:
     return replace(change, distances=tuple(found))
 
 
-def _measure_part(before: tuple[Side, Part], after: tuple[Side, Part]) -> Distance | None:
+def _measure_part(before: tuple[SnapshotSide, LeafEntry], after: tuple[SnapshotSide, LeafEntry]) -> Distance | None:
     a, b = (_open_values(*each) for each in (before, after))
     if a is None or b is None or a.shape != b.shape:
         return None
@@ -93,7 +93,7 @@ def _measure_part(before: tuple[Side, Part], after: tuple[Side, Part]) -> Distan
 class _Values:
     """A tensor or an array that can be read in blocks."""
 
-    held: Held
+    held: ReadableEntry
     shape: tuple[int, ...]
     dtype: torch.dtype | str
     """A text for arrays of what torch has no dtype for."""
@@ -133,15 +133,15 @@ class _Values:
         numbers = numbers.conj_physical() if self.spec.conj else numbers
         return -numbers if self.spec.neg else numbers
 
-    def read_raw(self, tile: Tile, layout: Layout) -> torch.Tensor:
+    def read_raw(self, tile: Tile, layout: ItemLayout) -> torch.Tensor:
         """Read a block of items as they are, in C order."""
         memory = wrap_memory(memoryview(self.held.read(*tile.span(layout))))
         return view_items(memory, layout.item_bytes, tile.shape, layout.stride, 0).contiguous()
 
 
-def _open_values(side: Side, part: Part) -> _Values | None:
+def _open_values(side: SnapshotSide, part: LeafEntry) -> _Values | None:
     entry = part.entry
-    held = Held(side.opened.reader, entry, find_layout(entry))
+    held = ReadableEntry(side.opened.reader, entry, find_layout(entry))
     if part.kind == "array":
         dtype = str(part.spec.get("dtype"))
         return _Values(held, held.layout.shape, _ARRAY_DTYPES.get(dtype, dtype))
@@ -168,7 +168,7 @@ def _is_exact(x: torch.Tensor, y: torch.Tensor) -> bool:
     return {x.dtype, y.dtype} <= _INTEGERS or x.dtype == y.dtype == torch.uint64
 
 
-def _count_repeats(a: Layout, b: Layout) -> int:
+def _count_repeats(a: ItemLayout, b: ItemLayout) -> int:
     """Return how often each item stands for itself, being the same one along some dimensions on both sides."""
     steps = zip(a.shape, a.stride, b.stride, strict=True)
     return math.prod(size for size, *both in steps if not any(both) and size)
@@ -303,8 +303,8 @@ def _measure_bytes(a: _Values, b: _Values) -> Distance:
     return Distance(math.prod(layouts[0].shape), mismatches * _count_repeats(*layouts), unit="byte")
 
 
-def _spell_bytes(layout: Layout) -> Layout:
+def _spell_bytes(layout: ItemLayout) -> ItemLayout:
     """Return the layout of the bytes of the items."""
     size = layout.item_bytes
     stride = (*(step * size for step in layout.stride), 1)
-    return Layout(1, (*layout.shape, size), stride, layout.offset * size)
+    return ItemLayout(1, (*layout.shape, size), stride, layout.offset * size)

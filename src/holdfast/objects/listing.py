@@ -44,7 +44,7 @@ class LinkedStore(Protocol):
         """Return the same store, whose listings leave links out; else a listing that meets one raises StoreError."""
 
 
-def find_link(store: ObjectStore) -> str | None:
+def read_first_link(store: ObjectStore) -> str | None:
     """Return where a link lies that listings meet, because it could be an object or a directory; None if nowhere."""
     if not isinstance(store, LinkedStore):
         return None

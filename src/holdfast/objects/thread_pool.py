@@ -30,7 +30,7 @@ _START_S: Final = 30.0
 class Task(Generic[Result]):
     """One piece of work. It is claimed once: by a thread, by the caller that waits for it, or by `cancel`."""
 
-    def __init__(self, crew: Crew, work: Callable[[], Result]) -> None:
+    def __init__(self, crew: ThreadPool, work: Callable[[], Result]) -> None:
         self._crew = crew
         self._work: Callable[[], Result] | None = work
         self._claim: dict[str, int] = {}
@@ -102,7 +102,7 @@ class Task(Generic[Result]):
         return self._claim.setdefault("by", here) == here
 
 
-class LoneThread:
+class BackgroundThread:
     """A thread for one piece of work, like `threading.Thread`; if it does not begin, `start` raises.
 
     `threading.Thread.start` waits until the new thread reports that it runs. A thread that gets no memory for its first
@@ -160,7 +160,7 @@ class LoneThread:
             self._ended.release()
 
 
-class _Seat:
+class _Slot:
     """One thread of a crew."""
 
     __slots__ = ("has_begun", "left")
@@ -171,7 +171,7 @@ class _Seat:
         self.left.acquire()
 
 
-class Crew:
+class ThreadPool:
     """At most `size` threads, begun when there is work. End it by `shutdown`.
 
     Threads are started without waiting for them, and count once they have begun. A caller that waits for a task that
@@ -182,7 +182,7 @@ class Crew:
         self._name = name
         self._size = size
         self._queue: SimpleQueue[Task[object] | None] = SimpleQueue()
-        self._seats: list[_Seat] = []
+        self._seats: list[_Slot] = []
         self._has_begun = False
         self._is_over = False
         self._has_waited = False
@@ -202,7 +202,7 @@ class Crew:
                 self._start()
 
     def _start(self) -> None:
-        seat = _Seat()
+        seat = _Slot()
         self._seats.append(seat)
         try:
             start_new_thread(self._serve, (seat,))
@@ -243,7 +243,7 @@ class Crew:
                 if task is not None:
                     task.run()
 
-    def _serve(self, seat: _Seat) -> None:
+    def _serve(self, seat: _Slot) -> None:
         seat.has_begun = True
         try:
             if not self._is_over:

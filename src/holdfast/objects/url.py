@@ -74,7 +74,7 @@ def find_path(url: str) -> str | None:
     return os.path.abspath(_decode_file_url(url, url[found.end() :])) if found[1].lower() == "file" else None
 
 
-def find_store_root(start: str | os.PathLike[str]) -> str | None:
+def locate_store_root(start: str | os.PathLike[str]) -> str | None:
     """Return the nearest directory at or above `start` that holds a store, or None."""
     place = os.path.abspath(start)
     while not holds_config(place):

@@ -9,7 +9,7 @@ from functools import partial
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
-from holdfast.objects.thread_pool import Crew, Task
+from holdfast.objects.thread_pool import Task, ThreadPool
 from holdfast.repo.format.chunk import UNIT_BYTES
 
 Item = TypeVar("Item")
@@ -37,7 +37,7 @@ class Engine:
         self._start()
 
     def _start(self) -> None:
-        self._crew = Crew(self._name, self.threads)
+        self._crew = ThreadPool(self._name, self.threads)
         self._pid = os.getpid()
 
     def __enter__(self) -> Self:

@@ -12,8 +12,8 @@ import torch
 from holdfast.compile_cache import backend, cache, inductor
 from holdfast.compile_cache.artifacts import trust
 from holdfast.compile_cache.backend import Compiler, make_compiler
-from holdfast.compile_cache.inductor import Compiled
-from holdfast.compile_cache.key_parts import Key, Uncacheable, UnknownCode
+from holdfast.compile_cache.inductor import CompiledGraph
+from holdfast.compile_cache.key_parts import GraphKey, Uncacheable, UnknownCode
 from holdfast.errors import CompileCacheError, StoreError, StoreFull
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.handle.repository import Repository, open_repository
@@ -41,13 +41,13 @@ class FakeTorch:
     def find_obstacle(self) -> str:
         return self.obstacle
 
-    def compile_graph(self, graph: object, inputs: object, *, options: object, tag: str, system: str) -> Compiled:
+    def compile_graph(self, graph: object, inputs: object, *, options: object, tag: str, system: str) -> CompiledGraph:
         if self.error:
             raise self.error
         self.compiled.append(tag)
         if self.why_not:
-            return Compiled(_say("compiled"), None, why_not=self.why_not)
-        return Compiled(_say("compiled"), b"graph", self.guards, {"k": b"library"}, 3.0)
+            return CompiledGraph(_say("compiled"), None, why_not=self.why_not)
+        return CompiledGraph(_say("compiled"), b"graph", self.guards, {"k": b"library"}, 3.0)
 
     def load_graph(self, graph: bytes, kernels: object, options: object) -> Callable[..., Any]:
         self.loaded.append(graph)
@@ -103,7 +103,7 @@ def test_torchs_caches_are_kept_out_where_code_has_no_digest(
 ) -> None:
     seen: list[bool] = []
 
-    def refuse(*_: object, **__: object) -> Key:
+    def refuse(*_: object, **__: object) -> GraphKey:
         raise error
 
     def compile_plainly(*_: object, use_caches: bool) -> Callable[[], str]:
@@ -185,7 +185,7 @@ def test_an_entry_that_nothing_vouches_for_is_refused_and_never_loaded(
     fake: FakeTorch, repo: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store_artifact(repo)
-    monkeypatch.setattr(trust, "find_doubt", lambda store, found: "the store is somebody's")
+    monkeypatch.setattr(trust, "check_store_trust", lambda store, found: "the store is somebody's")
 
     refusing, trusting = make_compiler(repo), make_compiler(repo, trust=True)
 
@@ -305,7 +305,7 @@ def test_the_options_of_a_call_go_before_those_of_the_compiler(
 ) -> None:
     seen: list[object] = []
 
-    def see(graph: object, inputs: object, *, options: object, versions: object) -> Key:
+    def see(graph: object, inputs: object, *, options: object, versions: object) -> GraphKey:
         seen.append((options, versions))
         return make_key()
 

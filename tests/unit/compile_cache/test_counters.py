@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pickle
 
-from holdfast.compile_cache.counters import Counters
+from holdfast.compile_cache.counters import CacheCounters
 
 
 def test_all_that_was_counted_is_told_in_one_line() -> None:
-    counters = Counters()
+    counters = CacheCounters()
     counters.count_hit(seconds_saved=12.34)
     counters.count("waited")
     counters.count("miss")
@@ -24,7 +24,7 @@ def test_all_that_was_counted_is_told_in_one_line() -> None:
 
 
 def test_reasons_are_counted_apart() -> None:
-    counters = Counters()
+    counters = CacheCounters()
     for reason in ("one", "two", "two"):
         counters.count_bypass(reason)
         counters.count_not_saved(reason)
@@ -36,7 +36,7 @@ def test_reasons_are_counted_apart() -> None:
 
 
 def test_a_stage_that_fails_is_timed_as_well() -> None:
-    counters = Counters()
+    counters = CacheCounters()
 
     try:
         with counters.timed("compile"):
@@ -48,7 +48,7 @@ def test_a_stage_that_fails_is_timed_as_well() -> None:
 
 
 def test_statistics_can_travel_and_do_not_change() -> None:
-    counters = Counters()
+    counters = CacheCounters()
     told = counters.read()
     counters.count_bypass("later")
 

@@ -13,7 +13,7 @@ import pytest
 
 from holdfast.compile_cache import single_flight as flight
 from holdfast.compile_cache.artifacts.artifact import iter_variants, write_artifact
-from holdfast.compile_cache.artifacts.catalog import Found
+from holdfast.compile_cache.artifacts.catalog import StoredVariant
 from holdfast.compile_cache.single_flight import Turn, Waiting, single_flight
 from holdfast.digest import Buffer
 from holdfast.errors import CompileCacheError
@@ -50,7 +50,7 @@ class Time:
         return Waiting(wait_s=wait_s, sleep=self.sleep, clock=lambda: self.now_s)
 
 
-def _find_nothing() -> Found | None:
+def _find_nothing() -> StoredVariant | None:
     return None
 
 
@@ -58,7 +58,7 @@ def _write(repo: Repository) -> None:
     write_artifact(repo, make_artifact(), secret=None)
 
 
-def _finder(repo: Repository) -> Callable[[], Found | None]:
+def _finder(repo: Repository) -> Callable[[], StoredVariant | None]:
     return lambda: next(iter_variants(repo, DIGEST), None)
 
 
@@ -207,7 +207,7 @@ def test_an_exception_lets_the_others_go_on() -> None:
 def test_what_the_search_raises_is_raised_and_lets_the_others_go_on() -> None:
     repo = new_repo()
 
-    def fail() -> Found | None:
+    def fail() -> StoredVariant | None:
         raise CompileCacheError("strict")
 
     with pytest.raises(CompileCacheError, match="strict"), single_flight(repo, DIGEST, fail):
@@ -285,7 +285,7 @@ def test_it_beats_while_the_work_lasts() -> None:
 def test_of_many_threads_one_compiles() -> None:
     repo = new_repo()
     started = threading.Barrier(6)
-    turns: list[Turn[Found]] = []
+    turns: list[Turn[StoredVariant]] = []
 
     def work() -> None:
         started.wait()

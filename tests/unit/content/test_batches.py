@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.content.catalog import Place, parse_place
-from holdfast.content.seen_storages import StorageLedger
-from holdfast.content.spans import Span, find_span, iter_gaps, join_span
+from holdfast.content.catalog import StorageSpan, parse_place
+from holdfast.content.seen_storages import SeenStorages
+from holdfast.content.spans import ByteSpan, find_span, iter_gaps, join_span
 from holdfast.content_store import ContentStoreReader, ContentStoreWriter
 from holdfast.digest import hash_bytes
 from holdfast.errors import Corrupt, NotFound
@@ -27,9 +27,9 @@ from holdfast.repo.write.writer import Request, save
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 12))), st.tuples(st.integers(0, 40), st.integers(1, 20)))
 def test_joined_spans_hold_just_what_was_put_in(parts: list[tuple[int, int]], asked: tuple[int, int]) -> None:
-    spans: list[Span] = []
+    spans: list[ByteSpan] = []
     for start, length in parts:
-        join_span(spans, Span(start, start + length))
+        join_span(spans, ByteSpan(start, start + length))
     held = {at for start, length in parts for at in range(start, start + length)}
     start, stop = asked[0], asked[0] + asked[1]
 
@@ -42,20 +42,20 @@ def test_joined_spans_hold_just_what_was_put_in(parts: list[tuple[int, int]], as
 
 
 def test_spans_that_only_touch_stay_apart_and_one_that_is_put_in_twice_is_not_joined() -> None:
-    spans = [Span(0, 4)]
-    join_span(spans, Span(4, 8))
-    join_span(spans, Span(4, 8))
+    spans = [ByteSpan(0, 4)]
+    join_span(spans, ByteSpan(4, 8))
+    join_span(spans, ByteSpan(4, 8))
 
-    assert spans == [Span(0, 4), Span(4, 8)]
-    join_span(spans, Span(5, 6))
-    assert spans == [Span(0, 4), Span(4, 8, is_joined=True)]
+    assert spans == [ByteSpan(0, 4), ByteSpan(4, 8)]
+    join_span(spans, ByteSpan(5, 6))
+    assert spans == [ByteSpan(0, 4), ByteSpan(4, 8, is_joined=True)]
 
 
 # The ledger
 
 
 def test_a_storage_keeps_its_name_until_what_was_seen_of_it_changes() -> None:
-    ledger = StorageLedger("a")
+    ledger = SeenStorages("a")
     memory = torch.zeros(3_000_000, dtype=torch.uint8)
     storage = memory.untyped_storage()
     names = [ledger.find_group(storage, 0, 1_000_000), ledger.find_group(storage, 999_000, 2_000_000)]
@@ -68,7 +68,7 @@ def test_a_storage_keeps_its_name_until_what_was_seen_of_it_changes() -> None:
 
 
 def test_many_small_views_are_remembered_together_and_a_change_of_one_is_seen() -> None:
-    ledger = StorageLedger("a")
+    ledger = SeenStorages("a")
     memory = torch.zeros(100_000, dtype=torch.uint8)
     for start in range(0, 10_000, 10):
         ledger.find_group(memory.untyped_storage(), start, start + 10)
@@ -78,7 +78,7 @@ def test_many_small_views_are_remembered_together_and_a_change_of_one_is_seen() 
 
 
 def test_a_change_seen_while_views_are_put_together_is_not_forgotten() -> None:
-    ledger = StorageLedger("a")
+    ledger = SeenStorages("a")
     memory = torch.zeros(100_000, dtype=torch.uint8)
     ledger.find_group(memory.untyped_storage(), 0, 10)
     memory[5] = 1
@@ -89,7 +89,7 @@ def test_a_change_seen_while_views_are_put_together_is_not_forgotten() -> None:
 
 
 def test_a_new_storage_at_the_address_of_a_dead_one_has_a_name_of_its_own() -> None:
-    ledger = StorageLedger("a")
+    ledger = SeenStorages("a")
     names = [ledger.find_group(torch.zeros(64).untyped_storage(), 0, 256) for _ in range(3000)]
 
     assert len(set(names)) == 3000
@@ -109,7 +109,7 @@ def test_a_note_that_makes_no_sense_is_refused(value: Json) -> None:
 def test_a_note_without_a_storage_is_nothing_special() -> None:
     assert parse_place(None, what="x") is None
     assert parse_place({"device": "cuda:0"}, what="x") is None
-    assert parse_place({"storage": f"a.1:8:{'0' * 64}:-8:16"}, what="x") == Place("a.1", 8, "0" * 64, -8, 16)
+    assert parse_place({"storage": f"a.1:8:{'0' * 64}:-8:16"}, what="x") == StorageSpan("a.1", 8, "0" * 64, -8, 16)
 
 
 def forge(repo: Repository, note: Mapping[str, Json], *, spec: Mapping[str, Json] | None = None) -> ContentStoreReader:

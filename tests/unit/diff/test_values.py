@@ -11,7 +11,15 @@ import torch
 
 from holdfast.diff import values
 from holdfast.diff.compare import Diff, Distance
-from holdfast.diff.items import Held, Layout, count_item_bytes, find_layout, find_stride, is_same, iter_tiles
+from holdfast.diff.items import (
+    ItemLayout,
+    ReadableEntry,
+    count_item_bytes,
+    find_layout,
+    find_stride,
+    is_same,
+    iter_tiles,
+)
 from holdfast.facade import Store
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.read.reader import SnapshotReader
@@ -193,14 +201,14 @@ def test_blocks_add_up_to_the_whole(monkeypatch: pytest.MonkeyPatch, limit_items
     store.save("b", {"x": after})
     diff = store.diff("a", "b")
     sizes: list[int] = []
-    read = Held.read
+    read = ReadableEntry.read
 
-    def watch(held: Held, start: int, stop: int) -> bytearray:
+    def watch(held: ReadableEntry, start: int, stop: int) -> bytearray:
         sizes.append(stop - start)
         return read(held, start, stop)
 
     whole = values.measure(store.repository, diff).changes[0].distances[0]
-    monkeypatch.setattr(Held, "read", watch)
+    monkeypatch.setattr(ReadableEntry, "read", watch)
     monkeypatch.setattr(values, "_BLOCK_ITEMS", limit_items)
     monkeypatch.setattr(values, "_BLOCK_BYTES", 800)
     found = values.measure(store.repository, diff).changes[0].distances[0]
@@ -253,7 +261,7 @@ def test_items_are_the_same_however_they_lie(dtype: torch.dtype, limit_bytes: in
     store = Store(MemoryStore())
     store.save("x", [tensor.clone() if tensor._base is None else tensor for tensor in tensors])
     with SnapshotReader(store.repository, snapshot_of(store.repository, "x")) as reader:
-        held = [Held(reader, entry, find_layout(entry)) for entry in reader.manifest.iter_entries()]
+        held = [ReadableEntry(reader, entry, find_layout(entry)) for entry in reader.manifest.iter_entries()]
 
         for i, a in enumerate(held):
             for j, b in enumerate(held[i:], start=i):
@@ -262,8 +270,8 @@ def test_items_are_the_same_however_they_lie(dtype: torch.dtype, limit_bytes: in
 
 
 def test_tiles_cover_every_item_once() -> None:
-    a = Layout(4, (5, 6, 7), find_stride((5, 6, 7)))
-    b = Layout(4, (5, 6, 7), (1, 35, 5))
+    a = ItemLayout(4, (5, 6, 7), find_stride((5, 6, 7)))
+    b = ItemLayout(4, (5, 6, 7), (1, 35, 5))
 
     seen = np.zeros((5, 6, 7), dtype=int)
     for tile in iter_tiles(a, b, limit_bytes=200, limit_items=20):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.distributed.checkpoint.coverage import Holding, find_gaps, find_problems, name_ranks
+from holdfast.distributed.checkpoint.coverage import StoredBox, find_gaps, find_problems, name_ranks
 from holdfast.repo.format.boxes import Box, slices, whole
 from tests.kit.tilings import boxes_in, shapes, tilings
 
@@ -116,13 +116,13 @@ def test_ranks_that_differ_in_dtype_or_shape_are_named() -> None:
     wide, narrow = whole((4, 8)), whole((4, 4))
     found = find_problems(
         [
-            Holding(0, "a", "float32", (4, 8), wide),
-            Holding(1, "a", "bfloat16", (4, 8), wide),
-            Holding(2, "a", "bfloat16", (4, 8), wide),
-            Holding(0, "b", "float32", (4, 8), wide),
-            Holding(3, "b", "float32", (4, 4), narrow),
-            Holding(0, "c", "float32", (4, 4), narrow),
-            Holding(0, "d", "float32", (4, 8), narrow),
+            StoredBox(0, "a", "float32", (4, 8), wide),
+            StoredBox(1, "a", "bfloat16", (4, 8), wide),
+            StoredBox(2, "a", "bfloat16", (4, 8), wide),
+            StoredBox(0, "b", "float32", (4, 8), wide),
+            StoredBox(3, "b", "float32", (4, 4), narrow),
+            StoredBox(0, "c", "float32", (4, 4), narrow),
+            StoredBox(0, "d", "float32", (4, 8), narrow),
         ]
     )
 

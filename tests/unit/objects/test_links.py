@@ -14,7 +14,7 @@ from holdfast.errors import NotFound, StoreError
 from holdfast.objects.local.local_store import LocalStore
 from holdfast.objects.local.naming import TEMP_PREFIX
 from holdfast.objects.local.probe import probe_place
-from holdfast.objects.url import find_store_root
+from holdfast.objects.url import locate_store_root
 from tests.cli.runs import digest_tree
 from tests.kit.scripted_files import open_descriptors
 
@@ -242,7 +242,7 @@ def test_a_directory_whose_config_is_a_link_is_no_store_to_be_found(store: Local
     (outside / "00000000").touch()
     plant(store, "config", outside)
 
-    assert find_store_root(store.url) != store.url
+    assert locate_store_root(store.url) != store.url
 
 
 def test_the_probe_of_a_place_with_links_leaves_them_alone(store: LocalStore, outside: Path) -> None:

@@ -11,13 +11,13 @@ from functools import partial
 import pytest
 
 from holdfast.objects import thread_pool as crews
-from holdfast.objects.thread_pool import Crew, LoneThread, Task
+from holdfast.objects.thread_pool import BackgroundThread, Task, ThreadPool
 from tests.kit.patience import PATIENCE_S
 
 
 @pytest.fixture
-def crew() -> Crew:
-    return Crew("test", 3)
+def crew() -> ThreadPool:
+    return ThreadPool("test", 3)
 
 
 def cannot_start(function: Callable[[], None], args: tuple[object, ...]) -> int:
@@ -29,7 +29,7 @@ def ends_at_once(function: Callable[[], None], args: tuple[object, ...]) -> int:
     return 0
 
 
-def test_results_and_errors_come_back(crew: Crew) -> None:
+def test_results_and_errors_come_back(crew: ThreadPool) -> None:
     right, wrong = crew.submit(lambda: 6 * 7), crew.submit(lambda: 1 // 0)
 
     assert right.result() == 42
@@ -38,7 +38,7 @@ def test_results_and_errors_come_back(crew: Crew) -> None:
     crew.shutdown()
 
 
-def test_no_more_threads_work_than_there_may_be(crew: Crew) -> None:
+def test_no_more_threads_work_than_there_may_be(crew: ThreadPool) -> None:
     here = threading.Semaphore(0)
     go_on = threading.Event()
 
@@ -58,7 +58,7 @@ def test_no_more_threads_work_than_there_may_be(crew: Crew) -> None:
 
 @pytest.mark.parametrize("start", [cannot_start, ends_at_once])
 def test_without_any_thread_the_caller_does_the_work(
-    crew: Crew, start: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+    crew: ThreadPool, start: Callable[..., int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(crews, "start_new_thread", start)
     monkeypatch.setattr(crews, "_BEGIN_S", 0.01)
@@ -74,7 +74,7 @@ def test_without_any_thread_the_caller_does_the_work(
     assert done == [0, 1, 2, 4]
 
 
-def test_a_thread_that_begins_after_the_end_does_nothing(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_that_begins_after_the_end_does_nothing(crew: ThreadPool, monkeypatch: pytest.MonkeyPatch) -> None:
     late: list[Callable[[], None]] = []
     monkeypatch.setattr(crews, "start_new_thread", lambda function, args: late.append(partial(function, *args)))
     monkeypatch.setattr(crews, "_BEGIN_S", 0.01)
@@ -85,7 +85,7 @@ def test_a_thread_that_begins_after_the_end_does_nothing(crew: Crew, monkeypatch
         serve()
 
 
-def test_a_task_that_no_thread_takes_is_done_by_the_caller(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_that_no_thread_takes_is_done_by_the_caller(crew: ThreadPool, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the thread that took it had got no memory to begin it."""
     monkeypatch.setattr(crews, "_LOOK_S", 0.01)
     go_on = threading.Event()
@@ -101,7 +101,7 @@ def test_a_task_that_no_thread_takes_is_done_by_the_caller(crew: Crew, monkeypat
     crew.shutdown()
 
 
-def test_what_is_abandoned_is_not_done_and_what_has_begun_is_waited_for(crew: Crew) -> None:
+def test_what_is_abandoned_is_not_done_and_what_has_begun_is_waited_for(crew: ThreadPool) -> None:
     begun, go_on = threading.Event(), threading.Event()
     done: list[str] = []
 
@@ -123,7 +123,7 @@ def test_what_is_abandoned_is_not_done_and_what_has_begun_is_waited_for(crew: Cr
     assert done == ["begun"]
 
 
-def test_a_task_whose_claim_was_interrupted_can_be_abandoned(crew: Crew) -> None:
+def test_a_task_whose_claim_was_interrupted_can_be_abandoned(crew: ThreadPool) -> None:
     """The interrupt came when the caller had claimed it, and before the work began."""
     task = Task(crew, lambda: None)
     assert task._is_claimed_here()
@@ -134,7 +134,7 @@ def test_a_task_whose_claim_was_interrupted_can_be_abandoned(crew: Crew) -> None
     assert not task._is_done
 
 
-def test_what_is_cancelled_is_not_done_and_what_has_begun_cannot_be(crew: Crew) -> None:
+def test_what_is_cancelled_is_not_done_and_what_has_begun_cannot_be(crew: ThreadPool) -> None:
     begun, go_on = threading.Event(), threading.Event()
     done: list[str] = []
 
@@ -143,9 +143,9 @@ def test_what_is_cancelled_is_not_done_and_what_has_begun_cannot_be(crew: Crew) 
         go_on.wait(PATIENCE_S)
         done.append("begun")
 
-    tasks = [Crew.submit(crew, work)]
+    tasks = [ThreadPool.submit(crew, work)]
     assert begun.wait(PATIENCE_S)
-    single = Crew("single", 0)
+    single = ThreadPool("single", 0)
     waiting = single.submit(lambda: done.append("cancelled"))
 
     assert waiting.cancel()
@@ -158,7 +158,7 @@ def test_what_is_cancelled_is_not_done_and_what_has_begun_cannot_be(crew: Crew) 
     assert done == ["begun"]
 
 
-def test_an_error_does_not_hold_the_task_that_it_came_from(crew: Crew) -> None:
+def test_an_error_does_not_hold_the_task_that_it_came_from(crew: ThreadPool) -> None:
     task = crew.submit(lambda: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         task.result()
@@ -173,7 +173,7 @@ def test_a_lone_thread_works_and_can_be_waited_for() -> None:
         go_on.wait(PATIENCE_S)
         done.set()
 
-    thread = LoneThread(work, "test")
+    thread = BackgroundThread(work, "test")
     assert not thread.is_alive()
     thread.start()
     assert thread.is_alive()
@@ -187,7 +187,7 @@ def test_a_lone_thread_works_and_can_be_waited_for() -> None:
 
 
 def test_a_lone_thread_keeps_what_its_work_raises() -> None:
-    thread = LoneThread(lambda: 1 // 0, "test")
+    thread = BackgroundThread(lambda: 1 // 0, "test")
     thread.start()
     thread.join()
 
@@ -201,7 +201,7 @@ def test_a_lone_thread_that_does_not_begin_is_an_error_and_never_begins(
     monkeypatch.setattr(crews, "start_new_thread", start)
     monkeypatch.setattr(crews, "_START_S", 0.01)
     done: list[int] = []
-    thread = LoneThread(lambda: done.append(1), "test")
+    thread = BackgroundThread(lambda: done.append(1), "test")
 
     with pytest.raises(kind):
         thread.start()
@@ -213,7 +213,7 @@ def test_a_lone_thread_that_does_not_begin_is_an_error_and_never_begins(
 
 def test_a_lone_thread_is_not_alive_in_a_forked_child() -> None:
     go_on = threading.Event()
-    thread = LoneThread(lambda: go_on.wait(PATIENCE_S), "test")
+    thread = BackgroundThread(lambda: go_on.wait(PATIENCE_S), "test")
     thread.start()
     child = os.fork()
     if child == 0:

@@ -8,7 +8,7 @@ import pytest
 from holdfast.errors import BadName, ReadOnlyStore, StoreError
 from holdfast.objects.local.local_store import LocalStore
 from holdfast.objects.memory import MemoryStore
-from holdfast.objects.url import find_store_root, is_url, open_store
+from holdfast.objects.url import is_url, locate_store_root, open_store
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("below", ["", "packs", "packs/deep", "not/there"])
 def test_the_nearest_store_is_at_or_above(root: Path, below: str) -> None:
-    assert find_store_root(root / below) == str(root)
+    assert locate_store_root(root / below) == str(root)
 
 
 def test_the_inner_of_two_nested_stores_is_nearest(root: Path) -> None:
@@ -120,7 +120,7 @@ def test_the_inner_of_two_nested_stores_is_nearest(root: Path) -> None:
     inner.mkdir()
     (inner / "00000007").touch()
 
-    assert find_store_root(inner) == str(inner.parent)
+    assert locate_store_root(inner) == str(inner.parent)
 
 
 @pytest.mark.parametrize("name", ["settings.json", "0000000", "00000000.bak", ".tmp-00000000"])
@@ -129,8 +129,8 @@ def test_a_config_directory_of_others_is_no_store(tmp_path: Path, name: str) -> 
     (tmp_path / "config" / name).touch()
 
     # Nothing above a temporary directory is a store either, or no test of this kind could work.
-    assert find_store_root(tmp_path) is None
+    assert locate_store_root(tmp_path) is None
 
 
 def test_the_root_of_the_filesystem_ends_the_search() -> None:
-    assert find_store_root(os.sep) is None
+    assert locate_store_root(os.sep) is None

@@ -23,7 +23,7 @@ WRAPPERS: Final = frozenset(
 _MAX_CELLS: Final = 250_000
 """How large a stretch may be, one side times the other, to be aligned by the longest blocks in common."""
 
-Names = Mapping[str, str]
+NameMap = Mapping[str, str]
 """Names of the first run to names of the second: of a module and all below it, `*` for any part."""
 
 
@@ -45,7 +45,7 @@ class Alignment:
     only_b: tuple[Event, ...]
 
 
-def align(a: Sequence[Event], b: Sequence[Event], *, names: Names | None = None) -> Alignment:
+def align(a: Sequence[Event], b: Sequence[Event], *, names: NameMap | None = None) -> Alignment:
     """Pair the events of one step of two runs, each in the order in which it was seen; never gives up.
 
     Takes time in proportion to the number of events, but for short stretches of what is named differently.
@@ -66,7 +66,7 @@ def strip_wrappers(fqn: str) -> str:
     return ".".join(part for part in fqn.split(".") if part not in WRAPPERS)
 
 
-def _make_renaming(names: Names) -> Callable[[str], str]:
+def _make_renaming(names: NameMap) -> Callable[[str], str]:
     rules = [(_compile_rule(old), new) for old, new in names.items()]
     known: dict[str, str] = {}
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from holdfast.capture.compare.states import STATE, Seen, States, find_name, is_setting
-from holdfast.capture.compare.step_graph import Call, Scene, Standing, is_below
-from holdfast.capture.stored.events import Event, Kind, Phase
+from holdfast.capture.compare.states import STATE, LastState, States, find_name, is_setting
+from holdfast.capture.compare.step_graph import ModuleCall, Standing, StepGraph, is_below
+from holdfast.capture.stored.events import Event, EventKind, Phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Words:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Cause:
     """What one event that differs comes from: something before it, or nothing, and then who made it differ."""
 
     is_origin: bool
@@ -28,7 +28,7 @@ class Found:
     """The module, parameter or state to look at."""
     step: int = 0
     phase: Phase = "forward"
-    kind: Kind = "output"
+    kind: EventKind = "output"
     why: str = ""
     source: str = ""
     inputs: tuple[int, ...] = ()
@@ -39,7 +39,7 @@ class Found:
     """Modules that it may be as well, as far as the recording tells."""
 
 
-_PASSED_ON: Final = Found(is_origin=False)
+_PASSED_ON: Final = Cause(is_origin=False)
 NOWHERE: Final = 99
 
 
@@ -68,9 +68,9 @@ class Trail:
         """Whether an origin was found."""
         self._trained: set[str] = set()
         """Parameters that have had gradients."""
-        self._scene = Scene(())
+        self._scene = StepGraph(())
 
-    def is_given(self, scene: Scene, place: int) -> bool:
+    def is_given(self, scene: StepGraph, place: int) -> bool:
         """Tell whether nothing recorded has computed a tensor, so that there is no rounding to allow for."""
         event = scene.events[place]
         site = event.site
@@ -80,14 +80,14 @@ class Trail:
             return site.phase != "optimizer" and self._is_untouched(event, self._states.find(find_name(event)))
         return site.kind == "input" and place < scene.first_output and scene.find_enclosing(place) is None
 
-    def _is_untouched(self, event: Event, seen: Seen | None) -> bool:
+    def _is_untouched(self, event: Event, seen: LastState | None) -> bool:
         """Tell whether nothing has changed a state since it was last seen."""
         if seen is None:
             return True
         is_trained = event.site.fqn in self._trained and seen.phase != "optimizer"
         return event.site.kind == "parameter" and seen.standing == "equal" and not is_trained
 
-    def judge(self, scene: Scene, *, elsewhere: int = NOWHERE) -> dict[int, Found]:
+    def judge(self, scene: StepGraph, *, elsewhere: int = NOWHERE) -> dict[int, Cause]:
         """Return by place what the events that differ come from; `elsewhere`: how early other ranks differ."""
         self._scene, found = scene, {}
         for place, event in enumerate(scene.events):
@@ -107,7 +107,7 @@ class Trail:
             if site.kind in ("param_grad", "input"):
                 self._bad_since[site.fqn] = site.step
 
-    def _trace(self, place: int, event: Event) -> Found:
+    def _trace(self, place: int, event: Event) -> Cause:
         kind, phase = event.site.kind, event.site.phase
         if kind == "output":
             return self._trace_output(place, event)
@@ -123,7 +123,7 @@ class Trail:
             return self._trace_state(place, event)
         return self._trace_rest(place, event, f"{kind} {{bad}} though nothing before it does")
 
-    def _make(self, event: Event, why: str, *, inputs: Iterable[int] = (), module: str | None = None) -> Found:
+    def _make(self, event: Event, why: str, *, inputs: Iterable[int] = (), module: str | None = None) -> Cause:
         """Return an origin, unless it is but drift; `{bad}` and `{good}` stand for how that is said."""
         places = tuple(inputs)
         parameters = self._states.find_below(module) if module is not None else ()
@@ -134,7 +134,7 @@ class Trail:
         self._is_tainted = True
         good = f"{self._words.good} within tolerance" if "close" in standings else self._words.good
         site = event.site
-        return Found(
+        return Cause(
             is_origin=True,
             fqn=site.fqn if module is None else module,
             step=site.step,
@@ -149,7 +149,7 @@ class Trail:
     def _is_bad_before(self, place: int) -> bool:
         return any(True for _ in self._scene.iter_bad(0, place))
 
-    def _is_bad_inside(self, call: Call, place: int, *, but: tuple[str, int]) -> bool:
+    def _is_bad_inside(self, call: ModuleCall, place: int, *, but: tuple[str, int]) -> bool:
         """Tell whether something differs that lies in a call, before an event and apart from that event's own call."""
         start = call.inputs[-1] + 1 if call.inputs else 0
         events = self._scene.events
@@ -160,7 +160,7 @@ class Trail:
                 return True
         return False
 
-    def _trace_output(self, place: int, event: Event) -> Found:
+    def _trace_output(self, place: int, event: Event) -> Cause:
         site, scene = event.site, self._scene
         call = scene.calls.get((site.fqn, site.call))
         if call is None or not call.inputs:
@@ -179,7 +179,7 @@ class Trail:
             why = "output {bad} though inputs are {good} (no parameters of it were recorded)"
         return self._make(event, why, inputs=call.inputs, module=site.fqn)
 
-    def _trace_input(self, place: int, event: Event) -> Found:
+    def _trace_input(self, place: int, event: Event) -> Cause:
         site, scene = event.site, self._scene
         around = scene.find_enclosing(place)
         if around is None:
@@ -195,7 +195,7 @@ class Trail:
         why = f"what it passes to {site.fqn} {{bad}} though its inputs and all before are {{good}}"
         return self._make(event, why, inputs=around.inputs, module=around.fqn)
 
-    def _trace_op(self, place: int, event: Event) -> Found:
+    def _trace_op(self, place: int, event: Event) -> Cause:
         scene = self._scene
         call = scene.find_enclosing(place)
         why = f"{event.module or 'operation'} {{bad}} though inputs, parameters and operations before it are {{good}}"
@@ -206,12 +206,12 @@ class Trail:
             return _PASSED_ON
         return self._make(event, why, inputs=call.inputs, module=call.fqn)
 
-    def _trace_rest(self, place: int, event: Event, why: str) -> Found:
+    def _trace_rest(self, place: int, event: Event, why: str) -> Cause:
         """Judge what it is not known of what it was made from: by what comes before it."""
         is_passed_on = self._is_bad_before(place) or self._states.has_bad()
         return _PASSED_ON if is_passed_on else self._make(event, why)
 
-    def _trace_grad(self, place: int, event: Event) -> Found:
+    def _trace_grad(self, place: int, event: Event) -> Cause:
         """Judge the gradient of an output: the backward pass of whoever takes that output has made it."""
         scene = self._scene
         made_from = (
@@ -229,7 +229,7 @@ class Trail:
         names = dict.fromkeys(call.fqn for call in maybe if call.fqn != taker.fqn)
         return replace(_place_at(found, scene.events, taker), maybe=tuple(names))
 
-    def _find_taker(self, place: int) -> tuple[Call | None, Sequence[Call]]:
+    def _find_taker(self, place: int) -> tuple[ModuleCall | None, Sequence[ModuleCall]]:
         """Return the call whose backward pass has made a gradient, and those whose it may be as well."""
         scene, out = self._scene, self._scene.find_output(place)
         if out is None:
@@ -251,7 +251,7 @@ class Trail:
             return blamed[0], blamed[1:]
         return (takers[0], takers[1:]) if takers else (around, later)
 
-    def _follow(self, out: int) -> tuple[int, list[Call]]:
+    def _follow(self, out: int) -> tuple[int, list[ModuleCall]]:
         """Return where an output goes, past calls that give it back as it is and so share its gradient."""
         scene = self._scene
         while True:
@@ -272,7 +272,7 @@ class Trail:
             fqn, around = around.fqn, scene.find_enclosing(out)
         return fqn
 
-    def _find_same(self, call: Call, out: int) -> int | None:
+    def _find_same(self, call: ModuleCall, out: int) -> int | None:
         """Return the result of a call that is an output of another as it is; then both have one gradient."""
         events, given = self._scene.events, self._scene.events[out]
         same = (
@@ -280,14 +280,14 @@ class Trail:
         )
         return next(same, None)
 
-    def _has_bad_grads(self, call: Call) -> bool:
+    def _has_bad_grads(self, call: ModuleCall) -> bool:
         scene = self._scene
         for name, places in scene.param_grads.items():
             if scene.find_owner(name) == call.fqn and any(map(scene.is_bad, places)):
                 return True
         return False
 
-    def _trace_param_grad(self, place: int, event: Event) -> Found:
+    def _trace_param_grad(self, place: int, event: Event) -> Cause:
         scene, name = self._scene, event.site.fqn
         earlier = [other for other in scene.param_grads[name] if other < place]
         if any(map(scene.is_bad, earlier)):
@@ -308,13 +308,13 @@ class Trail:
         found = self._make(event, why, inputs=(*grads, *inputs), module=owner)
         return _place_at(found, scene.events, calls[0])
 
-    def _trace_grads_only(self, place: int, event: Event, why: str) -> Found:
+    def _trace_grads_only(self, place: int, event: Event, why: str) -> Cause:
         found = self._trace_rest(place, event, why)
         owner = self._scene.find_owner(event.site.fqn)
         calls = self._scene.find_calls(owner) if owner is not None else ()
         return _place_at(found, self._scene.events, calls[0]) if found.is_origin and calls else found
 
-    def _trace_state(self, place: int, event: Event) -> Found:
+    def _trace_state(self, place: int, event: Event) -> Cause:
         site = event.site
         name = find_name(event)
         seen = self._states.find(name)
@@ -333,7 +333,7 @@ class Trail:
             return self._trace_parameter(event, seen)
         return self._trace_update(place, event)
 
-    def _trace_parameter(self, event: Event, seen: Seen | None) -> Found:
+    def _trace_parameter(self, event: Event, seen: LastState | None) -> Cause:
         """Judge a parameter as it is before the forward pass."""
         if seen is None or self._is_untouched(event, seen) or seen.phase == "optimizer":
             return self._make(event, "parameter {bad} by itself")
@@ -344,7 +344,7 @@ class Trail:
         why = "parameter {bad} after the step though its gradient and what it was before are {good}"
         return replace(self._make(event, why), step=seen.step, phase="optimizer", kind="optimizer")
 
-    def _trace_update(self, place: int, event: Event) -> Found:
+    def _trace_update(self, place: int, event: Event) -> Cause:
         """Judge a parameter, or a state of the optimizer, after the optimizer's step."""
         scene, site = self._scene, event.site
         name = self._states.find_parameter(event) if site.kind == "optimizer" else site.fqn
@@ -370,7 +370,7 @@ class Trail:
         return any(is_setting(event) or (not is_known and event.site.phase != "optimizer") for event in bad)
 
 
-def _say_shared(found: dict[int, Found]) -> dict[int, Found]:
+def _say_shared(found: dict[int, Cause]) -> dict[int, Cause]:
     """Say of the first gradient of a parameter that others are alike: one fault in many modules at once is rare."""
     grads = [place for place, each in found.items() if each.is_origin and each.kind == "param_grad"]
     if len({found[place].fqn for place in grads}) < 2:  # in one module it is that module's
@@ -387,7 +387,7 @@ def _join(parts: Sequence[str]) -> str:
     return f"{parts[0]} is" if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]} are"
 
 
-def _place_at(found: Found, events: Sequence[Event], call: Call) -> Found:
+def _place_at(found: Cause, events: Sequence[Event], call: ModuleCall) -> Cause:
     """Return an origin in the backward pass with the module and the line of the call that it belongs to."""
     first = events[(*call.inputs, *call.outputs)[0]]
     return replace(found, fqn=call.fqn, phase="backward", source=first.source)

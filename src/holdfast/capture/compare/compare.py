@@ -8,12 +8,21 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypedDict
 
-from holdfast.capture.compare.align import Alignment, Names, Pair, align
-from holdfast.capture.compare.classify import NOWHERE, Found, Trail, find_stage
-from holdfast.capture.compare.hints import Hints
+from holdfast.capture.compare.align import Alignment, NameMap, Pair, align
+from holdfast.capture.compare.classify import NOWHERE, Cause, Trail, find_stage
+from holdfast.capture.compare.hints import PairHints
 from holdfast.capture.compare.measure import Tolerance
-from holdfast.capture.compare.result import Class, EnvironmentChange, Origin, Part, Row, RunDiff, StepDiff, name_site
-from holdfast.capture.compare.step_graph import Scene, Standing
+from holdfast.capture.compare.result import (
+    Class,
+    ComparedInput,
+    EnvironmentChange,
+    EventRow,
+    Origin,
+    RunDiff,
+    StepDiff,
+    name_site,
+)
+from holdfast.capture.compare.step_graph import Standing, StepGraph
 from holdfast.capture.compare.verdicts import Bounds, Judge, Verdict
 from holdfast.capture.stored.events import Event
 from holdfast.capture.stored.runs import Run
@@ -30,7 +39,7 @@ class Ways:
     """How two runs are compared."""
 
     bounds: Bounds = field(default_factory=Bounds)
-    names: Names = field(default_factory=dict)
+    names: NameMap = field(default_factory=dict)
     """What modules of the first run are called in the second."""
     dims: Dims = field(default_factory=dict)
     """How the tensors of many ranks lie together where they do not say so themselves."""
@@ -47,7 +56,7 @@ class DiffChoices(TypedDict, total=False):
     """rtol and atol, for all dtypes."""
     factor: float
     margin: float
-    names: Names
+    names: NameMap
     dims: Dims
     steps: Collection[int] | None
     shift: int
@@ -175,7 +184,7 @@ class _Rank:
     """One rank's share of a step under comparison."""
 
     rank: int
-    scene: Scene
+    scene: StepGraph
     alignment: Alignment
     pairs: dict[int, tuple[Pair, Verdict]]
     """By place in the scene, what is paired."""
@@ -198,7 +207,7 @@ class _Work:
         self._skipped: int | None = None
         self._recomputed = 0
         self._order: list[tuple[tuple[int, ...], Origin]] = []
-        self.rows: list[Row] = []
+        self.rows: list[EventRow] = []
         self.steps: list[StepDiff] = []
         self.left_out = 0
 
@@ -255,12 +264,12 @@ class _Work:
             steps = [self._first_step, self._skipped] if self._skipped is not None else []
             for step in dict.fromkeys(steps):
                 if step is not None:
-                    trail.judge(Scene([event for event in self._a.events(step, rank) if not event.recompute]))
+                    trail.judge(StepGraph([event for event in self._a.events(step, rank) if not event.recompute]))
 
     def _open(self, step: int, rank: int) -> _Rank:
         ours, theirs = (self._read(run, step, rank) for run in (self._a, self._b))
         alignment = align(ours, theirs, names=self._ways.names)
-        scene = Scene(ours)
+        scene = StepGraph(ours)
         places = {event.seq: place for place, event in enumerate(ours)}
         trail = self._trails[rank]
         pairs: dict[int, tuple[Pair, Verdict]] = {}
@@ -280,11 +289,11 @@ class _Work:
         self._recomputed += len(events) - len(kept)
         return kept
 
-    def _iter_rows(self, rank: _Rank, found: Mapping[int, Found]) -> Iterator[Row]:
-        hints = Hints(rank.alignment, names=(self._a.facts.name, self._b.facts.name))
+    def _iter_rows(self, rank: _Rank, found: Mapping[int, Cause]) -> Iterator[EventRow]:
+        hints = PairHints(rank.alignment, names=(self._a.facts.name, self._b.facts.name))
         for place, event in enumerate(rank.scene.events):
             if place not in rank.pairs:
-                yield Row("missing", event, None, why=f"only in {self._a.facts.name}")
+                yield EventRow("missing", event, None, why=f"only in {self._a.facts.name}")
                 continue
             pair, verdict = rank.pairs[place]
             cls: Class = "equal"
@@ -295,23 +304,23 @@ class _Work:
                     self._keep_origin(rank, place, found[place], hints)
             elif verdict.standing == "close":
                 cls = "close"
-            yield Row(cls, pair.a, pair.b, pair.how, verdict.measure, why, verdict.floor)
+            yield EventRow(cls, pair.a, pair.b, pair.how, verdict.measure, why, verdict.floor)
         for event in rank.alignment.only_b:
-            yield Row("missing", None, event, why=f"only in {self._b.facts.name}")
+            yield EventRow("missing", None, event, why=f"only in {self._b.facts.name}")
 
-    def _keep(self, row: Row) -> None:
+    def _keep(self, row: EventRow) -> None:
         if len(self.rows) < self._ways.max_rows:
             self.rows.append(row)
         else:
             self.left_out += 1
 
-    def _keep_origin(self, rank: _Rank, place: int, found: Found, hints: Hints) -> None:
+    def _keep_origin(self, rank: _Rank, place: int, found: Cause, hints: PairHints) -> None:
         pair, verdict = rank.pairs[place]
         # Hints cost a look at the whole step each, and nobody reads hundreds of them.
         has_hints = len(self._order) < _MAX_ORIGINS * len(self._ranks)
         moved = hints.find_reordered(pair) if has_hints else ""
         events, standings = rank.scene.events, rank.scene.standings
-        inputs = (Part(name_site(events[each].site), standings[each]) for each in found.inputs)
+        inputs = (ComparedInput(name_site(events[each].site), standings[each]) for each in found.inputs)
         origin = Origin(
             # Where calls come in another order, it is the call that has moved, not what is around it.
             fqn=pair.a.site.fqn if moved and found.kind == "input" else found.fqn,
@@ -324,7 +333,7 @@ class _Work:
             site=pair.a.site,
             how=pair.how,
             inputs=tuple(inputs),
-            parameters=tuple(Part(name, standing) for name, standing in found.parameters),
+            parameters=tuple(ComparedInput(name, standing) for name, standing in found.parameters),
             measure=verdict.measure,
             notes=(*_iter_guesses(found), *_iter_counts(rank, found, pair), *hints.iter_notes(pair))
             if has_hints
@@ -334,7 +343,7 @@ class _Work:
         self._order.append(((found.step, find_stage(pair.a), pair.a.seq, rank.rank), origin))
 
 
-def _iter_counts(rank: _Rank, found: Found, origin: Pair) -> Iterator[str]:
+def _iter_counts(rank: _Rank, found: Cause, origin: Pair) -> Iterator[str]:
     """Yield how many steps an optimizer has taken, if that differs: then a state was lost, or is another's."""
     if found.kind != "optimizer":
         return
@@ -346,13 +355,13 @@ def _iter_counts(rank: _Rank, found: Found, origin: Pair) -> Iterator[str]:
             yield f"the optimizer counts {ours:g} steps in the first run and {theirs:g} in the second: a state was lost"
 
 
-def _iter_guesses(found: Found) -> Iterator[str]:
+def _iter_guesses(found: Cause) -> Iterator[str]:
     """Yield where else to look: no gradient was recorded between these and what was named."""
     if found.maybe:
         yield f"it may as well be the backward pass of {', '.join(name or 'the model' for name in found.maybe)}"
 
 
-def _find_relative(row: Row) -> float:
+def _find_relative(row: EventRow) -> float:
     relative = row.measure.relative_l2 if row.measure else None
     return relative if relative is not None and math.isfinite(relative) else 0.0
 
@@ -368,5 +377,5 @@ def describe_mismatch(result: RunDiff, *, max_rows: int = 10) -> str:
     return "\n".join(lines)
 
 
-def _pick(rows: Iterable[Row], limit: int) -> list[Row]:
+def _pick(rows: Iterable[EventRow], limit: int) -> list[EventRow]:
     return [row for row in rows if row.cls in ("origin", "propagated")][:limit]

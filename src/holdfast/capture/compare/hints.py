@@ -12,7 +12,7 @@ from holdfast.capture.stored.events import Event
 _MAX_NAMED: Final = 3
 
 
-class Hints:
+class PairHints:
     """What the events of one step of one rank say about a pair of them; found when asked for."""
 
     def __init__(self, alignment: Alignment, *, names: tuple[str, str]) -> None:

@@ -55,7 +55,7 @@ TABLE: Final[Mapping[str, Tolerance]] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True)
-class Measure:
+class Distance:
     """How far `b` is from `a`; NaN in the same place on both sides counts as equal. None is what is not known."""
 
     basis: Basis
@@ -143,11 +143,11 @@ def _widen(dtype: torch.dtype) -> torch.dtype:
     return torch.int64 if dtype in (torch.uint16, torch.uint32) else torch.float64 if dtype == torch.uint64 else dtype
 
 
-def measure(a: torch.Tensor, b: torch.Tensor, *, tolerance: Tolerance | None = None) -> Measure:
+def measure(a: torch.Tensor, b: torch.Tensor, *, tolerance: Tolerance | None = None) -> Distance:
     """Return how far `b` is from `a`, by the table's tolerance if none is given."""
     if a.shape != b.shape:
         note = f"shapes differ: {tuple(a.shape)} against {tuple(b.shape)}"
-        return Measure("values", total=a.numel(), note=note)
+        return Distance("values", total=a.numel(), note=note)
     allowed = find_tolerance(a.dtype, b.dtype) if tolerance is None else tolerance
     ours, theirs = (side.detach().cpu().resolve_conj().resolve_neg().contiguous() for side in (a, b))
     wider = find_wider(a.dtype, b.dtype)
@@ -161,15 +161,17 @@ def measure(a: torch.Tensor, b: torch.Tensor, *, tolerance: Tolerance | None = N
     return replace(found, at=at, values=values, note=note)
 
 
-def measure_stats(a: Stats | None, b: Stats | None, total: int) -> Measure:
+def measure_stats(a: Stats | None, b: Stats | None, total: int) -> Distance:
     """Return what is known of two tensors that differ and of which only numbers, or not even those, were kept."""
     if a is None or b is None:
-        return Measure("digest", total=total, note="only digests were kept: the bytes differ, by how much is not known")
+        return Distance(
+            "digest", total=total, note="only digests were kept: the bytes differ, by how much is not known"
+        )
     gap, drift = max(abs(a.minimum - b.minimum), abs(a.maximum - b.maximum)), abs(a.norm - b.norm)
     # Where nothing is finite on one side, there are no numbers.
     is_known = math.isfinite(gap) and math.isfinite(drift)
     relative = drift / a.norm if a.norm else math.inf if drift else 0.0
-    return Measure(
+    return Distance(
         "stats",
         total=total,
         max_abs=gap if is_known else None,
@@ -197,7 +199,7 @@ def _pick(a: torch.Tensor, b: torch.Tensor, place: int) -> tuple[complex, comple
     return x, y
 
 
-def _measure_integers(a: torch.Tensor, b: torch.Tensor) -> Measure:
+def _measure_integers(a: torch.Tensor, b: torch.Tensor) -> Distance:
     total, unequal, largest, at = a.numel(), 0, 0, None
     for start in range(0, total, _BLOCK_ITEMS):
         x, y = (_order(side.flatten()[start : start + _BLOCK_ITEMS]) for side in (a, b))
@@ -207,7 +209,7 @@ def _measure_integers(a: torch.Tensor, b: torch.Tensor) -> Measure:
         place = int((gap ^ _SIGN).argmax())
         if (size := int(gap[place]) % (1 << 64)) > largest:
             largest, at = size, (start + place,)
-    return Measure("values", total, unequal, unequal, largest, at)
+    return Distance("values", total, unequal, unequal, largest, at)
 
 
 def _order(block: torch.Tensor) -> torch.Tensor:
@@ -215,7 +217,7 @@ def _order(block: torch.Tensor) -> torch.Tensor:
     return block.view(torch.int64) ^ _SIGN if block.dtype == torch.uint64 else block.to(torch.int64)
 
 
-def _measure_floats(a: torch.Tensor, b: torch.Tensor, wider: torch.dtype, allowed: Tolerance) -> Measure:
+def _measure_floats(a: torch.Tensor, b: torch.Tensor, wider: torch.dtype, allowed: Tolerance) -> Distance:
     tally = _Tally(allowed, _find_scale(a, b))
     compared = torch.complex128 if wider.is_complex else torch.float64
     # Two infinities, or two numbers at the ends of what a float can hold, have no difference; they are looked for.
@@ -295,11 +297,11 @@ class _Tally:
         for number, (left, right) in enumerate(((gap, gap), (x, x), (y, y), (x, y))):
             self.squares[number] += float(np.dot(left, right))
 
-    def finish(self, total: int, *, has_ulps: bool) -> Measure:
+    def finish(self, total: int, *, has_ulps: bool) -> Distance:
         """Return the numbers; `at` is a place in the flat tensor."""
         gap, ours, theirs, both = self.squares
         place = self.torn_at if self.at is None else self.at
-        return Measure(
+        return Distance(
             "values",
             total=total,
             unequal=self.unequal,

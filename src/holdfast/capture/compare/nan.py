@@ -8,9 +8,9 @@ from typing import Final, Literal
 
 import torch
 
-from holdfast.capture.compare.classify import NOWHERE, Found, Trail, Words, find_stage
-from holdfast.capture.compare.result import Origin, Part, name_site
-from holdfast.capture.compare.step_graph import Scene, Standing
+from holdfast.capture.compare.classify import NOWHERE, Cause, Trail, Words, find_stage
+from holdfast.capture.compare.result import ComparedInput, Origin, name_site
+from holdfast.capture.compare.step_graph import Standing, StepGraph
 from holdfast.capture.stored.events import Event
 from holdfast.capture.stored.runs import Run
 from holdfast.errors import NotFound
@@ -122,13 +122,13 @@ class _Work:
         count = len(self._meant)
         return [f"{count} infinite inputs or buffers gave finite results and are taken for masks"] if count else []
 
-    def _open(self, step: int, rank: int) -> Scene:
+    def _open(self, step: int, rank: int) -> StepGraph:
         events = [event for event in self._run.events(step, rank) if not event.recompute]
         healths = [self._find_health(event) for event in events]
         for health in healths:
             self.counts[health] += 1
-        scene = Scene(events)
-        self._meant |= _find_meant(scene, healths)
+        scene = StepGraph(events)
+        self._meant |= _find_intended_infinities(scene, healths)
         scene.settle([self._find_standing(*pair) for pair in zip(events, healths, strict=True)])
         return scene
 
@@ -156,9 +156,9 @@ class _Work:
             return "finite"
         return "nan" if bool(tensor.isnan().any()) else "infinite"
 
-    def _keep(self, scene: Scene, place: int, found: Found) -> None:
+    def _keep(self, scene: StepGraph, place: int, found: Cause) -> None:
         event, standings = scene.events[place], scene.standings
-        inputs = (Part(name_site(scene.events[each].site), standings[each]) for each in found.inputs)
+        inputs = (ComparedInput(name_site(scene.events[each].site), standings[each]) for each in found.inputs)
         origin = Origin(
             fqn=found.fqn,
             step=found.step,
@@ -169,7 +169,7 @@ class _Work:
             why=f"{found.why}: {self._describe(event)}",
             site=event.site,
             inputs=tuple(inputs),
-            parameters=tuple(Part(name, standing) for name, standing in found.parameters),
+            parameters=tuple(ComparedInput(name, standing) for name, standing in found.parameters),
             world=self._run.facts.world,
         )
         self._order.append(((found.step, find_stage(event), event.seq, event.rank), origin))
@@ -189,7 +189,7 @@ def _can_be_bad(event: Event) -> bool:
     return isinstance(dtype, torch.dtype) and (dtype.is_floating_point or dtype.is_complex) and 0 not in event.shape
 
 
-def _find_meant(scene: Scene, healths: list[Health]) -> set[bytes]:
+def _find_intended_infinities(scene: StepGraph, healths: list[Health]) -> set[bytes]:
     """Return the bytes of infinite inputs and buffers from which a call made nothing but finite values."""
     meant = set()
     for call in scene.calls.values():
@@ -205,6 +205,6 @@ def _find_meant(scene: Scene, healths: list[Health]) -> set[bytes]:
     return meant
 
 
-def _find_stage(scene: Scene) -> int:
+def _find_stage(scene: StepGraph) -> int:
     bad = (find_stage(event) for place, event in enumerate(scene.events) if scene.is_bad(place))
     return min(bad, default=NOWHERE)

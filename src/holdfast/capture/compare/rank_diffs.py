@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from holdfast.capture.compare.measure import Measure
+from holdfast.capture.compare.measure import Distance
 from holdfast.capture.compare.result import name_site, spell_site
 from holdfast.capture.compare.verdicts import measure_events
 from holdfast.capture.stored.events import Event, Site
@@ -27,7 +27,7 @@ class Replica:
     """Ranks that agree with each other; most of them first, and those with rank 0 before others."""
     why: str
     source: str = ""
-    measure: Measure | None = None
+    measure: Distance | None = None
     """How far the second group is from the first."""
 
     @property

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from holdfast.capture.compare.align import How
-from holdfast.capture.compare.measure import Measure
+from holdfast.capture.compare.measure import Distance
 from holdfast.capture.compare.step_graph import Standing
-from holdfast.capture.stored.events import Event, Kind, Phase, Site
+from holdfast.capture.stored.events import Event, EventKind, Phase, Site
 from holdfast.repo.format.record import Json
 
 Class = Literal["equal", "close", "origin", "propagated", "missing"]
@@ -19,7 +19,7 @@ SCHEMA: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ComparedInput:
     """Something that a tensor was made from or with, and how it is to the other run's."""
 
     name: str
@@ -34,7 +34,7 @@ class Origin:
     """The module, parameter or state to look at: in the backward pass the one whose backward pass it is."""
     step: int
     phase: Phase
-    kind: Kind
+    kind: EventKind
     rank: int
     source: str
     why: str
@@ -42,9 +42,9 @@ class Origin:
     """Where the first tensor that differs was seen."""
     how: How = "exact"
     """Which pass has paired it."""
-    inputs: tuple[Part, ...] = ()
-    parameters: tuple[Part, ...] = ()
-    measure: Measure | None = None
+    inputs: tuple[ComparedInput, ...] = ()
+    parameters: tuple[ComparedInput, ...] = ()
+    measure: Distance | None = None
     notes: tuple[str, ...] = ()
     world: int = 1
 
@@ -74,14 +74,14 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class EventRow:
     """One event that is not equal in both runs, or that only one of them has."""
 
     cls: Class
     a: Event | None
     b: Event | None
     how: How | None = None
-    measure: Measure | None = None
+    measure: Distance | None = None
     why: str = ""
     floor: float | None = None
     """How far two runs that should be the same are apart here, where it was measured."""
@@ -148,7 +148,7 @@ class RunDiff:
     """The first one; None if the runs match."""
     origins: tuple[Origin, ...] = ()
     """The first one of each module, parameter or state, in order."""
-    rows: tuple[Row, ...] = field(default=(), repr=False)
+    rows: tuple[EventRow, ...] = field(default=(), repr=False)
     """What is not equal, in order; what is equal is only counted."""
     steps: tuple[StepDiff, ...] = field(default=(), repr=False)
     environment: tuple[EnvironmentChange, ...] = ()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from holdfast.capture.compare.step_graph import Standing, is_below
-from holdfast.capture.stored.events import Event, Kind, Phase
+from holdfast.capture.stored.events import Event, EventKind, Phase
 
 _SEPARATORS: Final = ".:/["
 _GROUPS: Final = "param_groups."
@@ -17,10 +17,10 @@ _USED: Final = frozenset({"parameter", "buffer"})
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class LastState:
     """When a state was last seen, and how it was."""
 
-    kind: Kind
+    kind: EventKind
     standing: Standing
     step: int
     phase: Phase
@@ -31,23 +31,23 @@ class States:
 
     def __init__(self) -> None:
         """Know of nothing."""
-        self._seen: dict[str, Seen] = {}
-        self._updated: dict[str, Seen] = {}
+        self._seen: dict[str, LastState] = {}
+        self._updated: dict[str, LastState] = {}
         """Seen in the optimizer phase of this step: what it is after the update, not before."""
         self._bad_below: Counter[str] = Counter()
         """By module, how many of the parameters and buffers in it differ."""
         self._bad: dict[str, None] = {}
         self._of_parameter: defaultdict[str, dict[str, None]] = defaultdict(dict)
 
-    def find(self, name: str) -> Seen | None:
+    def find(self, name: str) -> LastState | None:
         """Return how a state was last seen."""
         return self._updated.get(name) or self._seen.get(name)
 
-    def find_before(self, name: str) -> Seen | None:
+    def find_before(self, name: str) -> LastState | None:
         """Return how a state was before the optimizer of this step."""
         return self._seen.get(name)
 
-    def find_of_parameter(self, parameter: str) -> list[Seen]:
+    def find_of_parameter(self, parameter: str) -> list[LastState]:
         """Return how the optimizer's states of a parameter were before its step."""
         return [self._seen[name] for name in self._of_parameter.get(parameter, ()) if name in self._seen]
 
@@ -71,7 +71,7 @@ class States:
         name = find_name(event)
         if site.kind == "optimizer":
             self._of_parameter[self.find_parameter(event)][name] = None
-        seen = Seen(site.kind, standing, site.step, site.phase)
+        seen = LastState(site.kind, standing, site.step, site.phase)
         if site.phase == "optimizer":
             self._updated[name] = seen
         else:
@@ -83,7 +83,7 @@ class States:
             self._keep(name, seen)
         self._updated = {}
 
-    def _keep(self, name: str, seen: Seen) -> None:
+    def _keep(self, name: str, seen: LastState) -> None:
         self._seen[name] = seen
         is_bad = seen.kind in _USED and seen.standing == "differs"
         if is_bad == (name in self._bad):

@@ -22,7 +22,7 @@ def is_below(fqn: str, module: str) -> bool:
 
 
 @dataclass(slots=True)
-class Call:
+class ModuleCall:
     """One call of a module; events are meant by their places in the step."""
 
     fqn: str
@@ -36,20 +36,20 @@ class Call:
         return bool(self.inputs) and self.inputs[-1] < place and (not self.outputs or place < self.outputs[0])
 
 
-class Scene:
+class StepGraph:
     """The events of one step of one rank in order, and how each is to its partner."""
 
     def __init__(self, events: Sequence[Event]) -> None:
         """Find the calls; nothing differs yet."""
         self.events = events
         self.standings: Sequence[Standing] = ["equal"] * len(events)
-        self.calls: dict[tuple[str, int], Call] = {}
+        self.calls: dict[tuple[str, int], ModuleCall] = {}
         self.grads: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
         self.param_grads: defaultdict[str, list[int]] = defaultdict(list)
         self.first_output = len(events)
         """Where the first result of any call stands."""
-        self._by_fqn: defaultdict[str, list[Call]] = defaultdict(list)
-        self._takers: defaultdict[tuple[bytes, tuple[int, ...]], list[Call]] = defaultdict(list)
+        self._by_fqn: defaultdict[str, list[ModuleCall]] = defaultdict(list)
+        self._takers: defaultdict[tuple[bytes, tuple[int, ...]], list[ModuleCall]] = defaultdict(list)
         self._bad: list[int] = []
         for place, event in enumerate(events):
             self._add(place, event)
@@ -59,7 +59,7 @@ class Scene:
         if site.kind in ("input", "output") and site.phase not in _LATER:
             call = self.calls.get((site.fqn, site.call))
             if call is None:
-                call = self.calls[site.fqn, site.call] = Call(site.fqn, site.call, event.module)
+                call = self.calls[site.fqn, site.call] = ModuleCall(site.fqn, site.call, event.module)
                 self._by_fqn[site.fqn].append(call)
             if site.kind == "output":
                 self.first_output = min(self.first_output, place)
@@ -85,7 +85,7 @@ class Scene:
         for index in range(bisect_left(self._bad, start), bisect_left(self._bad, stop)):
             yield self._bad[index]
 
-    def find_enclosing(self, place: int) -> Call | None:
+    def find_enclosing(self, place: int) -> ModuleCall | None:
         """Return the innermost call around an event, by name and by order."""
         event = self.events[place]
         name = event.parent if event.site.kind == "op" else _find_parent(event.site.fqn)
@@ -103,7 +103,7 @@ class Scene:
             parent = _find_parent(parent)
         return parent
 
-    def find_calls(self, fqn: str) -> Sequence[Call]:
+    def find_calls(self, fqn: str) -> Sequence[ModuleCall]:
         """Return the calls of a module in order."""
         return self._by_fqn.get(fqn, ())
 
@@ -116,7 +116,7 @@ class Scene:
         found = [out for out in call.outputs if self.events[out].site.path == path] if call else []
         return found[0] if found else None
 
-    def find_takers(self, place: int) -> list[Call]:
+    def find_takers(self, place: int) -> list[ModuleCall]:
         """Return the calls that take an output, inner ones first: an input of theirs comes later and has its bytes.
 
         Bytes rather than identity: a tensor that is passed on unchanged is the same one in any recording.
@@ -126,7 +126,7 @@ class Scene:
         inner = keep_innermost(takers)
         return inner + [call for call in takers if call not in inner]
 
-    def find_later(self, place: int, around: Call) -> list[Call]:
+    def find_later(self, place: int, around: ModuleCall) -> list[ModuleCall]:
         """Return the innermost calls inside of a call that come after an event."""
         found = (
             call
@@ -139,7 +139,7 @@ class Scene:
         return keep_innermost(list(found))
 
 
-def keep_innermost(calls: Sequence[Call]) -> list[Call]:
+def keep_innermost(calls: Sequence[ModuleCall]) -> list[ModuleCall]:
     """Leave out calls that have another one of these inside."""
     kept = {(call.fqn, call.number): call for call in calls}
     return [

@@ -10,10 +10,10 @@ from typing import Final
 
 import torch
 
-from holdfast.capture.compare.align import Names, Pair, align
+from holdfast.capture.compare.align import NameMap, Pair, align
 from holdfast.capture.compare.measure import (
     EXACT,
-    Measure,
+    Distance,
     Tolerance,
     find_tolerance,
     find_wider,
@@ -47,7 +47,7 @@ class Verdict:
     """How one pair stands, and by how much it differs."""
 
     standing: Standing
-    measure: Measure | None = None
+    measure: Distance | None = None
     floor: float | None = None
     """The relative difference between two runs that should be the same, where it was measured."""
 
@@ -66,13 +66,13 @@ class Judge:
         *,
         noise: Run | None = None,
         reference: Run | None = None,
-        names: Names | None = None,
+        names: NameMap | None = None,
     ) -> None:
         """Read nothing yet."""
         self._a, self._b, self._bounds = a, b, bounds
         self._noise = _Partner(a, noise) if noise else None
         self._reference = _Partner(a, reference, names) if reference else None
-        self._known: OrderedDict[tuple[object, ...], Measure] = OrderedDict()
+        self._known: OrderedDict[tuple[object, ...], Distance] = OrderedDict()
 
     def judge(self, pair: Pair, *, is_given: bool) -> Verdict:
         """Return how a pair stands; what is given rather than computed has no rounding, and must be equal."""
@@ -95,7 +95,7 @@ class Judge:
             return Verdict("close" if is_close else "differs", found)
         return Verdict("close" if found.is_close else "differs", found)
 
-    def _measure(self, ours: Run, a: Event, theirs: Run, b: Event) -> Measure:
+    def _measure(self, ours: Run, a: Event, theirs: Run, b: Event) -> Distance:
         key = (a.digest, a.dtype, a.shape, b.digest, b.dtype, b.shape, bool(a.leaf and b.leaf))
         if key not in self._known:
             self._known[key] = measure_events(ours, a, theirs, b, self._bounds.tolerance)
@@ -103,13 +103,13 @@ class Judge:
                 self._known.popitem(last=False)
         return self._known[key]
 
-    def _find_floor(self, a: Event) -> Measure | None:
+    def _find_floor(self, a: Event) -> Distance | None:
         """Return how far the repeated run is from the first one at this place; None if that is not known."""
         again = self._noise.find(a) if self._noise else None
         if self._noise is None or again is None or again.shape != a.shape:
             return None
         if again.digest == a.digest:
-            return Measure("values", unequal=0, max_abs=0.0, relative_l2=0.0)
+            return Distance("values", unequal=0, max_abs=0.0, relative_l2=0.0)
         found = self._measure(self._a, a, self._noise.run, again)
         return found if found.basis == "values" else None
 
@@ -120,7 +120,7 @@ class Judge:
         """
         return self._noise is not None and self._noise.has_parted(a)
 
-    def _is_noise(self, found: Measure, floor: Measure) -> bool:
+    def _is_noise(self, found: Distance, floor: Distance) -> bool:
         if found.basis != "values" or found.masks > floor.masks:
             return False
         both = [(found.max_abs, floor.max_abs), (found.relative_l2, floor.relative_l2)]
@@ -147,11 +147,11 @@ def _find_eps(a: Event, b: Event) -> float:
     return torch.finfo(wider).eps if wider.is_floating_point or wider.is_complex else 0.0
 
 
-def measure_events(ours: Run, a: Event, theirs: Run, b: Event, tolerance: Tolerance | None = None) -> Measure:
+def measure_events(ours: Run, a: Event, theirs: Run, b: Event, tolerance: Tolerance | None = None) -> Distance:
     """Return how far two recorded tensors are apart, or what is known of it."""
     if a.shape != b.shape:
         note = f"shapes differ: {a.shape} against {b.shape}"
-        return Measure("digest", total=math.prod(a.shape), note=note)
+        return Distance("digest", total=math.prod(a.shape), note=note)
     try:
         x, y = ours.read_tensor(a), theirs.read_tensor(b)
     except NotFound:
@@ -163,7 +163,7 @@ def measure_events(ours: Run, a: Event, theirs: Run, b: Event, tolerance: Tolera
 class _Partner:
     """Another run beside the first: finds the event of it that is the same as one of the first."""
 
-    def __init__(self, a: Run, run: Run, names: Names | None = None) -> None:
+    def __init__(self, a: Run, run: Run, names: NameMap | None = None) -> None:
         self.run = run
         self._a, self._names = a, names
         self._steps: OrderedDict[tuple[int, int], Mapping[int, Event]] = OrderedDict()

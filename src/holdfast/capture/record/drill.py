@@ -11,7 +11,7 @@ from torch.compiler import is_compiling
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from holdfast.capture.record.forms import iter_paths
-from holdfast.capture.record.observer import Eye, Where, find_graph_task, find_source
+from holdfast.capture.record.observer import CallSite, Observer, find_graph_task, find_source
 from holdfast.capture.record.points import Point
 from holdfast.capture.stored.events import Level
 
@@ -38,7 +38,7 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch'
 class Drill:
     """Looks into modules, operation by operation."""
 
-    def __init__(self, eye: Eye, find_innermost: Callable[[], str | None]) -> None:
+    def __init__(self, eye: Observer, find_innermost: Callable[[], str | None]) -> None:
         """Look into none yet."""
         self._eye = eye
         self._find_innermost = find_innermost
@@ -85,7 +85,7 @@ class Drill:
                 return
             fqn = f"{parent}/{name}"
             recompute = find_graph_task() != -1
-            where = Where("forward", "op", fqn, self._counts[fqn], name, parent, find_source(), recompute)
+            where = CallSite("forward", "op", fqn, self._counts[fqn], name, parent, find_source(), recompute)
             self._counts[fqn] += 1
             for path, tensor in iter_paths(result):
                 eye.see(tensor, where, level, path)

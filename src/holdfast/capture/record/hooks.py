@@ -12,10 +12,10 @@ import torch
 from torch.compiler import is_compiling
 
 from holdfast.capture.record.forms import describe_form, iter_arguments, iter_paths
-from holdfast.capture.record.observer import Eye, Where, find_graph_task, find_source
+from holdfast.capture.record.observer import CallSite, Observer, find_graph_task, find_source
 from holdfast.capture.record.points import Point
 from holdfast.capture.record.taps import find_taps, make_hook
-from holdfast.capture.stored.events import Kind, Level
+from holdfast.capture.stored.events import EventKind, Level
 
 
 class Removable(Protocol):
@@ -44,7 +44,7 @@ class _Calls(threading.local):
 class ModuleHooks:
     """Looks at modules; `begin` is called before anything else, and begins a step if none is under way."""
 
-    def __init__(self, eye: Eye, begin: Callable[[], None]) -> None:
+    def __init__(self, eye: Observer, begin: Callable[[], None]) -> None:
         """Hook nothing yet."""
         self._eye = eye
         self._begin = begin
@@ -60,7 +60,7 @@ class ModuleHooks:
 
     def install(self, point: Point) -> None:
         """Look at a module from now on; at the model itself in any case, for steps begin with it."""
-        kinds: tuple[Kind, ...] = ("input", "output", "grad")
+        kinds: tuple[EventKind, ...] = ("input", "output", "grad")
         if point.fqn and all(self._eye.find_level(kind, point.fqn) is Level.OFF for kind in kinds):
             return
         enter, leave = (
@@ -92,7 +92,7 @@ class ModuleHooks:
             return
         try:
             self._begin()
-            kind: Kind = "grad" if is_grad else "output"
+            kind: EventKind = "grad" if is_grad else "output"
             level = eye.find_level(kind, point.fqn)
             if not eye.is_open or level is Level.OFF:
                 return
@@ -101,7 +101,7 @@ class ModuleHooks:
             key = (f"tapped {kind}", place, path)
             call = self._arrived[key]
             self._arrived[key] += 1
-            where = Where("backward" if is_grad else "forward", kind, point.fqn, call, point.class_name)
+            where = CallSite("backward" if is_grad else "forward", kind, point.fqn, call, point.class_name)
             eye.see(tensor, where, level, path)
         except Exception as error:  # noqa: BLE001  # a mistake of ours must not end the training
             eye.fail(error)
@@ -144,7 +144,7 @@ class ModuleHooks:
             if level is Level.OFF:
                 return
             form = describe_form(args, kwargs) if level is Level.FULL else ""
-            where = Where("forward", "input", fqn, number, class_name, "", call.source, recompute)
+            where = CallSite("forward", "input", fqn, number, class_name, "", call.source, recompute)
             for path, tensor in iter_arguments(args, kwargs):
                 eye.see(tensor, where, level, path, form)
                 form = ""
@@ -159,7 +159,7 @@ class ModuleHooks:
             call = self._find_call(fqn)
             if call is None or not eye.is_open:
                 return
-            where = Where("forward", "output", fqn, call.number, class_name, "", call.source, call.recompute)
+            where = CallSite("forward", "output", fqn, call.number, class_name, "", call.source, call.recompute)
             level, grad_level = eye.find_level("output", fqn), eye.find_level("grad", fqn)
             for path, tensor in iter_paths(output):
                 if level is not Level.OFF:
@@ -179,14 +179,14 @@ class ModuleHooks:
                 return call
         return None
 
-    def _await_grad(self, tensor: torch.Tensor, where: Where, path: str) -> None:
+    def _await_grad(self, tensor: torch.Tensor, where: CallSite, path: str) -> None:
         # On the tensor, not on the module: hooks of modules on gradients do not stand operations in place.
         handle = tensor.register_hook(partial(self._see_grad, where, path))  # type: ignore[no-untyped-call]  # torch's
         if tensor.is_leaf:
             # It outlives the step; the others take their hooks with them.
             self._handles.append(handle)
 
-    def _see_grad(self, where: Where, path: str, grad: torch.Tensor) -> None:
+    def _see_grad(self, where: CallSite, path: str, grad: torch.Tensor) -> None:
         eye = self._eye
         if not self.is_on or not eye.is_open:
             return

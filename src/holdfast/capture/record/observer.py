@@ -14,9 +14,9 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from holdfast.capture.record.options import Options
-from holdfast.capture.record.spool import Copy, Seen, Spool
-from holdfast.capture.stored.events import Kind, Level, Phase, Site
-from holdfast.capture.stored.observed import Look, find_part, look_at
+from holdfast.capture.record.spool import Copy, ObservedEvent, Spool
+from holdfast.capture.stored.events import EventKind, Level, Phase, Site
+from holdfast.capture.stored.observed import ObservedTensor, find_part, observe
 from holdfast.errors import HoldfastError, StoreFull, Unsupported
 from holdfast.tensors.sharding.meshes import Layouts
 
@@ -31,11 +31,11 @@ class RecordingWarning(UserWarning):
     """Something could not be recorded; training is not affected."""
 
 
-class Where(NamedTuple):
+class CallSite(NamedTuple):
     """What is known of where a tensor is seen, besides its place in the arguments or results."""
 
     phase: Phase
-    kind: Kind
+    kind: EventKind
     fqn: str
     call: int = 0
     module: str = ""
@@ -44,7 +44,7 @@ class Where(NamedTuple):
     recompute: bool = False
 
 
-class Eye:
+class Observer:
     """Sees tensors and passes them on; knows the step. One for each recording."""
 
     def __init__(self, spool: Spool, options: Options) -> None:
@@ -58,7 +58,7 @@ class Eye:
         self._seq = 0
         self._copied_bytes = 0
         self._stopped = False
-        self._levels: dict[tuple[Kind, str], Level] = {}
+        self._levels: dict[tuple[EventKind, str], Level] = {}
         self._aliases: dict[int, tuple[StorageWeakRef, int]] = {}
         self._known: dict[tuple[bytes, str, tuple[int, ...]], str] = {}
         self._known_before: dict[tuple[bytes, str, tuple[int, ...]], str] = {}
@@ -89,7 +89,7 @@ class Eye:
                 self.spool.seal(tuple(self.notes))
         self.tell_failures()
 
-    def find_level(self, kind: Kind, name: str) -> Level:
+    def find_level(self, kind: EventKind, name: str) -> Level:
         """Return at which level a tensor is recorded."""
         level = self._levels.get((kind, name))
         if level is None:
@@ -141,12 +141,12 @@ class Eye:
 
     # Seeing
 
-    def see(self, tensor: torch.Tensor, where: Where, level: Level, path: str = "", form: str = "") -> None:
+    def see(self, tensor: torch.Tensor, where: CallSite, level: Level, path: str = "", form: str = "") -> None:
         """Take of a tensor what its level asks for."""
         with self._lock:
             local, place = find_part(tensor, self._layouts)
             try:
-                look = look_at(local)
+                look = observe(local)
             except Unsupported as error:
                 self.note(f"{where.kind} of {where.fqn or 'the model'} is not recorded: {error}")
                 return
@@ -160,14 +160,14 @@ class Eye:
             phase, kind, fqn, call, module, parent, source, recompute = where
             alias = self._find_alias(look)
             # As a plain tuple: this is the innermost of all loops.
-            seen = Seen(
+            seen = ObservedEvent(
                 *(self._seq, Site(self.step, phase, kind, fqn, call, path), dtype, look.shape, digest, module, parent),
                 *(recompute, source, alias, place, stats, leaf, form),
             )
             self._seq += 1
             self.spool.pending.seen.append(seen)
 
-    def _find_alias(self, look: Look) -> int:
+    def _find_alias(self, look: ObservedTensor) -> int:
         storage = look.keep
         if not isinstance(storage, torch.UntypedStorage):
             return -1
@@ -179,7 +179,7 @@ class Eye:
             found = self._aliases[key] = (reference, len(self._aliases))
         return found[1]
 
-    def _keep(self, look: Look, digest: bytes, dtype: str) -> str:
+    def _keep(self, look: ObservedTensor, digest: bytes, dtype: str) -> str:
         """Copy a tensor, unless this run has its bytes already; returns its leaf, or nothing if there is no room."""
         key = (digest, dtype, look.shape)
         leaf = self._known.get(key) or self._known_before.get(key)

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Final, Literal, TypedDict, TypeVar, get_args
 
-from holdfast.capture.stored.events import KINDS, Kind, Level
+from holdfast.capture.stored.events import KINDS, EventKind, Level
 
 WhenFull = Literal["block", "degrade", "raise"]
-Compiled = Literal["boundary", "tap", "eager"]
+CompiledMode = Literal["boundary", "tap", "eager"]
 LevelName = Literal["off", "digest", "stats", "full"]
 Choice = TypeVar("Choice")
 Steps = str | int | Collection[int] | Callable[[int], bool]
@@ -26,7 +26,7 @@ _SEGMENT_S: Final = 60.0
 _BINS: Final = 32
 
 
-class Choices(TypedDict, total=False):
+class RecordOptions(TypedDict, total=False):
     """What may be asked of a recording, as a caller says it; see `record`."""
 
     level: LevelName | Level | Mapping[str, LevelName | Level]
@@ -37,7 +37,7 @@ class Choices(TypedDict, total=False):
     max_bytes: int | str | None
     queue_bytes: int | str
     when_full: WhenFull
-    compiled: Compiled
+    compiled: CompiledMode
     drill: str | Iterable[str]
     overwrite: bool
     first_step: int
@@ -54,13 +54,13 @@ class Options:
     """The first pattern that fits counts; what fits none is not recorded."""
     include: tuple[str, ...] = ("*",)
     exclude: tuple[str, ...] = ()
-    kinds: frozenset[Kind] = frozenset(KINDS)
+    kinds: frozenset[EventKind] = frozenset(KINDS)
     steps: Callable[[int], bool] = field(default=lambda step: True)
     max_bytes: int | None = None
     """How many bytes of tensors are copied in all; after that only numbers are taken."""
     queue_bytes: int = _QUEUE_BYTES
     when_full: WhenFull = "block"
-    compiled: Compiled = "boundary"
+    compiled: CompiledMode = "boundary"
     drill: tuple[str, ...] = ()
     overwrite: bool = False
     first_step: int = 0
@@ -69,7 +69,7 @@ class Options:
     bins: int = _BINS
     """Of histograms."""
 
-    def find_level(self, kind: Kind, name: str) -> Level:
+    def find_level(self, kind: EventKind, name: str) -> Level:
         """Return at which level a tensor of that kind and name is recorded."""
         if kind not in self.kinds or _matches(name, self.exclude) or not _matches(name, self.include):
             return Level.OFF
@@ -81,9 +81,9 @@ def _matches(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(name, pattern) or name.startswith(f"{pattern}.") for pattern in patterns)
 
 
-def make_options(choices: Choices) -> Options:
+def make_options(choices: RecordOptions) -> Options:
     """Check what a caller asks for; raises ValueError that names the choice."""
-    known = Choices.__annotations__
+    known = RecordOptions.__annotations__
     if unknown := sorted(set(choices) - set(known)):
         raise TypeError(f"record() has no option {', '.join(unknown)}; it has {', '.join(sorted(known))}")
     steps = choices.get("steps")
@@ -97,7 +97,7 @@ def make_options(choices: Choices) -> Options:
         max_bytes=None if max_bytes is None else parse_size(max_bytes, what="max_bytes"),
         queue_bytes=parse_size(choices.get("queue_bytes", _QUEUE_BYTES), what="queue_bytes"),
         when_full=_verify_choice("when_full", choices.get("when_full", "block"), get_args(WhenFull)),
-        compiled=_verify_choice("compiled", choices.get("compiled", "boundary"), get_args(Compiled)),
+        compiled=_verify_choice("compiled", choices.get("compiled", "boundary"), get_args(CompiledMode)),
         drill=_parse_patterns(choices.get("drill", ())),
         overwrite=choices.get("overwrite", False),
         first_step=choices.get("first_step", 0),
@@ -126,7 +126,7 @@ def _parse_patterns(patterns: str | Iterable[str]) -> tuple[str, ...]:
     return (patterns,) if isinstance(patterns, str) else tuple(patterns)
 
 
-def _parse_kinds(kinds: str | Iterable[str]) -> frozenset[Kind]:
+def _parse_kinds(kinds: str | Iterable[str]) -> frozenset[EventKind]:
     names = kinds.replace(",", " ").split() if isinstance(kinds, str) else list(kinds)
     found = {kind: kind for kind in KINDS}
     for name in names:

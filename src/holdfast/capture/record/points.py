@@ -8,7 +8,7 @@ from typing import Final
 
 import torch
 
-from holdfast.capture.record.options import Compiled
+from holdfast.capture.record.options import CompiledMode
 
 _WRAPPED: Final = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module")
 _COMPILED: Final = "_orig_mod"
@@ -52,7 +52,7 @@ class Points:
                 yield name, buffer
 
 
-def find_points(model: torch.nn.Module, *, compiled: Compiled) -> Points:
+def find_points(model: torch.nn.Module, *, compiled: CompiledMode) -> Points:
     """Find what can be looked at in a model; a shared module, parameter or buffer has the name that comes first."""
     walk = _Walk(compiled)
     walk.visit(model, "", is_inside=False)
@@ -61,7 +61,7 @@ def find_points(model: torch.nn.Module, *, compiled: Compiled) -> Points:
 
 @dataclass(slots=True)
 class _Walk:
-    compiled: Compiled
+    compiled: CompiledMode
     modules: list[Point] = field(default_factory=list)
     parameters: dict[str, torch.nn.Parameter] = field(default_factory=dict)
     buffers: list[tuple[torch.nn.Module, str, str]] = field(default_factory=list)

@@ -16,12 +16,12 @@ import torch
 from holdfast.capture.record.drill import Drill
 from holdfast.capture.record.forms import iter_paths
 from holdfast.capture.record.hooks import ModuleHooks, Removable
-from holdfast.capture.record.observer import Eye, Where, find_source
-from holdfast.capture.record.options import Choices, Options, make_options
+from holdfast.capture.record.observer import CallSite, Observer, find_source
+from holdfast.capture.record.options import Options, RecordOptions, make_options
 from holdfast.capture.record.points import find_points
 from holdfast.capture.record.replay import Replayed, ReplayOptions, replay
 from holdfast.capture.record.selfcheck import Checked, check_step
-from holdfast.capture.record.spool import Origin, Spool
+from holdfast.capture.record.spool import RunIdentity, Spool
 from holdfast.capture.record.weights import Weights
 from holdfast.capture.stored.events import Level
 from holdfast.capture.stored.runs import Run, read_run
@@ -42,7 +42,7 @@ def record(
     name: str,
     model: torch.nn.Module,
     optimizer: Optimizers = None,
-    **choices: Unpack[Choices],
+    **choices: Unpack[RecordOptions],
 ) -> Recorder:
     """Make a recording, to be put around a training loop by `with`.
 
@@ -92,9 +92,9 @@ class Recorder:
         self._optimizers = optimizers
         self._options = options
         self._points = find_points(model, compiled=options.compiled)
-        origin = Origin(name, *_find_rank(), time.time(), describe_run(model, optimizers))
+        origin = RunIdentity(name, *_find_rank(), time.time(), describe_run(model, optimizers))
         self._spool = Spool(repo, origin, queue_bytes=options.queue_bytes, bins=options.bins)
-        self._eye = Eye(self._spool, options)
+        self._eye = Observer(self._spool, options)
         self._weights = Weights(self._eye, self._points, optimizers)
         self._hooks = ModuleHooks(self._eye, self._begin)
         self._drill = Drill(self._eye, self._hooks.find_innermost)
@@ -225,7 +225,7 @@ class Recorder:
             if level is Level.OFF:
                 return
             tree = torch.tensor(value, dtype=torch.float64) if isinstance(value, float | int) else value
-            where = Where("custom", "log", name, self._logged[name], source=find_source())
+            where = CallSite("custom", "log", name, self._logged[name], source=find_source())
             self._logged[name] += 1
             for path, tensor in iter_paths(tree):
                 self._eye.see(tensor, where, level, path)

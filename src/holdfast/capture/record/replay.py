@@ -9,9 +9,9 @@ from typing import Any, Literal, TypedDict, Unpack
 import torch
 from torch.func import functional_call
 
-from holdfast.capture.compare.measure import Measure, measure
+from holdfast.capture.compare.measure import Distance, measure
 from holdfast.capture.record.forms import build_arguments, iter_paths
-from holdfast.capture.stored.events import Event, Kind
+from holdfast.capture.stored.events import Event, EventKind
 from holdfast.capture.stored.runs import Run
 from holdfast.errors import NotFound
 from holdfast.snapshot.call import Call
@@ -38,7 +38,7 @@ class Replayed:
     fqn: str
     step: int
     result: Any
-    measures: dict[str, Measure]
+    measures: dict[str, Distance]
     """By place in the results, how far each is from the recorded one; what was recorded in full only."""
     unmatched: tuple[str, ...] = ()
     """Places that only one of the two has, or whose bytes were not kept."""
@@ -78,7 +78,7 @@ def replay(run: Run, module: torch.nn.Module, fqn: str, step: int, **options: Un
     return Replayed(fqn, step, result, measures, tuple(unmatched))
 
 
-def _find_events(events: Iterable[Event], kind: Kind, fqn: str, number: int) -> list[Event]:
+def _find_events(events: Iterable[Event], kind: EventKind, fqn: str, number: int) -> list[Event]:
     return [
         event
         for event in events

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from holdfast.capture.record.forms import iter_paths
-from holdfast.capture.stored.observed import look_at
+from holdfast.capture.stored.observed import observe
 from holdfast.digest import fingerprint
 from holdfast.snapshot.into.restore import restore_optimizer
 from holdfast.snapshot.resume import RngState
@@ -59,7 +59,7 @@ def _run(function: Callable[[], object], state: _State, context: AbstractContext
 
 
 def _digest(tensor: torch.Tensor) -> bytes:
-    return look_at(tensor.detach()).digest()
+    return observe(tensor.detach()).digest()
 
 
 class _State:

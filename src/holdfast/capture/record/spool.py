@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from holdfast.capture.stored.events import Event, Site, Stats
-from holdfast.capture.stored.observed import WHOLE, Array, Place, build_copy, find_values, measure_values
+from holdfast.capture.stored.observed import WHOLE, Array, ShardPlacement, build_copy, find_values, measure_values
 from holdfast.capture.stored.segments import Segment, write_segment
 from holdfast.capture.stored.table import NO_ROOT, advance_root, format_leaf, parse_leaf
 from holdfast.repo.format.record import Json
@@ -27,7 +27,7 @@ _MAX_SEEN: Final = 20_000
 _MAX_STATS: Final = 100_000
 
 
-class Seen(NamedTuple):
+class ObservedEvent(NamedTuple):
     """An event as a hook leaves it: made in a moment, turned into an Event by the thread that writes."""
 
     seq: int
@@ -40,7 +40,7 @@ class Seen(NamedTuple):
     recompute: bool = False
     source: str = ""
     alias: int = -1
-    place: Place = WHOLE
+    place: ShardPlacement = WHOLE
     stats: Stats | None = None
     leaf: str = ""
     form: str = ""
@@ -55,11 +55,11 @@ class Copy(NamedTuple):
 
 
 @dataclass(slots=True)
-class Batch:
+class PendingSegment:
     """What will be one segment."""
 
     number: int
-    seen: list[Seen] = field(default_factory=list)
+    seen: list[ObservedEvent] = field(default_factory=list)
     copies: dict[int, Copy] = field(default_factory=dict)
     size_bytes: int = 0
     started_s: float = field(default_factory=time.monotonic)
@@ -69,7 +69,7 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class RunIdentity:
     """Whose recording it is."""
 
     run: str
@@ -82,7 +82,7 @@ class Origin:
 class Spool:
     """Takes copies and events from the thread that trains, and commits them in its own."""
 
-    def __init__(self, repo: Repository, origin: Origin, *, queue_bytes: int, bins: int = 0) -> None:
+    def __init__(self, repo: Repository, origin: RunIdentity, *, queue_bytes: int, bins: int = 0) -> None:
         """Start no thread yet; `bins` are those of the histograms of copies."""
         self._bins = bins
         self._stats: OrderedDict[str, Stats | None] = OrderedDict()
@@ -92,21 +92,21 @@ class Spool:
         self._held_bytes = self._free_bytes = 0
         self._free: dict[int, list[Array]] = {}
         self._changed = threading.Condition()
-        self._batches: deque[Batch] = deque()
+        self._batches: deque[PendingSegment] = deque()
         self._is_writing = False
         self._thread: threading.Thread | None = None
         self._roots: dict[int, bytes] = {}
         self._lost: set[int] = set()
-        self._unwritten: list[Seen] = []
+        self._unwritten: list[ObservedEvent] = []
         self._in_a_row = 0
         self._error: Exception | None = None
         self._new_bytes = 0
         self._next = 0
         self.pending = self._open_batch()
 
-    def _open_batch(self) -> Batch:
+    def _open_batch(self) -> PendingSegment:
         self._next += 1
-        return Batch(self._next - 1)
+        return PendingSegment(self._next - 1)
 
     @property
     def new_bytes(self) -> int:
@@ -154,7 +154,7 @@ class Spool:
                 return self._free[size_bytes].pop()
         return np.empty(size_bytes, dtype=np.uint8)
 
-    def _give_back(self, batch: Batch) -> None:
+    def _give_back(self, batch: PendingSegment) -> None:
         """Keep the memory of copies for the next ones of their sizes, within the budget."""
         for copy in batch.copies.values():
             size_bytes = copy.memory.nbytes
@@ -206,7 +206,7 @@ class Spool:
                     self._give_back(batch)
                     self._changed.notify_all()
 
-    def _write(self, batch: Batch) -> None:
+    def _write(self, batch: PendingSegment) -> None:
         seen = [*self._unwritten, *batch.seen]
         try:
             self._commit(batch, seen, batch.copies)
@@ -215,21 +215,21 @@ class Spool:
             if batch.is_last:
                 self._try_last(batch)
 
-    def _fail(self, batch: Batch, seen: list[Seen], error: Exception) -> None:
+    def _fail(self, batch: PendingSegment, seen: list[ObservedEvent], error: Exception) -> None:
         self._in_a_row += 1
         self._lost.add(batch.number)
         self._error = error
         self._unwritten = [] if self.has_given_up else seen[-4 * _MAX_SEEN :]
 
-    def _try_last(self, batch: Batch) -> None:
+    def _try_last(self, batch: PendingSegment) -> None:
         """Write the end of a recording without its tensors: what was seen may still find room."""
-        last = Batch(self._next, notes=batch.notes, is_last=True)
+        last = PendingSegment(self._next, notes=batch.notes, is_last=True)
         try:
             self._commit(last, self._unwritten, {})
         except Exception as error:  # noqa: BLE001  # as above
             self._error = error
 
-    def _commit(self, batch: Batch, seen: list[Seen], copies: Mapping[int, Copy]) -> None:
+    def _commit(self, batch: PendingSegment, seen: list[ObservedEvent], copies: Mapping[int, Copy]) -> None:
         for number, copy in copies.items():
             self._measure(format_leaf(batch.number, number), copy)
         events = [self._make_event(each) for each in seen]
@@ -254,7 +254,7 @@ class Spool:
         if len(self._stats) > _MAX_STATS:
             self._stats.popitem(last=False)
 
-    def _make_event(self, seen: Seen) -> Event:
+    def _make_event(self, seen: ObservedEvent) -> Event:
         is_lost = bool(seen.leaf) and parse_leaf(seen.leaf)[0] in self._lost
         stats = self._stats.get(seen.leaf) if seen.leaf else seen.stats
         return Event(

@@ -7,15 +7,15 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 
 from holdfast.capture.record.forms import iter_paths
-from holdfast.capture.record.observer import Eye, Where
+from holdfast.capture.record.observer import CallSite, Observer
 from holdfast.capture.record.points import Points
-from holdfast.capture.stored.events import Kind, Level, Phase
+from holdfast.capture.stored.events import EventKind, Level, Phase
 
 
 class Weights:
     """Shows an eye the state of a model and its optimizers, at the times at which it means something."""
 
-    def __init__(self, eye: Eye, points: Points, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    def __init__(self, eye: Observer, points: Points, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """Show nothing yet."""
         self._eye = eye
         self._points = points
@@ -49,10 +49,10 @@ class Weights:
             for path, tensor in iter_paths(optimizer.state.get(parameter)):
                 self._see("optimizer", "optimizer", name, tensor, path)
 
-    def _see(self, phase: Phase, kind: Kind, name: str, tensor: torch.Tensor, path: str = "") -> None:
+    def _see(self, phase: Phase, kind: EventKind, name: str, tensor: torch.Tensor, path: str = "") -> None:
         level = self._eye.find_level(kind, name)
         if level is not Level.OFF:
-            self._eye.see(tensor, Where(phase, kind, name), level, path)
+            self._eye.see(tensor, CallSite(phase, kind, name), level, path)
 
     def _see_grads(self, parameters: Iterable[tuple[str, torch.Tensor]]) -> None:
         for name, parameter in parameters:

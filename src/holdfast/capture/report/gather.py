@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from holdfast.capture.compare.measure import Measure
+from holdfast.capture.compare.measure import Distance
 from holdfast.capture.compare.result import CLASSES, Origin, RunDiff
-from holdfast.capture.compare.result import Row as Found
-from holdfast.capture.report.model import Detail, Report, Row, Side
-from holdfast.capture.report.tensor_summary import copy_portrait, draw_portrait, find_ends
+from holdfast.capture.compare.result import EventRow as Found
+from holdfast.capture.report.model import Detail, Report, ReportRow, RunSide
+from holdfast.capture.report.tensor_summary import copy_summary, find_ends, summarize_tensor
 from holdfast.capture.stored.events import Event
 from holdfast.capture.stored.runs import Run
 from holdfast.capture.stored.unshard import Dims, gather_run
@@ -27,7 +27,7 @@ _BASES: Final[Mapping[str, str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ReportLimits:
     """How much a report may hold and what it may cost to make."""
 
     rows: int = MAX_ROWS
@@ -43,10 +43,10 @@ class Limits:
 class _Entry:
     """A row, and the events behind it."""
 
-    row: Row
+    row: ReportRow
     a: Event | None
     b: Event | None
-    measure: Measure | None = None
+    measure: Distance | None = None
 
 
 def gather(
@@ -55,11 +55,11 @@ def gather(
     diff: RunDiff,
     *,
     tolerance: str = "",
-    limits: Limits | None = None,
+    limits: ReportLimits | None = None,
     dims: Dims | None = None,
 ) -> Report:
     """Return the report on two runs and what was found of them; `dims` as they were compared with."""
-    limits = limits or Limits()
+    limits = limits or ReportLimits()
     sides = _make_side(a), _make_side(b)
     if _is_gathered(a, b, diff):
         a, b = (gather_run(run, dims=dims)[0] for run in (a, b))
@@ -96,9 +96,9 @@ def spell(value: Json) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _make_side(run: Run) -> Side:
+def _make_side(run: Run) -> RunSide:
     facts = run.facts
-    return Side(facts.name, tuple(run.steps), facts.world, facts.status, facts.started_s, facts.notes)
+    return RunSide(facts.name, tuple(run.steps), facts.world, facts.status, facts.started_s, facts.notes)
 
 
 def _is_gathered(a: Run, b: Run, diff: RunDiff) -> bool:
@@ -117,7 +117,7 @@ def _has_own(run: Run, event: Event | None) -> bool:
     return event in events[at : at + 1] or event in events
 
 
-def _list_entries(a: Run, b: Run, diff: RunDiff, limits: Limits) -> list[_Entry]:
+def _list_entries(a: Run, b: Run, diff: RunDiff, limits: ReportLimits) -> list[_Entry]:
     entries = [_make_entry(found, b) for found in diff.rows[: limits.rows]]
     room = limits.rows - len(entries)
     for event in _iter_equal(a, diff):
@@ -155,10 +155,10 @@ def _make_entry(found: Found, b: Run) -> _Entry:
 
 
 def _make_row(
-    event: Event, verdict: str, *, pairing: str = "exact", notes: Sequence[str] = (), measure: Measure | None = None
-) -> Row:
-    site, known = event.site, measure or Measure("digest")
-    return Row(
+    event: Event, verdict: str, *, pairing: str = "exact", notes: Sequence[str] = (), measure: Distance | None = None
+) -> ReportRow:
+    site, known = event.site, measure or Distance("digest")
+    return ReportRow(
         verdict=verdict,
         step=site.step,
         rank=event.rank,
@@ -196,7 +196,7 @@ def _note_side(found: Found, b: Run) -> str:
     return f"in {b.facts.name} it is {' '.join(aside)}" if aside else ""
 
 
-def _note_measure(measure: Measure | None) -> str:
+def _note_measure(measure: Distance | None) -> str:
     if measure is None:
         return ""
     return measure.note or _BASES.get(measure.basis, "")
@@ -206,7 +206,7 @@ def _note_floor(floor: float | None) -> str:
     return "" if floor is None else f"runs that should be the same are apart by {floor:.2g} here"
 
 
-def _spell_bad(measure: Measure) -> str:
+def _spell_bad(measure: Distance) -> str:
     both = (("NaN", measure.nan), ("Inf", measure.inf))
     return " ".join(f"{name} {before}/{after}" for name, (before, after) in both if before or after)
 
@@ -223,7 +223,9 @@ def _find_origin(entries: Sequence[_Entry], origin: Origin | None) -> int | None
     return origins[0] if origins else None
 
 
-def _make_details(a: Run, b: Run, entries: Sequence[_Entry], origin: int | None, limits: Limits) -> dict[int, Detail]:
+def _make_details(
+    a: Run, b: Run, entries: Sequence[_Entry], origin: int | None, limits: ReportLimits
+) -> dict[int, Detail]:
     made: dict[int, Detail] = {}
     left, left_bytes = limits.portraits, limits.portrait_bytes
     order = sorted(range(len(entries)), key=lambda at: (at != origin, _RANKS.get(entries[at].row.verdict, 9), at))
@@ -256,19 +258,19 @@ def _read_detail(a: Run, b: Run, entry: _Entry) -> Detail | None:
     except NotFound:
         return None
     ends = find_ends(*(tensor for tensor in held if tensor is not None))
-    drawn = [None if tensor is None else draw_portrait(tensor, ends=ends) for tensor in held]
+    drawn = [None if tensor is None else summarize_tensor(tensor, ends=ends) for tensor in held]
     return Detail(*_find_place(entry.measure), *drawn)
 
 
 def _copy_detail(entry: _Entry) -> Detail | None:
-    taken = [copy_portrait(event.stats) if event and event.stats else None for event in (entry.a, entry.b)]
+    taken = [copy_summary(event.stats) if event and event.stats else None for event in (entry.a, entry.b)]
     if entry.row.verdict == "EQUAL":
         taken[1] = taken[0]
     place = _find_place(entry.measure)
     return Detail(*place, *taken) if any(taken) or place[0] is not None else None
 
 
-def _find_place(measure: Measure | None) -> tuple[tuple[int, ...] | None, tuple[str, str] | None]:
+def _find_place(measure: Distance | None) -> tuple[tuple[int, ...] | None, tuple[str, str] | None]:
     if measure is None or measure.at is None or measure.values is None:
         return None, None
     first, second = (_spell_value(value) for value in measure.values)

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from importlib.resources import files
 from typing import Final
 
-from holdfast.capture.report.model import Detail, Portrait, Report, Row, Side
+from holdfast.capture.report.model import Detail, Report, ReportRow, RunSide, TensorSummary
 from holdfast.objects.url import verify_path
 from holdfast.repo.format.record import Json
 
@@ -121,7 +121,7 @@ def describe(report: Report) -> dict[str, Json]:
     }
 
 
-def _describe_column(rows: Iterable[Row], name: str) -> list[Json]:
+def _describe_column(rows: Iterable[ReportRow], name: str) -> list[Json]:
     return [_describe_number(getattr(row, name)) for row in rows]
 
 
@@ -134,7 +134,7 @@ def _describe_number(value: float | None) -> Json:
     return value if isinstance(value, int) else float(f"{value:.{_DIGITS}g}")
 
 
-def _describe_side(side: Side) -> dict[str, Json]:
+def _describe_side(side: RunSide) -> dict[str, Json]:
     return {
         "name": side.name,
         "steps": list(side.steps),
@@ -166,7 +166,7 @@ def _describe_detail(detail: Detail) -> dict[str, Json]:
     return found
 
 
-def _describe_portrait(portrait: Portrait) -> dict[str, Json]:
+def _describe_portrait(portrait: TensorSummary) -> dict[str, Json]:
     return {
         "min": _describe_number(portrait.minimum),
         "max": _describe_number(portrait.maximum),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
-class Portrait:
+class TensorSummary:
     """The values of one tensor in numbers, taken over those that are finite."""
 
     minimum: float
@@ -33,12 +33,12 @@ class Detail:
     """Where the two sides are furthest apart."""
     values: tuple[str, str] | None = None
     """What they hold there, as text: numbers may be complex."""
-    a: Portrait | None = None
-    b: Portrait | None = None
+    a: TensorSummary | None = None
+    b: TensorSummary | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ReportRow:
     """One tensor of a step, paired or not; a number that is not known is None."""
 
     verdict: str
@@ -69,7 +69,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class RunSide:
     """One of the two runs."""
 
     name: str
@@ -84,11 +84,11 @@ class Side:
 class Report:
     """A comparison of two runs as a page shows it."""
 
-    a: Side
-    b: Side
+    a: RunSide
+    b: RunSide
     headline: str
     is_equal: bool
-    rows: tuple[Row, ...] = ()
+    rows: tuple[ReportRow, ...] = ()
     """In the order of the run: causes come before effects."""
     origin: int | None = None
     """Which row is the first that differs by itself."""

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from holdfast.capture.report.model import Portrait
+from holdfast.capture.report.model import TensorSummary
 from holdfast.capture.stored.events import Stats
 
 BINS: Final = 40
@@ -19,7 +19,9 @@ _BLOCK_ITEMS: Final = 1 << 20
 """A block takes 8 bytes an item, a few times over."""
 
 
-def draw_portrait(tensor: torch.Tensor, *, ends: tuple[float, float] | None = None, bins: int = BINS) -> Portrait:
+def summarize_tensor(
+    tensor: torch.Tensor, *, ends: tuple[float, float] | None = None, bins: int = BINS
+) -> TensorSummary:
     """Return the portrait of a tensor; `ends` are where its histogram begins and ends, else its own."""
     low, high = math.inf, -math.inf
     total, squares, zero, nan, inf, finite = 0.0, 0.0, 0, 0, 0, 0
@@ -34,10 +36,10 @@ def draw_portrait(tensor: torch.Tensor, *, ends: tuple[float, float] | None = No
             zero += int((held == 0).sum())
             finite += held.numel()
     if not finite:
-        return Portrait(math.nan, math.nan, math.nan, 0.0, 0, nan, inf, 0.0, 0.0)
+        return TensorSummary(math.nan, math.nan, math.nan, 0.0, 0, nan, inf, 0.0, 0.0)
     start, stop = ends or (low, high)
     counts = _count(tensor, start, stop, bins)
-    return Portrait(low, high, total / finite, math.sqrt(squares), zero, nan, inf, start, stop, counts)
+    return TensorSummary(low, high, total / finite, math.sqrt(squares), zero, nan, inf, start, stop, counts)
 
 
 def find_ends(*tensors: torch.Tensor) -> tuple[float, float] | None:
@@ -51,9 +53,9 @@ def find_ends(*tensors: torch.Tensor) -> tuple[float, float] | None:
     return (low, high) if low <= high else None
 
 
-def copy_portrait(stats: Stats) -> Portrait:
+def copy_summary(stats: Stats) -> TensorSummary:
     """Return the portrait that was taken when a tensor was recorded."""
-    return Portrait(
+    return TensorSummary(
         minimum=stats.minimum,
         maximum=stats.maximum,
         mean=stats.mean,

@@ -7,11 +7,11 @@ from enum import Enum
 from typing import Final, Literal, NamedTuple
 
 Phase = Literal["forward", "backward", "optimizer", "custom"]
-Kind = Literal["input", "output", "grad", "parameter", "buffer", "param_grad", "optimizer", "rng", "op", "log"]
+EventKind = Literal["input", "output", "grad", "parameter", "buffer", "param_grad", "optimizer", "rng", "op", "log"]
 """What the tensor is to its module: `grad` is that of an output, `op` one of the results of an operation inside."""
 
 PHASES: Final[tuple[Phase, ...]] = ("forward", "backward", "optimizer", "custom")
-KINDS: Final[tuple[Kind, ...]] = (
+KINDS: Final[tuple[EventKind, ...]] = (
     "input",
     "output",
     "grad",
@@ -54,7 +54,7 @@ class Site(NamedTuple):
 
     step: int
     phase: Phase
-    kind: Kind
+    kind: EventKind
     fqn: str
     """The module's name from the root, without wrappers; a parameter's or optimizer state's own full name."""
     call: int

@@ -49,7 +49,7 @@ _UNFINISHED: Final = "AsyncCollectiveTensor"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ShardPlacement:
     """How the part of a sharded tensor lies in the whole."""
 
     placement: str = ""
@@ -57,11 +57,11 @@ class Place:
     offsets: tuple[int, ...] = ()
 
 
-WHOLE: Final = Place()
+WHOLE: Final = ShardPlacement()
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class ObservedTensor:
     """A tensor as it is now; good until it changes."""
 
     dtype: torch.dtype
@@ -100,7 +100,7 @@ def build_copy(memory: Array, dtype: torch.dtype, shape: tuple[int, ...]) -> tor
     return torch.from_numpy(memory).view(dtype).reshape(shape)
 
 
-def look_at(tensor: torch.Tensor) -> Look:
+def observe(tensor: torch.Tensor) -> ObservedTensor:
     """Look at a tensor of this process; raises Unsupported for one that has no bytes."""
     if not has_own_bytes(tensor) or tensor.is_meta or _is_functional(tensor) or _is_transformed(tensor):
         raise Unsupported(f"a {type(tensor).__qualname__} of layout {tensor.layout} has no bytes of its own")
@@ -108,12 +108,14 @@ def look_at(tensor: torch.Tensor) -> Look:
     if tensor.is_quantized or items_per_byte(dtype) != 1:
         raise Unsupported(f"a tensor of {dtype} is more than its bytes")
     if not math.prod(shape):
-        return Look(dtype, shape, _EMPTY, None)
+        return ObservedTensor(dtype, shape, _EMPTY, None)
     if tensor.device.type != "cpu" or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
         tensor = _pack(tensor)
     storage = tensor.untyped_storage()
     start = int(tensor.storage_offset()) * tensor.element_size()
-    return Look(dtype, shape, view_memory(storage, start, start + tensor.numel() * tensor.element_size()), storage)
+    return ObservedTensor(
+        dtype, shape, view_memory(storage, start, start + tensor.numel() * tensor.element_size()), storage
+    )
 
 
 def _pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -126,7 +128,7 @@ def _pack(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.cpu().contiguous()
 
 
-def find_part(tensor: torch.Tensor, layouts: Layouts) -> tuple[torch.Tensor, Place]:
+def find_part(tensor: torch.Tensor, layouts: Layouts) -> tuple[torch.Tensor, ShardPlacement]:
     """Return what this rank holds of a tensor, and where that lies in the whole if it is sharded."""
     if has_own_bytes(tensor):
         return tensor, WHOLE
@@ -142,8 +144,8 @@ def find_part(tensor: torch.Tensor, layouts: Layouts) -> tuple[torch.Tensor, Pla
         placed = layouts.find(found).placed
     except HoldfastError:
         # What is yet to be reduced lies nowhere; its placement says so.
-        return local, Place(placement, global_shape)
-    return local, Place(placement, global_shape, tuple(placed[0].box.starts) if len(placed) == 1 else ())
+        return local, ShardPlacement(placement, global_shape)
+    return local, ShardPlacement(placement, global_shape, tuple(placed[0].box.starts) if len(placed) == 1 else ())
 
 
 def find_values(data: Array, dtype: torch.dtype) -> Array | None:

@@ -42,7 +42,7 @@ class RunFacts:
     """What could not be recorded, and why."""
 
 
-class Holding(Protocol):
+class RunSource(Protocol):
     """Where the events and tensors of a run are."""
 
     @property
@@ -66,7 +66,7 @@ class Holding(Protocol):
 class Run:
     """What a recording holds. Safe in any thread."""
 
-    def __init__(self, facts: RunFacts, holding: Holding) -> None:
+    def __init__(self, facts: RunFacts, holding: RunSource) -> None:
         """Read nothing yet."""
         self.facts = facts
         self._holding = holding

@@ -12,7 +12,7 @@ from typing import Final, Literal
 import torch
 
 from holdfast.capture.stored.events import Event, Site
-from holdfast.capture.stored.observed import look_at
+from holdfast.capture.stored.observed import observe
 from holdfast.capture.stored.runs import Run
 from holdfast.capture.stored.table import NO_ROOT, advance_root
 from holdfast.errors import NotFound
@@ -133,7 +133,7 @@ class Gathering:
             whole = self._put_together(group)
         except (NotFound, RuntimeError) as error:
             raise _Apart(f"{type(error).__name__}: {error}") from error
-        look = look_at(whole)
+        look = observe(whole)
         joined = replace(_forget_place(first), shape=look.shape, digest=look.digest(), stats=None, leaf=leaf)
         return joined, tuple(group)
 

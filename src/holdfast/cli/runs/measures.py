@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from holdfast.capture.compare.measure import Measure
+from holdfast.capture.compare.measure import Distance
 
 
-def format_measure(measure: Measure) -> str:
+def format_measure(measure: Distance) -> str:
     """Return how far two tensors are apart, in a line."""
     found = [f"rel {measure.relative_l2:.3g}"] if measure.relative_l2 is not None else []
     if measure.max_abs is not None:
@@ -21,5 +21,5 @@ def format_measure(measure: Measure) -> str:
     return "  ".join(found) or "by how much is not known: record with level='full'"
 
 
-def _pair_values(measure: Measure) -> str:
+def _pair_values(measure: Distance) -> str:
     return " against ".join(f"{value:.9g}" for value in measure.values or ())

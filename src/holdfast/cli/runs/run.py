@@ -8,13 +8,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final, TypeVar
 
 from holdfast.capture.compare.compare import Ways, diff_runs
-from holdfast.capture.compare.measure import Measure
+from holdfast.capture.compare.measure import Distance
 from holdfast.capture.compare.nan import find_nonfinite
 from holdfast.capture.compare.rank_diffs import Replica, diff_ranks
-from holdfast.capture.compare.result import CLASSES, Origin, Row, RunDiff
+from holdfast.capture.compare.result import CLASSES, EventRow, Origin, RunDiff
 from holdfast.capture.compare.verdicts import parse_tolerance
 from holdfast.capture.record.options import parse_steps
-from holdfast.capture.report.gather import Limits, gather, spell
+from holdfast.capture.report.gather import ReportLimits, gather, spell
 from holdfast.capture.report.html import write_html
 from holdfast.capture.stored.runs import Run, RunFacts, iter_runs, read_run
 from holdfast.capture.stored.unshard import Dim
@@ -87,7 +87,7 @@ def _run_report(options: Namespace, repo: Repository, output: Output) -> int:
     if not os.path.isdir(folder):
         raise BadName(f"{options.file} cannot be written: there is no directory {folder}; make it first")
     a, b, diff = _compare(options, repo)
-    limits = Limits(rows=max(1, options.rows))
+    limits = ReportLimits(rows=max(1, options.rows))
     report = gather(a, b, diff, tolerance=_say_tolerance(options), limits=limits, dims=_parse_dims(options.dim))
     write_html(report, options.file)
     output.line(diff.headline)
@@ -181,8 +181,8 @@ def _print_origin(origin: Origin, output: Output, *, good: str = "equal") -> Non
         output.line(f"  {note}")
 
 
-def _format_row(row: Row) -> list[str]:
-    site, measure = row.event.site, row.measure or Measure("digest")
+def _format_row(row: EventRow) -> list[str]:
+    site, measure = row.event.site, row.measure or Distance("digest")
     name = f"{site.fqn or '(the model)'}{site.path}" + (f" #{site.call}" if site.call else "")
     name += f" [{row.why}]" if row.cls == "missing" else ""
     percent = measure.percent
@@ -237,7 +237,7 @@ def _run_ranks(options: Namespace, repo: Repository, output: Output) -> int:
 
 
 def _format_replica(replica: Replica) -> list[str]:
-    site, measure = replica.site, replica.measure or Measure("digest")
+    site, measure = replica.site, replica.measure or Distance("digest")
     groups = " / ".join(",".join(map(str, group)) for group in replica.groups)
     numbers = [_format(measure.relative_l2, ".2e"), _format(measure.max_abs, ".2e")]
     return [str(site.step), site.phase, site.kind, f"{site.fqn}{site.path}", groups, *numbers]

@@ -9,11 +9,11 @@ from dataclasses import asdict
 from fnmatch import fnmatchcase
 from typing import Final
 
-from holdfast.capture.compare.measure import Measure
+from holdfast.capture.compare.measure import Distance
 from holdfast.capture.compare.result import name_site, spell_site
 from holdfast.capture.compare.verdicts import measure_events
-from holdfast.capture.report.model import Portrait
-from holdfast.capture.report.tensor_summary import copy_portrait, draw_portrait, find_ends, format_values
+from holdfast.capture.report.model import TensorSummary
+from holdfast.capture.report.tensor_summary import copy_summary, find_ends, format_values, summarize_tensor
 from holdfast.capture.stored.events import Event
 from holdfast.capture.stored.runs import Run, read_run
 from holdfast.cli.output import Output
@@ -180,17 +180,17 @@ def _find_partner(run: Run, event: Event) -> Event:
     )
 
 
-def _draw(run: Run, event: Event, other: Run | None, theirs: Event | None, *, bins: int) -> list[Portrait]:
+def _draw(run: Run, event: Event, other: Run | None, theirs: Event | None, *, bins: int) -> list[TensorSummary]:
     """Return a portrait for each side, over the same bins where the values are there."""
     try:
         tensors = [run.read_tensor(event), *([other.read_tensor(theirs)] if other and theirs else [])]
     except NotFound:
-        return [copy_portrait(each.stats) for each in (event, theirs) if each and each.stats]
+        return [copy_summary(each.stats) for each in (event, theirs) if each and each.stats]
     ends = find_ends(*tensors)
-    return [draw_portrait(tensor, ends=ends, bins=bins) for tensor in tensors]
+    return [summarize_tensor(tensor, ends=ends, bins=bins) for tensor in tensors]
 
 
-def _print_portraits(portraits: Sequence[Portrait], runs: Sequence[Run], output: Output) -> None:
+def _print_portraits(portraits: Sequence[TensorSummary], runs: Sequence[Run], output: Output) -> None:
     for portrait, run in zip(portraits, runs, strict=False):
         name = f"{run.facts.name}: " if len(runs) > 1 else ""
         output.line(
@@ -210,7 +210,7 @@ def _print_portraits(portraits: Sequence[Portrait], runs: Sequence[Run], output:
 
 
 def _describe_tensor(
-    event: Event, values: object, portraits: Sequence[Portrait], measure: Measure | None
+    event: Event, values: object, portraits: Sequence[TensorSummary], measure: Distance | None
 ) -> dict[str, Json]:
     return {
         **_describe(event),

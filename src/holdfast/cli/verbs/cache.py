@@ -11,10 +11,10 @@ from typing import Final
 from holdfast.cli.lookup import open_to_read, open_to_write
 from holdfast.cli.output import Output, count, format_bytes, format_time, format_utc
 from holdfast.cli.verbs.space import parse_duration
-from holdfast.compile_cache.artifacts.catalog import Found, find_key_digest
+from holdfast.compile_cache.artifacts.catalog import StoredVariant, find_key_digest
 from holdfast.compile_cache.artifacts.limits import (
     SYSTEM,
-    Limits,
+    CacheLimits,
     LimitsPlan,
     StoredKey,
     apply_limits,
@@ -24,7 +24,7 @@ from holdfast.compile_cache.artifacts.limits import (
 )
 from holdfast.compile_cache.artifacts.statement import read_parts
 from holdfast.compile_cache.artifacts.why import Candidate, explain
-from holdfast.compile_cache.key_parts import Key
+from holdfast.compile_cache.key_parts import GraphKey
 from holdfast.errors import AmbiguousName, BadName, NotFound
 from holdfast.repo.format.record import Json
 from holdfast.repo.handle.repository import Repository
@@ -129,7 +129,7 @@ def _run_stat(options: Namespace, url: str, output: Output) -> int:
 
 def _run_prune(options: Namespace, url: str, output: Output) -> int:
     try:
-        limits = Limits(
+        limits = CacheLimits(
             max_bytes=parse_size(options.max_size) if options.max_size else None,
             max_age_s=parse_duration(options.max_age) if options.max_age else None,
             systems=options.load("holdfast.compile_cache.key.system").digest_systems()
@@ -158,9 +158,9 @@ def _run_why(options: Namespace, url: str, output: Output) -> int:
     return 0
 
 
-def _explain(repo: Repository, a: Found, others: Sequence[Found]) -> str:
+def _explain(repo: Repository, a: StoredVariant, others: Sequence[StoredVariant]) -> str:
     """Say what differs between a key and the nearest of others."""
-    key = Key(a.key_digest, a.digests, read_parts(repo, a))
+    key = GraphKey(a.key_digest, a.digests, read_parts(repo, a))
     candidates = [Candidate(each.name, each.digests, partial(read_parts, repo, each), each.guards) for each in others]
     return explain(key, candidates).text
 
@@ -210,7 +210,7 @@ def _find_key(keys: Sequence[StoredKey], text: str, repo: Repository) -> StoredK
     return by_digest[found[0]]
 
 
-def _find_whole(key: StoredKey) -> Found:
+def _find_whole(key: StoredKey) -> StoredVariant:
     """Return the first variant of a key that is not damaged: what they share is the key."""
     return next((found for found in key.variants if not found.trouble), key.variants[0])
 
@@ -233,7 +233,7 @@ def _note_damaged(keys: Sequence[StoredKey], output: Output) -> int:
     return 1 if damaged else 0
 
 
-def _list_facts(found: Found) -> list[tuple[str, str]]:
+def _list_facts(found: StoredVariant) -> list[tuple[str, str]]:
     facts = [("variant", found.name)]
     if found.trouble or found.snapshot is None:
         return [*facts, ("damaged", str(found.trouble))]
@@ -261,7 +261,7 @@ def _describe_key(key: StoredKey) -> dict[str, Json]:
     }
 
 
-def _describe_variant(found: Found) -> dict[str, Json]:
+def _describe_variant(found: StoredVariant) -> dict[str, Json]:
     return {
         "name": found.name,
         "bytes": found.size_bytes,

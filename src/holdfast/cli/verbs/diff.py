@@ -7,7 +7,7 @@ from argparse import Namespace
 from collections.abc import Callable
 from typing import Final
 
-from holdfast.cli.lookup import find_snapshot, open_to_read
+from holdfast.cli.lookup import open_to_read, read_named_snapshot
 from holdfast.cli.output import Output, describe_facts, format_bytes
 from holdfast.diff.compare import Aspect, Change, Diff, Distance, compare
 from holdfast.digest import short_hex
@@ -18,16 +18,16 @@ _MAX_LINES: Final = 50
 _SIGNS: Final = {"added": "+", "removed": "-", "changed": "~"}
 _WITHOUT_TEXTS: Final = {"values": "values differ", "order": "keys in another order"}
 
-Measure = Callable[[Repository, Diff], Diff]
+MeasureDiff = Callable[[Repository, Diff], Diff]
 
 
 def run_diff(options: Namespace, url: str, output: Output) -> int:
     """Say what differs between two snapshots."""
     repo = open_to_read(url, output)
-    a, b = (find_snapshot(repo.store, name, output) for name in (options.a, options.b))
+    a, b = (read_named_snapshot(repo.store, name, output) for name in (options.a, options.b))
     diff = compare(repo, a, b, only=options.only)
     if options.values and not diff.is_equal:
-        measure: Measure = options.load("holdfast.diff.values").measure
+        measure: MeasureDiff = options.load("holdfast.diff.values").measure
         diff = measure(repo, diff)
     if options.json:
         output.json(_describe(diff))

@@ -11,7 +11,7 @@ from holdfast.cli.lookup import verify_possible
 from holdfast.cli.output import Output, count, format_bytes
 from holdfast.errors import Corrupt, NewerFormat
 from holdfast.objects.listing import iter_objects
-from holdfast.objects.local.probe import Place, find_nearest_directory, probe_place
+from holdfast.objects.local.probe import DirectoryFacts, locate_nearest_directory, probe_place
 from holdfast.objects.protocol import ObjectStore
 from holdfast.objects.url import open_store
 from holdfast.repo.format.layout import CONFIG, INDEX, LEASES, MANIFESTS, PACKS
@@ -31,7 +31,7 @@ _UNTRIED: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class DoctorFinding:
     """One sentence of a doctor, and what it means."""
 
     verdict: Literal["ok", "note", "warning", "error"]
@@ -43,7 +43,7 @@ def run_doctor(options: Namespace, url: str, output: Output) -> int:
     """Check a store, or a place where one is to be made, and the filesystem; writes only with --write."""
     store = open_store(url, read_only=True)
     verify_possible(store)
-    place = probe_place(find_nearest_directory(store.url), write=options.write)
+    place = probe_place(locate_nearest_directory(store.url), write=options.write)
     if store.list("", limit=1):
         counts = _count_objects(store)
         verdicts = [*_judge_format(store), *_judge_place(place), *_judge_counts(counts), *_judge_collection(store)]
@@ -60,29 +60,29 @@ def run_doctor(options: Namespace, url: str, output: Output) -> int:
     return 1 if {verdict.verdict for verdict in verdicts} & {"warning", "error"} else 0
 
 
-def _judge_absence(store: ObjectStore, place: Place) -> Verdict:
+def _judge_absence(store: ObjectStore, place: DirectoryFacts) -> DoctorFinding:
     where = "" if place.path == store.url else f"; what follows is about {place.path}, the nearest directory there is"
     text = f"there is no store here yet; `holdfast -s {store.url} init` or the first save makes it{where}"
-    return Verdict("warning", "format", text)
+    return DoctorFinding("warning", "format", text)
 
 
-def _judge_format(store: ObjectStore) -> Iterator[Verdict]:
+def _judge_format(store: ObjectStore) -> Iterator[DoctorFinding]:
     try:
         config = find_config(store)
     except Corrupt as error:
-        yield Verdict("error", "format", f"the config cannot be believed: {error}; restore {CONFIG} from a copy")
+        yield DoctorFinding("error", "format", f"the config cannot be believed: {error}; restore {CONFIG} from a copy")
         return
     if config is None:
-        yield Verdict("error", "format", f"there is no config, so this is no store; restore {CONFIG} from a copy")
+        yield DoctorFinding("error", "format", f"there is no config, so this is no store; restore {CONFIG} from a copy")
         return
     yield _judge_version(config)
     unknown = find_unknown_prefix(store)
     if unknown:
         text = f"{unknown} is not part of the format: a later Holdfast put it there, or somebody else; look at it"
-        yield Verdict("warning", "foreign", text)
+        yield DoctorFinding("warning", "foreign", text)
 
 
-def _judge_collection(store: ObjectStore) -> Iterator[Verdict]:
+def _judge_collection(store: ObjectStore) -> Iterator[DoctorFinding]:
     abandoned = find_abandoned(store)
     idle = _read_idle(store) if abandoned else []
     given_up = [key for key in abandoned if key.partition("@")[0] not in idle]
@@ -90,13 +90,13 @@ def _judge_collection(store: ObjectStore) -> Iterator[Verdict]:
         text = (
             f"a garbage collection was given up ({given_up[0]}): what it marked is not shared; run `holdfast gc --yes`"
         )
-        yield Verdict("warning", "collection", text)
+        yield DoctorFinding("warning", "collection", text)
     for stem in sorted({key.partition("@")[0] for key in abandoned}.intersection(idle)):
         text = (
             f"the mark {stem} names only files that are in use: that is harmless, but saves do not share them"
             " until `holdfast gc --yes` runs while nobody else does anything"
         )
-        yield Verdict("note", "collection", text)
+        yield DoctorFinding("note", "collection", text)
 
 
 def _read_idle(store: ObjectStore) -> list[str]:
@@ -106,71 +106,75 @@ def _read_idle(store: ObjectStore) -> list[str]:
         return []  # a root cannot be read, so nobody can tell what is in use; see `_judge_counts`
 
 
-def _judge_version(config: Config) -> Verdict:
+def _judge_version(config: Config) -> DoctorFinding:
     version = f"format {config.major}.{config.minor}, store id {config.store_id}"
     needed = sorted({feature for features in config.features.values() for feature in features})
     if needed:
-        return Verdict("note", "format", f"{version}; it needs {', '.join(needed)} for some operations")
+        return DoctorFinding("note", "format", f"{version}; it needs {', '.join(needed)} for some operations")
     if config.minor > FORMAT_MINOR:
         own = f"{FORMAT_MAJOR}.{FORMAT_MINOR}"
-        return Verdict("note", "format", f"{version}; this Holdfast knows {own} and can read it; upgrade when you can")
-    return Verdict("ok", "format", f"{version}; this Holdfast reads and writes it")
+        return DoctorFinding(
+            "note", "format", f"{version}; this Holdfast knows {own} and can read it; upgrade when you can"
+        )
+    return DoctorFinding("ok", "format", f"{version}; this Holdfast reads and writes it")
 
 
-def _judge_place(place: Place) -> Iterator[Verdict]:
+def _judge_place(place: DirectoryFacts) -> Iterator[DoctorFinding]:
     kind = place.filesystem or "unknown"
     yield _judge_reach(place, kind)
     if not place.durable:
-        yield Verdict("warning", "durable", f"{kind} is lost on reboot; keep what matters elsewhere")
+        yield DoctorFinding("warning", "durable", f"{kind} is lost on reboot; keep what matters elsewhere")
     yield _judge_room(place.free_bytes)
     if not place.writable:
         text = f"the directory cannot be written ({place.refusal}), so nothing can be saved or deleted; reading works"
-        yield Verdict("note", "writable", text)
+        yield DoctorFinding("note", "writable", text)
         return
     if not place.tried:
-        yield Verdict("note", "untried", _UNTRIED)
+        yield DoctorFinding("note", "untried", _UNTRIED)
         return
     yield _judge_naming(place)
     yield _judge_sync(place.sync_ms or 0.0)
     if place.direct_io:
-        yield Verdict("ok", "direct-io", "direct I/O works: large packs can bypass the page cache")
+        yield DoctorFinding("ok", "direct-io", "direct I/O works: large packs can bypass the page cache")
     else:
-        yield Verdict("note", "direct-io", "direct I/O does not work here: large saves go through the page cache")
+        yield DoctorFinding("note", "direct-io", "direct I/O does not work here: large saves go through the page cache")
     case = "case-sensitive" if place.case_sensitive else "not case-sensitive"
-    yield Verdict("ok", "case", f"names are {case}; the format uses lower case only, so either will do")
+    yield DoctorFinding("ok", "case", f"names are {case}; the format uses lower case only, so either will do")
 
 
-def _judge_reach(place: Place, kind: str) -> Verdict:
+def _judge_reach(place: DirectoryFacts, kind: str) -> DoctorFinding:
     if place.network:
         text = f"the filesystem is {kind}, which other hosts may share: clocks and caches differ between them"
-        return Verdict("note", "filesystem", text)
-    return Verdict("ok", "filesystem", f"the filesystem is {kind}, local to this host")
+        return DoctorFinding("note", "filesystem", text)
+    return DoctorFinding("ok", "filesystem", f"the filesystem is {kind}, local to this host")
 
 
-def _judge_room(free_bytes: int) -> Verdict:
+def _judge_room(free_bytes: int) -> DoctorFinding:
     if free_bytes < _LITTLE_BYTES:
-        return Verdict("warning", "room", f"only {format_bytes(free_bytes)} are free; free some space before you save")
-    return Verdict("ok", "room", f"{format_bytes(free_bytes)} are free")
+        return DoctorFinding(
+            "warning", "room", f"only {format_bytes(free_bytes)} are free; free some space before you save"
+        )
+    return DoctorFinding("ok", "room", f"{format_bytes(free_bytes)} are free")
 
 
-def _judge_naming(place: Place) -> Verdict:
+def _judge_naming(place: DirectoryFacts) -> DoctorFinding:
     if place.hard_links:
-        return Verdict("ok", "exclusive", "hard links work: two writers cannot overwrite each other")
+        return DoctorFinding("ok", "exclusive", "hard links work: two writers cannot overwrite each other")
     if place.rename_noreplace:
         text = "there are no hard links, but rename without replacement works: two writers cannot overwrite each other"
-        return Verdict("ok", "exclusive", text)
+        return DoctorFinding("ok", "exclusive", text)
     text = (
         "neither hard links nor rename without replacement work: two writers could overwrite each other."
         " Use another filesystem, or single_writer=True if there is only ever one"
     )
-    return Verdict("warning", "exclusive", text)
+    return DoctorFinding("warning", "exclusive", text)
 
 
-def _judge_sync(sync_ms: float) -> Verdict:
+def _judge_sync(sync_ms: float) -> DoctorFinding:
     text = f"making a small write durable takes {sync_ms:.1f} ms; a small save needs about six of them"
     if sync_ms > _SLOW_SYNC_MS:
-        return Verdict("note", "sync", text + ", which is slow: save less often, or to another disk")
-    return Verdict("ok", "sync", text)
+        return DoctorFinding("note", "sync", text + ", which is slow: save less often, or to another disk")
+    return DoctorFinding("ok", "sync", text)
 
 
 def _count_objects(store: ObjectStore) -> dict[str, int]:
@@ -189,13 +193,13 @@ def _count_objects(store: ObjectStore) -> dict[str, int]:
     }
 
 
-def _judge_counts(counts: dict[str, int]) -> Iterator[Verdict]:
+def _judge_counts(counts: dict[str, int]) -> Iterator[DoctorFinding]:
     packs = f"{count(counts['packs'], 'pack')} of {format_bytes(counts['pack_bytes'])} together"
     text = f"{count(counts['snapshots'], 'snapshot')}, {count(counts['tags'], 'tag')}, {packs}"
-    yield Verdict("ok", "counts", f"{text}, {count(counts['manifests'], 'manifest')}")
+    yield DoctorFinding("ok", "counts", f"{text}, {count(counts['manifests'], 'manifest')}")
     if counts["damaged_names"]:
         text = f"{count(counts['damaged_names'], 'damaged name')}: run `holdfast check`"
-        yield Verdict("error", "damaged", text)
+        yield DoctorFinding("error", "damaged", text)
     if counts["lease_records"]:
         text = f"{count(counts['lease_records'], 'lease record')}: saves under way, or left by saves that were killed"
-        yield Verdict("note", "leases", text)
+        yield DoctorFinding("note", "leases", text)

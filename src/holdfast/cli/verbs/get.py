@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import Final
 
-from holdfast.cli.lookup import find_snapshot, open_to_read
+from holdfast.cli.lookup import open_to_read, read_named_snapshot
 from holdfast.cli.output import Output, count, format_bytes
 from holdfast.errors import BadName, NotFound
 from holdfast.repo.files.tree import is_below, restore
@@ -32,7 +32,7 @@ def run_get(options: Namespace, url: str, output: Output) -> int:
         raise BadName(f"{options.directory} lies inside the store {repo.store.url}; choose a directory outside of it")
     started = time.monotonic()
     beside = (options.directory, "the name comes first, `holdfast get NAME DIR`")
-    with open_snapshot(repo, find_snapshot(repo.store, options.name, output, beside=beside)) as reader:
+    with open_snapshot(repo, read_named_snapshot(repo.store, options.name, output, beside=beside)) as reader:
         plain = _find_plain(options, reader, options.only)
         _verify_some_file(reader, plain, options.only)
         done = restore(
@@ -48,7 +48,7 @@ def run_get(options: Namespace, url: str, output: Output) -> int:
 def run_cat(options: Namespace, url: str, output: Output) -> int:
     """Write the bytes of one entry to standard output, each piece verified before it is written."""
     repo = open_to_read(url, output)
-    with open_snapshot(repo, find_snapshot(repo.store, options.name, output)) as reader:
+    with open_snapshot(repo, read_named_snapshot(repo.store, options.name, output)) as reader:
         if options.entry not in reader.manifest.names and options.entry in _find_plain(options, reader, None):
             name = reader.snapshot.name
             raise NotFound(

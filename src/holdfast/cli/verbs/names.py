@@ -6,7 +6,7 @@ from argparse import Namespace
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-from holdfast.cli.lookup import explain_missing, find_snapshot, open_to_read, open_to_write
+from holdfast.cli.lookup import explain_missing, open_to_read, open_to_write, read_named_snapshot
 from holdfast.cli.output import Output, format_bytes, format_time, format_utc
 from holdfast.digest import short_hex
 from holdfast.errors import BadName, Corrupt, HoldfastError, NameInUse, NotFound
@@ -65,7 +65,7 @@ def run_tag(options: Namespace, url: str, output: Output) -> int:
     verify_user_name(options.tag, what="tag")
     store = open_to_write(url, output).store
     beside = (options.tag, "the tag comes first, `holdfast tag TAG NAME`")
-    snapshot = find_snapshot(store, options.snapshot, output, beside=beside)
+    snapshot = read_named_snapshot(store, options.snapshot, output, beside=beside)
     if read_name(store, options.tag).snapshot:
         raise NameInUse(
             f"{options.tag!r} is the name of a snapshot, which would hide a tag of that name; choose another tag",
@@ -196,7 +196,7 @@ def _describe_tag(tag: Tag, state: str) -> dict[str, Json]:
     }
 
 
-def find_deletable(store: ObjectStore, name: str, tags: Iterable[Tag]) -> Snapshot:
+def read_deletable(store: ObjectStore, name: str, tags: Iterable[Tag]) -> Snapshot:
     """Return the snapshot of that name; raises NameInUse if a tag protects it."""
     snapshot = read_name(store, name).snapshot
     if snapshot is None:

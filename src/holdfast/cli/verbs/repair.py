@@ -6,7 +6,7 @@ from argparse import Namespace
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 
-from holdfast.cli.lookup import find_snapshot, open_to_read, open_to_write
+from holdfast.cli.lookup import open_to_read, open_to_write, read_named_snapshot
 from holdfast.cli.output import Output, count, format_bytes
 from holdfast.compile_cache.artifacts.bundle import copy_artifact
 from holdfast.compile_cache.artifacts.catalog import ARTIFACTS
@@ -73,7 +73,7 @@ def _iter_wanted(store: ObjectStore, names: Iterable[str], output: Output) -> It
     """Yield the snapshots that names, tags, or prefixes ending in a slash mean; raises NotFound for one without any."""
     for name in names:
         if not name.endswith("/"):
-            yield find_snapshot(store, name, output)
+            yield read_named_snapshot(store, name, output)
             continue
         found = list(iter_user_names(store, name))
         if not found:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from holdfast.cli.lookup import open_to_read, open_to_write
 from holdfast.cli.output import Output, count, format_bytes, format_time
-from holdfast.cli.verbs.names import find_deletable, split_damaged
+from holdfast.cli.verbs.names import read_deletable, split_damaged
 from holdfast.errors import Corrupt, NewerFormat, NotFound
 from holdfast.objects.protocol import ObjectStore
 from holdfast.repo.names.roots import read_live
@@ -20,7 +20,7 @@ def run_rm(options: Namespace, url: str, output: Output) -> int:
     """Delete snapshots, if told that it is meant."""
     repo = open_to_write(url, output) if options.yes else open_to_read(url, output)
     tags, damaged = split_damaged(iter_tags(repo.store))
-    doomed = [find_deletable(repo.store, name, tags) for name in dict.fromkeys(options.names)]
+    doomed = [read_deletable(repo.store, name, tags) for name in dict.fromkeys(options.names)]
     for broken in damaged:
         output.note(f"{broken.error}; whether it points to one of these is not known. Run `holdfast check`")
     freed = _count_freed(repo.store, doomed)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from holdfast.cli.lookup import find_snapshot, open_to_read
+from holdfast.cli.lookup import open_to_read, read_named_snapshot
 from holdfast.cli.output import Output, count, describe_facts, format_bytes, format_time
 from holdfast.cli.verbs.names import describe_snapshot, label_tags
 from holdfast.digest import short_hex
@@ -24,7 +24,7 @@ from holdfast.repo.names.tags import Tag, iter_tags
 from holdfast.repo.upkeep.usage import find_leases, find_new_bytes
 
 if TYPE_CHECKING:
-    from holdfast.diff.facts import Described, Part
+    from holdfast.diff.facts import Described, LeafEntry
 
 _TREE: Final = "tree"
 """In a manifest's spec: the encoded tree. Files have none."""
@@ -35,7 +35,7 @@ def run_show(options: Namespace, url: str, output: Output) -> int:
     """Show a snapshot's record, its leaves or files and the packs they lie in; or one leaf."""
     store = open_to_read(url, output).store
     tags = [tag for tag in iter_tags(store) if not isinstance(tag, DamagedName)]
-    snapshot = find_snapshot(store, options.name, output)
+    snapshot = read_named_snapshot(store, options.name, output)
     manifests = read_manifests(store, snapshot.manifest)
     manifest = manifests.view()
     new = _find_new(snapshot, manifests, manifest)
@@ -214,7 +214,7 @@ def _label(described: Described) -> str:
     return ", ".join([str(described.facts), *more])
 
 
-def _format_part(role: str, part: Part, new: _New) -> list[str]:
+def _format_part(role: str, part: LeafEntry, new: _New) -> list[str]:
     entry, shape = part.entry, part.spec.get("shape")
     what = f"{part.spec.get('dtype', part.kind)} {tuple(shape) if isinstance(shape, list) else ''}".strip()
     return [f"  {role or 'itself'}", what, format_bytes(entry.size_bytes), format_bytes(new.by_entry[entry.name])]

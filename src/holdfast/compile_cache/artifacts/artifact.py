@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from holdfast.compile_cache.artifacts import catalog
-from holdfast.compile_cache.artifacts.catalog import ARTIFACT_FORMAT, Found, list_signed
+from holdfast.compile_cache.artifacts.catalog import ARTIFACT_FORMAT, StoredVariant, list_signed
 from holdfast.compile_cache.artifacts.statement import (
     GRAPH,
     KERNELS,
@@ -19,7 +19,7 @@ from holdfast.compile_cache.artifacts.statement import (
     read_proven,
 )
 from holdfast.compile_cache.artifacts.trust import Trust, is_signed, sign
-from holdfast.compile_cache.key_parts import Key
+from holdfast.compile_cache.key_parts import GraphKey
 from holdfast.errors import Corrupt, NameInUse, NewerFormat, NotFound
 from holdfast.repo.format.record import Json, canonical_json
 from holdfast.repo.format.source import BytesSource
@@ -35,7 +35,7 @@ _ATTEMPTS: Final = 16
 class Artifact:
     """What a compilation leaves for the next start."""
 
-    key: Key
+    key: GraphKey
     guards: str
     """When it fits, as an expression over sizes; empty if always."""
     graph: bytes
@@ -56,7 +56,7 @@ def write_artifact(repo: Repository, artifact: Artifact, *, secret: bytes | None
     metadata, sources = _describe(artifact, secret)
     for _ in range(_ATTEMPTS):
         place = _find_place(repo, artifact, secret)
-        if isinstance(place, Found):
+        if isinstance(place, StoredVariant):
             return _describe_held(place, seconds=time.monotonic() - started)
         request = Request(place.name, sources, metadata=metadata, overwrite=place.snapshot is not None)
         try:
@@ -68,12 +68,12 @@ def write_artifact(repo: Repository, artifact: Artifact, *, secret: bytes | None
     )
 
 
-def iter_variants(repo: Repository, key_digest: str) -> Iterator[Found]:
+def iter_variants(repo: Repository, key_digest: str) -> Iterator[StoredVariant]:
     """Yield the variants of a key, by exact names; their guards are known without reading them."""
     return catalog.iter_variants(repo.store, key_digest)
 
 
-def read_artifact(repo: Repository, found: Found, *, trust: Trust) -> Artifact:
+def read_artifact(repo: Repository, found: StoredVariant, *, trust: Trust) -> Artifact:
     """Read an artifact, and return none of its bytes before all of them are proven and trusted.
 
     Raises:
@@ -83,7 +83,7 @@ def read_artifact(repo: Repository, found: Found, *, trust: Trust) -> Artifact:
     """
     entries = read_proven(repo, found, trust=trust)
     kernels = {name.removeprefix(KERNELS): data for name, data in entries.items() if name.startswith(KERNELS)}
-    key = Key(found.key_digest, found.digests, parse_parts(entries[KEY], found))
+    key = GraphKey(found.key_digest, found.digests, parse_parts(entries[KEY], found))
     return Artifact(key, found.guards, entries[GRAPH], kernels, found.seconds)
 
 
@@ -105,18 +105,18 @@ def _describe(artifact: Artifact, secret: bytes | None) -> tuple[dict[str, Json]
     return metadata, sources
 
 
-def _find_torch(key: Key) -> str:
+def _find_torch(key: GraphKey) -> str:
     """Return the version of torch that a key was made for, which is a part of it: to ask torch itself would load it."""
     system = key.parts.get("system")
     version = system.get("torch") if isinstance(system, dict) else None
     return version if isinstance(version, str) else ""
 
 
-def _find_place(repo: Repository, artifact: Artifact, secret: bytes | None) -> Found | NameState:
+def _find_place(repo: Repository, artifact: Artifact, secret: bytes | None) -> StoredVariant | NameState:
     """Return the variant that makes this one superfluous, or the name that it belongs under and what that holds."""
     free: NameState | None = None
     for state in catalog.iter_states(repo.store, artifact.key.digest):
-        if isinstance(state, Found):
+        if isinstance(state, StoredVariant):
             continue  # a name whose record is damaged cannot be written to
         if state.snapshot is None:
             free = free or state
@@ -130,7 +130,7 @@ def _find_place(repo: Repository, artifact: Artifact, secret: bytes | None) -> F
     return free
 
 
-def _judge(repo: Repository, found: Found, secret: bytes | None) -> Literal["held", "broken", "other"]:
+def _judge(repo: Repository, found: StoredVariant, secret: bytes | None) -> Literal["held", "broken", "other"]:
     """Say of a variant with the same guards whether it is "held", to be mended as "broken", or "other" people's."""
     if isinstance(found.trouble, NewerFormat):
         return "other"
@@ -146,7 +146,7 @@ def _judge(repo: Repository, found: Found, secret: bytes | None) -> Literal["hel
     return "other" if found.mac else "broken"
 
 
-def _describe_held(found: Found, *, seconds: float) -> SaveResult:
+def _describe_held(found: StoredVariant, *, seconds: float) -> SaveResult:
     held = found.snapshot
     assert held is not None, "it could be read"
     size = held.logical_bytes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from holdfast.compile_cache.artifacts.catalog import Found, iter_states, parse_found
+from holdfast.compile_cache.artifacts.catalog import StoredVariant, iter_states, parse_found
 from holdfast.errors import Corrupt
 from holdfast.progress import Progress
 from holdfast.repo.handle.repository import Repository
@@ -26,7 +26,7 @@ def copy_artifact(
         raise found.trouble
     free = ""
     for state in iter_states(target.store, found.key_digest):
-        if isinstance(state, Found):
+        if isinstance(state, StoredVariant):
             continue
         if state.snapshot is None:
             free = free or state.name
@@ -41,6 +41,6 @@ def copy_artifact(
     return copy_snapshot(source, snapshot, target, name=free, progress=progress)
 
 
-def _is_as_good(held: Found, found: Found) -> bool:
+def _is_as_good(held: StoredVariant, found: StoredVariant) -> bool:
     """Tell whether whoever could use the one can use the other: the same one, or no signature is lost."""
     return held.mac == found.mac or not found.mac

@@ -26,7 +26,7 @@ _UNSIGNED: Final = frozenset({"content", "mac"})
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class StoredVariant:
     """One variant of a key as its record tells it; nothing has vouched for it yet."""
 
     name: str
@@ -68,16 +68,16 @@ def artifact_name(key_digest: str, number: int) -> str:
     return name
 
 
-def iter_variants(store: ObjectStore, key_digest: str) -> Iterator[Found]:
+def iter_variants(store: ObjectStore, key_digest: str) -> Iterator[StoredVariant]:
     """Yield the variants of a key, by exact names: no listing of the store. One that is damaged has `trouble`."""
     for state in iter_states(store, key_digest):
-        if isinstance(state, Found):
+        if isinstance(state, StoredVariant):
             yield state
         elif state.snapshot:
             yield parse_found(state.snapshot)
 
 
-def iter_states(store: ObjectStore, key_digest: str) -> Iterator[NameState | Found]:
+def iter_states(store: ObjectStore, key_digest: str) -> Iterator[NameState | StoredVariant]:
     """Yield what each name of a key holds, in order, the last ones nothing; Found for a record that is damaged."""
     number = gap = 0
     while gap <= _MAX_GAP:
@@ -86,20 +86,20 @@ def iter_states(store: ObjectStore, key_digest: str) -> Iterator[NameState | Fou
         try:
             state = read_name(store, name)
         except (Corrupt, NewerFormat) as error:
-            yield Found(name, key_digest, None, trouble=error)
+            yield StoredVariant(name, key_digest, None, trouble=error)
             continue
         # A name that was deleted has a record that says so, and others may come after it.
         gap = 0 if state.next_generation else gap + 1
         yield state
 
 
-def iter_artifacts(store: ObjectStore) -> Iterator[Found]:
+def iter_artifacts(store: ObjectStore) -> Iterator[StoredVariant]:
     """Yield every artifact, in no order, damaged ones too; lists all names of the store."""
     for found in iter_names(store, ARTIFACTS):
         yield _describe_damaged(found) if isinstance(found, DamagedName) else parse_found(found)
 
 
-def parse_found(snapshot: Snapshot) -> Found:
+def parse_found(snapshot: Snapshot) -> StoredVariant:
     """Return what the record of an artifact says; what is not of that form has `trouble`."""
     split = _NAME.match(snapshot.name)
     digest = split[1] if split else ""
@@ -113,7 +113,7 @@ def parse_found(snapshot: Snapshot) -> Found:
                 f"{snapshot.name!r} is an artifact of version {version},"
                 f" this Holdfast reads up to {ARTIFACT_FORMAT}: upgrade"
             )
-        return Found(
+        return StoredVariant(
             snapshot.name,
             digest,
             snapshot,
@@ -126,7 +126,7 @@ def parse_found(snapshot: Snapshot) -> Found:
             mac=fields.digest("mac").hex() if fields.text("mac") else "",
         )
     except (Corrupt, NewerFormat) as error:
-        return Found(snapshot.name, digest, snapshot, trouble=error)
+        return StoredVariant(snapshot.name, digest, snapshot, trouble=error)
 
 
 def list_signed(metadata: Mapping[str, Json]) -> dict[str, Json]:
@@ -147,10 +147,10 @@ def _parse_digests(fields: Fields) -> dict[str, str]:
     return digests
 
 
-def _describe_damaged(damaged: DamagedName) -> Found:
+def _describe_damaged(damaged: DamagedName) -> StoredVariant:
     """Return what the key of a damaged record tells, for its bytes tell nothing."""
     start = escape_name(ARTIFACTS)
     rest = split_stem(damaged.stem).removeprefix(start).replace(_ESCAPED_SLASH, "/")
     name = ARTIFACTS + rest
     split = _NAME.match(name)
-    return Found(name, split[1] if split else "", None, trouble=damaged.error)
+    return StoredVariant(name, split[1] if split else "", None, trouble=damaged.error)

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Final
 
-from holdfast.compile_cache.artifacts.catalog import Found
+from holdfast.compile_cache.artifacts.catalog import StoredVariant
 from holdfast.errors import HoldfastError, NameInUse, NotFound
 from holdfast.objects.protocol import ObjectStore
 from holdfast.repo.format.layout import RESERVED
@@ -25,7 +25,7 @@ DAY_S: Final = 86400.0
 _ATTEMPTS: Final = 4
 
 
-def record_use(repo: Repository, hits: Iterable[Found]) -> bool:
+def record_use(repo: Repository, hits: Iterable[StoredVariant]) -> bool:
     """Record that these artifacts were used today; returns whether anything was written. Raises no HoldfastError.
 
     Nothing is written for what was saved within the last day, or recorded today by anybody: of a thousand processes

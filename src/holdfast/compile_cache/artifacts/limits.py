@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from holdfast.compile_cache.artifacts.catalog import Found, iter_artifacts
+from holdfast.compile_cache.artifacts.catalog import StoredVariant, iter_artifacts
 from holdfast.compile_cache.artifacts.last_use import forget_uses, read_uses
 from holdfast.errors import Corrupt, NameInUse, NewerFormat, NotFound
 from holdfast.objects.protocol import ObjectStore
@@ -18,7 +18,7 @@ SYSTEM: Final = "system"
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class CacheLimits:
     """What the cache may hold; what breaks any of these goes."""
 
     max_bytes: int | None = None
@@ -41,7 +41,7 @@ class StoredKey:
     """All variants of one key: they are kept or deleted together."""
 
     digest: str
-    variants: tuple[Found, ...]
+    variants: tuple[StoredVariant, ...]
     """By number."""
     used_s: float
     """When it was last used or, if that is not known, saved."""
@@ -58,7 +58,7 @@ class StoredKey:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class LimitDecision:
     """One key, and why it goes; without a reason it stays."""
 
     key: StoredKey
@@ -69,7 +69,7 @@ class Verdict:
 class LimitsPlan:
     """What goes and what stays, the most recently used first."""
 
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[LimitDecision, ...]
 
     @property
     def delete(self) -> tuple[StoredKey, ...]:
@@ -87,9 +87,9 @@ def read_stored(store: ObjectStore) -> list[StoredKey]:
     return group_keys(iter_artifacts(store), read_uses(store))
 
 
-def group_keys(artifacts: Iterable[Found], uses: Mapping[str, float]) -> list[StoredKey]:
+def group_keys(artifacts: Iterable[StoredVariant], uses: Mapping[str, float]) -> list[StoredKey]:
     """Return the keys that artifacts belong to, the most recently used first; pure."""
-    groups: dict[str, list[Found]] = {}
+    groups: dict[str, list[StoredVariant]] = {}
     for found in artifacts:
         # What has no key by its name stands for itself.
         groups.setdefault(found.key_digest or found.name, []).append(found)
@@ -101,7 +101,7 @@ def group_keys(artifacts: Iterable[Found], uses: Mapping[str, float]) -> list[St
     return sorted(keys, key=lambda key: (-key.used_s, key.digest))
 
 
-def plan_limits(keys: Sequence[StoredKey], limits: Limits, *, now_s: float) -> LimitsPlan:
+def plan_limits(keys: Sequence[StoredKey], limits: CacheLimits, *, now_s: float) -> LimitsPlan:
     """Decide for each key; pure."""
     verdicts = []
     kept_bytes = 0
@@ -110,16 +110,16 @@ def plan_limits(keys: Sequence[StoredKey], limits: Limits, *, now_s: float) -> L
         if not reason and limits.max_bytes is not None and kept_bytes + key.size_bytes > limits.max_bytes:
             reason = "over the size"
         kept_bytes += 0 if reason else key.size_bytes
-        verdicts.append(Verdict(key, reason))
+        verdicts.append(LimitDecision(key, reason))
     return LimitsPlan(tuple(verdicts))
 
 
 def plan_clear(keys: Sequence[StoredKey]) -> LimitsPlan:
     """Decide to delete everything; pure."""
-    return LimitsPlan(tuple(Verdict(key, "everything goes") for key in keys))
+    return LimitsPlan(tuple(LimitDecision(key, "everything goes") for key in keys))
 
 
-def apply_limits(store: ObjectStore, plan: LimitsPlan) -> list[Found]:
+def apply_limits(store: ObjectStore, plan: LimitsPlan) -> list[StoredVariant]:
     """Delete what the plan says, but for what was overwritten since it was made; returns what was deleted.
 
     Records of use that tell nothing of the keys that stay go as well. Bytes are freed by `gc`.
@@ -129,7 +129,7 @@ def apply_limits(store: ObjectStore, plan: LimitsPlan) -> list[Found]:
     return deleted
 
 
-def _find_reason(key: StoredKey, limits: Limits, now_s: float) -> str:
+def _find_reason(key: StoredKey, limits: CacheLimits, now_s: float) -> str:
     if key.is_damaged:
         return "damaged"
     systems = {found.digests.get(SYSTEM, "") for found in key.variants if not found.trouble}
@@ -140,7 +140,7 @@ def _find_reason(key: StoredKey, limits: Limits, now_s: float) -> str:
     return ""
 
 
-def _delete_key(store: ObjectStore, key: StoredKey) -> list[Found]:
+def _delete_key(store: ObjectStore, key: StoredKey) -> list[StoredVariant]:
     deleted = []
     # The last one first: as long as there is one, those before it have never been away.
     for found in reversed(key.variants):

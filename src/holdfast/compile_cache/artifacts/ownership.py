@@ -18,7 +18,7 @@ _ACLS: Final = ("system.posix_acl_access", "system.posix_acl_default", "system.n
 _NO_ACL: Final = frozenset({errno.ENODATA, errno.ENOTSUP, errno.EOPNOTSUPP})
 
 
-def find_intruder(path: str, below: Sequence[str] = ()) -> str:
+def check_ownership(path: str, below: Sequence[str] = ()) -> str:
     """Say how somebody else than this user or root could have put something at `path`, or at those below; "" if nobody.
 
     Whoever can write to a directory can put another one in the place of what is in it, unless the directory is sticky.

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 
 from holdfast.compile_cache.artifacts.artifact import Artifact, iter_variants, read_artifact
-from holdfast.compile_cache.artifacts.catalog import Found, iter_artifacts
+from holdfast.compile_cache.artifacts.catalog import StoredVariant, iter_artifacts
 from holdfast.compile_cache.artifacts.trust import Trust
 from holdfast.digest import DIGEST_BYTES
 from holdfast.errors import HoldfastError
@@ -36,7 +36,7 @@ class Prefetch:
         """Wait until all is read; returns whether it is."""
         return self._over.wait(timeout_s)
 
-    def add(self, found: Found) -> None:
+    def add(self, found: StoredVariant) -> None:
         """Count one that was read."""
         self.num_artifacts += 1
         self.num_bytes += found.size_bytes
@@ -54,14 +54,14 @@ class Ready:
         self._repo = repo
         self._trust = trust
         self._turn = threading.Lock()
-        self._held: dict[str, dict[str, tuple[Found, Artifact]]] = {}
+        self._held: dict[str, dict[str, tuple[StoredVariant, Artifact]]] = {}
 
-    def find(self, digest: str) -> list[Found]:
+    def find(self, digest: str) -> list[StoredVariant]:
         """Return the variants of a key that are in memory."""
         with self._turn:
             return [found for found, _ in self._held.get(digest, {}).values()]
 
-    def take(self, found: Found) -> Artifact | None:
+    def take(self, found: StoredVariant) -> Artifact | None:
         """Return an artifact if it is in memory, and hold it no longer."""
         with self._turn:
             held = self._held.get(found.key_digest, {}).pop(found.name, None)
@@ -88,12 +88,12 @@ class Ready:
         finally:
             prefetch.end()
 
-    def _hold(self, found: Found) -> None:
+    def _hold(self, found: StoredVariant) -> None:
         artifact = read_artifact(self._repo, found, trust=self._trust)
         with self._turn:
             self._held.setdefault(found.key_digest, {})[found.name] = found, artifact
 
-    def _iter_wanted(self, keys: Sequence[str]) -> Iterator[Found]:
+    def _iter_wanted(self, keys: Sequence[str]) -> Iterator[StoredVariant]:
         exact = [key for key in keys if len(key) == 2 * DIGEST_BYTES]
         starts = tuple(key for key in keys if len(key) < 2 * DIGEST_BYTES)
         for key in exact:
@@ -103,7 +103,7 @@ class Ready:
             yield from (found for found in listed if not starts or found.key_digest.startswith(starts))
 
 
-def _iter_usable(variants: Iterable[Found]) -> Iterator[Found]:
+def _iter_usable(variants: Iterable[StoredVariant]) -> Iterator[StoredVariant]:
     release = _cut(torch.__version__)
     return (found for found in variants if not found.trouble and _cut(found.torch) == release)
 

@@ -6,7 +6,7 @@ import hmac
 from collections.abc import Mapping
 from typing import Final
 
-from holdfast.compile_cache.artifacts.catalog import Found, list_signed
+from holdfast.compile_cache.artifacts.catalog import StoredVariant, list_signed
 from holdfast.compile_cache.artifacts.trust import Trust, verify_promising, verify_trusted
 from holdfast.digest import hash_bytes, hash_kind
 from holdfast.errors import Corrupt
@@ -32,7 +32,7 @@ def describe_content(key_digest: str, facts: Mapping[str, Json], entries: Mappin
     return statement, hash_kind("artifact", [statement]).hex()
 
 
-def read_proven(repo: Repository, found: Found, *, trust: Trust) -> dict[str, bytes]:
+def read_proven(repo: Repository, found: StoredVariant, *, trust: Trust) -> dict[str, bytes]:
     """Read the entries of an artifact by name; raises Corrupt, NewerFormat, Untrusted or NotFound before returning any.
 
     What is trusted is decided after all bytes were read: what is judged is what is returned, whatever happens then.
@@ -54,7 +54,7 @@ def read_proven(repo: Repository, found: Found, *, trust: Trust) -> dict[str, by
     return entries
 
 
-def read_parts(repo: Repository, found: Found) -> dict[str, Json]:
+def read_parts(repo: Repository, found: StoredVariant) -> dict[str, Json]:
     """Read the parts of an artifact's key, which are data and run nothing, so that nobody need vouch for them."""
     if found.trouble:
         raise found.trouble
@@ -63,7 +63,7 @@ def read_parts(repo: Repository, found: Found) -> dict[str, Json]:
         return parse_parts(reader.read_entry(KEY), found)
 
 
-def parse_parts(data: bytes | bytearray, found: Found) -> dict[str, Json]:
+def parse_parts(data: bytes | bytearray, found: StoredVariant) -> dict[str, Json]:
     """Return the parts of a key, or raise Corrupt."""
     parts = parse_json(memoryview(data), where=f"{found.name}, {KEY}")
     if not isinstance(parts, dict):

@@ -11,8 +11,8 @@ import os
 from dataclasses import dataclass
 from typing import Final
 
-from holdfast.compile_cache.artifacts.catalog import Found
-from holdfast.compile_cache.artifacts.ownership import find_intruder
+from holdfast.compile_cache.artifacts.catalog import StoredVariant
+from holdfast.compile_cache.artifacts.ownership import check_ownership
 from holdfast.digest import authenticate, hash_kind
 from holdfast.errors import HoldfastError, Untrusted
 from holdfast.objects.local.local_store import LocalStore
@@ -55,25 +55,25 @@ def sign(statement: bytes, secret: bytes) -> str:
     return authenticate(statement, secret=secret).hex()
 
 
-def is_signed(found: Found, statement: bytes, secret: bytes | None) -> bool:
+def is_signed(found: StoredVariant, statement: bytes, secret: bytes | None) -> bool:
     """Tell whether somebody who has the secret made this statement."""
     return secret is not None and hmac.compare_digest(found.mac, sign(statement, secret))
 
 
-def verify_trusted(store: ObjectStore, found: Found, statement: bytes, trust: Trust) -> None:
+def verify_trusted(store: ObjectStore, found: StoredVariant, statement: bytes, trust: Trust) -> None:
     """Raise Untrusted unless the user, a signature or the ownership of the store vouches for the statement."""
     if not (trust.everything or is_signed(found, statement, trust.secret)):
         _refuse_doubtful(store, found, trust)
 
 
-def verify_promising(store: ObjectStore, found: Found, trust: Trust) -> None:
+def verify_promising(store: ObjectStore, found: StoredVariant, trust: Trust) -> None:
     """Raise Untrusted for what no signature can make up for, before memory is taken for what strangers have written."""
     if not (trust.everything or (found.mac and trust.secret)):
         _refuse_doubtful(store, found, trust)
 
 
-def _refuse_doubtful(store: ObjectStore, found: Found, trust: Trust) -> None:
-    doubt = find_doubt(store, found)
+def _refuse_doubtful(store: ObjectStore, found: StoredVariant, trust: Trust) -> None:
+    doubt = check_store_trust(store, found)
     if doubt:
         raise Untrusted(
             f"{found.name!r} in {store.url} is refused, for to load it is to run it: {_describe_mac(found, trust)}, and"
@@ -83,7 +83,7 @@ def _refuse_doubtful(store: ObjectStore, found: Found, trust: Trust) -> None:
         )
 
 
-def find_doubt(store: ObjectStore, found: Found) -> str:
+def check_store_trust(store: ObjectStore, found: StoredVariant) -> str:
     """Return why others than this user might have written the record of an artifact; "" if nobody can have.
 
     The record is enough: it holds the digest of the manifest, and that the digests of all bytes, which reading checks.
@@ -98,10 +98,10 @@ def find_doubt(store: ObjectStore, found: Found) -> str:
         return "its record cannot be read"
     record = generation_key(snapshot_stem(found.name), found.snapshot.generation)
     places = [PACKS, MANIFESTS, SNAPSHOTS, find_shelf(found.name), record]
-    return find_intruder(store.url, [os.path.join(store.url, place.rstrip("/")) for place in places])
+    return check_ownership(store.url, [os.path.join(store.url, place.rstrip("/")) for place in places])
 
 
-def _describe_mac(found: Found, trust: Trust) -> str:
+def _describe_mac(found: StoredVariant, trust: Trust) -> str:
     if not found.mac:
         return "it is not signed"
     return "its signature is not right" if trust.secret else "there is no key to check its signature with"
@@ -114,7 +114,7 @@ def _read_file(place: str) -> bytes:
             data = file.read(MAX_SECRET_BYTES + 1)
     except OSError as error:
         raise HoldfastError(f"the key file {place} cannot be read: {error.strerror}") from error
-    intruder = find_intruder(place)
+    intruder = check_ownership(place)
     if intruder:
         raise HoldfastError(f"the key file {place} is refused, for others could choose the key: {intruder}")
     if mode & 0o044:

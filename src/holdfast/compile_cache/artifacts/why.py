@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from holdfast.compile_cache.key_parts import PARTS, Key
+from holdfast.compile_cache.key_parts import PARTS, GraphKey
 from holdfast.errors import HoldfastError
 from holdfast.repo.format.record import Json
 
@@ -65,7 +65,7 @@ class Explanation:
         return "\n".join([*lines, *self.graph_diff])
 
 
-def explain(key: Key, candidates: Iterable[Candidate], *, guards: Sequence[str] = ()) -> Explanation:
+def explain(key: GraphKey, candidates: Iterable[Candidate], *, guards: Sequence[str] = ()) -> Explanation:
     """Return why nothing that is stored serves `key`, told by the nearest: same graph first, then fewest other parts.
 
     Args:
@@ -95,7 +95,7 @@ def explain(key: Key, candidates: Iterable[Candidate], *, guards: Sequence[str] 
     )
 
 
-def _find_changed(key: Key, candidate: Candidate) -> tuple[str, ...]:
+def _find_changed(key: GraphKey, candidate: Candidate) -> tuple[str, ...]:
     return tuple(part for part in PARTS if key.digests[part] != candidate.digests.get(part))
 
 
@@ -109,7 +109,7 @@ def _explain_guards(guards: Sequence[str], fitting: Sequence[Candidate]) -> Expl
     )
 
 
-def _find_nearest(key: Key, stored: Sequence[Candidate]) -> tuple[Candidate, Mapping[str, Json] | None]:
+def _find_nearest(key: GraphKey, stored: Sequence[Candidate]) -> tuple[Candidate, Mapping[str, Json] | None]:
     """Return the nearest candidate and its parts, if they can be read."""
 
     def distance(candidate: Candidate) -> tuple[bool, int]:
@@ -131,7 +131,7 @@ def _read(candidate: Candidate) -> Mapping[str, Json] | None:
         return None  # the explanation is worth less without it, and worth giving
 
 
-def _count_differences(key: Key, parts: Mapping[str, Json]) -> int:
+def _count_differences(key: GraphKey, parts: Mapping[str, Json]) -> int:
     graph = _count_changed_lines(_list_lines(parts.get("graph")), _list_lines(key.parts["graph"]))
     others = (part for part in PARTS if part != "graph")
     return graph + sum(len(_describe_part(part, parts.get(part), key.parts[part])) for part in others)

@@ -19,7 +19,7 @@ from holdfast.compile_cache.code.known import find_foreign
 from holdfast.compile_cache.code.targets import BUILTIN_NAMESPACES, is_builtin
 
 
-class Row(NamedTuple):
+class TableEntry(NamedTuple):
     """An entry of a table."""
 
     role: str
@@ -54,25 +54,27 @@ class TableWatch:
     def __init__(self) -> None:
         """Remember nothing yet."""
         self._held: dict[str, list[Any]] = {}
-        self._foreign: dict[str, list[Row]] = {}
+        self._foreign: dict[str, list[TableEntry]] = {}
         self._own: dict[int, object] = {}
         self._tables: tuple[_Table, ...] = (_PythonKernels(), _Registered(), _Patterns())
 
-    def list_foreign(self) -> list[Row]:
+    def list_foreign(self) -> list[TableEntry]:
         """Return the entries that are, or hold, code which did not come with torch or Python."""
-        found: list[Row] = []
+        found: list[TableEntry] = []
         for role, table in _iter_dictionaries():
             found += self._compare(role, [*table, *table.values()], table.items)
         for each in self._tables:
             found += self._compare(each.role, each.list_held(), each.list_rows)
         return found
 
-    def _compare(self, role: str, held: list[Any], list_rows: Callable[[], Iterable[tuple[Any, Any]]]) -> list[Row]:
+    def _compare(
+        self, role: str, held: list[Any], list_rows: Callable[[], Iterable[tuple[Any, Any]]]
+    ) -> list[TableEntry]:
         # Python compares lists of the same objects without a call of their methods, a thousand in a microsecond.
         if held != self._held.get(role):
             self._held[role] = held
             self._foreign[role] = [
-                Row(role, subject, code)
+                TableEntry(role, subject, code)
                 for subject, code in list_rows()
                 if role in _ALWAYS_FOREIGN or find_foreign(code, self._own) is not None
             ]

@@ -48,7 +48,7 @@ _SKIPPED: Final = frozenset(
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Parts:
+class ValueParts:
     """What a value consists of."""
 
     text: str
@@ -100,58 +100,58 @@ def computes_attributes(owner: object) -> bool:
     return type(owner) is not ModuleType or "__getattr__" in vars(owner)
 
 
-def list_parts(value: object) -> Parts | None:
+def list_parts(value: object) -> ValueParts | None:
     """Return what a value consists of, or None if there is more to it than can be seen."""
     if isinstance(value, FunctionType):
         return _list_function(value)
     if isinstance(value, type):
-        return Parts(f"class {value.__qualname__}", list(_iter_class(value)))
+        return ValueParts(f"class {value.__qualname__}", list(_iter_class(value)))
     if (wrapped := _list_wrapped(value)) is not None:
         return wrapped
     if isinstance(value, enum.Enum):
-        return Parts("member", (type(value), value.name, value.value))
+        return ValueParts("member", (type(value), value.name, value.value))
     if (items := _list_items(value)) is not None:
         return items
     if _has_python_state(type(value)):
-        return Parts("object", (type(value), *_iter_state(value)))
+        return ValueParts("object", (type(value), *_iter_state(value)))
     return None
 
 
-def _list_function(function: FunctionType) -> Parts:
+def _list_function(function: FunctionType) -> ValueParts:
     cells = [read_cell(cell) for cell in function.__closure__ or ()]
     given = [function.__defaults__, function.__kwdefaults__, *cells, *_flatten(vars(function))]
     if is_known_file(function.__code__.co_filename):
         # A version stands for its code, but not for what it wraps.
         name = f"{function.__module__}.{function.__qualname__} line {function.__code__.co_firstlineno}"
-        return Parts(f"known function {name}", given)
-    return Parts(f"function {function.__qualname__}", [function.__code__, *given], has_code=True)
+        return ValueParts(f"known function {name}", given)
+    return ValueParts(f"function {function.__qualname__}", [function.__code__, *given], has_code=True)
 
 
-def _list_wrapped(value: Any) -> Parts | None:
+def _list_wrapped(value: Any) -> ValueParts | None:
     """Return the parts of what wraps a function, or None if the value does not."""
     match value:
         case functools.partial():
-            return Parts("partial", (value.func, value.args, value.keywords, *_flatten(vars(value))))
+            return ValueParts("partial", (value.func, value.args, value.keywords, *_flatten(vars(value))))
         case MethodType():
-            return Parts("method", (value.__func__, value.__self__))
+            return ValueParts("method", (value.__func__, value.__self__))
         case BuiltinFunctionType():
-            return Parts(f"method {value.__name__}", (value.__self__,))
+            return ValueParts(f"method {value.__name__}", (value.__self__,))
         case functools._lru_cache_wrapper():
-            return Parts("cached function", (value.__wrapped__, *_flatten(vars(value))))
+            return ValueParts("cached function", (value.__wrapped__, *_flatten(vars(value))))
         case staticmethod() | classmethod():
-            return Parts(type(value).__name__, (value.__func__,))
+            return ValueParts(type(value).__name__, (value.__func__,))
         case property():
-            return Parts("property", (value.fget, value.fset, value.fdel))
+            return ValueParts("property", (value.fget, value.fset, value.fdel))
         case functools.cached_property():
-            return Parts("cached property", (value.func,))
+            return ValueParts("cached property", (value.func,))
         case MemberDescriptorType():
-            return Parts(f"slot {value.__name__}", ())
+            return ValueParts(f"slot {value.__name__}", ())
         case collections._tuplegetter():  # type: ignore[attr-defined]  # what fields of named tuples are
-            return Parts(f"field {value.__reduce__()[1][0]}", ())
+            return ValueParts(f"field {value.__reduce__()[1][0]}", ())
     return None
 
 
-def _list_items(value: Any) -> Parts | None:
+def _list_items(value: Any) -> ValueParts | None:
     """Return the parts of a container, or of an object that is derived from one or from a number."""
     base: Any = next((base for base in _BASES if isinstance(value, base)), None)
     if base is None:
@@ -165,9 +165,9 @@ def _list_items(value: Any) -> Parts | None:
     else:
         items = [base(value)] if base in (int, float, str) else list(value)
     if type(value) is base:
-        return Parts(base.__name__, items)
+        return ValueParts(base.__name__, items)
     factory = [value.default_factory] if isinstance(value, collections.defaultdict) else []
-    return Parts(f"derived {base.__name__}", (type(value), *factory, *items, *_iter_state(value)))
+    return ValueParts(f"derived {base.__name__}", (type(value), *factory, *items, *_iter_state(value)))
 
 
 def _iter_class(kind: type) -> Iterator[object]:

@@ -15,14 +15,14 @@ from holdfast.compile_cache.key.inputs import describe_aliasing, describe_inputs
 from holdfast.compile_cache.key.ops import describe_operators
 from holdfast.compile_cache.key.symbols import Symbols
 from holdfast.compile_cache.key.system import describe_system
-from holdfast.compile_cache.key_parts import PARTS, Key, Uncacheable, UnknownCode, hash_parts
+from holdfast.compile_cache.key_parts import PARTS, GraphKey, Uncacheable, UnknownCode, hash_parts
 
-__all__ = ["PARTS", "Key", "Uncacheable", "UnknownCode", "make_key"]
+__all__ = ["PARTS", "GraphKey", "Uncacheable", "UnknownCode", "make_key"]
 
 
 def make_key(
     graph: GraphModule, inputs: Sequence[object], *, options: Mapping[str, object], versions: Mapping[str, str]
-) -> Key:
+) -> GraphKey:
     """Return the key of a graph as dynamo gives it to a backend; raises Uncacheable if it has none.
 
     Args:

@@ -16,7 +16,14 @@ from holdfast.compile_cache.code.digest import digest_code
 from holdfast.compile_cache.code.known import find_foreign
 from holdfast.compile_cache.code.library_kernels import list_kernels, watch_libraries
 from holdfast.compile_cache.code.targets import is_builtin, name_operator
-from holdfast.compile_cache.code.torch_tables import KERNELS, PATTERN, Row, iter_kernels, iter_registered, watch_tables
+from holdfast.compile_cache.code.torch_tables import (
+    KERNELS,
+    PATTERN,
+    TableEntry,
+    iter_kernels,
+    iter_registered,
+    watch_tables,
+)
 from holdfast.compile_cache.key_parts import UnknownCode
 from holdfast.digest import hash_bytes
 from holdfast.repo.format.record import Json
@@ -84,7 +91,7 @@ class _Descriptions:
         for row in watch_tables().list_foreign():
             self._add_row(row)
 
-    def _add_row(self, row: Row) -> None:
+    def _add_row(self, row: TableEntry) -> None:
         name = _name_row(row)
         title = f"{row.role} of {name if row.role == PATTERN else row.subject}"
         version = self._versions.get(name, self._versions.get(str(row.subject)))
@@ -177,7 +184,7 @@ def _is_foreign(name: str) -> bool:
     return not is_builtin(name) or home.partition(".")[0] != "torch"
 
 
-def _name_row(row: Row) -> str:
+def _name_row(row: TableEntry) -> str:
     """Return the name by which the user may vouch for an entry of a table: the operator's, or that of the function."""
     if row.role == PATTERN:
         function: Any = find_foreign(row.code, {})

@@ -28,7 +28,7 @@ from torch._inductor.codecache import CppCodeCache
 from torch.compiler import config as compiler_config
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, guarding_hint_or_throw, has_guarding_hint
 
-from holdfast.compile_cache.inductor import Compiled, compile_plainly
+from holdfast.compile_cache.inductor import CompiledGraph, compile_plainly
 from holdfast.compile_cache.torch_2_13.guards import is_plain
 from holdfast.compile_cache.torch_2_13.kernels import LOAD_PARAMETERS, record_kernels, supply_kernels
 from holdfast.errors import CompileCacheError
@@ -70,7 +70,7 @@ def find_obstacle() -> str:
 
 def compile_graph(
     graph: torch.fx.GraphModule, inputs: Sequence[Any], *, options: Mapping[str, Any], tag: str, system: str
-) -> Compiled:
+) -> CompiledGraph:
     """Compile forward and backward so that they can be kept."""
     started = time.monotonic()
     with ExitStack() as stack:
@@ -88,15 +88,17 @@ def compile_graph(
     return _give_up(graph, inputs, options, reason)
 
 
-def _give_up(graph: torch.fx.GraphModule, inputs: Sequence[Any], options: Mapping[str, Any], reason: str) -> Compiled:
+def _give_up(
+    graph: torch.fx.GraphModule, inputs: Sequence[Any], options: Mapping[str, Any], reason: str
+) -> CompiledGraph:
     started = time.monotonic()
     run = compile_plainly(graph, inputs, options)
-    return Compiled(run, None, seconds=time.monotonic() - started, why_not=reason)
+    return CompiledGraph(run, None, seconds=time.monotonic() - started, why_not=reason)
 
 
-def _keep(run: Callable[..., Any], read_kernels: Callable[[str], dict[str, bytes]], seconds: float) -> Compiled:
+def _keep(run: Callable[..., Any], read_kernels: Callable[[str], dict[str, bytes]], seconds: float) -> CompiledGraph:
     if not hasattr(run, "serialize"):
-        return Compiled(run, None, seconds=seconds, why_not="torch made nothing of it that can be kept")
+        return CompiledGraph(run, None, seconds=seconds, why_not="torch made nothing of it that can be kept")
     try:
         entry = run.serialize()
         guards = entry.guards_expr or ""
@@ -104,10 +106,10 @@ def _keep(run: Callable[..., Any], read_kernels: Callable[[str], dict[str, bytes
             data = Bundle.serialize_compile_artifacts(Bundle(run))
         kernels = read_kernels(_read_text(entry))
     except Exception as error:  # noqa: BLE001 - pickling calls anybody's code, and the graph works without being kept
-        return Compiled(run, None, seconds=seconds, why_not=f"it could not be serialised ({_describe(error)})")
+        return CompiledGraph(run, None, seconds=seconds, why_not=f"it could not be serialised ({_describe(error)})")
     if guards and not is_plain(guards):
-        return Compiled(run, None, seconds=seconds, why_not=f"its guards are more than arithmetic: {guards[:200]}")
-    return Compiled(run, data, guards, kernels, seconds)
+        return CompiledGraph(run, None, seconds=seconds, why_not=f"its guards are more than arithmetic: {guards[:200]}")
+    return CompiledGraph(run, data, guards, kernels, seconds)
 
 
 def _read_text(entry: Any) -> str:

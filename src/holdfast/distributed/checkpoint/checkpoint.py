@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from holdfast.distributed.checkpoint.exchange import open_together
 from holdfast.distributed.checkpoint.plan import Planned, plan_save
-from holdfast.distributed.checkpoint.replicas import Replicas
+from holdfast.distributed.checkpoint.replicas import ReplicaExchange
 from holdfast.distributed.talk.collectives import Collectives
 from holdfast.errors import Mismatch
 from holdfast.progress import Progress
@@ -187,7 +187,7 @@ def load_into_together(
             def step(act: Callable[[], None]) -> None:
                 ranks.barrier("read", act)
 
-            def load(exchange: Replicas | None) -> Any:
+            def load(exchange: ReplicaExchange | None) -> Any:
                 return load_into(
                     opened,
                     tree,
@@ -202,7 +202,7 @@ def load_into_together(
 
             if options.replicas == "each" or ranks.world_size == 1:
                 return load(None)
-            with Replicas(ranks, reader, how=options.replicas, timeout_s=world.timeout_s) as exchange:
+            with ReplicaExchange(ranks, reader, how=options.replicas, timeout_s=world.timeout_s) as exchange:
                 return load(exchange)
 
 

@@ -24,7 +24,7 @@ _PRIME: Final = (1 << 127) - 1
 _SEED_BYTES: Final = 8
 _MAX_RANKS_NAMED: Final = 8
 
-Item = tuple[str, str, Coordinates, Box]
+BoxItem = tuple[str, str, Coordinates, Box]
 """Name, dtype and global shape of a tensor, and a box of it that is stored."""
 
 
@@ -38,7 +38,7 @@ class Sketch:
     """A hash of 8 bytes for each tensor whose first item is held, in order: one that is there twice is held twice."""
 
 
-def sketch_boxes(items: Iterable[Item], seed: bytes) -> Sketch:
+def sketch_boxes(items: Iterable[BoxItem], seed: bytes) -> Sketch:
     """Sketch the boxes that one rank stores; the seed is of this save, and the same on all ranks.
 
     A tensor without items is stored by whoever gives a box of it that starts at the origin.
@@ -114,7 +114,7 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class StoredBox:
     """A box of a tensor, as the rank that stores it sees both."""
 
     rank: int
@@ -124,9 +124,9 @@ class Holding:
     box: Box
 
 
-def find_problems(holdings: Iterable[Holding]) -> list[Problem]:
+def find_problems(holdings: Iterable[StoredBox]) -> list[Problem]:
     """Return all that keeps tensors from being stored exactly once: slow and exact, for when sketches say no."""
-    by_name: dict[str, list[Holding]] = defaultdict(list)
+    by_name: dict[str, list[StoredBox]] = defaultdict(list)
     for holding in holdings:
         by_name[holding.name].append(holding)
     problems = []
@@ -136,7 +136,7 @@ def find_problems(holdings: Iterable[Holding]) -> list[Problem]:
     return problems
 
 
-def _find_differences(name: str, held: Sequence[Holding]) -> list[Problem]:
+def _find_differences(name: str, held: Sequence[StoredBox]) -> list[Problem]:
     problems = []
     for what in ("dtype", "shape"):
         ranks: dict[object, set[int]] = defaultdict(set)

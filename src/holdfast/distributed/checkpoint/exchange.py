@@ -49,7 +49,7 @@ class Exchanging(Ranks, Protocol):
         """Call `map` for one value for each rank, and return what came from each; b"" costs nothing."""
 
 
-def open_together(store: ObjectStore, ref: ManifestRef, ranks: Exchanging) -> Exchange:
+def open_together(store: ObjectStore, ref: ManifestRef, ranks: Exchanging) -> ChunkExchange:
     """Read the manifests of a snapshot, each by one rank; raises RankError on all if one is missing or damaged."""
     data = ranks.broadcast("root", lambda: read_proven(store, ref))
     root = decode_manifest(data, where=manifest_key(ref.manifest_id))
@@ -63,10 +63,10 @@ def open_together(store: ObjectStore, ref: ManifestRef, ranks: Exchanging) -> Ex
 
     if root.parts:
         ranks.all_gather("parts", read)
-    return Exchange(ranks, root, parts)
+    return ChunkExchange(ranks, root, parts)
 
 
-class Exchange:
+class ChunkExchange:
     """One rank's part in finding where chunks lie."""
 
     def __init__(self, ranks: Exchanging, root: Manifest, parts: Mapping[int, Manifest]) -> None:

@@ -31,7 +31,7 @@ class ContainsNames(Protocol):
 
 Ignore = Iterable[str | torch.Tensor] | ContainsNames
 """What is left out: names and tensors, or whatever tells of a name whether it is."""
-Facts = list[Any]
+TensorFacts = list[Any]
 """What must be the same on all ranks, in words."""
 
 
@@ -63,7 +63,7 @@ def sync_module_states(
     """
     tensors = _list_states(module, ignore, buffers=buffers)
     with Collectives(process_group, timeout_s=timeout_s, name="sync", use_dist=collective) as ranks:
-        problems = find_differences(ranks, {name: [*_tell(each), each.device.type] for name, each in tensors.items()})
+        problems = gather_differences(ranks, {name: [*_tell(each), each.device.type] for name, each in tensors.items()})
         if not problems:
             # By name: the order in which modules list their tensors may be another on each rank.
             ordered = [tensors[name] for name in sorted(tensors)]
@@ -90,7 +90,7 @@ def verify_shapes_across_ranks(
         tensors = [*tensors.named_parameters(), *tensors.named_buffers()]
     table = {name: _tell(each) for name, each in _name_all(tensors).items()}
     with Collectives(process_group, timeout_s=timeout_s, name="shapes", use_dist=collective) as ranks:
-        problems = find_differences(ranks, table)
+        problems = gather_differences(ranks, table)
     _refuse(problems)
 
 
@@ -102,7 +102,7 @@ def _name_all(
     return dict((f"[{at}]", each) if isinstance(each, torch.Tensor) else each for at, each in enumerate(tensors))
 
 
-def find_differences(ranks: Collectives, table: Mapping[str, Facts]) -> list[str]:
+def gather_differences(ranks: Collectives, table: Mapping[str, TensorFacts]) -> list[str]:
     """Return a line for each name of which not all ranks tell the same, the same lines on all ranks."""
     tables = gather_tables(ranks, table)
     if tables is None:
@@ -118,7 +118,7 @@ def find_differences(ranks: Collectives, table: Mapping[str, Facts]) -> list[str
     return problems
 
 
-def gather_tables(ranks: Collectives, table: Mapping[str, Facts]) -> list[dict[str, Facts]] | None:
+def gather_tables(ranks: Collectives, table: Mapping[str, TensorFacts]) -> list[dict[str, TensorFacts]] | None:
     """Return the tables of all ranks; None, which costs next to nothing, if they are the same."""
     digest = hash_bytes(canonical_json(dict(sorted(table.items()))))
     if len(set(ranks.all_gather("compare", lambda: digest))) == 1:
@@ -126,7 +126,7 @@ def gather_tables(ranks: Collectives, table: Mapping[str, Facts]) -> list[dict[s
     return ranks.all_gather("differences", lambda: dict(table))
 
 
-def _tell(tensor: torch.Tensor) -> Facts:
+def _tell(tensor: torch.Tensor) -> TensorFacts:
     return [str(tensor.dtype).removeprefix("torch."), str(list(tensor.shape))]
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from holdfast.digest import Seeded, hash_bytes
-from holdfast.distributed.checkpoint.coverage import Holding, Sketch, find_problems, is_covered, merge, sketch_boxes
+from holdfast.distributed.checkpoint.coverage import Sketch, StoredBox, find_problems, is_covered, merge, sketch_boxes
 from holdfast.distributed.checkpoint.divergence import tell_difference, verify_alike, warn_of_divergent
 from holdfast.distributed.checkpoint.split import plan_shares
 from holdfast.errors import Mismatch
@@ -33,7 +33,7 @@ _ENGINE_BYTES: Final = 64 << 20
 _BATCH_BYTES: Final = 8 << 20
 _MAX_NAMED: Final = 20
 
-Key = tuple[str, Json]
+ReplicaKey = tuple[str, Json]
 """What may be the same on several ranks: the name of an entry, and the box of it if it has one."""
 
 
@@ -292,7 +292,7 @@ class _Planner:
         plain = [[name, dtype, list(shape), [list(box.starts), list(box.sizes)]] for name, dtype, shape, box in items]
         gathered = self._ranks.all_gather("gaps", lambda: plain)
         holdings = [
-            Holding(rank, name, dtype, tuple(shape), Box(tuple(starts), tuple(sizes)))
+            StoredBox(rank, name, dtype, tuple(shape), Box(tuple(starts), tuple(sizes)))
             for rank, own in enumerate(gathered)
             for name, dtype, shape, (starts, sizes) in own
         ]

@@ -12,7 +12,7 @@ from typing import Final, Literal, Self
 import torch
 
 from holdfast.digest import hash_bytes
-from holdfast.distributed.checkpoint.module_sync import Facts, gather_tables
+from holdfast.distributed.checkpoint.module_sync import TensorFacts, gather_tables
 from holdfast.distributed.checkpoint.split import plan_shares
 from holdfast.distributed.talk.collectives import Collectives
 from holdfast.distributed.talk.sending import Sender, open_carrier
@@ -33,7 +33,7 @@ _MARGIN: Final = 0.8
 """How much of the time may be left if it is sent: a measurement is not that exact."""
 
 
-class Replicas:
+class ReplicaExchange:
     """One rank's part in reading, for all, what all of them want in memory that is there. Use it in a `with`."""
 
     def __init__(
@@ -157,10 +157,10 @@ def _plan_sample(sizes: Sequence[int]) -> dict[int, int]:
     return sample
 
 
-def _describe(places: Mapping[int, InPlace]) -> tuple[dict[str, int], dict[str, Facts]]:
+def _describe(places: Mapping[int, InPlace]) -> tuple[dict[str, int], dict[str, TensorFacts]]:
     """Return the numbers of entries that are wanted as a whole and in a row, and what must be the same of each."""
     numbers: dict[str, int] = {}
-    table: dict[str, Facts] = {}
+    table: dict[str, TensorFacts] = {}
     first: dict[tuple[torch.device, int, int], str] = {}
     for number, place in sorted(places.items(), key=lambda item: item[1].entry.name):
         entry = place.entry

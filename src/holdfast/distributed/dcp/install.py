@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.storage import StorageReader as TorchStorageRe
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from holdfast.distributed.dcp.lazy_store import CheckpointId, Place, StoreLike, clean_id, raising_plainly
+from holdfast.distributed.dcp.lazy_store import CheckpointId, LazyStore, StoreLike, clean_id, raising_plainly
 from holdfast.distributed.dcp.reader import StorageReader
 from holdfast.distributed.dcp.stand_in import StandIn, put_in, take_out
 from holdfast.distributed.dcp.writer import StorageWriter
@@ -61,7 +61,7 @@ class FileSystemWriter(StorageWriter, metaclass=StandIn, torch_class=_TORCH_WRIT
             self.path = Path(checkpoint_id)
             place, name = _locate(self._home, checkpoint_id)
             if self._home is None:
-                self._place = Place(place)
+                self._place = LazyStore(place)
             super().reset(name)
         else:
             super().reset()
@@ -152,7 +152,7 @@ class FileSystemReader(TorchStorageReader, metaclass=StandIn, torch_class=_TORCH
             beside, _ = _locate(None, self.path)
             name, url = told["name"] or name, told["store"] or beside
             # The installed one may be open, with options; another is opened by what the marker says.
-            is_installed = self._home is not None and Place(self._home).repository.store.url == url
+            is_installed = self._home is not None and LazyStore(self._home).repository.store.url == url
             store = store if is_installed else url
         return StorageReader(store, name, weights_only=self._weights_only)
 
@@ -241,7 +241,7 @@ def _find_marker(path: Path, rank: int | None) -> Path:
 def _write_marker(marker: Path, store: StoreLike | None, name: str) -> None:
     """Say where the checkpoint is; whole or not at all, for frameworks look only whether it is there."""
     # A store beside the checkpoint is found there, wherever both are moved to.
-    url = None if store is None else Place(store).repository.store.url
+    url = None if store is None else LazyStore(store).repository.store.url
     told = json.dumps({"holdfast": {"store": url, "name": name}}, separators=(",", ":"))
     written = marker.with_name(f".{uuid.uuid4().hex}.tmp")
     written.write_text(told, encoding="utf-8")

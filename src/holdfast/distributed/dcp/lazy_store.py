@@ -27,7 +27,7 @@ class HasRepository(Protocol):
 StoreLike = HasRepository | str | os.PathLike[str]
 
 
-class Place:
+class LazyStore:
     """A store, opened when it is first needed; pickles as what opens it, so that another process can."""
 
     def __init__(self, store: StoreLike) -> None:

@@ -16,7 +16,14 @@ from torch.distributed.checkpoint.storage import StorageReader as TorchStorageRe
 from torch.futures import Future
 
 from holdfast.distributed.dcp.items import name_piece
-from holdfast.distributed.dcp.lazy_store import CheckpointId, Place, StoreLike, choose_name, is_name, raising_plainly
+from holdfast.distributed.dcp.lazy_store import (
+    CheckpointId,
+    LazyStore,
+    StoreLike,
+    choose_name,
+    is_name,
+    raising_plainly,
+)
 from holdfast.distributed.dcp.metadata import KEY, decode_metadata, is_covered
 from holdfast.distributed.dcp.native import describe_tree, find_tensor
 from holdfast.errors import Mismatch, NotFound
@@ -86,7 +93,7 @@ class StorageReader(TorchStorageReader):
             verify: "full" checks BLAKE3, "fast" checks XXH3, which finds accidents only, False nothing.
         """
         super().__init__()
-        self._place = Place(store)
+        self._place = LazyStore(store)
         self._checkpoint_id = name
         self._weights_only = weights_only
         self._verify: Verify = verify

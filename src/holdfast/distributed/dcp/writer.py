@@ -17,7 +17,7 @@ from holdfast.distributed.dcp.commit import Commit, verify_free
 from holdfast.distributed.dcp.items import Written, plan_groups
 from holdfast.distributed.dcp.lazy_store import (
     CheckpointId,
-    Place,
+    LazyStore,
     StoreLike,
     choose_name,
     clean_id,
@@ -69,7 +69,7 @@ class StorageWriter(TorchStorageWriter):
             weights_only: warn of values that a `StorageReader` refuses unless it is told weights_only=False.
         """
         super().__init__()
-        self._place = Place(store)
+        self._place = LazyStore(store)
         self._checkpoint_id = name
         self._overwrite = overwrite
         self._metadata = dict(metadata or {})

@@ -22,7 +22,7 @@ _MAX_TOPIC: Final = 200
 _OPEN: Final = "open"
 
 
-class Seat(NamedTuple):
+class CallId(NamedTuple):
     """A rank's place in one meeting."""
 
     base: str
@@ -40,7 +40,7 @@ class Seat(NamedTuple):
         return _find_prefix(self.base, self.number)
 
 
-class _Meeting(NamedTuple):
+class _OpenCall(NamedTuple):
     """One that not all ranks have joined yet, as it stands in the list."""
 
     number: int
@@ -50,12 +50,12 @@ class _Meeting(NamedTuple):
     """Opened by the main thread of its opener."""
 
 
-def count_seat(store: Store, base: str, *, rank: int) -> Seat:
+def number_call(store: Store, base: str, *, rank: int) -> CallId:
     """Take this rank's next seat: its n-th call belongs to the n-th of all others, whatever it is about."""
-    return Seat(base, store.add(f"{base}joined/{rank}", 1))
+    return CallId(base, store.add(f"{base}joined/{rank}", 1))
 
 
-def take_seat(store: Store, base: str, topic: str, *, rank: int, size: int, is_main: bool) -> Seat:
+def join_collective(store: Store, base: str, topic: str, *, rank: int, size: int, is_main: bool) -> CallId:
     """Take this rank's seat in the first meeting on a topic that it has none in; open one if there is none."""
     shown = _shorten(topic)
     number = 0
@@ -64,16 +64,16 @@ def take_seat(store: Store, base: str, topic: str, *, rank: int, size: int, is_m
         for meeting in _decode(text):
             keys = _take(store, base, meeting.number, rank, size) if meeting.topic == shown else ()
             if keys:
-                return Seat(base, meeting.number, shown, keys, is_main)
+                return CallId(base, meeting.number, shown, keys, is_main)
         number = number or store.add(f"{base}next", 1)
-        wanted = _encode([*_decode(text), _Meeting(number, shown, rank, is_main)])
+        wanted = _encode([*_decode(text), _OpenCall(number, shown, rank, is_main)])
         # Whether it was this one or another that has opened it: the list that is there now tells.
         text = store.compare_set(base + _OPEN, text, wanted).decode()
         if text == wanted:
             number = 0  # it stands there now, and another thread of this rank may be faster to take its seat
 
 
-def find_astray(store: Store, seat: Seat, missing: Sequence[int], *, rank: int) -> list[RankFailure]:
+def read_mismatches(store: Store, seat: CallId, missing: Sequence[int], *, rank: int) -> list[RankFailure]:
     """Return what the missing ranks do instead if all of them wait in other meetings, for this one in vain; or nothing.
 
     Other threads may still come, so this is certain between main threads only: each stands in a call that the other
@@ -95,7 +95,7 @@ def _shorten(topic: str) -> str:
     return f"{topic[:_MAX_TOPIC]}... {hash_bytes(topic.encode('utf-8', 'surrogatepass')).hex()}"
 
 
-def _iter_elsewhere(store: Store, seat: Seat, other: int, rank: int) -> Iterator[_Meeting]:
+def _iter_elsewhere(store: Store, seat: CallId, other: int, rank: int) -> Iterator[_OpenCall]:
     """Yield the meetings that another rank is in, while this one has no seat there."""
     for meeting in _decode(_peek(store, seat.base)):
         prefix = _find_prefix(seat.base, meeting.number)
@@ -137,9 +137,9 @@ def _peek(store: Store, base: str) -> str:
     return store.get(key).decode() if store.check([key]) else ""
 
 
-def _encode(meetings: Sequence[_Meeting]) -> str:
+def _encode(meetings: Sequence[_OpenCall]) -> str:
     return json.dumps(meetings)
 
 
-def _decode(text: str) -> list[_Meeting]:
-    return [_Meeting(*fields) for fields in json.loads(text or "[]")]
+def _decode(text: str) -> list[_OpenCall]:
+    return [_OpenCall(*fields) for fields in json.loads(text or "[]")]

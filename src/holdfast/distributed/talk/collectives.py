@@ -13,17 +13,17 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from holdfast.distributed.talk import wire
-from holdfast.distributed.talk.call_ids import Seat, count_seat, take_seat
+from holdfast.distributed.talk.call_ids import CallId, join_collective, number_call
 from holdfast.distributed.talk.failures import describe_error, make_error, make_lost_error
 from holdfast.distributed.talk.liveness import Pace
-from holdfast.distributed.talk.rounds import Answer, Call, LoneRounds, RoundFailed, Rounds
+from holdfast.distributed.talk.rounds import Answer, LoneRounds, RoundCall, RoundFailed, Rounds
 from holdfast.distributed.talk.store_rounds import StoreRounds
-from holdfast.distributed.talk.store_thread import Line, LineLost
+from holdfast.distributed.talk.store_thread import StoreThread, StoreThreadLost
 from holdfast.errors import RankError, RankFailure, Unsupported
 
 Map = Callable[[], Any]
 Reduce = Callable[[list[Any]], Any]
-_Give = Callable[[], list[wire.Piece]]
+_Give = Callable[[], list[wire.Frame]]
 _Reply = Callable[[list[bytes]], Answer]
 
 
@@ -78,7 +78,7 @@ class Collectives:
         self._store: tuple[Store, str] | None = None
         if group is not None and self.world_size > 1:
             store = _find_store(group)
-            line = Line(store, name=f"holdfast-{name}", timeout_s=timeout_s)
+            line = StoreThread(store, name=f"holdfast-{name}", timeout_s=timeout_s)
             try:
                 seat = self._find_seat(line, f"holdfast/{group.group_name}/{name}/", topic)
                 self._store = (store, seat.prefix)
@@ -90,7 +90,7 @@ class Collectives:
                     seat=seat,
                     timeout_s=timeout_s,
                 )
-            except LineLost as lost:
+            except StoreThreadLost as lost:
                 line.close()
                 raise self._lost_error(self._step, lost) from lost
 
@@ -189,7 +189,7 @@ class Collectives:
     def broadcast(self, step: str, map: Map) -> Any:
         """Map on the coordinator; return the result on every rank."""
 
-        def give() -> list[wire.Piece]:
+        def give() -> list[wire.Frame]:
             return wire.encode(map()) if self.is_coordinator else []
 
         return wire.decode(
@@ -199,7 +199,7 @@ class Collectives:
     def barrier(self, step: str = "barrier", act: Map = lambda: None) -> None:
         """Run `act` on every rank, and return when all have done so."""
 
-        def give() -> list[wire.Piece]:
+        def give() -> list[wire.Frame]:
             act()
             return []
 
@@ -209,7 +209,7 @@ class Collectives:
         """Return the sorted union of the keys of all ranks."""
 
         # As JSON, which is written and read by compiled code: there may be a hundred thousand.
-        def give() -> list[wire.Piece]:
+        def give() -> list[wire.Frame]:
             unique = sorted(set(keys))
             if not all(isinstance(key, str) for key in unique):
                 raise Unsupported("a key that is no string cannot be gathered; convert it")
@@ -225,7 +225,7 @@ class Collectives:
 
     def beat(self) -> None:
         """Give a sign of life; cheap, for whoever works long between two calls, from any thread."""
-        with suppress(LineLost):  # the next call will say so
+        with suppress(StoreThreadLost):  # the next call will say so
             self._rounds.beat(self._step)
 
     def check_failures(self) -> None:
@@ -251,7 +251,7 @@ class Collectives:
     def _notice(self, find: Callable[[], Sequence[RankFailure]]) -> None:
         try:
             failures = find()
-        except LineLost as lost:
+        except StoreThreadLost as lost:
             raise self._lost_error(self._step, lost) from lost
         if failures:
             self._noticed = self._make_error(self._step, failures)
@@ -267,7 +267,7 @@ class Collectives:
             return
         self._step = step
         self._known = error
-        with suppress(LineLost):
+        with suppress(StoreThreadLost):
             self._rounds.fail(describe_error(self.rank, error))
 
     def close(self) -> None:
@@ -276,28 +276,28 @@ class Collectives:
             self._is_closed = True
             self._rounds.close()
 
-    def _find_seat(self, line: Line, base: str, topic: str | None) -> Seat:
+    def _find_seat(self, line: StoreThread, base: str, topic: str | None) -> CallId:
         if topic is None:
-            return line.call(lambda store: count_seat(store, base, rank=self.rank))
+            return line.call(lambda store: number_call(store, base, rank=self.rank))
         # Found out here: the line has a thread of its own.
         is_main = threading.current_thread() is threading.main_thread()
         base += "on/"
         return line.call(
-            lambda store: take_seat(store, base, topic, rank=self.rank, size=self.world_size, is_main=is_main)
+            lambda store: join_collective(store, base, topic, rank=self.rank, size=self.world_size, is_main=is_main)
         )
 
     def _run(self, kind: str, step: str, give: _Give, reply: _Reply) -> bytes:
         with self._round(kind, step) as call:
             return self._exchange(call, give(), reply)
 
-    def _exchange(self, call: Call, message: list[wire.Piece], reply: _Reply) -> bytes:
+    def _exchange(self, call: RoundCall, message: list[wire.Frame], reply: _Reply) -> bytes:
         self._rounds.arrive(call, message)
         if self.is_coordinator:
             self._rounds.answer(reply(self._rounds.collect()))
         return self._rounds.wait_answer()
 
     @contextmanager
-    def _round(self, kind: str, step: str) -> Iterator[Call]:
+    def _round(self, kind: str, step: str) -> Iterator[RoundCall]:
         """Take this rank through one round; whatever goes wrong in it goes wrong on all ranks."""
         if self._is_closed:
             raise ValueError(f"step {step!r}: these Collectives are closed; make new ones")
@@ -310,13 +310,13 @@ class Collectives:
             self._step = step
             # Before this rank's part, so that a rank that dies in it was last seen in this step.
             self._rounds.beat(step)
-            yield Call(kind, step)
+            yield RoundCall(kind, step)
             self._rounds.finish()
         except RoundFailed as failed:
             self._rounds.finish()
             self._known = self._make_error(step, failed.failures)
             raise self._known from None
-        except LineLost as lost:
+        except StoreThreadLost as lost:
             self._known = self._lost_error(step, lost)
             raise self._known from lost
         except BaseException as error:
@@ -338,7 +338,7 @@ class Collectives:
             return
         own = describe_error(self.rank, error)
         failures = [own]
-        with suppress(LineLost):
+        with suppress(StoreThreadLost):
             failures = self._rounds.fail(own)
         self._known = error
         if isinstance(error, Exception):
@@ -350,7 +350,7 @@ class Collectives:
             self._rounds.finish()
             self._known, self._noticed = self._noticed, None
 
-    def _encode_each(self, values: Sequence[Any] | None) -> list[list[wire.Piece]]:
+    def _encode_each(self, values: Sequence[Any] | None) -> list[list[wire.Frame]]:
         if values is None or len(values) != self.world_size:
             given = "none" if values is None else len(values)
             raise ValueError(f"there are {self.world_size} ranks and {given} values; give one for each rank")
@@ -366,7 +366,7 @@ class Collectives:
     def _make_error(self, step: str, failures: Sequence[RankFailure]) -> RankError:
         return make_error(step, failures, rank=self.rank, world_size=self.world_size)
 
-    def _lost_error(self, step: str, lost: LineLost) -> RankError:
+    def _lost_error(self, step: str, lost: StoreThreadLost) -> RankError:
         return make_lost_error(step, str(lost), rank=self.rank, world_size=self.world_size)
 
 

@@ -33,7 +33,7 @@ def describe_error(rank: int, error: BaseException) -> RankFailure:
     return RankFailure(rank, name, str(trace)[:_MAX_MESSAGE], "".join(trace.format())[-_MAX_TRACE:])
 
 
-def encode_failures(failures: Iterable[RankFailure]) -> list[wire.Piece]:
+def encode_failures(failures: Iterable[RankFailure]) -> list[wire.Frame]:
     """Return failures as a message."""
     return wire.encode([(one.rank, one.type_name, one.message, one.traceback_text) for one in failures])
 

@@ -10,7 +10,7 @@ from typing import Final
 from holdfast.distributed.talk.failures import GONE, LEFT
 from holdfast.errors import RankFailure
 
-Clock = Callable[[], float]
+MonotonicClock = Callable[[], float]
 
 BEAT_S: Final = 5.0
 """A rank beats at most this often within one step, however often it is asked to; more often if the timeout is short."""
@@ -20,7 +20,7 @@ _CLOSED: Final = b"closed"
 class Pulse:
     """A rank's own beat: what it last told, and when it is time to tell again. Any thread may use it."""
 
-    def __init__(self, *, timeout_s: float, clock: Clock = time.monotonic) -> None:
+    def __init__(self, *, timeout_s: float, clock: MonotonicClock = time.monotonic) -> None:
         self._every_s = min(BEAT_S, timeout_s / 4)
         self._clock = clock
         self._lock = threading.Lock()
@@ -50,10 +50,10 @@ def is_closed(beat: bytes) -> bool:
     return beat == _CLOSED
 
 
-class Watch:
+class PeerWatch:
     """What one that waits sees of the others. Their silence counts from the beginning of the wait, by our own clock."""
 
-    def __init__(self, *, timeout_s: float, clock: Clock = time.monotonic) -> None:
+    def __init__(self, *, timeout_s: float, clock: MonotonicClock = time.monotonic) -> None:
         self._timeout_s = timeout_s
         self._clock = clock
         self.look_s = min(1.0, timeout_s / 8)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from holdfast.distributed.talk.failures import name_ranks
-from holdfast.distributed.talk.wire import Piece
+from holdfast.distributed.talk.wire import Frame
 from holdfast.errors import RankFailure
 
 
@@ -20,7 +20,7 @@ class RoundFailed(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class RoundCall:
     """What a rank takes part in; all ranks of one round must agree."""
 
     kind: str
@@ -35,8 +35,8 @@ class Call:
 class Answer:
     """What the coordinator gives back: one message to all, or one to each rank; nothing to anybody by default."""
 
-    shared: Sequence[Piece] | None = None
-    each: Sequence[Sequence[Piece]] | None = None
+    shared: Sequence[Frame] | None = None
+    each: Sequence[Sequence[Frame]] | None = None
 
     def find_part(self, rank: int) -> bytes:
         """Return what is for `rank`."""
@@ -48,10 +48,10 @@ class Answer:
 class Rounds(Protocol):
     """One round after the other; `fail` ends the round under way, or the next one, for all ranks."""
 
-    def arrive(self, call: Call, message: Sequence[Piece]) -> None:
+    def arrive(self, call: RoundCall, message: Sequence[Frame]) -> None:
         """Tell that this rank takes part, and what it brings."""
 
-    def send(self, rank: int, message: Sequence[Piece]) -> None:
+    def send(self, rank: int, message: Sequence[Frame]) -> None:
         """Leave a message for one rank, to be received once this round is answered."""
 
     def collect(self) -> list[bytes]:
@@ -92,11 +92,11 @@ class LoneRounds:
         self._message = b""
         self._sent = b""
 
-    def arrive(self, call: Call, message: Sequence[Piece]) -> None:
+    def arrive(self, call: RoundCall, message: Sequence[Frame]) -> None:
         """Keep the message."""
         self._message = b"".join(message)
 
-    def send(self, rank: int, message: Sequence[Piece]) -> None:
+    def send(self, rank: int, message: Sequence[Frame]) -> None:
         """Keep the message apart."""
         self._sent = b"".join(message)
 

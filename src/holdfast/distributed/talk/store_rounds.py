@@ -13,12 +13,19 @@ from typing import Final
 from torch.distributed.distributed_c10d import Store
 
 from holdfast.distributed.talk import wire
-from holdfast.distributed.talk.call_ids import Seat, find_astray
+from holdfast.distributed.talk.call_ids import CallId, read_mismatches
 from holdfast.distributed.talk.failures import ASTRAY, MAX_TOLD, decode_failures, encode_failures, name_ranks
-from holdfast.distributed.talk.liveness import Pulse, Watch, format_closed
-from holdfast.distributed.talk.rounds import Answer, Call, RoundFailed
-from holdfast.distributed.talk.store_thread import Line, LineLost, delete_keys, put, read_message, write_message
-from holdfast.distributed.talk.wire import Piece
+from holdfast.distributed.talk.liveness import PeerWatch, Pulse, format_closed
+from holdfast.distributed.talk.rounds import Answer, RoundCall, RoundFailed
+from holdfast.distributed.talk.store_thread import (
+    StoreThread,
+    StoreThreadLost,
+    delete_keys,
+    put,
+    read_message,
+    write_message,
+)
+from holdfast.distributed.talk.wire import Frame
 from holdfast.errors import RankFailure
 
 _log = logging.getLogger(__name__)
@@ -47,7 +54,9 @@ class StoreRounds:
     when a later one has succeeded, for then all have arrived there, and nobody reads the earlier one any more.
     """
 
-    def __init__(self, line: Line, *, rank: int, size: int, coordinator: int, seat: Seat, timeout_s: float) -> None:
+    def __init__(
+        self, line: StoreThread, *, rank: int, size: int, coordinator: int, seat: CallId, timeout_s: float
+    ) -> None:
         """Join the rounds of one meeting, at a seat that nobody else has."""
         self._line = line
         self._rank = rank
@@ -59,7 +68,7 @@ class StoreRounds:
         self._seat = seat
         self._prefix = seat.prefix
         self._number = 0
-        self._call = Call("", "")
+        self._call = RoundCall("", "")
         self._part = b""
         self._own_message = b""
         # By round, what this rank has written and nobody has deleted yet.
@@ -77,7 +86,7 @@ class StoreRounds:
                 f"rank {self._rank} names rank {wanted} as coordinator, and others rank {agreed}; agree on one"
             )
 
-    def arrive(self, call: Call, message: Sequence[Piece]) -> None:
+    def arrive(self, call: RoundCall, message: Sequence[Frame]) -> None:
         """Tell that this rank takes part, and what it brings."""
         self._call = call
         head = b"".join(wire.encode((call.kind, call.step)))
@@ -85,7 +94,7 @@ class StoreRounds:
         self._write(self._key("a", self._rank), pieces)
         self.beat(call.step)
 
-    def send(self, rank: int, message: Sequence[Piece]) -> None:
+    def send(self, rank: int, message: Sequence[Frame]) -> None:
         """Leave a message for one rank, to be received once this round is answered."""
         if rank == self._rank:
             self._own_message = b"".join(message)
@@ -100,7 +109,7 @@ class StoreRounds:
         for key in keys:
             data, _ = self._line.call(partial(read_message, key=key))
             start = _HEAD_BYTES + int.from_bytes(data[:_HEAD_BYTES], "little")
-            calls.append(Call(*wire.decode(data[_HEAD_BYTES:start])))
+            calls.append(RoundCall(*wire.decode(data[_HEAD_BYTES:start])))
             messages.append(data[start:])
             self.beat(self._call.step)
         astray = [rank for rank, call in enumerate(calls) if call != self._call]
@@ -165,7 +174,7 @@ class StoreRounds:
         """Return what tells, if called often, who is silent for too long from now on, and ends the round for that."""
         near = {self._coordinator, (self._rank + 1) % self._size}
         watched = sorted((set(range(self._size)) if self._size <= _MAX_NAMED else near) - {self._rank})
-        watch = Watch(timeout_s=self._timeout_s)
+        watch = PeerWatch(timeout_s=self._timeout_s)
 
         def look() -> list[RankFailure]:
             if not watch.is_due() or not (failures := watch.look(self._read_lives(watched))):
@@ -184,7 +193,7 @@ class StoreRounds:
     def close(self) -> None:
         """Leave, telling so; the last one deletes what is left of all."""
         left = [key for keys in [self._seat.keys, *self._written.values()] for key in keys]
-        with suppress(LineLost):  # then there is nobody to tell and nothing to delete
+        with suppress(StoreThreadLost):  # then there is nobody to tell and nothing to delete
             self._line.call(lambda store: self._leave(store, left), limit_s=_CLOSE_S)
         self._line.close()
 
@@ -194,7 +203,7 @@ class StoreRounds:
     def _life_key(self, rank: int) -> str:
         return f"{self._prefix}life/{rank}"
 
-    def _write(self, key: str, pieces: Sequence[Piece]) -> None:
+    def _write(self, key: str, pieces: Sequence[Frame]) -> None:
         keys = self._line.call(lambda store: write_message(store, key, pieces))
         self._written.setdefault(self._number, []).extend(keys)
 
@@ -254,7 +263,7 @@ class StoreRounds:
         messages = self._line.call(lambda store: [read_message(store, key)[0] for key in keys if store.check([key])])
         return [failure for message in messages for failure in decode_failures(message)]
 
-    def _describe_astray(self, rank: int, call: Call) -> RankFailure:
+    def _describe_astray(self, rank: int, call: RoundCall) -> RankFailure:
         text = f"called {call} where rank {self._rank} called {self._call}; all ranks must make the same calls"
         return RankFailure(rank, ASTRAY, text)
 
@@ -262,7 +271,7 @@ class StoreRounds:
 
     def _wait(self, is_ready: Callable[[Store], bool], find_awaited: Callable[[], Sequence[int]]) -> str:
         """Wait for a verdict, or until it is ready, which is ""; raise RoundFailed if that is the verdict."""
-        watch = Watch(timeout_s=self._timeout_s)
+        watch = PeerWatch(timeout_s=self._timeout_s)
         warned = False
         delay_s = _FIRST_DELAY_S
         while (found := self._line.call(lambda store: self._look(store, is_ready))) is None:
@@ -300,7 +309,7 @@ class StoreRounds:
         if self._number or threading.current_thread() is not threading.main_thread():
             return []
         missing = self._find_all_missing()
-        return self._line.call(lambda store: find_astray(store, self._seat, missing, rank=self._rank))
+        return self._line.call(lambda store: read_mismatches(store, self._seat, missing, rank=self._rank))
 
     def _find_all_missing(self) -> list[int]:
         looks = self._rank == self._coordinator or self._size <= _MAX_NAMED

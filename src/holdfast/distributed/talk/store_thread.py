@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 from torch.distributed.distributed_c10d import Store
 
-from holdfast.distributed.talk.wire import Piece
+from holdfast.distributed.talk.wire import Frame
 
 T = TypeVar("T")
 
@@ -20,11 +20,11 @@ _COUNT_BYTES: Final = 4
 _SLICE_S: Final = 1.0
 
 
-class LineLost(Exception):
+class StoreThreadLost(Exception):
     """The store does not answer any more; the text says what was seen of it."""
 
 
-class Line:
+class StoreThread:
     """Does operations on a connection of its own, one after the other. End it by `close`.
 
     The store's calls have no deadline of their own: one to a host that was stopped, or whose network is gone, returns
@@ -46,12 +46,12 @@ class Line:
             return _wait(reply, min(self._timeout_s, limit_s or self._timeout_s))
         except RuntimeError as error:  # what the store raises, whatever has happened to it
             self._lost = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise LineLost(self._lost) from error
+            raise StoreThreadLost(self._lost) from error
 
     def post(self, operation: Callable[[Store], T]) -> Future[T]:
         """Have `operation` done after those before it, and do not wait."""
         if self._lost:
-            raise LineLost(self._lost)
+            raise StoreThreadLost(self._lost)
         reply: Future[T] = Future()
         self._queue.put((operation, reply))
         return reply
@@ -85,7 +85,7 @@ def _work(store: Store, queue: SimpleQueue[tuple[Callable[[Store], Any], Future[
             reply.set_exception(error)
 
 
-def write_message(store: Store, key: str, pieces: Sequence[Piece]) -> list[str]:
+def write_message(store: Store, key: str, pieces: Sequence[Frame]) -> list[str]:
     """Write bytes of any length under `key`, which appears last; return the keys to delete."""
     data = b"".join(pieces)
     room = PART_BYTES - _COUNT_BYTES

@@ -11,7 +11,7 @@ import torch
 
 from holdfast.errors import Corrupt, Unsupported
 
-Piece = bytes
+Frame = bytes
 MAX_DEPTH: Final = 100
 """How deep containers may nest; what is deeper is refused, as a container that holds itself is."""
 
@@ -25,13 +25,13 @@ _KINDS: Final[dict[bytes, Any]] = {tag: kind for kind, tag in (_SEQUENCES | _MAP
 _SMALL: Final = 1 << 63
 
 
-def encode(value: object) -> list[Piece]:
+def encode(value: object) -> list[Frame]:
     """Return `value` as pieces to be joined; long bytes are not copied. Refuses all but the plain builtins.
 
     Plain are None, bool, int, float, str, bytes, torch.Size, and lists, tuples, dicts and OrderedDicts of plain
     values; no other subclass is, for it would arrive as something else.
     """
-    pieces: list[Piece] = []
+    pieces: list[Frame] = []
     try:
         _encode(value, pieces, MAX_DEPTH)
     except _Refused as refused:
@@ -65,7 +65,7 @@ class _Refused(Exception):
         self.keys: list[object] = []
 
 
-def _encode(value: Any, pieces: list[Piece], depth: int) -> None:
+def _encode(value: Any, pieces: list[Frame], depth: int) -> None:
     kind = type(value)
     if kind is str:
         data = value.encode("utf-8", "surrogatepass")
@@ -89,7 +89,7 @@ def _encode(value: Any, pieces: list[Piece], depth: int) -> None:
         raise _Refused(f"a {kind.__module__}.{kind.__qualname__}".replace("builtins.", ""))
 
 
-def _encode_items(items: Iterable[tuple[object, object]], pieces: list[Piece], depth: int) -> None:
+def _encode_items(items: Iterable[tuple[object, object]], pieces: list[Frame], depth: int) -> None:
     if not depth:
         raise _Refused(f"nested more than {MAX_DEPTH} deep")
     for key, item in items:

@@ -10,7 +10,7 @@ from typing import Final
 
 from holdfast.objects.blocks import PAGE_BYTES, LentBlock, copy_bytes, is_aligned, new_block
 from holdfast.objects.local.files import Files
-from holdfast.objects.thread_pool import Crew, Task
+from holdfast.objects.thread_pool import Task, ThreadPool
 
 BLOCK_BYTES: Final = 4 << 20
 _WRITES: Final = 4
@@ -27,7 +27,7 @@ class BlockWriter:
         self._may_be_direct = may_be_direct
         self._is_direct = False
         self._has_begun = False
-        self._threads: Crew | None = None
+        self._threads: ThreadPool | None = None
         self._under_way: deque[Task[None]] = deque()
         self._free: list[memoryview] = []
         self._block: memoryview | None = None
@@ -112,7 +112,7 @@ class BlockWriter:
     def _begin(self, data: memoryview, release: Callable[[], None]) -> None:
         """Let a thread write, which releases the memory whatever happens."""
         # Threads that stay: to begin one for each block takes two turns of cores that are busy hashing.
-        self._threads = self._threads or Crew("holdfast-write", _WRITES)
+        self._threads = self._threads or ThreadPool("holdfast-write", _WRITES)
         self._under_way.append(self._threads.submit(partial(self._write_and_release, data, self._start, release)))
         self._start += data.nbytes
 

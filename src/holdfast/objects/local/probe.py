@@ -22,7 +22,7 @@ _REFUSALS: Final = frozenset({errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOS
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class DirectoryFacts:
     """What was found out about a directory; None is what was not tried, or could not be."""
 
     path: str
@@ -50,7 +50,7 @@ class Place:
     """Median time to make a small write durable."""
 
 
-def probe_place(path: str | os.PathLike[str], *, write: bool = False, files: Files | None = None) -> Place:
+def probe_place(path: str | os.PathLike[str], *, write: bool = False, files: Files | None = None) -> DirectoryFacts:
     """Say what the directory `path` can do, which must be there; raises StoreError if it cannot be used at all.
 
     Nothing is written unless `write`: then what only a write can tell is tried out with scratch files in it.
@@ -67,7 +67,7 @@ def probe_place(path: str | os.PathLike[str], *, write: bool = False, files: Fil
         raise StoreError(f"cannot look at {root}: {error.strerror}", code=error.errno) from error
     # Read-only, so that the traits are only looked up: trying out is done here.
     traits = LocalStore(root, read_only=True, files=calls).traits
-    known = Place(
+    known = DirectoryFacts(
         path=root,
         filesystem=calls.read_filesystem_type(root),
         network=traits.network,
@@ -83,7 +83,7 @@ def probe_place(path: str | os.PathLike[str], *, write: bool = False, files: Fil
         return _try_out(known, scratch)
 
 
-def find_nearest_directory(path: str | os.PathLike[str]) -> str:
+def locate_nearest_directory(path: str | os.PathLike[str]) -> str:
     """Return the directory `path`, or the nearest one above it if it is not there yet."""
     place = os.path.abspath(path)
     while not os.path.isdir(place) and place != os.path.dirname(place):
@@ -129,7 +129,7 @@ class _Scratch:
         return path
 
 
-def _try_out(known: Place, scratch: _Scratch) -> Place:
+def _try_out(known: DirectoryFacts, scratch: _Scratch) -> DirectoryFacts:
     try:
         sync_ms = _measure_sync(scratch)
         return replace(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from holdfast.objects.url import find_path, find_store_root, holds_config
+from holdfast.objects.url import find_path, holds_config, locate_store_root
 from holdfast.repo.format.layout import PREFIXES
 
 _HEAD_BYTES: Final = 512
@@ -119,7 +119,7 @@ def _describe_folder(path: str) -> str:
         names = sorted(entry.name for entry, _ in zip(entries, range(_MAX_NAMES), strict=False))
     if not names:
         return ""  # a store can be made here, even in the directory of another
-    root = find_store_root(os.path.dirname(path))
+    root = locate_store_root(os.path.dirname(path))
     # Other directories below a store are the user's own.
     if root is not None and os.path.relpath(path, root).split(os.sep)[0] + "/" in PREFIXES:
         return f"{path} is a part of the store {root}, not a store; use {root}"

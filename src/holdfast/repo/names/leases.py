@@ -13,7 +13,7 @@ from typing import Final, Literal, Protocol
 
 from holdfast.errors import LeaseLost, ObjectExists, StoreError
 from holdfast.objects.protocol import ObjectStore
-from holdfast.objects.thread_pool import LoneThread
+from holdfast.objects.thread_pool import BackgroundThread
 from holdfast.repo.format.layout import generation_key, lease_stem, new_lease_id, new_write_id
 from holdfast.repo.format.record import Json
 from holdfast.repo.names.generations import create_generation, list_generations
@@ -49,7 +49,7 @@ def beating(beat: Callable[[], bool], *, every_s: float, name: str) -> Iterator[
             except MemoryError:
                 sleep(_NO_MEMORY_S)  # the next beat may get some
 
-    thread = LoneThread(go_on, name)
+    thread = BackgroundThread(go_on, name)
     thread.start()
     try:
         yield

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from holdfast.errors import Corrupt, NewerFormat, NotFound
-from holdfast.objects.listing import find_link, iter_objects
+from holdfast.objects.listing import iter_objects, read_first_link
 from holdfast.objects.protocol import ObjectInfo, ObjectStore
 from holdfast.repo.format.layout import BAD, INDEX, MANIFESTS, MARKS, PACKS, generation_key, lease_stem, parse_file_key
 from holdfast.repo.handle.config import find_config, find_unknown_prefix
@@ -95,7 +95,7 @@ def verify_may_collect(store: ObjectStore, *, store_id: str = "") -> None:
     if config is None:
         raise Corrupt(f"{store.url} has no config; nothing is collected", key="config/")
     config.verify_may("collect", url=store.url)
-    link = find_link(store)
+    link = read_first_link(store)
     if link:
         raise Corrupt(
             f"{store.url} holds the symbolic link {link}, which is not followed; nothing is collected, for what lies"

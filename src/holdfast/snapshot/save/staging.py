@@ -19,7 +19,7 @@ import torch
 
 from holdfast.errors import SourceChanged, StoreError
 from holdfast.objects.blocks import copy_bytes
-from holdfast.objects.thread_pool import LoneThread
+from holdfast.objects.thread_pool import BackgroundThread
 from holdfast.progress import Progress
 from holdfast.repo.engine import Engine, count_cores
 from holdfast.repo.format.chunk import UNIT_BYTES
@@ -244,7 +244,7 @@ class SaveHandle:
     name: str
     waited_s: float = 0.0
     """How long the caller was kept until it could go on."""
-    _thread: LoneThread | None = None
+    _thread: BackgroundThread | None = None
     _result: SaveResult | None = None
     _error: BaseException | None = None
     _is_told: bool = False
@@ -357,7 +357,7 @@ class AsyncSaver:
     def _launch(self, handle: SaveHandle, repo: Repository, request: Request) -> None:
         self._await_at_exit()
         name = f"holdfast-save {handle.name}"
-        handle._thread = LoneThread(partial(self._run, handle, repo, request), name)
+        handle._thread = BackgroundThread(partial(self._run, handle, repo, request), name)
         self._current = handle
         try:
             handle._thread.start()

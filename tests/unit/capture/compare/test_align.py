@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.capture.compare.align import Alignment, align, strip_wrappers
-from holdfast.capture.stored.events import Event, Kind
+from holdfast.capture.stored.events import Event, EventKind
 from tests.kit.made_runs import make_event
 
-KINDS: list[Kind] = ["input", "output", "grad", "parameter"]
+KINDS: list[EventKind] = ["input", "output", "grad", "parameter"]
 events = st.builds(
     make_event,
     st.just(0),

@@ -11,7 +11,7 @@ from torch import nn
 from holdfast.capture.record.options import LevelName
 from holdfast.capture.record.recorder import record
 from holdfast.capture.stored.events import Level, Stats
-from holdfast.capture.stored.observed import look_at
+from holdfast.capture.stored.observed import observe
 from holdfast.capture.stored.runs import read_run
 from holdfast.capture.stored.segments import iter_segments
 from holdfast.errors import BadName, NameInUse
@@ -51,13 +51,13 @@ def test_events_say_where_they_were_seen() -> None:
 
 def test_a_recorded_digest_is_that_of_the_bytes() -> None:
     training = new_training()
-    before = look_at(training.model.get_parameter("layers.0.up.weight")).digest()
+    before = observe(training.model.get_parameter("layers.0.up.weight")).digest()
 
     run = record_steps(new_repo(), training=training, count=1)
 
     first, after = pick(run.events(0), "parameter", "layers.0.up.weight")
     assert first.digest == before
-    assert after.digest == look_at(training.model.get_parameter("layers.0.up.weight")).digest() != before
+    assert after.digest == observe(training.model.get_parameter("layers.0.up.weight")).digest() != before
 
 
 def test_training_gives_the_same_with_and_without_recording() -> None:
@@ -105,7 +105,7 @@ def test_full_tensors_come_back_as_they_were_when_they_were_seen() -> None:
     for event in run.events(0):
         tensor = run.read_tensor(event)
         assert tuple(tensor.shape) == event.shape
-        assert look_at(tensor).digest() == event.digest
+        assert observe(tensor).digest() == event.digest
         assert event.stats is not None
 
 
@@ -175,7 +175,7 @@ def test_stats_count_what_is_not_finite_apart() -> None:
 def test_stats_are_those_of_float64_for_every_dtype(dtype: torch.dtype) -> None:
     tensor = torch.tensor([0.0, 1.0, 1.0, 0.0, 1.0]).to(dtype)
 
-    stats = look_at(tensor).measure(4)
+    stats = observe(tensor).measure(4)
 
     assert stats is not None
     assert stats.norm == pytest.approx(3**0.5)
@@ -193,7 +193,7 @@ def test_a_view_is_recorded_as_its_own_items_in_order() -> None:
         torch.view_as_complex(base.reshape(3, 2, 2)).conj(),
     ):
         assert (
-            look_at(view).digest() == look_at(view.resolve_conj().clone(memory_format=torch.contiguous_format)).digest()
+            observe(view).digest() == observe(view.resolve_conj().clone(memory_format=torch.contiguous_format)).digest()
         )
 
 

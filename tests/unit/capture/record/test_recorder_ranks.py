@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.capture.stored.events import Kind
+from holdfast.capture.stored.events import EventKind
 from holdfast.capture.stored.runs import read_run
 from holdfast.objects.local.local_store import LocalStore
 from holdfast.repo.handle.repository import open_repository
@@ -24,7 +24,7 @@ def test_ranks_record_one_run_under_names_without_wrappers(tmp_path: Path) -> No
     assert (run.facts.world, run.facts.status, tuple(run.ranks)) == (2, "complete", (0, 1))
     mine, theirs = run.events(1, 0), run.events(1, 1)
     assert [event.site for event in mine] == [event.site for event in theirs]
-    kinds: tuple[Kind, ...] = ("parameter", "param_grad")
+    kinds: tuple[EventKind, ...] = ("parameter", "param_grad")
     for kind in kinds:
         assert [event.digest for event in pick(mine, kind)] == [event.digest for event in pick(theirs, kind)]
     assert pick(mine, "input", "")[0].digest != pick(theirs, "input", "")[0].digest

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from holdfast.capture.compare.compare import diff_runs
-from holdfast.capture.report.gather import Limits, gather
+from holdfast.capture.report.gather import ReportLimits, gather
 from holdfast.capture.stored.runs import Run, RunFacts
 from tests.kit.recordings import FAULT, Recording, make_recorded
 from tests.kit.runs_in_memory import make_run
@@ -112,7 +112,7 @@ def test_what_only_one_run_has_is_a_row() -> None:
 def test_rows_and_portraits_stay_within_limits() -> None:
     a, b = _make_run("good"), _make_run("bad", is_bad=True)
 
-    report = gather(a, b, diff_runs(a, b), limits=Limits(rows=5, portraits=1))
+    report = gather(a, b, diff_runs(a, b), limits=ReportLimits(rows=5, portraits=1))
 
     assert len(report.rows) == 5
     assert sum(row.verdict != "EQUAL" for row in report.rows) == 3
@@ -124,7 +124,7 @@ def test_rows_and_portraits_stay_within_limits() -> None:
 def test_rows_that_were_left_out_are_counted() -> None:
     a, b = _make_run("good"), _make_run("bad", is_bad=True)
 
-    report = gather(a, b, diff_runs(a, b), limits=Limits(rows=1))
+    report = gather(a, b, diff_runs(a, b), limits=ReportLimits(rows=1))
 
     assert len(report.rows) == 1
     assert report.origin == 0

@@ -16,7 +16,7 @@ import pytest
 
 from holdfast.capture.report import html
 from holdfast.capture.report.html import describe, render_html, write_html
-from holdfast.capture.report.model import Detail, Portrait, Report, Row, Side
+from holdfast.capture.report.model import Detail, Report, ReportRow, RunSide, TensorSummary
 
 HOSTILE: Final = (
     "</script><script>alert(1)</script>",
@@ -33,7 +33,7 @@ HOSTILE: Final = (
 
 
 def _report(name: str) -> Report:
-    row = Row(
+    row = ReportRow(
         verdict=name,
         step=0,
         rank=0,
@@ -46,7 +46,7 @@ def _report(name: str) -> Report:
         source=name,
         note=name,
     )
-    side = Side(name, (0,), notes=(name,), status=name)
+    side = RunSide(name, (0,), notes=(name,), status=name)
     return Report(
         a=side,
         b=side,
@@ -150,11 +150,11 @@ def test_the_files_of_the_page_are_ascii_and_end_no_script() -> None:
 
 def test_numbers_that_json_has_no_word_for_are_told_apart() -> None:
     rows = [
-        Row("ORIGIN", 0, 0, "forward", "output", "x", rel=value, cos=value)
+        ReportRow("ORIGIN", 0, 0, "forward", "output", "x", rel=value, cos=value)
         for value in (None, math.nan, math.inf, 0.25)
     ]
-    portrait = Portrait(-math.inf, math.inf, math.nan, 0.0, 0, 1, 2, 0.0, 1.0, (1, 2))
-    report = Report(Side("a"), Side("b"), "h", False, tuple(rows), details={2: Detail(a=portrait)})
+    portrait = TensorSummary(-math.inf, math.inf, math.nan, 0.0, 0, 1, 2, 0.0, 1.0, (1, 2))
+    report = Report(RunSide("a"), RunSide("b"), "h", False, tuple(rows), details={2: Detail(a=portrait)})
 
     found = json.loads(json.dumps(describe(report), allow_nan=False))
 
@@ -165,7 +165,7 @@ def test_numbers_that_json_has_no_word_for_are_told_apart() -> None:
 
 
 def test_a_time_that_is_no_date_is_shown_as_a_number() -> None:
-    found = describe(Report(Side("a", started_s=1e300), Side("b"), "h", True))
+    found = describe(Report(RunSide("a", started_s=1e300), RunSide("b"), "h", True))
 
     assert found["a"] == {
         "name": "a",

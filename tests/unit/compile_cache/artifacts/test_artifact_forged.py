@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.compile_cache.artifacts.artifact import iter_variants, read_artifact
-from holdfast.compile_cache.artifacts.catalog import Found, artifact_name, list_signed, parse_found
+from holdfast.compile_cache.artifacts.catalog import StoredVariant, artifact_name, list_signed, parse_found
 from holdfast.compile_cache.artifacts.statement import describe_content
 from holdfast.compile_cache.artifacts.trust import Trust, sign
 from holdfast.errors import Corrupt, HoldfastError, NotFound, Untrusted
@@ -35,14 +35,14 @@ SIGNED = Trust(secret=SECRET)
 @pytest.fixture(autouse=True)
 def foreign(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no store of these tests be trusted for where it is."""
-    monkeypatch.setattr("holdfast.compile_cache.artifacts.trust.find_doubt", lambda *_: "the store is anybody's")
+    monkeypatch.setattr("holdfast.compile_cache.artifacts.trust.check_store_trust", lambda *_: "the store is anybody's")
 
 
 Metadata = dict[str, Json]
 Entries = dict[str, bytes]
 
 
-def _take_apart(repo: Repository, found: Found) -> tuple[Entries, Metadata]:
+def _take_apart(repo: Repository, found: StoredVariant) -> tuple[Entries, Metadata]:
     assert found.snapshot is not None
     return load_bytes(repo, found.name), dict(found.snapshot.metadata)
 

@@ -8,10 +8,10 @@ from typing import ClassVar
 import pytest
 
 from holdfast.compile_cache.artifacts.artifact import iter_variants
-from holdfast.compile_cache.artifacts.catalog import Found, artifact_name
+from holdfast.compile_cache.artifacts.catalog import StoredVariant, artifact_name
 from holdfast.compile_cache.artifacts.last_use import DAY_S, USES, read_uses, record_use
 from holdfast.compile_cache.artifacts.limits import (
-    Limits,
+    CacheLimits,
     StoredKey,
     apply_limits,
     group_keys,
@@ -58,7 +58,7 @@ def _key(digest: str, used_s: float, size_bytes: int, *, system: str = "mine") -
     return StoredKey(digest, (found,), used_s)
 
 
-class Sized(Found):
+class Sized(StoredVariant):
     """A variant of any size."""
 
     __slots__ = ()
@@ -69,47 +69,47 @@ class Sized(Found):
         return self.held_bytes[self.name]
 
 
-def _delete(keys: list[StoredKey], limits: Limits, now_s: float = 100.0) -> dict[str, str]:
+def _delete(keys: list[StoredKey], limits: CacheLimits, now_s: float = 100.0) -> dict[str, str]:
     return {v.key.digest: v.reason for v in plan_limits(keys, limits, now_s=now_s).verdicts if v.reason}
 
 
 def test_what_was_used_least_recently_goes_when_there_is_too_much() -> None:
     keys = [_key("a", 10, 40), _key("b", 30, 40), _key("c", 20, 40)]
 
-    assert _delete(keys, Limits(max_bytes=80)) == {"a": "over the size"}
-    assert _delete(keys, Limits(max_bytes=79)) == {"a": "over the size", "c": "over the size"}
-    assert _delete(keys, Limits(max_bytes=0)).keys() == {"a", "b", "c"}
-    assert _delete(keys, Limits(max_bytes=120)) == {}
+    assert _delete(keys, CacheLimits(max_bytes=80)) == {"a": "over the size"}
+    assert _delete(keys, CacheLimits(max_bytes=79)) == {"a": "over the size", "c": "over the size"}
+    assert _delete(keys, CacheLimits(max_bytes=0)).keys() == {"a", "b", "c"}
+    assert _delete(keys, CacheLimits(max_bytes=120)) == {}
 
 
 def test_what_fits_stays_though_something_larger_goes() -> None:
     keys = [_key("a", 10, 5), _key("b", 30, 40), _key("c", 20, 1000)]
 
-    assert _delete(keys, Limits(max_bytes=50)) == {"c": "over the size"}
+    assert _delete(keys, CacheLimits(max_bytes=50)) == {"c": "over the size"}
 
 
 def test_what_was_not_used_for_long_goes() -> None:
     keys = [_key("a", 10, 1), _key("b", 90, 1)]
 
-    assert _delete(keys, Limits(max_age_s=50)) == {"a": "not used for long"}
+    assert _delete(keys, CacheLimits(max_age_s=50)) == {"a": "not used for long"}
 
 
 def test_what_is_for_another_system_goes() -> None:
     keys = [_key("a", 10, 1, system="other"), _key("b", 10, 1)]
 
-    assert _delete(keys, Limits(systems=frozenset({"mine"}))) == {"a": "of another system"}
+    assert _delete(keys, CacheLimits(systems=frozenset({"mine"}))) == {"a": "of another system"}
 
 
 def test_what_goes_for_another_reason_does_not_count_for_the_size() -> None:
     keys = [_key("a", 90, 100, system="other"), _key("b", 10, 100)]
 
-    assert _delete(keys, Limits(max_bytes=100, systems=frozenset({"mine"}))) == {"a": "of another system"}
+    assert _delete(keys, CacheLimits(max_bytes=100, systems=frozenset({"mine"}))) == {"a": "of another system"}
 
 
 @pytest.mark.parametrize("rules", [{}, {"max_bytes": -1}, {"max_age_s": -1.0}, {"max_age_s": float("nan")}])
 def test_limits_that_mean_nothing_are_refused(rules: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=r"give at least one limit|cannot be negative"):
-        Limits(**rules)  # type: ignore[arg-type]  # that is the point
+        CacheLimits(**rules)  # type: ignore[arg-type]  # that is the point
 
 
 def test_keys_are_told_by_use_and_else_by_when_they_were_saved(repo: Repository, clock: Clock) -> None:
@@ -172,7 +172,7 @@ def test_limits_delete_keys_and_the_records_of_their_use(repo: Repository, clock
     record_use(repo, [find_variant(repo, "b")])
     clock.wait(2)
 
-    plan = plan_limits(read_stored(repo.store), Limits(max_age_s=20 * DAY_S), now_s=clock.now())
+    plan = plan_limits(read_stored(repo.store), CacheLimits(max_age_s=20 * DAY_S), now_s=clock.now())
     deleted = apply_limits(repo.store, plan)
 
     assert [found.name for found in deleted] == [artifact_name(make_key("a").digest, number) for number in (1, 0)]
@@ -199,7 +199,7 @@ def test_what_is_damaged_goes_if_it_can(tmp_path: Path) -> None:
     record = tmp_path / record_key(artifact_name(make_key("a").digest, 0))
     record.write_bytes(record.read_bytes()[:-1] + b"?")
 
-    plan = plan_limits(read_stored(repo.store), Limits(max_bytes=1 << 30), now_s=repo.store.clock())
+    plan = plan_limits(read_stored(repo.store), CacheLimits(max_bytes=1 << 30), now_s=repo.store.clock())
 
     assert [(v.key.digest, v.reason) for v in plan.verdicts if v.reason] == [
         ("@compiled/strange", "damaged"),
@@ -210,7 +210,7 @@ def test_what_is_damaged_goes_if_it_can(tmp_path: Path) -> None:
 
 
 def test_variants_of_a_key_are_in_order_and_last_used_together() -> None:
-    found = [Found(artifact_name(make_key().digest, number), make_key().digest, None) for number in (10, 2, 0)]
+    found = [StoredVariant(artifact_name(make_key().digest, number), make_key().digest, None) for number in (10, 2, 0)]
 
     (key,) = group_keys(found, {make_key().digest: 7.0})
 

@@ -14,8 +14,8 @@ import pytest
 
 from holdfast.compile_cache.artifacts import ownership
 from holdfast.compile_cache.artifacts.artifact import read_artifact
-from holdfast.compile_cache.artifacts.ownership import find_intruder
-from holdfast.compile_cache.artifacts.trust import Trust, find_doubt, read_secret
+from holdfast.compile_cache.artifacts.ownership import check_ownership
+from holdfast.compile_cache.artifacts.trust import Trust, check_store_trust, read_secret
 from holdfast.errors import HoldfastError, Untrusted
 from holdfast.objects.local.local_store import LocalStore
 from holdfast.repo.handle.repository import Repository
@@ -55,7 +55,7 @@ def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_store_in_memory_is_trusted() -> None:
     repo = new_repo()
 
-    assert find_doubt(repo.store, store_artifact(repo)) == ""
+    assert check_store_trust(repo.store, store_artifact(repo)) == ""
 
 
 def test_a_store_that_only_this_user_can_write_to_is_trusted(repo: Repository) -> None:
@@ -102,13 +102,13 @@ def test_the_command_that_a_refusal_names_cures_a_store_for_good(place: Path) ->
         repo = new_repo(LocalStore(place))
         store_artifact(repo)
         place.chmod(0o775)
-        doubt = find_doubt(repo.store, find_variant(repo))
+        doubt = check_store_trust(repo.store, find_variant(repo))
         command = doubt.partition("`")[2].partition("`")[0]
         subprocess.run(command, shell=True, check=True)
 
-        assert find_doubt(repo.store, find_variant(repo)) == ""
+        assert check_store_trust(repo.store, find_variant(repo)) == ""
         store_artifact(repo, make_artifact("b"))
-        assert find_doubt(repo.store, find_variant(repo, "b")) == ""
+        assert check_store_trust(repo.store, find_variant(repo, "b")) == ""
     finally:
         os.umask(mask)
 
@@ -120,7 +120,7 @@ def test_every_directory_above_that_is_at_fault_is_named_with_its_cure(tmp_path:
     (tmp_path / "a b/c").chmod(0o757)
     gid = place.stat().st_gid
 
-    assert find_intruder(str(place)) == (
+    assert check_ownership(str(place)) == (
         f"{tmp_path}/a b can be written by its group {gid} (mode 0775): run `chmod g-w '{tmp_path}/a b'`;"
         f" {tmp_path}/a b/c can be written by anybody (mode 0757): run `chmod go-w '{tmp_path}/a b/c'`"
     )
@@ -137,7 +137,7 @@ def test_what_has_an_access_control_list_is_not_trusted(
     set_acl(target, attribute, permissions=4)
     assert not target.stat().st_mode & 0o022
 
-    doubt = find_doubt(repo.store, find_variant(repo))
+    doubt = check_store_trust(repo.store, find_variant(repo))
 
     cure = f"run `setfacl -R -b {place}`"
     assert doubt == f"{target} has an access control list, which may let others write: {cure}"
@@ -152,13 +152,13 @@ def test_a_directory_above_with_an_access_control_list_is_a_doubt(
     set_acl(tmp_path, attribute, permissions=5)
 
     cure = f"run `setfacl -b {tmp_path}`"
-    assert find_intruder(str(place)) == f"{tmp_path} has an access control list, which may let others write: {cure}"
+    assert check_ownership(str(place)) == f"{tmp_path} has an access control list, which may let others write: {cure}"
 
 
 def test_a_list_that_says_no_more_than_the_mode_is_none(repo: Repository, place: Path) -> None:
     set_acl(place, permissions=None)
 
-    assert find_doubt(repo.store, find_variant(repo)) == ""
+    assert check_store_trust(repo.store, find_variant(repo)) == ""
 
 
 @pytest.mark.parametrize("attribute", ["system.nfs4_acl", "system.richacl"])
@@ -170,7 +170,7 @@ def test_lists_of_other_kinds_are_doubts(place: Path, attribute: str, monkeypatc
 
     monkeypatch.setattr(os, "getxattr", read)
 
-    assert find_intruder(str(place)).startswith(f"{place} has an access control list")
+    assert check_ownership(str(place)).startswith(f"{place} has an access control list")
 
 
 def test_a_list_that_cannot_be_read_is_a_doubt(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +179,7 @@ def test_a_list_that_cannot_be_read_is_a_doubt(place: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(os, "getxattr", read)
 
-    assert find_intruder(str(place)) == "/ cannot be looked at (Input/output error)"
+    assert check_ownership(str(place)) == "/ cannot be looked at (Input/output error)"
 
 
 def test_what_belongs_to_another_user_is_not_trusted(
@@ -196,7 +196,7 @@ def test_what_belongs_to_another_user_is_not_trusted(
 def test_a_directory_above_that_others_can_write_to_is_a_doubt(tmp_path: Path, place: Path) -> None:
     tmp_path.chmod(0o777)
 
-    assert find_intruder(str(place)) == (
+    assert check_ownership(str(place)) == (
         f"{tmp_path} can be written by anybody (mode 0777): run `chmod go-w {tmp_path}`"
     )
 
@@ -204,18 +204,18 @@ def test_a_directory_above_that_others_can_write_to_is_a_doubt(tmp_path: Path, p
 def test_a_sticky_directory_above_is_none(tmp_path: Path, place: Path) -> None:
     tmp_path.chmod(0o1777)
 
-    assert find_intruder(str(place)) == ""
+    assert check_ownership(str(place)) == ""
 
 
 def test_a_link_that_leads_through_such_a_directory_is_a_doubt(tmp_path: Path, place: Path) -> None:
     (tmp_path / "open").mkdir()
     (tmp_path / "open/inner").symlink_to(place)
     (tmp_path / "link").symlink_to("open/../open/inner")
-    assert find_intruder(str(tmp_path / "link")) == ""
+    assert check_ownership(str(tmp_path / "link")) == ""
 
     (tmp_path / "open").chmod(0o777)
 
-    assert find_intruder(str(tmp_path / "link")) == (
+    assert check_ownership(str(tmp_path / "link")) == (
         f"{tmp_path}/open can be written by anybody (mode 0777): run `chmod go-w {tmp_path}/open`"
     )
 
@@ -224,17 +224,17 @@ def test_a_link_within_a_store_is_a_doubt(repo: Repository, place: Path) -> None
     (place / "packs").rename(place.parent / "elsewhere")
     (place / "packs").symlink_to(place.parent / "elsewhere")
 
-    assert find_doubt(repo.store, find_variant(repo)) == f"{place}/packs is a link"
+    assert check_store_trust(repo.store, find_variant(repo)) == f"{place}/packs is a link"
 
 
 def test_a_store_behind_a_link_is_judged_by_where_it_leads(repo: Repository, place: Path) -> None:
     link = place.parent / "link"
     link.symlink_to(place)
-    assert find_doubt(LocalStore(link), find_variant(repo)) == ""
+    assert check_store_trust(LocalStore(link), find_variant(repo)) == ""
 
     place.chmod(0o1777)
 
-    assert find_doubt(LocalStore(link), find_variant(repo)) == (
+    assert check_store_trust(LocalStore(link), find_variant(repo)) == (
         f"{link} can be written by anybody (mode 1777): run `chmod -R go-w {place}`"
     )
 
@@ -243,15 +243,15 @@ def test_links_in_a_circle_and_what_is_not_there_are_doubts(tmp_path: Path) -> N
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
 
-    assert "cannot be looked at (too many links)" in find_intruder(str(tmp_path / "a"))
-    assert "cannot be looked at (No such file or directory)" in find_intruder(str(tmp_path / "none"))
+    assert "cannot be looked at (too many links)" in check_ownership(str(tmp_path / "a"))
+    assert "cannot be looked at (No such file or directory)" in check_ownership(str(tmp_path / "none"))
 
 
 def test_a_store_of_another_kind_is_not_trusted_by_where_it_is(repo: Repository) -> None:
     class Elsewhere:
         url = "s3://bucket"
 
-    assert find_doubt(Elsewhere(), find_variant(repo)) == "the store is not a directory of this machine"  # type: ignore[arg-type]  # only its kind is looked at
+    assert check_store_trust(Elsewhere(), find_variant(repo)) == "the store is not a directory of this machine"  # type: ignore[arg-type]  # only its kind is looked at
 
 
 @pytest.fixture
@@ -316,7 +316,7 @@ def test_a_record_without_a_file_is_a_doubt(repo: Repository) -> None:
     assert found.snapshot is not None
     later = replace(found, snapshot=replace(found.snapshot, generation=7))
 
-    assert "cannot be looked at" in find_doubt(repo.store, later)
+    assert "cannot be looked at" in check_store_trust(repo.store, later)
 
 
 def test_a_secret_comes_from_a_file_or_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -375,4 +375,4 @@ def test_a_directory_that_other_machines_share_is_in_doubt(tmp_path: Path, monke
     monkeypatch.setattr("holdfast.objects.local.files.PosixFiles.read_filesystem_type", lambda *_: "nfs4")
     shared = LocalStore(str(tmp_path / "store"))
 
-    assert find_doubt(shared, found) == "other machines may write to its filesystem, as whom they like"
+    assert check_store_trust(shared, found) == "other machines may write to its filesystem, as whom they like"

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.compile_cache.artifacts.why import Candidate, Explanation, explain
-from holdfast.compile_cache.key_parts import PARTS, Key, hash_parts
+from holdfast.compile_cache.key_parts import PARTS, GraphKey, hash_parts
 from holdfast.errors import Corrupt
 from holdfast.repo.format.record import Json
 
@@ -27,11 +27,11 @@ _PARTS: Final[dict[str, Json]] = {
 }
 
 
-def key_with(**parts: Json) -> Key:
+def key_with(**parts: Json) -> GraphKey:
     return hash_parts({part: parts.get(part, _PARTS[part]) for part in PARTS})
 
 
-def stored(key: Key, name: str = "stored", *, guards: str = "") -> Candidate:
+def stored(key: GraphKey, name: str = "stored", *, guards: str = "") -> Candidate:
     return Candidate(name, key.digests, lambda: key.parts, guards)
 
 

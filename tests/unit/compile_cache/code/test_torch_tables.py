@@ -14,7 +14,7 @@ from torch._inductor import lowering
 from torch._inductor.pattern_matcher import Arg, CallFunction, PatternMatcherPass, register_graph_pattern
 
 from holdfast.compile_cache.code.library_kernels import Kernel, LibraryWatch
-from holdfast.compile_cache.code.torch_tables import Row, TableWatch
+from holdfast.compile_cache.code.torch_tables import TableEntry, TableWatch
 
 _ERFC: Any = torch.ops.aten.erfc.default
 _register: Any = register_graph_pattern
@@ -44,7 +44,7 @@ def of_mine(x: Any) -> Any:
     return x
 
 
-def list_new(watch: TableWatch, before: list[Row]) -> list[tuple[str, str]]:
+def list_new(watch: TableWatch, before: list[TableEntry]) -> list[tuple[str, str]]:
     return [(row.role, str(row.subject)) for row in watch.list_foreign() if row not in before]
 
 

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from holdfast.compile_cache.key.key import make_key
-from holdfast.compile_cache.key_parts import Key, Uncacheable
+from holdfast.compile_cache.key_parts import GraphKey, Uncacheable
 from tests.kit.graph_keys import key_of, reason_of, record_keys
 
 # Any: much of torch has no types.
@@ -243,8 +243,8 @@ def test_a_graph_that_changes_shared_buffers_unseen_is_not_cached() -> None:
 
 
 def test_sharing_without_a_change_and_changes_without_sharing_are_cached() -> None:
-    assert isinstance(record_keys(add, *views())[0], Key)
-    assert isinstance(record_keys(change, torch.ones(4), torch.ones(4))[0], Key)
+    assert isinstance(record_keys(add, *views())[0], GraphKey)
+    assert isinstance(record_keys(change, torch.ones(4), torch.ones(4))[0], GraphKey)
 
 
 @pytest.fixture
@@ -297,13 +297,13 @@ class _Pass:
 
 
 def test_a_pass_of_the_users_counts_by_the_id_that_it_gives_itself() -> None:
-    def key(uuid: str | None) -> Key | str:
+    def key(uuid: str | None) -> GraphKey | str:
         with _CONFIG.patch(post_grad_custom_pre_pass=_Pass(uuid)):
             return record_keys(torch.sin, torch.ones(4))[0]
 
     one, same, other, none = key("a"), key("a"), key("b"), key(None)
 
-    assert isinstance(one, Key) and isinstance(same, Key) and isinstance(other, Key)  # noqa: PT018 - for the types
+    assert isinstance(one, GraphKey) and isinstance(same, GraphKey) and isinstance(other, GraphKey)  # noqa: PT018 - for the types
     assert one.digest == same.digest != other.digest
     assert str(none).startswith(f"the compiler's setting post_grad_custom_pre_pass is a {__name__}._Pass, which may do")
 
@@ -341,7 +341,7 @@ def test_dispatch_modes_around_a_graph_are_not_cached() -> None:
 
 
 def test_constants_count_by_their_content() -> None:
-    def key(constant: Tensor) -> Key:
+    def key(constant: Tensor) -> GraphKey:
         graph = graph_with(constant)
         # As an attribute it becomes a part of the code; as a buffer it would be another input.
         graph.__dict__["held"] = graph._buffers.pop("held")

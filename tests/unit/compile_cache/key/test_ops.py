@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from holdfast.compile_cache.code.digest import digest_code
-from holdfast.compile_cache.key_parts import PARTS, Key, Uncacheable
+from holdfast.compile_cache.key_parts import PARTS, GraphKey, Uncacheable
 from tests.kit.graph_keys import key_of, reason_of
 
 # Any: much of torch has no types.
@@ -46,7 +46,9 @@ def kernel(x):
 """
 
 
-def key_of_operator(source: str = SOURCE, *, filename: str = "<op>", versions: dict[str, str] | None = None) -> Key:
+def key_of_operator(
+    source: str = SOURCE, *, filename: str = "<op>", versions: dict[str, str] | None = None
+) -> GraphKey:
     """Return the key of a call of an operator whose functions a source text defines."""
     with operator_of(source, filename) as call:
         return key_of(call, torch.ones(3, requires_grad=True), versions=versions or {})
@@ -78,7 +80,7 @@ def call_compiled(x: Tensor) -> Any:
     return torch.ops._test.leaky_relu(x)
 
 
-def list_changed(one: Key, other: Key) -> list[str]:
+def list_changed(one: GraphKey, other: GraphKey) -> list[str]:
     return [part for part in PARTS if one.digests[part] != other.digests[part]]
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from holdfast.distributed.checkpoint.coverage import Item, Sketch, is_covered, merge, sketch_boxes
+from holdfast.distributed.checkpoint.coverage import BoxItem, Sketch, is_covered, merge, sketch_boxes
 from holdfast.repo.format.boxes import Box, slices, volume, whole
 from tests.kit.patience import measure_cpu_s
 from tests.kit.tilings import boxes_in, shapes, tilings
@@ -16,11 +16,11 @@ SEED = bytes(range(16))
 Tensors = list[tuple[tuple[int, ...], list[Box]]]
 
 
-def make_items(tensors: Tensors) -> list[Item]:
+def make_items(tensors: Tensors) -> list[BoxItem]:
     return [(f"t{number}", "float32", shape, box) for number, (shape, parts) in enumerate(tensors) for box in parts]
 
 
-def sketch_ranks(items: list[Item], num_ranks: int = 3, seed: bytes = SEED) -> Sketch:
+def sketch_ranks(items: list[BoxItem], num_ranks: int = 3, seed: bytes = SEED) -> Sketch:
     """Sketch items that are dealt out to ranks one by one."""
     return merge(sketch_boxes(items[rank::num_ranks], seed) for rank in range(num_ranks))
 
@@ -106,7 +106,7 @@ def test_ranks_that_disagree_about_the_tensor_are_noticed(dtype: str, shape: tup
 
 
 def test_whole_tensors_of_one_name_are_noticed_whatever_they_are() -> None:
-    items: list[Item] = [("w", "float32", (2,), whole((2,))), ("w", "float32", (3,), whole((3,)))]
+    items: list[BoxItem] = [("w", "float32", (2,), whole((2,))), ("w", "float32", (3,), whole((3,)))]
 
     assert not is_covered(sketch_boxes(items, SEED))
     assert is_covered(sketch_boxes(items[:1], SEED))
@@ -114,14 +114,14 @@ def test_whole_tensors_of_one_name_are_noticed_whatever_they_are() -> None:
 
 @pytest.mark.parametrize("shape", [(), (0,), (4, 0), (0, 0)])
 def test_what_has_no_more_than_an_origin_is_held_by_exactly_one(shape: tuple[int, ...]) -> None:
-    item: Item = ("w", "float32", shape, whole(shape))
+    item: BoxItem = ("w", "float32", shape, whole(shape))
 
     assert is_covered(sketch_boxes([item], SEED))
     assert not is_covered(merge([sketch_boxes([item], SEED), sketch_boxes([item], SEED)]))
 
 
 def test_an_empty_box_holds_nothing() -> None:
-    items: list[Item] = [("w", "float32", (4,), whole((4,))), ("w", "float32", (4,), Box((0,), (0,)))]
+    items: list[BoxItem] = [("w", "float32", (4,), whole((4,))), ("w", "float32", (4,), Box((0,), (0,)))]
 
     assert sketch_boxes(items, SEED) == sketch_boxes(items[:1], SEED)
     assert sketch_boxes([], SEED) == Sketch() == merge([])
@@ -139,14 +139,16 @@ def test_a_sketch_of_many_dims_takes_no_longer() -> None:
 
 
 def test_other_seeds_give_other_sketches() -> None:
-    item: Item = ("w", "float32", (4,), Box((0,), (2,)))
+    item: BoxItem = ("w", "float32", (4,), Box((0,), (2,)))
     seeds = (SEED, SEED[:8], b"", SEED[:8] + b"\1")
 
     assert len({sketch_boxes([item], seed) for seed in seeds}) == len(seeds)
 
 
 def test_a_thousand_tensors_are_sketched_in_a_few_milliseconds() -> None:
-    items: list[Item] = [(f"layers.{n}.w", "bfloat16", (4096, 4096), Box((512, 0), (512, 4096))) for n in range(1000)]
+    items: list[BoxItem] = [
+        (f"layers.{n}.w", "bfloat16", (4096, 4096), Box((512, 0), (512, 4096))) for n in range(1000)
+    ]
 
     times = []
     for _ in range(5):

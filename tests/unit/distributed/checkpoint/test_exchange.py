@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.digest import hash_bytes
-from holdfast.distributed.checkpoint.exchange import Exchange, Router, Wanted, open_together
+from holdfast.distributed.checkpoint.exchange import ChunkExchange, Router, Wanted, open_together
 from holdfast.errors import Corrupt, RankError
 from holdfast.objects.memory import MemoryStore
 from holdfast.objects.protocol import ObjectStore
@@ -333,6 +333,6 @@ def test_the_view_of_a_rank_is_told_by_the_exchange_itself() -> None:
 
     results = run_threads(2, lambda ranks: open_together(store, ref, ranks))
 
-    heads = [result.heads for result in results if isinstance(result, Exchange)]
+    heads = [result.heads for result in results if isinstance(result, ChunkExchange)]
     assert [each.num_chunks for each in heads] == [0, 0]
     assert [each.entry(0).rank for each in heads] == [NO_RANK, NO_RANK]

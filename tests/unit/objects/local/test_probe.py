@@ -13,7 +13,7 @@ import pytest
 
 from holdfast.errors import StoreError
 from holdfast.objects.local.files import PosixFiles
-from holdfast.objects.local.probe import Place, find_nearest_directory, probe_place
+from holdfast.objects.local.probe import DirectoryFacts, locate_nearest_directory, probe_place
 
 
 class _Refusing(PosixFiles):
@@ -171,7 +171,7 @@ def test_a_directory_of_somebody_else_is_seen_to_be_not_writable() -> None:
     assert (place.tried, place.writable, place.refusal) == (False, False, "Permission denied")
 
 
-def _look_as_nobody(folder: str) -> Place:
+def _look_as_nobody(folder: str) -> DirectoryFacts:
     """Probe a directory without the rights of root, which no permission stops."""
     if os.getuid() != 0:
         return probe_place(folder)
@@ -189,7 +189,7 @@ def _look_as_nobody(folder: str) -> Place:
     with os.fdopen(receiving) as answer:
         found = json.load(answer)
     os.waitpid(child, 0)
-    return Place(**found)
+    return DirectoryFacts(**found)
 
 
 def test_a_filesystem_that_is_mounted_read_only_is_seen_to_be() -> None:
@@ -213,5 +213,5 @@ def test_the_nearest_directory_is_found(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
 
     for path in (tmp_path, tmp_path / "a/b/c", tmp_path / "file", tmp_path / "file/below"):
-        assert find_nearest_directory(path) == str(tmp_path)
-    assert find_nearest_directory("/") == "/"
+        assert locate_nearest_directory(path) == str(tmp_path)
+    assert locate_nearest_directory("/") == "/"

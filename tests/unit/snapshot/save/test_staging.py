@@ -19,7 +19,7 @@ from holdfast.errors import NameInUse, SourceChanged, StoreError, Unsupported
 from holdfast.facade import Store
 from holdfast.objects.memory import MemoryStore
 from holdfast.objects.protocol import Upload
-from holdfast.objects.thread_pool import LoneThread
+from holdfast.objects.thread_pool import BackgroundThread
 from holdfast.repo.format.layout import PACKS
 from holdfast.repo.format.record import encode_record
 from holdfast.repo.format.source import BytesSource
@@ -304,11 +304,11 @@ def test_an_interrupt_while_waiting_does_not_give_the_memory_away(monkeypatch: p
     gated.gate.clear()
     first = store.save_async("a", {"t": noisy(5000)})
 
-    def interrupt(thread: LoneThread, timeout_s: float | None = None) -> None:
+    def interrupt(thread: BackgroundThread, timeout_s: float | None = None) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(LoneThread, "join", interrupt)
+        patch.setattr(BackgroundThread, "join", interrupt)
         with pytest.raises(KeyboardInterrupt):
             store.save_async("b", {"t": torch.zeros(5000)})
     threading.Timer(0.05, gated.gate.set).start()
