@@ -16,7 +16,6 @@ from tests.architecture.sources import ROOT
 def copy(tmp_path: Path) -> Path:
     """The code and its generated pages, fresh, to be changed at will."""
     shutil.copytree(ROOT / PACKAGE, tmp_path / PACKAGE, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / CODE_MAP, tmp_path / CODE_MAP)
     (tmp_path / "docs/reference").mkdir(parents=True)
     for path, text in render_pages(tmp_path).items():
         (tmp_path / path).write_text(text, encoding="utf-8")

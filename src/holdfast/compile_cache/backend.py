@@ -197,7 +197,7 @@ class _Asked:
             self._cache.remember_miss(self._key, self._guards)
             self._counters.count("miss")
             raise inductor.make_error(f"strict='hit': {self._describe_miss()}")
-        with self._cache.fly(self._key, self._find) as turn:
+        with self._cache.compile_once(self._key, self._find) as turn:
             self._counters.add_seconds("wait", turn.waited_s)
             if turn.found is not None:
                 self._counters.count("waited")

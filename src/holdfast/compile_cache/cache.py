@@ -112,7 +112,9 @@ class CompileCache:
         self._used[key.digest] = None
         return ""
 
-    def fly(self, key: GraphKey, find: Callable[[], CompiledCall | None]) -> AbstractContextManager[Turn[CompiledCall]]:
+    def compile_once(
+        self, key: GraphKey, find: Callable[[], CompiledCall | None]
+    ) -> AbstractContextManager[Turn[CompiledCall]]:
         """Be the one of all processes that compiles this graph, or wait for who does."""
         return single_flight(self.repo, key.digest, find, self._waiting)
 
