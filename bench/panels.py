@@ -25,6 +25,13 @@ _LIMITS: Final = {
     "memcpy to new memory": "copy",
     "memcpy to new memory and BLAKE3": "copy + BLAKE3",
 }
+SUMMARY: Final = (
+    "first save, durable",
+    "save again, nothing changed",
+    "load, not in page cache",
+    "load, in page cache",
+)
+"""The titles of the panels that the first page shows."""
 _NAMES: Final = {
     "Holdfast, verify='fast'": "Holdfast, fast",
     "Holdfast, unchanged, change hints": "Holdfast, hints",

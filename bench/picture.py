@@ -16,7 +16,17 @@ from typing import Any, Final
 if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from bench.panels import Chart, Panel, Row, find_state, plan_charts, plan_compile_panels, plan_panels, read_result
+from bench.panels import (
+    SUMMARY,
+    Chart,
+    Panel,
+    Row,
+    find_state,
+    plan_charts,
+    plan_compile_panels,
+    plan_panels,
+    read_result,
+)
 
 _WIDTH_IN: Final = 10.0
 _DPI: Final = 166
@@ -59,7 +69,10 @@ def draw_all(path: Path, folder: Path, *, prefix: str | None = None) -> list[Pat
     folder.mkdir(parents=True, exist_ok=True)
     drawn: list[Path] = []
     for theme in (LIGHT, DARK):
-        figures = {"speed": _draw_bars(panels, theme, _caption(result["results"]))} if panels else {}
+        caption = _caption(result["results"])
+        figures = {"speed": _draw_bars(panels, theme, caption)} if panels else {}
+        if summary := [panel for panel in panels if panel.title in SUMMARY]:
+            figures["summary"] = _draw_bars(summary, theme, caption)
         if charts:
             figures["growth"] = _draw_curves(charts, theme)
         if compiled:

@@ -115,7 +115,8 @@ def test_pictures_are_drawn_for_light_and_dark_pages_and_carry_their_source(resu
 
     drawn = picture.draw_all(result, tmp_path / "out", prefix="")
 
-    assert [path.name for path in drawn] == ["speed-light.png", "growth-light.png", "speed-dark.png", "growth-dark.png"]
+    names = ("speed", "summary", "growth")
+    assert [path.name for path in drawn] == [f"{name}-{theme}.png" for theme in ("light", "dark") for name in names]
     assert tables.find_stale_pictures(tmp_path / "out", picture.digest_result(result)) == []
 
 
