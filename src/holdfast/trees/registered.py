@@ -255,12 +255,12 @@ _HASH_ERRORS: Final = (TypeError, ValueError, ArithmeticError, AttributeError)
 
 def build_dict(values: list[Any]) -> dict[Any, Any]:
     """Build a dict from keys and values in turn, or raise ValueError."""
-    keys = values[::2]
+    each = iter(values)
     try:
-        found = dict(zip(keys, values[1::2], strict=True))
+        found = dict(zip(each, each, strict=True))
     except _HASH_ERRORS as error:
         raise ValueError("a key that cannot be one") from error
-    if len(found) != len(keys):
+    if 2 * len(found) != len(values):
         raise ValueError("a key stands twice")
     return found
 
