@@ -76,8 +76,8 @@ def forge_manifest(
 ) -> bytes:
     """Return a manifest with fields of its head, or whole columns, replaced."""
     table = honest_table(entries)
-    columns = dict(table.columns)
-    columns.update({name: column(SCHEMA[name].letter, list(values)) for name, values in (changes or {}).items()})
+    numbers = {**table.columns, **(changes or {})}
+    columns = {name: column(SCHEMA[name].letter, list(values)) for name, values in numbers.items()}
     columns.update({name: memoryview(bytes(kind.row_bytes)) for name, kind in (extra or {}).items()})
     return seal_manifest(encode_table({**table.head, **(head or {})}, columns, {**SCHEMA, **(extra or {})}))
 

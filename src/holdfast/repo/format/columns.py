@@ -5,13 +5,14 @@ from __future__ import annotations
 import struct
 import sys
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, overload
 
 from holdfast.errors import Corrupt, NewerFormat
-from holdfast.repo.format.record import Json, iter_object, parse_json
+from holdfast.repo.format.record import Json, iter_fields, iter_object
 
 MAX_TABLE_BYTES: Final = 1 << 30
 MAX_COLUMNS: Final = 256
@@ -41,12 +42,47 @@ class Kind:
 Schema = Mapping[str, Kind]
 
 
+class RepeatedColumn(Sequence[int]):
+    """A column that holds one number many times, kept as that number."""
+
+    __slots__ = ("_count", "_value")
+
+    def __init__(self, value: int, count: int) -> None:
+        """Hold `value` at `count` places."""
+        self._value = value
+        self._count = count
+
+    def __len__(self) -> int:
+        """Return how many numbers there are."""
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> RepeatedColumn: ...
+    def __getitem__(self, index: int | slice) -> int | RepeatedColumn:
+        """Return the number, or a part of the column."""
+        if type(index) is slice:
+            return RepeatedColumn(self._value, len(range(*index.indices(self._count))))
+        if not -self._count <= index < self._count:
+            raise IndexError(index)
+        return self._value
+
+    def __iter__(self) -> Iterator[int]:
+        """Yield the number as often as it is there."""
+        return repeat(self._value, self._count)
+
+    def __bytes__(self) -> bytes:
+        """Return a column of bytes as such."""
+        return bytes([self._value]) * self._count
+
+
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A decoded table: each column is a view of native numbers, `width` of them to a row."""
+    """A decoded table: each column holds native numbers, `width` of them to a row."""
 
     head: dict[str, Json]
-    columns: dict[str, memoryview]
+    columns: Mapping[str, Sequence[int]]
 
 
 def column(letter: Letter, values: list[int]) -> memoryview:
@@ -108,15 +144,20 @@ def _new_memory(size_bytes: int) -> memoryview:
     return memoryview(mmap(-1, size_bytes, flags=MAP_PRIVATE | MAP_ANONYMOUS))
 
 
-def decode_table(data: memoryview, schema: Schema, *, where: str) -> Table:
-    """Decode a table, checking every length before it is used; raises Corrupt or NewerFormat."""
+def decode_table(
+    data: memoryview, schema: Schema, *, where: str, convert: Mapping[str, Callable[[Json], Json]] | None = None
+) -> Table:
+    """Decode a table, checking every length before it is used; raises Corrupt or NewerFormat.
+
+    A field of the head that is in `convert` becomes what that function returns, before the next field is parsed.
+    """
     cursor = _Cursor(data, where)
     head_bytes, count, reserved = _START.unpack(cursor.take(_START.size))
     if count > MAX_COLUMNS or reserved:
         raise Corrupt(f"{where}: the table has an impossible start", key=where)
     described = [_COLUMN.unpack(cursor.take(_COLUMN.size)) for _ in range(count)]
-    encoded_head = bytes(cursor.take_padded(head_bytes))
-    columns: dict[str, memoryview] = {}
+    fields = iter_fields(bytes(cursor.take_padded(head_bytes)), where=where)
+    columns: dict[str, Sequence[int]] = {}
     body = data[:0]
     for name_bytes, letter_code, flags, width, rows in described:
         name, letter = name_bytes.rstrip(b"\0").decode("ascii", "replace"), chr(letter_code)
@@ -130,18 +171,27 @@ def decode_table(data: memoryview, schema: Schema, *, where: str) -> Table:
             continue
         if (letter, width) != (schema[name].letter, schema[name].width):
             raise Corrupt(f"{where}: column {name!r} has the wrong type", key=where)
-        # A copy: a view would keep the whole table in memory, and most of that is the text of the head.
-        columns[name] = _swap(memoryview(bytes(body)).cast(schema[name].letter), schema[name].letter)
+        columns[name] = _copy_column(body, schema[name])
     missing = [name for name in schema if name not in columns]
     if missing or cursor.rest:
         what = f"column {missing[0]!r} is missing" if missing else "bytes after the table"
         raise Corrupt(f"{where}: {what}", key=where)
     # Last, and without the table: of many entries the head takes more memory than all else.
     del data, cursor, body
-    head = parse_json(encoded_head, where=where)
-    if not isinstance(head, dict):
-        raise Corrupt(f"{where}: the head of the table is not an object", key=where)
+    head: dict[str, Json] = {}
+    for name, value in fields:
+        head[name] = convert[name](value) if convert and name in convert else value
+        del value  # before the next one is parsed
     return Table(head, columns)
+
+
+def _copy_column(body: memoryview, kind: Kind) -> Sequence[int]:
+    """Return a column in memory of its own; a view would keep the whole table, and with it the text of the head."""
+    view = body.cast(kind.letter)
+    # Of a byte per row there is little to save, and a view is faster.
+    if kind.row_bytes > 1 and len(view) > 1 and view[1:] == view[:-1]:
+        return RepeatedColumn(_swap(view[:1], kind.letter)[0], len(view))
+    return _swap(memoryview(bytes(body)).cast(kind.letter), kind.letter)
 
 
 class _Cursor:

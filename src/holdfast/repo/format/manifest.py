@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate, chain, compress, repeat
 from operator import eq, mul, ne, not_, sub
@@ -16,7 +16,7 @@ from holdfast.digest import DIGEST_BYTES, Digest, hash_bytes
 from holdfast.errors import Corrupt, DigestMismatch, NewerFormat, NotFound
 from holdfast.objects.protocol import ObjectStore
 from holdfast.repo.format.chunk import CHUNK_BYTES, ChunkRef, Location
-from holdfast.repo.format.columns import MAX_TABLE_BYTES, Kind, Schema, Table, decode_table
+from holdfast.repo.format.columns import MAX_TABLE_BYTES, Kind, RepeatedColumn, Schema, Table, decode_table
 from holdfast.repo.format.entry import Entry
 from holdfast.repo.format.layout import ManifestRef, PartRef, are_file_ids, manifest_key, parse_part
 from holdfast.repo.format.record import Json
@@ -57,14 +57,16 @@ SCHEMA: Final[Schema] = {
 def read_manifest(store: ObjectStore, ref: ManifestRef) -> Manifest:
     """Read and check a manifest; raises NotFound, Corrupt or NewerFormat."""
     key = manifest_key(ref.manifest_id)
-    # Nobody here holds the file, so that it is gone when its table is decoded.
-    return Manifest(_decode_table(read_proven(store, ref), key), key)
+    # Nobody here holds the file or its table, so that each is gone before what is in it is decoded.
+    table = decode_table(_open_table(read_proven(store, ref), key), SCHEMA, where=key, convert=_join_names(key))
+    return Manifest(table, key)
 
 
 def read_head(store: ObjectStore, ref: ManifestRef) -> tuple[list[str], tuple[PartRef, ...]]:
     """Read which packs and parts a manifest names, and check no more of it; raises as `read_manifest` does."""
     key = manifest_key(ref.manifest_id)
-    table = _decode_table(read_proven(store, ref), key)
+    unread = {"names": lambda names: None}
+    table = decode_table(_open_table(read_proven(store, ref), key), SCHEMA, where=key, convert=unread)
     return _parse_packs(table, key), _parse_parts(table, key)
 
 
@@ -79,11 +81,17 @@ def read_proven(store: ObjectStore, ref: ManifestRef) -> bytes:
 
 def decode_manifest(data: bytes, *, where: str) -> Manifest:
     """Decode a manifest file, every length checked before it is used."""
-    return Manifest(_decode_table(data, where), where)
+    return Manifest(decode_table(_open_table(data, where), SCHEMA, where=where, convert=_join_names(where)), where)
 
 
-def _decode_table(data: bytes, where: str) -> Table:
-    data, own_digest = data[:-DIGEST_BYTES], data[-DIGEST_BYTES:]
+def _join_names(where: str) -> Mapping[str, Callable[[Json], Json]]:
+    """Have the names joined before the tree is parsed, which has most of them as keys: both would take much memory."""
+    return {"names": lambda names: Names(_verify_names(names, where))}
+
+
+def _open_table(file: bytes, where: str) -> memoryview:
+    """Check the header and the digest of a manifest file, and return the table that it holds."""
+    data, own_digest = memoryview(file)[:-DIGEST_BYTES], file[-DIGEST_BYTES:]
     if len(data) < HEADER.size:
         raise Corrupt(f"{where} is too short for a manifest", key=where)
     magic, major, _minor, codec, table_bytes = HEADER.unpack_from(data)
@@ -93,14 +101,12 @@ def _decode_table(data: bytes, where: str) -> Table:
         raise NewerFormat(f"{where} has manifest version {major}, this Holdfast reads up to {MANIFEST_MAJOR}: upgrade")
     if hash_bytes(data) != own_digest:
         raise DigestMismatch(f"{where} is damaged: it does not have the digest that it states", key=where)
-    body = memoryview(data)[HEADER.size :]
-    del data
-    return decode_table(_unfold(body, codec, table_bytes, where), SCHEMA, where=where)
+    return _unfold(data[HEADER.size :], codec, table_bytes, where)
 
 
 def _parse_packs(table: Table, where: str) -> list[str]:
     """Return the packs that a manifest names: all that it needs."""
-    packs = _parse_strings(table, "packs", where)
+    packs = _verify_strings(table.head.get("packs"), "packs", where)
     if not are_file_ids(packs):
         raise Corrupt(f"{where}: a pack id is malformed", key=where)
     return packs
@@ -113,8 +119,14 @@ def _parse_parts(table: Table, where: str) -> tuple[PartRef, ...]:
     return tuple(parse_part(part, where=where) for part in parts)
 
 
-def _parse_strings(table: Table, field: str, where: str) -> list[str]:
-    values = table.head.get(field)
+def _verify_names(values: Json, where: str) -> list[str]:
+    names = _verify_strings(values, "names", where)
+    if len(set(names)) != len(names):
+        raise Corrupt(f"{where}: two entries have one name", key=where)
+    return names
+
+
+def _verify_strings(values: Json, field: str, where: str) -> list[str]:
     if not isinstance(values, list) or not set(map(type, values)) <= {str}:
         raise Corrupt(f"{where}: {field!r} is not a list of strings", key=where)
     return values
@@ -139,6 +151,13 @@ def _unfold(body: memoryview, codec: int, table_bytes: int, where: str) -> memor
     if len(table) != table_bytes:
         raise Corrupt(f"{where} holds {len(table)} bytes of table, not {table_bytes}", key=where)
     return table
+
+
+def _sum_up(counts: Sequence[int]) -> Sequence[int]:
+    """Return the sum of each number and all before it."""
+    if isinstance(counts, RepeatedColumn) and counts[0] > 0:
+        return range(counts[0], counts[0] * len(counts) + 1, counts[0])
+    return array("Q", accumulate(counts))
 
 
 class Names(Sequence[str]):
@@ -182,16 +201,14 @@ class Manifest:
         # Not the head itself, which holds a string for each name.
         self._head: dict[str, Json] = {field: table.head.get(field) for field in ("specs", "notes")}
         self.spec: Json = table.head.get("spec")
-        names = _parse_strings(table, "names", where)
-        if len(set(names)) != len(names):
-            raise Corrupt(f"{where}: two entries have one name", key=where)
-        self.names: Sequence[str] = Names(names)
+        names = table.head.get("names")
+        self.names: Sequence[str] = names if isinstance(names, Names) else Names(_verify_names(names, where))
         self.packs = _parse_packs(table, where)
         self.parts = _parse_parts(table, where)
         """Where the chunks are, if this is the root of a snapshot of many parts."""
         self._verify()
         # Arrays, not lists: there may be millions of entries, and a number of Python takes four times the memory.
-        self._chunk_ends = array("Q", accumulate(self._columns["entry_chunks"]))
+        self._chunk_ends = _sum_up(self._columns["entry_chunks"])
         self._is_plain = not bytes(self._columns["entry_dims"]).strip(b"\0")
         # Two numbers per chunk and dimension.
         boxes = accumulate(map(mul, self._columns["entry_chunks"], self._columns["entry_dims"]))

@@ -70,9 +70,9 @@ def _return_freed_memory() -> None:
 
 
 def _encode_table(spec: Json, entries: Iterable[Entry], parts: Sequence[PartRef]) -> memoryview:
-    table = build_table(spec, entries, parts)
-    table.head["names"] = encode_texts(table.head["names"])
-    return consume_table(table.head, table.columns, SCHEMA)
+    head, columns = _list_columns(spec, entries, parts)
+    head["names"] = encode_texts(head["names"])
+    return consume_table(head, columns, SCHEMA)
 
 
 def _encode_rows(spec: Json, rows: EntryRows) -> memoryview:
@@ -156,6 +156,12 @@ def _join_prints(places: Sequence[Location | None], count: int) -> bytes:
 
 def build_table(spec: Json, entries: Iterable[Entry], parts: Sequence[PartRef] = ()) -> Table:
     """Return entries as what a manifest holds."""
+    return Table(*_list_columns(spec, entries, parts))
+
+
+def _list_columns(
+    spec: Json, entries: Iterable[Entry], parts: Sequence[PartRef]
+) -> tuple[dict[str, Json], dict[str, memoryview]]:
     columns = {name: array(kind.letter) for name, kind in SCHEMA.items() if kind.width == 1}
     digests, prints, inline = bytearray(), bytearray(), bytearray()
     names: list[str] = []
@@ -197,7 +203,7 @@ def build_table(spec: Json, entries: Iterable[Entry], parts: Sequence[PartRef] =
     }
     views = {name: memoryview(values) for name, values in columns.items()}
     wide = {"chunk_digest": memoryview(digests), "chunk_xxh3": memoryview(prints), "inline": memoryview(inline)}
-    return Table(head, views | wide)
+    return head, views | wide
 
 
 class _Numbers:

@@ -48,6 +48,9 @@ DEFERRED: Final = DeferredList()
 _ENCODED_TEXTS: Final = 4096
 _HOLDERS: Final = (list, dict, tuple, DeferredList)
 _NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
+_OBJECT_START: Final = re.compile(r"[ \t\n\r]*\{[ \t\n\r]*")
+_NAME_END: Final = re.compile(r"[ \t\n\r]*:[ \t\n\r]*")
+_FIELD_END: Final = re.compile(r"[ \t\n\r]*([,}])[ \t\n\r]*")
 
 IterLists = Callable[[], Iterator[list[Json]]]
 
@@ -189,24 +192,60 @@ def decode_record(data: bytes, *, key: str) -> Fields | None:
 def parse_json(data: bytes | memoryview, *, where: str) -> Json:
     """Parse JSON from a store, or raise Corrupt."""
     try:
-        text = bytes(data).decode()
-        value = _with_room(_parse, text)
+        encoded = bytes(data)
+        text = encoded.decode()
+        value = _with_room(_DECODER.decode, text)
         if "\\u" in text:
             canonical_json(value)  # half a surrogate pair is no text, though JSON can spell it
-        if _may_be_deep(text):
+        if _may_be_deep(encoded):
             _verify_keys(value)
         return value
     except ValueError as error:
         raise Corrupt(f"{where} does not hold valid JSON: {error}", key=where) from error
 
 
-def _parse(text: str) -> Json:
-    return json.loads(text, parse_constant=_refuse_constant, parse_float=_parse_finite)
+def iter_fields(data: bytes, *, where: str) -> Iterator[tuple[str, Json]]:
+    """Parse a JSON object from a store and yield its fields one after the other, or raise Corrupt.
+
+    Only one value is in memory at a time, unless the caller keeps them.
+    """
+    try:
+        text = data.decode()
+        has_escapes, may_be_deep = "\\u" in text, _may_be_deep(data)
+        del data  # the text takes as much memory
+        at = _expect(_OBJECT_START, text, 0, "it is not an object").end()
+        mark = "}" if text.startswith("}", at) else ","
+        at += mark == "}"
+        while mark == ",":
+            name, at = _DECODER.raw_decode(text, at)
+            if type(name) is not str:
+                raise ValueError("the name of a field is not a string")
+            at = _expect(_NAME_END, text, at, "a field without a value").end()
+            value, at = _with_room(partial(_DECODER.raw_decode, idx=at), text)
+            if has_escapes:
+                canonical_json([name, value])
+            if may_be_deep:
+                _verify_keys(value, 1)
+            yield name, value
+            del value  # before the next one is parsed
+            found = _expect(_FIELD_END, text, at, "an object without an end")
+            mark, at = found[1], found.end()
+        if text[at:].strip(" \t\n\r"):
+            raise ValueError("something stands after the object")
+    except ValueError as error:
+        raise Corrupt(f"{where} does not hold valid JSON: {error}", key=where) from error
 
 
-def _may_be_deep(text: str) -> bool:
-    """Tell whether `text` may be nested too deep; brackets in strings count as well, what is flat is passed fast."""
-    brackets = text.encode().translate(None, delete=_NO_BRACKETS)
+def _expect(pattern: re.Pattern[str], text: str, at: int, why_not: str) -> re.Match[str]:
+    found = pattern.match(text, at)
+    if found is None:
+        raise ValueError(why_not)
+    return found
+
+
+def _may_be_deep(data: bytes) -> bool:
+    """Tell whether JSON may be nested too deep; brackets in strings count as well, what is flat is passed fast."""
+    brackets = data.translate(None, delete=_NO_BRACKETS)
     for _ in range(MAX_DEPTH):
         inner = brackets.replace(b"[]", b"").replace(b"{}", b"")
         if len(inner) == len(brackets):
@@ -224,6 +263,9 @@ def _parse_finite(text: str) -> float:
     if math.isinf(value):
         raise ValueError(f"{text[:40]} is out of range")
     return value
+
+
+_DECODER: Final = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_parse_finite)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from holdfast.repo.format.columns import (
     Kind,
     LazyColumn,
     Letter,
+    RepeatedColumn,
     Schema,
     Table,
     column,
@@ -48,7 +49,7 @@ def encode_with(extra: Mapping[str, Kind]) -> bytes:
 def test_a_table_decodes_to_what_was_encoded() -> None:
     table = decode(DATA)
     assert table.head == HEAD
-    assert {name: view.tolist() for name, view in table.columns.items()} == {
+    assert {name: list(numbers) for name, numbers in table.columns.items()} == {
         "small": [1, 2, 255],
         "wide": list(b"abcdef"),
         "count": [7],
@@ -62,7 +63,38 @@ def test_every_type_keeps_its_extremes(letter: Letter) -> None:
     values = [-(1 << 63), (1 << 63) - 1] if letter == "q" else [0, (1 << 8 * size) - 1]
     schema = {"x": Kind(letter)}
     table = decode(encode_table({}, {"x": column(letter, values)}, schema), schema)
-    assert table.columns["x"].tolist() == values
+    assert list(table.columns["x"]) == values
+
+
+def test_a_number_that_stands_in_every_row_is_kept_once() -> None:
+    schema = {"same": Kind("I"), "wide": Kind("B", 4), "last": Kind("q")}
+    columns = {"same": column("I", [7, 7, 7]), "wide": memoryview(bytes(12)), "last": column("q", [-1, -1, 5])}
+    table = decode(encode_table({}, columns, schema), schema)
+
+    same, wide = table.columns["same"], table.columns["wide"]
+    assert isinstance(same, RepeatedColumn)
+    assert isinstance(wide, RepeatedColumn)
+    assert not isinstance(table.columns["last"], RepeatedColumn)
+    assert (list(same), len(same), same[2], same[-3], list(same[1:])) == ([7, 7, 7], 3, 7, 7, [7, 7])
+    assert bytes(wide[4:8]) == bytes(4)
+    for index in (3, -4):
+        with pytest.raises(IndexError):
+            same[index]
+
+
+def test_a_field_is_converted_before_the_next_is_parsed() -> None:
+    texts = [f"text {number}" for number in range(10_000)]
+    data = encode_table({"a": texts, "b": texts}, {}, {})
+    heads, peaks = [], []
+    for convert in ({}, {"a": len}):
+        tracemalloc.start(1)
+        heads.append(decode_table(memoryview(data), {}, where="packs/x", convert=convert).head)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+
+    assert heads == [{"a": texts, "b": texts}, {"a": len(texts), "b": texts}]
+    # One list of strings, of two, and the text of both.
+    assert peaks[1] < 0.75 * peaks[0], peaks
 
 
 def test_numbers_are_little_endian_and_bodies_lie_on_eight_bytes() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import pytest
 
@@ -17,6 +18,7 @@ from holdfast.repo.format.record import (
     decode_record,
     encode_record,
     encode_texts,
+    iter_fields,
     iter_object,
     parse_json,
 )
@@ -211,3 +213,49 @@ class TestFields:
     def test_a_record_in_the_place_of_another_is_damage(self) -> None:
         with pytest.raises(Corrupt, match="is not its own: its count is '5', its key says '6'"):
             self.fields.expect(text="a", count=6)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{}",
+        " { } ",
+        '{"a":1}\n',
+        '{"a" : [1, {"b": null}] ,\t"c" : "x\\u00e9"}',
+        '{"a":1,"a":2}',
+        '{"a":' + "[" * 249 + "]" * 249 + "}",
+        '{"a":' + "[" * 250 + "]" * 250 + "}",
+        '{"a":' + "[" * 100_000 + "]" * 100_000 + "}",
+        "",
+        "{",
+        "{,}",
+        '{"a"}',
+        '{"a":}',
+        '{"a":1,}',
+        '{"a":1]',
+        '{"a":1}}',
+        '{"a":1}\u00a0',
+        '{"a":1 "b":2}',
+        "{1:2}",
+        '{"a":NaN}',
+        '{"a":1e999}',
+        '{"a":"\\ud800"}',
+        '{"\\ud800":1}',
+    ],
+    ids=lambda text: text[:20],
+)
+def test_fields_one_by_one_are_those_of_the_whole_object(text: str) -> None:
+    def parse(act: Callable[[], object]) -> object:
+        try:
+            return act()
+        except Corrupt:
+            return "damaged"
+
+    whole = parse(lambda: parse_json(text.encode(), where="x"))
+    assert parse(lambda: dict(iter_fields(text.encode(), where="x"))) == whole
+
+
+@pytest.mark.parametrize("data", [b"[]", b"null", b"5", b'"x"', b"\xff{}"])
+def test_fields_of_what_is_no_object_are_refused(data: bytes) -> None:
+    with pytest.raises(Corrupt):
+        list(iter_fields(data, where="x"))
