@@ -23,7 +23,7 @@ from holdfast.tensors.spec import describe
 COUNT = 4000
 SAVE_BYTES = 680
 LOAD_BYTES = 570
-INTO_BYTES = 1345
+INTO_BYTES = 1305
 """Python's own bytes for each tensor of 60; most of a load's are there while the manifest's head is decoded.
 
 The table of a manifest, 220 bytes, is mapped memory and not counted here; the compressor's output is, at its largest

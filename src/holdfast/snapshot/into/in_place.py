@@ -185,25 +185,29 @@ def find_span_bytes(tensor: torch.Tensor) -> int:
 
 def find_conflicts(claims: Sequence[Claim]) -> Iterator[tuple[Claim, Claim]]:
     """Yield the claims that want different values in the same memory, each with the one that came before."""
-    devices: dict[torch.device, list[tuple[int, int, int]]] = {}
+    devices: dict[torch.device, list[int]] = {}
     for number, claim in enumerate(claims):
-        devices.setdefault(claim.target.device, []).append((claim.start, claim.stop, number))
-    for spans in devices.values():
-        for cluster in _iter_overlapping(sorted(spans)):
+        devices.setdefault(claim.target.device, []).append(number)
+    for numbers in devices.values():
+        # Sorted twice, which keeps the order of equal ones: tuples to compare would take 64 bytes for each tensor.
+        numbers.sort(key=lambda number: claims[number].stop)
+        numbers.sort(key=lambda number: claims[number].start)
+        for cluster in _iter_overlapping(claims, numbers):
             yield from _find_conflicts([(number, claims[number]) for number in cluster])
 
 
-def _iter_overlapping(spans: Sequence[tuple[int, int, int]]) -> Iterator[list[int]]:
-    """Yield the numbers of spans, given as (start, stop, number) in order, that hang together; none that is alone."""
+def _iter_overlapping(claims: Sequence[Claim], numbers: Sequence[int]) -> Iterator[list[int]]:
+    """Yield the numbers of claims whose memory hangs together, given in the order of memory; none that is alone."""
     cluster: list[int] = []
     reach = 0
-    for start, stop, number in spans:
-        if start >= reach:
+    for number in numbers:
+        claim = claims[number]
+        if claim.start >= reach:
             if len(cluster) > 1:
                 yield cluster
             cluster = []
         cluster.append(number)
-        reach = max(reach, stop)
+        reach = max(reach, claim.stop)
     if len(cluster) > 1:
         yield cluster
 
