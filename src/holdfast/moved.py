@@ -6,10 +6,13 @@ import sys
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Final
+from typing import TYPE_CHECKING, Final, cast
+
+if TYPE_CHECKING:
+    # Not at run time: it loads pathlib, which would slow down every start of the command line.
+    from importlib.abc import Loader
 
 MOVED: Final = {
     "holdfast.store": "holdfast.objects",
@@ -31,17 +34,17 @@ MOVED: Final = {
 """The paths that the documentation once told people to import; other modules never were public."""
 
 
-class MovedModules(MetaPathFinder):
+class MovedModules:
     """A finder for `sys.meta_path` that answers for moved modules alone."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Return how to load a moved module; None for every other name."""
-        return ModuleSpec(fullname, _MovedLoader()) if fullname in MOVED else None
+        return ModuleSpec(fullname, cast("Loader", _MovedLoader())) if fullname in MOVED else None
 
 
-class _MovedLoader(Loader):
+class _MovedLoader:
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         new = MOVED[spec.name]
         warnings.warn(f"{spec.name} has moved: import {new} instead", DeprecationWarning, stacklevel=2)

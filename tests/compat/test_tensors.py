@@ -11,8 +11,8 @@ from holdfast.facade import Store
 from holdfast.opening import open as open_store
 from tests.compat.archive import unpack
 from tests.compat.make_tensors import ARCHIVE, choose_names, make_plain, make_shared, make_tree
-from tests.kit.tensor_zoo import DTYPES
 from tests.kit.tensors import SUBCLASSES, TENSORS, assert_same_tensor, find_facts
+from tests.tensor_zoo import DTYPES
 
 
 @pytest.fixture(scope="module")

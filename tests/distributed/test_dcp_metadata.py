@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.metadata import (
 
 from holdfast.distributed.dcp.metadata import decode_metadata, encode_metadata
 from holdfast.errors import Corrupt, HoldfastError, NewerFormat
-from tests.kit.tensor_zoo import DTYPES
+from tests.tensor_zoo import DTYPES
 
 FORMATS = [torch.contiguous_format, torch.channels_last, torch.channels_last_3d, torch.preserve_format]
 

@@ -23,8 +23,8 @@ from tests.distributed.placing import place
 from tests.distributed.telling import KeptLog, Told, list_files, tell
 from tests.distributed.watching import looking_often
 from tests.kit.patience import PATIENCE_S
-from tests.kit.tensor_zoo import SUBCLASSES, TENSORS
 from tests.kit.tensors import assert_same_tensor
+from tests.tensor_zoo import SUBCLASSES, TENSORS
 
 MIB = 1 << 20
 

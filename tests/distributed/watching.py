@@ -26,5 +26,5 @@ def looking_often(*, speed: float = 1.0) -> Iterator[None]:
             super().__init__(timeout_s=timeout_s, clock=lambda: speed * time.monotonic())
             self.look_s = speed * _LOOK_S
 
-    with mock.patch.object(store_rounds, "Watch", OftenWatch):
+    with mock.patch.object(store_rounds, "PeerWatch", OftenWatch):
         yield

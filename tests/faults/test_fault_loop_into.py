@@ -160,7 +160,10 @@ class Interrupter:
 
 
 TRACED = (
-    *(f"snapshot/{name}.py" for name in ("into", "loading", "swap", "keeping", "restore", "journal", "setters")),
+    *(
+        f"snapshot/into/{name}.py"
+        for name in ("load_into", "apply_plan", "swap", "undo", "restore", "journal", "setters")
+    ),
     "snapshot/interrupts.py",
     "repo/engine.py",
     "into_scenario.py",

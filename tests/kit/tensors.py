@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tests.kit.tensor_zoo import COMPOSITES, ORDINARY, QUANTISED, SUBCLASSES, TENSORS
+from tests.tensor_zoo import COMPOSITES, ORDINARY, QUANTISED, SUBCLASSES, TENSORS
 
 __all__ = ["COMPOSITES", "ORDINARY", "SUBCLASSES", "TENSORS", "assert_same_tensor", "find_facts", "raw_bytes"]
 

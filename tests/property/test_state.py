@@ -15,8 +15,8 @@ from holdfast.objects.memory import MemoryStore
 from holdfast.repo.format.source import cut_sources
 from holdfast.snapshot.save.save import SaveOptions, make_request
 from holdfast.trees.registered import Types
-from tests.kit.tensor_zoo import DTYPES, QUANTISED
 from tests.kit.tensors import assert_same_tensor, find_facts
+from tests.tensor_zoo import DTYPES, QUANTISED
 
 POOL_BYTES = 512
 NAMES = sorted(name for name, dtype in DTYPES.items() if dtype not in QUANTISED and dtype != torch.bool)

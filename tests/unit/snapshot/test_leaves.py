@@ -20,8 +20,8 @@ from holdfast.objects.memory import MemoryStore
 from holdfast.snapshot.leaves import LeafWriter, iter_entry_numbers, list_parts
 from holdfast.tensors.storage import free_storage
 from holdfast.trees.registered import Types
-from tests.kit.tensor_zoo import Scaled
 from tests.kit.tensors import ORDINARY, SUBCLASSES, TENSORS, assert_same_tensor
+from tests.tensor_zoo import Scaled
 
 
 class Bare(torch.Tensor):
@@ -105,7 +105,7 @@ def test_a_registered_tensor_class_comes_back() -> None:
 def test_a_tensor_class_is_not_made_by_a_store_that_was_not_told() -> None:
     inner = MemoryStore()
     Store(inner, types=SUBCLASSES).save("x", {"w": TENSORS["subclass/whole"]()})
-    with pytest.raises(Unsupported, match=r"^'x', w: it was saved as an object of class 'tests.kit.tensor_zoo:Scaled'"):
+    with pytest.raises(Unsupported, match=r"^'x', w: it was saved as an object of class 'tests.tensor_zoo:Scaled'"):
         Store(inner).load("x")
 
 

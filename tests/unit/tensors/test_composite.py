@@ -16,8 +16,8 @@ from holdfast.errors import Corrupt, HoldfastError, NewerFormat, Unsupported
 from holdfast.repo.format.record import Json, canonical_json, parse_json
 from holdfast.tensors import composite as parts
 from holdfast.tensors.composite import Parts, join, split, verify_readable
-from tests.kit.tensor_zoo import Scaled, make_quantised
 from tests.kit.tensors import COMPOSITES, ORDINARY, SUBCLASSES, assert_same_tensor
+from tests.tensor_zoo import Scaled, make_quantised
 
 
 class Known:

@@ -8,7 +8,7 @@ import torch
 from holdfast.errors import Corrupt, NewerFormat
 from holdfast.repo.format.record import Json
 from holdfast.tensors.dtypes import dtype_name, find_dtype, item_bytes, items_per_byte
-from tests.kit.tensor_zoo import DTYPES, QUANTISED, TENSORS, make_quantised
+from tests.tensor_zoo import DTYPES, QUANTISED, TENSORS, make_quantised
 
 
 @pytest.mark.parametrize("name", DTYPES)

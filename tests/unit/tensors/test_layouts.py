@@ -13,8 +13,8 @@ import torch
 from holdfast.errors import Corrupt
 from holdfast.repo.format.record import Json
 from holdfast.tensors.layouts import Meta, find_layout, join_layout, split_layout
-from tests.kit.tensor_zoo import DTYPES
 from tests.kit.tensors import COMPOSITES, assert_same_tensor
+from tests.tensor_zoo import DTYPES
 
 Tensors = dict[str, torch.Tensor]
 LAYOUTS = {name: make for name, make in COMPOSITES.items() if not name.startswith("subclass/")}

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.kit.tensor_zoo import DTYPES, Scaled, make_items, make_quantised
 from tests.kit.tensors import COMPOSITES, TENSORS, assert_same_tensor, raw_bytes
+from tests.tensor_zoo import DTYPES, Scaled, make_items, make_quantised
 
 Change = Callable[[Any], Any]
 

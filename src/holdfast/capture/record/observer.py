@@ -21,7 +21,7 @@ from holdfast.errors import HoldfastError, StoreFull, Unsupported
 from holdfast.tensors.sharding.meshes import Layouts
 
 _TORCH: Final = str(Path(torch.__file__).parent)
-_OURS: Final = str(Path(__file__).parent)
+_OURS: Final = str(Path(__file__).parents[1])
 _MAX_NOTES: Final = 50
 find_graph_task: Final[Callable[[], int]] = torch._C._current_graph_task_id
 """Returns -1 outside of a backward pass; inside of one, modules are called to compute activations again."""

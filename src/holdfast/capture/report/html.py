@@ -73,7 +73,7 @@ def write_html(report: Report, path: str | os.PathLike[str]) -> None:
 
 
 def _read(name: str) -> str:
-    return (files("holdfast.report") / "page" / name).read_text(encoding="utf-8")
+    return (files("holdfast.capture.report") / "page" / name).read_text(encoding="utf-8")
 
 
 def _make_policy(style: str, script: str) -> str:

@@ -55,7 +55,7 @@ def test_a_module_that_computes_in_bfloat16_is_named() -> None:
     assert origin.why == "output differs though inputs and parameters are equal"
     assert {part.standing for part in (*origin.inputs, *origin.parameters)} == {"equal"}
     assert [part.name for part in origin.parameters] == ["layers.1.down.weight", "layers.1.down.bias"]
-    assert origin.source.startswith("planted.py:")
+    assert origin.source.startswith("planted_faults.py:")
     assert str(origin).startswith(
         "step 0, forward, layers.1.down: output differs though inputs and parameters are equal ("
     )
@@ -157,7 +157,7 @@ def test_a_wrong_backward_pass_is_named_by_the_module_whose_it_is(fqn: str, insi
     origin = find_origin(lambda model: wrap(model.get_submodule(fqn), inside=inside))
 
     assert (origin.step, origin.phase, origin.fqn) == (0, "backward", fqn)
-    assert origin.source.startswith("planted.py:")
+    assert origin.source.startswith("planted_faults.py:")
 
 
 def test_a_wrong_backward_pass_of_an_operation_is_named_by_the_module_that_does_it() -> None:

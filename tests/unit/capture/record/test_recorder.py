@@ -42,7 +42,7 @@ def test_events_say_where_they_were_seen() -> None:
     (event,) = pick(run.events(1), "output", "layers.1.down")
 
     assert event.module == "Linear"
-    assert event.source.startswith("training.py:")
+    assert event.source.startswith("recorded_training.py:")
     assert (event.dtype, event.shape) == ("float32", (3, 4))
     assert not event.recompute
     assert event.leaf == ""

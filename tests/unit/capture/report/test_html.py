@@ -143,7 +143,7 @@ def test_the_page_refers_to_nothing_outside_of_itself() -> None:
 
 
 def test_the_files_of_the_page_are_ascii_and_end_no_script() -> None:
-    for file in (files("holdfast.report") / "page").iterdir():
+    for file in (files("holdfast.capture.report") / "page").iterdir():
         text = file.read_bytes().decode("ascii")
         assert file.name == "page.html" or "</script" not in text.lower()
 
@@ -218,7 +218,7 @@ def test_every_text_has_enough_contrast(theme: str, ground: str) -> None:
 
 
 def test_both_ways_to_the_dark_theme_have_the_same_colours() -> None:
-    style = (files("holdfast.report") / "page/page.css").read_text()
+    style = (files("holdfast.capture.report") / "page/page.css").read_text()
 
     blocks = re.findall(r"color-scheme: dark;(.*?)\}", style, re.DOTALL)
 
@@ -227,7 +227,7 @@ def test_both_ways_to_the_dark_theme_have_the_same_colours() -> None:
 
 
 def _read_colours(theme: str) -> dict[str, str]:
-    style = (files("holdfast.report") / "page/page.css").read_text()
+    style = (files("holdfast.capture.report") / "page/page.css").read_text()
     light, dark = (re.findall(rf"color-scheme: {name};(.*?)\}}", style, re.DOTALL)[0] for name in ("light", "dark"))
     return _parse_colours(light) | (_parse_colours(dark) if theme == "dark" else {})
 

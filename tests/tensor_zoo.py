@@ -1,4 +1,7 @@
-"""A zoo with a maker for every kind of tensor that torch has; the bytes are the same each time."""
+"""A zoo with a maker for every kind of tensor that torch has; the bytes are the same each time.
+
+Not in tests/kit: stores in tests/compat contain the name of this module, as that of the class `Scaled`.
+"""
 
 from __future__ import annotations
 
