@@ -1,1 +1,1 @@
-"""Snapshots of trees: saving, loading, looking into them, and telling two apart."""
+"""Snapshots of trees of state: save, load, load in place, and read parts."""

@@ -1,4 +1,4 @@
-"""The arguments of a call as a state: saved where something went wrong, made again elsewhere or more exactly."""
+"""The arguments of a call as a saved state, so that the call can be run again on another device or in another dtype."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ Result = TypeVar("Result")
 
 
 class Call:
-    """The arguments of one call, as something with a state: save it beside a module, and run the call again later.
+    """The arguments of one call: save them beside a module, and run the call again later.
 
-    `Call(batch, mask=mask)` holds them; `Call()` is empty, for `load_into` to fill.
+    `Call(batch, mask=mask)` keeps references to the arguments. `Call()` is empty, for `load_into` to fill.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Hold the arguments, and copy none of them."""
+        """Keep references to the arguments; nothing is copied."""
         self.args = args
         self.kwargs = kwargs
 
     def __repr__(self) -> str:
-        """Show how many arguments there are, for tensors would fill the screen."""
+        """Show the number of arguments, not their values."""
         return f"<Call of {len(self.args)} by position, {len(self.kwargs)} by keyword>"
 
     def run(
@@ -36,11 +36,11 @@ class Call:
         device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
     ) -> Result:
-        """Call a function or module with the arguments, on `device` and with floating tensors as `dtype` if given."""
+        """Call a function or module with the arguments, moved to `device` and cast to the floating `dtype` if given."""
         args, kwargs = cast_floating((self.args, self.kwargs), dtype)
         if device is not None:
             moved_args, moved_kwargs = to_kwargs(args, kwargs, device)
-            # A call without arguments has none to move.
+            # Without arguments there is nothing to move.
             args, kwargs = (moved_args[0], moved_kwargs[0]) if moved_args else ((), {})
         return function(*args, **kwargs)
 
@@ -50,7 +50,7 @@ class Call:
         return {"values": list(values), "keys": list(keys)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], /) -> None:
-        """Take over the arguments that were saved; raises Mismatch if these are none."""
+        """Replace the arguments by saved ones; raises Mismatch if the state has none."""
         try:
             values, keys = state_dict["values"], state_dict["keys"]
         except (KeyError, TypeError) as error:

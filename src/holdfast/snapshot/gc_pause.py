@@ -1,4 +1,4 @@
-"""Making much at once: the collector of cycles would walk over all of it meanwhile, again and again, for nothing."""
+"""Pause Python's garbage collector while many objects are built."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ _SMALL_ENTRY_BYTES: Final = 32 << 10
 
 @contextmanager
 def pause_gc() -> Iterator[None]:
-    """Hold automatic collections back, in all threads: for work that makes many objects, and is soon over.
+    """Pause automatic garbage collection in all threads, for short work that builds many objects.
 
-    With torch there are so many objects that a few for each of ten thousand tensors make the collector walk over all
-    of them several times, which takes about as long as the work itself.
+    A process with torch has so many objects that a few more for each of ten thousand tensors trigger several full
+    collections, which take about as long as the work itself.
     """
     was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        # Of several at once the first has found it enabled, and is the one to enable it again.
+        # If several pauses overlap, only the first one found the collector enabled, and only that one enables it again.
         if was_enabled:
             gc.enable()
 
 
 def pause_gc_if_small(size_bytes: int, num_entries: int) -> AbstractContextManager[None]:
-    """Hold collections back while so many entries are saved or loaded, unless that takes long because of the bytes."""
+    """Pause garbage collection while this many entries are saved or loaded, if they have few bytes in total."""
     return pause_gc() if is_small(size_bytes, num_entries) else nullcontext()
 
 
 def is_small(size_bytes: int, num_entries: int) -> bool:
-    """Tell whether so many entries are saved or loaded soon, because they have few bytes."""
+    """Tell whether this many entries have so few bytes that saving or loading them is short."""
     return size_bytes <= _SMALL_ENTRY_BYTES * num_entries

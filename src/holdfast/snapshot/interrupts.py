@@ -1,4 +1,4 @@
-"""Holds signals back while something is done that must not be cut in two."""
+"""Delay signals during steps that must not be interrupted."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from types import FrameType
 
 @contextmanager
 def holding_signals() -> Iterator[None]:
-    """Run the `with` block without handlers of signals in between; what arrived meanwhile is handled at its end.
+    """Delay Python's signal handlers until the end of the `with` block.
 
-    Python runs handlers in the main thread only, so in other threads nothing need be done. Signals that Python does
-    not handle are left alone.
+    Python runs handlers in the main thread only, so other threads need nothing. Signals that Python does not handle are
+    not delayed.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -26,7 +26,8 @@ def holding_signals() -> Iterator[None]:
 
     stack = ExitStack()
     try:
-        # First in, last out: an interrupt that comes while the others are given back cannot keep them from it.
+        # Restored in reverse order, SIGINT's last: an interrupt during the loop cannot stop the others from being
+        # restored.
         numbers = sorted(signal.valid_signals(), key=lambda number: number != signal.SIGINT)
         for number in numbers:
             if callable(signal.getsignal(number)):

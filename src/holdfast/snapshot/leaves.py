@@ -48,33 +48,34 @@ _MAX_PARTS_DEPTH: Final = 8
 
 
 class LeafWriter:
-    """Collects the leaves of one tree; the order in which they come is the order of the entries."""
+    """Collects the leaves of one tree as entries, in the order in which they are encoded."""
 
     def __init__(self, types: Types, *, allow_pickle: bool = False, grads: bool = False) -> None:
-        """Begin with no entries; with `grads`, gradients of tensors are kept, too."""
+        """With `grads`, the gradients of tensors are saved as well."""
         self._types = types
         self._allow_pickle = allow_pickle
         self._grads = grads
         self._plan = SourcePlan()
         self._count = 0
-        # Sources that the plan does not make, by the number of the entry.
+        # Sources of entries that are not ordinary tensors, by the number of the entry.
         self._others: dict[int, BytesSource | ShardSource] = {}
         self._layouts = Layouts()
         self.held: dict[int, Held] = {}
-        """Entries, by number, that other ranks have a part in, or are declared to have the same of."""
+        """Entries, by number, that are shards of a global tensor, or declared to be replicas."""
         self.own: set[int] = set()
-        """Entries that are declared to be this rank's own."""
+        """Entries that are declared to differ from rank to rank (`per_rank`)."""
         self._names: set[str] = set()
-        # By identity, which holds because the plan keeps every ordinary tensor alive, and `_kept` the others.
+        # Keyed by `id()`. The ids stay valid because the plan keeps every ordinary tensor alive, and `_kept` all
+        # others.
         self._ids = array("Q")
-        # Of tensors that are no ordinary ones, which are few.
+        # Only for tensors that are not ordinary; there are few of them.
         self._first: dict[int, int] = {}
         self._kept: list[torch.Tensor] = []
 
     def encode(self, value: object, path: Path) -> Json:
-        """Return the node of a leaf, having taken its bytes up; raises Unsupported, naming the leaf.
+        """Add the entries of a leaf, and return its node; raises Unsupported with the path of the leaf.
 
-        Those of ordinary tensors are DEFERRED, because they would take 130 bytes each: `encode_nodes` makes them.
+        For an ordinary tensor the node is DEFERRED, because a node takes 130 bytes; `encode_nodes` makes it later.
         """
         name = join_name(path)
         if isinstance(value, PerRank):
@@ -98,7 +99,7 @@ class LeafWriter:
         raise refuse(value, path)
 
     def make_sources(self) -> Sequence[Source]:
-        """Return the sources of all entries; the values must stay as they are while these are in use."""
+        """Return the sources of all entries; the values must not change while the sources are in use."""
         planned: Sequence[Source] = self._plan.make()
         if not self._others:
             return planned
@@ -106,15 +107,15 @@ class LeafWriter:
         return [self._others[number] if number in self._others else next(rest) for number in range(self._count)]
 
     def encode_nodes(self, holder: Json) -> EncodedJson:
-        """Return what holds the nodes of all leaves, in their order, as JSON; raises Unsupported if it is too deep."""
+        """Encode a value that contains the nodes of all leaves, in order; raises Unsupported if it is too deep."""
         try:
-            # With room for the head of a manifest, of which it is a part.
+            # Leaves room for the head of a manifest, which will contain this value.
             return EncodedJson(canonical_json(holder, depth=1, iter_deferred=self._iter_nodes))
         except ValueError as error:
             raise Unsupported(f"the tree cannot be saved: {error}; flatten it") from error
 
     def _iter_nodes(self) -> Iterator[list[Json]]:
-        """Yield the nodes of ordinary tensors, in order; those of tensors that came before name the first one."""
+        """Yield the nodes of ordinary tensors, in order; the node of a repeated tensor names its first entry."""
         firsts = {other: first for first, *others in group_equal(self._ids) for other in others}
         wanted = set(firsts.values())
         numbers: dict[int, int] = {}
@@ -148,7 +149,7 @@ class LeafWriter:
         node = self._encode_value(tensor, name, depth)
         if not self._grads:
             return node
-        # Asking others for their gradient makes torch warn.
+        # Reading `.grad` of a tensor that is not a leaf of autograd makes torch warn.
         grad = tensor.grad if tensor.is_leaf and tensor.requires_grad else None
         return node if grad is None else [GRAD, node, self._encode_value(grad, f"{name}.grad", depth)]
 
@@ -186,8 +187,8 @@ class LeafWriter:
         return self._add_other(replace(source, name=self._choose_name(source.name)))
 
     def _choose_name(self, name: str) -> str:
-        """Return `name`, or one like it if another leaf has the same: entries must be told apart, leaves have paths."""
-        # Keys may be text that is not valid Unicode; entries must have names that are.
+        """Return `name`, or a variant of it if another entry has that name."""
+        # Keys may contain text that is not valid Unicode; names of entries must be valid.
         clean = (name if name.isascii() else name.encode(errors="backslashreplace").decode()) or "value"
         chosen, names = clean, self._names
         count = 1
@@ -199,12 +200,12 @@ class LeafWriter:
 
 
 def is_one_entry(node: Json) -> bool:
-    """Tell whether a node is an ordinary tensor's, in the form that nearly all leaves have: a look, not a check."""
+    """Tell whether a node has the usual form of an ordinary tensor. Fast path; does not validate."""
     return len(node) == 2 and node[0] == TENSOR and type(node[1]) is int
 
 
 def iter_entry_numbers(node: Json, *, what: str) -> Iterator[int]:
-    """Yield the entries that a leaf's node names, checking its form; nothing for a plain value."""
+    """Yield the numbers of the entries in a leaf's node, and check its form; yields nothing for a plain value."""
     if not isinstance(node, list) or not str(node[0]).startswith("@"):
         return
     yield from _iter_numbers(node, what, 0)
@@ -235,7 +236,7 @@ def _malformed(what: str) -> Corrupt:
 
 
 def list_parts(node: Sequence[Json], *, what: str) -> list[tuple[str, Json]]:
-    """Return the roles and nodes of what a tensor is made of."""
+    """Return the roles and nodes of the tensors that a composite tensor consists of."""
     roles = node[4::2]
     if not all(isinstance(role, str) for role in roles) or len(set(roles)) != len(roles):
         raise _malformed(what)
@@ -243,7 +244,7 @@ def list_parts(node: Sequence[Json], *, what: str) -> list[tuple[str, Json]]:
 
 
 def decode_plain(node: Json, types: Types) -> Any:
-    """Return a plain value, the key of a dict for instance."""
+    """Return a plain value, for example the key of a dict."""
 
     def refuse_leaf(leaf: list[Json], path: Path) -> object:
         raise Corrupt("a leaf where only plain values can be")

@@ -1,4 +1,4 @@
-"""The only place that pickles: values that nothing else can hold, and only where the user allows it on both sides."""
+"""The only module that pickles: for values with no other form, if the user allows it both on save and on load."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ import torch
 from holdfast.errors import Corrupt, Unsupported
 
 _ALLOWING: Final = threading.Lock()
-"""Held while more is allowed than torch does by itself: torch keeps what it allows for the whole process."""
+"""Locked while torch's list of allowed classes is extended: torch keeps one list for the whole process."""
 _BYTES: Final = frozenset({"_io.BytesIO", "builtins.bytes"})
-"""Plain data that torch refuses: streams of bytes, and empty bytes, which a pickle writes as a call."""
+"""Plain data that torch refuses by default: byte streams, and empty bytes, which are pickled as a call."""
 _GLOBAL: Final = re.compile(rb"c[^\x00-\x20]+\n[^\x00-\x20]+\n")
-"""How a pickle names a class or function; other bytes may look the same."""
+"""How a pickle names a class or function; other bytes can match it by accident."""
 
 
 def pickle_value(value: object, *, name: str) -> bytes:
-    """Pickle a value that was to be saved with `allow_pickle=True`."""
+    """Pickle a value; only called with `allow_pickle=True`."""
     try:
         return pickle.dumps(value, protocol=5)
     except Exception as error:  # pickling runs the value's own code, which may raise anything
@@ -30,7 +30,7 @@ def pickle_value(value: object, *, name: str) -> bytes:
 
 
 def unpickle_value(data: bytearray, *, what: str) -> object:
-    """Unpickle a value, which may run any code: the caller has been told so and allows it."""
+    """Unpickle a value. This may run any code; the caller must have passed `allow_pickle=True`."""
     try:
         return pickle.loads(data)  # noqa: S301  # allow_pickle=True was passed
     except Exception as error:  # as above
@@ -38,7 +38,7 @@ def unpickle_value(data: bytearray, *, what: str) -> object:
 
 
 def load_payload(data: bytes | bytearray, *, what: str, weights_only: bool) -> object:
-    """Load what torch.save wrote for somebody else; unless `weights_only`, that may run any code."""
+    """Load bytes that torch.save wrote; unless `weights_only`, this may run any code."""
     try:
         return _load_plain(data) if weights_only else _load(data, weights_only=False)
     except Exception as error:  # a foreign format, which may fail in any way
@@ -52,7 +52,7 @@ def load_payload(data: bytes | bytearray, *, what: str, weights_only: bool) -> o
 
 
 def find_refusal(data: bytes) -> str:
-    """Return what of a payload that torch.save wrote `load_payload` refuses by default; empty if it loads."""
+    """Return why `load_payload` refuses these bytes by default; empty if it loads them."""
     if not _names_globals(data):
         return ""
     try:
@@ -67,11 +67,11 @@ def _load(data: bytes | bytearray, *, weights_only: bool) -> object:
 
 
 def _load_plain(data: bytes | bytearray) -> object:
-    """Load plain values, tensors, bytes and streams of them; raises what torch raises for anything else."""
+    """Load plain values, tensors, bytes and byte streams; raises torch's own error for anything else."""
     try:
         return _load(data, weights_only=True)
     except pickle.UnpicklingError:
-        # Another thread may just have allowed these, and forbidden them again while this one was loading.
+        # Another thread may have extended the list of allowed classes and restored it while this thread was loading.
         if not _find_unsafe(data) <= _BYTES:
             raise
     with _ALLOWING, torch.serialization.safe_globals([io.BytesIO, (_make_empty_bytes, "builtins.bytes")]):
@@ -79,7 +79,7 @@ def _load_plain(data: bytes | bytearray) -> object:
 
 
 def _make_empty_bytes() -> bytes:
-    """Stand for the class `bytes`, which could be called with a size and take any amount of memory."""
+    """Replaces the class `bytes`, which a pickle could call with a size to allocate any amount of memory."""
     return b""
 
 
@@ -88,7 +88,7 @@ def _find_unsafe(data: bytes | bytearray) -> set[str]:
 
 
 def _name_cause(data: bytes | bytearray, error: Exception) -> str:
-    """Return the classes and functions that were refused, else what torch says."""
+    """Return the classes and functions that were refused, or torch's own message."""
     try:
         names = sorted(_find_unsafe(data) - _BYTES)
     except Exception:  # noqa: BLE001  # what could not be loaded may not be looked through either
@@ -97,21 +97,21 @@ def _name_cause(data: bytes | bytearray, error: Exception) -> str:
 
 
 def _names_globals(data: bytes) -> bool:
-    """Tell whether the pickle in a payload may name a class or function; plain numbers and texts do not.
+    """Tell whether the pickle in a payload may name a class or function.
 
-    A look at the bytes: torch's weights-only loader is written in Python, and slow for long lists.
+    This searches the bytes, because torch's weights-only loader is written in Python and slow for long lists.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             pickles = [name for name in archive.namelist() if name.endswith("data.pkl")]
             return any(_GLOBAL.search(archive.read(name)) for name in pickles)
     except zipfile.BadZipFile:
-        # An older form of torch.save, or bytes of somebody else: only a load can tell.
+        # An older form of torch.save, or foreign bytes: only loading it can tell.
         return True
 
 
 def dump_payload(value: object) -> bytes:
-    """Return a value as torch.save writes it, for those who load nothing else."""
+    """Return a value as torch.save writes it."""
     buffer = io.BytesIO()
     torch.save(value, buffer)
     return buffer.getvalue()

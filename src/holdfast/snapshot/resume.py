@@ -1,4 +1,4 @@
-"""What a run needs, besides model and optimizer, to go on exactly: the random generators and its place in the data."""
+"""What a run needs besides model and optimizer to resume exactly: RNG state and data position."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _MAX_SEED: Final = 1 << 64
 
 
 class RngState:
-    """The random generators of this process, as something with a state: Python's, numpy's, torch's.
+    """The state of the random generators of this process: Python's, numpy's and torch's.
 
-    The state holds numbers and bytes only, never tensors, so that no load can move it to a device. Taking it draws
-    nothing. Generators that you made yourself are not in it: save their `get_state()` beside it.
+    The state contains numbers and bytes, never tensors, so loading cannot move it to a device. Reading it draws no
+    random numbers. Generators that you created are not included: save their `get_state()` as well.
     """
 
     def __init__(self, *, cuda: bool = True) -> None:
-        """Cover the generators of every accelerator as well, or, without `cuda`, leave those alone."""
+        """With `cuda` (the default), include the generators of every accelerator."""
         self._cuda = cuda
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where all generators stand; they stay there."""
+        """Return the states of all generators, without changing them."""
         version, words, gauss = random.getstate()
         return {
             "python": {"version": version, "words": np.array(words, _WORDS).tobytes(), "gauss": gauss},
@@ -38,7 +38,7 @@ class RngState:
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any], /) -> None:
-        """Put all generators where they stood; raises Mismatch, and moves none, if one of them cannot be."""
+        """Restore all generators; raises Mismatch, and changes none, if one of them cannot be restored."""
         try:
             python, numpy, cpu = _unpack_python(state_dict["python"]), state_dict["numpy"], state_dict["torch"]
             accelerator = state_dict["accelerator"] if self._cuda else None
@@ -69,7 +69,7 @@ def _unpack_python(state: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _pack_arrays(value: Any) -> Any:
-    """Turn the arrays in the state of a numpy generator into plain values; which ones there are is its own affair."""
+    """Turn the arrays in the state of a numpy generator into plain values, whatever fields it has."""
     if isinstance(value, dict):
         return {key: _pack_arrays(item) for key, item in value.items()}
     if isinstance(value, np.ndarray):
@@ -86,7 +86,7 @@ def _unpack_arrays(value: Any) -> Any:
 
 
 def _try_out(python: tuple[Any, ...], numpy: Any, cpu: bytes) -> None:
-    """Give the states to generators of no account, so that what is refused is so before any other has moved."""
+    """Validate the states on throwaway generators first, so that a bad state changes nothing."""
     random.Random().setstate(python)
     current = np.random.get_bit_generator()  # type: ignore[attr-defined]  # numpy's stubs do not list it
     np.random.RandomState(type(current)()).set_state(_unpack_arrays(numpy))
@@ -94,7 +94,7 @@ def _try_out(python: tuple[Any, ...], numpy: Any, cpu: bytes) -> None:
 
 
 def _find_accelerator() -> tuple[str, int, Any]:
-    """Return what kind of accelerator there is, how many, and torch's module for it; none is `("", 0, None)`."""
+    """Return the kind and number of accelerators and torch's module for them; `("", 0, None)` if there are none."""
     device = torch.accelerator.current_accelerator()
     count = torch.accelerator.device_count()
     if device is None or not count:
@@ -110,7 +110,7 @@ def _read_accelerator() -> dict[str, Any] | None:
 
 
 def _choose(kind: str, index: int) -> list[int]:
-    """Return the arguments that name a device: there is only one of Apple's, and its functions take none."""
+    """Return the arguments that select a device; the functions for Apple's single device take none."""
     return [] if kind == "mps" else [index]
 
 
@@ -132,14 +132,14 @@ def _write_accelerator(state: Mapping[str, Any]) -> None:
 
 
 class ResumableSampler:
-    """A batch sampler that goes on where the training loop was, for `DataLoader(data, batch_sampler=sampler)`.
+    """A batch sampler that resumes where the training loop was, for `DataLoader(data, batch_sampler=sampler)`.
 
-    Its place is what the loop has told it with `advance`, once per batch, when the batch has had its effect. What
-    a loader has prefetched is not in it, so a resumed run sees the very next batch. Each epoch has an order that
-    follows from seed and epoch alone, the same with every version of torch and numpy; no global generator is touched.
+    Call `advance()` once per batch, after the batch was used: these calls are its position. Batches that a loader has
+    prefetched do not count, so a resumed run gets the very next batch.
 
-    With several ranks, each takes every `world_size`-th sample of that order. Their states are equal, so any rank's
-    serves all, and a run may go on with another number of ranks.
+    The order of an epoch depends on seed and epoch alone, and is the same with every version of torch and numpy; no
+    global generator is used. With several ranks, each takes every `world_size`-th sample of that order. All ranks have
+    the same state, so any rank's state can be loaded, also with another number of ranks.
     """
 
     def __init__(
@@ -187,12 +187,12 @@ class ResumableSampler:
 
     @property
     def epoch(self) -> int:
-        """The epoch under way, or to come if the one before is over."""
+        """The current epoch, or the next one if the last is complete."""
         return self._epoch
 
     @property
     def position(self) -> int:
-        """How many batches of the epoch are done."""
+        """The number of batches of the epoch that are done."""
         return self._position
 
     def __len__(self) -> int:
@@ -200,7 +200,7 @@ class ResumableSampler:
         return self._num_batches
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Yield the batches of this epoch that are not done yet; what is yielded is not thereby done."""
+        """Yield the remaining batches of this epoch; only `advance` marks a batch as done."""
         here = (self._epoch, self._position)
         if here == self._exhausted_at:
             raise HoldfastError(
@@ -219,7 +219,8 @@ class ResumableSampler:
         """Return this rank's samples in the order of an epoch."""
         order = np.arange(self._length, dtype=np.int64)
         if self._shuffle:
-            # RandomState and not a Generator of numpy or torch: only its numbers are promised never to change.
+            # RandomState, because only its numbers are guaranteed never to change; those of numpy's and torch's
+            # Generator are not.
             halves = [half for number in (self._seed, epoch) for half in (number & 0xFFFFFFFF, number >> 32)]
             np.random.RandomState(halves).shuffle(order)
         if self._drop_last:
@@ -230,13 +231,13 @@ class ResumableSampler:
         return order[mine]
 
     def advance(self) -> None:
-        """Report that one more batch is done; after the last one, the next epoch begins."""
+        """Mark one more batch as done; after the last one, the next epoch begins."""
         self._position += 1
         if self._position == self._num_batches:
             self._epoch, self._position = self._epoch + 1, 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the beginning of an epoch; in the one under way, stay where it is."""
+        """Go to the start of an epoch; does nothing for the current one."""
         if epoch < 0:
             raise ValueError(f"epochs count from 0, not {epoch}")
         if epoch != self._epoch:
@@ -244,7 +245,7 @@ class ResumableSampler:
         self._exhausted_at = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the place of the training loop, and what the order depends on."""
+        """Return the data position, and what the order depends on."""
         return {
             "epoch": self._epoch,
             "position": self._position,
@@ -254,7 +255,7 @@ class ResumableSampler:
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any], /) -> None:
-        """Go where a state was taken; raises Mismatch, and stays, if the batches to come would be others."""
+        """Restore a data position; raises Mismatch, and changes nothing, if the following batches would differ."""
         try:
             epoch, position = int(state_dict["epoch"]), int(state_dict["position"])
             seen = position * int(state_dict["batch_size"]) * int(state_dict["world_size"])
@@ -277,7 +278,7 @@ class ResumableSampler:
                 problems=tuple(problems),
             )
         position = seen // per_batch
-        # With larger batches, what is left of the epoch may be less than one.
+        # With a larger batch size, less than one batch of the epoch may be left.
         self._epoch, self._position = (epoch + 1, 0) if position >= self._num_batches else (epoch, position)
         self._exhausted_at = None
 

@@ -1,4 +1,4 @@
-"""Objects that keep their state for themselves: modules, optimizers, schedulers, whatever has `state_dict`."""
+"""Objects with `state_dict`: modules, optimizers, schedulers and others."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ NoteOwn = Callable[[Path], None]
 
 @runtime_checkable
 class Stateful(Protocol):
-    """What can be saved by asking it for its state, and loaded by giving it one."""
+    """An object that is saved as its `state_dict()`, and loaded by `load_state_dict()`."""
 
     def state_dict(self) -> Any:
         """Return the state: a tree."""
 
     def load_state_dict(self, state_dict: Any, /) -> object:
-        """Take a state over."""
+        """Restore a state."""
 
 
 def is_stateful(value: object) -> bool:
-    """Tell whether `value` is to be asked for its state; a class that has the methods is not."""
+    """Tell whether `value` is an instance with both methods; a class with the methods is not one."""
     return isinstance(value, Stateful) and not isinstance(value, type | torch.Tensor)
 
 
 def read_state(value: Stateful) -> Any:
-    """Return the state of an object; that of a compiled or data-parallel module has the names of what it wraps."""
+    """Return the state of an object; for a compiled or data-parallel module, under the names of the wrapped module."""
     state = value.state_dict()
     prefix = find_wrapping(value)
     if prefix:
@@ -49,10 +49,10 @@ def read_state(value: Stateful) -> Any:
 
 
 def unwrap_metadata(state: Any, prefix: str) -> None:
-    """Let what a state dict says about modules, the version of each, be about those without their wrappers."""
+    """Rename the module versions in a state dict's metadata to the names of the wrapped modules."""
     held = getattr(state, "_metadata", None)
     if isinstance(held, dict):
-        # The name of a module has no dot at its end; that of the outermost is empty.
+        # A module's name has no dot at its end; the outermost module's is empty.
         inner = {f"{name}." if name else "": value for name, value in held.items()}
         state._metadata = OrderedDict(
             (name.removeprefix(prefix).removesuffix("."), value)
@@ -62,7 +62,7 @@ def unwrap_metadata(state: Any, prefix: str) -> None:
 
 
 def find_wrapping(value: object) -> str:
-    """Return what wrappers put before every name of a module: "" if it has none, or if one changes states itself."""
+    """Return the prefix that wrappers add to a module's names; "" if there is none, or if a wrapper changes states."""
     prefix = ""
     while isinstance(value, torch.nn.Module) and not _has_state_hooks(value):
         if isinstance(value, torch.nn.parallel.DistributedDataParallel | torch.nn.DataParallel):
@@ -79,29 +79,29 @@ def _has_state_hooks(module: torch.nn.Module) -> bool:
 
 
 def has_hooks(*tables: Mapping[int, Any]) -> bool:
-    """Tell whether there are hooks, other than those of `fully_shard`, which change no state: they only reshard."""
+    """Tell whether there are hooks other than those of `fully_shard`, which reshard and change no state."""
     return any(not _is_of_fsdp(hook) for hooks in tables for hook in hooks.values())
 
 
 def _is_of_fsdp(hook: Any) -> bool:
-    # Torch wraps some hooks in an object of its own.
+    # Torch wraps some hooks in an object.
     return str(getattr(hook, "hook", hook).__module__).startswith(_FSDP)
 
 
 def expand(tree: object, *, note_own: NoteOwn = lambda path: None) -> object:
-    """Return the tree with every object that keeps a state replaced by it; containers without any are not copied.
+    """Return the tree with each stateful object replaced by its state; containers without any are not copied.
 
-    `note_own` is told of values that stand in the tree itself and are declared to be one rank's own.
+    `note_own` is called for plain values of the tree that are declared per rank.
     """
     return _run(_Expansion(note_own).expand, tree, ())
 
 
 Walk = Generator[tuple[Any, Path], Any, Any]
-"""Yields a child with its path, is sent what becomes of the child, and returns what becomes of the whole."""
+"""Yields a child with its path, is sent the child's replacement, and returns the replacement of the whole."""
 
 
 def _run(walk: Callable[[Any, Path], Walk], value: Any, path: Path) -> Any:
-    """Run a recursive walk on its own stack, because the caller may be close to the recursion limit already."""
+    """Run a recursive walk on an explicit stack, because the caller may be close to the recursion limit."""
     walks = [walk(value, path)]
     result = None
     while walks:
@@ -117,17 +117,17 @@ def _run(walk: Callable[[Any, Path], Walk], value: Any, path: Path) -> Any:
 
 
 class _Expansion:
-    """One run over a tree; what nests too deep is left for the encoder to refuse."""
+    """One pass over a tree; nesting that is too deep is left for the encoder to refuse."""
 
     def __init__(self, note_own: NoteOwn) -> None:
         self._note_own = note_own
-        # By identity, and each kept alive with what became of it: containers may be shared, and states are new objects.
+        # Keyed by `id()`, and each kept alive: containers may be shared, and states are new objects.
         self._known: dict[int, tuple[object, object]] = {}
         self._open: set[int] = set()
 
     def expand(self, value: Any, path: Path) -> Walk:
         kind = type(value)
-        # Most values are plain; a protocol check costs more than a look at the type.
+        # Most values are plain; a protocol check is slower than a comparison of types.
         if kind in _PLAIN or isinstance(value, torch.Tensor) or len(path) > _MAX_DEPTH:
             return value
         if id(value) in self._open:
@@ -143,7 +143,7 @@ class _Expansion:
         if kind in _DICTS:
             changed = {}
             for key, item in value.items():
-                # Most values are tensors, and none of them is replaced.
+                # Most values are tensors, which are never replaced.
                 new = item if type(item) in _KEPT else (yield item, (*path, key))
                 if new is not item:
                     changed[key] = new
@@ -168,7 +168,7 @@ class _Expansion:
 
 
 def _declare(value: Any, path: Path, *, note: NoteOwn) -> Walk:
-    """Return a tree with every leaf in it declared to be one rank's own; `note` hears of values that are none."""
+    """Return a tree with every leaf declared per rank; `note` is called for values that are not leaves."""
     kind = type(value)
     if kind in _DICTS:
         declared = copy(value)

@@ -1,4 +1,4 @@
-"""Carries out the plan of a load: reads, writes to the target, notes each write, and undoes all of them if asked to."""
+"""Carries out the plan of a load: reads, writes to the target, journals each write, and rolls back if asked to."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from holdfast.snapshot.load.load import LeafReader
 from holdfast.snapshot.load.options import LoadOptions
 
 _LISTED: Final = 50
-"""How many problems an error names before it only counts them."""
+"""How many problems an error lists before it only counts them."""
 
 
 class Loading:
-    """One load into a target that fits. With `atomic`, use it in a `with`: an error then puts everything back.
+    """One load into a matching target. With `atomic`, use it in a `with`: an error then restores everything.
 
-    Direct: entries are read into the target's memory; then steps put in place what was read into new memory.
-    Atomic: all entries are read into new memory, and the old state of what the steps change is kept; then the memory is
-    exchanged and the steps are taken, which is undone unless `settle` is called.
+    Direct: entries are read into the target's memory; then steps put in place what was read into new memory. Atomic:
+    all entries are read into new memory, and the old state of what the steps change is kept; then the memory is
+    exchanged and the steps are taken. All of it is undone unless `settle` is called.
     """
 
     def __init__(self, plan: IntoPlan, journal: Journal) -> None:
-        """With `atomic`, take the new memory; raises OutOfMemory if there is not enough."""
+        """With `atomic`, allocate the new memory; raises OutOfMemory if there is not enough."""
         self._plan = plan
         self._journal = journal
         journal.list_leaves = lambda: list_leaves(plan)
@@ -41,7 +41,7 @@ class Loading:
         self._begun: list[int] = []
         self._swap: Swap | None = None
         self.places: Mapping[int, InPlace] = plan.in_place
-        """The memory that entries are read into."""
+        """The memory that entries are read into, by number."""
         if plan.options.atomic:
             self._swap = Swap({number: plan.in_place[number] for number in plan.names})
             self.places = {**plan.in_place, **self._swap.places}
@@ -53,17 +53,17 @@ class Loading:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Put everything back if an atomic load has failed."""
+        """Restore everything if an atomic load has failed."""
         if error is not None and self._swap is not None and not self._journal.is_empty:
             self._roll_back(self._swap, error)
 
     def apply(self, left_out: Collection[int]) -> None:
-        """Read and put all of it."""
+        """Read all entries and take all steps."""
         self.read(left_out)
         self.put()
 
     def read(self, left_out: Collection[int]) -> None:
-        """Read all, but for what others read for this rank."""
+        """Read all entries, except those that other ranks send to this one."""
         plan = self._plan
         _verify_pickles(plan)
         options = LoadOptions(allow_pickle=plan.options.allow_pickle)
@@ -80,7 +80,7 @@ class Loading:
 
     @contextmanager
     def receiving(self, left_out: Collection[int]) -> Iterator[None]:
-        """Note that other ranks send these entries."""
+        """Journal that other ranks send these entries."""
         if self._swap is not None:
             yield
             return
@@ -89,7 +89,7 @@ class Loading:
             yield
 
     def put(self) -> None:
-        """Put what was read into new memory in place, and give objects their state."""
+        """Put what was read into new memory in place, and restore the states of objects."""
         with self._writing():
             if self._swap is not None:
                 with holding_signals(), self._journal.writing(self._list_swapped()):
@@ -100,13 +100,13 @@ class Loading:
                     act()
 
     def settle(self) -> None:
-        """Let an atomic load stay as it is, whatever comes after."""
+        """Make an atomic load final: it is not rolled back any more."""
         self._swap = None
         self._undos.clear()
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Let an error say what was overwritten before other ranks are told of it; count the writes for autograd."""
+        """Add what was overwritten to an error before other ranks receive it; bump the version counters of autograd."""
         try:
             yield
         except BaseException as error:
@@ -121,7 +121,7 @@ class Loading:
         return [self._plan.in_place[number].at.name for number in self._plan.names]
 
     def _roll_back(self, swap: Swap, error: BaseException) -> None:
-        """Put everything back, last things first; an object that refuses its old state is noted as partly written."""
+        """Restore everything, last things first; an object that refuses its old state is noted as partly written."""
         refused = []
         with holding_signals():
             for number in reversed(self._begun):
@@ -137,7 +137,7 @@ class Loading:
 
 
 def _key(number: int) -> tuple[str, int]:
-    """Return what the journal knows a step by; entries are known by their names."""
+    """Return the journal's key of a step; entries have their names as keys."""
     return ("step", number)
 
 

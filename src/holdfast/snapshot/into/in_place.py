@@ -1,4 +1,4 @@
-"""Memory of tensors that are there already: where saved bytes can go straight, and who shares it with whom."""
+"""Existing tensors as targets: whether saved bytes can be read directly into them, and which of them overlap."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from holdfast.tensors.spec import TensorSpec, contiguous_stride, count_bytes, fi
 from holdfast.tensors.storage import alloc_storage, free_storage, is_allocated
 
 _MAX_WORK: Final = 100_000
-"""How long to think about whether two tensors whose items interleave share any; beyond that, they count as sharing."""
+"""Limit on the work to decide whether two interleaved tensors share items; beyond it they count as sharing."""
 
 
 def is_strided(tensor: torch.Tensor) -> bool:
@@ -30,12 +30,12 @@ def is_strided(tensor: torch.Tensor) -> bool:
 
 
 def is_ordinary(tensor: torch.Tensor) -> bool:
-    """Tell whether a tensor is nothing but strided items in memory."""
+    """Tell whether a tensor consists of strided items in memory and nothing else."""
     return is_strided(tensor) and type(tensor) in (torch.Tensor, torch.nn.Parameter) and not tensor.is_meta
 
 
 def find_place(target: torch.Tensor, at: EntryAt, spec: TensorSpec) -> InPlace | None:
-    """Return the target's memory if the saved bytes can be read straight into it."""
+    """Return the target's memory if the saved bytes can be read directly into it."""
     if spec.meta:
         return None
     if not is_ordinary(target):
@@ -47,13 +47,13 @@ def find_place(target: torch.Tensor, at: EntryAt, spec: TensorSpec) -> InPlace |
     if not is_same or spec.packed or spec.offset or target.data_ptr() == 0:
         return None
     size = spec.span_bytes
-    # Its storage may have been freed, or made smaller.
+    # Its storage may have been freed, or resized.
     is_held = int(target.storage_offset()) * target.element_size() + size <= target.untyped_storage().nbytes()
     return InPlace(target, at, size) if is_held else None
 
 
 def find_shared_place(target: object, tensor: torch.Tensor, at: EntryAt, spec: TensorSpec) -> InPlace | None:
-    """Return what this rank holds of a tensor that ranks share, if the saved bytes can be read straight into that."""
+    """Return this rank's boxes of a sharded tensor, if the saved bytes can be read directly into them."""
     pieces = find_pieces(target)
     is_row = not (spec.packed or spec.offset or spec.conj or spec.neg or spec.quantizer)
     is_row = is_row and spec.stride == contiguous_stride(spec.shape)
@@ -63,7 +63,7 @@ def find_shared_place(target: object, tensor: torch.Tensor, at: EntryAt, spec: T
 
 
 def find_pieces(target: object) -> tuple[Piece, ...] | None:
-    """Return the boxes that this rank holds of a tensor that ranks share; None if it is none of those."""
+    """Return this rank's boxes of a sharded tensor; None if it is not sharded."""
     if isinstance(target, torch.Tensor) and (is_ordinary(target) or not is_strided(target) or not has_values(target)):
         return None
     held = describe(target)
@@ -71,7 +71,7 @@ def find_pieces(target: object) -> tuple[Piece, ...] | None:
 
 
 def list_memory(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """Return the ordinary tensors that hold a tensor's items here: itself, or this rank's boxes of it."""
+    """Return the ordinary tensors that contain a tensor's items here: itself, or this rank's boxes of it."""
     if is_ordinary(tensor):
         return [tensor]
     if torch.nn.parameter.is_lazy(tensor):
@@ -80,7 +80,7 @@ def list_memory(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 
 def cut_like(target: object, value: Any) -> Any:
-    """Return this rank's part of a tensor that was read as a whole, if the target is such a part; else the value."""
+    """Return this rank's part of a whole tensor if the target is such a part; otherwise the value itself."""
     is_whole = isinstance(value, torch.Tensor) and is_ordinary(value)
     if not is_whole or not isinstance(target, torch.Tensor) or is_ordinary(target) or find_pieces(target) is None:
         return value
@@ -92,12 +92,12 @@ def cut_like(target: object, value: Any) -> Any:
 
 
 def repeats_items(tensor: torch.Tensor) -> bool:
-    """Tell whether several items of a tensor are one and the same memory, as in an expanded one."""
+    """Tell whether several items of a tensor share memory, as in an expanded one."""
     return any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True))
 
 
 def copy_into(target: torch.Tensor, saved: object, *, what: str) -> None:
-    """Copy a tensor that was read into one that is there, converting it if need be; one that was freed gets memory."""
+    """Copy a tensor into an existing one, converting it if needed; a freed target gets memory first."""
     if not isinstance(saved, torch.Tensor):
         raise Corrupt(f"{what}: the stored tree and its entry disagree on what it is; run `holdfast check`", key=what)
     pieces = find_pieces(target)
@@ -106,7 +106,7 @@ def copy_into(target: torch.Tensor, saved: object, *, what: str) -> None:
             copy_into(piece.tensor, saved[slices(piece.box)], what=what)
         return
     flags = [(each.dtype, each.is_conj(), each.is_neg()) for each in (target, saved)]
-    # Bits, where they mean the same: there are dtypes that torch cannot copy.
+    # Copied as raw bits where these mean the same: torch cannot copy some dtypes.
     is_raw = is_ordinary(target) and is_ordinary(saved) and flags[0] == flags[1] and not target.is_quantized
     is_new = is_ordinary(target) and alloc_if_freed(target)
     try:
@@ -123,17 +123,17 @@ def copy_into(target: torch.Tensor, saved: object, *, what: str) -> None:
 
 
 def alloc_if_freed(target: torch.Tensor) -> bool:
-    """Give an ordinary tensor memory if it has items and none; tell whether that was so."""
+    """Allocate memory for an ordinary tensor that has items but no memory; tell whether that was so."""
     return target.numel() > 0 and not is_allocated(target) and alloc_storage(target, target.shape)
 
 
 def mark_written(tensors: Sequence[torch.Tensor]) -> None:
-    """Let graphs that were recorded before notice that what they have kept is another value now."""
+    """Bump the version counters, so that autograd graphs notice that their saved tensors have changed."""
     torch.autograd.graph.increment_version([tensor for tensor in tensors if not tensor.is_inference()])
 
 
 class Claim(NamedTuple):
-    """A piece of memory, and what is to stand in it."""
+    """A range of memory, and the value that is to be loaded into it."""
 
     name: str
     target: torch.Tensor
@@ -143,7 +143,7 @@ class Claim(NamedTuple):
     at: EntryAt
     spec: TensorSpec
     number: int | None = None
-    """The entry, if it can as well be read into new memory."""
+    """The entry, if it can also be read into new memory."""
 
     @property
     def geometry(self) -> tuple[object, ...]:
@@ -161,14 +161,14 @@ class Claim(NamedTuple):
 
     @property
     def place(self) -> tuple[int, int]:
-        """The saved tensor's alias group, 0 unless the target has its geometry, and the byte where it began there."""
+        """The saved tensor's alias group and offset in it; 0 unless the target has the same geometry."""
         target, spec = self.target, self.spec
         is_alike = (target.dtype, target.stride()) == (spec.dtype, spec.stride) and not spec.packed
         return self.at.find().alias if is_alike else 0, spec.at + spec.offset * target.element_size()
 
 
 def make_claim(name: str, target: torch.Tensor, at: EntryAt, spec: TensorSpec) -> Claim | None:
-    """Return the claim of a target on its memory; None if it has none that others could share."""
+    """Return the claim of a target on its memory; None if it has no memory that others could share."""
     if not is_ordinary(target) or target.numel() == 0:
         return None
     start = target.data_ptr()
@@ -178,18 +178,18 @@ def make_claim(name: str, target: torch.Tensor, at: EntryAt, spec: TensorSpec) -
 
 
 def find_span_bytes(tensor: torch.Tensor) -> int:
-    """Return how many bytes an ordinary tensor reaches over, from its first item to its last."""
+    """Return the number of bytes from an ordinary tensor's first item to its last."""
     items = tensor.numel() if tensor.is_contiguous() else find_span(tensor.shape, tensor.stride())
     return count_bytes(tensor.dtype, items)
 
 
 def find_conflicts(claims: Sequence[Claim]) -> Iterator[tuple[Claim, Claim]]:
-    """Yield the claims that want different values in the same memory, each with the one that came before."""
+    """Yield the claims that want different values in the same memory, each with the earlier one."""
     devices: dict[torch.device, list[int]] = {}
     for number, claim in enumerate(claims):
         devices.setdefault(claim.target.device, []).append(number)
     for numbers in devices.values():
-        # Sorted twice, which keeps the order of equal ones: tuples to compare would take 64 bytes for each tensor.
+        # Two stable sorts: comparing tuples would take 64 bytes for each tensor.
         numbers.sort(key=lambda number: claims[number].stop)
         numbers.sort(key=lambda number: claims[number].start)
         for cluster in _iter_overlapping(claims, numbers):
@@ -197,7 +197,7 @@ def find_conflicts(claims: Sequence[Claim]) -> Iterator[tuple[Claim, Claim]]:
 
 
 def _iter_overlapping(claims: Sequence[Claim], numbers: Sequence[int]) -> Iterator[list[int]]:
-    """Yield the numbers of claims whose memory hangs together, given in the order of memory; none that is alone."""
+    """Yield groups of claims whose memory overlaps, given in the order of memory; single claims are left out."""
     cluster: list[int] = []
     reach = 0
     for number in numbers:
@@ -213,7 +213,7 @@ def _iter_overlapping(claims: Sequence[Claim], numbers: Sequence[int]) -> Iterat
 
 
 def _find_conflicts(cluster: Sequence[tuple[int, Claim]]) -> Iterator[tuple[Claim, Claim]]:
-    """Look at claims on one device, by number, in the order of their memory."""
+    """Compare claims on one device, by number, in the order of their memory."""
     distinct: dict[tuple[object, ...], tuple[int, Claim]] = {}
     for number, claim in cluster:
         distinct.setdefault((claim.geometry, claim.content, claim.place), (number, claim))
@@ -236,7 +236,7 @@ def _agree(one: Claim, other: Claim) -> bool:
 
 
 def _share_items(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Tell whether two tensors whose memory overlaps have an item in common, or are too tangled to tell."""
+    """Tell whether two tensors with overlapping memory share an item, or whether that takes too long to decide."""
     if items_per_byte(one.dtype) > 1 or items_per_byte(other.dtype) > 1:
         return True
     try:
@@ -247,7 +247,7 @@ def _share_items(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 class _Outline:
-    """Where the items of a tensor lie, for numpy to reason about; what is there may be memory that no host can read."""
+    """The addresses of a tensor's items, for numpy to compare; the memory itself may be unreadable by the host."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         size = tensor.element_size()

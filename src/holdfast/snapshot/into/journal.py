@@ -1,4 +1,4 @@
-"""Which leaves of a target a load has written to so far, and the sentence about them that every error carries."""
+"""Which leaves of a target a load has written so far, and the sentence about them in every error."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import torch
 from holdfast.errors import HoldfastError
 
 _LISTED: Final = 50
-"""How many leaves a sentence names before it only counts them."""
+"""How many leaves a sentence lists before it only counts them."""
 
 
 class Span(NamedTuple):
-    """Addresses of memory on one device."""
+    """A range of memory addresses on one device."""
 
     device: str
     start: int
@@ -27,52 +27,51 @@ class WrittenLeaf(NamedTuple):
     """A leaf of the target, or an object in it, that a load writes to."""
 
     key: Hashable
-    """What the journal knows it by."""
+    """The key of the leaf in the journal."""
     name: str
     spans: tuple[Span, ...] = ()
-    """The memory that it occupies; none if it is no tensor."""
+    """The memory that it occupies; empty if it is not a tensor."""
     is_tensor: bool = False
-    """The memory is all that there is to it; an object has more to its state."""
+    """The memory is all of its state; an object may have more."""
 
 
 class Overwritten(NamedTuple):
-    """What a load has changed in its target so far."""
+    """What a load has changed in its target."""
 
     whole: tuple[str, ...]
-    """Leaves that hold the new value."""
+    """Leaves that have the new value."""
     partly: tuple[str, ...]
-    """Leaves that may hold a mixture of the old and the new value."""
+    """Leaves that may have a mixture of the old and the new value."""
 
 
 class Journal:
-    """Notes when the write of a leaf begins and ends. Any thread may call `begin` and `end`."""
+    """Records when the write of a leaf begins and ends. Any thread may call `begin` and `end`."""
 
     def __init__(self) -> None:
-        """Begin with no writes."""
         self.where = "the target"
         """Names the target in the sentence."""
         self.list_leaves: Callable[[], Sequence[WrittenLeaf]] = tuple
-        """Returns all leaves that may be written to; asked for when there is an error to report."""
+        """Returns all leaves that may be written to; called only when there is an error to report."""
         self._expected: Counter[Hashable] = Counter()
-        # Single operations on sets and lists, which need no lock.
+        # Single operations on sets and lists are atomic, so no lock is needed.
         self._begun: set[Hashable] = set()
         self._ended: list[Hashable] = []
 
     def expect(self, key: Hashable, parts: int = 1) -> None:
-        """Note that a leaf is written in so many parts; it is whole when all of them have ended."""
+        """Record that a leaf is written in several parts; it is complete when all of them have ended."""
         self._expected[key] += parts
 
     def begin(self, key: Hashable) -> None:
-        """Note that a leaf is about to be written to."""
+        """Record that the write of a leaf begins."""
         self._begun.add(key)
 
     def end(self, key: Hashable) -> None:
-        """Note that one part of a leaf is written."""
+        """Record that one part of a leaf is written."""
         self._ended.append(key)
 
     @contextmanager
     def writing(self, keys: Sequence[Hashable]) -> Iterator[None]:
-        """Note that these leaves are being written to, and are whole when the `with` ends without an error."""
+        """Record that these leaves are being written, and are complete when the `with` ends without an error."""
         for key in keys:
             self.expect(key)
             self.begin(key)
@@ -80,12 +79,12 @@ class Journal:
         self._ended += keys
 
     def forget(self, keys: Iterable[Hashable]) -> None:
-        """Note that these leaves hold their old values again."""
+        """Record that these leaves have their old values again."""
         self._begun.difference_update(keys)
 
     @contextmanager
     def reporting(self) -> Iterator[None]:
-        """Let an error that ends the `with` say what was overwritten; without any write it is left alone."""
+        """Add what was overwritten to an error that ends the `with`; without any write the error is unchanged."""
         try:
             yield
         except BaseException as error:
@@ -95,11 +94,11 @@ class Journal:
 
     @property
     def is_empty(self) -> bool:
-        """Tell whether nothing was written to."""
+        """Tell whether nothing was written."""
         return not self._begun
 
     def find_overwritten(self, leaves: Sequence[WrittenLeaf]) -> Overwritten:
-        """Return which of these leaves were written to; memory that two leaves share counts for both."""
+        """Return which of these leaves were written; a write to shared memory counts for every leaf that shares it."""
         ended = Counter(self._ended)
         whole = {key for key in self._begun if ended[key] >= self._expected[key]}
         partly = self._begun - whole
@@ -118,14 +117,14 @@ class Journal:
         return Overwritten(tuple(sorted(by_state["whole"])), tuple(sorted(by_state["partly"])))
 
     def report(self, error: BaseException) -> None:
-        """Let an error say what was overwritten: in attributes and, in its text or a note, in a sentence."""
+        """Add what was overwritten to an error: as attributes, and as a sentence in its text or in a note."""
         found = self.find_overwritten(self.list_leaves())
-        # Into the dict: the exception's class may refuse to set attributes.
+        # Through `__dict__`, because the exception's class may refuse to set attributes.
         vars(error).update(overwritten=found.whole + found.partly, partly_written=found.partly)
         add_sentence(error, self.describe(found))
 
     def describe(self, found: Overwritten) -> str:
-        """Return the sentence."""
+        """Return the sentence for an error."""
         parts = [f"Before this error, the load had written to {self.where}"]
         if found.whole:
             parts.append(f"New values: {_list(found.whole)}")
@@ -135,7 +134,7 @@ class Journal:
 
 
 def add_sentence(error: BaseException, text: str) -> None:
-    """Add a sentence to the text of an error of ours, or as a note to any other; once, however often it is called."""
+    """Add a sentence to the text of a Holdfast error, or as a note to any other; only once per error."""
     if isinstance(error, HoldfastError):
         if text not in str(error):
             error.args = (f"{str(error).rstrip(' .')}. {text}", *error.args[1:])
@@ -151,7 +150,7 @@ def _list(names: Sequence[str]) -> str:
 
 
 def _iter_sharing(leaves: Sequence[WrittenLeaf]) -> Iterator[tuple[int, int]]:
-    """Yield the numbers of leaves that have some memory in common, as pairs."""
+    """Yield pairs of leaves, by number, that share memory."""
     spans = sorted((span, number) for number, leaf in enumerate(leaves) for span in leaf.spans)
     around: list[tuple[Span, int]] = []
     for span, number in spans:
@@ -163,6 +162,6 @@ def _iter_sharing(leaves: Sequence[WrittenLeaf]) -> Iterator[tuple[int, int]]:
 
 
 def span_of(tensor: torch.Tensor, size_bytes: int) -> tuple[Span, ...]:
-    """Return the addresses of a tensor's first bytes; nothing if it has no memory."""
+    """Return the addresses of a tensor's first bytes; empty if it has no memory."""
     start = tensor.data_ptr() if size_bytes else 0
     return (Span(str(tensor.device), start, start + size_bytes),) if start else ()

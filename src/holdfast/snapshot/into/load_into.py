@@ -1,4 +1,4 @@
-"""Loading into what is there: everything that does not fit is listed first, then bytes go straight into place."""
+"""Loading in place: list everything that does not match, then read bytes directly into existing memory."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from holdfast.trees.registered import Types
 
 
 class Exchange(Protocol):
-    """How ranks that want the same read it once."""
+    """How ranks read once what all of them want."""
 
     def choose(self, places: Mapping[int, InPlace], /) -> Collection[int]:
-        """Return the entries that others read for this rank."""
+        """Return the entries that other ranks read for this one."""
 
     def send(self) -> None:
-        """Fill those, when all ranks have read what is theirs."""
+        """Receive those entries, and send this rank's share, when all ranks have read theirs."""
 
 
 def load_into(
@@ -49,13 +49,13 @@ def load_into(
     exchange: Exchange | None = None,
     journal: Journal | None = None,
 ) -> Any:
-    """Fill `tree` in place and return it, or the value that was saved if it is one; nothing changes unless all fits.
+    """Fill `tree` in place and return it, or the saved value if `tree` is plain; changes nothing unless all matches.
 
-    With several ranks, `agree` raises if something does not fit on another, and `step` is what they read in together.
-    With `locate`, what was opened has no chunks; it returns a manifest with those of what is wanted.
+    With several ranks, `agree` raises if another rank has a mismatch, and `step` names the collective in which they
+    read. With `locate`, the opened manifest has no chunks; `locate` returns one with the chunks that are needed.
 
-    Any error that comes after the first write, whatever its type, has the attributes `overwritten` and
-    `partly_written`, and says the same in its text or in a note.
+    Any error after the first write, whatever its type, has the attributes `overwritten` and `partly_written`, and says
+    the same in its text or in a note.
 
     Raises:
         Mismatch: keys, shapes or dtypes differ; all of them are listed, and nothing was changed.
@@ -66,7 +66,7 @@ def load_into(
     plan = IntoPlan(opened, options, types, Specs(opened.name))
     root = [tree]
     node = rename_keys(opened.tree, options.rename) if options.rename else opened.tree
-    with opened.resting():
+    with opened.pausing_gc():
         TreeMatcher(plan, match_state).match(tree, node, (), Setter(root, 0))
         if locate is not None:
             plan.relocate(locate(plan.list_wants()))
@@ -88,7 +88,7 @@ def load_into(
                     exchange.send()
             step(loading.put)
             if options.atomic:
-                # Until here a failure of any rank undoes it on all; from here on none does.
+                # Up to here a failure of any rank rolls all ranks back; from here on none does.
                 with holding_signals():
                     step(lambda: None)
                     loading.settle()
@@ -96,7 +96,7 @@ def load_into(
 
 
 def _check_look(plan: IntoPlan, look: Look) -> None:
-    """Read what was saved for a value that cannot be changed, and add the problem if it is not that value."""
+    """Read the saved value of a target that cannot be changed, and add a problem if the two differ."""
     target = look.target
     saved = load_node(plan.opened, look.node, LoadOptions(), plan.types)
     if look.node[0] != ARRAY:
@@ -109,7 +109,7 @@ def _check_look(plan: IntoPlan, look: Look) -> None:
 
 
 def _run_check(plan: IntoPlan, check: Check) -> None:
-    """Read what somebody else's format holds, and add what does not fit of it."""
+    """Read a value of a foreign format, and add what does not match."""
     reader = LeafReader(plan.opened, plan.types, LoadOptions(allow_pickle=plan.options.allow_pickle))
     reader.read(iter_stored(check.node))
 
@@ -122,7 +122,7 @@ def _run_check(plan: IntoPlan, check: Check) -> None:
 
 
 def _resolve_conflicts(plan: IntoPlan) -> None:
-    """Refuse different values for one and the same memory; where new memory does as well, take that."""
+    """Refuse different values for the same memory; where new memory can be used instead, use it."""
     for first, second in find_conflicts(plan.claims):
         spare = second if second.number is not None else first
         if spare.number is not None:

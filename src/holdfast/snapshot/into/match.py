@@ -1,4 +1,4 @@
-"""Walks a target and an encoded tree side by side, and plans how the one gets into the other; changes nothing."""
+"""Compares a target with an encoded tree and plans how to load it; changes nothing."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from holdfast.trees.encoding import decode_tree, encode_tree, refuse
 from holdfast.trees.outline import FIELDS_START, ITEMS_START, KEYED_START, PAIRS_START, Path, join_name
 
 MatchState = Callable[[IntoPlan, Any, Json, Path], None]
-"""Plans how an object that keeps its state for itself gets it back."""
+"""Plans how the state of an object with `load_state_dict` is restored."""
 FIXED: Final = "it differs and stands in a tuple or frozen dataclass, which cannot be changed"
 _TENSOR_TAGS: Final = (TENSOR, PARTS, GRAD)
 _NAMES: Final[Mapping[str, str]] = {
@@ -55,17 +55,17 @@ _NAMES: Final[Mapping[str, str]] = {
 
 
 class TreeMatcher:
-    """Matches plain trees; what keeps its state for itself is left to a function of its own."""
+    """Matches trees of containers and leaves; objects with a state are passed to another function."""
 
     def __init__(self, plan: IntoPlan, match_state: MatchState) -> None:
-        """Collect what is to be done in `plan`."""
+        """Add what is to be done to `plan`."""
         self._plan = plan
         self._match_state = match_state
         self._waiting: list[Callable[[], None]] = []
 
     def match(self, target: Any, node: Json, path: Path, put: Put | None) -> None:
-        """Plan how `node` gets into `target`, or takes its place."""
-        # An explicit stack instead of recursion: the caller may be close to the recursion limit already.
+        """Plan how `node` is loaded into `target`, or replaces it."""
+        # An explicit stack instead of recursion: the caller may be close to the recursion limit.
         self._waiting.append(partial(self._match, target, node, path, put))
         while self._waiting:
             self._waiting.pop()()
@@ -106,7 +106,7 @@ class TreeMatcher:
             self._match_ordinary(target, node, path, put)
 
     def _match_shard(self, target: Shard, node: Json, path: Path) -> None:
-        """Match what is declared a box of a tensor: that box of what was saved goes into it."""
+        """Match a declared box of a tensor: that box of the saved tensor is loaded into it."""
         plan = self._plan
         if not isinstance(node, list) or node[0] != TENSOR:
             plan.add_problem(path, f"the target has a part of a tensor here, the snapshot {tell(node)}")
@@ -168,7 +168,7 @@ class TreeMatcher:
         return len(plan.problems) == before
 
     def _match_grad(self, target: torch.Tensor, node: list[Json], path: Path, put: Put | None) -> None:
-        """Match a tensor that was saved with its gradient: the target is filled, and gets that gradient."""
+        """Match a tensor that was saved with its gradient: both are loaded."""
         inner, grad = node[1], node[2]
         if self._plan.options.assign or not is_ordinary(target) or inner[0] != TENSOR or not target.is_leaf:
             self._replace(target, node, path, put)
@@ -184,7 +184,7 @@ class TreeMatcher:
         self._plan.add_step((*path, "grad"), prepare, partial(keep_grad, target))
 
     def _match_parts(self, target: torch.Tensor, node: list[Json], path: Path, put: Put | None) -> None:
-        """Match a tensor that is made of others, sparse for instance: a new one takes the target's place."""
+        """Match a composite tensor, for example a sparse one: a new tensor replaces the target."""
         if is_ordinary(target) and not self._plan.options.assign:
             text = f"the target has an ordinary tensor here, the snapshot {tell(node)}; assign=True puts that in place"
             self._plan.add_problem(path, text)
@@ -192,7 +192,7 @@ class TreeMatcher:
             self._replace(target, node, path, put)
 
     def _replace(self, target: torch.Tensor, node: list[Json], path: Path, put: Put | None) -> None:
-        """Put what was saved in the place of a target that cannot be filled, or is not to be."""
+        """Replace a target that cannot be filled, or must not be."""
         plan = self._plan
         if put is None:
             text = "what was saved must take the target's place, which is in a tuple or frozen dataclass"
@@ -236,7 +236,7 @@ class TreeMatcher:
             self._waiting.append(partial(self._match, target[index], items[index], (*path, index), put))
 
     def _match_fixed(self, target: Any, node: Json, path: Path) -> None:
-        """Match what has its places once and for all; only a dataclass that is not frozen takes other values."""
+        """Match a tuple, named tuple or dataclass; only a dataclass that is not frozen takes new values."""
         if type(target) is tuple:
             held: dict[Any, Any] = dict(enumerate(target))
             found = dict(enumerate(node[1:])) if isinstance(node, list) and node[0] == "tuple" else None
@@ -254,7 +254,7 @@ class TreeMatcher:
             self._waiting.append(partial(self._match, item, found[key], (*path, key), put))
 
     def _match_plain(self, target: Any, node: Json, path: Path, put: Put | None) -> None:
-        """Replace a plain value; a container or a tensor may only take the place of None or of its like."""
+        """Replace a plain value; a container or a tensor may only replace None or a value of its kind."""
         plan = self._plan
         if target is not None and not _is_alike(target, node):
             plan.add_problem(path, f"the target has a {type(target).__name__} here, the snapshot {tell(node)}")
@@ -273,7 +273,7 @@ class TreeMatcher:
             plan.add_problem(path, FIXED)
 
     def _is_same(self, target: Any, node: Json) -> bool:
-        """Tell whether a plain value is what was saved."""
+        """Tell whether a plain value equals the saved one."""
         try:
             encoded = encode_tree(target, types=self._plan.types, encode_leaf=_refuse_leaf)
         except Unsupported:
@@ -287,7 +287,7 @@ def _refuse_leaf(value: object, path: Path) -> Json:
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    """Copies what was read into a target that has other strides, another dtype or another device."""
+    """Copies a tensor that was read into a target with other strides, another dtype or another device."""
 
     target: torch.Tensor
     node: list[Json]
@@ -299,7 +299,7 @@ class _Copy:
 
 
 def fit_replacement(plan: IntoPlan, target: torch.Tensor, value: Any, path: Path) -> Any:
-    """Return what takes a target's place: of its dtype if that may be converted, and a parameter if it was one."""
+    """Return the replacement of a target: converted to its dtype if allowed, and a parameter if the target was one."""
     value = cut_like(target, _fit(plan, target, value, path))
     is_parameter = isinstance(target, torch.nn.Parameter)
     if is_parameter and isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter):
@@ -308,22 +308,22 @@ def fit_replacement(plan: IntoPlan, target: torch.Tensor, value: Any, path: Path
 
 
 def _fit(plan: IntoPlan, target: torch.Tensor, value: Any, path: Path) -> Any:
-    """Return a tensor of the target's shape and dtype, converted if that may be."""
+    """Return a tensor of the target's shape and dtype, converted if allowed."""
     if not isinstance(value, torch.Tensor):
         return value
-    # What is made of several tensors tells its shape and dtype only now.
+    # The shape and dtype of a composite tensor are known only now.
     if not (target.is_nested or value.is_nested) and target.shape != value.shape:
         text = f"shape {tuple(target.shape)} in the target, {tuple(value.shape)} in the snapshot"
         plan.add_problem(path, text)
     if target.dtype != value.dtype and check_cast(plan, target, value.dtype, path):
-        # What is one object stays one.
+        # One object stays one object.
         held = plan.converted.setdefault((id(value), target.dtype), (value, _convert(value, target.dtype)))
         return held[1]
     return value
 
 
 def check_cast(plan: IntoPlan, target: torch.Tensor, saved: torch.dtype, path: Path) -> bool:
-    """Tell whether what was saved may become the target's dtype, or add the problem."""
+    """Tell whether the saved dtype may be converted to the target's; otherwise add a problem."""
     text = f"{target.dtype} in the target, {saved} in the snapshot"
     if not plan.options.cast:
         plan.add_problem(path, f"{text}; cast=True converts")
@@ -351,7 +351,7 @@ def _is_fixed(target: object) -> bool:
 
 
 def _is_alike(target: object, node: Json) -> bool:
-    """Tell whether what was saved may take the place of a plain value."""
+    """Tell whether a saved value may replace a plain value."""
     tag = node[0] if isinstance(node, list) else ""
     if isinstance(target, np.ndarray) or tag == ARRAY:
         return isinstance(target, np.ndarray) and tag == ARRAY
@@ -361,17 +361,17 @@ def _is_alike(target: object, node: Json) -> bool:
 
 
 def find_children(node: Json, starts: Mapping[str, int], decode: Callable[[Json], Any]) -> dict[Any, Json] | None:
-    """Return the children of a keyed node by their decoded keys; None if it is something else."""
+    """Return the children of a mapping node by their decoded keys; None for any other node."""
     if not isinstance(node, list) or node[0] not in starts:
         return None
     start = starts[node[0]]
     pairs = zip(node[start::2], node[start + 1 :: 2], strict=True)
-    # Text stands for itself; there may be many keys, and decoding takes longer than all else about them.
+    # Text keys need no decoding; there may be many keys, and decoding is the slowest part.
     return {key if type(key) is str else decode(key): child for key, child in pairs}
 
 
 def tell(node: Json) -> str:
-    """Say what a node is, for a sentence."""
+    """Describe a node in words, for an error."""
     if node is None:
         return "None"
     if not isinstance(node, list):

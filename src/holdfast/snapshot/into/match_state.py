@@ -1,4 +1,4 @@
-"""Plans how objects that keep their state for themselves get it back: modules, optimizers, whatever has the methods."""
+"""Plans how objects with `load_state_dict` are restored: modules, optimizers and others."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from holdfast.trees.outline import PAIRS_START, Path, iter_leaves, join_name
 
 
 def match_state(plan: IntoPlan, target: Any, node: Json, path: Path) -> None:
-    """Plan how a state that was saved gets into the object; what it holds already is filled where that fits."""
+    """Plan how a saved state is loaded into the object; existing tensors are filled in place where they match."""
     if isinstance(target, Composed):
         TreeMatcher(plan, match_state).match(target.__holdfast_parts__(), node, path, None)
     elif isinstance(target, torch.nn.Module):
@@ -52,9 +52,9 @@ def _match_other(
     path: Path,
     new: Sequence[torch.Tensor] = (),
 ) -> None:
-    """Plan to load an object through its own method, by way of the memory that its state has where that fits.
+    """Plan to load an object through its own method, reusing the memory of its state where it matches.
 
-    Of the tensors in `state`, those in `new` are not the object's.
+    Of the tensors in `state`, those in `new` do not belong to the object.
     """
     are_new = {id(tensor) for tensor in new}
     if not plan.options.assign:
@@ -86,14 +86,14 @@ def _match_named(plan: IntoPlan, target: NamedModule, node: Json, path: Path) ->
 def _match_module(
     plan: IntoPlan, target: torch.nn.Module, state: Any, node: Json, path: Path, write: Callable[..., None]
 ) -> None:
-    """Match a module key by key; unless it does something of its own when it is loaded, filling it is all."""
+    """Match a module key by key; filling it is enough unless it runs code of its own when loaded."""
     if plan.options.atomic and any(map(torch.nn.parameter.is_lazy, (*target.parameters(), *target.buffers()))):
         plan.add_problem(path, "some of its tensors are not initialised yet; run it once, or load without atomic=True")
         return
     trial = plan.branch()
     TreeMatcher(trial, match_state).match(state, node, path, None)
     if does_translate(target):
-        # It may know other keys and shapes than its own, and change values on the way: it gets them as they were saved.
+        # It may know other keys and shapes, and may convert values: it receives them as they were saved.
         _check_dtypes(plan, state, node, path)
         plan.claims += [] if trial.problems else trial.claims
     elif trial.problems or (is_plain_module(target) and not trial.is_replaced):
@@ -114,7 +114,7 @@ def _match_module(
 
 
 def _fit_loaded(plan: IntoPlan, state: Mapping[str, Any], loaded: dict[str, Any], path: Path) -> None:
-    """Make of what was read what the module can take: cut as its own is, and a parameter where it takes one's place."""
+    """Make values that the module accepts: cut like its own, and parameters where it has parameters."""
     for key, value in loaded.items():
         held = state.get(key)
         if isinstance(held, torch.Tensor) and not torch.nn.parameter.is_lazy(held):
@@ -134,10 +134,10 @@ def _check_dtypes(plan: IntoPlan, state: Any, node: Json, path: Path) -> None:
 
 
 def _match_optimizer(plan: IntoPlan, target: torch.optim.Optimizer | NamedOptimizer, node: Json, path: Path) -> None:
-    """Find what the optimizer itself would refuse, or find out only at its next step; and give its state memory."""
+    """Find what the optimizer would refuse, now or at its next step; and allocate memory for its state."""
     optimizer = target.optimizer if isinstance(target, NamedOptimizer) else target
     state = target.state_dict()
-    # The dicts of single parameters are the optimizer's own; what is planned must not change them.
+    # The dicts of parameters belong to the optimizer; planning must not change them.
     state["state"] = {key: dict(held) if type(held) is dict else held for key, held in state["state"].items()}
     new: list[torch.Tensor] = []
     if not optimizer._optimizer_load_state_dict_pre_hooks:  # they may change all of it
@@ -157,7 +157,7 @@ def _match_optimizer(plan: IntoPlan, target: torch.optim.Optimizer | NamedOptimi
 
 
 def _check_groups(plan: IntoPlan, target: Any, groups: list[Json], path: Path) -> bool:
-    """Add what is different about the groups; where torch.save wrote them, that shows when they have been read."""
+    """Add differences between parameter groups; for groups that torch.save wrote, after they were read."""
     saved = [find_children(group, PAIRS_START, plan.decode_plain) or {} for group in groups[1:]]
     held = [group.get("params") for group in saved]
     group_path = (*path, "param_groups")
@@ -184,7 +184,7 @@ def _compare_loaded(target: Any, groups: Any) -> list[str]:
 
 
 def _compare_groups(target: Any, saved: list[list[Any]]) -> list[str]:
-    """Return what is different about the parameters of groups that were saved."""
+    """Return the differences between the parameters of saved groups and the optimizer's."""
     if isinstance(target, NamedOptimizer):
         return target.find_problems(saved)
     counts, own = [len(params) for params in saved], [len(group["params"]) for group in target.param_groups]
@@ -197,7 +197,7 @@ def _check_optimizer_shapes(
 ) -> None:
     for leaf_path, held, child in _iter_pairs(state, node, (*path, "state"), plan.decode_plain):
         parameter = parameters.get(leaf_path[len(path) + 1])
-        # Only what has a value for each item of the parameter has to have its shape.
+        # Only state with one value per item must have the shape of the parameter.
         must_fit = parameter is not None and held.shape == parameter.shape
         shape = plan.find_meaning(child, join_name(leaf_path)).spec.shape
         if must_fit and tuple(held.shape) != shape:
@@ -207,9 +207,9 @@ def _check_optimizer_shapes(
 def _add_memory(
     plan: IntoPlan, state: dict[Any, Any], parameters: Mapping[Any, torch.Tensor], node: Json, path: Path
 ) -> list[torch.Tensor]:
-    """Give a fresh optimizer memory for what has a value for each item of a parameter that ranks share, cut as that is.
+    """Allocate per-item state of a fresh optimizer for sharded parameters, cut like these.
 
-    Otherwise each of them would read the whole of it. Returns the new tensors.
+    Otherwise each rank would read the whole state. Returns the new tensors.
     """
     new = []
     for leaf in iter_leaves(node):
@@ -237,7 +237,7 @@ def _list(counts: list[int]) -> str:
 
 
 def _fill_where_it_fits(plan: IntoPlan, state: Any, node: Json, path: Path, are_new: Container[int]) -> None:
-    """Use the memory of tensors that a state holds already; whatever does not fit gets new memory."""
+    """Reuse the memory of tensors that a state already has; whatever does not match gets new memory."""
     for leaf_path, target, child in _iter_pairs(state, node, path, plan.decode_plain):
         name = join_name(leaf_path)
         at, spec = plan.find_meaning(child, name)

@@ -1,4 +1,4 @@
-"""Modules and optimizers under names that do not depend on how they are wrapped, and what is made of several such."""
+"""Modules and optimizers under names that do not depend on wrappers, and objects composed of them."""
 
 from __future__ import annotations
 
@@ -14,44 +14,44 @@ from holdfast.snapshot.into.restore import restore_optimizer
 
 @runtime_checkable
 class Composed(Protocol):
-    """What is loaded by loading each of its parts."""
+    """An object that is loaded by loading each of its parts."""
 
     def __holdfast_parts__(self) -> dict[str, Any]:
-        """Return the parts by name; a plain value that was saved takes its place in this very dict."""
+        """Return the parts by name; a saved plain value is put into this dict."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NamedModule:
-    """A module whose state has other names than its own method gives them."""
+    """A module whose state is saved under other names than its own `state_dict` uses."""
 
     module: torch.nn.Module
     read: Callable[[], dict[str, Any]]
     """Returns the module's own tensors."""
     write: Callable[[dict[str, Any], bool], None]
-    """Takes a state, and whether all of it must fit."""
+    """Loads a state; the flag says whether every key must match."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state."""
         return self.read()
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Take a state over."""
+        """Load a state."""
         self.write(state_dict, True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NamedOptimizer:
-    """An optimizer whose state goes by the names of parameters, not by their numbers."""
+    """An optimizer whose state is saved under the names of parameters, not their numbers."""
 
     optimizer: torch.optim.Optimizer
     names: Sequence[str]
-    """Of all its parameters, in its order."""
+    """The names of all its parameters, in its order."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state; what the optimizer has not made yet is not in it."""
+        """Return the state; state that the optimizer has not created yet is not included."""
         state = self.optimizer.state_dict()
         groups = [
-            # The optimizer's own list of names has those of wrappers.
+            # The optimizer's own list of names contains the prefixes of wrappers.
             {key: value for key, value in group.items() if key != "param_names"}
             | {"params": [self.names[number] for number in group["params"]]}
             for group in state["param_groups"]
@@ -59,11 +59,11 @@ class NamedOptimizer:
         return {"state": {self._name(number): held for number, held in state["state"].items()}, "param_groups": groups}
 
     def _name(self, number: object) -> object:
-        # Some optimizers keep something for all parameters together, by a key of their own.
+        # Some optimizers keep state for all parameters together, under a key of their own.
         return self.names[number] if isinstance(number, int) else number
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Take a state over; raises Mismatch if its groups are other ones."""
+        """Load a state; raises Mismatch if its groups differ."""
         problems = self.find_problems([group["params"] for group in state_dict["param_groups"]])
         if problems:
             text = f"the optimizer cannot take this state over: {'; '.join(problems)}"
@@ -71,7 +71,7 @@ class NamedOptimizer:
         restore_optimizer(self.optimizer, self.number(state_dict))
 
     def find_problems(self, groups: Sequence[Sequence[str]]) -> list[str]:
-        """Return what is different about groups of names that were saved."""
+        """Return the differences between saved groups of names and the optimizer's."""
         held = self.list_groups()
         if len(held) != len(groups):
             return [f"{len(held)} parameter groups in the target, {len(groups)} in the snapshot"]
@@ -89,7 +89,7 @@ class NamedOptimizer:
         return [[next(names) for _ in group["params"]] for group in self.optimizer.param_groups]
 
     def number(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Return a state by numbers of parameters."""
+        """Return a state keyed by the numbers of parameters."""
         numbers = {name: number for number, name in enumerate(self.names)}
         groups = [
             group | {"params": [numbers[name] for name in names]}

@@ -1,4 +1,4 @@
-"""What it takes to load into a tree: collected while the tree is matched, carried out when everything fits."""
+"""The plan of a load into a tree: collected while the tree is matched, carried out when everything matches."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ from holdfast.trees.outline import Path, iter_leaves, iter_stored, join_name
 from holdfast.trees.registered import Types
 
 Replicas = Literal["auto", "each", "broadcast"]
-"""Who reads what all ranks hold the same of: each of them, or one, who sends it to the others; or what is faster."""
+"""Who reads replicated tensors: "each" rank, one rank that "broadcast"s them, or whichever is faster ("auto")."""
 Wants = dict[int, tuple[Region, ...] | None]
-"""Entries by number, and the boxes of them that are wanted; None is all of it."""
+"""Entries by number, and the boxes of them that are needed; None is the whole entry."""
 Prepare = Callable[[LeafReader], Callable[[], None]]
-"""Decodes what was read into new memory, which may still be refused; what it returns puts that in place."""
+"""Decodes what was read into new memory, and may still refuse it; returns a function that puts it in place."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Something that is put in place after all leaves were read."""
+    """A change to the target that is made after all leaves were read."""
 
     name: str
-    """Of the leaf, or of the object that is given its state."""
+    """The name of the leaf, or of the object whose state is restored."""
     prepare: Prepare
     keep: Callable[[], Undo]
-    """Keeps the present value, and returns a function that puts it back."""
+    """Keeps the current value, and returns a function that restores it."""
     memory: tuple[torch.Tensor, ...] = ()
     """Tensors of the target that it writes to, or may write to."""
     is_tensor: bool = False
-    """It writes to nothing but that one tensor."""
+    """It writes to that one tensor and nothing else."""
 
 
 class Look(NamedTuple):
-    """A value that cannot be changed, and what was saved for it."""
+    """A value that cannot be changed, and the saved one that it must equal."""
 
     target: Any
     node: Json
@@ -55,7 +55,7 @@ class Look(NamedTuple):
 
 
 class Check(NamedTuple):
-    """A value that was saved by somebody else's format, and what tells from it what does not fit."""
+    """A value of a foreign format, and a function that says what of it does not match."""
 
     node: Json
     path: Path
@@ -64,7 +64,7 @@ class Check(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class IntoOptions:
-    """How to load into a tree."""
+    """Options of a load into a tree."""
 
     strict: bool = True
     rename: Mapping[str, str] = field(default_factory=dict)
@@ -76,7 +76,7 @@ class IntoOptions:
     atomic: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse words that mean nothing."""
+        """Refuse unknown values."""
         if self.replicas not in ("auto", "each", "broadcast"):
             raise ValueError(f"replicas must be 'auto', 'each' or 'broadcast', not {self.replicas!r}")
         verify_mode(self.verify)
@@ -91,7 +91,7 @@ class Meaning(NamedTuple):
 
 @dataclass(slots=True)
 class IntoPlan:
-    """What is to be done once everything fits, and what does not."""
+    """What is to be done if everything matches, and what does not match."""
 
     opened: Opened
     options: IntoOptions
@@ -101,25 +101,25 @@ class IntoPlan:
     nodes: list[tuple[str, Json]] = field(default_factory=list)
     """Leaves to read, by name."""
     in_place: dict[int, InPlace] = field(default_factory=dict)
-    """Entries whose bytes go straight to where they are wanted."""
+    """Entries whose bytes are read directly into the target."""
     devices: dict[int, torch.device] = field(default_factory=dict)
-    """Where other entries go that are not wanted on the CPU."""
+    """Devices of other entries that are not wanted on the CPU."""
     names: dict[int, str] = field(default_factory=dict)
-    """Of what is read in place into memory of the target; entries that are read into new memory are not here."""
+    """Names of entries that are read into memory of the target; entries that are read into new memory are not here."""
     claims: list[Claim] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     """In the order of the tree."""
     looks: list[Look] = field(default_factory=list)
-    """What is there already and must be what was saved: to be read and compared."""
+    """Values that cannot be changed: to be read and compared."""
     checks: list[Check] = field(default_factory=list)
-    """What has to be read before it is known whether it fits."""
+    """Values that must be read before it is known whether they match."""
     converted: dict[tuple[int, torch.dtype], tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
-    """What was read and what became of it, by identity and dtype."""
+    """Tensors that were read, and their conversions, by identity and dtype."""
     is_replaced: bool = False
-    """Something takes the place of what is there, instead of being copied into it."""
+    """Some value replaces an existing one instead of being copied into it."""
 
     def add_problem(self, path: Path, text: str) -> None:
-        """Note something that does not fit."""
+        """Add something that does not match."""
         self.problems.append(f"{join_name(path) or 'the tree'}: {text}")
 
     def read_below(self, node: Json, path: Path) -> None:
@@ -130,14 +130,14 @@ class IntoPlan:
                 self.nodes.append((".".join(filter(None, (prefix, leaf.name))), leaf.node))
 
     def find_meaning(self, node: Json, name: str) -> Meaning:
-        """Return what an ordinary tensor's node stands for."""
+        """Return the entry and spec of an ordinary tensor's node."""
         numbers = (node[1],) if is_one_entry(node) else iter_entry_numbers(node, what=f"{self.opened.name!r}, {name}")
         number = next(iter(numbers))
         spec, size_bytes, _ = self.opened.find_facts(number)
         return Meaning(EntryAt(self.opened, number), self.specs.decode(spec, size_bytes=size_bytes, name=name))
 
     def fill(self, place: InPlace, name: str, *, is_new: bool = False) -> None:
-        """Read an entry straight to where it is wanted; with `is_new`, into memory that no one else uses yet."""
+        """Read an entry directly into memory; with `is_new`, memory that nothing else uses yet."""
         self.in_place[place.at.number] = place
         if not is_new:
             self.names[place.at.number] = name
@@ -145,21 +145,21 @@ class IntoPlan:
     def add_step(
         self, path: Path, prepare: Prepare, keep: Callable[[], Undo], memory: Iterable[torch.Tensor] = ()
     ) -> None:
-        """Put something in place after all leaves were read."""
+        """Add a change that is made after all leaves were read."""
         self.steps.append(Step(join_name(path), prepare, keep, tuple(memory)))
 
     def send(self, node: Json, target: torch.Tensor, path: Path) -> None:
-        """Read a tensor to where the target is whose place it takes, unless that has no memory anywhere."""
+        """Read a tensor to the device of the target that it replaces, unless that is the meta device."""
         if not target.is_meta:
             numbers = iter_entry_numbers(node, what=f"{self.opened.name!r}, {join_name(path)}")
             self.devices.update(dict.fromkeys(numbers, target.device))
 
     def decode_plain(self, node: Json) -> Any:
-        """Return a plain value, a key for instance."""
+        """Return a plain value, for example a key."""
         return decode_plain(node, self.types)
 
     def list_wants(self) -> Wants:
-        """Return what has to be read of which entries."""
+        """Return which parts of which entries must be read."""
         wants: Wants = {}
         read = [*self.nodes, *((join_name(look.path), look.node) for look in self.looks)]
         read += [stored for check in self.checks for stored in iter_stored(check.node)]
@@ -175,15 +175,15 @@ class IntoPlan:
         return tuple(Region(piece.box, shape, piece.tensor.element_size()) for piece in pieces)
 
     def relocate(self, manifest: Manifest) -> None:
-        """Go on with another manifest of the same entries, which tells where their chunks lie."""
+        """Use another manifest of the same entries, which has the locations of their chunks."""
         self.opened.reader.manifest = manifest
 
     def branch(self) -> IntoPlan:
-        """Return an empty plan for the same snapshot, to be absorbed or forgotten."""
+        """Return an empty plan for the same snapshot, to be absorbed or dropped."""
         return IntoPlan(self.opened, self.options, self.types, self.specs)
 
     def absorb(self, other: IntoPlan) -> None:
-        """Do what another plan does as well."""
+        """Add everything that another plan does."""
         self.problems += other.problems
         self.nodes += other.nodes
         self.in_place.update(other.in_place)

@@ -1,4 +1,4 @@
-"""Giving objects their state back: through their own method, and so that nothing of it is changed on the way."""
+"""Restoring the state of objects through their own methods, without changing dtypes on the way."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _Module = torch.nn.Module
 
 
 def is_plain_module(module: torch.nn.Module) -> bool:
-    """Tell whether a state dict of `module` is its own memory, and loading one does nothing but copy tensors."""
+    """Tell whether `module`'s state dict is its own memory, and loading one only copies tensors."""
     is_own = _is_method(module.state_dict, _Module.state_dict)
     return is_own and not does_translate(module) and all(_is_plain(each) for each in module.modules())
 
 
 def does_translate(module: torch.nn.Module) -> bool:
-    """Tell whether `module` may do something to a state dict before it takes it over."""
+    """Tell whether `module` may convert a state dict before it loads it."""
     if not _is_method(module.load_state_dict, _Module.load_state_dict):
         return True
     return any(
@@ -42,8 +42,8 @@ def _is_plain(module: torch.nn.Module) -> bool:
 
 
 def _is_known(kind: type[torch.nn.Module], name: str, original: object) -> bool:
-    # Torch's own modules override these to read what older versions of them saved.
-    # Asked of the method, for `fully_shard` gives a module a class of its own that inherits it.
+    # Torch's own modules override these to read what older versions saved. The method is checked, not the class:
+    # `fully_shard` gives a module a class of its own that inherits it.
     method = getattr(kind, name)
     return method is original or method.__module__.startswith("torch.nn.modules.")
 
@@ -53,7 +53,7 @@ def _is_method(method: Any, original: object) -> bool:
 
 
 def restore(target: Any, state: Any, *, path: Path) -> None:
-    """Load `state` into an object that is no module, through its own method."""
+    """Load `state` into an object that is not a module, through its own method."""
     with refusals(target, path):
         if isinstance(target, torch.optim.Optimizer):
             restore_optimizer(target, state)
@@ -62,7 +62,7 @@ def restore(target: Any, state: Any, *, path: Path) -> None:
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Load a state, by the numbers of parameters, into an optimizer: cut as these are, and of the dtypes it has."""
+    """Load a state, by the numbers of parameters, into an optimizer: cut like these, and with the saved dtypes."""
     _cut_like_parameters(optimizer, state)
     optimizer.load_state_dict(state)
     keep_dtypes(optimizer, state)
@@ -74,7 +74,7 @@ def is_itemwise(field: object, shape: Sequence[int], parameter: torch.Tensor) ->
 
 
 def _cut_like_parameters(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Keep of what was read as a whole, and is a value for each item of a parameter, what this rank has of that."""
+    """Of whole per-item state, keep this rank's part of each parameter."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     numbers = [number for group in state["param_groups"] for number in group["params"]]
     for number, parameter in zip(numbers, parameters, strict=False):
@@ -86,7 +86,7 @@ def _cut_like_parameters(optimizer: torch.optim.Optimizer, state: dict[str, Any]
 
 def restore_module(target: torch.nn.Module, state: Any, *, path: Path, assign: bool, strict: bool) -> None:
     """Load `state` into a module through its own method."""
-    # Who writes a method of their own need not know these options.
+    # A user's own method may not accept these options.
     options = {name: True for name, value in (("assign", assign),) if value}
     if not strict:
         options["strict"] = False
@@ -99,7 +99,7 @@ def restore_module(target: torch.nn.Module, state: Any, *, path: Path, assign: b
 
 @contextmanager
 def refusals(target: Any, path: Path) -> Iterator[None]:
-    """Turn what an object raises when it is loaded into Mismatch, naming it."""
+    """Turn errors of an object's own load method into Mismatch, with its name."""
     try:
         yield
     except (KeyError, ValueError, RuntimeError) as error:
@@ -110,7 +110,7 @@ def refusals(target: Any, path: Path) -> Iterator[None]:
 
 
 def keep_dtypes(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Give an optimizer the tensors that were saved: its own method converts them to the dtype of the parameters."""
+    """Restore the saved dtypes of an optimizer's tensors: its own method converts them to the parameters' dtype."""
     numbers = [number for group in state["param_groups"] for number in group["params"]]
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if len(numbers) != len(parameters):
@@ -122,7 +122,7 @@ def keep_dtypes(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None
 
 
 def _keep(saved: Any, held: Any) -> Any:
-    """Return what an optimizer holds, with the tensors whose dtype was changed as they were saved."""
+    """Return an optimizer's state, with tensors of a changed dtype replaced by the saved ones."""
     if isinstance(saved, torch.Tensor) and isinstance(held, torch.Tensor):
         return saved.to(held.device) if saved.dtype != held.dtype else held
     if isinstance(saved, dict) and isinstance(held, dict):

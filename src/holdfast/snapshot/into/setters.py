@@ -1,4 +1,4 @@
-"""Puts values where a tree holds others, and can put the old ones back."""
+"""Replaces values in a tree, and restores the old ones."""
 
 from __future__ import annotations
 
@@ -9,63 +9,63 @@ from typing import Any, Protocol
 from holdfast.tensors.sharding.sharded import PerRank
 
 Undo = Callable[[], None]
-"""Puts back what was there when it was made."""
+"""Restores the value that was there when it was created."""
 
 
 class Put(Protocol):
-    """One place of a tree that can hold another value."""
+    """A position in a tree that can be assigned."""
 
     def __call__(self, value: Any, /) -> None:
-        """Put a value there."""
+        """Assign a value."""
 
     def keep(self) -> Undo:
-        """Return what puts the present value back."""
+        """Return a function that restores the current value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setter:
-    """Puts a value into a dict or list."""
+    """Assigns an item of a dict or list."""
 
     container: Any
     key: Any
 
     def __call__(self, value: Any, /) -> None:
-        """Put it there."""
+        """Assign a value."""
         self.container[self.key] = value
 
     def keep(self) -> Undo:
-        """Return what puts the present value back."""
+        """Return a function that restores the current value."""
         held = self.container[self.key]
         return lambda: self(held)
 
 
 @dataclass(frozen=True, slots=True)
 class FieldSetter:
-    """Puts a value into a field of a dataclass."""
+    """Assigns a field of a dataclass."""
 
     owner: Any
     name: str
 
     def __call__(self, value: Any, /) -> None:
-        """Put it there."""
+        """Assign a value."""
         setattr(self.owner, self.name, value)
 
     def keep(self) -> Undo:
-        """Return what puts the present value back."""
+        """Return a function that restores the current value."""
         held = getattr(self.owner, self.name)
         return lambda: self(held)
 
 
 @dataclass(frozen=True, slots=True)
 class PerRankSetter:
-    """Puts a value where it is declared to be one rank's own, and declares it again."""
+    """Assigns a value that is declared per rank, and declares the new one."""
 
     inner: Put
 
     def __call__(self, value: Any, /) -> None:
-        """Put it there."""
+        """Assign a value."""
         self.inner(PerRank(value))
 
     def keep(self) -> Undo:
-        """Return what puts the present value back."""
+        """Return a function that restores the current value."""
         return self.inner.keep()

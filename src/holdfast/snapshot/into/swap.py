@@ -1,4 +1,4 @@
-"""New memory for what a load writes in place: filled first, exchanged with the target's when all is verified."""
+"""New memory for an atomic load: filled first, then exchanged with the target's when everything is verified."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from holdfast.tensors.memory import new_memory, view_raw
 from holdfast.tensors.sharding.sharded import Piece
 
 _BLOCK_BYTES: Final = 8 << 20
-"""How many bytes are exchanged at once; as much memory is taken for it."""
+"""How many bytes are exchanged at a time; a buffer of this size is allocated for it."""
 _MEMORY_FACTS: Final = "/proc/meminfo"
 _Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 class Swap:
-    """Memory of the target and new memory of the same size, which can be exchanged and exchanged back."""
+    """Memory of the target, and new memory of the same size that can be exchanged with it, and back."""
 
     def __init__(self, places: Mapping[int, InPlace]) -> None:
-        """Take the new memory at once; raises OutOfMemory if there is not enough."""
+        """Allocate the new memory; raises OutOfMemory if there is not enough."""
         self._live = dict(places)
         verify_available(sum(each.nbytes for place in places.values() for each in place.memory if each.is_cpu))
         self.places: dict[int, InPlace] = {}
         """The new memory, by the same numbers."""
-        # Tensors that are one and the same memory have one new memory as well: exchanged twice, it would be the old.
+        # Tensors that are the same memory share their new memory, too: exchanging it twice would restore the old.
         self._pairs: dict[object, list[_Pair]] = {}
         try:
             for number, place in places.items():
@@ -56,18 +56,18 @@ class Swap:
         return place._replace(tensor=self._pairs[key][0][1])
 
     def exchange(self) -> None:
-        """Put what is in the new memory into the target, and the other way round; signals must be held back."""
+        """Exchange the new memory and the target's; call it with signals delayed."""
         for pairs in self._pairs.values():
             for pair in pairs:
                 steps = _cut(*pair)
-                # Noted before it begins: what fails in the middle of a step, or right after it, can be undone.
+                # Noted before it begins, so that a failure during a step, or right after it, can be undone.
                 self._steps += steps
                 for step in steps:
                     step.exchange()
         self._mark_written()
 
     def exchange_back(self) -> None:
-        """Undo what `exchange` has done, all of it or a part; signals must be held back."""
+        """Undo `exchange`, also if it was not completed; call it with signals delayed."""
         while self._steps:
             self._steps[-1].undo()
             self._steps.pop()
@@ -78,7 +78,7 @@ class Swap:
 
 
 class _Step:
-    """A part of the target and as much new memory, which are exchanged by three copies."""
+    """A part of the target and new memory of the same size, exchanged by three copies."""
 
     __slots__ = ("_held", "_is_begun", "_is_done", "_mine", "_theirs")
 
@@ -90,7 +90,7 @@ class _Step:
         self._is_done = False
 
     def exchange(self) -> None:
-        """Exchange the items. Where it stands is noted without taking memory, as any other line may fail."""
+        """Exchange the items. Progress is noted without allocating memory, because any other line may fail."""
         with torch.no_grad():
             assert self._held is not None, "it is exchanged once"
             self._held.copy_(self._mine)
@@ -101,7 +101,7 @@ class _Step:
             self._held = None
 
     def undo(self) -> None:
-        """Give the target what it held before."""
+        """Restore the target's old items."""
         with torch.no_grad():
             if self._is_done:
                 self._mine.copy_(self._theirs)
@@ -110,7 +110,7 @@ class _Step:
 
 
 def _cut(one: torch.Tensor, other: torch.Tensor) -> list[_Step]:
-    """Cut two tensors into steps; takes all the memory that these need, and changes nothing."""
+    """Cut two tensors into steps; allocates all the memory that these need, and changes nothing."""
     with torch.no_grad():
         if items_per_byte(one.dtype) == 1:
             one, other = view_raw(one), view_raw(other)
@@ -124,7 +124,7 @@ def _cut(one: torch.Tensor, other: torch.Tensor) -> list[_Step]:
 
 
 def verify_available(needed_bytes: int) -> None:
-    """Raise OutOfMemory if this machine clearly has not so much memory to give; where that is unknown, do nothing."""
+    """Raise OutOfMemory if this machine clearly lacks that much memory; if that is unknown, do nothing."""
     facts = read_memory_facts(_MEMORY_FACTS)
     available = facts.get("MemAvailable")
     if available is not None and needed_bytes > available + facts.get("SwapFree", 0):
@@ -132,7 +132,7 @@ def verify_available(needed_bytes: int) -> None:
 
 
 def read_memory_facts(path: str) -> dict[str, int]:
-    """Return what Linux says about memory, in bytes; nothing on other systems."""
+    """Return Linux's figures on memory, in bytes; empty on other systems."""
     try:
         with open(path, encoding="ascii") as file:
             lines = [line.split() for line in file]

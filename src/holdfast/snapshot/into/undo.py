@@ -1,4 +1,4 @@
-"""Keeps the state of tensors, modules and other objects, so that a load that fails can put all of it back."""
+"""Copies the state of tensors, modules and other objects, so that a failed load can be rolled back."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from holdfast.trees.apply import iter_tensors
 
 
 def keep_tensors(tensors: Iterable[torch.Tensor]) -> Undo:
-    """Copy the values of tensors; what is returned copies them back, and frees the memory of those that had none."""
+    """Copy tensors; the returned function copies them back, and frees those that had no memory."""
     undos = [_keep_tensor(each) for tensor in tensors for each in list_memory(tensor)]
     return lambda: _run_all(undos)
 
@@ -46,13 +46,13 @@ def _copy_back(act: Callable[[], object], tensor: torch.Tensor) -> None:
 
 
 def keep_grad(tensor: torch.Tensor) -> Undo:
-    """Keep the gradient that a tensor has."""
+    """Keep the gradient of a tensor."""
     held = tensor.grad
     return lambda: setattr(tensor, "grad", held)
 
 
 def keep_module(module: torch.nn.Module) -> Undo:
-    """Keep the parameters, buffers, attributes and extra states of a module and of all modules in it."""
+    """Keep the parameters, buffers, attributes and extra states of a module and of all its submodules."""
     modules = list(module.modules())
     tensors = {id(each): each for part in modules for each in _list_tensors(part)}
     undos = [_keep_attributes(part) for part in modules]
@@ -61,7 +61,7 @@ def keep_module(module: torch.nn.Module) -> Undo:
         _keep_extra(part) for part in modules if type(part).get_extra_state is not torch.nn.Module.get_extra_state
     ]
     if does_translate(module):
-        # Its own code may change more than tensors. It comes first: the copies then have the last word.
+        # Its own code may change more than tensors, so it runs first; the copies are restored after it.
         undos.insert(0, _keep_state(module))
     return lambda: _run_all(undos)
 
@@ -76,7 +76,7 @@ def _keep_extra(module: torch.nn.Module) -> Undo:
 
 
 def keep_optimizer(optimizer: torch.optim.Optimizer) -> Undo:
-    """Keep the state and the groups of an optimizer; torch's own method puts new objects in their place."""
+    """Keep the state and the groups of an optimizer; torch's own method replaces these objects."""
     is_plain = type(optimizer).load_state_dict is torch.optim.Optimizer.load_state_dict and not (
         optimizer._optimizer_load_state_dict_pre_hooks or optimizer._optimizer_load_state_dict_post_hooks
     )
@@ -90,7 +90,7 @@ def keep_optimizer(optimizer: torch.optim.Optimizer) -> Undo:
 
 
 def keep_object(target: Any) -> Undo:
-    """Keep a copy of an object's state, which it gets back through its own method, and its attributes."""
+    """Keep a copy of an object's state, which its own method restores, and its attributes."""
     undos = [_keep_state(target)]
     if hasattr(target, "__dict__"):
         undos.append(_keep_attributes(target))
@@ -103,7 +103,7 @@ def _keep_state(target: Any) -> Undo:
 
 
 def _copy_state(state: Any, owner: object) -> Any:
-    """Return a copy that shares nothing that can change."""
+    """Return a copy that shares no mutable object."""
     known: dict[int, Any] = {id(tensor): tensor.detach().clone() for _, tensor in iter_tensors(state)}
     try:
         return copy.deepcopy(state, known)
@@ -115,7 +115,7 @@ def _copy_state(state: Any, owner: object) -> Any:
 
 
 def _keep_attributes(target: Any) -> Undo:
-    """Keep which objects an object's attributes are, and what the tables of a module hold."""
+    """Keep references to an object's attributes, and the contents of a module's tables."""
     held = vars(target)
     tables = [table for table in held.values() if type(table) is dict] if isinstance(target, torch.nn.Module) else []
     undos = [_keep_table(held), *map(_keep_table, tables)]
@@ -134,7 +134,7 @@ def _keep_table(table: dict[Any, Any]) -> Undo:
 
 
 def _run_all(undos: Iterable[Undo]) -> None:
-    """Undo all, in order; if one fails, the others are done all the same, and the first error is raised."""
+    """Run all in order, even if one fails; then raise the first error."""
     failed: Exception | None = None
     for undo in undos:
         try:

@@ -1,4 +1,4 @@
-"""Reads that keep to the budget: items in batches, and memory on other devices filled batch by batch."""
+"""Reads within the memory budget: items in batches, and memory on other devices filled batch by batch."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Item = TypeVar("Item")
 
 
 def view_place(tensor: torch.Tensor, size_bytes: int) -> torch.Tensor:
-    """Return memory of a tensor on any device, from its first item on, as a tensor of bytes."""
+    """Return the memory of a tensor on any device, from its first item on, as a tensor of bytes."""
     start = int(tensor.storage_offset()) * tensor.element_size()
     return view_storage(tensor.untyped_storage(), start, start + size_bytes)
 
 
 def read_to_devices(reader: SnapshotReader, wanted: Sequence[tuple[Entry, torch.Tensor]], watch: Watch) -> None:
-    """Fill memory on other devices, given as tensors of bytes; takes at most half of the budget on the host."""
+    """Fill memory on other devices, given as tensors of bytes; uses at most half of the budget on the host."""
     limit = reader.budget_bytes // 2
     for entry, _ in wanted:
         watch.expect(entry.name, 1)
@@ -45,7 +45,7 @@ def read_to_devices(reader: SnapshotReader, wanted: Sequence[tuple[Entry, torch.
 
 
 def iter_batches(items: Iterable[Item], measure: Callable[[Item], int], limit_bytes: int) -> Iterator[list[Item]]:
-    """Yield the items in batches that fit into a limit; what does not fit is alone."""
+    """Yield the items in batches that fit into a limit; an item that exceeds it is a batch of its own."""
     batch: list[Item] = []
     held = 0
     for item in items:

@@ -1,4 +1,4 @@
-"""Casting on the way in: which tensors another floating dtype is for, and their memory, once for all who share it."""
+"""Casting during a load: which tensors are cast, and their memory, cast once for all tensors that share it."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from holdfast.tensors.spec import TensorSpec
 from holdfast.trees.move import cast_floating, move_to_device
 
 _SUB_BYTE: Final = torch.float4_e2m1fn_x2
-"""Two values to an element: torch calls it floating, and converts it to nothing."""
+"""Two values in each element. Torch calls it a floating dtype, and cannot convert it."""
 
 
 def verify_dtype(dtype: torch.dtype | None) -> None:
-    """Refuse what no tensor can be cast to, before anything is read."""
+    """Raise if no tensor can be cast to this dtype, before anything is read."""
     if not isinstance(dtype, torch.dtype | None):
         raise ValueError(f"dtype must be a dtype of torch or None, not {dtype!r}")
     cast_floating(torch.empty(0), dtype)
 
 
 def is_cast(spec: TensorSpec, dtype: torch.dtype | None) -> bool:
-    """Tell whether a tensor becomes another one if floating tensors are cast."""
+    """Tell whether a tensor of this spec changes if floating tensors are cast."""
     return dtype is not None and spec.dtype.is_floating_point and spec.dtype not in (dtype, _SUB_BYTE)
 
 
 def cast_spec(spec: TensorSpec, dtype: torch.dtype) -> TensorSpec:
-    """Return what a tensor is after its memory was cast."""
+    """Return the spec of a tensor after its memory was cast."""
     return replace(spec, dtype=dtype, at=spec.at // spec.dtype.itemsize * dtype.itemsize)
 
 
 def verify_group(members: Sequence[tuple[Entry, TensorSpec, bool]], dtype: torch.dtype) -> bool:
-    """Tell whether memory is cast, given its tensors and whether each of them should be; raises if they disagree."""
+    """Tell whether shared memory is cast; raises if some of its tensors are to be cast and others not."""
     first, spec, should_cast = members[0]
     for entry, other, should_too in members[1:]:
         if (should_cast or should_too) and (should_cast, spec.dtype) != (should_too, other.dtype):
@@ -50,21 +50,21 @@ def verify_group(members: Sequence[tuple[Entry, TensorSpec, bool]], dtype: torch
 
 
 def cast_memory(memory: torch.Tensor, saved: torch.dtype, dtype: torch.dtype) -> torch.Tensor:
-    """Return memory, a tensor of bytes on any device, with its items as another dtype."""
+    """Return memory, a tensor of bytes on any device, with its items cast to another dtype."""
     items = memory.numel() // saved.itemsize
     cast = cast_floating(build_tensor(TensorSpec(saved, (items,), (1,)), memory, what="memory"), dtype)
     return view_storage(cast.untyped_storage(), 0, cast.nbytes)
 
 
 def cast_and_move(memory: torch.Tensor, saved: torch.dtype, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return memory as another dtype on another device; cast where that leaves fewer bytes to move."""
+    """Return memory cast and on another device; cast on the side where fewer bytes are moved."""
     if dtype.itemsize > saved.itemsize:
         return cast_memory(move_to_device(memory, device), saved, dtype)
     return move_to_device(cast_memory(memory, saved, dtype), device)
 
 
 def cast_packed(block: Block, dtype: torch.dtype, *, what: str) -> torch.Tensor:
-    """Return the memory of packed items as another dtype; what lies between them is not touched."""
+    """Return the memory of packed items cast to another dtype; bytes between them are not touched."""
     assert block.scatter is not None
     spec, packed = block.scatter
     cast, items = cast_spec(spec, dtype), cast_memory(packed, spec.dtype, dtype)
@@ -90,12 +90,12 @@ def read_cast(
 
 
 def can_cast_tray(dtype: torch.dtype | None) -> bool:
-    """Tell whether small tensors may be cast side by side."""
+    """Tell whether small tensors may be cast together."""
     return dtype is None or dtype in TRAY_DTYPES
 
 
 def cast_tray(tray: Tray, dtype: torch.dtype | None) -> Tray:
-    """Return a tray that was filled with its tensors cast, if they are floating."""
+    """Return a filled tray with its tensors cast, if they are floating."""
     if dtype is None or not is_cast(tray.spec, dtype):
         return tray
     return Tray(cast_spec(tray.spec, dtype), cast_floating(tray.memory, dtype))

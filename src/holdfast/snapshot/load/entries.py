@@ -1,4 +1,4 @@
-"""The entries of a load: read at once or in batches that keep to the budget, cast and moved, and tensors over them."""
+"""The entries of a load: read in batches within the budget, cast, moved, and turned into tensors."""
 
 from __future__ import annotations
 
@@ -42,39 +42,39 @@ from holdfast.trees.move import move_to_device
 Item = TypeVar("Item")
 
 _FILLED_AT_ONCE: Final = 1024
-"""How many entries are read in place at once: of so many there are buffers and plans of reads in memory."""
+"""How many entries are read in place at a time; each has a buffer and a planned read in memory."""
 
 
 class InPlace(NamedTuple):
-    """Memory that is there already: an entry's bytes go straight into it."""
+    """Existing memory into which an entry's bytes are read directly."""
 
     tensor: torch.Tensor
     at: EntryAt
     size_bytes: int
-    """How much of its memory the tensor reaches over."""
+    """The bytes from the tensor's first item to its last."""
     pieces: tuple[Piece, ...] | None = None
-    """What this rank holds of a tensor that ranks share: boxes of it, each in memory of its own."""
+    """This rank's boxes of a sharded tensor, each in memory of its own; None for an ordinary tensor."""
 
     @property
     def entry(self) -> Entry:
-        """What is read into it; made anew each time."""
+        """The entry to read; created at each access."""
         return self.at.find()
 
     @property
     def memory(self) -> list[torch.Tensor]:
-        """All that is written to."""
+        """All tensors that are written to."""
         return [self.tensor] if self.pieces is None else [piece.tensor for piece in self.pieces]
 
 
 def drop_tied(places: Sequence[InPlace]) -> Sequence[InPlace]:
-    """Return places in different memory only: of those that are the same bytes, the last."""
+    """Drop all but the last of those that are the same bytes of memory."""
     if not group_equal(array("Q", [each.tensor.data_ptr() for each in places])):
         return places
     return list({(each.tensor.device, each.tensor.data_ptr(), each.size_bytes): each for each in places}.values())
 
 
 class EntryReader:
-    """Reads the entries that were taken up in one go, and builds ordinary tensors over what was read."""
+    """Reads all requested entries in one go, and builds ordinary tensors over their bytes."""
 
     def __init__(
         self,
@@ -84,8 +84,8 @@ class EntryReader:
         in_place: Mapping[int, InPlace] | None = None,
         devices: Mapping[int, torch.device] | None = None,
     ) -> None:
-        """Read nothing yet; entries in `in_place` will be read into what is given there, others go to `devices`."""
-        # At once: what torch does not know is the caller's mistake, and nothing need be read to say so.
+        """Entries in `in_place` are read into the memory given there, others are moved to `devices`."""
+        # Checked first: a device that torch does not know is the caller's mistake, and nothing need be read to say so.
         verify_dtype(options.dtype)
         self._fake = find_fake_mode()
         self._device = None if options.device == SAVED else torch.device(options.device or CPU)
@@ -98,24 +98,24 @@ class EntryReader:
         self._groups: dict[object, list[int]] = {}
         self._memory: dict[int, torch.Tensor] = {}
         self._sharing: dict[int, Sequence[int]] = {}
-        # Read side by side, and built at once.
+        # Read together in batches, and built at once.
         self._small = SmallTensors()
         self.find_ready = self._small.find
-        """Returns the tensor of an entry that is there without being built, or None."""
+        """Returns the tensor of an entry that is already built, or None."""
         self._can_cast_tray = can_cast_tray(options.dtype)
-        # Never cast by themselves; and what is to be cast, until it has been.
+        # Entries that are never cast on their own; and entries that are still to be cast.
         self._kept: set[int] = set()
         self._uncast: set[int] = set()
         self._unread: set[int] = set()
         self.blobs: dict[int, tuple[Entry, bytearray]] = {}
-        """What is no tensor: arrays, texts, bytes."""
+        """Entries that are not tensors: arrays, texts, bytes."""
 
     def keep_dtypes(self, numbers: Iterable[int]) -> None:
-        """Leave these as they were saved, whatever the others are cast to; say so before they are taken up."""
+        """Exclude entries from casting; call it before they are requested."""
         self._kept.update(numbers)
 
     def take_up(self, number: int, name: str) -> None:
-        """Note that an entry is wanted, by the leaf of that name."""
+        """Request an entry for the leaf of that name."""
         if number in self._specs or number in self.blobs or number in self._in_place:
             return
         saved, size_bytes, alias = self._opened.find_facts(number)
@@ -140,14 +140,14 @@ class EntryReader:
         return self._small.has_kind(spec) or (fits_tray(spec, size_bytes) and self._can_cast_tray)
 
     def read(self, parts: set[int]) -> None:
-        """Read all that was taken up, but for what is read in place; `parts` are what other tensors are made of."""
+        """Read all requested entries except those in place; `parts` are the entries of composite tensors."""
         here: list[list[int]] = []
         elsewhere: list[list[int]] = []
         for members in self._groups.values():
             if self._is_unread(members, parts):
                 self._lay_out(members)
                 continue
-            # Some parts stay on the CPU, whichever device their tensor is on; the others are moved when it is built.
+            # Some parts stay on the CPU whatever the device of their tensor; the others are moved when it is built.
             is_part = bool(parts.intersection(members))
             is_here = not self._must_cast(members) and any(self._find_device(each) == CPU for each in members)
             (here if is_part or is_here else elsewhere).append(members)
@@ -162,13 +162,13 @@ class EntryReader:
                     self._move(members[0], self._find_device(members[0]))
 
     def _is_unread(self, members: Sequence[int], parts: set[int]) -> bool:
-        """Tell whether nobody will see the values of tensors that share memory: they become fake, or meta tensors."""
+        """Tell whether a group of tensors needs no values, because all of them become fake or meta tensors."""
         if not parts.isdisjoint(members) or any(self._specs[each][1].quantizer is not None for each in members):
             return False
         return self._fake is not None or all(self._find_device(each).type == "meta" for each in members)
 
     def _lay_out(self, members: Sequence[int]) -> None:
-        """Give tensors memory without bytes in which they lie as they would after a read."""
+        """Give tensors memory without values, with the layout that they would have after a read."""
         dtype, saved = self._options.dtype, self._specs[members[0]][1].dtype
         must_cast = self._must_cast(members)
         places, size = measure_block([self._specs[number] for number in members])
@@ -223,7 +223,7 @@ class EntryReader:
             self._uncast.discard(number)
 
     def _read_large(self, members: Sequence[int], limit_bytes: int) -> bool:
-        """Read and cast a tensor piece by piece that would take more than the budget as a whole; tell whether it is."""
+        """Read and cast a tensor piece by piece if it exceeds the budget as a whole; tell whether it did."""
         entry, spec = self._specs[members[0]]
         dtype = self._options.dtype
         is_alone = len(members) == 1 and not spec.packed and entry.size_bytes > limit_bytes
@@ -249,9 +249,9 @@ class EntryReader:
     def read_in_place(
         self, left_out: Collection[int], watch: Watch, *, places: Mapping[int, InPlace] | None = None
     ) -> None:
-        """Read what goes straight to where it is wanted, or to the other places that are given.
+        """Read entries into the existing memory, or into the replacements that are given.
 
-        If that fails, some of it has been overwritten; `watch` knows what.
+        If that fails, some of it has been overwritten; `watch` records which.
         """
         wanted = [each for number, each in (places or self._in_place).items() if number not in left_out]
         self._read_pieces([each for each in wanted if each.pieces is not None], watch)
@@ -266,7 +266,7 @@ class EntryReader:
         read_to_devices(self._opened.reader, moves, watch)
 
     def _read_pieces(self, places: Sequence[InPlace], watch: Watch) -> None:
-        """Read boxes of tensors to where this rank holds them, by way of other memory if theirs is not in one piece."""
+        """Read this rank's boxes of tensors, through other memory if a box is not contiguous."""
         limit = self._opened.reader.budget_bytes // 2
         wanted = [(each.entry, piece) for each in places for piece in each.pieces or () if piece.tensor.numel()]
         for entry, _ in wanted:
@@ -306,11 +306,11 @@ class EntryReader:
         return plan_block(found, what=f"{self._opened.name!r}, {found[0][0].name!r}")
 
     def is_in_place(self, number: int) -> bool:
-        """Tell whether an entry is read into memory that is there already."""
+        """Tell whether an entry is read into existing memory."""
         return number in self._in_place
 
     def build(self, number: int, what: str, device: torch.device | None) -> torch.Tensor:
-        """Return the tensor of an entry, on another device than it was read to if need be."""
+        """Return the tensor of an entry, moved to its device if it was read elsewhere."""
         if number in self._in_place:
             return self._in_place[number].tensor
         ready = self.find_ready(number)
@@ -328,7 +328,7 @@ class EntryReader:
         return build_tensor(self._specs[number][1], memory, what=what)
 
     def _move(self, number: int, device: torch.device) -> torch.Tensor:
-        """Return the memory on another device, cast if it is to be, one copy of it for all who share it."""
+        """Return the memory on another device, cast if requested; one copy for all tensors that share it."""
         memory, name = self._memory[number], self._specs[number][0].name
         if memory.is_meta:
             raise disagree(name)  # one place wants it here, another where there are no bytes
@@ -364,7 +364,7 @@ class EntryReader:
 
 @contextmanager
 def refusing(what: str) -> Iterator[None]:
-    """Turn what torch refuses about a stored value into Corrupt, naming the leaf."""
+    """Turn torch's refusal of a stored value into Corrupt, with the name of the leaf."""
     try:
         yield
     except HoldfastError:

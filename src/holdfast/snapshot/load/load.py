@@ -1,4 +1,4 @@
-"""Loading: plan the memory of all wanted leaves, read all of it at once, then build the tree over it."""
+"""Loading: plan the memory of all requested leaves, read everything at once, then build the tree over it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from holdfast.trees.registered import Types
 
 
 class LeafReader:
-    """Reads the leaves that were asked for in one go, and builds them when the tree is decoded."""
+    """Reads all requested leaves in one go, and builds them while the tree is decoded."""
 
     def __init__(
         self,
@@ -51,18 +51,18 @@ class LeafReader:
         in_place: Mapping[int, InPlace] | None = None,
         devices: Mapping[int, torch.device] | None = None,
     ) -> None:
-        """Read nothing yet; entries in `in_place` will be read into what is given there, others go to `devices`."""
+        """Entries in `in_place` are read into the memory given there, others are moved to `devices`."""
         self._opened = opened
         self._types = types
         self._options = options
         self._fake = find_fake_mode()
         self._entries = EntryReader(opened, options, in_place=in_place, devices=devices)
         self._find_ready = self._entries.find_ready
-        # By entry and height: a tensor that is made of others begins with the same entry as the first of them.
+        # By entry and depth: a composite tensor begins with the same entry as its first part.
         self._built: dict[tuple[int, int], torch.Tensor] = {}
 
     def read(self, nodes: Iterable[tuple[str, Json]]) -> None:
-        """Read all entries that these named nodes need, but for those that are to be read in place."""
+        """Read all entries of these named nodes, except those that are read in place."""
         parts: set[int] = set()
         take_up = self._entries.take_up
         for name, node in nodes:
@@ -81,9 +81,9 @@ class LeafReader:
     def read_in_place(
         self, left_out: Collection[int], watch: Watch, *, places: Mapping[int, InPlace] | None = None
     ) -> None:
-        """Read what goes straight to where it is wanted, or to the other places that are given.
+        """Read entries into the existing memory, or into the replacements that are given.
 
-        If that fails, some of it has been overwritten; `watch` knows what.
+        If that fails, some of it has been overwritten; `watch` records which.
         """
         self._entries.read_in_place(left_out, watch, places=places)
 
@@ -150,7 +150,7 @@ class LeafReader:
 
 
 def _iter_kept(node: list[Json]) -> Iterator[int]:
-    """Yield the entries that tensors of a class of its own are made of: what they mean only the class knows."""
+    """Yield the entries of tensors of registered classes, which are never cast: only the class knows their meaning."""
     if node[0] == GRAD:
         yield from _iter_kept(node[1])
         yield from _iter_kept(node[2])
@@ -159,7 +159,7 @@ def _iter_kept(node: list[Json]) -> Iterator[int]:
 
 
 def _find_height(node: Json) -> int:
-    """Return how many tensors are put together, each from the one before, along the first parts of a node."""
+    """Return how deep composite tensors are nested along the first parts of a node."""
     height = 0
     while node[0] in (PARTS, GRAD) and len(node) > 5:
         node, height = node[5], height + 1
@@ -174,7 +174,7 @@ def _decode_text(data: bytearray, what: str) -> str:
 
 
 def load_tree(opened: Opened, options: LoadOptions, types: Types) -> Any:
-    """Load a snapshot's tree, or the part of it that `only` chooses, into new memory."""
+    """Load a snapshot's tree, or the part that `only` selects, into new memory."""
     node = opened.tree
     if options.only is not None:
         patterns = [options.only] if isinstance(options.only, str) else list(options.only)
@@ -187,8 +187,8 @@ def load_tree(opened: Opened, options: LoadOptions, types: Types) -> Any:
 
 
 def load_node(opened: Opened, node: Json, options: LoadOptions, types: Types) -> Any:
-    """Load what an encoded tree, or one leaf of it, names."""
+    """Load the leaves of an encoded tree, or of one node."""
     reader = LeafReader(opened, types, options)
-    with opened.resting():
+    with opened.pausing_gc():
         reader.read(iter_stored(node))
         return decode_tree(node, types=types, decode_leaf=reader.decode)

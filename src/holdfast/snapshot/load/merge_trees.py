@@ -1,4 +1,4 @@
-"""One tree of the trees of many ranks: what only some have is added, where they differ the lowest rank's counts."""
+"""Merge the encoded trees of several ranks: keys are added, and where leaves differ the lowest rank's is used."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from holdfast.trees.outline import FIELDS_START, ITEMS_START, PAIRS_START, key_t
 
 
 def unite(trees: Sequence[Json]) -> tuple[Json, list[str]]:
-    """Return the union of encoded trees whose entries are numbered alike, and the names of leaves that differ."""
+    """Return the union of encoded trees with the same entry numbers, and the names of leaves that differ."""
     divergent: list[str] = []
     united = trees[0]
     for tree in trees[1:]:
@@ -51,12 +51,12 @@ def _iter_pairs(node: list[Json], start: int) -> list[tuple[bytes, tuple[Json, J
 
 def _unite_items(ours: list[Json], theirs: list[Json], start: int, path: tuple[str, ...], divergent: list[str]) -> Json:
     items = zip(ours[start:], theirs[start:], strict=True)
-    # A field's name stands before its value, and is the same in both.
+    # The name of a field comes before its value, and is the same in both.
     return [*ours[:start], *(_unite(a, b, (*path, str(number)), divergent) for number, (a, b) in enumerate(items))]
 
 
 def renumber(node: Json, numbers: Mapping[int, int]) -> Json:
-    """Return an encoded tree whose leaves name their entries by other numbers."""
+    """Return an encoded tree with the entry numbers of its leaves replaced."""
     if not isinstance(node, list) or not node:
         return node
     tag = node[0]

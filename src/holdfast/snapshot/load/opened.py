@@ -19,19 +19,19 @@ from holdfast.snapshot.gc_pause import pause_gc_if_small
 from holdfast.trees.outline import TREE, Leaf, iter_leaves, share_tags
 
 _COMPARED: Final = 5000
-"""How many names are compared with one that is not there, to say which was meant."""
+"""How many names are compared with a missing one, to suggest what was meant."""
 
 Encode = Callable[[object], Json]
 
 
 class EntryAt(NamedTuple):
-    """An entry by its number: 64 bytes, where the entry itself takes about 490. It is made when it is asked for."""
+    """An entry by its number. Takes 64 bytes, where an Entry takes about 490; the Entry is created on demand."""
 
     opened: Opened
     number: int
 
     def find(self) -> Entry:
-        """Return the entry, as the manifest has it that is in use now."""
+        """Return the entry from the current manifest."""
         return self.opened.entry(self.number)
 
     @property
@@ -42,7 +42,7 @@ class EntryAt(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a name or path leads to: one leaf, or all leaves below it."""
+    """The result of looking up a name or path: one leaf, or all leaves below it."""
 
     name: str
     leaves: tuple[Leaf, ...]
@@ -50,10 +50,10 @@ class Found:
 
 
 class Opened:
-    """A snapshot that holds a tree; whatever it holds else, files put there for example, is a dict of bytes."""
+    """A snapshot of a tree; any other snapshot, for example of files, is a dict of bytes."""
 
     def __init__(self, reader: SnapshotReader) -> None:
-        """Take the reader over."""
+        """Take ownership of the reader."""
         self.reader = reader
         self.name = reader.snapshot.name
         spec = reader.manifest.spec
@@ -75,8 +75,8 @@ class Opened:
         """Close the reader."""
         self.reader.__exit__(kind, error, trace)
 
-    def resting(self) -> AbstractContextManager[None]:
-        """Hold Python's collector back while this is loaded, if it is many small things."""
+    def pausing_gc(self) -> AbstractContextManager[None]:
+        """Pause Python's garbage collector during a load of many small entries."""
         return pause_gc_if_small(self.reader.snapshot.logical_bytes, len(self.reader.manifest))
 
     @cached_property
@@ -92,7 +92,7 @@ class Opened:
         return found
 
     def find(self, name: str) -> Found:
-        """Return what has that name: a leaf, or all that begins with it and a dot."""
+        """Return the leaf with that name, or all leaves whose names begin with it and a dot."""
         named = self._by_name.get(name, [])
         if len(named) > 1:
             paths = tuple(leaf.path_json for leaf in named)
@@ -112,7 +112,7 @@ class Opened:
         return Found(name, below, is_leaf=False)
 
     def find_path(self, path: Sequence[object], encode: Encode) -> Found:
-        """Return what lies at a path of keys."""
+        """Return what is at a path of keys."""
         keys = [canonical_json(encode(key)) for key in path]
         found = [leaf for leaf in self.leaves if [*map(canonical_json, leaf.path_json[: len(keys)])] == keys]
         if not found:
@@ -122,12 +122,12 @@ class Opened:
         return Found(name, tuple(found), is_leaf=is_leaf)
 
     def entry(self, number: int) -> Entry:
-        """Return an entry by the number that a node gives."""
+        """Return an entry by the number in a node."""
         self._verify_number(number)
         return self.reader.manifest.entry(number)
 
     def find_facts(self, number: int) -> tuple[Json, int, int]:
-        """Return the spec, the size in bytes and the alias of an entry by the number that a node gives."""
+        """Return the spec, size in bytes and alias of an entry by the number in a node."""
         self._verify_number(number)
         return self.reader.manifest.find_facts(number)
 

@@ -1,4 +1,4 @@
-"""What a caller may ask of a load."""
+"""Options of a load."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class LoadOptions:
     aliases: Aliases = "preserve"
     allow_pickle: bool = False
     dtype: torch.dtype | None = None
-    """What floating tensors are cast to, but for those of registered classes; None leaves all as it was saved."""
+    """The dtype that floating tensors are cast to, except those of registered classes; None casts nothing."""
 
     def __post_init__(self) -> None:
-        """Refuse words that mean nothing."""
+        """Refuse unknown values."""
         if self.aliases not in ("preserve", "fresh"):
             raise ValueError(f"aliases must be 'preserve' or 'fresh', not {self.aliases!r}")
         verify_mode(self.verify)

@@ -1,4 +1,4 @@
-"""Small tensors that are to be read: kept in a few bytes each, and read in batches."""
+"""Small tensors that are to be read: a few bytes each until then, and read in batches."""
 
 from __future__ import annotations
 
@@ -11,33 +11,32 @@ import torch
 from holdfast.tensors.spec import TensorSpec
 
 _BATCH: Final = 1024
-"""How many are read at once: of so many there are entries, chunks and buffers in memory."""
+"""How many are read at a time; each has an entry, a chunk and a buffer in memory."""
 
 Alike = tuple[TensorSpec, list[int]]
 """A spec, and the numbers of entries that have it."""
 
 
 class SmallTensors:
-    """The numbers of entries that hold small tensors, in the order in which they were added, and their specs."""
+    """The numbers and specs of entries that contain small tensors, in the order in which they were added."""
 
     def __init__(self) -> None:
-        """Begin with none."""
         self._kinds: dict[int, int] = {}
         self._specs: list[TensorSpec] = []
-        # There may be millions: ten bytes each, where a tuple and a set would take more than a hundred.
+        # There may be millions: ten bytes each here, where a tuple and a set would take over a hundred.
         self._numbers = array("Q")
         self._kind_of = array("I")
         self._is_added = bytearray()
-        # By number, from the lowest on: a list, which takes eight bytes each, where a dict would take fifty.
+        # Indexed from the lowest number on: a list takes eight bytes each, where a dict would take fifty.
         self._tensors: list[torch.Tensor | None] = []
         self._lowest = 0
 
     def has_kind(self, spec: TensorSpec) -> bool:
-        """Tell whether there is one with this very spec."""
+        """Tell whether an entry with this spec object was added."""
         return id(spec) in self._kinds
 
     def add(self, number: int, spec: TensorSpec) -> None:
-        """Add one, unless it is there already; equal specs should be one object."""
+        """Add an entry, unless it was added before; equal specs should be one object."""
         if number >= len(self._is_added):
             self._is_added.extend(bytes(number + 1 + number // 8 - len(self._is_added)))
         if self._is_added[number]:
@@ -50,7 +49,7 @@ class SmallTensors:
         self._kind_of.append(kind)
 
     def put(self, numbers: Sequence[int], tensors: Sequence[torch.Tensor]) -> None:
-        """Keep the tensors of these entries."""
+        """Store the tensors of these entries."""
         if not self._tensors:
             self._lowest = min(self._numbers)
             self._tensors = [None] * (max(self._numbers) + 1 - self._lowest)
@@ -58,12 +57,12 @@ class SmallTensors:
             self._tensors[number - self._lowest] = tensor
 
     def find(self, number: int) -> torch.Tensor | None:
-        """Return the tensor of an entry, if it is one of these and was read."""
+        """Return the tensor of an entry, or None if it is not one of these or not read yet."""
         index = number - self._lowest
         return self._tensors[index] if 0 <= index < len(self._tensors) else None
 
     def iter_batches(self, limit_bytes: int) -> Iterator[list[Alike]]:
-        """Yield all in order, some at a time and at most `limit_bytes` of them, those of one spec together; once."""
+        """Yield all entries in order, in batches of at most `limit_bytes`, grouped by spec; can be used once."""
         batch: dict[int, Alike] = {}
         count = held = 0
         sizes = [spec.span_bytes for spec in self._specs]

@@ -1,4 +1,4 @@
-"""What of a snapshot is another on each rank that saved it: named when another number of ranks loads it."""
+"""Values that differ from rank to rank: named when another number of ranks loads the snapshot."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _MAX_NAMED: Final = 20
 
 
 def find_variants(root: Manifest, parts: Iterable[Manifest]) -> list[str]:
-    """Return the names of entries, and of values in the tree, that are a rank's own in one of these parts.
+    """Return the names of entries and plain values that differ between the parts of ranks.
 
-    Those are left out that were declared so: whoever did knows what becomes of them.
+    Those that were declared per rank are left out: the user knows about them.
     """
     stated = list(root.iter_entries())
     numbers = {entry.name: number for number, entry in enumerate(stated)}
@@ -28,7 +28,7 @@ def find_variants(root: Manifest, parts: Iterable[Manifest]) -> list[str]:
     for part in parts:
         entries = list(part.iter_entries())
         names += [entry.name for entry in entries if entry.rank != NO_RANK and entry.name not in declared]
-        # A part has a tree of its own only if that rank saw it otherwise than the root tells it.
+        # A part has a tree of its own only if that rank's tree differs from the root's.
         if part.spec is not None:
             own = renumber(_find_tree(part), {at: numbers[entry.name] for at, entry in enumerate(entries)})
             names += unite([_find_tree(root), own])[1]
@@ -40,7 +40,7 @@ def _find_tree(manifest: Manifest) -> Json:
 
 
 def warn_alone(name: str, manifests: Manifests | None) -> None:
-    """Warn one process that loads what several ranks had each a value of their own of."""
+    """Warn a single process that loads values of which each rank had its own."""
     if manifests is not None and len(manifests.parts) > 1:
         variants = find_variants(manifests.root, manifests.parts)
         if variants:
@@ -48,7 +48,7 @@ def warn_alone(name: str, manifests: Manifests | None) -> None:
 
 
 def warn_of_variants(name: str, variants: Sequence[str], *, saved_by: int, loaded_by: int) -> None:
-    """Warn that each rank gets what the lowest one had."""
+    """Warn that each rank gets the values of the lowest one."""
     more = f" and {len(variants) - _MAX_NAMED} more" if len(variants) > _MAX_NAMED else ""
     warnings.warn(
         f"{name!r} was saved by {saved_by} ranks and is loaded by {loaded_by}: where each had a value of its own, all"

@@ -1,4 +1,4 @@
-"""Where and with what a snapshot was saved: host, versions, world."""
+"""Where a snapshot was saved: host, versions, world size."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from holdfast.repo.format.record import Json
 
 
 def describe_environment() -> dict[str, Json]:
-    """Return what is worth knowing about this process when a snapshot is looked at later."""
+    """Return facts about this process that help whoever inspects a snapshot later."""
     is_distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     return {
         "host": socket.gethostname(),

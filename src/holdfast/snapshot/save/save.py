@@ -1,4 +1,4 @@
-"""Saving a tree: every leaf becomes an entry, the tree itself the snapshot's spec."""
+"""Saving a tree: every leaf becomes an entry, and the shape of the tree the snapshot's spec."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from holdfast.trees.registered import Types
 
 @dataclass(frozen=True, slots=True)
 class SaveOptions:
-    """How to save a tree."""
+    """Options of a save."""
 
     overwrite: bool = False
     metadata: Mapping[str, Json] = field(default_factory=dict)
@@ -38,21 +38,21 @@ class SaveOptions:
 
 
 class Leaves(NamedTuple):
-    """A tree as it is saved: its shape, and its leaves as sources of bytes."""
+    """A tree that is ready to be saved: its encoded shape, and its leaves as sources of bytes."""
 
     spec: EncodedJson
-    """The shape, as the spec of a snapshot. As objects it would take several times the memory."""
+    """The shape, as the spec of a snapshot. Decoded, it would take several times the memory."""
     sources: Sequence[Source]
     held: dict[int, Held]
-    """Of those that other ranks have a part in, or the same."""
+    """Entries, by number, that are shards or replicas of other ranks' tensors."""
     own: set[int]
-    """Those that are declared to be one rank's own."""
+    """Entries that are declared per rank."""
     own_names: set[str]
-    """Values that are so declared and stand in the tree itself."""
+    """Paths of plain values that are declared per rank."""
 
 
 def make_leaves(tree: object, options: SaveOptions, types: Types) -> Leaves:
-    """Take a tree apart; reads no tensor yet."""
+    """Split a tree into its shape and its leaves; reads no tensor yet."""
     leaves = LeafWriter(types, allow_pickle=options.allow_pickle, grads=options.grads)
     own_names: set[str] = set()
     state = expand(tree, note_own=lambda path: own_names.add(join_name(path)))
@@ -64,7 +64,7 @@ def make_leaves(tree: object, options: SaveOptions, types: Types) -> Leaves:
 
 
 def make_request(name: str, tree: object, options: SaveOptions, types: Types) -> Request:
-    """Turn a tree into what a repository can save, by one process that has all of it; reads no tensor yet."""
+    """Return the request that saves a tree from one process; reads no tensor yet."""
     leaves = make_leaves(tree, options, types)
     for number in leaves.held:
         source = leaves.sources[number]
@@ -96,8 +96,8 @@ def save_tree(
 ) -> SaveResult:
     """Save a tree under a name; the tensors must not change until this returns."""
     with ExitStack() as pause:
-        # One pause for all, and no name for the request, which is gone when it ends: a collection that came earlier
-        # would walk over all that the request is made of.
+        # One pause for everything, and the request is not bound to a name, so it is freed before the pause ends. A
+        # collection before that would traverse all of it.
         pause.enter_context(pause_gc())
         return _save_request(repo, make_request(name, tree, options, types), pause, progress)
 

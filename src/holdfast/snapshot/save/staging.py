@@ -1,4 +1,4 @@
-"""Saving behind the caller's back: a copy in memory that the saver owns, then a thread that writes it."""
+"""Saving in the background: copy the state into memory that the saver owns, then write it from a thread."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Staging = Literal["full", "budget"]
 _ALIGNMENT: Final = 64
 _SLAB_BYTES: Final = 8 << 20
 _LOOK_S: Final = 1.0
-"""How often whoever waits looks again, in case a signal was lost."""
+"""How often a waiting thread checks again, in case a notification was lost."""
 _Memory = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
 
 
@@ -61,14 +61,13 @@ def _stage(source: Source, fetch: Callable[[int, int], memoryview]) -> StagedSou
 
 
 class Slabs:
-    """The memory that full copies go to; kept from one save to the next. Used by one save at a time."""
+    """The memory for full copies, kept from one save to the next. Used by one save at a time."""
 
     def __init__(self) -> None:
-        """Hold no memory yet."""
         self._memory: list[torch.Tensor] = []
 
     def free(self) -> None:
-        """Give the memory back."""
+        """Release the memory."""
         self._memory.clear()
 
     def copy(self, sources: Sequence[Source]) -> list[StagedSource]:
@@ -80,16 +79,16 @@ class Slabs:
                 data = piece.source.read(piece.start, piece.stop)
                 copy_bytes(targets[piece.position][piece.start : piece.stop], data.cast("B"))
 
-        # What is under way takes no memory besides.
+        # Copies in progress need no memory besides the slabs.
         with Engine("holdfast-copy", budget_bytes=count_cores() * UNIT_BYTES, waits=False) as engine:
             engine.run(copy_batch, ((batch, 0) for batch in group_pieces(_cut_units(sources), limit_bytes=UNIT_BYTES)))
         return [_stage(source, partial(_view, target)) for source, target in zip(sources, targets, strict=True)]
 
     def _lay_out(self, sizes: Sequence[int]) -> list[memoryview]:
-        """Return memory for each size, that of the save before if it is enough.
+        """Return memory for each size, reusing the slabs of the last save if they are large enough.
 
-        A large source has a slab of its own and small ones share one: like that it comes from where tensors come from
-        and go to, and is often there already. One for all of them would be new pages every time.
+        A large source has a slab of its own, and small ones share one: allocations of such sizes are often served from
+        memory that tensors have freed. A single slab for everything would be new pages each time.
         """
         starts, ends = [], [0]
         for size in sizes:
@@ -106,7 +105,7 @@ class Slabs:
 
 
 def _cut_units(sources: Sequence[Source]) -> list[Piece]:
-    """Cut sources as large as is worth a thread's while: whoever copies does not care where chunks end."""
+    """Cut sources into units that are worth a thread's work; copying need not respect the boundaries of chunks."""
     return [
         Piece(source, position, start, min(start + UNIT_BYTES, source.size_bytes))
         for position, source in enumerate(sources)
@@ -119,34 +118,34 @@ def _view(target: memoryview, start: int, stop: int) -> memoryview:
 
 
 class Queue:
-    """Pieces on their way from the caller to the thread that writes, never more than a budget of them.
+    """Passes pieces from the caller to the writing thread, at most a budget of them at a time.
 
-    When memory runs out, a signal between the two may be lost. So whoever waits looks again every second.
+    If memory runs out, a notification between the two may be lost, so both check again every second.
     """
 
     def __init__(self, budget_bytes: int) -> None:
-        """Hold at most `budget_bytes`, or one piece."""
+        """Keep at most `budget_bytes`, or one piece."""
         self._budget = budget_bytes
         self._held: list[tuple[weakref.ref[_Memory], int]] = []
-        """Memory that was filled, with its size; some of it is gone."""
+        """Weak references to the filled memory, with its size; some of it has been freed."""
         self._pieces: dict[tuple[int, int], memoryview] = {}
         self._taken: set[tuple[int, int]] = set()
-        # Not the lock of its own, which a Condition acquires in Python code, and may fail to release.
+        # A Condition's default lock is acquired in Python code, which may fail to release it when memory runs out.
         self._turn = threading.Lock()
         self._changed = threading.Condition(self._turn)
         self._room = threading.Lock()
-        """Free when memory has gone since the caller looked."""
+        """Released when memory was freed since the caller last checked."""
         self._error: BaseException | None = None
         self._is_over = False
 
     def stage(self, sources: Sequence[Source]) -> list[StagedSource]:
-        """Return stand-ins for the sources, which wait for the pieces that they are asked for."""
+        """Return replacements for the sources; reading one waits until its piece has been copied."""
         return [_stage(source, partial(self._take, source.name, position)) for position, source in enumerate(sources)]
 
     def fill(self, sources: Sequence[Source], *, is_wanted: Callable[[], bool] = lambda: True) -> None:
-        """Copy all pieces in order, waiting when the budget is used up; returns when the last one is copied.
+        """Copy all pieces in order, waiting while the budget is used up; returns when the last one is copied.
 
-        Or returns when nobody wants them any more: `is_wanted` is asked every second.
+        Returns early if the save has ended: `is_wanted` is called every second.
         """
         try:
             for piece in cut_sources(sources):
@@ -163,7 +162,8 @@ class Queue:
             raise
 
     def _put(self, piece: Piece) -> None:
-        # An array, because all views keep it alive: when it goes, the piece is on disk, or was there already.
+        # An array, because every view keeps it alive: when it is freed, the piece has been written or was already
+        # present.
         memory = np.empty(piece.stop - piece.start, dtype=np.uint8)
         self._held.append((weakref.ref(memory, self._note_room), memory.nbytes))
         copy = memory.data
@@ -178,11 +178,11 @@ class Queue:
         return not held or held + size_bytes <= self._budget
 
     def find_held_bytes(self) -> int:
-        """Return how many bytes of pieces there are that somebody still refers to."""
+        """Return the number of bytes of pieces that are still referenced."""
         return sum([size for memory, size in self._held if memory() is not None])
 
     def _note_room(self, _: object) -> None:
-        # In whatever thread drops the last view, which may hold the lock.
+        # Runs in any thread that drops the last view, and that thread may have acquired the lock.
         with suppress(RuntimeError):  # it is free already
             self._room.release()
 
@@ -202,7 +202,7 @@ class Queue:
             return self._pieces.pop(key)
 
     def end(self) -> None:
-        """Let nobody wait any more: the thread that writes is done, or has failed."""
+        """Stop all waiting: the writing thread has ended or failed."""
         self._is_over = True  # first: to wake the others up may fail
         self._note_room(None)
         with self._turn:
@@ -212,7 +212,7 @@ class Queue:
 
 @dataclass(slots=True)
 class _Meter:
-    """How far a save is, for other threads to read; and who has to know that nothing more will be read."""
+    """The progress of a save, for other threads to read, and a callback for when no more bytes will be read."""
 
     on_end: Callable[[], None] | None = None
     done_bytes: int = 0
@@ -225,13 +225,13 @@ class _Meter:
         self.done_bytes += size_bytes
 
     def end(self) -> None:
-        # A save that fails calls this before it waits for its own threads, which may wait for pieces.
+        # A failing save calls this before it joins its own threads, which may be waiting for pieces.
         if self.on_end is not None:
             self.on_end()
 
 
 class Write(Protocol):
-    """What saves a request in the end: by one process, or with other ranks."""
+    """Saves a staged request: in one process, or together with other ranks."""
 
     def __call__(self, repo: Repository, request: Request, *, progress: Progress) -> SaveResult:
         """Save it."""
@@ -239,29 +239,29 @@ class Write(Protocol):
 
 @dataclass(slots=True)
 class SaveHandle:
-    """A save under way."""
+    """A save in the background."""
 
     name: str
     waited_s: float = 0.0
-    """How long the caller was kept until it could go on."""
+    """How long the caller was blocked."""
     _thread: BackgroundThread | None = None
     _result: SaveResult | None = None
     _error: BaseException | None = None
     _is_told: bool = False
     _meter: _Meter = field(default_factory=_Meter)
     _write: Write | None = None
-    """What saves it in the end, if not this process alone."""
+    """Saves the request; None for a save by this process alone."""
 
     def done(self) -> bool:
-        """Tell whether it has ended, well or not."""
+        """Tell whether the save has ended, successfully or not."""
         return self._thread is None or not self._thread.is_alive()
 
     def progress(self) -> tuple[int, int]:
-        """Return how many bytes are done, and of how many."""
+        """Return how many bytes are done, and the total."""
         return self._meter.done_bytes, self._meter.total_bytes
 
     def wait(self, timeout_s: float | None = None) -> SaveResult:
-        """Wait for it and return what it did; raises what went wrong, or TimeoutError."""
+        """Wait for the save and return its result; raises its error, or TimeoutError."""
         self._join(timeout_s)
         error = self._error or (self._thread.error if self._thread and self._result is None else None)
         if error is not None:
@@ -287,10 +287,9 @@ class SaveHandle:
 
 
 class AsyncSaver:
-    """One save at a time in a thread of its own, which the interpreter waits for when it exits. Safe in any thread."""
+    """Runs one save at a time in a background thread, which the interpreter waits for at exit. Safe in any thread."""
 
     def __init__(self) -> None:
-        """Have nothing under way."""
         self._slabs = Slabs()
         self._current: SaveHandle | None = None
         self._lock = threading.Lock()
@@ -298,7 +297,7 @@ class AsyncSaver:
         self._is_awaited = False
 
     def start(self, repo: Repository, request: Request, *, staging: Staging, write: Write | None = None) -> SaveHandle:
-        """Copy, start to write and return; waits for the save before, and raises its error if nobody was told."""
+        """Copy the state, start to write, and return; waits for the last save, and raises its error if still unseen."""
         if staging not in ("full", "budget"):
             raise ValueError(f"staging must be 'full' or 'budget', not {staging!r}")
         started = time.monotonic()
@@ -319,12 +318,12 @@ class AsyncSaver:
         return handle
 
     def wait(self) -> None:
-        """Wait for the save under way; raises its error if nobody was told."""
+        """Wait for the current save; raises its error if it was not raised yet."""
         with self._lock:
             self._wait()
 
     def close(self) -> None:
-        """Wait for the save under way, and give back the memory that copies go to; it is taken again when needed."""
+        """Wait for the current save, and free the memory of copies; it is allocated again when needed."""
         with self._lock:
             try:
                 self._wait()
@@ -336,7 +335,7 @@ class AsyncSaver:
         handle = self._current
         if handle is None:
             return
-        # It stays current until it has ended: whoever interrupts this wait must not reuse its memory.
+        # It stays current until it has ended: after an interrupted wait, its memory must not be reused.
         handle._join()
         self._current = None
         if not handle._is_told:
@@ -350,7 +349,7 @@ class AsyncSaver:
         try:
             queue.fill(request.sources, is_wanted=lambda: not handle.done())
         except BaseException:
-            # The caller hears of it now; what the thread makes of it is of no more interest.
+            # The error is raised to the caller now, so the thread's own error need not be reported.
             handle._is_told = True
             raise
 
@@ -366,20 +365,20 @@ class AsyncSaver:
             raise
 
     def _run(self, handle: SaveHandle, repo: Repository, request: Request) -> None:
-        # A method of ours: so the thread keeps us alive, and we are there to be asked when the interpreter exits.
+        # A bound method, so that the thread keeps this object alive until the interpreter exits.
         handle._run(repo, request)
 
     def _await_at_exit(self) -> None:
         if self._is_awaited:
             return
-        # Not `atexit`: by then no thread can start another, which a save does. These are called before that, the
-        # last first, and the one of thread pools is there already: so the pools still work while we wait.
+        # Not `atexit`: by then no thread can be started, and a save starts threads. These callbacks run earlier, the
+        # last one first; the callback of thread pools was registered before, so the pools still work while we wait.
         register: Callable[..., None] = threading._register_atexit  # type: ignore[attr-defined]  # there is no other
         register(_finish, weakref.ref(self))
         self._is_awaited = True
 
     def finish(self) -> None:
-        """Wait at the end of the interpreter, and show an error that nobody was told."""
+        """Wait at interpreter exit, and show an error that was not raised yet."""
         # In a forked child the thread does not exist.
         if os.getpid() != self._pid:
             return
@@ -396,7 +395,7 @@ def _finish(saver: weakref.ref[AsyncSaver]) -> None:
 
 
 def _needs_two_passes(repo: Repository, request: Request) -> bool:
-    """Tell whether all bytes are looked at before any is written; what is copied piece by piece is there only once."""
+    """Tell whether all bytes are read once before any is written; pieces of a budget can be read only once."""
     if read_name(repo.store, request.name).snapshot and not request.overwrite:
         return True
     free = repo.store.find_free_bytes()

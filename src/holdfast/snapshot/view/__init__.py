@@ -1,1 +1,1 @@
-"""Looking into a snapshot without loading all of it."""
+"""Reading parts of a snapshot without loading all of it."""

@@ -1,4 +1,4 @@
-"""Snapshots to look into: opened when something is asked for, reading only what is asked for."""
+"""Snapshots as lazy mappings: opened at the first access, and only the requested parts are read."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ _TENSOR_TAGS: Final = (TENSOR, PARTS, GRAD)
 
 
 class Snapshot:
-    """One committed snapshot; nothing of it is read before something is asked for. Safe in any thread."""
+    """One committed snapshot; reads nothing before the first access. Safe in any thread."""
 
     def __init__(self, repo: Repository, record: records.Snapshot, types: Types) -> None:
-        """Remember which one is meant."""
+        """Keep the record; nothing is opened yet."""
         self._repo = repo
         self._record = record
         self._types = types
@@ -56,7 +56,7 @@ class Snapshot:
 
     @property
     def record(self) -> records.Snapshot:
-        """What the repository knows of it."""
+        """The snapshot's record in the repository."""
         return self._record
 
     @property
@@ -66,7 +66,7 @@ class Snapshot:
 
     @property
     def digest(self) -> Digest:
-        """Equal digests mean equal content, whatever the name, the packing or the machine."""
+        """The content digest: equal for equal content, whatever the name, the packing or the machine."""
         return self._record.digest
 
     @property
@@ -76,21 +76,21 @@ class Snapshot:
 
     @property
     def metadata(self) -> Mapping[str, Json]:
-        """What the user wanted to be known about it."""
+        """The metadata that was passed to `save`."""
         return self._record.metadata
 
     @property
     def environment(self) -> Mapping[str, Json]:
-        """Where and with what it was saved."""
+        """Where it was saved: host, versions, world size."""
         return self._record.environment
 
     @property
     def logical_bytes(self) -> int:
-        """Its size without regard to what it shares with others."""
+        """Its size in bytes, without deduplication."""
         return self._record.logical_bytes
 
     def __repr__(self) -> str:
-        """Show what a person wants to know."""
+        """Show name, size and digest."""
         return f"<Snapshot {self.name!r} {self.digest.hex()[:12]} {self.logical_bytes} bytes>"
 
     def __len__(self) -> int:
@@ -106,32 +106,32 @@ class Snapshot:
         return list(self)
 
     def __contains__(self, key: Key) -> bool:
-        """Tell whether there is a leaf, or something above one, of that name."""
+        """Tell whether a leaf has that name, or a name that begins with it and a dot."""
         return key in self._root
 
     def __getitem__(self, key: Key) -> Any:
-        """Return a tensor to be read, a plain value, or a view of what lies below a name.
+        """Return a lazy tensor, a plain value, or a view of everything below a name.
 
-        Raises NotFound, or AmbiguousName if two leaves have that name: a tuple of keys always works.
+        Raises NotFound, or AmbiguousName if two leaves have that name: a tuple of keys is never ambiguous.
         """
         return self._root[key]
 
     @cached_property
     def _root(self) -> View:
         opened = self.open()
-        return View(_Room(opened, self._types, SharedMemory(opened)), Found("", opened.leaves, is_leaf=False))
+        return View(_ViewContext(opened, self._types, SharedMemory(opened)), Found("", opened.leaves, is_leaf=False))
 
     def open(self) -> Opened:
-        """Open it for reading, once."""
+        """Open it for reading; later calls return the same object."""
         with self._lock:
             if self._opened is None:
                 self._opened = Opened(open_snapshot(self._repo, self._record))
             return self._opened
 
     def open_file(self, entry: str, *, start: int = 0, size_bytes: int | None = None) -> BufferedReader:
-        """Open an entry, or `size_bytes` of it from `start` on, as a stream to read and seek in; close it after use.
+        """Open an entry, or `size_bytes` of it from `start` on, as a seekable stream; close it after use.
 
-        Only chunks that are touched are read, and each is verified. Raises NotFound.
+        Only chunks that are read from are fetched, and each is verified. Raises NotFound.
         """
         with ExitStack() as stack:
             reader = stack.enter_context(open_snapshot(self._repo, self._record))
@@ -147,7 +147,7 @@ class Snapshot:
             return load_tree(opened, options, self._types)
 
     def load_into(self, tree: Any, options: IntoOptions | None = None) -> Any:
-        """Load into a tree that is there, in place, and return it."""
+        """Load into an existing tree, in place, and return it."""
         options = options or IntoOptions()
         journal = Journal()
         with journal.reporting(), self._open_for(options.verify) as opened:
@@ -155,7 +155,7 @@ class Snapshot:
 
     @contextmanager
     def _open_for(self, verify: Verify) -> Iterator[Opened]:
-        """Yield it opened to be loaded as a whole: the one that stays open, unless bytes are to be proved otherwise."""
+        """Yield it opened for a complete load: the open one, or another if bytes are to be verified differently."""
         with ExitStack() as stack:
             if verify == "full":
                 opened = self.open()
@@ -165,7 +165,7 @@ class Snapshot:
             yield opened
 
     def verify(self) -> None:
-        """Read and verify every byte; raises Corrupt that names the leaf, the chunk and the pack."""
+        """Read and verify every byte; raises Corrupt with the names of leaf, chunk and pack."""
         opened = self.open()
         for entry in opened.reader.manifest.iter_entries():
             for _ in opened.reader.iter_entry(entry):
@@ -173,8 +173,8 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class _Room:
-    """What all views of one open snapshot have in common."""
+class _ViewContext:
+    """What all views of one open snapshot share."""
 
     opened: Opened
     types: Types
@@ -182,16 +182,15 @@ class _Room:
 
 
 class View:
-    """What lies below a name in a snapshot."""
+    """Everything below a name in a snapshot."""
 
-    def __init__(self, room: _Room, found: Found) -> None:
-        """Look at the leaves that were found."""
+    def __init__(self, room: _ViewContext, found: Found) -> None:
         self._room = room
         self._found = found
 
     @property
     def name(self) -> str:
-        """The name that all its leaves begin with."""
+        """The prefix of the names of all its leaves."""
         return self._found.name
 
     def __len__(self) -> int:
@@ -199,16 +198,16 @@ class View:
         return len(self._found.leaves)
 
     def __iter__(self) -> Iterator[str]:
-        """Yield the names of the leaves, without what they have in common."""
+        """Yield the names of the leaves, without the common prefix."""
         skip = len(self.name) + 1 if self.name else 0
         return (leaf.name[skip:] for leaf in self._found.leaves)
 
     def keys(self) -> list[str]:
-        """Return the names of the leaves, without what they have in common."""
+        """Return the names of the leaves, without the common prefix."""
         return list(self)
 
     def __contains__(self, key: Key) -> bool:
-        """Tell whether something of that name is below."""
+        """Tell whether there is a leaf or a group of leaves with that name."""
         try:
             self._find(key)
         except NotFound:
@@ -218,7 +217,7 @@ class View:
         return True
 
     def __getitem__(self, key: Key) -> Any:
-        """Return a tensor to be read, a plain value, or a view of what lies below a name."""
+        """Return a lazy tensor, a plain value, or a view of everything below a name."""
         found = self._find(key)
         if not found.is_leaf:
             return View(self._room, found)
@@ -252,9 +251,9 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class LazyTensor:
-    """A tensor in a snapshot: known at once, read when it is asked for."""
+    """A tensor in a snapshot: its shape and dtype are known, its values are read on request."""
 
-    _room: _Room
+    _room: _ViewContext
     _leaf: Leaf
 
     @property
@@ -274,12 +273,12 @@ class LazyTensor:
 
     @property
     def size_bytes(self) -> int:
-        """How many bytes it takes in the snapshot, without regard to what is shared."""
+        """Its size in bytes, without deduplication."""
         return sum(entry.size_bytes for entry in self._entries())
 
     @property
     def digest(self) -> Digest:
-        """Equal digests mean equal tensors, bit for bit, whatever their names."""
+        """The content digest: equal for tensors that are equal bit for bit, whatever their names."""
         digests = [digest_entry(_without_place(entry)) for entry in self._entries()]
         if self._is_ordinary:
             return digests[0]
@@ -287,7 +286,7 @@ class LazyTensor:
         return hash_kind("parts", [kind, *digests])
 
     def __repr__(self) -> str:
-        """Show what a person wants to know."""
+        """Show name, dtype and shape."""
         if not self._is_ordinary:
             return f"<LazyTensor {self.name!r}>"
         return f"<LazyTensor {self.name!r} {tuple(self.shape)} {self.dtype}>"
@@ -297,8 +296,9 @@ class LazyTensor:
     ) -> torch.Tensor:
         """Read and verify it.
 
-        What is read twice shares memory, as do tensors that did when they were saved, as long as it is in use;
-        aliases="fresh" gives memory of its own. So does `dtype`, which a floating tensor is cast to.
+        Tensors that shared memory when they were saved share it here as well, and so do repeated reads of one tensor,
+        while that memory is in use. aliases="fresh" returns new memory, and so does `dtype`, which a floating tensor is
+        cast to.
         """
         if aliases not in ("preserve", "fresh"):
             raise ValueError(f"aliases must be 'preserve' or 'fresh', not {aliases!r}")
@@ -311,7 +311,7 @@ class LazyTensor:
         return tensor
 
     def __getitem__(self, index: Index | tuple[Index, ...]) -> torch.Tensor:
-        """Read a part of it into new, contiguous memory; only the chunks that it lies in are read."""
+        """Read a slice into new, contiguous memory; fetches only the chunks that contain it."""
         if not self._is_ordinary:
             return self.read()[index]
         if find_fake_mode() is not None:
@@ -332,12 +332,12 @@ class LazyTensor:
 
 
 def _is_unread(device: Device) -> bool:
-    """Tell whether nobody will see the values of what is read."""
+    """Tell whether the values of what is read are not needed (fake or meta tensors)."""
     is_meta = device is not None and device != SAVED and torch.device(device).type == "meta"
     return is_meta or find_fake_mode() is not None
 
 
 def _without_place(entry: Entry) -> Entry:
-    """Return the entry without what says where it stood: its name and whom it shared memory with."""
+    """Return the entry without its name and alias, which are not part of its content."""
     spec = {key: value for key, value in entry.spec.items() if key != "at"} if isinstance(entry.spec, dict) else None
     return entry._replace(name="", alias=0, spec=spec)

@@ -1,4 +1,4 @@
-"""Snapshots by name: one, all that begin alike, or the newest of them."""
+"""Snapshots by name or tag, by prefix, and the newest of a prefix."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from holdfast.trees.registered import Types
 
 
 def find_snapshot(repo: Repository, name: str, types: Types) -> Snapshot:
-    """Return the snapshot of a name, or of a tag; raises NotFound."""
+    """Return the snapshot with a name or tag; raises NotFound."""
     try:
         return Snapshot(repo, read_snapshot(repo.store, name), types)
     except NotFound:
@@ -32,7 +32,7 @@ def list_snapshots(repo: Repository, prefix: str, types: Types) -> list[Snapshot
 
 
 def find_latest(repo: Repository, prefix: str, types: Types) -> Snapshot | None:
-    """Return the one of them that was committed last; None if there is none."""
+    """Return the most recently committed one of them; None if there is none."""
     order = _iter_records(repo, prefix)
     newest = max(order, key=lambda record: (record.time_s, natural_order(record.name)), default=None)
     return None if newest is None else Snapshot(repo, newest, types)

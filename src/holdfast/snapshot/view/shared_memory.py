@@ -1,4 +1,4 @@
-"""Memory that tensors read one by one share: found again while it is in use, and filled as far as it was asked for."""
+"""Memory that tensors of one snapshot share when they are read one by one."""
 
 from __future__ import annotations
 
@@ -26,14 +26,13 @@ class SharedMemory:
     """The memory behind the tensors of one open snapshot. Safe in any thread."""
 
     def __init__(self, opened: Opened) -> None:
-        """Hold nothing yet."""
         self._opened = opened
         self._cache = StorageCache()
         self._filled: dict[tuple[object, str], list[_Range]] = {}
         self._lock = threading.Lock()
 
     def read(self, leaf: Leaf, device: Device) -> torch.Tensor:
-        """Read an ordinary tensor, or find its bytes in memory that is in use."""
+        """Read an ordinary tensor, or reuse memory that contains its bytes."""
         what = f"{self._opened.name!r}, {leaf.name}"
         (number,) = iter_entry_numbers(leaf.node, what=what)
         entry = self._opened.entry(number)
@@ -66,7 +65,7 @@ class SharedMemory:
         return self._keep(key, move_to_device(block.finish(), device))
 
     def _read_shared(self, entry: Entry, spec: TensorSpec, device: torch.device) -> torch.Tensor:
-        """Fill the part of a group's memory that this tensor needs and nobody has asked for yet."""
+        """Fill the part of a group's memory that this tensor needs and that was not read yet."""
         key = ("alias", entry.alias)
         memory = self._find(key, device)
         if memory is None:
@@ -81,7 +80,7 @@ class SharedMemory:
         return memory
 
     def _measure(self, alias: int) -> int:
-        """Return how much memory a group shares; pages that nobody asks for cost nothing."""
+        """Return the size of a group's memory; pages that are never touched cost nothing."""
         manifest = self._opened.reader.manifest
         members = [self._opened.entry(number) for number in manifest.find_aliases(alias)]
         specs = [(entry, decode_spec(entry.spec, size_bytes=entry.size_bytes, what=entry.name)) for entry in members]
@@ -100,7 +99,7 @@ class SharedMemory:
 
 
 def _find_device(device: Device, entry: Entry) -> torch.device:
-    """Return the device with its number, as tensors that are there tell it."""
+    """Return the device with its index, as existing tensors report it."""
     if device == SAVED:
         saved = entry.note.get("device") if isinstance(entry.note, dict) else None
         device = saved if isinstance(saved, str) else CPU
@@ -108,7 +107,7 @@ def _find_device(device: Device, entry: Entry) -> torch.device:
 
 
 def _subtract(wanted: _Range, filled: list[_Range]) -> list[_Range]:
-    """Return what of a range is not in any of the others."""
+    """Return the parts of a range that are in none of the others."""
     left = [wanted]
     for start, stop in filled:
         left = [

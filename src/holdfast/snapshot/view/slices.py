@@ -1,4 +1,4 @@
-"""Parts of a stored tensor: which bytes an index needs, read into new memory without the chunks in between."""
+"""Slices of a stored tensor: reads the bytes that an index needs, and skips the chunks in between."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from holdfast.tensors.spec import TensorSpec, contiguous_stride
 
 Index = int | slice | EllipsisType
 _WORTH_BYTES: Final = 4096
-"""What lies between two rows is read along with them if it is smaller than this."""
+"""Bytes between two rows are read along with them if there are fewer than this."""
 
 
 def read_slice(reader: SnapshotReader, entry: Entry, spec: TensorSpec, index: object) -> torch.Tensor:
-    """Read the part of a tensor that `index` means into new, contiguous memory; raises what torch raises for it."""
-    # A part of a parameter is no parameter, and of shared memory is memory of its own.
+    """Read the slice that `index` selects into new, contiguous memory; raises torch's errors for a bad index."""
+    # A slice of a parameter is not a parameter, and it does not share memory.
     spec = replace(spec, at=0, requires_grad=False, role="tensor")
     parts = _normalise(index, spec.shape)
     order = _find_order(spec)
@@ -55,12 +55,12 @@ def _read_whole(reader: SnapshotReader, entry: Entry, spec: TensorSpec) -> torch
 
 
 def _normalise(index: object, shape: Sequence[int]) -> list[int | slice] | None:
-    """Return an integer or slice for each dimension; None for what only torch itself understands."""
+    """Return an integer or slice for each dimension; None for an index that only torch understands."""
     given = [int(part) if isinstance(part, np.integer) else part for part in _as_tuple(index)]
     is_basic = all(isinstance(part, Index) and not isinstance(part, bool) for part in given)
     if not is_basic or sum(part is Ellipsis for part in given) > 1:
         return None
-    # Torch itself says what is wrong with an index, before anything is read.
+    # Torch reports what is wrong with an index, before anything is read.
     torch.empty(shape, dtype=torch.uint8, device="meta")[tuple(given)]  # type: ignore[index]  # looked at above
     at = next((at for at, part in enumerate(given) if part is Ellipsis), len(given))
     missing = [slice(None)] * (len(shape) - sum(part is not Ellipsis for part in given))
@@ -78,12 +78,12 @@ def _find_range(part: int | slice, size: int) -> range:
 
 
 def _is_repeated(spec: TensorSpec, dim: int) -> bool:
-    """Tell whether the tensor was expanded in this dimension: all of it is one and the same memory."""
+    """Tell whether the tensor was expanded in this dimension, so that all of it is the same memory."""
     return spec.stride[dim] == 0 and spec.shape[dim] > 1
 
 
 def _find_order(spec: TensorSpec) -> list[int] | None:
-    """Return the dimensions from the outermost in memory to the innermost; None if no such order describes it."""
+    """Return the dimensions from the outermost in memory to the innermost; None if the strides have no such order."""
     if items_per_byte(spec.dtype) > 1 or spec.quantizer is not None or spec.meta or not spec.shape:
         return None
     if spec.packed:
@@ -100,18 +100,18 @@ def _find_order(spec: TensorSpec) -> list[int] | None:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Reads a box of items from an entry that holds them in C order."""
+    """Reads a box of items from an entry that stores them in C order."""
 
     reader: SnapshotReader
     entry: Entry
     item_bytes: int
     sizes: Sequence[int]
-    """Of what is stored, from the outermost dimension to the innermost."""
+    """The stored sizes, from the outermost dimension to the innermost."""
     ranges: Sequence[range]
-    """What is wanted of each."""
+    """The indices to read in each dimension."""
 
     def read(self, offset: int) -> torch.Tensor:
-        """Return the box, as items of a raw dtype; the first stored item is number `offset`."""
+        """Return the box, as items of a raw dtype; `offset` is the index of the first stored item."""
         shape = tuple(map(len, self.ranges))
         memory = new_memory(math.prod(shape) * self.item_bytes, CPU)
         items = view_items(memory, self.item_bytes, shape, contiguous_stride(shape), 0)
@@ -120,7 +120,7 @@ class _Rows:
         return items
 
     def _fill(self, items: torch.Tensor, dim: int, start: int) -> None:
-        """Fill what is wanted of the dimensions from `dim` on; `start` is where they begin in the entry, in bytes."""
+        """Fill the dimensions from `dim` on; `start` is their offset in the entry, in bytes."""
         rows = self.ranges[dim]
         row_bytes = math.prod(self.sizes[dim + 1 :]) * self.item_bytes
         rest = self.ranges[dim + 1 :]
@@ -136,7 +136,7 @@ class _Rows:
             self._fill_blocks(items, dim, start, row_bytes)
 
     def _fill_blocks(self, items: torch.Tensor, dim: int, start: int, row_bytes: int) -> None:
-        """Read small rows many at a time, with what lies between them, and take from each what is wanted."""
+        """Read many small rows at a time, with the bytes between them, and copy what is needed from each."""
         inner = tuple(self.sizes[dim + 1 :])
         rest = tuple(slice(part.start, part.stop, part.step) for part in self.ranges[dim + 1 :])
         done = 0
@@ -151,7 +151,7 @@ class _Rows:
             done += len(block)
 
     def _find_needed(self, rows: range, start: int, row_bytes: int) -> Iterator[tuple[int, int]]:
-        """Yield which bytes to read for some rows: not the chunks that lie between two of them."""
+        """Yield which bytes to read for some rows, without the chunks between them."""
         if (rows.step - 1) * row_bytes < _WORTH_BYTES:
             yield start + rows[0] * row_bytes, start + (rows[-1] + 1) * row_bytes
             return
@@ -167,7 +167,7 @@ class _Rows:
 
 
 def _split(rows: range, row_bytes: int) -> Iterator[range]:
-    """Yield the rows in blocks that one read can fetch; blocks end where chunks do."""
+    """Yield the rows in blocks for one read each; blocks end where chunks end."""
     per_chunk = max(1, CHUNK_BYTES // row_bytes)
     span = per_chunk * max(1, UNIT_BYTES // (per_chunk * row_bytes))
     first = 0
