@@ -1,4 +1,4 @@
-"""Training on a machine that may be taken away: on SIGTERM it ends the step, saves and leaves; later it goes on.
+"""Train on a preemptible machine: on SIGTERM, finish the step, save and exit; started again, resume.
 
 python examples/preempt.py STORE --steps 500 --save-every 50 &
 kill %1
@@ -25,10 +25,10 @@ RUN: Final = "run/"
 
 
 class Notice:
-    """The notice that the machine is to be taken away, which is looked at between steps."""
+    """The notice of preemption, which the training loop checks between steps."""
 
     def __init__(self) -> None:
-        """Wait for SIGTERM, which schedulers send some seconds before SIGKILL."""
+        """Install a handler for SIGTERM, which schedulers send some seconds before SIGKILL."""
         self.is_given = False
         signal.signal(signal.SIGTERM, self._note)
 
@@ -38,10 +38,10 @@ class Notice:
 
 
 class Training:
-    """Model, optimizer, data, and in `state` all that decides how it goes on."""
+    """Model, optimizer and data; `state` contains everything that a resumed run needs."""
 
     def __init__(self, *, num_steps: int) -> None:
-        """Make everything from scratch, the same each time."""
+        """Create everything from scratch, with the same values each time."""
         random.seed(0)
         np.random.seed(0)
         torch.manual_seed(0)
@@ -51,7 +51,7 @@ class Training:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
         self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, T_max=num_steps)
         self.sampler = holdfast.ResumableSampler(len(data), batch_size=32, drop_last=True)
-        # A loader draws a number whenever it is started; from a generator of its own, a restart costs the model none.
+        # A loader draws a random number when it starts; its own generator keeps that from advancing the global RNG.
         self.loader = DataLoader(data, batch_sampler=self.sampler, generator=torch.Generator())
         self.state = {
             "model": self.model,
@@ -63,7 +63,7 @@ class Training:
 
     @property
     def step(self) -> int:
-        """How many steps are done; the sampler has counted them."""
+        """The number of completed steps, as counted by the sampler."""
         return self.sampler.epoch * len(self.sampler) + self.sampler.position
 
     def learn(self, inputs: Tensor, wanted: Tensor) -> float:
@@ -78,14 +78,14 @@ class Training:
 
 
 def train(training: Training, store: holdfast.Store, notice: Notice, *, num_steps: int, save_every: int) -> None:
-    """Train until all steps are done or the notice is given; the state is saved in either case."""
+    """Train until all steps are done or the notice is given, then save the state."""
     while training.step < num_steps:
         for inputs, wanted in training.loader:
             loss = training.learn(inputs, wanted)
             print(f"step {training.step} loss {loss!r}", flush=True)
             name = f"{RUN}step-{training.step}"
             if notice.is_given or training.step == num_steps:
-                # Not in the background: once this returns, the machine may go.
+                # Not in the background: once this returns, the machine may be taken away.
                 store.save(name, training.state)
                 print(f"saved {name}", flush=True)
                 return
@@ -93,14 +93,14 @@ def train(training: Training, store: holdfast.Store, notice: Notice, *, num_step
                 store.save_async(name, training.state)
 
 
-def main(words: Sequence[str] | None = None) -> None:
-    """Train, or go on training."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Train, or resume training."""
     notice = Notice()
-    parser = argparse.ArgumentParser(description="Train; on SIGTERM save and leave; started again, go on.")
+    parser = argparse.ArgumentParser(description="Train; on SIGTERM save and exit; started again, resume.")
     parser.add_argument("store", help="path or URL of the store")
     parser.add_argument("--steps", type=int, default=500, help="train up to this step")
-    parser.add_argument("--save-every", type=int, default=50, help="save in the background after so many steps")
-    options = parser.parse_args(words)
+    parser.add_argument("--save-every", type=int, default=50, help="save in the background every this many steps")
+    options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     training = Training(num_steps=options.steps)
     with holdfast.open(options.store) as store:

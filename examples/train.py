@@ -1,8 +1,8 @@
-"""Trains a small character-level transformer; killed at any moment, it goes on exactly where it was.
+"""Train a small character-level transformer; killed at any moment and started again, it resumes exactly.
 
     python examples/train.py STORE --run run/ --steps 40 --save-every 10
 
-Start it again with the same words after an accident. `demo.py` does so, and proves that nothing is different.
+After a crash, start it again with the same command. `demo.py` does so, and proves that nothing differs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OBJECTS: Final = ("the rock", "the storm", "a grey wave", "the harbour", "an old
 
 
 def seed_everything(seed: int) -> None:
-    """Give every global generator a known state; RngState keeps them all."""
+    """Seed every global random generator; RngState saves the state of all of them."""
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
@@ -42,7 +42,7 @@ def make_text(num_sentences: int) -> str:
 
 
 class Windows(Dataset[tuple[Tensor, Tensor]]):
-    """Pieces of a text, each with the same piece one character further on."""
+    """Windows of a text, each paired with the same window shifted by one character."""
 
     def __init__(self, text: str) -> None:
         """Number the characters of `text`."""
@@ -55,7 +55,7 @@ class Windows(Dataset[tuple[Tensor, Tensor]]):
         return (len(self._codes) - 1) // CONTEXT
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        """Return a window and what comes next at each place of it."""
+        """Return a window and the next character at each of its positions."""
         start = index * CONTEXT
         return self._codes[start : start + CONTEXT], self._codes[start + 1 : start + CONTEXT + 1]
 
@@ -64,7 +64,6 @@ class Transformer(nn.Module):
     """A decoder with learned positions and dropout."""
 
     def __init__(self, num_letters: int, num_layers: int) -> None:
-        """Make the layers."""
         super().__init__()
         self.letters = nn.Embedding(num_letters, WIDTH)
         self.positions = nn.Embedding(CONTEXT, WIDTH)
@@ -75,7 +74,7 @@ class Transformer(nn.Module):
         self.head = nn.Linear(WIDTH, num_letters)
 
     def forward(self, codes: Tensor) -> Tensor:
-        """Return a score for each letter at each place."""
+        """Return a score for each letter at each position."""
         x = self.letters(codes) + self.positions.weight
         mask = nn.Transformer.generate_square_subsequent_mask(CONTEXT)
         for layer in self.layers:
@@ -84,32 +83,31 @@ class Transformer(nn.Module):
         return scores
 
     def freeze(self, num_layers: int) -> None:
-        """Let the embeddings and the lowest layers stay as they are."""
+        """Exclude the embeddings and the lowest layers from training."""
         for module in (self.letters, self.positions, *self.layers[:num_layers]):
             module.requires_grad_(False)
 
 
 class Progress:
-    """How far a run is: the loss of every step so far. Any object with these two methods can be saved."""
+    """The loss of every step so far. Any object with these two methods can be saved."""
 
     def __init__(self) -> None:
-        """Begin with no step."""
         self.losses: list[float] = []
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is to be saved."""
+        """Return the state to save."""
         return {"losses": list(self.losses)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what was saved."""
+        """Restore a saved state."""
         self.losses = list(state["losses"])
 
 
 class Job:
-    """A training job and, in `state`, all that decides how it goes on."""
+    """A training job; `state` contains everything that a resumed run needs."""
 
     def __init__(self, *, num_layers: int, num_frozen: int, num_steps: int) -> None:
-        """Make everything from scratch, the same each time."""
+        """Create everything from scratch, with the same values each time."""
         seed_everything(0)
         data = Windows(make_text(2000))
         self.model = Transformer(data.num_letters, num_layers)
@@ -118,7 +116,7 @@ class Job:
         self.optimizer = torch.optim.AdamW([each for each in self.model.parameters() if each.requires_grad], lr=1e-3)
         self.schedule = torch.optim.lr_scheduler.OneCycleLR(self.optimizer, max_lr=2e-3, total_steps=num_steps)
         self.sampler = holdfast.ResumableSampler(len(data), batch_size=BATCH, drop_last=True)
-        # A loader draws a number whenever it is started; from a generator of its own, a restart costs the model none.
+        # A loader draws a random number when it starts; its own generator keeps that from advancing the global RNG.
         self.loader = DataLoader(data, batch_sampler=self.sampler, generator=torch.Generator())
         self.progress = Progress()
         self.state = {
@@ -143,7 +141,7 @@ class Job:
 
 
 def begin(job: Job, store: holdfast.Store, *, run: str, start_from: str | None) -> None:
-    """Go on with a run that has saved something; otherwise begin it, from the model of another if told."""
+    """Resume a run that has a checkpoint; otherwise start it, from the model of `start_from` if given."""
     latest = store.latest(run)
     if latest is not None:
         store.load_into(latest, job.state)
@@ -152,11 +150,11 @@ def begin(job: Job, store: holdfast.Store, *, run: str, start_from: str | None) 
         job.model.load_state_dict(store.load(start_from, only="model")["model"])
         say(f"started from the model of {start_from}")
     else:
-        say("started from nothing")
+        say("started from scratch")
 
 
 def train(job: Job, store: holdfast.Store, *, run: str, num_steps: int, save_every: int) -> None:
-    """Train up to `num_steps` and save on the way."""
+    """Train up to `num_steps` and save every `save_every` steps."""
     while len(job.progress.losses) < num_steps:
         for codes, following in job.loader:
             started = time.monotonic()
@@ -164,37 +162,37 @@ def train(job: Job, store: holdfast.Store, *, run: str, num_steps: int, save_eve
             step = len(job.progress.losses)
             say(f"step {step} loss {loss:.4f} ({time.monotonic() - started:.2f} s)")
             if step % save_every == 0 or step == num_steps:
-                # Returns as soon as the state is copied; written, verified and committed while training goes on.
+                # Returns as soon as the state is copied; it is written, verified and committed in the background.
                 store.save_async(f"{run}step-{step}", job.state, metadata={"loss": loss})
             if step == num_steps:
                 break
 
 
 def say(text: str) -> None:
-    """Print a line at once, so that whoever reads it knows how far we are."""
+    """Print a line without buffering, so that a reader sees the progress at once."""
     print(text, flush=True)
 
 
-def parse_words(words: Sequence[str] | None) -> argparse.Namespace:
-    """Return the options."""
-    parser = argparse.ArgumentParser(description="Train a small transformer; start it again and it goes on.")
+def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description="Train a small transformer; started again, resume.")
     parser.add_argument("store", help="path or URL of the store")
     parser.add_argument("--run", default="run/", help="prefix of this run's snapshots")
     parser.add_argument("--steps", type=int, default=40, help="train up to this step")
-    parser.add_argument("--save-every", type=int, default=10, help="save each time so many steps are done")
+    parser.add_argument("--save-every", type=int, default=10, help="save every this many steps")
     parser.add_argument("--layers", type=int, default=4, help="number of layers")
-    parser.add_argument("--freeze", type=int, default=0, help="do not train the embeddings and so many layers")
+    parser.add_argument("--freeze", type=int, default=0, help="do not train the embeddings and this many layers")
     parser.add_argument("--start-from", help="a snapshot whose model to start from")
-    return parser.parse_args(words)
+    return parser.parse_args(arguments)
 
 
-def main(words: Sequence[str] | None = None) -> None:
-    """Train, or go on training."""
-    options = parse_words(words)
-    # At this size a second thread costs more than it gives, and results may differ between numbers of threads.
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Train, or resume training."""
+    options = parse_arguments(arguments)
+    # At this size a second thread costs more than it gains, and results may depend on the number of threads.
     torch.set_num_threads(1)
     job = Job(num_layers=options.layers, num_frozen=options.freeze, num_steps=options.steps)
-    # Leaving the `with` waits for the last save, and raises what went wrong with it.
+    # Leaving the `with` waits for the last save, and raises its error if it failed.
     with holdfast.open(options.store) as store:
         begin(job, store, run=options.run, start_from=options.start_from)
         train(job, store, run=options.run, num_steps=options.steps, save_every=options.save_every)

@@ -1,10 +1,10 @@
-"""Trains a small transformer on many ranks; started again, on any number of them, it goes on where it was.
+"""Train a small transformer on many ranks; started again, on any number of ranks, it resumes.
 
     torchrun --standalone --nproc-per-node 2 examples/train_ranks.py --store STORE --steps 12
     torchrun --standalone --nproc-per-node 3 examples/train_ranks.py --store STORE --steps 24
     python examples/train_ranks.py --store STORE --steps 36
 
-The saving and loading of a script for one process is the same; what is new here is the process group and the sharding.
+Saving and loading are the same as in a script for one process; only the process group and the sharding are new.
 """
 
 from __future__ import annotations
@@ -28,16 +28,15 @@ import holdfast
 CONTEXT: Final = 32
 WIDTH: Final = 128
 BATCH: Final = 12
-"""Samples of one step over all ranks, so that every number of ranks that divides it trains on the same ones."""
+"""Samples per step over all ranks. Every number of ranks that divides it trains on the same samples."""
 NAMES: Final = ("the kelp", "a limpet", "the tide", "an otter", "the anchor", "a small boat", "the rock", "a grey wave")
 VERBS: Final = ("holds", "follows", "carries", "forgets", "finds", "outlasts")
 
 
 class Transformer(nn.Module):
-    """A decoder with learned positions. Without dropout: its numbers would be others on another number of ranks."""
+    """A decoder with learned positions. It has no dropout: the random masks would depend on the number of ranks."""
 
     def __init__(self, num_letters: int, num_layers: int) -> None:
-        """Make the layers."""
         super().__init__()
         self.letters = nn.Embedding(num_letters, WIDTH)
         self.positions = nn.Embedding(CONTEXT, WIDTH)
@@ -48,9 +47,9 @@ class Transformer(nn.Module):
         self.head = nn.Linear(WIDTH, num_letters)
 
     def forward(self, codes: Tensor, following: Tensor) -> Tensor:
-        """Return how badly each letter is told from those before it, in the mean."""
-        places = torch.arange(CONTEXT, device=codes.device)
-        x = self.letters(codes) + self.positions(places)
+        """Return the mean cross-entropy of predicting each letter from those before it."""
+        positions = torch.arange(CONTEXT, device=codes.device)
+        x = self.letters(codes) + self.positions(positions)
         mask = nn.Transformer.generate_square_subsequent_mask(CONTEXT, dtype=x.dtype)
         for layer in self.layers:
             x = layer(x, src_mask=mask, is_causal=True)
@@ -58,7 +57,7 @@ class Transformer(nn.Module):
 
 
 def make_data(num_sentences: int) -> tuple[TensorDataset, int]:
-    """Return pieces of a generated text, each with the same piece one letter further on; and its number of letters."""
+    """Return windows of a generated text, each paired with itself shifted by one letter, and the number of letters."""
     rng = random.Random(0)
     text = "".join(f"{rng.choice(NAMES)} {rng.choice(VERBS)} {rng.choice(NAMES)}. " for _ in range(num_sentences))
     letters = sorted(set(text))
@@ -68,8 +67,8 @@ def make_data(num_sentences: int) -> tuple[TensorDataset, int]:
     return TensorDataset(*pieces), len(letters)
 
 
-def spread(model: nn.Module, how: str) -> nn.Module:
-    """Give each rank its part of the model: a shard of every parameter, or a copy."""
+def distribute(model: nn.Module, how: str) -> nn.Module:
+    """Give each rank its part of the model: a shard of every parameter, or a full copy."""
     if not dist.is_initialized():
         return model
     if how == "ddp":
@@ -85,12 +84,12 @@ class Job:
     """Model, optimizer, schedule and data of this rank."""
 
     def __init__(self, options: argparse.Namespace, *, rank: int, world_size: int) -> None:
-        """Make everything from scratch, the same each time and on every rank."""
+        """Create everything from scratch, with the same values each time and on every rank."""
         torch.manual_seed(0)
         data, num_letters = make_data(500)
         model = Transformer(num_letters, options.layers)
-        self.model = spread(model.double() if options.double else model, options.parallel)
-        # After the model is spread: the optimizer must know the parameters that are trained.
+        self.model = distribute(model.double() if options.double else model, options.parallel)
+        # After the model is distributed: the optimizer must refer to the parameters that are trained.
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
         self.schedule = torch.optim.lr_scheduler.LinearLR(self.optimizer, total_iters=10)
         self.sampler = holdfast.ResumableSampler(
@@ -100,7 +99,7 @@ class Job:
         self.num_done = 0
 
     def state(self) -> holdfast.TrainingState:
-        """Return all that decides how the run goes on."""
+        """Return everything that a resumed run needs."""
         return holdfast.training_state(self.model, self.optimizer, self.schedule, self.loader, step=self.num_done)
 
     def step(self, codes: Tensor, following: Tensor) -> float:
@@ -120,7 +119,7 @@ class Job:
 
 
 def train(job: Job, store: holdfast.Store, *, run: str, num_steps: int, save_every: int) -> None:
-    """Train up to `num_steps` and save on the way; all ranks call `save_async`, each writes what it holds."""
+    """Train up to `num_steps` and save on the way; all ranks call `save_async`, and each writes its shards."""
     while job.num_done < num_steps:
         for codes, following in job.loader:
             loss = job.step(codes, following)
@@ -132,64 +131,66 @@ def train(job: Job, store: holdfast.Store, *, run: str, num_steps: int, save_eve
 
 
 def resume(job: Job, store: holdfast.Store, *, run: str, start_from: str | None) -> None:
-    """Go on with a run that has saved something, on however many ranks; otherwise begin it, from another's if told."""
+    """Resume a run that has a checkpoint, on any number of ranks; otherwise start it, from `start_from` if given."""
     latest = store.latest(run)
     found = store.snapshot(start_from) if latest is None and start_from else latest
     if found is None:
-        say("started from nothing")
+        say("started from scratch")
         return
     state = job.state()
     store.load_into(found, state)
     job.num_done = state.step
     say(f"resumed from {found.name}")
     if latest is None:
-        # What was loaded is saved again under this run's own name, so that it can be compared.
+        # Save the loaded state again under this run's own name, so that it can be compared.
         store.save(f"{run}step-{job.num_done}", job.state())
 
 
 @contextmanager
 def process_group() -> Iterator[tuple[int, int]]:
-    """Join the ranks that torchrun has started, and yield this one's number and how many there are; 0, 1 if alone."""
+    """Join the ranks that torchrun has started; yield this rank and the world size, or (0, 1) without torchrun."""
     if not dist.is_torchelastic_launched():
         yield 0, 1
         return
     dist.init_process_group("gloo")
     try:
         yield dist.get_rank(), dist.get_world_size()
-        dist.barrier()  # a rank that leaves early takes the connections of the others with it
+        dist.barrier()  # a rank that leaves early closes connections that the others still use
     finally:
         dist.destroy_process_group()
 
 
 def say(text: str) -> None:
-    """Print a line at once, on one rank only."""
+    """Print a line without buffering, on one rank only."""
     if not dist.is_initialized() or dist.get_rank() == 0:
         print(text, flush=True)
 
 
-def parse_words(words: Sequence[str] | None) -> argparse.Namespace:
-    """Return the options."""
-    parser = argparse.ArgumentParser(description="Train on many ranks; start it again on any number, and it goes on.")
-    parser.add_argument("--store", required=True, help="path or URL of the store, which all ranks can reach")
-    parser.add_argument("--prefix", default="run/", help="how the names of this run's snapshots begin")
+def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description="Train on many ranks; started again on any number of ranks, resume.")
+    parser.add_argument("--store", required=True, help="path or URL of a store that all ranks can reach")
+    parser.add_argument("--prefix", default="run/", help="prefix of this run's snapshots")
     parser.add_argument("--steps", type=int, default=12, help="train up to this step")
-    parser.add_argument("--save-every", type=int, default=4, help="save each time so many steps are done")
+    parser.add_argument("--save-every", type=int, default=4, help="save every this many steps")
     parser.add_argument("--layers", type=int, default=2, help="number of layers")
-    parser.add_argument("--parallel", choices=("fsdp", "ddp"), default="fsdp", help="what each rank holds")
-    parser.add_argument("--double", action="store_true", help="train in float64, where rounding is hardly seen")
-    parser.add_argument("--start-from", help="a snapshot to go on from, if this run has saved nothing yet")
-    return parser.parse_args(words)
+    parser.add_argument(
+        "--parallel", choices=("fsdp", "ddp"), default="fsdp", help="shard the model (fsdp) or copy it (ddp)"
+    )
+    parser.add_argument("--double", action="store_true", help="train in float64, where rounding errors are small")
+    parser.add_argument("--start-from", help="a snapshot to resume from, if this run has saved nothing yet")
+    return parser.parse_args(arguments)
 
 
-def main(words: Sequence[str] | None = None) -> None:
-    """Train, or go on training."""
-    options = parse_words(words)
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Train, or resume training."""
+    options = parse_arguments(arguments)
     torch.set_num_threads(1)
     with process_group() as (rank, world_size):
         if BATCH % world_size:
-            raise SystemExit(f"{BATCH} samples cannot be dealt out evenly to {world_size} ranks")
+            raise SystemExit(f"{BATCH} samples cannot be divided evenly among {world_size} ranks")
         job = Job(options, rank=rank, world_size=world_size)
-        # Leaving the `with` waits for the last save, and raises what went wrong with it on any rank.
+        # Leaving the `with` waits for the last save, and raises its error if it failed on any rank.
         with holdfast.open(options.store) as store:
             resume(job, store, run=options.prefix, start_from=options.start_from)
             train(job, store, run=options.prefix, num_steps=options.steps, save_every=options.save_every)
