@@ -1,4 +1,4 @@
-"""Builds stores that a hostile writer could leave behind: right digests, wrong contents; see README.md."""
+"""Builds stores that a hostile writer could create: right digests, forged contents; see README.md."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ MANIFEST_ID: Final = f"{'e' * 24}-{'e' * 16}"
 
 @dataclass(frozen=True)
 class Nest:
-    """A store directory that holds the sound snapshot `good`, to which a hostile one, `evil`, is added."""
+    """A store directory with the sound snapshot `good`, to which a hostile one, `evil`, is added."""
 
     root: Path
 
     def put(self, key: str, data: bytes) -> None:
-        """Write an object as it is."""
+        """Write these bytes as an object, unchecked."""
         path = self.root / key
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
 
     def put_record(self, key: str, fields: dict[str, Json]) -> None:
-        """Write a record that proves itself."""
+        """Write a record with a valid header."""
         self.put(key, encode_record({"write_id": new_write_id(), **fields}))
 
     def put_manifest(self, data: bytes, **changes: Json) -> None:
-        """Write a manifest, and the record of `evil` that leads to it."""
+        """Write a manifest, and the record of `evil` that refers to it."""
         self.put(f"manifests/{MANIFEST_ID}", data)
         fields = {
             "kind": "snapshot", "name": "evil", "state": "live", "lease": "", "time": 0, "manifest": MANIFEST_ID,
@@ -63,7 +63,7 @@ class Nest:
 
 
 def build(root: Path) -> Nest:
-    """Make a store with `good` in it."""
+    """Create a store with the snapshot `good`."""
     repo = new_repo(LocalStore(str(root)))
     save_bytes(repo, "good", GOOD)
     return Nest(root)
@@ -92,10 +92,10 @@ def _lying_frame(nest: Nest) -> None:
 
 
 def _stated(column: str, value: int) -> Callable[[Nest], None]:
-    """A manifest in which every row of a column states the same."""
+    """A manifest in which every row of a column has the same value."""
 
     def plant(nest: Nest) -> None:
-        # Without the inline one, which would be refused for another reason.
+        # Without the inline column, which would be refused for another reason.
         entries = forging.HONEST[:2]
         rows = len(honest_table(entries).columns[column])
         nest.put_manifest(forge_manifest(changes={column: [value] * rows}, entries=entries))
@@ -115,7 +115,7 @@ def _stored_beside_a_broken_pack(nest: Nest) -> None:
 
 
 def _sparse(nest: Nest, data: bytes, size: int) -> None:
-    """Write a pack with a hole: large, but it takes no space."""
+    """Write a sparse pack: large, but it takes no space on disk."""
     path = nest.root / f"packs/{PACK_ID}"
     with path.open("wb") as file:
         file.write(data[:64])
@@ -218,4 +218,4 @@ ATTACKS: Final[dict[str, Callable[[Nest], None]]] = {
     "a pipe for a manifest": _pipe,
     "an endless manifest": _endless,
 }
-"""What is planted into a sound store, by what it is."""
+"""What each attack plants into a sound store, by the name of the attack."""

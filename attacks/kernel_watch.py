@@ -1,4 +1,4 @@
-"""Asks the kernel (inotify) who opened, read, changed or deleted something in a directory tree."""
+"""Observes by inotify what was opened, read, changed or deleted in a directory tree."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Final, Self
 
 _EVENT: Final = struct.Struct("iIII")
-# From sys/inotify.h: every event, whoever causes it; a look at an inode's facts alone (stat) is none.
+# From sys/inotify.h: all events, from any process; reading only an inode's attributes (stat) causes none.
 _ALL: Final = 0xFFF
 _NONBLOCK: Final = os.O_NONBLOCK | os.O_CLOEXEC
 _NAMES: Final = {
@@ -20,12 +20,12 @@ _NAMES: Final = {
 
 
 class KernelWatch:
-    """Watches every directory below `top`, with what lies in it, from the moment it is entered."""
+    """Watches `top` and every directory below it, with their files, from `__enter__` on."""
 
     def __init__(self, top: Path) -> None:
         self._top = top
         self._libc = ctypes.CDLL(None, use_errno=True)
-        self._places: dict[int, Path] = {}
+        self._directories: dict[int, Path] = {}
         self._handle = -1
 
     def __enter__(self) -> Self:
@@ -36,7 +36,7 @@ class KernelWatch:
             number = self._libc.inotify_add_watch(self._handle, os.fsencode(directory), _ALL)
             if number < 0:
                 raise OSError(ctypes.get_errno(), "inotify_add_watch failed", str(directory))
-            self._places[number] = directory
+            self._directories[number] = directory
         return self
 
     def __exit__(
@@ -45,7 +45,7 @@ class KernelWatch:
         os.close(self._handle)
 
     def read_events(self) -> list[str]:
-        """Return what has happened since the last call, a text for each event."""
+        """Return a text for each event since the last call."""
         found = []
         while data := self._read():
             start = 0
@@ -53,7 +53,7 @@ class KernelWatch:
                 number, mask, _, size = _EVENT.unpack_from(data, start)
                 start += _EVENT.size + size
                 name = data[start - size : start].rstrip(b"\0").decode(errors="replace")
-                found.append(f"{self._places.get(number, self._top) / name}: {_describe(mask)}")
+                found.append(f"{self._directories.get(number, self._top) / name}: {_describe(mask)}")
         return found
 
     def _read(self) -> bytes:

@@ -1,4 +1,4 @@
-"""Symbolic links in a store: where a hostile writer can plant them, and every verb that then must not follow them."""
+"""Plants symbolic links into a store wherever a hostile writer could, and lists the verbs that must not follow them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from holdfast.repo.names.tags import set_tag
 from tests.kit.saving import noise, save_bytes, snapshot_of
 
 BAIT: Final = (f"{'b' * 24}-{'b' * 16}", ".tmp-bait", f"{'c' * 24}@00000000", "00000009", "d" * 64)
-"""Names of files that a collector which follows a link deletes: unused packs, temporary files, old records."""
+"""Names of files that a collector would delete if it followed a link: unused packs, temporary files, old records."""
 KINDS: Final = ("outside", "nowhere", "itself", "root", "self-links", "files")
-"""What a directory becomes a link to; or links in it: to the directory itself, or in the place of its files."""
+"""The target of a link that replaces a directory; or links inside it: to itself, or replacing its files."""
 DIRECTORIES: Final = (*(prefix.rstrip("/") for prefix in PREFIXES), find_shelf("good").rstrip("/"))
-"""Every directory of the format, and the one that holds the record of `good`."""
+"""Every directory of the format, and the shelf with the record of `good`."""
 SELF_LINKS: Final = 12
-"""Links from a directory to itself: who follows them finds every file about 12^40 times."""
+"""The number of links from a directory to itself: code that follows them finds every file about 12^40 times."""
 
 VERBS: Final = (
     ("ls",), ("ls", "--json"), ("show", "good"), ("show", "good", "--chunks", "--json"),
@@ -33,7 +33,7 @@ VERBS: Final = (
     ("-s", "SOUND", "copy", "good", "--to", "STORE", "--overwrite"), ("rm", "old/1", "--yes"), ("init",),
     ("repair", "--yes"), ("gc", "--repack", "--yes", "--min-age", "0s"), ("gc", "--yes", "--min-age", "0s"),
 )  # fmt: skip
-"""All verbs, the ones that only read first; words in capitals stand for places that the caller chooses."""
+"""All verbs, reading ones first; words in capitals are placeholders for paths that the caller chooses."""
 
 
 @dataclass(frozen=True)
@@ -44,34 +44,34 @@ class Trap:
 
     @property
     def root(self) -> Path:
-        """Where the store is."""
+        """The directory of the store."""
         return self.folder / "store"
 
     @property
     def outside(self) -> Path:
-        """What no verb may read, write or delete."""
+        """The directory in which no verb may read, write or delete anything."""
         return self.folder / "outside"
 
-    def plant(self, place: str, kind: str) -> list[str]:
-        """Plant links of a kind at, or in, the directory `place`; return where they lie."""
+    def plant(self, directory: str, kind: str) -> list[str]:
+        """Plant links of a kind that replace `directory`, or inside it; return their paths."""
         if kind == "self-links":
-            links = [f"{place}/link-{number}" for number in range(SELF_LINKS)]
+            links = [f"{directory}/link-{number}" for number in range(SELF_LINKS)]
             for link in links:
                 (self.root / link).symlink_to(".")
             return links
         if kind == "files":
-            links = [f"{place}/{path.name}" for path in (self.root / place).iterdir() if path.is_file()]
+            links = [f"{directory}/{path.name}" for path in (self.root / directory).iterdir() if path.is_file()]
             for link in links:
                 self._move_out(link, self._outside(link))
             return links
-        target = {"outside": self._outside(place), "nowhere": Path("nowhere"), "root": self.root}
-        self._move_out(place, target.get(kind, self.root / place))
+        target = {"outside": self._outside(directory), "nowhere": Path("nowhere"), "root": self.root}
+        self._move_out(directory, target.get(kind, self.root / directory))
         for name in BAIT:
-            (self._outside(place) / name).write_bytes(b"precious")
-        return [place]
+            (self._outside(directory) / name).write_bytes(b"precious")
+        return [directory]
 
     def undo(self, links: list[str]) -> None:
-        """Remove the links, and put back what was there; bait stays outside."""
+        """Remove the links and the bait, and restore the original directories and files."""
         for link in links:
             (self.root / link).unlink()
             aside = self._outside(link)
@@ -81,16 +81,16 @@ class Trap:
             if aside.exists():
                 aside.rename(self.root / link)
 
-    def _outside(self, place: str) -> Path:
-        return self.outside / place.replace("/", "-")
+    def _outside(self, directory: str) -> Path:
+        return self.outside / directory.replace("/", "-")
 
-    def _move_out(self, place: str, target: Path) -> None:
-        (self.root / place).rename(self._outside(place))
-        (self.root / place).symlink_to(target)
+    def _move_out(self, directory: str, target: Path) -> None:
+        (self.root / directory).rename(self._outside(directory))
+        (self.root / directory).symlink_to(target)
 
 
 def build_trap(folder: Path) -> Trap:
-    """Make the store and the directory outside."""
+    """Create the store and the directory `outside`."""
     trap = Trap(folder)
     build(trap.root)
     trap.outside.mkdir()

@@ -22,7 +22,7 @@ VERBS = (
 
 
 class _Bytes(io.TextIOWrapper):
-    """Standard output that remembers."""
+    """A replacement for standard output that keeps the text."""
 
     def __init__(self) -> None:
         super().__init__(io.BytesIO(), encoding="utf-8", write_through=True)
@@ -34,7 +34,7 @@ class _Bytes(io.TextIOWrapper):
 
 @contextlib.contextmanager
 def capture_output() -> Iterator[tuple[_Bytes, _Bytes]]:
-    """Take what is printed, and what is said on standard error."""
+    """Capture standard output and standard error."""
     printed, said = _Bytes(), _Bytes()
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(said):
         yield printed, said
@@ -55,7 +55,7 @@ def run(store: str, out: str) -> list[dict[str, object]]:
 
 
 if __name__ == "__main__":
-    # The sound store first: what that takes is not the attack's doing.
+    # The sound store first: its memory is the baseline.
     run(sys.argv[1], str(Path(sys.argv[3]) / "sound"))
     baseline = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     sys.stdout.write(json.dumps({"baseline_kib": baseline, "runs": run(sys.argv[2], str(Path(sys.argv[3]) / "evil"))}))

@@ -1,1 +1,1 @@
-"""Benchmarks: each workload beside the physical limit of the same machine in the same minute."""
+"""Benchmarks: each workload, compared with the limit of the same machine in the same run."""

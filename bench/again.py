@@ -1,4 +1,4 @@
-"""A Holdfast store that stays open, as in a training run, and is saved to again and again."""
+"""A Holdfast store that stays open for many saves, as in a training run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdfast.snapshot.save.staging import SaveHandle
 
 
 class Again:
-    """An open store in a folder of an arena, and saves of the arena's state to it, each proved by a load."""
+    """An open store in a folder of an arena, and saves of the arena's state to it, each verified by a load."""
 
     def __init__(self, arena: Arena, folder: str = "again", **options: bool) -> None:
         self._arena = arena
@@ -30,34 +30,34 @@ class Again:
         """Save the state under the next name."""
         return self.store.save(self._next_name(), dict(self._arena.state))
 
-    def save_behind(self) -> SaveHandle:
-        """Save the state under the next name in the background; return when it may change again."""
+    def save_in_background(self) -> SaveHandle:
+        """Save the state under the next name in the background; return when the state may be modified again."""
         return self.store.save_async(self._next_name(), dict(self._arena.state))
 
     def _next_name(self) -> str:
         return f"run/step-{next(self._numbers)}"
 
     def change(self, fraction: float) -> None:
-        """Make sure that the store holds the state, then change a part of the state."""
+        """Save the state, then change a part of it."""
         self.save()
         change_state(self._arena.state, fraction)
         sync_filesystem(self.root)
 
     def verify(self, result: object, *, fraction: float) -> None:
-        """Raise unless the name holds the state as it is now, and the save wrote no more than it had to."""
+        """Raise unless the saved name loads as the current state, and the save wrote no more than it had to."""
         if not isinstance(result, SaveResult):
             raise WrongResult(f"Holdfast: a save returned {result}")
-        # Tiny tensors stand in the manifest itself, and count as new each time.
+        # Tiny tensors are stored inline in the manifest, and count as new each time.
         if fraction == 0.0 and result.new_bytes > self._arena.size_bytes // 50:
             raise WrongResult(f"Holdfast: a save of an unchanged state wrote {result.new_bytes} new bytes")
         self._arena.verify_filled(lambda state: self.store.load_into(result.name, dict(state)), who="Holdfast")
 
-    def verify_behind(self, handle: object) -> None:
-        """Raise unless a save in the background ends, and its name holds the state."""
+    def verify_in_background(self, handle: object) -> None:
+        """Raise unless a background save ends, and its name loads as the current state."""
         if not isinstance(handle, SaveHandle):
             raise WrongResult(f"Holdfast: save_async returned {handle}")
         self.verify(handle.wait(), fraction=1.0)
 
     def saving(self, fraction: float) -> Contestant:
-        """Return a save of a state of which a part has changed since the last."""
+        """Return a timed save of a state of which `fraction` has changed since the last save."""
         return Contestant(self.save, partial(self.change, fraction), partial(self.verify, fraction=fraction))

@@ -1,4 +1,4 @@
-"""Where contestants meet: one state, a folder for each, results that are loaded back, and rows of ratios."""
+"""One state, a folder for each contestant that saves it, verification by loading, and result rows with ratios."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from bench.state import Shape, State, clear_state, count_state, make_empty, make
 
 @dataclass(frozen=True, slots=True)
 class Arena:
-    """A state that everybody saves, and the place where they do."""
+    """A state that all contestants save, and the folder in which they do."""
 
     label: str
     state: State
     target: State
-    """Memory of the same shapes, to load into: to verify in place spares the kernel to clear new pages."""
+    """Tensors of the same shapes to load into: verifying in place needs no new pages from the kernel."""
     work: Path
     rounds: int
 
@@ -31,47 +31,47 @@ class Arena:
         return count_state(self.state)
 
     def folder(self, peer: Peer) -> Path:
-        """Return where a peer keeps what it saves."""
+        """Return the folder in which a peer saves."""
         return self.work / peer.name.replace(" ", "-")
 
     def files(self, peer: Peer) -> list[Path]:
-        """Return what a peer has saved."""
+        """Return the files that a peer has saved."""
         return list_files(self.folder(peer))
 
     def renew(self, folder: Path) -> None:
-        """Make a folder empty, and let the disk come to rest."""
+        """Re-create a folder empty, and wait until pending writes are on disk."""
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         sync_filesystem(folder)
 
     def save(self, peer: Peer) -> None:
-        """Let a peer save the state in an empty folder; none of it stays in the page cache."""
+        """Let a peer save the state in an empty folder, and drop the files from the page cache."""
         self.renew(self.folder(peer))
         peer.save(self.folder(peer), self.state)
         self.release(peer)
 
     def release(self, peer: Peer) -> None:
-        """Take what a peer has saved out of the page cache, so that its memory serves the next."""
+        """Drop the files of a peer from the page cache, so that the next contestant can use the memory."""
         release_pages(self.files(peer))
 
     def verify_saved(self, peer: Peer) -> None:
-        """Raise unless a peer loads the state as it is now."""
+        """Raise unless a peer loads the current state."""
         self.verify_filled(partial(peer.fill, self.folder(peer)), who=peer.name)
 
     def verify_filled(self, fill: Callable[[State], object], *, who: str) -> None:
-        """Raise unless a load in place brings the state as it is now."""
+        """Raise unless a load in place yields the current state."""
         clear_state(self.target)
         fill(self.target)
         verify_state(self.target, self.state, who=who)
 
     def verify_loaded(self, found: object, *, who: str) -> None:
-        """Raise unless this is the state as it is now; then give its memory, or its map of a file, back."""
+        """Raise unless this is the current state; then release its memory, or its memory map."""
         verify_state(found, self.state, who=who)
         if isinstance(found, dict):
             found.clear()
 
     def saving(self, peer: Peer, *, most_rounds: int | None = None) -> Contestant:
-        """Return a first save; ours is verified in every round."""
+        """Return a timed first save; that of Holdfast is verified in every round."""
         folder = self.folder(peer)
         return Contestant(
             lambda: peer.save(folder, self.state),
@@ -83,7 +83,7 @@ class Arena:
         )
 
     def loading(self, peer: Peer, prepare: Callable[[], None]) -> Contestant:
-        """Return a load into new memory; ours is verified in every round."""
+        """Return a timed load into new memory; that of Holdfast is verified in every round."""
         folder = self.folder(peer)
         return Contestant(
             lambda: peer.load(folder, self.state),
@@ -93,17 +93,17 @@ class Arena:
         )
 
     def close(self) -> None:
-        """Remove what was saved."""
+        """Delete the folder with all saved files."""
         shutil.rmtree(self.work, ignore_errors=True)
 
 
 def is_own(peer: Peer) -> bool:
-    """Tell whether this is Holdfast, in one of its ways: what it gives back is looked at each time."""
+    """Return whether this peer is a variant of Holdfast, whose results are verified in every round."""
     return peer.name.startswith(HOLDFAST.name)
 
 
 def open_arena(shape: Shape, work: Path, *, rounds: int, seed: int) -> Arena:
-    """Make a state and a folder for it."""
+    """Create a state and a folder for it."""
     folder = work / shape.name.replace(" ", "-")
     folder.mkdir()
     state = make_state(shape, seed=seed)
@@ -140,7 +140,7 @@ def compare(
 
 
 MOST_NAMED: Final = 7
-"""A row names all rivals, but not every variant of a raw read."""
+"""The note of a row names up to this many rivals; the variants of a raw read are more."""
 
 
 def compare_ms(workload: str, timings: Mapping[str, Timings], own: str, goal: Goal | None = None) -> Result:
@@ -162,10 +162,10 @@ def compare_ms(workload: str, timings: Mapping[str, Timings], own: str, goal: Go
 
 
 def at_least(ratio: float) -> Goal:
-    """Return the goal that a ratio is no less."""
+    """Return the goal that the ratio is at least `ratio`."""
     return Goal("ratio", ">=", ratio)
 
 
 def names_like(timings: Iterable[str], *beginnings: str) -> list[str]:
-    """Return the names that begin in one of these ways."""
+    """Return the names that begin with one of `beginnings`."""
     return [name for name in timings if name.startswith(beginnings)]

@@ -1,4 +1,4 @@
-"""Recording a training step: what digests, numbers and full copies cost against the bare step and DebugMode."""
+"""Measures the cost of recording a training step at each level, against the bare step and DebugMode."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _STEPS: Final = 6
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """How large the transformer is."""
+    """The size of the transformer."""
 
     width: int
     layers: int
@@ -46,7 +46,7 @@ def _find_shape(sizes: Sizes) -> _Shape:
 
 
 class _Block(nn.Module):
-    """A layer of a transformer, of modules that hooks can see."""
+    """A transformer layer made of modules, so that hooks can observe its parts."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -66,20 +66,20 @@ class _Block(nn.Module):
 
 
 class _Training:
-    """A transformer that is trained from the same beginning each time."""
+    """A transformer whose training starts from the same state each time."""
 
     def __init__(self, shape: _Shape) -> None:
         self._shape = shape
         self.start()
 
     def start(self) -> None:
-        """Begin anew."""
+        """Reset the model and the optimizer to their initial state."""
         shape = self._shape
         torch.manual_seed(0)
         self.model = nn.Sequential(*(_Block(shape.width) for _ in range(shape.layers)), nn.LayerNorm(shape.width))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
         self._batch = torch.randn(shape.batch, shape.tokens, shape.width)
-        # The first step makes the optimizer's state; that is not what is measured.
+        # The first step creates the optimizer's state, which is not measured.
         self.step()
 
     def step(self) -> torch.Tensor:
@@ -92,9 +92,9 @@ class _Training:
 
 
 def run(sizes: Sizes, work: Path) -> list[Result]:
-    """Measure steps of a transformer, each way of recording against the bare step, and what a second run adds."""
+    """Measure training steps with each recording level against the bare step, and the bytes that a second run adds."""
     threads = torch.get_num_threads()
-    # One thread computes: threads that wait for each other measure the neighbours.
+    # One compute thread: with several, waiting for each other would measure other load on the machine.
     torch.set_num_threads(1)
     try:
         return _measure(sizes, work)
@@ -133,7 +133,7 @@ def _stepping(
     expected: list[torch.Tensor],
     root: Path,
 ) -> Contestant:
-    """Return a few steps inside of a recording, whose end counts too: it waits until all is in the store."""
+    """Return a few recorded steps. The end of the recording is timed too: it waits until everything is stored."""
 
     def train() -> torch.Tensor:
         with recording():
@@ -164,7 +164,7 @@ def _tell(name: str, timings: dict[str, Timings]) -> Result:
 
 
 def _measure_again(training: _Training, work: Path) -> Result:
-    """Weigh what the same run adds to a store that holds it, in full, under another name."""
+    """Measure the bytes that a full recording adds to a store which already has the same run under another name."""
     root = work / "again"
     repo = open_repository(LocalStore(root), create=True)
     weights = []

@@ -1,4 +1,4 @@
-"""`check --read`: every byte of a store against hashing memory on all cores, and against reading the disk raw."""
+"""Measures `check --read` of a whole store against hashing memory on all cores and against raw disk reads."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def _checking(root: Path, packs: list[Path], *, is_cold: bool) -> Contestant:
 
 
 def _ensure_warm(packs: list[Path]) -> None:
-    """Bring back what other work has pushed out of the page cache."""
+    """Read the files into the page cache again, in case other work has evicted them."""
     if _count_cold(packs):
         load_pages(packs)
     cold, size = _count_cold(packs), sum_sizes(packs)
     if cold > size // 100:
-        raise WrongResult(f"{cold} of {size} bytes do not stay in the page cache: is there memory enough?")
+        raise WrongResult(f"{cold} of {size} bytes do not stay in the page cache: is there enough memory?")
 
 
 def _count_cold(packs: list[Path]) -> int:

@@ -1,7 +1,7 @@
-"""How long a command takes on a small store, over what bare Python takes to start.
+"""Measures the time of each command on a small store, above the start-up time of bare Python.
 
-All programs find their modules compiled, as an installed package has them: in a byte-code cache of this run's own,
-whatever the environment says about writing byte code.
+All programs find compiled modules, as in an installed package: this run has its own byte-code cache, regardless of
+the environment's settings for writing byte code.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ENTRY_BYTES: Final = 100_000
 
 @dataclass(frozen=True, slots=True)
 class _Command:
-    """A command line, where {n} is a number that was never used, and what its output must hold."""
+    """A command line, where {n} is replaced by an unused number, and the text that its output must contain."""
 
     arguments: tuple[str, ...]
     expected: str
@@ -48,7 +48,7 @@ _COMMANDS: Final = {
 
 
 class _Runner:
-    """Runs one command again and again, each time with a new number."""
+    """Runs one command repeatedly, each time with a new number."""
 
     def __init__(self, command: _Command, root: Path, numbers: count[int]) -> None:
         self._command = command
@@ -74,14 +74,14 @@ class _Runner:
 
 
 def run_program(words: list[str], *, bytecode: Path) -> subprocess.CompletedProcess[bytes]:
-    """Run a program to its end, byte code being kept in that folder."""
+    """Run a program to its end, with its byte-code cache in that folder."""
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
     environment["PYTHONPYCACHEPREFIX"] = str(bytecode)
     return subprocess.run(words, capture_output=True, check=False, env=environment)
 
 
 def verify_output(result: object, *, expected: str) -> None:
-    """Raise unless the command succeeded and said what it should."""
+    """Raise unless the command succeeded and printed the expected text."""
     if not isinstance(result, subprocess.CompletedProcess) or result.returncode:
         raise WrongResult(f"a command failed: {result}")
     if expected.encode() not in result.stdout:

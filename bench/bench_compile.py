@@ -1,7 +1,7 @@
-"""Starting to train a compiled model: from nothing, by torch's own caches, and by a store that came from elsewhere.
+"""Measures the start of a compiled model: cold, with torch's own caches, and with a store copied from another machine.
 
-Each figure is of a fresh process: seconds to the end of the first step, forward and backward, once torch, its compiler
-and Holdfast are imported and the model is made; and beside it from the start of the process.
+Each figure comes from a fresh process: seconds to the end of the first step, forward and backward, counted from when
+torch, its compiler and Holdfast are imported and the model exists, and also counted from the start of the process.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WARM: Final = "torch, warm directory"
 MEGA: Final = "Mega-cache"
 OWN: Final = "Holdfast"
 TRACED: Final = "dynamo alone"
-"""Traces, and runs what it has traced as it is: no backend can begin before that."""
+"""Only traces, and runs the traced graph uncompiled: a lower bound for every backend."""
 COMPILED: Final = "first step"
 STARTED: Final = "first step from process start"
 
@@ -36,17 +36,17 @@ _ROOT: Final = Path(__file__).resolve().parents[1]
 _TIMES_WARM: Final = 3.0
 _TIMES_MEGA: Final = 20.0
 _MOST_MEGA_ROUNDS: Final = 1
-"""It runs the C++ compiler, so a round takes as long as a cold one."""
+"""Runs the C++ compiler, so a round takes as long as a cold one."""
 _REAL: Final = "compilers"
 _NONE: Final = "no-compilers"
 _RUNS: Final = "BENCH_COMPILER_RUNS"
-"""Names the file that a compiler notes its runs in."""
+"""The environment variable with the file in which a compiler records its runs."""
 _COMPILERS: Final = ("g++", "gcc", "c++", "cc")
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What a process told."""
+    """What a measured process reported."""
 
     seconds: float
     from_start: float
@@ -54,17 +54,17 @@ class Told:
     compiler_runs: int
     hit: int
     stages: Mapping[str, float]
-    """Of those that use a store: the seconds of each part of its work."""
+    """If it used a store: the seconds of each part of the store's work."""
 
 
 class Processes:
-    """Starts processes, each with a folder of its own, and a compiler that is counted or none."""
+    """Starts processes, each with its own folder, and with a compiler whose runs are counted or with none."""
 
     def __init__(self, work: Path) -> None:
-        """Keep their files below `work`."""
+        """Create the folders of the processes below `work`."""
         self._work = work
         self._numbers = itertools.count()
-        # The same for all processes: torch finds in its cache what the compiler at the same place has built.
+        # The same path for all processes: torch's cache is valid only for the same compiler path.
         for folder, has_compiler in ((_REAL, True), (_NONE, False)):
             (work / folder).mkdir()
             for name in _COMPILERS:
@@ -73,7 +73,7 @@ class Processes:
     def run(
         self, model: str, way: str, place: Path, *, inductor: Path | None = None, has_compiler: bool = True
     ) -> Told:
-        """Run one to its end; its inductor directory is empty unless one is given."""
+        """Run one process to its end; its inductor directory is empty unless one is passed."""
         own = self._work / f"process-{next(self._numbers)}"
         own.mkdir()
         runs = own / "runs"
@@ -100,10 +100,10 @@ class Processes:
 
 
 def _write_counted(path: Path, *, has_compiler: bool) -> None:
-    """Write a compiler that notes each of its runs, and is the real one or fails."""
+    """Write a compiler script that records each run and then calls the real compiler or fails."""
     real = shutil.which(path.name) if has_compiler else None
     if has_compiler and not real:
-        raise WrongResult(f"to compile takes {path.name}, which is not installed")
+        raise WrongResult(f"this benchmark needs {path.name}, which is not installed")
     action = f'exec {real} "$@"' if real else "exit 1"
     path.write_text(f'#!/bin/sh\necho "$*" >> "${_RUNS}"\n{action}\n', encoding="utf-8")
     path.chmod(0o755)
@@ -122,7 +122,7 @@ def run(sizes: Sizes, work: Path) -> list[Result]:
 
 
 def _measure(model: str, folder: Path, *, rounds: int) -> dict[str, list[Told]]:
-    """Run all contestants: those that compile once, the others in turns; verify that all compute the same."""
+    """Run all contestants, compiling ones once and the others in turns; verify that all compute the same values."""
     processes = Processes(folder)
     found = {
         COLD: [processes.run(model, "export", folder / "blob", inductor=folder / "directory")],
@@ -155,7 +155,7 @@ def _iter_turns(rounds: int) -> Iterator[str]:
 def _verify(model: str, found: Mapping[str, Sequence[Told]]) -> None:
     right = found[COLD][0].digest
     for way, told in found.items():
-        for each in told if way != TRACED else ():  # nothing is compiled, so it rounds otherwise
+        for each in told if way != TRACED else ():  # nothing is compiled, so rounding differs
             if each.digest != right:
                 raise WrongResult(f"{model}: outputs or gradients of {way!r} are not those of plain compiling")
     for each in found[OWN]:
@@ -176,7 +176,7 @@ def _tell(model: str, found: Mapping[str, Sequence[Told]]) -> list[Result]:
 
 
 def _tell_floor(model: str, seconds: Mapping[str, list[float]], own: Sequence[Told]) -> Result:
-    """Return what is left above what dynamo takes by itself, and what of it is the store's work."""
+    """Return the time above that of dynamo alone, and the store's share of it."""
     stages = min(own, key=lambda each: each.seconds).stages
     parts = ", ".join(f"{stage} {1e3 * spent:.0f} ms" for stage, spent in stages.items())
     best = {way: min(seconds[way]) for way in (OWN, TRACED, WARM)}

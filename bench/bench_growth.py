@@ -1,7 +1,7 @@
-"""What a store costs as it grows: look-ups and commits should not notice, the rest should grow with what it reads.
+"""Measures operations as a store grows: lookups and commits should stay constant, others grow with what they read.
 
-One run of many steps, each a large frozen part and a small changed one. It is grown once, and copied by links on the
-way: objects never change, so a copy is a store of its own.
+The store contains one run of many steps, each with a large frozen part and a small changed one. It is grown once, and
+copied by hard links on the way: objects never change, so such a copy is an independent store.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from holdfast.repo.write.existing import find_base
 from holdfast.repo.write.transaction import Draft, Part, Transaction
 
 _CHUNK_BYTES: Final = 600
-"""Just too large to lie in the manifest."""
+"""Just too large to be stored inline in the manifest."""
 _CHANGED: Final = 100
-"""One entry of so many changes from step to step."""
+"""One in this many entries changes from step to step."""
 _SMALL_BYTES: Final = 4096
 _INDEX_BYTES: Final = 64 << 20
 _LOOK_UPS: Final = 100
 _NEW: Final = 10_000_000
-"""The first step that no store has yet."""
+"""The first step that is in no store yet."""
 _ABSENT: Final = [hash_bytes(number.to_bytes(4, "little")) for number in range(_LOOK_UPS)]
 
 
 @dataclass(frozen=True, slots=True)
 class _Workload:
-    """What is done to a store of so many snapshots, whether the answer is right, and how its cost may grow."""
+    """An operation on a store of a given size, the check of its result, and how its cost may grow."""
 
     name: str
     prepare: Callable[[Path, int], Callable[[], object]]
@@ -53,12 +53,12 @@ class _Workload:
 
 
 def run(sizes: Sizes, work: Path) -> list[Result]:
-    """Grow a store, and measure every operation on what it was at each size, in turns."""
+    """Grow a store, and measure every operation on its copy at each size, in turns."""
     roots = {snapshots: work / f"{snapshots}" for snapshots in sizes.growth}
     for snapshots, grown in _grow(work / "growing", sizes):
         shutil.copytree(grown, roots[snapshots], copy_function=os.link)
     megabytes = count_bytes(roots[max(roots)]) / 1e6
-    # What does not grow is quick, and its noise is large beside it.
+    # Operations of constant cost are quick, so their noise is relatively large.
     results = [
         _measure(workload, roots, rounds=sizes.rounds * (3 if workload.is_flat else 1))
         for workload in _list_workloads(sizes)
@@ -69,7 +69,7 @@ def run(sizes: Sizes, work: Path) -> list[Result]:
 
 
 def _list_workloads(sizes: Sizes) -> list[_Workload]:
-    """Return all workloads; saves come last, for they make the small store grow most."""
+    """Return all workloads; saves come last, because they make the small store grow most."""
     held = [digest for digest, _ in _make_chunks(0, sizes.growth_entries)][:_LOOK_UPS]
     return [
         _Workload("read one record", _record_reader, lambda found, n: found == f"run/step-{n // 2}"),
@@ -86,7 +86,7 @@ def _list_workloads(sizes: Sizes) -> list[_Workload]:
 
 
 def _grow(root: Path, sizes: Sizes) -> Iterator[tuple[int, Path]]:
-    """Commit step after step without a single fsync, yielding at each size that is to be measured."""
+    """Commit step after step without any fsync, yielding at each size to measure."""
     repo = open_repository(LocalStore(root, files=UnsyncedFiles()), create=True)
     repo.verify_may_write()
     entries: list[Entry] = []
@@ -188,7 +188,7 @@ def _measure(workload: _Workload, roots: Mapping[int, Path], *, rounds: int) -> 
         )
         for snapshots, root in roots.items()
     }
-    race(contestants, rounds=1)  # brings what is read into the page cache
+    race(contestants, rounds=1)  # brings the files that are read into the page cache
     timings = race(contestants, rounds=rounds)
     return _judge(workload, {snapshots: timings[str(snapshots)] for snapshots in roots})
 
@@ -199,7 +199,7 @@ def _verify(result: object, *, workload: _Workload, snapshots: int) -> None:
 
 
 def _judge(workload: _Workload, timings: Mapping[int, Timings]) -> Result:
-    """Compare the largest store with the smallest; per snapshot, with the middle one: the smallest is all overhead."""
+    """Compare the largest store with the smallest one; costs per snapshot with the middle one."""
     smallest, middle, largest = sorted(timings)
     milliseconds = {snapshots: 1e3 * found.median for snapshots, found in timings.items()}
     note = ", ".join(f"{figure:.3g} ms at {snapshots}" for snapshots, figure in milliseconds.items())

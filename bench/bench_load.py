@@ -1,4 +1,4 @@
-"""Loading state against other formats, the disk and memory: all of it, one tensor, a slice, or the names."""
+"""Measures loading a state, one tensor, a slice or the names, against other formats, the disk and memory."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ from bench.stores import list_packs
 _ROUNDS: Final = 3
 _IN_PLACE: Final = ", in place"
 _MAPPED_MS: Final = 20.0
-# As in saving: the content store has two files for each of many tensors. DCP opens small ones one by one, and takes ten
-# times as long as the next, to save, to load cold and to load warm.
+# As for saves: the content store has two files for each of many tensors. DCP opens small tensors one by one, and takes
+# ten times as long as the next slowest format, to save, to load cold and to load warm.
 _LEFT_OUT: Final = {plan_mixed: (CONTENT_STORE,), plan_small: (CONTENT_STORE, DCP[0])}
 Prepare = Callable[[Peer], Callable[[], None]]
 Found = TypeVar("Found")
 
 
 def run(sizes: Sizes, work: Path) -> list[Result]:
-    """Measure loads of three kinds of state, and of the first also parts."""
+    """Measure loads of three kinds of state, and loads of parts of the first one."""
     rounds = min(_ROUNDS, sizes.rounds)
     results: list[Result] = []
     for number, plan in enumerate((plan_large, plan_mixed, plan_small)):
@@ -61,7 +61,7 @@ def run(sizes: Sizes, work: Path) -> list[Result]:
             results += _measure_cold(arena, peers, is_large=plan is plan_large, is_small=plan is plan_small)
             if plan is plan_large:
                 results += _measure_parts(arena, peers)
-            # The page cache must have room for what all of them saved: who was never the fastest stays out of it.
+            # The page cache must have room for all files: formats that were never the fastest are left out.
             warm = [peer for peer in peers if peer is not CONTENT_STORE]
             results += _measure_warm(arena, warm, is_large=plan is plan_large, is_small=plan is plan_small)
         finally:
@@ -70,14 +70,14 @@ def run(sizes: Sizes, work: Path) -> list[Result]:
 
 
 def _find_loaders() -> list[Peer]:
-    # DCP reads with one thread, however many have written.
+    # DCP reads with one thread, regardless of how many have written.
     return [peer for peer in find_peers() if peer not in DCP[1:]]
 
 
 def _loads(
     arena: Arena, peers: Sequence[Peer], prepare: Prepare, *, in_place: Sequence[Peer], target: State | None
 ) -> dict[str, Contestant]:
-    """Return loads into new memory and, if there is a target, those of some in place."""
+    """Return loads into new memory and, if there is a target, loads in place by `in_place`."""
     contestants = {peer.name: arena.loading(peer, prepare(peer)) for peer in peers}
     for peer in in_place if target is not None else ():
         contestants[peer.name + _IN_PLACE] = Contestant(
@@ -142,7 +142,7 @@ def _measure_cold(arena: Arena, peers: Sequence[Peer], *, is_large: bool, is_sma
 
 def _measure_warm(arena: Arena, peers: Sequence[Peer], *, is_large: bool, is_small: bool) -> list[Result]:
     target = arena.target if is_large else None
-    # It reads what Holdfast has written.
+    # It reads files that Holdfast has written.
     fast = replace(
         HOLDFAST_FAST, load=_elsewhere(arena, HOLDFAST_FAST.load), fill=_elsewhere(arena, HOLDFAST_FAST.fill)
     )
@@ -152,7 +152,7 @@ def _measure_warm(arena: Arena, peers: Sequence[Peer], *, is_large: bool, is_sma
 
     to_fill = [HOLDFAST, fast, *(peer for peer in peers if peer in (TORCH, DCP[0]))]
     contestants = _loads(arena, [HOLDFAST, fast, *peers], prepare, in_place=to_fill, target=target)
-    # Small tensors are a matter of their number, not of their bytes.
+    # For small tensors the number counts, not the bytes.
     contestants |= {} if is_small else copy_limits(random_bytes(arena.size_bytes, seed=10))
     timings = race(contestants, rounds=arena.rounds)
     row = partial(_make_row, arena, timings)
@@ -227,13 +227,13 @@ def _measure_map(arena: Arena, peers: Sequence[Peer], cold: Callable[..., Contes
 
 
 def _verify_map(arena: Arena, found: object) -> None:
-    """Raise unless the names are right and so is a tensor: to read all of a map takes longer than all else here."""
+    """Raise unless the names and one tensor are right: reading the whole map takes longer than all the rest."""
     if not isinstance(found, dict):
-        raise WrongResult(f"a map of a state is no dict: {str(found)[:200]}")
+        raise WrongResult(f"a map of a state is not a dict: {str(found)[:200]}")
     _verify_names(arena, list(found))
     name = pick_name(arena.state)
     verify_tensor(found[name], arena.state[name], what=name)
-    found.clear()  # gives the map back: pages that are mapped cannot be dropped
+    found.clear()  # unmaps the file: mapped pages cannot be dropped
 
 
 def _read_one(peer: Peer, name: str, like: torch.Tensor, folder: Path) -> torch.Tensor:
@@ -248,11 +248,11 @@ def _read_rows(peer: Peer, name: str, rows: slice, folder: Path) -> torch.Tensor
 
 def _verify_names(arena: Arena, found: object) -> None:
     if not isinstance(found, list) or sorted(found) != sorted(arena.state):
-        raise WrongResult(f"the names are not those that were saved: {str(found)[:200]}")
+        raise WrongResult(f"the names differ from those that were saved: {str(found)[:200]}")
 
 
 def _tell_part(label: str, timings: dict[str, Timings], tensor: torch.Tensor) -> Result:
-    """Compare with safetensors, which the goal names, or with the best of those that are installed."""
+    """Compare with safetensors, which the goal names, or with the fastest of the installed formats."""
     rivals = [name for name in timings if name != "Holdfast"]
     chosen = [SAFETENSORS.name] if SAFETENSORS.name in timings else rivals
     found = compare(label, timings, "Holdfast", rivals, size_bytes=tensor.nbytes, goal=None)

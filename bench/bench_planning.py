@@ -1,14 +1,14 @@
-"""What planning a checkpoint of very many ranks costs the busiest of them: here, and in torch's default planners.
+"""Measures planning a checkpoint of very many ranks on the busiest rank: in Holdfast, and in torch's default planners.
 
-One process is one rank after the other. Tensors are DTensors over a mesh of ranks that are only claimed to exist, and
-have no memory. Each side runs its own code on rank 0, which is also the coordinator: what the other ranks would send is
-made beforehand, and what rank 0 receives and sends is encoded and decoded as it would be. The network is not part of
-it, nor is writing: bytes are counted instead.
+One process acts as one rank after the other. Tensors are DTensors over a mesh of ranks that only claim to exist, and
+have no memory. Each side runs its own code on rank 0, which is also the coordinator. The messages of the other ranks
+are prepared beforehand, and the messages that rank 0 receives and sends are really encoded and decoded. The network and
+the writing are not measured: bytes are counted instead.
 
-Ours is all of `plan_save`, the coverage check included, then the manifest of a part, the references to all parts and
-the root. Of torch it is its local plan, the gathered plans, `create_global_plan` and the scattered ones; the metadata
-file that it writes in the end is left out. To load, ours is the owner of the most names; of torch it is any rank, which
-reads all metadata and plans.
+For Holdfast this is all of `plan_save`, the coverage check included, then the manifest of a part, the references to all
+parts and the root. For torch it is its local plan, the gathered plans, `create_global_plan` and the scattered plans,
+without the metadata file that it writes at the end. For a load, Holdfast is measured on the rank that owns the most
+names; torch on any rank, since each reads all metadata and plans.
 """
 
 from __future__ import annotations
@@ -66,28 +66,28 @@ from holdfast.snapshot.save.save import SaveOptions
 from holdfast.trees.registered import Types
 
 _MOST_ITEMS: Final = 1 << 20
-"""How many items torch's plans may have in all: each takes kilobytes. For more ranks fewer parameters are planned, and
-the rest is reckoned: what torch does grows with the items, and faster than they do."""
+"""The limit for all items of torch's plans: each takes kilobytes. For more ranks fewer parameters are planned, and the
+rest is extrapolated linearly, which favours torch: its time grows faster than the number of items."""
 _CACHED: Final = "bench"
 _SETTLED_RANKS: Final = 64
-"""From here on, what one rank does for itself no longer hides what it does for all."""
+"""From this number of ranks on, a rank's own work no longer hides its work for all ranks."""
 _JUDGED_RANKS: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What the busiest rank spends."""
+    """The time and bytes of the busiest rank."""
 
     seconds: float
     size_bytes: int
 
     def scale(self, factor: float) -> Cost:
-        """Return what more of the same would cost."""
+        """Return the cost scaled linearly to more of the same work."""
         return Cost(self.seconds * factor, int(self.size_bytes * factor))
 
 
 def run(sizes: Sizes, work: Path) -> list[Result]:
-    """Plan saves and loads of more and more ranks."""
+    """Plan saves and loads of increasing numbers of ranks."""
     found: dict[str, dict[int, Cost]] = {}
     for ranks in sizes.ranks:
         shapes = make_shapes(sizes.parameters)
@@ -144,12 +144,12 @@ def _plan_ours(state: Mapping[str, DTensor], echo: EchoRanks) -> Cost:
         entries.append(Entry(source.name, place.size_bytes, tuple(chunks), source.spec, None, place.dims))
     written, size_bytes = _time(lambda: _write_manifests(echo, entries, request.root))
     if request.root is None or len(request.root.entries) != len(state):
-        raise WrongResult(f"{len(state)} tensors of {ranks} ranks were planned as something else")
+        raise WrongResult(f"{len(state)} tensors of {ranks} ranks were not planned correctly")
     return Cost(seconds + written, echo.echo.size_bytes + size_bytes)
 
 
 def _write_manifests(echo: EchoRanks, entries: Sequence[Entry], root: Any) -> int:
-    """Encode a part; take the references to all parts, and encode the root; return how large both are."""
+    """Encode a part; receive the references to all parts, and encode the root; return the size of both."""
     part = encode_manifest(None, entries)
     ref = PartRef(ManifestRef(make_id(1), hash_bytes(part), len(part)), digest_snapshot(None, entries))
     gathered = echo.all_gather("write", lambda: [ref.to_json()])
@@ -171,7 +171,7 @@ def _plan_theirs(state: Mapping[str, DTensor], shapes: Shapes, ranks: int) -> di
     gathered += [pickle.dumps(_move_plan(own, shapes, rank, ranks)) for rank in range(1, ranks)]
     first, scattered = _time(lambda: _plan_globally(state, gathered))
     received = sum(map(len, gathered))
-    # The same again, with what is cached now.
+    # The same again, now with warm caches.
     again_s, nothing = _time(lambda: _make_local_plan(state))
     if nothing.usable:
         raise WrongResult("torch has not found its cached plan again")
@@ -234,7 +234,7 @@ def _forget_plans() -> None:
 
 
 class Nobody:
-    """A rank that says nothing: only its number counts."""
+    """A rank that sends nothing: only its number is used."""
 
     is_coordinator: Final = False
 
@@ -252,12 +252,12 @@ def _measure_load(shapes: Shapes, ranks: int) -> dict[str, Cost]:
 
 
 def make_wants(shapes: Shapes, rank: int, ranks: int) -> dict[str, Wanted]:
-    """Return what a rank wants of each parameter."""
+    """Return the region of each parameter that a rank requests."""
     return {name: (Region(cut_shape(shape, rank, ranks), shape, ITEM_BYTES),) for name, shape in shapes.items()}
 
 
 def _locate_ours(shapes: Shapes, saved: int, ranks: int) -> Cost:
-    """Return what it costs an owner of names to find out where its chunks lie, and to tell others."""
+    """Return the cost for an owner of names to locate the chunks of these names and to send the locations to others."""
     part = encode_manifest(None, make_part(shapes, 0, saved))
     ref = PartRef(ManifestRef(make_id(1), hash_bytes(part), len(part)), Digest(bytes(32)))
     heads = [Entry(name, ITEM_BYTES * math.prod(shape), (), dims=1) for name, shape in shapes.items()]
@@ -265,7 +265,7 @@ def _locate_ours(shapes: Shapes, saved: int, ranks: int) -> Cost:
     router = Router.plan(decode_manifest(root, where="root"), ranks)
     owner = router.find_owner(next(iter(shapes)))
     owned = {name: shape for name, shape in shapes.items() if router.find_owner(name) == owner}
-    # To others this rank sends what they send to it.
+    # This rank sends as much to the others as they send to it.
     sent = [_ask(router, owned, rank, saved, ranks)[owner] for rank in range(ranks)]
 
     def locate() -> tuple[int, int]:
@@ -282,7 +282,7 @@ def _locate_ours(shapes: Shapes, saved: int, ranks: int) -> Cost:
         found = [list(decode_rows(answers[owner])) for _ in range(router.owners)]
         view = Manifest(build_table(decoded.spec, stated), "here")
         if len(view) != len(shapes) or not all(found):
-            raise WrongResult("an owner of names does not know where their chunks lie")
+            raise WrongResult("an owner of names does not know the locations of their chunks")
         moved = sum(len(b"".join(wire.encode(each))) for each in questions if each)
         return moved, sum(map(len, answers)) + router.owners * len(answers[owner])
 
@@ -292,7 +292,7 @@ def _locate_ours(shapes: Shapes, saved: int, ranks: int) -> Cost:
 
 
 def _ask(router: Router, shapes: Shapes, rank: int, saved: int, ranks: int) -> list[Any]:
-    """Return what a rank sends, of these names only."""
+    """Return the message of a rank, for these names only."""
     parts = {}
     if rank < saved:
         parts[rank] = Manifest(build_table(None, make_part(shapes, rank, saved)), "here")
@@ -309,7 +309,7 @@ def _load_theirs(state: Mapping[str, DTensor], shapes: Shapes, saved: int) -> Co
     own = planner.create_local_plan()
     plans = [_move_plan(own, shapes, rank, saved) for rank in range(saved)]
     planned, metadata = create_default_global_save_plan(plans)
-    # What the file would say of each item: where it lies.
+    # What the metadata file contains for each item: its location.
     metadata.storage_data = {item.index: ("__0_0.distcp", 0, 1) for plan in planned for item in plan.items}
     data = pickle.dumps(metadata)
     del plans, planned, metadata
@@ -343,7 +343,7 @@ def _compare(what: str, own: Mapping[int, Cost], other: Mapping[int, Cost], judg
 
 
 def _tell_growth(what: str, costs: Mapping[int, Cost]) -> Result:
-    """Return the power of the number of ranks that the time grows with."""
+    """Return the exponent with which the time grows with the number of ranks."""
     most = max(costs)
     settled = _SETTLED_RANKS if _SETTLED_RANKS in costs and most > _SETTLED_RANKS else min(costs)
     power = math.log(costs[most].seconds / costs[settled].seconds) / math.log(most / settled)

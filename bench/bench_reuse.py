@@ -1,4 +1,4 @@
-"""Saving an unchanged state through one open store: what it costs to verify the chunks that the save relies on."""
+"""Measures the cost of verifying reused chunks when an unchanged state is saved again through one open store."""
 
 from __future__ import annotations
 

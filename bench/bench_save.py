@@ -1,4 +1,4 @@
-"""Saving and loading: against raw durable writes and against hashing, and what small saves cost."""
+"""Measures saving and loading against raw durable writes and hashing, and the cost of small saves."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ _SMALL_BYTES: Final = 4096
 
 
 def run(sizes: Sizes, work: Path) -> list[Result]:
-    """Measure first saves, saves of what is held, loads, and small saves."""
-    # An eighth of the state: what is large is measured with tensors.
+    """Measure first saves, saves of content that is already present, loads, and small saves."""
+    # An eighth of the state: the suites with tensors measure large ones.
     entries = random_entries(sizes.save_bytes // 4, sizes.entries, seed=7)
     measured = [
         *_measure_first(sizes, work, entries),
@@ -129,7 +129,7 @@ def _measure_cold_load(sizes: Sizes, root: Path, entries: Entries) -> list[Resul
 
 
 def _measure_small(sizes: Sizes, work: Path) -> list[Result]:
-    """Count the fsyncs of a small save into a store that is there, and weigh a thousand scalars."""
+    """Count the fsyncs of a small save into an existing store, and measure the stored size of a thousand scalars."""
     files = CountingFiles()
     repo = open_repository(LocalStore(work / "small", files=files), create=True)
     save_entries(repo, "run/first", _small(0))
@@ -165,7 +165,7 @@ def _small(number: int) -> Entries:
 
 @dataclass(frozen=True, slots=True)
 class _Crowd:
-    """A store with so many snapshots, each with bytes of its own."""
+    """A store with a given number of snapshots, each with different bytes."""
 
     root: Path
     snapshots: int

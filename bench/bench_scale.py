@@ -1,7 +1,7 @@
-"""What saving and loading cost as a state grows: per byte, and per tensor; both should stay what they are.
+"""Measures saving and loading as a state grows: the time per byte and per tensor should stay constant.
 
-A state is saved, cleared and loaded in place, and told by fingerprints: the largest takes a third of the memory, and a
-copy to compare with would take another.
+A state is saved, cleared and loaded in place, and compared by fingerprints: the largest takes a third of the memory,
+and a copy for comparison would take another third.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from holdfast.digest import fingerprint
 _TENSOR_BYTES: Final = 16 << 20
 _RAW_BYTES: Final = 1 << 30
 _SETTLED_BYTES: Final = 256 << 20
-"""Below this, what a save costs at least shows."""
+"""Below this size, the fixed cost of a save is visible."""
 _MANY_TENSORS: Final = 10_000
 _ITEMS: Final = 16
 _LARGE_BYTES: Final = 2 << 30
@@ -46,13 +46,13 @@ _SEED: Final = 41
 
 
 def run(sizes: Sizes, work: Path) -> list[Result]:
-    """Measure save and load of more and more bytes, and of more and more tensors."""
+    """Measure save and load of increasing numbers of bytes, and of increasing numbers of tensors."""
     return [*_measure_bytes(sizes, work), *_measure_tensors(sizes, work)]
 
 
 @dataclass(frozen=True, slots=True)
 class _Sample:
-    """A state of one size, where it is saved, and what it was."""
+    """A state of one size, its store, and a file for raw writes."""
 
     state: State
     root: Path
@@ -77,11 +77,11 @@ class _Sample:
 
     def verify(self, found: object, *, expected: Mapping[str, bytes]) -> None:
         if not isinstance(found, Mapping) or fingerprint_state(found) != expected:
-            raise WrongResult(f"a state of {self.size_bytes} bytes did not come back as it was saved")
+            raise WrongResult(f"a state of {self.size_bytes} bytes differs after loading")
 
 
 def fingerprint_state(state: State) -> dict[str, bytes]:
-    """Return what tells the bytes of each tensor from others."""
+    """Return a fingerprint of the bytes of each tensor."""
     return {name: fingerprint(tensor.view(-1).view(torch.uint8).numpy().data) for name, tensor in state.items()}
 
 
@@ -104,7 +104,7 @@ def _measure_bytes(sizes: Sizes, work: Path) -> list[Result]:
 
 
 def _race_bytes(sample: _Sample, expected: Mapping[str, bytes], buffer: memoryview, rounds: int) -> dict[str, Timings]:
-    """Save and load; and write and read as many bytes without any ado, for a disk need not be as fast for hours."""
+    """Save and load; also write and read as many raw bytes, because the speed of a disk may change over hours."""
     write = partial(
         write_file, sample.raw, buffer, direct=True, threads=count_cores(), repeats=sample.size_bytes // len(buffer)
     )
@@ -118,25 +118,25 @@ def _race_bytes(sample: _Sample, expected: Mapping[str, bytes], buffer: memoryvi
 
 
 def _tell_bytes(name: str, timings: Mapping[int, Timings], *, is_goal: bool) -> Result:
-    """Compare the largest with the ordinary one, in seconds for a gigabyte."""
+    """Compare the largest state with the ordinary one, in seconds per gigabyte."""
     figures = {size: 1e9 * found.best / size for size, found in timings.items()}
     settled = [figure for size, figure in figures.items() if size >= _SETTLED_BYTES] or list(figures.values())
     largest = max(figures)
     return Result(
-        f"{name}, per byte, {tell_size(largest)}",
+        f"{name}, per byte, {format_size(largest)}",
         figures[largest],
         "s/GB",
-        f"median from {tell_size(min(_SETTLED_BYTES, largest))}",
+        f"median from {format_size(min(_SETTLED_BYTES, largest))}",
         statistics.median(settled),
         Goal("ratio", "<=", 1.25) if is_goal else None,
-        ", ".join(f"{figure:.2f} at {tell_size(size)}" for size, figure in figures.items()),
+        ", ".join(f"{figure:.2f} at {format_size(size)}" for size, figure in figures.items()),
         {str(size): found.seconds for size, found in timings.items()},
         {str(size): figure for size, figure in figures.items()},
     )
 
 
-def tell_size(size_bytes: int) -> str:
-    """Return a size as people say it."""
+def format_size(size_bytes: int) -> str:
+    """Format a size for people."""
     return f"{size_bytes >> 30} GiB" if size_bytes >= 1 << 30 else f"{size_bytes >> 20} MiB"
 
 
@@ -152,7 +152,7 @@ def _measure_tensors(sizes: Sizes, work: Path) -> list[Result]:
 
 
 def make_small(count: int) -> dict[str, torch.Tensor]:
-    """Return so many tensors of 64 bytes, each in memory of its own."""
+    """Return `count` tensors of 64 bytes, each with its own storage."""
     rows = torch.frombuffer(random_bytes(4 * _ITEMS * count, seed=_SEED), dtype=torch.int32).view(count, _ITEMS)
     return {f"layers.{i}.weight": row.clone() for i, row in enumerate(rows)}
 
@@ -163,13 +163,13 @@ def _race_tensors(state: State, root: Path, rounds: int) -> dict[str, Timings]:
 
     def verify_names(found: object) -> None:
         if not isinstance(found, list) or found != list(state):
-            raise WrongResult(f"the names of {len(state)} tensors did not come back as they were saved")
+            raise WrongResult(f"the names of {len(state)} tensors differ after loading")
 
     save: Callable[[], object] = lambda: holdfast.open(root).save(SNAPSHOT, dict(state))  # noqa: E731 - three of a kind
     saved = race({"save": Contestant(save, partial(_remove_and_collect, root))}, rounds=rounds)
     return saved | race(
         {
-            # What others left behind is not collected on the time of who comes next.
+            # Collect the garbage of earlier work now, not during the next measurement.
             "open and list": Contestant(open_and_list, _collect, verify_names),
             "load": Contestant(
                 lambda: holdfast.open(root).load(SNAPSHOT),
@@ -191,7 +191,7 @@ def _remove_and_collect(root: Path) -> None:
 
 
 def _tell_tensors(name: str, timings: Mapping[int, Timings]) -> Result:
-    """Compare the largest number of tensors with an ordinary one, in microseconds for a tensor."""
+    """Compare the largest number of tensors with an ordinary one, in microseconds per tensor."""
     figures = {count: 1e6 * found.best / count for count, found in timings.items()}
     most = max(figures)
     ordinary = _MANY_TENSORS if _MANY_TENSORS in figures and most > _MANY_TENSORS else sorted(figures)[-2]

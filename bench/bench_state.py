@@ -1,4 +1,4 @@
-"""Saving state against other formats and against the disk: first saves, saves again, and saves behind the caller."""
+"""Measures first saves, repeated saves and background saves of a state, against other formats and the disk."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _HINTED: Final = "Holdfast, unchanged, change hints"
 
 
 def run(sizes: Sizes, work: Path) -> list[Result]:
-    """Measure saves of three kinds of state, and of the first what it stores and how long a caller waits."""
+    """Measure saves of three kinds of state; for the first, also the stored bytes and how long a caller waits."""
     rounds = min(_ROUNDS, sizes.rounds)
     results: list[Result] = []
     for number, plan in enumerate((plan_large, plan_mixed, plan_small)):
@@ -59,17 +59,20 @@ def run(sizes: Sizes, work: Path) -> list[Result]:
 
 
 def _find_hinted(arena: Arena) -> dict[str, Contestant]:
-    """Return a save that trusts in-process hints about what has changed, if this version of Holdfast has them."""
+    """Return a save that uses in-process change hints, if this version of Holdfast has them."""
     try:
         hinted = Again(arena, "hinted", change_hints=True)
     except TypeError:
-        print("  save again with change hints: left out, holdfast.open takes no change_hints", file=sys.stderr)
+        print(
+            "  save again with change hints: left out, because holdfast.open has no parameter change_hints",
+            file=sys.stderr,
+        )
         return {}
     return {_HINTED: hinted.saving(0.0)}
 
 
 def _saving_unchanged(arena: Arena, peer: Peer) -> Contestant:
-    """Return a save into a folder that holds the state; as with ours, what has changed since is saved before."""
+    """Return a save into a folder that already has the state; each round first saves it, untimed, as for Holdfast."""
     apart = replace(peer, name=f"{peer.name} again")
     folder = arena.folder(apart)
     folder.mkdir()
@@ -88,7 +91,7 @@ def _measure_saves(arena: Arena, *, is_goal: bool, is_small: bool) -> list[Resul
     # PyTorch's content store has two files for each tensor, and more threads of DCP only help with large ones.
     left_out = [] if is_goal else [CONTENT_STORE, *DCP[1:]]
     peers = [peer for peer in find_peers() if peer not in left_out]
-    # DCP opens many small tensors one by one, and takes ten times as long as the next.
+    # DCP opens many small tensors one by one, and takes ten times as long as the next slowest format.
     most = {DCP[0].name: 1} if is_small else {}
     contestants = {peer.name: arena.saving(peer, most_rounds=most.get(peer.name)) for peer in [HOLDFAST, *peers]}
     if CONTENT_STORE in peers:
@@ -103,9 +106,9 @@ def _measure_saves(arena: Arena, *, is_goal: bool, is_small: bool) -> list[Resul
     timings = race(contestants | _saving_changed(again, _FEW_CHANGED) | limits, rounds=arena.rounds)
     (arena.work / "raw").unlink()
     if is_goal:
-        # Apart: whoever saves a state again had to save all of it once more before, and that took the most time.
+        # A separate race: before each repeated save, the whole state has to be saved, and that takes the most time.
         timings |= race(_saving_changed(again, _MANY_CHANGED), rounds=arena.rounds)
-    # A change makes no other format faster: a first save is what each of them does every time.
+    # Other formats do not get faster if only a part has changed: each save costs them a first save.
     return _tell_saves(arena, timings, [peer.name for peer in peers], is_goal=is_goal, is_small=is_small)
 
 
@@ -149,7 +152,7 @@ def _tell_saves(
 
 
 def _measure_stored(arena: Arena) -> list[Result]:
-    """Weigh what the last first save of each left on disk, and what a save of a state that changed by 1 % adds."""
+    """Measure the bytes on disk after a first save of each format, and the bytes that a save with 1 % changed adds."""
     stored = {peer.name: count_bytes(arena.folder(peer)) for peer in [HOLDFAST, *find_peers()]}
     own = stored.pop("Holdfast")
     least = min(stored, key=lambda name: stored[name])
@@ -166,18 +169,22 @@ def _measure_stored(arena: Arena) -> list[Result]:
 
 
 def _measure_async(arena: Arena) -> list[Result]:
-    """Time how long `save_async` keeps the caller, with memory for copies that is new and that was used before."""
+    """Measure how long `save_async` blocks the caller, with new memory for copies and with reused memory."""
     again = Again(arena)
 
     def prepare(*, is_first: bool) -> None:
-        again.store.close()  # gives the memory for copies back
+        again.store.close()  # releases the memory for copies
         if not is_first:
-            again.save_behind().wait()
+            again.save_in_background().wait()
 
     data = random_bytes(arena.size_bytes, seed=9)
     contestants = {
-        "Holdfast, first": Contestant(again.save_behind, partial(prepare, is_first=True), again.verify_behind),
-        "Holdfast, next": Contestant(again.save_behind, partial(prepare, is_first=False), again.verify_behind),
+        "Holdfast, first": Contestant(
+            again.save_in_background, partial(prepare, is_first=True), again.verify_in_background
+        ),
+        "Holdfast, next": Contestant(
+            again.save_in_background, partial(prepare, is_first=False), again.verify_in_background
+        ),
         "clone()": Contestant(partial(copy_state, arena.state), verify=_verify_copy(arena)),
         "memcpy": copy_limits(data)["memcpy"],
     }

@@ -1,7 +1,7 @@
-"""What each workload is made of: its wall and processor time beside the bare parts that it cannot do without.
+"""Measures wall and CPU time of each workload against the bare parts that it consists of.
 
-All of them run in one race. The parts of a workload cost so much processor time, which the cores share, and the disk
-takes its own time; neither can be undercut, so the longer of the two is the least that the workload can take here.
+All of them run in one race. The parts of a workload need a certain CPU time, which the cores share, and the disk needs
+its own time. A workload cannot be faster than either, so the longer of the two is its lower limit on this machine.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ DIRECT_READ: Final = "direct read"
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A workload of Holdfast, and the parts that it cannot do without."""
+    """A workload of Holdfast, and the parts that it consists of."""
 
     name: str
     parts: tuple[str, ...]
     disk: str = ""
-    """The part whose wall time is the disk's own."""
+    """The part whose wall time is the time of the disk."""
 
 
 WORKS: Final = (
@@ -75,7 +75,7 @@ WORKS: Final = (
 
 
 def run(sizes: Sizes, work: Path) -> list[Result]:
-    """Measure each workload and each part in one race, and tell what the parts would allow."""
+    """Measure each workload and each part in one race, and compare the workload with the limit of its parts."""
     size = min(_TENSOR_BYTES, sizes.save_bytes // 4)
     shape = Shape("parts", (size,) * (sizes.save_bytes // size))
     arena = open_arena(shape, work, rounds=sizes.rounds, seed=_SEED)
@@ -93,14 +93,14 @@ def run(sizes: Sizes, work: Path) -> list[Result]:
 def _find_own(arena: Arena) -> dict[str, Contestant]:
     again, hinted, behind = Again(arena), Again(arena, "hinted", change_hints=True), Again(arena, "behind")
     again.save()
-    behind.save_behind().wait()  # takes the memory for copies, which later saves use again
+    behind.save_in_background().wait()  # allocates the memory for copies, which later saves reuse
     found = {
         "first save": arena.saving(HOLDFAST),
         "save again, unchanged": again.saving(0.0),
         "save again, unchanged, change hints": hinted.saving(0.0),
-        "blocked by save_async": Contestant(behind.save_behind, verify=behind.verify_behind),
+        "blocked by save_async": Contestant(behind.save_in_background, verify=behind.verify_in_background),
     }
-    # The folder of the peer itself is made anew by each first save: what is loaded lies in the store that stays.
+    # Each first save re-creates the folder of the peer, so loads read from a store in another folder.
     for label, peer, bring in (
         ("cold load", HOLDFAST, drop_pages),
         ("warm load", HOLDFAST, load_pages),
@@ -133,10 +133,10 @@ def _fill(peer: Peer, root: Path, target: State) -> State:
 
 
 def _find_parts(arena: Arena) -> dict[str, Contestant]:
-    """Return the bare parts, each on one core and on all, and the loops that do several of them at once."""
+    """Return the bare parts, each on one core and on all, and the loops that combine several parts."""
     size, cores = arena.size_bytes, count_cores()
     data, target = random_pages(size, seed=_SEED), aligned_memory(size)
-    target[:] = data  # touched: the first round must not pay for its pages
+    target[:] = data  # touched now, so that the first round does not pay for page faults
     raw, packs = arena.work / "raw", list_packs(arena.work / "again")
     cached, cold, anew = partial(load_pages, packs), partial(drop_pages, packs), partial(remove_durably, raw)
     acts: dict[str, Callable[..., object]] = {
@@ -169,9 +169,9 @@ def _name_part(part: str, cores: int) -> str:
 
 
 def tell_work(work: Work, timings: Mapping[str, Timings], size_bytes: int, *, cores: int) -> Result:
-    """Return the seconds that a GiB takes against the least that its parts and the disk allow on so many cores."""
+    """Return the seconds per GiB against the least that its parts and the disk allow on this many cores."""
     scale = _GIB / size_bytes
-    # The disk has no cores; what else a workload does is taken as it is when all of them are busy.
+    # The disk does not scale with cores; the other parts are measured with all cores busy.
     measured = {part: timings.get(_name_part(part, cores)) or timings[part] for part in work.parts}
     cpu = {part: scale * min(found.cpu_seconds) for part, found in measured.items()}
     disk = scale * timings[work.disk].best if work.disk else 0.0
@@ -198,6 +198,6 @@ def _tell_part(name: str, found: Timings, size_bytes: int) -> Result:
 
 
 def _tell_cores(found: Timings, scale: float) -> str:
-    """Return what the best round took of the processor, and how many cores that kept busy."""
+    """Return the CPU time of the best round, and how many cores it kept busy."""
     seconds, cpu = min(zip(found.seconds, found.cpu_seconds, strict=True))
     return f"{scale * cpu:.2f} CPU s, {cpu / seconds:.1f} cores busy"

@@ -1,4 +1,4 @@
-"""Worlds of ranks that are only claimed to exist: what rank 0 has of tensors without memory, and what others send."""
+"""Simulates rank 0 of a very large world: its shards of tensors without memory, and the messages of the others."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def make_shapes(count: int) -> dict[str, tuple[int, ...]]:
-    """Return the parameters of a transformer, as many layers as it takes."""
+    """Return the parameters of a transformer with as many layers as are needed for `count`."""
     named = [(f"layers.{number // len(_LAYER)}.{name}", shape)
              for number, (name, shape) in enumerate(list(_LAYER.items()) * -(-count // len(_LAYER)))]  # fmt: skip
     return dict(named[:count])
 
 
 def cut_shape(shape: tuple[int, ...], rank: int, ranks: int) -> Box:
-    """Return the rows of a tensor that a rank has, as torch cuts it."""
+    """Return the rows of a tensor that a rank has, cut as torch does it."""
     rows = -(-shape[0] // ranks)
     start = min(rank * rows, shape[0])
     return Box((start, *(0,) * (len(shape) - 1)), (min(rows, shape[0] - start), *shape[1:]))
@@ -56,7 +56,7 @@ def cut_shape(shape: tuple[int, ...], rank: int, ranks: int) -> Box:
 
 @contextmanager
 def be_first(ranks: int) -> Iterator[DeviceMesh]:
-    """Be rank 0 of a world in which nobody else is, and yield a mesh of all."""
+    """Act as rank 0 of a world without other processes, and yield a mesh of all its ranks."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
     try:
         yield DeviceMesh("cpu", torch.arange(ranks), _init_backend=False)
@@ -65,7 +65,7 @@ def be_first(ranks: int) -> Iterator[DeviceMesh]:
 
 
 def make_state(shapes: Shapes, mesh: DeviceMesh) -> dict[str, DTensor]:
-    """Return what rank 0 has of each parameter, without memory for it."""
+    """Return rank 0's shard of each parameter, without memory for it."""
     item = torch.empty(1, dtype=_DTYPE)
     state = {}
     for name, shape in shapes.items():
@@ -78,22 +78,22 @@ def make_state(shapes: Shapes, mesh: DeviceMesh) -> dict[str, DTensor]:
 
 
 class EchoRounds(LoneRounds):
-    """The rounds of a coordinator to whom all other ranks bring what it brings itself, or what they are said to."""
+    """The rounds of a coordinator; all other ranks send the coordinator's own message, or a simulated one."""
 
     def __init__(self, ranks: int) -> None:
-        """Count from zero."""
+        """Simulate a world of `ranks` ranks."""
         super().__init__()
         self._ranks = ranks
         self._call = RoundCall("", "")
         self.size_bytes = 0
 
     def arrive(self, call: RoundCall, message: Sequence[bytes]) -> None:
-        """Keep the message."""
+        """Record the call and its message."""
         super().arrive(call, message)
         self._call = call
 
     def collect(self) -> list[bytes]:
-        """Return the message as often as there are ranks."""
+        """Return one message per rank."""
         others = [self._message] * (self._ranks - 1)
         if self._call.step == "cover":
             others = self._complete()
@@ -101,9 +101,10 @@ class EchoRounds(LoneRounds):
         return [self._message, *others]
 
     def _complete(self) -> list[bytes]:
-        """Return sketches that add up with the own one: those of ranks who hold no first item, and one is what is left.
+        """Return sketches that add up to zero with the coordinator's own: those of ranks without a first item.
 
-        To make them all from their boxes would take longer than everything else, and what is added up is as long.
+        Computing them all from their boxes would take longer than the rest of the benchmark; the sketches have the
+        same length either way. The last one is chosen so that the sum is zero.
         """
         total, _ = wire.decode(self._message)
         step = _PRIME // 3
@@ -113,10 +114,10 @@ class EchoRounds(LoneRounds):
 
 
 class EchoRanks(Collectives):
-    """The coordinator of very many ranks that are not there."""
+    """The coordinator of very many simulated ranks."""
 
     def __init__(self, ranks: int) -> None:
-        """Claim that they are."""
+        """Simulate a world of `ranks` ranks."""
         super().__init__(group=None)
         self.echo = EchoRounds(ranks)
         self._rounds = self.echo
@@ -124,19 +125,19 @@ class EchoRanks(Collectives):
 
 
 def make_ref(name: str, box: Sequence[int], size_bytes: int, pack: int = 0) -> ChunkRef:
-    """Return a chunk that nobody has written."""
+    """Return a reference to a chunk that does not exist."""
     digest = hash_bytes(f"{name} {box}".encode())
     location = Location(make_id(pack), 4096, size_bytes, 0, digest[:16])
     return ChunkRef(digest, size_bytes, location, box=tuple(box))
 
 
 def make_id(number: int) -> str:
-    """Return the id of a file that nobody has written."""
+    """Return the id of a file that does not exist."""
     return f"{number:024x}-{hash_bytes(number.to_bytes(8, 'little')).hex()[:16]}"
 
 
 def make_part(shapes: Shapes, rank: int, ranks: int) -> list[Entry]:
-    """Return what the part of a rank says."""
+    """Return the entries of a rank's part manifest."""
     entries = []
     for name, shape in shapes.items():
         boxes = cut_rows(cut_shape(shape, rank, ranks), shape, ITEM_BYTES)

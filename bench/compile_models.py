@@ -1,4 +1,4 @@
-"""Models to be compiled, and a step of training: what the compile benchmark and its tests agree on."""
+"""The models that are compiled and one training step, shared by the compile benchmark and its tests."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _make_cnn() -> nn.Module:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model and what it is trained on."""
+    """A model and its training input."""
 
     make: Callable[[], nn.Module]
     make_input: Callable[[], Tensor]
@@ -78,21 +78,21 @@ MODELS: Final = {
 
 
 def make_model(name: str) -> tuple[nn.Module, Tensor]:
-    """Make a model and its input, the same in each process."""
+    """Create a model and its input, the same in each process."""
     torch.manual_seed(0)
     model = MODELS[name].make()
     return model, MODELS[name].make_input()
 
 
 def train_step(run: Run, x: Tensor) -> Tensor:
-    """Run forward and backward once, and return what the model does."""
+    """Run forward and backward once, and return the model's output."""
     y = run(x)
     y.square().mean().backward()  # type: ignore[no-untyped-call]  # torch's
     return y
 
 
 def digest_step(model: nn.Module, y: Tensor) -> str:
-    """Return a digest of all that comes out of a step: outputs, gradients, buffers."""
+    """Return a digest of all results of a step: outputs, gradients, buffers."""
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     hasher = hashlib.sha256()
     for tensor in (y, *gradients, *model.buffers()):

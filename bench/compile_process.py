@@ -1,4 +1,4 @@
-"""A process of the compile benchmark: compiles a model in one way, trains one step, and tells how long that took."""
+"""One process of the compile benchmark: compiles a model in one way, trains one step, and prints the time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from holdfast.opening import open as open_store
 
 
 def main(request: dict[str, Any]) -> dict[str, Any]:
-    """Compile and train; the clock of `seconds` starts here, when all is imported and the model is made."""
+    """Compile and train; the clock of `seconds` starts here, when everything is imported and the model exists."""
     model, x = make_model(request["model"])
     told: dict[str, Any] = {}
     started = time.monotonic()
@@ -27,7 +27,7 @@ def main(request: dict[str, Any]) -> dict[str, Any]:
     y = train_step(run, x)
     ended = time.monotonic()
     told["digest"] = digest_step(model, y)
-    # The parent's clock is the machine's, and so is ours.
+    # Comparable with the parent's time: both read the machine's monotonic clock.
     told |= {"seconds": ended - started, "from_start": ended - request["started"]}
     return told | finish()
 
@@ -63,7 +63,7 @@ def _use_store(model: torch.nn.Module, place: Path) -> Prepared:
 
 
 def _trace(model: torch.nn.Module, place: Path) -> Prepared:
-    # What dynamo traces is run as it is: no backend can be faster than this, but for the speed of a single step.
+    # The traced graph is run uncompiled: no backend can be faster than this, except for the speed of a single step.
     return torch.compile(model, backend="eager"), dict
 
 

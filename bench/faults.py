@@ -1,4 +1,4 @@
-"""Do to other formats and to Holdfast what the world does to files, and print one table of what is left."""
+"""Inject faults into saves and files of other formats and of Holdfast, and print a table of the outcomes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ END: Final = "<!-- end of generated table -->"
 DIES, HANGS = "dies", "hangs"
 _PATIENCE_S, _MEMORY_BYTES = 60, 16 << 30
 _SMALL, _LARGE = (64 << 10,) * 16, (2 << 20,) * 16
-# 8 MiB. Of two writer threads of DCP one gets the large tensor, and only its file meets the limit.
+# 8 MiB. One of DCP's two writer threads gets the large tensor, and only its file reaches the limit.
 _UNEVEN, _UNEVEN_LIMIT_BYTES = (6 << 20,) + (512 << 10,) * 4, 4 << 20
 _STRACE: Final = ("strace", "-f", "-y", "-s", "0", "-e", "trace=/^p?write,fsync,fdatasync,/^rename,/^link", "-o")
 _CALL: Final = re.compile(r'^\d+ +(\w+)\((?:\d+<([^>]*)>|[^"\n]*"([^"]*)"[^"\n]*"([^"]*)")', re.MULTILINE)
@@ -56,7 +56,7 @@ _CALL: Final = re.compile(r'^\d+ +(\w+)\((?:\d+<([^>]*)>|[^"\n]*"([^"]*)"[^"\n]*
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What one fault did to one contestant: in words, the bad ones in bold, and how often each thing was seen."""
+    """The outcomes of one fault for one contestant: as text, with bad ones in bold, and as counts."""
 
     text: str
     seen: Mapping[str, int]
@@ -72,7 +72,7 @@ def _load_dcp(folder: Path, like: State) -> State:
     return state
 
 
-# How each saves a state in a folder, and loads it; DCP must be told what the state looks like.
+# How each saves a state in a folder, and loads it; DCP needs a state of the same shapes to load into.
 CONTESTANTS: Final[Mapping[str, tuple[Callable[[Path, State], object], Callable[[Path, State], object]]]] = {
     "torch.save": (
         lambda folder, state: torch.save(dict(state), folder / "state.pt"),
@@ -100,7 +100,7 @@ def make_state(seed: int, sizes: Sizes) -> State:
 
 
 def is_same(found: object, state: State) -> bool:
-    """Tell whether what was loaded is the state, bit for bit."""
+    """Return whether the loaded state equals the saved one, bit for bit."""
     if not isinstance(found, Mapping) or found.keys() != state.keys():
         return False
     return all(
@@ -112,7 +112,7 @@ def is_same(found: object, state: State) -> bool:
 
 
 def judge(name: str, folder: Path, states: Mapping[str, State]) -> str:
-    """Load, and return which of the states that gave, "wrong" if none of them, or "raises ..."."""
+    """Load, and return the name of the state that was loaded, "wrong" for any other, or "raises ..."."""
     try:
         found = CONTESTANTS[name][1](folder, next(iter(states.values())))
     except BaseException as error:  # noqa: BLE001 - whatever is raised is an answer; DCP's error is no Exception
@@ -122,9 +122,9 @@ def judge(name: str, folder: Path, states: Mapping[str, State]) -> str:
 
 @contextmanager
 def started(work: Callable[..., Iterator[str]], *arguments: object) -> Iterator[Callable[[float], str]]:
-    """Run a generator in a process of its own, killed in the end; give what waits for the next word of it."""
+    """Run a generator in a separate process, killed at the end; yield a function that waits for its next word."""
     context = get_context("forkserver")
-    # Forks of a process that has only imported: importing takes seconds, and torch's threads do not survive a fork.
+    # Fork from a process that has only imported: importing takes seconds, and torch's threads do not survive a fork.
     context.set_forkserver_preload(["torch.distributed.checkpoint", "safetensors.torch", "holdfast.snapshot.save.save"])
     pipe, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_send_words, args=(theirs, work, *arguments), daemon=True)
@@ -160,7 +160,7 @@ def _send_words(pipe: connection.Connection, work: Callable[..., Iterator[str]],
 
 
 def _iter_saving(name: str, folder: Path, seed: int, sizes: Sizes, limit_bytes: int) -> Iterator[str]:
-    """Say when the save begins, and how it ended; no file may grow beyond the limit."""
+    """Yield when the save begins, and how it ended; no file may grow beyond the limit."""
     state = make_state(seed, sizes)
     folder.mkdir(exist_ok=True)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, resource.RLIM_INFINITY))
@@ -176,7 +176,7 @@ def _iter_saving(name: str, folder: Path, seed: int, sizes: Sizes, limit_bytes: 
 
 
 def run_save(name: str, folder: Path, seed: int, sizes: Sizes, limit_bytes: int = resource.RLIM_INFINITY) -> str:
-    """Save in a process of its own and return how that ended."""
+    """Save in a separate process and return how that ended."""
     with started(_iter_saving, name, folder, seed, sizes, limit_bytes) as wait_word:
         wait_word(_PATIENCE_S)
         return wait_word(_PATIENCE_S)
@@ -194,14 +194,14 @@ def _iter_judging(name: str, folder: Path, sizes: Sizes) -> Iterator[str]:
 
 
 def run_judge(name: str, folder: Path, sizes: Sizes) -> str:
-    """Load in a process of its own and return what is there: old whole, new whole, mixed or lost."""
+    """Load in a separate process and return the outcome: old whole, new whole, mixed or lost."""
     with started(_iter_judging, name, folder, sizes) as wait_word:
         found = wait_word(_PATIENCE_S)
     return found if found in ("old whole", "new whole") else "mixed" if found == "wrong" else "lost"
 
 
 def _iter_flips(name: str, good: Path, trials: range, spare: Path | None) -> Iterator[str]:
-    # A copy: whoever dies leaves its bit flipped.
+    # A copy: a process that dies leaves its bit flipped.
     folder = shutil.copytree(good, Path(tempfile.mkdtemp(dir=good.parent)) / "copy")
     files = list_files(folder)
     if spare is not None:
@@ -223,12 +223,12 @@ def flip_bit(path: Path, number: int) -> None:
 
 
 def list_files(folder: Path) -> list[Path]:
-    """Return every file below a folder that holds anything."""
+    """Return every file below a folder that is not empty."""
     return sorted(path for path in folder.rglob("*") if path.is_file() and path.stat().st_size)
 
 
 def run_flips(name: str, good: Path, trials: int, spare: Path | None = None) -> list[str]:
-    """Load once for each of so many flipped bits, which are the same for the same files."""
+    """Load once for each flipped bit; the same files get the same flips."""
     words: list[str] = []
     while len(words) < trials:
         with started(_iter_flips, name, good, range(len(words), trials), spare) as wait_word:
@@ -254,7 +254,7 @@ def flip_bits(name: str, trials: int, work: Path) -> Cell:
 
 
 def kill_savers(name: str, trials: int, work: Path) -> Cell:
-    """Kill a process at a random moment of saving over a good state; a save that was faster does not count."""
+    """Kill a process at a random moment of saving over a good state; a save that ends before does not count."""
     good, moments = make_good(name, work / "good", _LARGE), Random(f"{SEED}/{name}")
     words, times_s = list[str](), list[float]()
     while len(words) < trials:
@@ -262,7 +262,7 @@ def kill_savers(name: str, trials: int, work: Path) -> Cell:
         with started(_iter_saving, name, folder, NEW, _LARGE, resource.RLIM_INFINITY) as wait_word:
             wait_word(_PATIENCE_S)
             began_s = time.perf_counter()
-            # The first three may end, to show how long a save takes.
+            # The first three saves may end, to measure how long a save takes.
             delay_s = moments.uniform(0, min(times_s)) if len(times_s) > 2 else _PATIENCE_S
             if not (is_killed := wait_word(delay_s) == HANGS):
                 times_s.append(time.perf_counter() - began_s)
@@ -272,7 +272,7 @@ def kill_savers(name: str, trials: int, work: Path) -> Cell:
 
 
 def fill_disk(name: str, trials: int, work: Path) -> Cell:
-    """Save over a good state what does not fit on the disk, whatever is removed first."""
+    """Save over a good state one that does not fit on the disk, even if the old one is deleted first."""
     mount = ["mount", "-t", "tmpfs", "-o", f"size={sum(_UNEVEN) * 3 // 2}", "tmpfs", str(work)]
     if subprocess.run(mount, stderr=subprocess.DEVNULL, check=False).returncode:
         return Cell("not tried: needs the right to mount a tmpfs", {})
@@ -291,7 +291,7 @@ def fail_write(name: str, trials: int, work: Path) -> Cell:
 
 
 def cut_power(name: str, trials: int, work: Path) -> Cell:
-    """Empty each file that was not synced after its last byte, as a power cut may do once save has returned."""
+    """Empty each file that was not synced after its last write, as a power cut may do once save has returned."""
     if not shutil.which("strace"):
         return Cell("not tried: needs strace", {})
     with started(_iter_traced, name, work / "good", work / "trace") as wait_word:
@@ -328,14 +328,14 @@ def find_synced(trace: str) -> set[str]:
 
 
 def tell(words: Iterable[str], *, bad: Sequence[str]) -> Cell:
-    """Count words; the bad ones come first, in bold."""
+    """Count outcomes; the bad ones come first, in bold."""
     seen = Counter(words)
     texts = [f"**{seen[word]} {word}**" for word in bad if seen[word]] or [f"0 {word}" for word in bad]
     return Cell(", ".join(texts + [f"{seen[word]} {word}" for word in sorted(set(seen) - set(bad))]), dict(seen))
 
 
 def tell_failure(ended: str, found: str) -> Cell:
-    """Tell whether a save that could not work said so, and what is there after it."""
+    """Report whether a save that had to fail raised an error, and what can be loaded after it."""
     report = "**save returns as if all were well**" if ended == "returns" else f"save {ended}"
     after = {"old whole": "old whole", "lost": "**old lost**"}.get(found, "**old overwritten**")
     return Cell(f"{report}; {after}", {ended: 1, found: 1})
@@ -351,7 +351,7 @@ FAULTS: Final[Mapping[str, tuple[str, Callable[[str, int, Path], Cell]]]] = {
 
 
 def run(trials: Mapping[str, int], faults: Iterable[str], work: Path) -> dict[str, Any]:
-    """Try the faults and return what the JSON file holds."""
+    """Inject the faults and return the content of the JSON file."""
     columns = [name for name in COLUMNS if name != "safetensors" or util.find_spec(name)]
     rows = []
     for fault in faults:
@@ -368,7 +368,7 @@ def run(trials: Mapping[str, int], faults: Iterable[str], work: Path) -> dict[st
 
 
 def render(result: Mapping[str, Any]) -> str:
-    """Return the table in Markdown, from what the JSON file holds."""
+    """Return the Markdown table for the content of the JSON file."""
     columns = result["columns"]
     lines = [["fault", *columns], ["---"] * (len(columns) + 1)]
     lines += [[row["fault"], *(row["cells"][name]["text"] for name in columns)] for row in result["rows"]]
@@ -378,7 +378,7 @@ def render(result: Mapping[str, Any]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Parse the command line, try the faults, print the table; 1 if Holdfast did anything bad."""
+    """Parse the command line, inject the faults, print the table; return 1 if Holdfast had a bad outcome."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a smoke run: few trials")
     parser.add_argument("--only", action="append", choices=list(FAULTS), help="try this fault (may be repeated)")

@@ -1,4 +1,4 @@
-"""What this machine can do at best, by bare loops over random bytes: hashing, copying, reading and writing files."""
+"""Measures the limits of the machine with bare loops: hashing, copying, reading and writing files."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _CACHED_BYTES: Final = 1 << 20
 _ALIGNMENT: Final = 4096
 _TENSOR_BYTES: Final = 16 << 20
 _READS: Final = ((True, 1), (True, 2), (True, 4))
-"""Whether direct, and by how many threads; the fastest counts."""
+"""Whether reads are direct, and the number of threads; the fastest counts."""
 _HASHED_READS: Final = ((True, 2), (True, 4))
 _WRITE_THREADS: Final = 2
 _HASHED_THREADS: Final = 6
-"""More than the cores: some wait for the disk while others hash."""
+"""More threads than cores: some wait for the disk while others hash."""
 HASHED_WRITE: Final = "copy, BLAKE3, XXH3 and raw write"
 _HASH_GOAL: Final = Goal("ratio", ">=", 0.9)
 HASHED_READ: Final = "raw read and BLAKE3"
 
 Item = TypeVar("Item")
 Span = tuple[Path, int, int]
-"""A file, and the start and size of some bytes of it."""
+"""A file, and the start and size of a range of it."""
 
 
 def count_cores() -> int:
@@ -49,7 +49,7 @@ def hash_memory(data: memoryview, *, threads: int) -> None:
 
 
 def hash_cached(data: memoryview, *, threads: int) -> None:
-    """BLAKE3 of as many bytes as `data` has, all from memory that fits into the caches."""
+    """BLAKE3 of as many bytes as `data` has, all from memory that fits into the processor's caches."""
     pieces = [data[i % threads * _CACHED_BYTES :][:_CACHED_BYTES] for i in range(len(data) // _CACHED_BYTES)]
     _share(partial(_hash_all, blake3_of), pieces, threads)
 
@@ -79,7 +79,7 @@ def copy_memory(data: memoryview, target: memoryview) -> None:
 def copy_shared(
     data: memoryview, target: memoryview | None, *, threads: int, then_hash: bool = False
 ) -> list[memoryview]:
-    """Copy `data` on several cores, into new memory if there is no target; if asked, hash each 1 MiB of the copy."""
+    """Copy `data` on several cores, into new memory if there is no target; optionally hash each 1 MiB of the copy."""
     targets = _new_memory(len(data), CHUNK_BYTES) if target is None else _cut(target)
     pairs = zip(_cut(data), targets, strict=True)
     _share(partial(_copy_all, then_hash=then_hash), pairs, threads)
@@ -87,7 +87,7 @@ def copy_shared(
 
 
 def _new_memory(size_bytes: int, each_bytes: int) -> list[memoryview]:
-    """Return new memory, cut into pieces, from where those who load tensors get theirs."""
+    """Return new memory, cut into pieces, from the allocator that loads of tensors use."""
     sizes = [min(_TENSOR_BYTES, size_bytes - start) for start in range(0, size_bytes, _TENSOR_BYTES)]
     tensors = [memoryview(torch.empty(size, dtype=torch.uint8).numpy().data) for size in sizes]
     return [tensor[start : start + each_bytes] for tensor in tensors for start in range(0, len(tensor), each_bytes)]
@@ -102,7 +102,7 @@ def _copy_all(pairs: Iterator[tuple[memoryview, memoryview]], *, then_hash: bool
 
 
 def read_files(paths: Sequence[Path], *, threads: int, direct: bool = False, then_hash: bool = False) -> None:
-    """Read every byte of files in units of 8 MiB and, if asked, hash each 1 MiB of them."""
+    """Read every byte of files in units of 8 MiB and optionally hash each 1 MiB of them."""
     _share(partial(_read_spans, direct=direct, then_hash=then_hash), cut_files(paths), threads)
 
 
@@ -125,10 +125,10 @@ def _read_pairs(pairs: Iterator[tuple[Span, memoryview]]) -> None:
 def write_file(
     path: Path, data: memoryview, *, direct: bool, threads: int = 1, repeats: int = 1, hashed: bool = False
 ) -> None:
-    """Write a new file in units of 8 MiB and make it durable; a direct one leaves out the odd bytes at its end.
+    """Write a new file in units of 8 MiB and make it durable; a direct write skips the unaligned bytes at the end.
 
-    If `hashed`, each 1 MiB is copied to a buffer and hashed twice there, as a save does that is verified later, and the
-    file gets all its blocks first.
+    If `hashed`, each 1 MiB is copied to a buffer and hashed twice there (BLAKE3 and XXH3, as in a save), and the file's
+    blocks are allocated first.
     """
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | (os.O_DIRECT if direct else 0))
     try:
@@ -164,11 +164,11 @@ def _write_hashed(handle: int, units: Iterator[tuple[memoryview, int]]) -> None:
 
 def _write_unit(handle: int, unit: memoryview, offset: int) -> None:
     if os.pwritev(handle, [unit], offset) != len(unit):
-        raise OSError("the disk took only a part of a write; is it full?")
+        raise OSError("the disk accepted only a part of a write; is it full?")
 
 
 def remove_durably(path: Path) -> None:
-    """Remove a file and wait until the disk knows: what is left to do would slow down the next write."""
+    """Delete a file and wait until the disk has done so: pending work would slow down the next write."""
     path.unlink(missing_ok=True)
     handle = os.open(path.parent, os.O_RDONLY)
     try:
@@ -187,12 +187,12 @@ def cut_files(paths: Sequence[Path]) -> list[Span]:
 
 
 def aligned_memory(size_bytes: int) -> memoryview:
-    """Return memory that begins on a page, as direct reads and writes want it."""
+    """Return memory that begins on a page, as direct reads and writes require."""
     return memoryview(mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
 
 
 def random_pages(size_bytes: int, *, seed: int) -> memoryview:
-    """Return random bytes that begin on a page, in memory as numpy takes it: of huge pages, if there are."""
+    """Return random bytes that begin on a page, in memory that numpy has allocated: huge pages, if available."""
     found = random_bytes(size_bytes + _ALIGNMENT, seed=seed)
     start = -np.frombuffer(found, np.uint8).ctypes.data % _ALIGNMENT
     return found[start : start + size_bytes]
@@ -204,7 +204,7 @@ def blake3_of(data: memoryview) -> bytes:
 
 
 def _share(act: Callable[[Iterator[Item]], None], items: Iterable[Item], threads: int) -> None:
-    """Let threads act on all items, each taking the next one when it is free: next() of a list is atomic."""
+    """Process all items on threads, each of which takes the next item when it is free: next() of a list is atomic."""
     queue = iter(list(items))
     with ThreadPoolExecutor(threads) as pool:
         for future in [pool.submit(act, queue) for _ in range(threads)]:
@@ -225,7 +225,7 @@ def _read_spans(spans: Iterator[Span], *, direct: bool, then_hash: bool) -> None
     for path, start, size in spans:
         handle = os.open(path, os.O_RDONLY | (os.O_DIRECT if direct else 0))
         try:
-            # A direct read must be whole pages long; at the end of the file fewer bytes come.
+            # The length of a direct read must be whole pages; at the end of the file it returns fewer bytes.
             count = os.preadv(handle, [buffer if direct else buffer[:size]], start)
         finally:
             os.close(handle)
@@ -237,7 +237,7 @@ def _read_spans(spans: Iterator[Span], *, direct: bool, then_hash: bool) -> None
 
 
 def memory_limits(data: memoryview) -> dict[str, Contestant]:
-    """Return the contestants that move nothing but memory."""
+    """Return the contestants that use only memory."""
     cores = count_cores()
     target = aligned_memory(len(data))
     return {
@@ -269,7 +269,7 @@ def write_limits(path: Path, data: memoryview) -> dict[str, Contestant]:
         f"raw write, direct, {_WRITE_THREADS} threads": Contestant(
             partial(write, direct=True, threads=_WRITE_THREADS), prepare
         ),
-        # Once, to show it: through the page cache every byte is copied once more, and it never was the fastest.
+        # One round, for information: the page cache costs one more copy, and this was never the fastest.
         "raw write, buffered": Contestant(partial(write, direct=False), prepare, release=release, most_rounds=1),
         f"{HASHED_WRITE}, {_HASHED_THREADS} threads": Contestant(
             partial(write, direct=True, threads=_HASHED_THREADS, hashed=True), prepare
@@ -278,10 +278,10 @@ def write_limits(path: Path, data: memoryview) -> dict[str, Contestant]:
 
 
 def copy_limits(data: memoryview) -> dict[str, Contestant]:
-    """Return copies of `data` on all cores, bare and hashed, into memory that was in use and into new memory."""
+    """Return copies of `data` on all cores, bare and hashed, into reused memory and into new memory."""
     cores = count_cores()
     target = aligned_memory(len(data))
-    target[:] = data  # touched: the first round must not pay for its pages
+    target[:] = data  # touched now, so that the first round does not pay for page faults
     return {
         "memcpy": Contestant(partial(copy_shared, data, target, threads=cores)),
         "memcpy and BLAKE3": Contestant(partial(copy_shared, data, target, threads=cores, then_hash=True)),
@@ -291,7 +291,7 @@ def copy_limits(data: memoryview) -> dict[str, Contestant]:
 
 
 def hash_limits(data: memoryview) -> dict[str, Contestant]:
-    """Return both hashes on all cores as Holdfast calls them, chunk by chunk, and bare."""
+    """Return both hashes on all cores, as Holdfast calls them (chunk by chunk) and bare."""
     cores = count_cores()
     return {
         "hash_bytes (BLAKE3)": Contestant(partial(_share, partial(_hash_all, hash_bytes), _cut(data), cores)),
@@ -304,7 +304,7 @@ def hash_limits(data: memoryview) -> dict[str, Contestant]:
 
 
 def run(sizes: Sizes, work: Path) -> list[Result]:
-    """Measure the limits by themselves, and how near the hashes of Holdfast come to them."""
+    """Measure the limits, and how close Holdfast's use of the hashes comes to them."""
     data = random_pages(sizes.save_bytes // 2, seed=1)
     path = work / "raw"
     hashes = race(hash_limits(data), rounds=2 * sizes.rounds)

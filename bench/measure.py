@@ -1,4 +1,4 @@
-"""How we measure: contestants in turns, results checked, page cache known, one table and one JSON file."""
+"""Times contestants in turns, checks their results, controls the page cache, and writes one table and one JSON file."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ RESULTS: Final = Path(__file__).resolve().parent / "results" / "local"
 
 
 class WrongResult(AssertionError):
-    """A contestant was fast and wrong: its figure means nothing, and the run fails."""
+    """A contestant returned a wrong result: its figure means nothing, and the run fails."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much each workload moves."""
+    """The size of each workload."""
 
     check_bytes: int
     save_bytes: int
@@ -41,16 +41,16 @@ class Sizes:
     rounds: int
     starts: int
     growth: tuple[int, int, int]
-    """How many snapshots a store holds as it grows."""
+    """The numbers of snapshots at which a growing store is measured."""
     growth_entries: int
     scale_bytes: tuple[int, ...]
-    """How large a state is as it grows."""
+    """The sizes at which a growing state is measured."""
     scale_tensors: tuple[int, ...]
-    """How many tensors it has as it grows."""
+    """The numbers of tensors at which a growing state is measured."""
     ranks: tuple[int, ...]
-    """How many ranks plan together, as they become more."""
+    """The numbers of ranks for which planning is measured."""
     parameters: int
-    """How many tensors they share."""
+    """The number of tensors that the ranks plan."""
 
 
 FULL: Final = Sizes(
@@ -105,17 +105,17 @@ TINY: Final = Sizes(
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """Something to be timed: `prepare` is not timed, and `verify` raises if what `run` returned is not right."""
+    """Something to time: `prepare` is not timed, and `verify` raises if the result of `run` is wrong."""
 
     run: Callable[[], object]
     prepare: Callable[[], None] = lambda: None
     verify: Callable[[object], None] = lambda result: None
     release: Callable[[], None] = lambda: None
-    """Gives back what a round leaves behind, and is not timed: memory that a virtual machine gets anew is slow."""
+    """Releases what a round leaves in memory; not timed. New memory is slow to get on a virtual machine."""
     verify_once: bool = False
-    """What it does is the same in each round, and to verify it takes longer than to do it."""
+    """Verify only the first round: each round does the same, and verifying takes longer than the work."""
     most_rounds: int | None = None
-    """It is so far behind that more rounds would only take time."""
+    """The limit of rounds for a contestant that is so slow that more would only take time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,22 +124,22 @@ class Timings:
 
     seconds: tuple[float, ...]
     cpu_seconds: tuple[float, ...] = ()
-    """Those of all threads of this process: what the work costs, however busy the neighbours are."""
+    """CPU seconds of all threads of this process: the cost of the work, independent of other load."""
 
     @property
     def best(self) -> float:
-        """The round that the neighbours disturbed least."""
+        """The fastest round: the one that other load disturbed least."""
         return min(self.seconds)
 
     @property
     def median(self) -> float:
-        """The ordinary round."""
+        """The median round."""
         return statistics.median(self.seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What a figure, or its ratio to the limit, should be."""
+    """The required value of a figure, or of its ratio to the limit."""
 
     of: Literal["figure", "ratio"]
     relation: Literal[">=", "<="]
@@ -162,9 +162,9 @@ class Result:
     note: str = ""
     samples: Mapping[str, Sequence[float]] = field(default_factory=dict)
     figures: Mapping[str, float] = field(default_factory=dict)
-    """What each contestant reached, or this one at each size, in the unit of the figure."""
+    """The figure of each contestant, or of this one at each size, in the unit of the figure."""
     why: str = ""
-    """The section of `EXPLANATION` that says where the time goes."""
+    """The section of `EXPLANATION` that explains the time."""
 
     @property
     def ratio(self) -> float | None:
@@ -179,7 +179,7 @@ class Result:
 
 
 def race(contestants: Mapping[str, Contestant], *, rounds: int) -> dict[str, Timings]:
-    """Time all contestants in every round, in an order that changes, and check what each of them returned."""
+    """Time all contestants in every round, in a changing order, and verify the result of each."""
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     cpu: dict[str, list[float]] = {name: [] for name in contestants}
     for number in range(rounds):
@@ -193,7 +193,7 @@ def race(contestants: Mapping[str, Contestant], *, rounds: int) -> dict[str, Tim
             cpu[name].append(time.process_time() - cpu_started)
             if number == 0 or not contestant.verify_once:
                 contestant.verify(result)
-            del result  # its memory is the next one's
+            del result  # release its memory before the next contestant runs
             contestant.release()
     return {name: Timings(tuple(values), tuple(cpu[name])) for name, values in seconds.items()}
 
@@ -203,7 +203,7 @@ def throughput(
 ) -> Result:
     """Return the GB/s of `workload` against the fastest contestant whose name starts with `against`.
 
-    The best rounds are compared: each side's least disturbed one. All samples go to the JSON file.
+    The best round of each side is compared: the one with the least disturbance. All samples go to the JSON file.
     """
     limits = {name: found for name, found in timings.items() if against and name.startswith(against)}
     fastest = min(limits, key=lambda name: limits[name].best, default="")
@@ -224,7 +224,7 @@ def throughput(
 
 
 def name_bound(row: Result, bound: Result) -> Result:
-    """Return a row whose note says how far the same bare work, hashed on its way, came in the same run."""
+    """Return a row whose note compares it with the same bare work plus hashing, measured in the same run."""
     if not (row.limit and bound.limit):
         return row
     reached = f"{bound.against} reached {bound.limit / row.limit:.2f} of it, and this {bound.ratio:.2f} of that"
@@ -232,7 +232,7 @@ def name_bound(row: Result, bound: Result) -> Result:
 
 
 def _paired_ratio(own: Timings, limit: Timings) -> str:
-    # Who left early has no rounds to pair with the later ones.
+    # A contestant with fewer rounds has none to pair with the later ones.
     ratios = [theirs / ours for ours, theirs in zip(own.seconds, limit.seconds, strict=False)]
     text = f", median of rounds {statistics.median(ratios):.2f}"
     if own.cpu_seconds and limit.cpu_seconds:
@@ -265,18 +265,18 @@ def count_bytes(root: Path) -> int:
 
 
 def drop_pages(paths: Iterable[Path]) -> None:
-    """Take files out of the page cache; raises if they stay in it (a tmpfs, a map that somebody holds)."""
+    """Drop files from the page cache; raises if they stay in it (a tmpfs, a memory map that is still open)."""
     for path in paths:
         _drop_file(path)
         if count_resident_bytes(path):
-            gc.collect()  # a map may hang in a cycle, and a read ahead may have come late
+            gc.collect()  # a reference cycle may keep a map open, and a read-ahead may arrive late
             _drop_file(path)
         if resident := count_resident_bytes(path):
             raise WrongResult(f"{resident} bytes of {path} are still in the page cache")
 
 
 def release_pages(paths: Iterable[Path]) -> None:
-    """Give the memory of files in the page cache back, if their filesystem can do without."""
+    """Drop files from the page cache, if their filesystem can."""
     for path in paths:
         _drop_file(path)
 
@@ -291,7 +291,7 @@ def _drop_file(path: Path) -> None:
 
 
 def load_pages(paths: Iterable[Path]) -> None:
-    """Bring files into the page cache."""
+    """Read files into the page cache."""
     for path in paths:
         with path.open("rb", buffering=0) as file:
             while file.read(8 << 20):
@@ -305,7 +305,7 @@ def count_resident_bytes(path: Path) -> int:
         return 0
     with path.open("rb") as file, mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as view:
         pages = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
-        # An array over the map tells where it begins; it must be gone before the map is closed.
+        # An array over the map gives its address; it must be deleted before the map is closed.
         address = np.frombuffer(view, np.uint8).ctypes.data
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.mincore(ctypes.c_void_p(address), ctypes.c_size_t(size), pages):
@@ -314,7 +314,7 @@ def count_resident_bytes(path: Path) -> int:
 
 
 def describe_machine(path: Path) -> dict[str, object]:
-    """Return what a reader must know to judge the figures."""
+    """Return the facts about the machine that a reader needs to judge the figures."""
     cpu = Path("/proc/cpuinfo").read_text(encoding="utf-8") if Path("/proc/cpuinfo").exists() else ""
     models = [line.partition(":")[2].strip() for line in cpu.splitlines() if line.startswith("model name")]
     return {
@@ -330,7 +330,7 @@ def describe_machine(path: Path) -> dict[str, object]:
 
 
 def format_table(results: Sequence[Result]) -> str:
-    """Return all results as one table; a row that stays below its goal links the section that names its limit."""
+    """Return all results as one table; a row that misses its goal links to the section that explains its limit."""
     head = ("workload", "figure", "against", "limit", "ratio", "goal", "", "note")
     rows = [head, *(_format_row(result) for result in results)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(head))]

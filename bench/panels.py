@@ -1,4 +1,4 @@
-"""What the pictures of a result show: which bars and which curves, told from its rows; draws nothing."""
+"""Plans the pictures of a result, as bars and curves computed from its rows; draws nothing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SUMMARY: Final = (
     "load, not in page cache",
     "load, in page cache",
 )
-"""The titles of the panels that the first page shows."""
+"""The titles of the panels in the README."""
 _NAMES: Final = {
     "Holdfast, verify='fast'": "Holdfast, fast",
     "Holdfast, unchanged, change hints": "Holdfast, hints",
@@ -81,19 +81,19 @@ class Chart:
 
 
 def read_result(path: Path) -> dict[str, Any]:
-    """Read what a run wrote."""
+    """Read the JSON file of a run."""
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return found
 
 
 def find_state(rows: Sequence[Row], ending: str) -> str:
-    """Return what the state of a kind is called in a run: `128 x 16 MiB`, `2000 mixed`, `20000 small`."""
+    """Return the name of one kind of state in a run: `128 x 16 MiB`, `2000 mixed`, `20000 small`."""
     pattern = re.compile(rf"first save, (\d+ {ending})")
     return next((match[1] for row in rows if (match := pattern.fullmatch(row["workload"]))), "")
 
 
 def plan_panels(rows: Sequence[Row]) -> list[Panel]:
-    """Return the panels that a run has the rows for."""
+    """Return the panels for which a run has rows."""
     large, small = find_state(rows, r"x .*"), find_state(rows, "small")
     count = small.split()[0] if small else ""
     wanted: list[tuple[str, list[str], str]] = [
@@ -120,7 +120,7 @@ def plan_panels(rows: Sequence[Row]) -> list[Panel]:
 
 def plan_compile_panels(rows: Sequence[Row]) -> list[Panel]:
     """Return a panel for each model that was compiled; less is better."""
-    # A model has a row against each of the others, and all have the same figures.
+    # A model has one row for each rival, and all of these rows have the same figures.
     models = {row["workload"]: row for row in rows if row["workload"].startswith(_FIRST_STEP) and OWN in row["figures"]}
     return [
         Panel(
@@ -142,7 +142,7 @@ def _group(count: str) -> str:
 
 
 def _plan_panel(title: str, rows: Sequence[Row], count: int) -> Panel:
-    """Join the rows of a workload; of many small tensors, say how many a second, for bytes would say nothing."""
+    """Join the rows of a workload; for many small tensors, show tensors per second, because bytes mean little there."""
     values: dict[str, float] = {}
     for row in rows:
         for name, figure in row["figures"].items():
@@ -150,17 +150,17 @@ def _plan_panel(title: str, rows: Sequence[Row], count: int) -> Panel:
     bars: dict[str, Bar] = {}
     for name, value in values.items():
         bar = _make_bar(name, value)
-        # Hashing many small tensors, or writing their bytes, is not what takes the time.
+        # The time of many small tensors is not spent on hashing or writing bytes, so those limits are left out.
         if bar and not (count and bar.kind == "limit") and (bar.name not in bars or value > bars[bar.name].value):
             bars[bar.name] = bar
     order = {"own": 0, "other": 1, "limit": 2}
-    # Of our ways, the one that nobody has to ask for comes first.
+    # The default variant of Holdfast comes first.
     sorted_bars = sorted(bars.values(), key=lambda bar: (order[bar.kind], bar.name != OWN, -bar.value))
     return Panel(title, "thousand/s" if count else "GB/s", tuple(sorted_bars))
 
 
 def _make_bar(name: str, value: float) -> Bar | None:
-    """Return a bar by the name it has in a picture, which all variants of one contestant share."""
+    """Return a bar under its display name, which all variants of one contestant share."""
     for beginning in sorted(_LIMITS, key=len, reverse=True):
         if name.startswith(beginning):
             return Bar(_LIMITS[beginning], value, "limit")
@@ -171,7 +171,7 @@ def _make_bar(name: str, value: float) -> Bar | None:
 
 
 def plan_charts(rows: Sequence[Row]) -> list[Chart]:
-    """Return the charts of cost as work grows that a run has the rows for."""
+    """Return the charts of growing work for which a run has rows."""
     by_byte = ("save", "cold load", "raw write", "raw read")
     charts = [
         Chart(

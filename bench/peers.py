@@ -1,4 +1,4 @@
-"""Who competes: other formats and Holdfast, each made to save durably, load, fill, and read a part."""
+"""The contestants: other formats and Holdfast, each with a durable save, a load, a load in place, and partial reads."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ from holdfast.repo.read.reader import Verify
 FILE: Final = "state"
 SNAPSHOT: Final = "run/step-0"
 _DCP_THREADS: Final = (1, 4)
-# DCP says that it saves in a single process, which is what it was told to do.
+# DCP warns that it saves in a single process, which is intended.
 _ONE_PROCESS: Final = "torch.distributed is disabled"
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """One contestant: how it saves a state in an empty folder so that a power cut loses nothing, and reads it."""
+    """One contestant: how it saves a state durably in an empty folder, and how it reads it."""
 
     name: str
     save: Callable[[Path, State], object]
     load: Callable[[Path, State], State]
-    """Into new memory; the second argument tells what the state looks like."""
+    """Load into new memory; the second argument has the shapes and dtypes of the state."""
     fill: Callable[[Path, State], object]
-    """In place."""
+    """Load in place."""
     read_one: Callable[[Path, str, torch.Tensor], torch.Tensor]
-    """One tensor, which looks like the last argument."""
+    """Load one tensor, which has the shape and dtype of the last argument."""
     list_names: Callable[[Path], list[str]]
     read_rows: Callable[[Path, str, slice], torch.Tensor] | None = None
     open_mapped: Callable[[Path], State] | None = None
-    """The whole state as views of the file; nothing is read yet."""
+    """Open the whole state as views of the file, without reading it."""
 
 
 def sync_folder(folder: Path) -> None:
-    """Make every file below a folder durable, and its names: what a format that does not do so would need."""
+    """Make every file below a folder and its name durable, for formats that do not do this themselves."""
     for path in [*folder.rglob("*"), folder, folder.parent]:
         handle = os.open(path, os.O_RDONLY)
         try:
@@ -57,7 +57,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def sync_filesystem(folder: Path) -> None:
-    """Make all that is written to a filesystem durable: cheaper than one fsync for each of many files."""
+    """Make everything written to a filesystem durable: cheaper than one fsync for each of many files."""
     libc = ctypes.CDLL(None, use_errno=True)
     handle = os.open(folder, os.O_RDONLY)
     try:
@@ -133,7 +133,7 @@ def _list_safetensors(folder: Path) -> list[str]:
 SAFETENSORS: Final = Peer(
     "safetensors",
     _save_safetensors,
-    # What it loads are views of the file, read when they are touched; a copy is what the others give.
+    # It loads views of the file, which are read when touched; the other formats return copies, so this copies too.
     lambda folder, like: copy_state(_map_safetensors(folder)),
     _fill_safetensors,
     lambda folder, name, like: _read_safetensors(folder, name, None),
@@ -173,7 +173,7 @@ DCP: Final = tuple(_make_dcp(threads) for threads in _DCP_THREADS)
 
 
 def save_content_store(folder: Path, state: State) -> None:
-    """Save by PyTorch's content store: SHA-1, its hash that means the same in another process."""
+    """Save with PyTorch's content store and SHA-1, its hash that is stable across processes."""
     writer = ContentStoreWriter(str(folder), stable_hash=True)
     for name, tensor in state.items():
         writer.write_tensor(name, tensor)
@@ -201,7 +201,7 @@ def _map_holdfast(folder: Path) -> State:
 
 
 def make_holdfast(verify: Verify = "full") -> Peer:
-    """Return Holdfast, which opens the store anew for everything it does."""
+    """Return Holdfast, which opens the store again for every operation."""
     return Peer(
         "Holdfast" if verify == "full" else f"Holdfast, verify={verify!r}",
         lambda folder, state: holdfast.open(folder).save(SNAPSHOT, dict(state)),
@@ -219,5 +219,5 @@ HOLDFAST_FAST: Final = make_holdfast("fast")
 
 
 def find_peers() -> list[Peer]:
-    """Return the others that are installed."""
+    """Return the other formats that are installed."""
     return [TORCH, *([SAFETENSORS] if util.find_spec("safetensors") else []), *DCP, CONTENT_STORE]

@@ -1,4 +1,4 @@
-"""Draw a result: bars for each workload, and curves of what grows, for light pages and for dark ones."""
+"""Draws a result: bars for each workload and curves for growing sizes, for light and dark pages."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from bench.panels import (
 
 _WIDTH_IN: Final = 10.0
 _DPI: Final = 166
-"""Twice the width of a README: sharp on every screen."""
+"""Twice the width of a README, for high-resolution screens."""
 _GAP: Final = 0.45
 _COLOURS: Final = 64
 _COMPILE_CAPTION: Final = "seconds to the end of the first training step in a fresh process; shorter is better"
@@ -38,7 +38,7 @@ _COMPILE_CAPTION: Final = "seconds to the end of the first training step in a fr
 
 @dataclass(frozen=True, slots=True)
 class Theme:
-    """Colours that stay apart for every eye, on one background."""
+    """Colours for one background that are distinct also for colour-blind readers."""
 
     name: str
     background: str
@@ -54,7 +54,7 @@ DARK: Final = Theme("dark", "#0d1117", "#e6edf3", "#7d8590", "#56b4e9", "#484f58
 
 
 def digest_result(path: Path) -> str:
-    """Return what a picture carries to tell which result it shows."""
+    """Return the metadata of a picture that identifies its result."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
@@ -85,7 +85,7 @@ def draw_all(path: Path, folder: Path, *, prefix: str | None = None) -> list[Pat
 
 
 def _write_png(figure: Any, file: Path, *, source: str) -> None:
-    """Write a figure with as few colours as it needs: a quarter of the bytes, and nobody sees the difference."""
+    """Write a figure with a reduced palette: a quarter of the bytes, without a visible difference."""
     image, info = import_module("PIL.Image"), import_module("PIL.PngImagePlugin").PngInfo()
     info.add_text("Source", source)
     drawn = io.BytesIO()
@@ -96,7 +96,7 @@ def _write_png(figure: Any, file: Path, *, source: str) -> None:
 
 
 def _new_figure(height_in: float, theme: Theme) -> Any:
-    # Not pyplot: it keeps figures, and looks for a screen.
+    # Not pyplot: it keeps references to figures, and searches for a display.
     figure = import_module("matplotlib.figure").Figure(figsize=(_WIDTH_IN, height_in), layout="constrained")
     figure.get_layout_engine().set(w_pad=0.12, h_pad=0.1, wspace=0.02, hspace=0.03)
     figure.patch.set_facecolor(theme.background)
@@ -105,11 +105,11 @@ def _new_figure(height_in: float, theme: Theme) -> Any:
 
 def _caption(rows: Sequence[Row]) -> str:
     state = find_state(rows, "x .*").replace("x", "tensors of")
-    return f"{state}, unless said; longer is better; dashed: the bare work, in the same run on the same machine"
+    return f"{state}, unless stated; longer is better; dashed: the bare work, in the same run on the same machine"
 
 
 def _draw_bars(panels: Sequence[Panel], theme: Theme, caption: str) -> Any:
-    """Draw two panels in a row, rows as high as their bars need."""
+    """Draw two panels in a row; the height of a row fits its bars."""
     pairs = [panels[start : start + 2] for start in range(0, len(panels), 2)]
     heights = [max(len(panel.bars) for panel in pair) + 2.2 for pair in pairs]
     figure = _new_figure(0.235 * sum(heights) + 0.3, theme)
@@ -141,7 +141,7 @@ def _draw_panel(axes: Any, panel: Panel, theme: Theme, *, slots: float) -> None:
     for tick, bar in zip(axes.get_yticklabels(), panel.bars, strict=True):
         tick.set_fontweight("bold" if bar.kind == "own" else "normal")
         tick.set_color(theme.faint if bar.kind == "limit" else theme.text)
-    # The same thickness of a bar in panels that have fewer of them.
+    # Bars have the same thickness in panels with fewer of them.
     axes.set_ylim(slots - 0.5 + _GAP, -0.6)
     axes.set_xlim(0, 1.16 * max(bar.value for bar in panel.bars))
     axes.set_xticks([])
@@ -190,7 +190,7 @@ def _draw_chart(axes: Any, chart: Chart, theme: Theme) -> None:
 
 
 def _tick_sizes(axes: Any, chart: Chart, theme: Theme) -> None:
-    """Mark the sizes that were measured, in words, and leave out those that would touch."""
+    """Label the measured sizes, and leave out labels that would overlap."""
     sizes = sorted({size for curve in chart.curves for size, _ in curve.points})
     is_bytes = sizes[0] >= 1 << 19
     shown = [size for number, size in enumerate(reversed(sizes)) if number == 0 or number % 2 == 0 or len(sizes) < 5]
@@ -220,7 +220,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Draw one result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("result", type=Path, metavar="RESULT.json", help="what a run has written")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="write there, by plain names (default: beside it)")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FOLDER",
+        help="write to this folder, without the result's name as prefix (default: beside the result)",
+    )
     options = parser.parse_args(arguments)
     drawn = draw_all(options.result, options.out or options.result.parent, prefix="" if options.out else None)
     print("\n".join(map(str, drawn)))

@@ -1,4 +1,4 @@
-"""Run the benchmarks and print one table; a row at its limit links the reason, a wrong result ends the run."""
+"""Runs the benchmarks and prints one table; a row at its limit links to the reason, a wrong result ends the run."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ SUITES: Final[Mapping[str, Callable[[Sizes, Path], list[Result]]]] = {
     "compile": bench_compile.run,
 }
 _ON_REQUEST: Final = frozenset({"planning", "compile", "capture", "reuse"})
-"""What takes long, and has a result of its own: DCP plans for minutes if there are a thousand ranks, and models take
-half a minute to compile."""
+"""Suites that take long and have a separate result: DCP plans for minutes with a thousand ranks, and models take half
+a minute to compile."""
 
 
 def run_suites(names: Sequence[str], sizes: Sizes, work: Path) -> tuple[list[Result], dict[str, float]]:
-    """Run the suites of these names, each in a folder of its own; return all rows, and the seconds of each suite."""
+    """Run the suites with these names, each in its own folder; return all rows, and the seconds of each suite."""
     results: list[Result] = []
     seconds: dict[str, float] = {}
     for name in names:

@@ -1,4 +1,4 @@
-"""Which section of the explanation tells where the time of a workload goes, and which figures it shows."""
+"""Maps each workload to the section of the documentation that explains its time and shows its figures."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _BY_WORKLOAD: Final = {
 }
 _SMALL: Final = "small-tensors"
 _ELSEWHERE: Final = frozenset({"capture", "compile", "planning"})
-"""Suites that another page explains: they measure no bytes."""
+"""Suites that another page explains."""
 ANCHORS: Final = frozenset({*_BY_SUITE.values(), *_BY_WORKLOAD.values(), _SMALL})
 
 
@@ -52,5 +52,5 @@ def find_section(suite: str, workload: str) -> str:
 
 
 def explain(suite: str, results: Iterable[Result]) -> list[Result]:
-    """Return the rows of a suite, each with its section."""
+    """Return the rows of a suite, each with the anchor of its section."""
     return [replace(result, why=find_section(suite, result.workload)) for result in results]

@@ -27,7 +27,7 @@ _MEMCMP.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How many bytes each tensor of a state has, and the dtypes that they take in turn."""
+    """The size of each tensor of a state in bytes, and the dtypes that are assigned in turn."""
 
     name: str
     sizes: tuple[int, ...]
@@ -75,7 +75,7 @@ def _spread(count: int, total_bytes: int) -> list[int]:
 
 
 def make_state(shape: Shape, *, seed: int) -> dict[str, torch.Tensor]:
-    """Return tensors of random bytes, each in memory of its own; large ones have rows of 8 KiB."""
+    """Return tensors of random bytes, each with its own storage; large ones have rows of 8 KiB."""
     dtypes = cycle(shape.dtypes)
     return {f"layers.{i}.weight": _make_tensor(size, next(dtypes), seed=seed + i) for i, size in enumerate(shape.sizes)}
 
@@ -91,7 +91,7 @@ def make_empty(like: State) -> dict[str, torch.Tensor]:
 
 
 def copy_state(state: State) -> dict[str, torch.Tensor]:
-    """Return a copy in memory of its own."""
+    """Return a copy that shares no memory with the state."""
     return {name: tensor.clone() for name, tensor in state.items()}
 
 
@@ -101,7 +101,7 @@ def count_state(state: State) -> int:
 
 
 def change_state(state: State, fraction: float) -> None:
-    """Change every byte of one stretch of the state, so long as `fraction` says, to what it never was in 255 rounds."""
+    """Change every byte of one range, `fraction` of the state long, to a value that does not repeat for 255 rounds."""
     left = round(fraction * count_state(state))
     for tensor in state.values():
         flat = tensor.view(-1).view(torch.uint8)[:left]
@@ -112,19 +112,19 @@ def change_state(state: State, fraction: float) -> None:
 
 
 def clear_state(state: State) -> None:
-    """Set every byte to zero, so that nothing old can pass for what was loaded."""
+    """Set every byte to zero, so that old values cannot be mistaken for loaded ones."""
     for tensor in state.values():
         tensor.zero_()
 
 
 def verify_tensor(found: object, expected: torch.Tensor, *, what: str) -> None:
-    """Raise unless it is this tensor, bit for bit."""
+    """Raise unless `found` is a tensor that equals `expected` bit for bit."""
     if not isinstance(found, torch.Tensor):
         raise WrongResult(f"{what} is no tensor: {str(found)[:200]}")
     if (found.dtype, found.shape) != (expected.dtype, expected.shape):
         raise WrongResult(f"{what} is {found.dtype} {tuple(found.shape)}, saved {expected.dtype} {expected.shape}")
     ours, theirs = found.contiguous(), expected.contiguous()
-    # By memcmp: torch.equal takes ten times as long, and most of a run would be comparing.
+    # By memcmp: torch.equal takes ten times as long, and would dominate the run.
     if _MEMCMP(ours.data_ptr(), theirs.data_ptr(), ours.nbytes):
         raise WrongResult(f"the bytes of {what} are not those that were saved")
 

@@ -1,4 +1,4 @@
-"""The stores that benchmarks work on, and proof that what they hold is right."""
+"""Creates the stores that benchmarks work on, and verifies their content."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Entries = Sequence[tuple[str, memoryview]]
 
 
 class CountingFiles(PosixFiles):
-    """The kernel's calls, the costly ones counted."""
+    """System calls on files; counts the expensive ones."""
 
     def __init__(self) -> None:
         self.syncs = 0
@@ -35,7 +35,7 @@ class CountingFiles(PosixFiles):
 
 
 class UnsyncedFiles(PosixFiles):
-    """The kernel's calls, but nothing is made durable: for stores that only have to be large."""
+    """System calls on files without any fsync, for stores that only have to be large."""
 
     def sync_file(self, handle: int) -> None:
         pass
@@ -45,7 +45,7 @@ class UnsyncedFiles(PosixFiles):
 
 
 def open_store(root: Path) -> Repository:
-    """Open the store at `root`; the first save makes it."""
+    """Open the store at `root`; the first save creates it."""
     return open_repository(LocalStore(root), create=True)
 
 
@@ -56,26 +56,26 @@ def save_entries(repo: Repository, name: str, entries: Entries, *, verify_reuse:
 
 
 def fill_store(root: Path, size_bytes: int, *, packs: int) -> None:
-    """Make a store of random bytes: one snapshot, and so one pack, after the other."""
+    """Create a store of random bytes, one snapshot, and so one pack, after the other."""
     repo = open_store(root)
     for number in range(packs):
         save_entries(repo, f"run/step-{number}", random_entries(size_bytes // packs, 8, seed=100 + number))
 
 
 def remove_store(root: Path) -> None:
-    """Remove a store, if it is there."""
+    """Delete a store, if it exists."""
     shutil.rmtree(root, ignore_errors=True)
 
 
 def check_store(root: Path, *, read: bool) -> tuple[int, list[str]]:
-    """Check a store; return how many bytes were read and what was found."""
+    """Check a store; return the number of bytes read and the findings."""
     checker = Checker(LocalStore(root, read_only=True), read=read)
     found = [finding.message for finding in checker.iter_findings()]
     return checker.tally.bytes_read, found
 
 
 def verify_nothing_found(result: object, *, read_bytes: int) -> None:
-    """Raise unless a check read at least that much and found nothing."""
+    """Raise unless a check read at least that many bytes and found nothing."""
     if not isinstance(result, tuple) or result[1] or result[0] < read_bytes:
         raise WrongResult(f"check of an intact store of {read_bytes} bytes returned {str(result)[:500]}")
 

@@ -1,4 +1,4 @@
-"""A result as Markdown: the ratios for the README, and the rows of each section of the explanation."""
+"""Renders a result as Markdown: the ratios for the README, and the rows of each section of the documentation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bench.sections import PARTS
 
 SUMMARY: Final = "summary"
 COMPILE: Final = "compile"
-"""Figures of a result of its own, which stands under this name in the result that a page is filled with."""
+"""The block, and the key in the combined result, for the figures of the separate compile run."""
 _BLOCK: Final = re.compile(
     r"<!-- figures of (?P<what>[a-z-]+), by `make docs` -->\n.*?<!-- end of figures -->", re.DOTALL
 )
@@ -33,12 +33,12 @@ def fill_figures(page: str, result: Mapping[str, Any]) -> str:
 
 
 def find_blocks(page: str) -> list[str]:
-    """Return what the blocks of a page show: the summary, or sections."""
+    """Return the names of the blocks of a page: the summary, or sections."""
     return [match["what"] for match in _BLOCK.finditer(page)]
 
 
 def find_stale_pictures(folder: Path, *digests: str) -> list[str]:
-    """Return the pictures of a folder that show other results than those with these digests."""
+    """Return the pictures of a folder that were not drawn from the results with these digests."""
     return [
         path.name
         for path in sorted(folder.glob("*.png"))
@@ -58,20 +58,20 @@ def _fill_block(what: str, result: Mapping[str, Any]) -> str:
 
 
 def render_summary(result: Mapping[str, Any]) -> str:
-    """Return one line for each panel of the picture, and what the machine was."""
+    """Return one line for each panel of the picture, and a description of the machine."""
     rows: Sequence[Row] = result["results"]
     head = "| | Holdfast | fastest other | ratio | of the limit |\n| --- | --- | --- | --- | --- |\n"
     lines = [line for panel in plan_panels(rows) for line in _render_panel(panel)]
     machine = result["machine"]
     memory = f"{machine['memory_bytes'] / (1 << 30):.0f} GiB"
-    place = f"{machine['cpu']}, {machine['cores']} cores, {memory}, {machine['filesystem']}"
+    facts = f"{machine['cpu']}, {machine['cores']} cores, {memory}, {machine['filesystem']}"
     return (
-        f"{head}{''.join(lines)}\nState: {find_state(rows, 'x .*')} of random float32. Machine: {place}. Best rounds.\n"
+        f"{head}{''.join(lines)}\nState: {find_state(rows, 'x .*')} of random float32. Machine: {facts}. Best rounds.\n"
     )
 
 
 def render_compiled(result: Mapping[str, Any]) -> str:
-    """Return one line for each model: seconds to the first step of each contestant, and beside it from the start."""
+    """Return one line per model: each contestant's seconds to the first step, and some from process start."""
     rows = {row["workload"]: row for row in result["results"]}
     others = ("cold", "torch, warm directory", "Mega-cache")
     traced = "dynamo alone"
@@ -94,7 +94,7 @@ def render_compiled(result: Mapping[str, Any]) -> str:
         lines.append(f"| {' | '.join(cells)} |\n")
     machine = result["machine"]
     samples = next(iter(rows.values()))["samples"]
-    rounds = f"The best of {len(samples[OWN])}; of Mega-cache {len(samples['Mega-cache'])}, and of cold 1"
+    rounds = f"Best of {len(samples[OWN])} rounds; Mega-cache {len(samples['Mega-cache'])}, cold 1"
     return f"{''.join(lines)}\nMachine: {machine['cpu']}, {machine['cores']} cores. {rounds}.\n"
 
 
@@ -102,7 +102,7 @@ def _render_panel(panel: Panel) -> list[str]:
     own = [bar for bar in panel.bars if bar.kind == "own"]
     other = next((bar for bar in panel.bars if bar.kind == "other"), None)
     limits = {bar.name: bar for bar in panel.bars if bar.kind == "limit"}
-    # Which of our ways is the default comes first, whichever is faster.
+    # The default variant comes first, even if another one is faster.
     return [
         _render_line(panel, bar, other, limits.get(_LIMIT_OF.get((panel.title, bar.name), "")))
         for bar in sorted(own, key=lambda bar: bar.name)
@@ -112,8 +112,8 @@ def _render_panel(panel: Panel) -> list[str]:
 def _render_line(panel: Panel, own: Bar, other: Bar | None, limit: Bar | None) -> str:
     cells = [
         f"{panel.title}{_HOW.get(own.name, '')}",
-        f"{_tell(own.value)} {panel.unit}",
-        f"{other.name} {_tell(other.value)}" if other else "",
+        f"{_format_figure(own.value)} {panel.unit}",
+        f"{other.name} {_format_figure(other.value)}" if other else "",
         f"**{own.value / other.value:.2f}x**" if other else "",
         f"{own.value / limit.value:.2f} of {limit.name}" if limit else "",
     ]
@@ -121,7 +121,7 @@ def _render_line(panel: Panel, own: Bar, other: Bar | None, limit: Bar | None) -
 
 
 def render_rows(rows: Sequence[Row]) -> str:
-    """Return the rows of a section: what was reached, beside what, and how that is judged."""
+    """Return the rows of a section: figure, what it is compared with, goal and verdict."""
     head = "| workload | figure | against | ratio | goal | |\n| --- | --- | --- | --- | --- | --- |\n"
     return head + "".join(map(_render_row, rows))
 
@@ -130,9 +130,9 @@ def _render_row(row: Row) -> str:
     unit, goal, limit = row["unit"], row["goal"], row["limit"]
     cells = [
         row["workload"],
-        f"{_tell(row['figure'])} {unit}".strip(),
-        f"{row['against']}: {_tell(limit)}" if limit is not None else "",
-        _tell(row["ratio"]) if row["ratio"] is not None else "",
+        f"{_format_figure(row['figure'])} {unit}".strip(),
+        f"{row['against']}: {_format_figure(limit)}" if limit is not None else "",
+        _format_figure(row["ratio"]) if row["ratio"] is not None else "",
         f"{goal['of']} {goal['relation']} {goal['value']:.3g}" if goal else "",
         row["verdict"],
     ]
@@ -140,21 +140,21 @@ def _render_row(row: Row) -> str:
 
 
 def render_parts(rows: Sequence[Row]) -> str:
-    """Return the rows that have no goals but tell what they took of the processor, and of what they are made."""
-    head = "| workload | figure | least | ratio | processor |\n| --- | --- | --- | --- | --- |\n"
+    """Return the rows without goals: figure, lower limit, and CPU time by part."""
+    head = "| workload | figure | lower limit | ratio | CPU time |\n| --- | --- | --- | --- | --- |\n"
     return head + "".join(map(_render_part, rows))
 
 
 def _render_part(row: Row) -> str:
     cells = [
         row["workload"],
-        f"{_tell(row['figure'])} {row['unit']}",
-        f"{row['against']}: {_tell(row['limit'])}" if row["limit"] is not None else "",
-        _tell(row["ratio"]) if row["ratio"] is not None else "",
+        f"{_format_figure(row['figure'])} {row['unit']}",
+        f"{row['against']}: {_format_figure(row['limit'])}" if row["limit"] is not None else "",
+        _format_figure(row["ratio"]) if row["ratio"] is not None else "",
         row["note"],
     ]
     return f"| {' | '.join(cells)} |\n"
 
 
-def _tell(value: float) -> str:
+def _format_figure(value: float) -> str:
     return f"{value:,.0f}" if value == int(value) or value >= 1000 else f"{value:.3g}"

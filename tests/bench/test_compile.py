@@ -87,7 +87,7 @@ def test_the_table_has_a_line_for_each_model(written: Path) -> None:
     filled = tables.fill_figures(page, {"results": [], tables.COMPILE: read_result(written)})
 
     assert "| MLP | 16.0 s | 1.00 s (**4.0x**) | 8.00 s (**32.0x**) | 0.25 s | 0.20 s |" in filled
-    assert "The best of 2; of Mega-cache 1, and of cold 1." in filled
+    assert "Best of 2 rounds; Mega-cache 1, cold 1." in filled
     assert "stale" not in filled
 
 

@@ -144,7 +144,7 @@ def test_a_state_that_grows_and_comes_back_changed_ends_the_run(
     monkeypatch.setattr(bench_scale, "drop_pages", lambda paths: None)
     monkeypatch.setattr(bench_scale._Sample, "load", lambda sample: sample.state)
 
-    with pytest.raises(WrongResult, match="did not come back as it was saved"):
+    with pytest.raises(WrongResult, match="differs after loading"):
         bench_scale.run(TINY, tmp_path)
 
 
