@@ -248,7 +248,7 @@ def _read_rows(peer: Peer, name: str, rows: slice, folder: Path) -> torch.Tensor
 
 def _verify_names(arena: Arena, found: object) -> None:
     if not isinstance(found, list) or sorted(found) != sorted(arena.state):
-        raise WrongResult(f"the names differ from those that were saved: {str(found)[:200]}")
+        raise WrongResult(f"the names are not those that were saved: {str(found)[:200]}")
 
 
 def _tell_part(label: str, timings: dict[str, Timings], tensor: torch.Tensor) -> Result:
