@@ -1,15 +1,17 @@
-"""Code blocks of a Markdown page: found, and run one after the other as a reader would."""
+"""Find the code blocks of a Markdown page, and run them in order, as a reader would type them."""
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 RUN: Final = ("python", "console", "bash")
 # Other spellings of the same languages would slip through unrun.
@@ -17,11 +19,11 @@ MISSPELLED: Final = ("py", "python3", "pycon", "sh", "shell", "shell-session", "
 
 _FENCE: Final = re.compile(r"^(?P<indent> *)(?P<fence>`{3,}|~{3,}) *(?P<language>[^\s`]*)[^`]*$")
 _NOT_RUN: Final = re.compile(r"<!-- not run: \S.* -->")
-_ENDED: Final = "--- ended with status"
+_ENDED: Final = re.compile(r"--- ended with status (\d+)\n")
 
 
 class BlockFailed(AssertionError):
-    """A block did not run, or did not say what the page shows."""
+    """A block failed, or its output is not what the page shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +34,54 @@ class Block:
     line: int
     code: str
     not_run: bool
-    """The line above it gives a reason why it cannot be run."""
+    """Whether the line above the block gives a reason why it cannot be run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command of a console block, and the output shown below it, which is empty if none is."""
+    """One command of a console block, or a whole bash block, with the output that the page shows below it."""
 
     line: int
     text: str
-    output: str
+    output: str = ""
+    """Empty if the page shows none: then the command only has to succeed."""
+    is_strict: bool = False
+    """Whether the first command that fails ends it, as in a bash block."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shell:
+    """The shell of one page. Its working directory and variables last from block to block."""
+
+    process: subprocess.Popen[str]
+    stdin: IO[str]
+    stdout: IO[str]
+
+    def run(self, name: str, command: Command) -> None:
+        """Run a command; raise BlockFailed, with its text and output, if it fails or prints something else."""
+        where = f"{name}:{command.line}: {command.text}"
+        status, output = self._execute(command)
+        if status != 0:
+            raise BlockFailed(f"{where}\nended with status {status}:\n{output}")
+        if self.process.poll() is not None:
+            raise BlockFailed(f"{where}\nended the shell:\n{output}")
+        if command.output.strip() and not matches(command.output, output):
+            raise BlockFailed(f"{where}\nshows:\n{command.output}\nbut printed:\n{output}")
+
+    def _execute(self, command: Command) -> tuple[int, str]:
+        # The shell reads its own commands from stdin: `eval` with another stdin keeps those of the page away from it.
+        run = f"eval {shlex.quote(command.text)} </dev/null"
+        if command.is_strict:
+            # `set -e` ends the shell if the block fails, so there is nothing to restore then.
+            run = f"set -euo pipefail\n{run}\nset +euo pipefail"
+        self.stdin.write(f"{run}\nprintf '\\n--- ended with status %d\\n' $?\n")
+        self.stdin.flush()
+        lines: list[str] = []
+        for line in self.stdout:
+            if ended := _ENDED.fullmatch(line):
+                return int(ended[1]), "".join(lines).removesuffix("\n")
+            lines.append(line)
+        return self.process.wait(), "".join(lines)
 
 
 def iter_blocks(text: str) -> Iterator[Block]:
@@ -65,18 +105,41 @@ def iter_blocks(text: str) -> Iterator[Block]:
 def run_page(name: str, text: str, folder: Path) -> None:
     """Run the blocks of a page in `folder`, the working directory; raise BlockFailed at the first wrong one."""
     namespace: dict[str, object] = {"__name__": "page"}
-    for block in iter_blocks(text):
-        where = f"{name}:{block.line}"
-        if block.language in MISSPELLED:
-            raise BlockFailed(f"{where}: {block.language!r} blocks are not run; write one of {', '.join(RUN)}")
-        if block.not_run or block.language not in RUN:
-            continue
-        if block.language == "python":
-            _run_python(name, block, namespace)
-        elif block.language == "bash":
-            _run_commands(name, [Command(block.line, f"(\nset -euo pipefail\n{block.code})", "")], folder)
-        else:
-            _run_commands(name, parse_console(block), folder)
+    with open_shell(folder) as shell:
+        for block in iter_blocks(text):
+            if block.language in MISSPELLED:
+                where = f"{name}:{block.line}"
+                raise BlockFailed(f"{where}: {block.language!r} blocks are not run; write one of {', '.join(RUN)}")
+            if block.not_run or block.language not in RUN:
+                continue
+            if block.language == "python":
+                _run_python(name, block, namespace)
+            for command in iter_commands(block):
+                shell.run(name, command)
+
+
+@contextmanager
+def open_shell(folder: Path) -> Iterator[Shell]:
+    """Start a shell in `folder`, and end it with the `with`."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("HOLDFAST_")}
+    environment |= {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "COLUMNS": "100", "NO_COLOR": "1"}
+    process = subprocess.Popen(
+        ["bash"],
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with process.stdin, process.stdout:
+        try:
+            yield Shell(process, process.stdin, process.stdout)
+        finally:
+            process.kill()
+            process.wait()
 
 
 def _run_python(name: str, block: Block, namespace: dict[str, object]) -> None:
@@ -88,53 +151,34 @@ def _run_python(name: str, block: Block, namespace: dict[str, object]) -> None:
         raise BlockFailed(f"{name}:{block.line}: {type(error).__name__}: {error}") from error
 
 
+def iter_commands(block: Block) -> Iterator[Command]:
+    """Yield what the shell has to run for a block: nothing for Python."""
+    if block.language == "bash":
+        yield Command(block.line, block.code, is_strict=True)
+    elif block.language == "console":
+        yield from parse_console(block)
+
+
 def parse_console(block: Block) -> list[Command]:
-    """Split a console block at its prompts; a command goes on after a backslash."""
+    """Split a console block at its prompts; a backslash at the end of a line continues the command."""
     commands: list[Command] = []
     for number, line in enumerate(block.code.splitlines(), start=block.line):
         last = commands[-1] if commands else None
         if line.startswith("$ "):
-            commands.append(Command(number, line[2:], ""))
+            commands.append(Command(number, line[2:]))
         elif last is None:
             raise BlockFailed(f"line {number}: a console block starts with a command, after '$ '")
         elif last.text.endswith("\\") and not last.output:
-            commands[-1] = Command(last.line, f"{last.text}\n{line.removeprefix('> ')}", "")
+            commands[-1] = Command(last.line, f"{last.text}\n{line.removeprefix('> ')}")
         else:
             commands[-1] = Command(last.line, last.text, f"{last.output}{line}\n")
     return commands
 
 
-def _run_commands(name: str, commands: list[Command], folder: Path) -> None:
-    """Run commands in one shell, so that `cd` and `export` last until the end of the block."""
-    script = "exec 2>&1\n" + "".join(f"{each.text}\nprintf '\\n%s %d\\n' '{_ENDED}' $?\n" for each in commands)
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("HOLDFAST_")}
-    environment |= {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "COLUMNS": "100", "NO_COLOR": "1"}
-    run = subprocess.run(
-        ["bash", "-c", script],
-        cwd=folder,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    parts = re.split(rf"\n{_ENDED} (\d+)\n", run.stdout)
-    outputs, statuses = parts[::2], parts[1::2]
-    for index, command in enumerate(commands):
-        where = f"{name}:{command.line}: {command.text}"
-        if index >= len(statuses):
-            raise BlockFailed(f"{where}\nended the shell:\n{outputs[-1]}")
-        if statuses[index] != "0":
-            raise BlockFailed(f"{where}\nended with status {statuses[index]}:\n{outputs[index]}")
-        if command.output.strip() and not matches(command.output, outputs[index]):
-            raise BlockFailed(f"{where}\nshows:\n{command.output}\nbut said:\n{outputs[index]}")
-
-
-def matches(shown: str, said: str) -> bool:
+def matches(shown: str, printed: str) -> bool:
     """Compare output with what a page shows, where `...` stands for anything."""
     pattern = ".*".join(re.escape(part) for part in _trim(shown).split("..."))
-    return re.fullmatch(pattern, _trim(said), re.DOTALL) is not None
+    return re.fullmatch(pattern, _trim(printed), re.DOTALL) is not None
 
 
 def _trim(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Every python, console and bash block in the documentation runs, and says what the page shows."""
+"""Every python, console and bash block in the documentation runs, and prints what the page shows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.docs.blocks import BlockFailed, iter_blocks, matches, run_page
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 SLOW: Final = ("docs/tutorial/many-ranks.md", "docs/how-to/share-a-compile-cache.md")
-"""Pages on which torch is loaded by many processes, on however few cores, or compiles."""
+"""Pages that start several processes with torch, or compile."""
 PAGES: Final = ["README.md", *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))]
 
 
@@ -26,7 +26,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def _mark(page: str) -> ParameterSet:
     marks = [
         pytest.mark.slow,
-        # Torch's compiler is built on parts of torch that warn that they will go.
+        # Torch's compiler uses parts of torch that are deprecated.
         pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     ]
     return pytest.param(page, marks=marks if page in SLOW else [])
@@ -50,9 +50,14 @@ def _fence(language: str, code: str, above: str = "") -> str:
         (_fence("python", ">>> 1"), "SyntaxError"),
         (_fence("bash", "false"), "ended with status 1"),
         (_fence("bash", "false\ntrue"), "ended with status 1"),
+        (_fence("bash", "echo before\nfalse | cat\n"), "page.md:3: echo before\nfalse | cat"),
+        (_fence("bash", "echo before\nfalse | cat\n"), "ended with status 1:\nbefore"),
+        (_fence("bash", "echo $no_such_variable"), "no_such_variable: unbound variable"),
+        (_fence("bash", "true") + _fence("console", "$ echo 'open"), "status 2"),
+        (_fence("bash", "exit 0"), "ended the shell"),
         (_fence("console", "$ exit 0"), "ended the shell"),
         (_fence("console", "$ no-such-command-anywhere"), "status 127"),
-        (_fence("console", "$ echo one\ntwo"), "but said:\none"),
+        (_fence("console", "$ echo one\ntwo"), "but printed:\none"),
         (_fence("console", "$ true\nsomething"), "shows:\nsomething"),
         (_fence("console", "$ echo one\none\n$ echo two\none"), "page.md:5: echo two"),
         (_fence("console", "no prompt"), "starts with a command"),
@@ -72,7 +77,7 @@ def test_blocks_of_a_page_share_names_and_folder(folder: Path) -> None:
         "page.md",
         _fence("python", "text = 'kept'")
         + _fence("python", "from pathlib import Path\nPath('note').write_text(text)")
-        + _fence("console", "$ mkdir below && cd below\n$ cat ../note\nkept\n$ echo \\\n> 'one ... two'\none...")
+        + _fence("console", "$ cat note\nkept\n$ echo \\\n> 'one ... two'\none...")
         + _fence("bash", "mv note moved\ncp moved copied")
         + _fence("text", "not code")
         + _fence("python", "1 / 0", above="<!-- not run: it cannot end well -->"),
@@ -82,12 +87,32 @@ def test_blocks_of_a_page_share_names_and_folder(folder: Path) -> None:
     assert (folder / "copied").read_text(encoding="utf-8") == "kept"
 
 
+def test_blocks_of_a_page_share_one_shell(folder: Path) -> None:
+    run_page(
+        "page.md",
+        _fence("console", "$ mkdir below && cd below\n$ export WORD=kept")
+        + _fence("bash", "text=$WORD-too\ncd ..")
+        + _fence("console", "$ cd below\n$ bash -c 'echo \"$WORD\"'\nkept\n$ echo $text > note")
+        + _fence("bash", "false || true")
+        + _fence("console", "$ false | true\n$ echo $unset\n$ pwd\n.../below"),
+        folder,
+    )
+
+    assert (folder / "below" / "note").read_text(encoding="utf-8") == "kept-too\n"
+
+
+def test_a_command_cannot_read_the_commands_that_follow(folder: Path) -> None:
+    run_page("page.md", _fence("console", "$ cat\n$ echo next > note"), folder)
+
+    assert (folder / "note").read_text(encoding="utf-8") == "next\n"
+
+
 def test_commands_find_the_interpreter_of_the_tests(folder: Path) -> None:
     run_page("page.md", _fence("console", f"$ command -v python\n{Path(sys.executable).parent}/python"), folder)
 
 
 @pytest.mark.parametrize(
-    ("shown", "said", "same"),
+    ("shown", "printed", "same"),
     [
         ("a\nb\n", "a\nb\n\n", True),
         ("a ... c", "a b c", True),
@@ -97,8 +122,8 @@ def test_commands_find_the_interpreter_of_the_tests(folder: Path) -> None:
         ("  a", "a", False),
     ],
 )
-def test_three_dots_match_anything_and_nothing_else_does(shown: str, said: str, *, same: bool) -> None:
-    assert matches(shown, said) is same
+def test_three_dots_match_anything_and_nothing_else_does(shown: str, printed: str, *, same: bool) -> None:
+    assert matches(shown, printed) is same
 
 
 def test_blocks_are_found_in_lists_and_longer_fences() -> None:
