@@ -92,7 +92,7 @@ def test_the_text_says_where_a_rank_was_last_seen() -> None:
 
     assert "last seen at step 'write parts'" in texts[0]
     assert "last seen before its first step" in texts[1]
-    assert "has not even begun" in texts[2]
+    assert "it has not started" in texts[2]
 
 
 def test_a_rank_that_has_left_is_reported_at_once() -> None:

@@ -88,7 +88,7 @@ def never_come(rank: int) -> str:
 def test_a_rank_that_never_comes_is_named(world: World) -> None:
     results = world(2)(never_come)
 
-    assert "rank 1: RankGone: no sign of life for 300 s (timeout_s); it has not even begun" in results[0]
+    assert "rank 1: RankGone: no sign of life for 300 s (timeout_s); it has not started" in results[0]
 
 
 def work_long(rank: int) -> list[int]:

@@ -36,7 +36,7 @@ def save(path: Path, name: str, tree: object, **options: Any) -> Told:
 def run_in_threads(act: Callable[[int], None], numbers: Sequence[int]) -> None:
     """Have each number acted on by a thread of its own, begun when the one before has joined its save."""
     joined = threading.Semaphore(0)
-    kept = Collectives._find_seat
+    kept = Collectives._assign_call_id
 
     def find_seat(self: Collectives, *args: Any) -> CallId:
         seat = kept(self, *args)
@@ -44,7 +44,7 @@ def run_in_threads(act: Callable[[int], None], numbers: Sequence[int]) -> None:
         return seat
 
     threads = [threading.Thread(target=act, args=(number,)) for number in numbers]
-    with mock.patch.object(Collectives, "_find_seat", find_seat):
+    with mock.patch.object(Collectives, "_assign_call_id", find_seat):
         for thread in threads:
             thread.start()
             assert joined.acquire(timeout=PATIENCE_S)

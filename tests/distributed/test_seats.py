@@ -38,7 +38,7 @@ def test_the_nth_call_of_a_topic_is_the_nth_of_all_in_whatever_order_ranks_make_
     for topic in set(topics):
         assert len({tuple(found[topic, rank]) for rank in range(size)}) == 1
         assert len(set(found[topic, 0])) == len(found[topic, 0])
-    assert seats._peek(store, BASE) in ("", "[]")
+    assert seats._read_list(store, BASE) in ("", "[]")
 
 
 def test_threads_that_come_at_once_each_get_a_seat_of_their_own() -> None:
@@ -57,7 +57,7 @@ def test_threads_that_come_at_once_each_get_a_seat_of_their_own() -> None:
 
     assert sorted(numbers[0]) == sorted(numbers[1])
     assert len(set(numbers[0])) == 100
-    assert seats._peek(store, BASE) == "[]"
+    assert seats._read_list(store, BASE) == "[]"
 
 
 def test_names_that_begin_alike_are_kept_apart() -> None:
@@ -79,7 +79,7 @@ def test_main_threads_that_come_for_different_things_are_told_apart() -> None:
     found = read_mismatches(store, mine, [1, 2], rank=0)
 
     assert [(failure.rank, failure.type_name) for failure in found] == [(1, "StepMismatch"), (2, "StepMismatch")]
-    assert found[0].message == "is at 'b' where rank 0 is at 'a'; all ranks must give the same name"
+    assert found[0].message == "is in 'b' while rank 0 is in 'a'; all ranks must pass the same name"
 
 
 @pytest.mark.parametrize("how", ["thread", "other thread", "left", "taken"])

@@ -1,1 +1,1 @@
-"""Many ranks: how they talk, and how a failure of one reaches all; one process is a world of one."""
+"""Saves, loads and messages of many ranks; a failure of one rank is raised on all. A single process is one rank."""

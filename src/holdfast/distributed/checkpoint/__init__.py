@@ -1,1 +1,1 @@
-"""Checkpoints that many ranks save and load together."""
+"""Checkpoints that all ranks of a job save and load together."""

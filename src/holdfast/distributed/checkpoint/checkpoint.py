@@ -1,4 +1,4 @@
-"""Saving and loading by all ranks together: each writes what it holds, and reads what it needs."""
+"""Collective save, load and prune: each rank writes its share of the tree, and reads the chunks that it needs."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ _LISTED: Final = 50
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Which ranks do something together."""
+    """The ranks that take part in a collective operation."""
 
     group: dist.ProcessGroup | None = None
-    """None is the default group."""
+    """The process group; None for the default group."""
     timeout_s: float = DEFAULT_TIMEOUT_S
     """How long a rank may give no sign of life while others wait for it."""
 
     def join(self, name: str, topic: str | None = None) -> Collectives:
-        """Return this rank's end of the line to the others; those of another name, or on another topic, do not hear."""
+        """Join the collective `name`/`topic`; all ranks must."""
         return Collectives(self.group, timeout_s=self.timeout_s, name=name, topic=topic)
 
 
 class Together(TypedDict, total=False):
-    """Who takes part in what is collective, as a caller says it."""
+    """Keyword arguments that choose which ranks take part in a collective operation."""
 
     collective: bool
-    """False: this process alone."""
+    """False to run in this process only."""
     process_group: dist.ProcessGroup | None
     timeout_s: float
 
@@ -62,7 +62,7 @@ def find_world(
     process_group: dist.ProcessGroup | None = None,
     timeout_s: float = DEFAULT_TIMEOUT_S,
 ) -> World | None:
-    """Return the ranks that have to take part; None if this process is alone, or is to act so."""
+    """Return the ranks that must take part; None if there is no process group, or if `collective` is False."""
     if not collective:
         return None
     if process_group is None and not (dist.is_available() and dist.is_initialized()):
@@ -80,7 +80,7 @@ def save_together(
     world: World | None,
     progress: Progress | None = None,
 ) -> SaveResult:
-    """Save a tree of which each rank holds a part; all ranks must call this, with the same name."""
+    """Save a tree that is distributed over the ranks; all ranks must call this, with the same name."""
     if world is None:
         return save_tree(repo, name, tree, options, types=types, progress=progress)
     with world.join("save", str(name)) as ranks:
@@ -89,12 +89,12 @@ def save_together(
 
 
 def plan_together(name: str, tree: object, options: SaveOptions, types: Types, ranks: Collectives) -> Planned:
-    """Plan what this rank writes; reads all that others may hold, too."""
+    """Plan what this rank writes; reads every tensor that other ranks may also hold, to compare fingerprints."""
     return plan_save(name, tree, options, types, ranks, ranks.global_ranks)
 
 
 def finish(result: SaveResult, planned: Planned) -> SaveResult:
-    """Return the result of a save with what was found out when it was planned."""
+    """Return the result of a save with the divergent names that its planning found."""
     return replace(result, divergent=planned.divergent)
 
 
@@ -109,7 +109,7 @@ def start_together(
     world: World | None,
     staging: Staging,
 ) -> SaveHandle:
-    """Begin a save that goes on in the background, on a line to the other ranks that is its own."""
+    """Start a save that continues in the background, with its own `Collectives`; return its handle."""
     if world is None:
         return saver.start(repo, make_request(name, tree, options, types), staging=staging)
     saver.wait()
@@ -131,9 +131,9 @@ def start_together(
 def prune_together(
     read_plan: Callable[[], PrunePlan], apply: Callable[[PrunePlan], Pruned], world: World | None
 ) -> Pruned:
-    """Let one rank delete what all have planned to; returns what it did on every rank.
+    """Plan on all ranks and delete on one; return what was deleted, on every rank.
 
-    If this raises, some snapshots may have been deleted. To call it again deletes the rest.
+    If this raises, some snapshots may have been deleted. Call it again to delete the rest.
     """
     if world is None:
         return apply(read_plan())
@@ -145,7 +145,7 @@ def prune_together(
         return [snapshot.name for snapshot in done[0].deleted]
 
     with world.join("prune") as ranks:
-        # All before any: who plans late would find that nothing is left to delete.
+        # All ranks plan before one deletes: a rank that planned later would find nothing left to delete.
         ranks.barrier("plan", lambda: plans.append(read_plan()))
         names = set(ranks.broadcast("prune", act))
     if done:
@@ -163,22 +163,22 @@ def load_into_together(
     types: Types,
     world: World | None,
 ) -> Any:
-    """Load into a tree of which each rank holds a part, in place; nothing changes unless it fits on all ranks."""
+    """Load in place into a tree that is distributed over the ranks; changes nothing unless it fits on all ranks."""
     if world is None:
         return LazySnapshot(repo, find(), types).load_into(tree, replace(options, replicas="each"))
     journal = Journal()
     with journal.reporting(), world.join("load") as ranks:
         journal.where = f"the target of rank {ranks.rank}"
         record = _agree_on_record(find, ranks)
-        parts = open_together(repo.store, record.manifest, ranks)
-        variants = parts.list_variants()
+        chunk_exchange = open_together(repo.store, record.manifest, ranks)
+        variants = chunk_exchange.list_variants()
         if variants:
-            # In a step: where warnings are errors, all have to know of it.
-            saved_by, loaded_by = parts.num_parts, ranks.world_size
+            # Warn in a step: if warnings are turned into errors, all ranks must raise.
+            saved_by, loaded_by = chunk_exchange.num_parts, ranks.world_size
             ranks.broadcast(
                 "warn", lambda: warn_of_variants(record.name, variants, saved_by=saved_by, loaded_by=loaded_by)
             )
-        reader = SnapshotReader(repo, record, verify=options.verify, manifest=parts.heads)
+        reader = SnapshotReader(repo, record, verify=options.verify, manifest=chunk_exchange.heads)
         with Opened(reader) as opened:
 
             def agree(problems: Sequence[str]) -> None:
@@ -187,7 +187,7 @@ def load_into_together(
             def step(act: Callable[[], None]) -> None:
                 ranks.barrier("read", act)
 
-            def load(exchange: ReplicaExchange | None) -> Any:
+            def load(replica_exchange: ReplicaExchange | None) -> Any:
                 return load_into(
                     opened,
                     tree,
@@ -195,45 +195,45 @@ def load_into_together(
                     types,
                     agree=agree,
                     step=step,
-                    locate=parts.locate,
-                    exchange=exchange,
+                    locate=chunk_exchange.locate,
+                    exchange=replica_exchange,
                     journal=journal,
                 )
 
             if options.replicas == "each" or ranks.world_size == 1:
                 return load(None)
-            with ReplicaExchange(ranks, reader, how=options.replicas, timeout_s=world.timeout_s) as exchange:
-                return load(exchange)
+            with ReplicaExchange(ranks, reader, how=options.replicas, timeout_s=world.timeout_s) as replica_exchange:
+                return load(replica_exchange)
 
 
 def _agree_on_record(find: Callable[[], Snapshot], ranks: Collectives) -> Snapshot:
-    """Return the snapshot that this rank finds, which must be the one that all others do."""
+    """Return the snapshot that this rank finds; raise Mismatch unless all ranks find the same."""
     found: list[Snapshot] = []
 
-    def look() -> tuple[str, int, bytes]:
+    def find_identity() -> tuple[str, int, bytes]:
         found.append(find())
         return found[0].name, found[0].generation, found[0].digest
 
-    seen = ranks.all_gather("load", look)
+    seen = ranks.all_gather("load", find_identity)
     if len(set(seen)) > 1:
         names = ", ".join(f"rank {rank} {name!r} (generation {number})" for rank, (name, number, _) in enumerate(seen))
         raise Mismatch(
-            f"the ranks have opened different snapshots: {names[:2000]}. Let one of them choose, and tell the others"
+            f"the ranks load different snapshots: {names[:2000]}. Choose one on one rank and broadcast its name"
         )
     return found[0]
 
 
 def _agree_on_problems(name: str, problems: Sequence[str], ranks: Collectives) -> None:
-    """Raise Mismatch, on all ranks, if something does not fit on one of them."""
-    told = ranks.all_gather("fit", lambda: list(problems))
+    """Raise Mismatch on all ranks if any rank has problems; each line names the ranks that have the problem."""
+    by_rank = ranks.all_gather("fit", lambda: list(problems))
     by_text: dict[str, list[int]] = {}
-    for rank, texts in enumerate(told):
+    for rank, texts in enumerate(by_rank):
         for text in texts:
             by_text.setdefault(text, []).append(rank)
     if not by_text:
         return
-    everybody = list(range(ranks.world_size))
-    lines = [text if held == everybody else f"{_name_ranks(held)}: {text}" for text, held in by_text.items()]
+    all_ranks = list(range(ranks.world_size))
+    lines = [text if found == all_ranks else f"{_name_ranks(found)}: {text}" for text, found in by_text.items()]
     more = f"\n  and {len(lines) - _LISTED} more" if len(lines) > _LISTED else ""
     shown = "\n  ".join(lines[:_LISTED])
     raise Mismatch(f"{name!r} does not fit; nothing was changed:\n  {shown}{more}", problems=tuple(lines))

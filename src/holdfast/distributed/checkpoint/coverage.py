@@ -20,30 +20,30 @@ from holdfast.digest import Seeded
 from holdfast.repo.format.boxes import Box, Coordinates, contains, overlap, volume, whole
 
 _PRIME: Final = (1 << 127) - 1
-"""The sums are taken modulo this: only in a field has a polynomial few zeros."""
+"""Modulus of all sums. It is prime because a polynomial has few zeros only over a field."""
 _SEED_BYTES: Final = 8
 _MAX_RANKS_NAMED: Final = 8
 
 BoxItem = tuple[str, str, Coordinates, Box]
-"""Name, dtype and global shape of a tensor, and a box of it that is stored."""
+"""Name, dtype and global shape of a tensor, and one of its stored boxes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sketch:
-    """What some boxes add up to; those of all ranks together tell whether everything is stored exactly once."""
+    """The sums of some boxes; merged over all ranks they show whether every tensor is stored exactly once."""
 
     total: int = 0
-    """How much more the boxes weigh than the tensors whose origins they hold; modulo a prime."""
+    """Weight of the boxes minus weight of the tensors whose origin they contain, modulo a prime."""
     origins: tuple[int, ...] = ()
-    """A hash of 8 bytes for each tensor whose first item is held, in order: one that is there twice is held twice."""
+    """Sorted 8-byte hashes of the tensors whose first item is stored. A hash that occurs twice is stored twice."""
 
 
 def sketch_boxes(items: Iterable[BoxItem], seed: bytes) -> Sketch:
-    """Sketch the boxes that one rank stores; the seed is of this save, and the same on all ranks.
+    """Sketch the boxes that one rank stores; `seed` is random for each save, and the same on all ranks.
 
-    A tensor without items is stored by whoever gives a box of it that starts at the origin.
+    A tensor without items counts as stored by a rank that passes a box of it that starts at the origin.
     """
-    look = Seeded(int.from_bytes(seed[:_SEED_BYTES].ljust(_SEED_BYTES, b"\0")))
+    seeded = Seeded(int.from_bytes(seed[:_SEED_BYTES].ljust(_SEED_BYTES, b"\0")))
     known: dict[tuple[str, str, Coordinates], bytes] = {}
     total = 0
     origins = []
@@ -52,13 +52,13 @@ def sketch_boxes(items: Iterable[BoxItem], seed: bytes) -> Sketch:
         if volume(box) == 0 and not (is_first and 0 in shape):
             continue
         if is_first:
-            origins.append(int.from_bytes(look(seed + name.encode(errors="surrogatepass"))[:8]))
+            origins.append(int.from_bytes(seeded(seed + name.encode(errors="surrogatepass"))[:8]))
         if box == whole(shape):
             continue
         tensor = (name, dtype, shape)
         if tensor not in known:
-            known[tensor] = look(_encode_tensor(seed, *tensor))
-        difference = _weigh(box, shape, known[tensor], look) - (is_first and 0 not in shape)
+            known[tensor] = seeded(_encode_tensor(seed, *tensor))
+        difference = _weigh(box, shape, known[tensor], seeded) - (is_first and 0 not in shape)
         total += difference * int.from_bytes(known[tensor])
     return Sketch(total % _PRIME, tuple(sorted(origins)))
 
@@ -68,21 +68,21 @@ def _encode_tensor(seed: bytes, name: str, dtype: str, shape: Coordinates) -> by
     return b"".join(struct.pack("<q", len(part)) + part for part in parts)
 
 
-def _weigh(box: Box, shape: Coordinates, tensor: bytes, look: Seeded) -> int:
-    """Return the weight of a box, before that of its tensor."""
+def _weigh(box: Box, shape: Coordinates, tensor: bytes, seeded: Seeded) -> int:
+    """Return the weight of a box, without the factor of its tensor."""
     weight = 1
     for dim, (start, size, length) in enumerate(zip(box.starts, box.sizes, shape, strict=True)):
         if size != length or start:
-            heights = [_find_height(edge, length, dim, tensor, look) for edge in (start, start + size)]
+            heights = [_hash_edge(edge, length, dim, tensor, seeded) for edge in (start, start + size)]
             weight = weight * (heights[1] - heights[0]) % _PRIME
     return weight
 
 
-def _find_height(edge: int, length: int, dim: int, tensor: bytes, look: Seeded) -> int:
-    # Whatever is whole along a dim weighs one there, and needs no hash.
+def _hash_edge(edge: int, length: int, dim: int, tensor: bytes, seeded: Seeded) -> int:
+    # G(0) = 0 and G(length) = 1: a box that is whole along a dim has the factor 1 there.
     if edge in (0, length):
         return int(edge > 0)
-    return int.from_bytes(look(tensor + struct.pack("<qq", dim, edge)))
+    return int.from_bytes(seeded(tensor + struct.pack("<qq", dim, edge)))
 
 
 def merge(sketches: Iterable[Sketch]) -> Sketch:
@@ -96,26 +96,26 @@ def merge(sketches: Iterable[Sketch]) -> Sketch:
 
 
 def is_covered(sketch: Sketch) -> bool:
-    """Tell whether every tensor, of which somebody holds anything, is held exactly once."""
+    """Return whether every tensor of which any box is stored is stored exactly once."""
     return sketch.total % _PRIME == 0 and all(left != right for left, right in pairwise(sketch.origins))
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something of a tensor that is held by nobody, or by several, or that ranks disagree about."""
+    """A region of a tensor that no rank or several ranks store, or a dtype or shape that ranks disagree about."""
 
     name: str
     text: str
     """A sentence that names the tensor, the region and the ranks."""
     region: Box | None = None
-    """None if it is about the whole tensor."""
+    """None if the problem concerns the whole tensor."""
     ranks: tuple[int, ...] = ()
-    """Who holds it; a rank that holds it twice is there twice."""
+    """The ranks that store the region; a rank that stores it twice is listed twice."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredBox:
-    """A box of a tensor, as the rank that stores it sees both."""
+    """A box of a tensor, with the dtype and shape of the tensor on the rank that stores it."""
 
     rank: int
     name: str
@@ -125,7 +125,7 @@ class StoredBox:
 
 
 def find_problems(holdings: Iterable[StoredBox]) -> list[Problem]:
-    """Return all that keeps tensors from being stored exactly once: slow and exact, for when sketches say no."""
+    """Return every reason why a tensor is not stored exactly once. Slow, so it is used only if the sketches fail."""
     by_name: dict[str, list[StoredBox]] = defaultdict(list)
     for holding in holdings:
         by_name[holding.name].append(holding)
@@ -144,29 +144,29 @@ def _find_differences(name: str, held: Sequence[StoredBox]) -> list[Problem]:
             ranks[getattr(holding, what)].add(holding.rank)
         if len(ranks) > 1:
             views = " and ".join(f"{value} on {name_ranks(ranks[value])}" for value in ranks)
-            everybody = tuple(sorted(set().union(*ranks.values())))
-            problems.append(Problem(name, f"{name}: its {what} is {views}", ranks=everybody))
+            all_ranks = tuple(sorted(set().union(*ranks.values())))
+            problems.append(Problem(name, f"{name}: its {what} is {views}", ranks=all_ranks))
     return problems
 
 
 def find_gaps(name: str, shape: Coordinates, held: Sequence[tuple[int, Box]]) -> list[Problem]:
-    """Return every region of a tensor that no rank holds, or more than one, or that lies outside of it."""
-    problems = [_refuse(name, shape, rank, box) for rank, box in held if not contains(whole(shape), box)]
+    """Return every region of a tensor that no rank holds, that several hold, or that is outside of its shape."""
+    problems = [_describe_outside(name, shape, rank, box) for rank, box in held if not contains(whole(shape), box)]
     if 0 in shape:
         ranks = sorted(rank for rank, box in held if volume(box) == 0 and not any(box.starts))
         found = [] if len(ranks) == 1 else [(whole(shape), tuple(ranks))]
     else:
         inside = [(rank, overlap(whole(shape), box)) for rank, box in held]
         found = _sweep([(rank, box) for rank, box in inside if box is not None], shape, 0)
-    return problems + [_tell(name, shape, region, ranks) for region, ranks in found]
+    return problems + [_describe_region(name, shape, region, ranks) for region, ranks in found]
 
 
-def _refuse(name: str, shape: Coordinates, rank: int, box: Box) -> Problem:
+def _describe_outside(name: str, shape: Coordinates, rank: int, box: Box) -> Problem:
     region = name_region(box, tuple(stop + 1 for stop in box.stops))
     return Problem(name, f"{name}: rank {rank} holds {region}, outside of shape {shape}", box, (rank,))
 
 
-def _tell(name: str, shape: Coordinates, region: Box, ranks: tuple[int, ...]) -> Problem:
+def _describe_region(name: str, shape: Coordinates, region: Box, ranks: tuple[int, ...]) -> Problem:
     verb = "is" if region == whole(shape) or len(shape) > 2 else "are"
     return Problem(name, f"{name}: {name_region(region, shape)} {verb} held by {name_ranks(ranks)}", region, ranks)
 
@@ -175,7 +175,7 @@ _Found = list[tuple[Box, tuple[int, ...]]]
 
 
 def _sweep(held: Collection[tuple[int, Box]], shape: Coordinates, dim: int) -> _Found:
-    """Return the regions of the dims from `dim` on that not exactly one of the boxes holds, and who holds them."""
+    """Return the regions, in the dims from `dim` on, that no box or several boxes cover, with the ranks of these."""
     if dim == len(shape) or not held:
         ranks = tuple(sorted(rank for rank, _ in held))
         return [] if len(ranks) == 1 else [(whole(shape[dim:]), ranks)]
@@ -191,7 +191,7 @@ def _sweep(held: Collection[tuple[int, Box]], shape: Coordinates, dim: int) -> _
             del active[number]
         active.update((number, boxes[number]) for number in opening[low])
         found = _sweep(active.values(), shape, dim + 1)
-        # Neighbours in the same state are one region: an edge elsewhere does not matter here.
+        # Join neighbours with equal findings: the edge between them belongs to a box elsewhere.
         start = slabs.pop()[0] if slabs and slabs[-1][2] == found else low
         slabs.append((start, high, found))
     return [
@@ -202,7 +202,7 @@ def _sweep(held: Collection[tuple[int, Box]], shape: Coordinates, dim: int) -> _
 
 
 def name_region(region: Box, shape: Coordinates) -> str:
-    """Return a region in words: rows and columns of what has two dims, an index of what has more."""
+    """Format a region for a message: items of one dim, rows and columns of two, an index expression of more."""
     if region == whole(shape):
         return "all of it"
     parts = [(f"{start}:{stop}", size == length) for (start, size), stop, length in _edges(region, shape)]
@@ -218,7 +218,7 @@ def _edges(region: Box, shape: Coordinates) -> Iterable[tuple[tuple[int, int], i
 
 
 def name_ranks(ranks: Collection[int]) -> str:
-    """Return ranks in words: "no rank", "rank 2 twice", "ranks 0, 1 and 5", "ranks 0-63"."""
+    """Format ranks for a message: "no rank", "rank 2 twice", "ranks 0, 1 and 5", "ranks 0-63"."""
     counts = Counter(ranks)
     if not counts:
         return "no rank"
@@ -232,7 +232,7 @@ def name_ranks(ranks: Collection[int]) -> str:
 
 
 def _join_runs(ranks: Sequence[int]) -> list[str]:
-    """Return ranks as texts; three or more in a row are one."""
+    """Return sorted ranks as texts; three or more consecutive ranks become one range, such as "4-7"."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][-1] + 1:

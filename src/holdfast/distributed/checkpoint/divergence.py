@@ -1,4 +1,4 @@
-"""What is said of values that ranks should hold alike and do not: refused if it was declared, told if it was not."""
+"""Reports replicas that differ between ranks: an error if they were declared replicas, otherwise a warning."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ _MAX_NAMED: Final = 20
 
 
 def tell_difference(name: str, holders: Sequence[int], tables: Sequence[Mapping[bytes, bytes]], key: bytes) -> str:
-    """Say who holds what of an entry that was declared the same on all its holders; tables are fingerprints by rank."""
+    """Return a line that groups the ranks `holders` by their value of a declared replica.
+
+    `tables` has, for each rank, the fingerprints of its entries; `key` is that of the replica.
+    """
     groups: dict[bytes, list[str]] = defaultdict(list)
     for rank in holders:
         groups[tables[rank][key]].append(str(rank))
@@ -28,12 +31,13 @@ def verify_alike(problems: Sequence[str]) -> None:
 
 
 def warn_of_divergent(name: str, divergent: Sequence[str]) -> None:
-    """Warn that each rank's value was kept of what nobody has declared to be its own."""
+    """Warn of entries that differ between ranks without being declared per rank; every rank's value was saved."""
     shown = ", ".join(divergent[:_MAX_NAMED]) + (
         f" and {len(divergent) - _MAX_NAMED} more" if len(divergent) > _MAX_NAMED else ""
     )
     warnings.warn(
-        f"{name!r}: not the same on all ranks: {shown}. Each rank's was kept: as many ranks get their own back, another"
-        " number gets that of the lowest. Say holdfast.per_rank(...) where it is meant to be so",
+        f"{name!r}: not the same on all ranks: {shown}. The value of each rank was saved. Loaded on as many ranks, each"
+        " gets its own; on another number, all get that of the lowest rank. Mark such values with"
+        " holdfast.per_rank(...) if they are meant to differ",
         stacklevel=2,
     )

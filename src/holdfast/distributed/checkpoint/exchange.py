@@ -1,8 +1,9 @@
-"""Where the chunks lie that each of many ranks wants of a snapshot of many parts: each part is read once, rows travel.
+"""Finds the chunks that each rank needs of a snapshot of many parts, while each part manifest is read by one rank only.
 
-Of N parts each of W ranks reads N/W. A name belongs to one rank, its owner: whoever has read rows of it sends them
-there, whoever wants some of it says so there, and the owner answers with the rows that hold what is wanted. There are
-about as many owners as the root of W: with more of them messages would be many, with fewer they would be long.
+Each of W ranks reads N/W of the N part manifests. Every entry name has an owner, which is one of the ranks. A rank
+sends the rows that it has read to the owners of their names, together with the regions that it wants of those names.
+The owner answers with the rows of the chunks that contain these regions. There are about sqrt(W) owners: with more
+there would be many messages, with fewer the messages would be long.
 """
 
 from __future__ import annotations
@@ -32,25 +33,25 @@ from holdfast.repo.write.world import Ranks
 from holdfast.snapshot.load.variants import find_variants
 
 OWNED_BYTES: Final = 8 << 20
-"""How much of all part manifests one owner takes on, before there are more of them."""
+"""Bytes of part manifests per owner. Beyond that, there are more than sqrt(W) owners."""
 _WHERE: Final = "the parts of a snapshot"
-_UNPLACED: Final = 1
-"""The dims of an entry that has no chunks, or not all of them: each has its place."""
+_BYTE_RANGES: Final = 1
+"""The `dims` of an entry that lists none or only some of its chunks: each chunk then has an explicit byte range."""
 
 Wanted = tuple[Region, ...] | None
-"""The boxes that are wanted of a tensor; None is all bytes of an entry."""
+"""The regions that are wanted of a tensor; None for all bytes of the entry."""
 _Rows = NDArray[np.int64]
 
 
 class Exchanging(Ranks, Protocol):
-    """Ranks that can send something else to each other, too."""
+    """Ranks that can also send a different value to each rank."""
 
     def all_to_all(self, step: str, map: Callable[[], Sequence[Any]]) -> list[Any]:
-        """Call `map` for one value for each rank, and return what came from each; b"" costs nothing."""
+        """Call `map` for one value per rank; return the values received, by rank. b"" is not sent."""
 
 
 def open_together(store: ObjectStore, ref: ManifestRef, ranks: Exchanging) -> ChunkExchange:
-    """Read the manifests of a snapshot, each by one rank; raises RankError on all if one is missing or damaged."""
+    """Read the manifests of a snapshot, each on one rank; raise RankError on all if one is missing or damaged."""
     data = ranks.broadcast("root", lambda: read_proven(store, ref))
     root = decode_manifest(data, where=manifest_key(ref.manifest_id))
     mine = range(ranks.rank, len(root.parts), ranks.world_size)
@@ -67,103 +68,105 @@ def open_together(store: ObjectStore, ref: ManifestRef, ranks: Exchanging) -> Ch
 
 
 class ChunkExchange:
-    """One rank's part in finding where chunks lie."""
+    """Finds, on one rank, the chunks that it needs, by exchanging rows of part manifests with the others."""
 
     def __init__(self, ranks: Exchanging, root: Manifest, parts: Mapping[int, Manifest]) -> None:
-        """Take the root, and the parts that this rank has read."""
+        """Use the root manifest, and the part manifests that this rank has read, by number."""
         self._ranks = ranks
         self._root = root
         self._parts = parts
-        # As many as have saved it: each is who it was.
+        # Loaded on as many ranks as saved it, each rank gets the values that the same rank saved.
         self._rank = ranks.rank if len(root.parts) == ranks.world_size else None
         self.heads = self._make_heads() if root.parts else root
-        """The tree and its entries as this rank has to see them, without chunks."""
+        """The tree and its entries as this rank must load them, without chunks."""
 
     def locate(self, wants: Mapping[int, Wanted]) -> Manifest:
-        """Return the same with the chunks of what is wanted, by number; all ranks must call this.
+        """Return `heads` with the chunks of the wanted entries, which are given by number; all ranks must call this.
 
-        Of boxes, only the chunks that hold some of them are there. Raises RankError on all ranks if the parts do not
-        make up an entry that one of them wants.
+        If regions of an entry are wanted, only the chunks that intersect them are included. Raises RankError on all
+        ranks if the parts do not add up to an entry that a rank wants.
         """
         if not self._root.parts:
             return self._root
         if self._ranks.world_size == 1:
             parts = tuple(self._parts[number] for number in sorted(self._parts))
             return merge(Manifests(self._root, parts, 0), self._rank)
-        stated = list(self.heads.iter_entries())
-        asked = {number: wanted for number, wanted in wants.items() if wanted is None or any(map(_is_some, wanted))}
+        entries = list(self.heads.iter_entries())
+        asked = {number: wanted for number, wanted in wants.items() if wanted is None or any(map(_has_items, wanted))}
         router = Router.plan(self._root, self._ranks.world_size)
         sent = self._ranks.all_to_all(
-            "rows", lambda: pack_questions(router, self._parts, [(stated[n], asked[n]) for n in asked], self._rank)
+            "rows", lambda: pack_questions(router, self._parts, [(entries[n], asked[n]) for n in asked], self._rank)
         )
         answers = self._ranks.all_to_all("places", lambda: answer_all(sent))
         found = {entry.name: entry for each in answers if each for entry in decode_rows(each)}
         for number in asked:
-            stated[number] = _fill(stated[number], found[stated[number].name])
-        return Manifest(build_table(self.heads.spec, stated), _WHERE)
+            entries[number] = _add_chunks(entries[number], found[entries[number].name])
+        return Manifest(build_table(self.heads.spec, entries), _WHERE)
 
     def list_variants(self) -> list[str]:
-        """Return what the ranks that saved it had each a value of its own of, if these are others; all must call this.
+        """Return the names of values that differed between the saving ranks; all ranks must call this.
 
-        As many as have saved it get each its own back, so there is nothing to tell.
+        The list is empty on as many ranks as saved the snapshot: each then gets its own value back.
         """
         if self._rank is not None or not self._root.parts:
             return []
-        told = self._ranks.all_gather("variants", lambda: find_variants(self._root, self._parts.values()))
-        return sorted({name for names in told for name in names})
+        by_rank = self._ranks.all_gather("variants", lambda: find_variants(self._root, self._parts.values()))
+        return sorted({name for names in by_rank for name in names})
 
     @property
     def num_parts(self) -> int:
-        """How many ranks have saved it."""
+        """How many ranks have saved the snapshot."""
         return len(self._root.parts)
 
     def _make_heads(self) -> Manifest:
         own = self._parts.get(self._rank) if self._rank is not None else None
-        # A part has a spec of its own only if that rank saw the tree otherwise than the root tells it.
+        # A part has a spec only if the tree of its rank differed from that of the root.
         base = own if own is not None and own.spec is not None else self._root
-        held = {} if own is None else {entry.name: entry for entry in own.iter_entries() if entry.rank == self._rank}
+        variants = (
+            {} if own is None else {entry.name: entry for entry in own.iter_entries() if entry.rank == self._rank}
+        )
         entries = []
         for entry in base.iter_entries():
-            seen = held.get(entry.name, entry)
+            seen = variants.get(entry.name, entry)
             entries.append(
-                entry._replace(size_bytes=seen.size_bytes, spec=seen.spec, chunks=(), dims=_UNPLACED, rank=NO_RANK)
+                entry._replace(size_bytes=seen.size_bytes, spec=seen.spec, chunks=(), dims=_BYTE_RANGES, rank=NO_RANK)
             )
         return Manifest(build_table(base.spec, entries), _WHERE)
 
 
-def _is_some(region: Region) -> bool:
+def _has_items(region: Region) -> bool:
     return volume(region.box) > 0
 
 
-def _fill(stated: Entry, found: Entry) -> Entry:
+def _add_chunks(entry: Entry, found: Entry) -> Entry:
     """Return an entry with the chunks that were found for it."""
-    if found.rank != NO_RANK and (found.size_bytes, found.spec) != (stated.size_bytes, stated.spec):
+    if found.rank != NO_RANK and (found.size_bytes, found.spec) != (entry.size_bytes, entry.spec):
         raise Corrupt(
-            f"{stated.name!r}: what rank {found.rank} has saved of it is not what the snapshot says that it is;"
+            f"{entry.name!r}: size or spec in the manifest of rank {found.rank} differ from those in the root manifest;"
             " run `holdfast check`",
-            key=stated.name,
+            key=entry.name,
         )
-    return stated._replace(chunks=found.chunks, dims=found.dims)
+    return entry._replace(chunks=found.chunks, dims=found.dims)
 
 
 @dataclass(frozen=True, slots=True)
 class Router:
-    """Which rank owns a name."""
+    """Decides which rank owns a name."""
 
     world_size: int
     owners: int
     positions: Mapping[str, int]
-    """The names of the root by number: one after the other, so that no owner has many more than another."""
+    """Position of each name in the root manifest. Names are dealt out by position, so owners have equally many."""
 
     @classmethod
     def plan(cls, root: Manifest, world_size: int) -> Router:
-        """Return what all ranks find alike."""
+        """Return the router of a snapshot; it is the same on all ranks."""
         part_bytes = sum(part.manifest.size_bytes for part in root.parts)
         owners = min(world_size, max(isqrt(world_size - 1) + 1, part_bytes // OWNED_BYTES))
         return cls(world_size, owners, {name: number for number, name in enumerate(root.names)})
 
     def find_owner(self, name: str) -> int:
-        """Return the rank that owns a name; the coordinator has enough to do already, and comes last."""
+        """Return the rank that owns a name. Rank 0, often the coordinator, is an owner only if most ranks are."""
         number = self.positions.get(name)
         index = (crc32(name.encode(errors="surrogatepass")) if number is None else number) % self.owners
         return (index + 1) * self.world_size // self.owners - 1
@@ -172,7 +175,7 @@ class Router:
 def pack_questions(
     router: Router, parts: Mapping[int, Manifest], asked: Iterable[tuple[Entry, Wanted]], rank: int | None
 ) -> list[Any]:
-    """Return what to send to each rank: the rows of these parts that are of its names, and what is wanted of those."""
+    """Return the message for each rank: the rows of `parts` whose names it owns, and what is wanted of its names."""
     rows: dict[int, list[tuple[int, bytes]]] = {}
     for number, part in parts.items():
         by_owner: dict[int, list[Entry]] = {}
@@ -183,7 +186,7 @@ def pack_questions(
             rows.setdefault(owner, []).append((number, encode_manifest(None, entries)))
     wants: dict[int, list[Any]] = {}
     for entry, wanted in asked:
-        regions = wanted and [(each.shape, each.item_bytes, *each.box) for each in wanted if _is_some(each)]
+        regions = wanted and [(each.shape, each.item_bytes, *each.box) for each in wanted if _has_items(each)]
         wants.setdefault(router.find_owner(entry.name), []).append((entry.name, entry.size_bytes, regions))
     return [
         (rank, rows.get(owner, []), json.dumps(wants.get(owner, [])).encode())
@@ -194,23 +197,23 @@ def pack_questions(
 
 
 def _strip(entry: Entry) -> Entry:
-    """Return an entry without what the owner of its name need not know."""
+    """Return an entry without the fields that the owner of its name does not need."""
     return entry._replace(note=None, alias=0, spec=entry.spec if entry.rank != NO_RANK else None)
 
 
 def decode_rows(data: bytes) -> Iterator[Entry]:
-    """Yield entries that another rank has sent."""
-    return decode_manifest(data, where="what another rank has sent").iter_entries()
+    """Yield the entries of a message from another rank."""
+    return decode_manifest(data, where="a message from another rank").iter_entries()
 
 
 def answer_all(questions: Sequence[Any]) -> list[bytes]:
-    """Return what each rank gets to know of the names that this one owns; Corrupt if their rows do not add up."""
+    """Return the answer to each rank about the names that this rank owns; raise Corrupt if their rows do not add up."""
     parts = sorted((part for each in questions if each for part in each[1]), key=lambda part: part[0])
-    held: dict[str, list[Entry]] = {}
+    by_name: dict[str, list[Entry]] = {}
     for _, data in parts:
         for entry in decode_rows(data):
-            held.setdefault(entry.name, []).append(entry)
-    owned = {name: _Owned(found) for name, found in held.items()}
+            by_name.setdefault(entry.name, []).append(entry)
+    owned = {name: _Owned(found) for name, found in by_name.items()}
     answers = []
     for each in questions:
         entries = []
@@ -226,16 +229,16 @@ def answer_all(questions: Sequence[Any]) -> list[bytes]:
 
 
 class _View(NamedTuple):
-    """An entry as some ranks have to see it."""
+    """A variant of an entry; ranks with the same view get the same chunks."""
 
     size_bytes: int
     rank: int
-    """Whose own it is, if it is somebody's."""
+    """The rank whose own value it is; NO_RANK if all ranks share one value."""
 
 
 @dataclass(slots=True)
 class _Owned:
-    """A name, and what all parts have of it, in their order."""
+    """The rows of one name from all parts, in the order of the parts."""
 
     found: list[Entry]
     variants: tuple[int, ...] = ()
@@ -245,7 +248,7 @@ class _Owned:
         self.variants = tuple(entry.rank for entry in self.found if entry.rank != NO_RANK)
 
     def find(self, name: str, size_bytes: int, rank: int | None) -> _Joined:
-        """Return the whole as a rank has to see it."""
+        """Return the complete entry as `rank` must load it."""
         chosen = NO_RANK
         if self.variants:
             chosen = rank if rank in self.variants else min(self.variants)
@@ -257,7 +260,7 @@ class _Owned:
 
 
 class _Joined:
-    """An entry with all its chunks, and a table of where they are, so that each of many ranks finds its own soon."""
+    """An entry with all its chunks, and tables of their positions for fast lookup by region."""
 
     def __init__(self, entry: Entry) -> None:
         self.entry = entry
@@ -271,15 +274,17 @@ class _Joined:
             self._placed = tuple(chunk._replace(box=(begin, chunk.size_bytes)) for chunk, begin in rows)
 
     def cut(self, regions: Sequence[Region]) -> Entry:
-        """Return the entry with the chunks that hold some of these regions, and no others."""
+        """Return the entry with only the chunks that intersect these regions."""
         found = [self._find_rows(region) for region in regions]
         rows = found[0] if len(found) == 1 else sorted(set().union(*found))
         if len(rows) == len(self._placed):
             return self.entry
-        return self.entry._replace(chunks=tuple(self._placed[row] for row in rows), dims=self.entry.dims or _UNPLACED)
+        return self.entry._replace(
+            chunks=tuple(self._placed[row] for row in rows), dims=self.entry.dims or _BYTE_RANGES
+        )
 
     def _find_rows(self, region: Region) -> Sequence[int]:
-        """Return the numbers of the chunks that hold some of a region, in order."""
+        """Return the numbers of the chunks that intersect a region, in order."""
         if self.entry.dims:
             starts, sizes = self._boxes[:, : self.entry.dims], self._boxes[:, self.entry.dims :]
             meets = (starts < np.array(region.box.stops)) & (starts + sizes > np.array(region.box.starts))
@@ -289,7 +294,8 @@ class _Joined:
             return range(bisect_right(self._ends, start), bisect_left(self._ends, stop) + 1)
         begins, ends = self._spans
         starts, size = _find_runs(region)
-        # The first run that ends after a chunk begins either begins in it or is not in it.
+        # Of the runs that end after a chunk begins, the first one decides: they intersect if it begins before the
+        # chunk ends.
         next_runs = np.searchsorted(starts + size, begins, side="right")
         is_run = next_runs < len(starts)
         meets = is_run & (starts[np.minimum(next_runs, len(starts) - 1)] < ends)
@@ -297,9 +303,9 @@ class _Joined:
 
 
 def _find_runs(region: Region) -> tuple[_Rows, int]:
-    """Return where the runs of a region begin in the row of bytes that the tensor is, and how long each is."""
+    """Return the byte offsets of the contiguous runs of a region within its tensor, and the length of each run."""
     box, shape = region.box, region.shape
-    # The innermost dims that are whole make up one run, together with the first that is not.
+    # A run spans the innermost dims that are whole, and the one before them.
     inner = len(shape)
     while inner > 0 and box.sizes[inner - 1] == shape[inner - 1]:
         inner -= 1

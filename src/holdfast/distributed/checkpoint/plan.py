@@ -1,4 +1,4 @@
-"""Plans what this rank writes of a tree that many save together: who holds the same, who differs, who stores what."""
+"""Plans a collective save: finds replicas by fingerprint, and decides which chunks this rank stores."""
 
 from __future__ import annotations
 
@@ -34,15 +34,16 @@ _BATCH_BYTES: Final = 8 << 20
 _MAX_NAMED: Final = 20
 
 ReplicaKey = tuple[str, Json]
-"""What may be the same on several ranks: the name of an entry, and the box of it if it has one."""
+"""Identifies what several ranks may hold: the name of an entry, and its box if it has one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What one rank saves, and what was found out on the way."""
+    """What one rank saves."""
 
     request: Request
     divergent: tuple[str, ...] = ()
+    """Names whose values differ between ranks without being declared per rank."""
 
 
 @dataclass(slots=True)
@@ -52,20 +53,21 @@ class _Leaves:
     node: Json = None
     sources: Sequence[Source] = ()
     chunks: Sequence[Sequence[Piece]] = ()
-    """Of each source."""
+    """The chunks of each source."""
     held: Mapping[int, Held] = field(default_factory=dict)
     own: set[int] = field(default_factory=set)
+    """Numbers of the entries that were declared per rank."""
     own_names: set[str] = field(default_factory=set)
     prints: dict[int, bytes] = field(default_factory=dict)
-    """Fingerprints of what others may hold, too, by number."""
+    """Fingerprints of the entries that other ranks may also hold, by number."""
 
     def whole_bytes(self, number: int) -> int:
-        """Return how large an entry is as a whole."""
+        """Return the size of the whole entry, of which this rank may hold a part."""
         source = self.sources[number]
         return source.whole_bytes if isinstance(source, ShardSource) else source.size_bytes
 
     def describe(self) -> list[Json]:
-        """Return what each entry is, without its bytes."""
+        """Return the description of each entry, without its bytes."""
         return [
             [
                 source.name,
@@ -73,26 +75,26 @@ class _Leaves:
                 source.spec,
                 _drop_index(source.note),
                 source.alias,
-                # In a root: somebody has said that it is each rank's own.
+                # In a root manifest, rank 0 means that the entry was declared per rank.
                 0 if number in self.own else NO_RANK,
             ]
             for number, source in enumerate(self.sources)
         ]
 
     def encode(self) -> bytes:
-        """Return the tree, what each entry is, and which values in the tree are this rank's own."""
+        """Encode the tree, the descriptions of its entries, and the names that were declared per rank."""
         return canonical_json([self.node, self.describe(), sorted(self.own_names)])
 
 
 def plan_save(
     name: str, tree: object, options: SaveOptions, types: Types, ranks: Ranks, global_ranks: Sequence[int]
 ) -> Planned:
-    """Plan a save that all ranks take part in; raises RankError on all of them if one cannot."""
+    """Plan this rank's part of a collective save; raises RankError on all ranks if one of them fails."""
     return _Planner(name, options, ranks, global_ranks).plan(tree, types)
 
 
 class _Planner:
-    """One rank's part in planning one save."""
+    """Plans one save, on one rank."""
 
     def __init__(self, name: str, options: SaveOptions, ranks: Ranks, global_ranks: Sequence[int]) -> None:
         self._name = name
@@ -105,18 +107,18 @@ class _Planner:
     def plan(self, tree: object, types: Types) -> Planned:
         ranks = self._ranks
         seed = ranks.broadcast(f"save {self._name!r}", lambda: secrets.token_bytes(8))
-        told = ranks.all_gather("describe", lambda: self._describe(tree, types, seed))
-        root = self._agree_on_tree([(each[0], each[1]) for each in told])
-        holders, variants = self._find_holders(told)
-        spans = self._share(holders)
-        self._check_coverage(spans, seed)
+        described = ranks.all_gather("describe", lambda: self._describe(tree, types, seed))
+        root = self._agree_on_tree([(each[0], each[1]) for each in described])
+        holders, variants = self._find_holders(described)
+        chunks = self._share(holders)
+        self._check_coverage(chunks, seed)
         is_same = root is not None and canonical_json(root.spec) == canonical_json(self._spec)
-        sources, places = self._make_places(spans, variants, keeps_all=not is_same)
+        sources, placements = self._make_placements(chunks, variants, keeps_all=not is_same)
         request = Request(
             self._name,
             sources,
             spec=None if is_same else self._spec,
-            places=places,
+            places=placements,
             root=root,
             metadata=self._options.metadata,
             environment=describe_environment() if self._options.environment else {},
@@ -126,7 +128,7 @@ class _Planner:
         )
         divergent = tuple(dict.fromkeys(self._divergent))
         if divergent:
-            # In a step: where warnings are errors, all have to know of it.
+            # Warn in a step: if warnings are turned into errors, all ranks must raise.
             ranks.broadcast("warn", lambda: warn_of_divergent(self._name, divergent))
         return Planned(request, divergent)
 
@@ -135,7 +137,7 @@ class _Planner:
         return {TREE: self._leaves.node}
 
     def _describe(self, tree: object, types: Types, seed: bytes) -> tuple[Any, ...]:
-        """Encode the tree, and tell in a few bytes what it is and what others may hold of it."""
+        """Encode the tree; return digests of its structure, and of the fingerprints per group of possible holders."""
         leaves = make_leaves(tree, self._options, types)
         self._leaves.node = parse_json(leaves.spec.data, where="the tree")[TREE]
         self._leaves.sources = leaves.sources
@@ -145,7 +147,7 @@ class _Planner:
         for piece in cut_sources(leaves.sources):
             chunks[piece.position].append(piece)
         self._leaves.chunks = chunks
-        self._take_prints(seed)
+        self._compute_prints(seed)
         shape = canonical_json([self._leaves.node, self._leaves.describe()])
         roots: dict[tuple[int, ...], list[bytes]] = defaultdict(list)
         for number, taken in self._leaves.prints.items():
@@ -154,9 +156,9 @@ class _Planner:
         return self._name, hash_bytes(shape), prints
 
     def _declared(self, number: int) -> tuple[int, ...]:
-        """Return which ranks are said to hold an entry, or its box, just as this one does; all, if nothing is said."""
+        """Return the ranks that are declared to hold the same entry or box as this one; all ranks if none are."""
         held = self._leaves.held.get(number)
-        # Beyond its own mesh a tensor may have copies, under data parallel for instance: who has some is to be found.
+        # A mesh smaller than the world says nothing about copies outside of it, such as data-parallel ones.
         if held is None or not held.ranks or len(held.mesh_ranks) < self._ranks.world_size:
             return tuple(range(self._ranks.world_size))
         return tuple(sorted(self._group[rank] for rank in held.ranks))
@@ -167,42 +169,46 @@ class _Planner:
             return [source.name, None]
         return [source.name, [[*piece.box.starts, *piece.box.sizes] for piece in source.pieces]]
 
-    def _take_prints(self, seed: bytes) -> None:
-        """Take fingerprints of all that is not this rank's alone."""
-        look = Seeded(int.from_bytes(seed))
+    def _compute_prints(self, seed: bytes) -> None:
+        """Compute fingerprints of all entries that other ranks may also hold."""
+        seeded = Seeded(int.from_bytes(seed))
         shared = []
         for number, source in enumerate(self._leaves.sources):
-            is_alone = isinstance(source, ShardSource) and len(self._declared(number)) == 1
-            if number not in self._leaves.own and not is_alone:
+            is_unique = isinstance(source, ShardSource) and len(self._declared(number)) == 1
+            if number not in self._leaves.own and not is_unique:
                 shared.append(number)
-                self._leaves.prints[number] = look(canonical_json([source.spec, source.size_bytes]))
+                self._leaves.prints[number] = seeded(canonical_json([source.spec, source.size_bytes]))
         if self._ranks.world_size == 1:
             self._leaves.prints.clear()
             return
 
-        def take(batch: Sequence[Piece]) -> list[tuple[int, bytes]]:
-            return [(each.position, look(each.source.read(each.start, each.stop))) for each in batch]
+        def fingerprint(batch: Sequence[Piece]) -> list[tuple[int, bytes]]:
+            return [(each.position, seeded(each.source.read(each.start, each.stop))) for each in batch]
 
         pieces = [piece for number in shared for piece in self._leaves.chunks[number]]
         batches = [(batch, _BATCH_BYTES) for batch in group_pieces(pieces, limit_bytes=_BATCH_BYTES)]
         with Engine("holdfast-look", budget_bytes=_ENGINE_BYTES, waits=False) as engine:
-            for found in engine.iter_results(take, batches):
+            for found in engine.iter_results(fingerprint, batches):
                 self._ranks.beat()
-                for number, taken in found:
-                    self._leaves.prints[number] = look(self._leaves.prints[number] + taken)
+                for number, digest in found:
+                    self._leaves.prints[number] = seeded(self._leaves.prints[number] + digest)
 
-    def _agree_on_tree(self, told: Sequence[tuple[str, bytes]]) -> Part | None:
-        """Return the tree and the entries of the whole: this rank's own, if all have the same."""
-        names = {name for name, _ in told}
+    def _agree_on_tree(self, described: Sequence[tuple[str, bytes]]) -> Part | None:
+        """Return the root: this rank's tree and entries if all ranks have the same, else the union of all ranks.
+
+        None if a single process saves only whole tensors.
+        """
+        names = {name for name, _ in described}
         if len(names) > 1:
-            raise Mismatch(f"the ranks save under different names: {', '.join(sorted(names)[:_MAX_NAMED])}")
+            shown = ", ".join(sorted(names)[:_MAX_NAMED])
+            raise Mismatch(f"the ranks save under different names: {shown}; pass the same name on all ranks")
         own = self._leaves
-        if len(told) == 1 and not any(map(_is_partial, own.sources)):
+        if len(described) == 1 and not any(map(_is_partial, own.sources)):
             return None
-        shapes = [shape for _, shape in told]
+        shapes = [shape for _, shape in described]
         if len(set(shapes)) == 1:
             return _make_root(own.node, own.describe())
-        # One of each kind is enough.
+        # Of ranks with equal trees, the first one sends it.
         is_first = shapes.index(shapes[self._ranks.rank]) == self._ranks.rank
         sent = self._ranks.all_gather("trees", lambda: own.encode() if is_first else b"")
         trees = [parse_json(memoryview(each), where="a rank") for each in sent if each]
@@ -223,14 +229,14 @@ class _Planner:
         self._divergent += [name for name in divergent if name not in declared]
         return _make_root(united, list(described.values()))
 
-    def _find_holders(self, told: Sequence[tuple[Any, ...]]) -> tuple[dict[int, tuple[int, ...]], set[int]]:
-        """Return who holds each entry as this rank does, and which entries every rank has another value of."""
-        prints = [each[2] for each in told]
+    def _find_holders(self, gathered: Sequence[tuple[Any, ...]]) -> tuple[dict[int, tuple[int, ...]], set[int]]:
+        """Return the ranks that hold the same value of each entry, and the entries whose values differ."""
+        prints = [each[2] for each in gathered]
         mine = self._leaves.prints
         is_same = all(
             prints[rank].get(group) == found for group, found in prints[self._ranks.rank].items() for rank in group
         )
-        # All take part in the next step, or none.
+        # Either all ranks take part in the next step or none does.
         if not any(self._ranks.all_gather("alike", lambda: not is_same)):
             return {number: self._declared(number) for number in mine}, set()
         table = {canonical_json(self._key(number)): taken for number, taken in mine.items()}
@@ -252,20 +258,20 @@ class _Planner:
             verify_alike(problems)
             return [self._leaves.sources[number].name for number in sorted(variants)]
 
-        # Of all ranks: not everyone need have what differs elsewhere.
+        # Gathered from all ranks: an entry that differs may be missing on this one.
         for names in self._ranks.all_gather("declared", name_variants):
             self._divergent += names
         return holders, variants
 
     def _share(self, holders: Mapping[int, tuple[int, ...]]) -> dict[int, list[int]]:
-        """Return the chunks of each entry that fall to this rank: a share of what several hold, all of its own."""
+        """Return the chunks of each entry that this rank stores: a share of each replica, all of the others."""
         mine = {number: list(range(len(chunks))) for number, chunks in enumerate(self._leaves.chunks)}
         groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
         for number, group in holders.items():
             if len(group) > 1:
                 groups[group].append(number)
         for group, numbers in groups.items():
-            # By name: the trees of the holders may differ elsewhere.
+            # Sorted by key, so that all holders have the same order although their trees may differ.
             numbers.sort(key=lambda number: canonical_json(self._key(number)))
             chunks = [(number, at) for number in numbers for at in range(len(self._leaves.chunks[number]))]
             sizes = [self._size(number, at) for number, at in chunks]
@@ -280,15 +286,16 @@ class _Planner:
         return piece.stop - piece.start
 
     def _check_coverage(self, mine: Mapping[int, Sequence[int]], seed: bytes) -> None:
-        """Raise Mismatch, on all ranks, unless every tensor is stored exactly once."""
+        """Raise Mismatch on all ranks unless every tensor is stored exactly once."""
         items = [
             (self._leaves.sources[number].name, str(held.dtype), held.global_shape, box)
             for number, held in self._leaves.held.items()
             for box in self._pick_boxes(number, mine[number])
         ]
-        told = self._ranks.all_gather("cover", lambda: _flatten(sketch_boxes(items, seed)))
-        if is_covered(merge(Sketch(total, tuple(origins)) for total, origins in told)):
+        sketches = self._ranks.all_gather("cover", lambda: _flatten(sketch_boxes(items, seed)))
+        if is_covered(merge(Sketch(total, tuple(origins)) for total, origins in sketches)):
             return
+        # The sketches only show that something is wrong. To describe it, all ranks exchange their boxes.
         plain = [[name, dtype, list(shape), [list(box.starts), list(box.sizes)]] for name, dtype, shape, box in items]
         gathered = self._ranks.all_gather("gaps", lambda: plain)
         holdings = [
@@ -305,50 +312,50 @@ class _Planner:
 
     def _pick_boxes(self, number: int, chunks: Sequence[int]) -> list[Box]:
         source = self._leaves.sources[number]
-        assert isinstance(source, ShardSource), "what is held in part comes in boxes"
+        assert isinstance(source, ShardSource), "the source of a shard has boxes"
         if not source.boxes and self._ranks.is_coordinator:
             return [Box((0,) * len(shape), shape) for shape in (self._leaves.held[number].global_shape,) if 0 in shape]
         return [source.boxes[at] for at in chunks]
 
-    def _make_places(
+    def _make_placements(
         self, mine: Mapping[int, Sequence[int]], variants: set[int], *, keeps_all: bool
     ) -> tuple[list[Source], dict[int, Placement]]:
-        """Return the sources of this rank's part, and where each stands in the whole."""
+        """Return the sources of this rank's part, and the position of each in its whole entry."""
         sources: list[Source] = []
-        places: dict[int, Placement] = {}
+        placements: dict[int, Placement] = {}
         for number, source in enumerate(self._leaves.sources):
             whole_bytes = self._leaves.whole_bytes(number)
             if number in self._leaves.own or number in variants:
-                places[len(sources)] = Placement(whole_bytes, 0, (), self._ranks.rank)
+                placements[len(sources)] = Placement(whole_bytes, 0, (), self._ranks.rank)
                 sources.append(source)
                 continue
             if not mine[number] and whole_bytes and not keeps_all:
                 continue
             spans = [(each.start, each.stop) for each in (self._leaves.chunks[number][at] for at in mine[number])]
             dims, boxes = _place_chunks(source, mine[number], spans)
-            places[len(sources)] = Placement(whole_bytes, dims, boxes)
+            placements[len(sources)] = Placement(whole_bytes, dims, boxes)
             sources.append(pick_chunks(source, spans))
         if self._ranks.world_size == 1 and not any(map(_is_partial, self._leaves.sources)):
             return list(self._leaves.sources), {}
-        return sources, places
+        return sources, placements
 
 
 def _drop_index(note: Json) -> Json:
-    """Return a note without the number of the device, which is another on each rank."""
+    """Return a note without the device index, which differs between ranks."""
     if not isinstance(note, dict) or "device" not in note:
         return note
     return note | {"device": str(note["device"]).partition(":")[0]}
 
 
 def _is_partial(source: Source) -> bool:
-    """Tell whether a source is less than its entry, or lies in other order."""
+    """Return whether a source contains less than its entry, or its bytes in another order."""
     return isinstance(source, ShardSource) and not source.is_whole
 
 
 def _place_chunks(
     source: Source, numbers: Sequence[int], spans: Sequence[tuple[int, int]]
 ) -> tuple[int, list[tuple[int, ...]]]:
-    """Return the dims and places of chunks: ranges of bytes of what lies in a row, boxes of what has more dims."""
+    """Return the dims and positions of chunks: byte ranges if there is one dim, boxes if there are more."""
     if not isinstance(source, ShardSource):
         return 1, [(start, stop - start) for start, stop in spans]
     boxes = [source.boxes[number] for number in numbers]

@@ -1,4 +1,4 @@
-"""What all ranks hold the same of, read once: each rank reads a share and sends that to the others, if that pays."""
+"""Reads what all ranks load once: each rank reads a share and sends it to the others, if that is faster."""
 
 from __future__ import annotations
 
@@ -24,17 +24,20 @@ from holdfast.snapshot.load.entries import InPlace
 _log = logging.getLogger(__name__)
 
 MIN_BYTES: Final = 64 << 20
-"""Less than this each rank reads for itself, and nothing is measured."""
+"""Below this size every rank reads everything itself, without a measurement."""
 SAMPLE_BYTES: Final = 8 << 20
-"""How much is read, and sent, to find out what is faster."""
+"""How much is read and sent to measure which is faster."""
 MIN_READ_S: Final = 1.0
-"""What each rank has read by then is not worth connecting them for."""
+"""If reading everything takes less than this, the ranks are not connected."""
 _MARGIN: Final = 0.8
-"""How much of the time may be left if it is sent: a measurement is not that exact."""
+"""Sending must take less than this share of the time of reading, because the measurement is not exact."""
 
 
 class ReplicaExchange:
-    """One rank's part in reading, for all, what all of them want in memory that is there. Use it in a `with`."""
+    """Lets each rank read a share of the entries that all ranks load in place, and send it to the others.
+
+    Use it in a `with`.
+    """
 
     def __init__(
         self,
@@ -44,7 +47,7 @@ class ReplicaExchange:
         how: Literal["auto", "broadcast"] = "broadcast",
         timeout_s: float,
     ) -> None:
-        """Choose nothing yet; "auto" sends only if that is measured to be faster."""
+        """Exchange between `ranks`; with how="auto", only if a measurement shows that to be faster."""
         self._ranks = ranks
         self._reader = reader
         self._how = how
@@ -60,16 +63,16 @@ class ReplicaExchange:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End the connections to the other ranks."""
+        """Close the connections to the other ranks."""
         self._stack.__exit__(kind, error, trace)
 
     def choose(self, places: Mapping[int, InPlace]) -> Collection[int]:
-        """Return the entries that this rank need not read, for another does."""
+        """Return the numbers of the entries that this rank need not read, because another rank sends them."""
         numbers, table = _describe(places)
         tables = gather_tables(self._ranks, table)
         if tables is not None:
             table = {name: facts for name, facts in table.items() if all(each.get(name) == facts for each in tables)}
-        # What is tied to another is there with that.
+        # An entry that is tied to another one uses the same memory, so it is not read separately.
         read = [name for name in sorted(table) if table[name][-1] not in table]
         sizes = [table[name][0] for name in read]
         if not read or not self._is_faster(sizes, [places[numbers[name]] for name in read]):
@@ -81,7 +84,7 @@ class ReplicaExchange:
         return {numbers[name] for name in table if name not in mine}
 
     def send(self) -> None:
-        """Send what this rank has read, and take what the others have; all ranks must be done with reading."""
+        """Send what this rank has read, and receive what the others have read; call it after all ranks have read."""
         if not self._shares:
             return
         sender = self._connect()
@@ -93,28 +96,28 @@ class ReplicaExchange:
         sender.run("broadcast", act)
 
     def _connect(self) -> Sender:
-        """Return what sends; the first time, all ranks must call this."""
+        """Return the sender; the first call connects the ranks, so all must make it."""
         if self._sender is None:
             carrier = self._stack.enter_context(open_carrier(self._ranks, timeout_s=self._timeout_s))
             self._sender = Sender(self._ranks, carrier, timeout_s=self._timeout_s)
         return self._sender
 
     def _is_faster(self, sizes: Sequence[int], places: Sequence[InPlace]) -> bool:
-        """Tell whether to send: the same on all ranks, which see the same sizes, and one of which decides for all."""
+        """Return whether to send. All ranks return the same: they have the same sizes, and the coordinator decides."""
         if self._how == "broadcast":
             return True
         if sum(sizes) < MIN_BYTES:
             return False
         sample = _plan_sample(sizes)
         scale = sum(sizes) / sum(sample.values())
-        # Not where it is wanted: something may still be found that is refused before anything changes.
+        # Not into the target: the load may still be refused, and then the target must be unchanged.
         memory = [torch.empty(size_bytes, dtype=torch.uint8) for size_bytes in sample.values()]
 
         def read() -> None:
             for at, each in zip(sample, memory, strict=True):
                 self._reader.read_into(places[at].entry, 0, each.numpy().data)
 
-        # All at once, as they would: what they share, a disk or the way to it, they share here, too.
+        # All ranks read at the same time, as in the real load, because they may share a disk or a network.
         read_s = scale * self._ranks.all_reduce("measure reading", lambda: _time(read), max)
         if read_s < MIN_READ_S:
             return False
@@ -122,20 +125,20 @@ class ReplicaExchange:
         return bool(self._ranks.broadcast("choose", lambda: self._decide(read_s, send_s)))
 
     def _measure_sending(self, memory: Sequence[torch.Tensor]) -> float:
-        """Return how long the slowest rank takes for what one of them sends to all, in seconds."""
+        """Return how long the slowest rank takes to send or receive the sample, in seconds."""
         sender = self._connect()
-        taken: list[float] = []
-        # The first bytes on a connection take longer than those after them.
+        seconds: list[float] = []
+        # Warm up: the first bytes on a connection take longer.
         sender.run("try sending", lambda: sender.send_bytes([memory[0][:1]], 0))
-        sender.run("measure sending", lambda: taken.append(_time(lambda: sender.send_bytes(memory, 0))))
-        return float(self._ranks.all_reduce("compare times", lambda: taken[0], max))
+        sender.run("measure sending", lambda: seconds.append(_time(lambda: sender.send_bytes(memory, 0))))
+        return float(self._ranks.all_reduce("compare times", lambda: seconds[0], max))
 
     def _decide(self, read_s: float, send_s: float) -> bool:
-        """Decide for all ranks: if it is sent, each reads its share, and then all of it is on its way once."""
+        """Return whether to send: each rank then reads only its share, and everything is sent once."""
         shared_s = read_s / self._ranks.world_size + send_s
         is_faster = shared_s < _MARGIN * read_s
-        text = "what all ranks want takes %.1f s if each reads it, and %.1f s if it is sent: %s"
-        _log.info(text, read_s, shared_s, "it is sent" if is_faster else "each reads it")
+        text = "estimated %.1f s if every rank reads everything, %.1f s if each reads a share and sends it: %s"
+        _log.info(text, read_s, shared_s, "sending" if is_faster else "every rank reads")
         return is_faster
 
 
@@ -146,7 +149,7 @@ def _time(act: Callable[[], None]) -> float:
 
 
 def _plan_sample(sizes: Sequence[int]) -> dict[int, int]:
-    """Return how much to read of which entries, the largest first."""
+    """Return how many bytes to read of which entries, the largest entries first."""
     sample: dict[int, int] = {}
     room = SAMPLE_BYTES
     for at in sorted(range(len(sizes)), key=lambda at: (-sizes[at], at)):
@@ -158,7 +161,7 @@ def _plan_sample(sizes: Sequence[int]) -> dict[int, int]:
 
 
 def _describe(places: Mapping[int, InPlace]) -> tuple[dict[str, int], dict[str, TensorFacts]]:
-    """Return the numbers of entries that are wanted as a whole and in a row, and what must be the same of each."""
+    """Return the entries that are loaded whole into contiguous memory: their numbers, and facts to compare, by name."""
     numbers: dict[str, int] = {}
     table: dict[str, TensorFacts] = {}
     first: dict[tuple[torch.device, int, int], str] = {}
@@ -185,5 +188,5 @@ def _is_whole(place: InPlace) -> bool:
 
 
 def _find_memory(place: InPlace) -> torch.Tensor:
-    """Return the memory of a place that wants all of an entry, as a tensor of bytes."""
+    """Return the memory into which a whole entry is loaded, as a tensor of bytes."""
     return view_place(place.tensor if place.pieces is None else place.pieces[0].tensor, place.entry.size_bytes)

@@ -1,4 +1,4 @@
-"""How those who hold the same share the work of storing it: a stretch of its chunks each, the same on every rank."""
+"""Divides the chunks of replicas among the ranks that hold them, so that each chunk is stored by one rank."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from itertools import accumulate
 
 
 def plan_shares(sizes: Sequence[int], holders: int) -> list[range]:
-    """Return which chunks each holder stores: one stretch of the sequence each, some of them perhaps empty.
+    """Return the range of chunks that each holder stores; a range may be empty.
 
-    `sizes` are the bytes of all chunks that all holders have, in an order that is theirs too. No share is larger than
-    an equal part and one chunk.
+    `sizes` are the sizes in bytes of the chunks, in an order that is the same on all holders. No share is larger than
+    an equal share plus one chunk.
     """
     if holders < 1:
-        raise ValueError(f"{holders} holders cannot share anything")
-    # A chunk goes to whom the middle of it falls to: that cuts no chunk, and is off by half of one at either end.
+        raise ValueError(f"holders={holders}: must be at least 1")
+    # The bytes are divided equally. A chunk belongs to the share that contains its middle, so no chunk is cut and
+    # each end of a share is off by at most half a chunk.
     ends = list(accumulate(sizes))
     total = ends[-1] if ends else 0
     doubled_middles = [2 * end - size for end, size in zip(ends, sizes, strict=True)]

@@ -1,4 +1,4 @@
-"""All that a run needs to go on, as one thing to save and load: model, optimizer, schedule, place in the data, luck."""
+"""The complete state of a training run as one object: model, optimizer, schedule, data position and RNG state."""
 
 from __future__ import annotations
 
@@ -21,24 +21,27 @@ from holdfast.snapshot.stateful import find_wrapping, is_stateful, unwrap_metada
 from holdfast.tensors.sharding.sharded import PerRank, per_rank
 
 _WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
-"""What those who wrap a module call it: torch.compile, activation checkpointing, FSDP1."""
-_BATCH = "a DataLoader has no state of its own; give it a batch_sampler that has, such as holdfast.ResumableSampler"
+"""Attribute names under which wrappers keep the module: torch.compile, activation checkpointing, FSDP1."""
+_NO_STATE = (
+    "a DataLoader does not save its position; give it a batch_sampler with state_dict and load_state_dict,"
+    " such as holdfast.ResumableSampler"
+)
 
 
 class TrainingState:
-    """A run's state, to be given to `save` and `load_into`; names do not depend on wrappers, values not on ranks."""
+    """The state of a run, for `save` and `load_into`. Names do not depend on wrappers, nor values on the rank count."""
 
     def __init__(self, parts: dict[str, Any]) -> None:
-        """Take the parts as they are: objects that keep a state, and plain values."""
+        """Use `parts`, by name: objects with state_dict and load_state_dict, and plain values."""
         self._parts = parts
 
     @property
     def step(self) -> Any:
-        """What was given as `step`, or has been loaded."""
+        """The value that was passed as `step`; after a load, the loaded value."""
         return self._parts.get("step")
 
     def __getitem__(self, name: str) -> Any:
-        """Return a part, or the value that has been loaded in its place."""
+        """Return a part; after a load, a plain value is the loaded one."""
         return self._parts[name]
 
     def __holdfast_parts__(self) -> dict[str, Any]:
@@ -50,9 +53,9 @@ class TrainingState:
         return {name: _read(part) for name, part in self._parts.items()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], /) -> None:
-        """Take over what `state_dict` has returned; raises Mismatch if the parts are others."""
+        """Load a state that `state_dict` returned; raise Mismatch if it has other parts."""
         if state_dict.keys() != self._parts.keys():
-            raise Mismatch(f"parts {sorted(self._parts)} in the target, {sorted(state_dict)} in the state")
+            raise Mismatch(f"the target has the parts {sorted(self._parts)}, the state has {sorted(state_dict)}")
         for name, value in state_dict.items():
             self._parts[name] = _write(self._parts[name], value)
 
@@ -70,16 +73,16 @@ def training_state(
     """Return the state of a run, for `store.save(name, ...)` and `store.load_into(name, ...)`.
 
     A plain, DDP or FSDP2 model saves the same names, so each can be loaded into the other, on any number of ranks.
-    The optimizer's state goes by the names of parameters; one that has not stepped yet is not made to.
+    The optimizer's state is saved by parameter name. An optimizer that has not stepped yet stays without state.
 
     Args:
         model: the module that is trained.
-        optimizer: one, or several, of its parameters.
-        scheduler: anything with `state_dict` and `load_state_dict`, or a list or dict of such.
-        dataloader: as well, or a DataLoader whose sampler has these methods.
-        rng: keep the random generators of every rank; another number of ranks goes on with other ones.
-        step: any plain value; after loading, `.step` is what was saved.
-        more: whatever else there is: stateful objects, tensors, plain values.
+        optimizer: one optimizer of the model's parameters, or several.
+        scheduler: an object with `state_dict` and `load_state_dict`, or a list or dict of such objects.
+        dataloader: an object with these methods, or a DataLoader whose sampler has them.
+        rng: save the RNG state of every rank. On another number of ranks, rank 0's is restored, the others are seeded.
+        step: any plain value; after loading, `.step` is the saved value.
+        more: further parts: objects with these methods, tensors, plain values.
     """
     parts: dict[str, Any] = {"model": _name_module(model)}
     if optimizer is not None:
@@ -98,7 +101,7 @@ def training_state(
 
 
 def find_names(model: torch.nn.Module) -> dict[torch.Tensor, str]:
-    """Return the name of each parameter without what wrappers add to it: those of torch's `get_state_dict`."""
+    """Return the name of each parameter without prefixes of wrappers, as torch's `get_state_dict` names it."""
     return {parameter: _strip(model, name) for name, parameter in model.named_parameters()}
 
 
@@ -114,14 +117,14 @@ def _strip(model: torch.nn.Module, name: str) -> str:
 
 
 def name_optimizer(optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor, str]) -> NamedOptimizer:
-    """Return an optimizer with the names of its parameters; raises Unsupported for one that the model does not have."""
+    """Return an optimizer with the names of its parameters; raise Unsupported if one is not in `names`."""
     found = []
     for number, group in enumerate(optimizer.param_groups):
         for position, parameter in enumerate(group["params"]):
             if parameter not in names:
                 raise Unsupported(
                     f"parameter {position} of group {number}, of shape {tuple(parameter.shape)}, is not one of the"
-                    " model's: make the optimizer after the model is wrapped or sharded, from that model's parameters"
+                    " model's: create the optimizer from the parameters of the wrapped or sharded model"
                 )
             found.append(names[parameter])
     return NamedOptimizer(optimizer, found)
@@ -140,26 +143,26 @@ def _name_module(model: torch.nn.Module) -> NamedModule:
 
 
 def find_sampler(dataloader: Any) -> Any:
-    """Return what knows the place in the data: the loader itself or, of a plain one, its sampler."""
+    """Return the object that stores the data position: the loader itself or, for a plain DataLoader, its sampler."""
     if is_stateful(dataloader) or not isinstance(dataloader, torch.utils.data.DataLoader):
         return dataloader
     for sampler in (dataloader.batch_sampler, dataloader.sampler):
         if is_stateful(sampler):
             return sampler
-    raise Unsupported(_BATCH)
+    raise Unsupported(_NO_STATE)
 
 
 class RankRng:
-    """The random generators of this rank; those of a run with another number of ranks are made from rank 0's."""
+    """The RNG state of this rank. On another number of ranks, rank 0's is restored; the others are seeded from it."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where they stand, as bytes: numbers would have the ranks disagree about the tree."""
-        rank, world_size = _find_place()
+        """Return the RNG state as bytes: as numbers, it would make the trees of the ranks differ."""
+        rank, world_size = _find_rank()
         state = {"rank": rank, "world_size": world_size, "generators": RngState().state_dict()}
         return {"state": per_rank(json.dumps(state, default=_encode, sort_keys=True).encode())}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], /) -> None:
-        """Put them where they stood."""
+        """Restore the RNG state, or seed the generators from it if the number of ranks has changed."""
         data: Any = state_dict["state"]
         data = data.value if isinstance(data, PerRank) else data
         try:
@@ -167,15 +170,15 @@ class RankRng:
             saved = (state["rank"], state["world_size"])
             generators = state["generators"]
         except (KeyError, TypeError, ValueError) as error:
-            raise Mismatch(f"this is no state of a rank's random generators: {error!r}") from error
+            raise Mismatch(f"not the RNG state of a rank: {error!r}") from error
         RngState().load_state_dict(generators)
-        rank, world_size = _find_place()
+        rank, world_size = _find_rank()
         if saved[1] != world_size and rank != saved[0]:
-            # Ranks that draw the same numbers would drop out the same units.
+            # With equal seeds, all ranks would draw the same dropout masks.
             _seed(hash_bytes(data + f"/{rank}/{world_size}".encode()))
 
 
-def _find_place() -> tuple[int, int]:
+def _find_rank() -> tuple[int, int]:
     if not (dist.is_available() and dist.is_initialized()):
         return 0, 1
     return dist.get_rank(), dist.get_world_size()
@@ -196,7 +199,7 @@ def _decode(value: dict[str, Any]) -> Any:
 
 
 def _read(part: Any) -> Any:
-    """Return the state of a part, or of the parts in it."""
+    """Return the state of a part, or of the parts that it contains."""
     if isinstance(part, dict):
         return {key: _read(item) for key, item in part.items()}
     if isinstance(part, list):
@@ -205,7 +208,7 @@ def _read(part: Any) -> Any:
 
 
 def _write(part: Any, value: Any) -> Any:
-    """Give a part its state; return what stands in its place from now on."""
+    """Load a state into a part; return the part, or the value that replaces it."""
     if isinstance(part, dict) and part.keys() == value.keys():
         return {key: _write(item, value[key]) for key, item in part.items()}
     if isinstance(part, list) and len(part) == len(value):

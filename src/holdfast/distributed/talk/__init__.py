@@ -1,1 +1,1 @@
-"""How the ranks of a group exchange messages, and how a failure of one reaches all."""
+"""Messages between the ranks of a process group; a failure of one rank is raised on all."""

@@ -1,8 +1,9 @@
-"""Which calls of the ranks of a group belong together: those on one topic, in the order in which each rank makes them.
+"""Assigns call ids, which match the collective calls of one rank with those of the others.
 
-Several threads of a process may call at once, in another order on each rank. So calls are not counted but named: the
-meetings that not all ranks have joined yet stand in one list in the group's store, and whoever comes takes its seat in
-the first one on its topic that it has none in. That list is one key, whatever the number of topics.
+The n-th call of a rank on a topic belongs to the n-th call of every other rank on that topic. Several threads of a
+process may call at the same time, in a different order on each rank, so counting all calls would mix up topics.
+Instead, the collectives that not all ranks have joined yet are listed under one key of the group's store. A rank joins
+the first listed collective on its topic that it has not joined. There is one list, however many topics there are.
 """
 
 from __future__ import annotations
@@ -23,122 +24,123 @@ _OPEN: Final = "open"
 
 
 class CallId(NamedTuple):
-    """A rank's place in one meeting."""
+    """Identifies one collective, as joined by this rank."""
 
     base: str
-    """The beginning of the keys of all meetings of its kind."""
+    """Key prefix shared by all collectives of the same name."""
     number: int
     topic: str | None = None
     keys: tuple[str, ...] = ()
-    """What this rank has written to get it; to be deleted once all have left."""
+    """Keys that this rank wrote to join; they are deleted once all ranks have left."""
     is_main: bool = False
-    """Taken by the main thread."""
+    """Whether the main thread of this rank joined."""
 
     @property
     def prefix(self) -> str:
-        """The beginning of the keys of this meeting."""
-        return _find_prefix(self.base, self.number)
+        """Key prefix of this collective."""
+        return _make_prefix(self.base, self.number)
 
 
 class _OpenCall(NamedTuple):
-    """One that not all ranks have joined yet, as it stands in the list."""
+    """An item of the list: a collective that not all ranks have joined yet."""
 
     number: int
     topic: str
     opener: int
     is_main: bool
-    """Opened by the main thread of its opener."""
+    """Whether the main thread of the opener added it."""
 
 
 def number_call(store: Store, base: str, *, rank: int) -> CallId:
-    """Take this rank's next seat: its n-th call belongs to the n-th of all others, whatever it is about."""
+    """Return the id of this rank's next call: the n-th call of one rank belongs to the n-th call of every other."""
     return CallId(base, store.add(f"{base}joined/{rank}", 1))
 
 
 def join_collective(store: Store, base: str, topic: str, *, rank: int, size: int, is_main: bool) -> CallId:
-    """Take this rank's seat in the first meeting on a topic that it has none in; open one if there is none."""
+    """Join the first listed collective on a topic that this rank has not joined; list a new one if there is none."""
     shown = _shorten(topic)
     number = 0
-    text = _peek(store, base)
+    text = _read_list(store, base)
     while True:
-        for meeting in _decode(text):
-            keys = _take(store, base, meeting.number, rank, size) if meeting.topic == shown else ()
+        for call in _decode(text):
+            keys = _join(store, base, call.number, rank, size) if call.topic == shown else ()
             if keys:
-                return CallId(base, meeting.number, shown, keys, is_main)
+                return CallId(base, call.number, shown, keys, is_main)
         number = number or store.add(f"{base}next", 1)
         wanted = _encode([*_decode(text), _OpenCall(number, shown, rank, is_main)])
-        # Whether it was this one or another that has opened it: the list that is there now tells.
+        # Another rank may have changed the list first. compare_set returns the current list either way.
         text = store.compare_set(base + _OPEN, text, wanted).decode()
         if text == wanted:
-            number = 0  # it stands there now, and another thread of this rank may be faster to take its seat
+            number = 0  # the number is used up: another thread of this rank may join the new collective first
 
 
-def read_mismatches(store: Store, seat: CallId, missing: Sequence[int], *, rank: int) -> list[RankFailure]:
-    """Return what the missing ranks do instead if all of them wait in other meetings, for this one in vain; or nothing.
+def read_mismatches(store: Store, call_id: CallId, missing: Sequence[int], *, rank: int) -> list[RankFailure]:
+    """Return a failure for each missing rank if all of them wait in other collectives; otherwise return nothing.
 
-    Other threads may still come, so this is certain between main threads only: each stands in a call that the other
-    does not make before its own ends.
+    Only main threads are compared. If two main threads wait in different collectives, neither can reach the other's
+    call before its own ends. A call of any other thread may still be joined by another thread.
     """
-    if seat.topic is None or not seat.is_main or not missing:
+    if call_id.topic is None or not call_id.is_main or not missing:
         return []
-    found = {other: meeting for other in missing for meeting in _iter_elsewhere(store, seat, other, rank)}
+    found = {other: call for other in missing for call in _iter_other_calls(store, call_id, other, rank)}
     if len(found) < len(missing):
         return []
-    text = "is at {!r} where rank {} is at {!r}; all ranks must give the same name"
-    return [RankFailure(other, ASTRAY, text.format(found[other].topic, rank, seat.topic)) for other in missing]
+    text = "is in {!r} while rank {} is in {!r}; all ranks must pass the same name"
+    return [RankFailure(other, ASTRAY, text.format(found[other].topic, rank, call_id.topic)) for other in missing]
 
 
 def _shorten(topic: str) -> str:
-    """Return a topic as it is told and compared."""
+    """Return a topic of bounded length, as it is listed, compared and shown."""
     if len(topic) <= _MAX_TOPIC:
         return topic
     return f"{topic[:_MAX_TOPIC]}... {hash_bytes(topic.encode('utf-8', 'surrogatepass')).hex()}"
 
 
-def _iter_elsewhere(store: Store, seat: CallId, other: int, rank: int) -> Iterator[_OpenCall]:
-    """Yield the meetings that another rank is in, while this one has no seat there."""
-    for meeting in _decode(_peek(store, seat.base)):
-        prefix = _find_prefix(seat.base, meeting.number)
+def _iter_other_calls(store: Store, call_id: CallId, other: int, rank: int) -> Iterator[_OpenCall]:
+    """Yield the collectives that the main thread of rank `other` waits in and that this rank has not joined."""
+    for call in _decode(_read_list(store, call_id.base)):
+        prefix = _make_prefix(call_id.base, call.number)
         life = f"{prefix}life/{other}"
         is_there = store.check([f"{prefix}took/{other}", life]) and not is_closed(store.get(life))
-        if meeting.is_main and is_there and not store.check([f"{prefix}took/{rank}"]):
-            yield meeting
+        if call.is_main and is_there and not store.check([f"{prefix}took/{rank}"]):
+            yield call
 
 
-def _take(store: Store, base: str, number: int, rank: int, size: int) -> tuple[str, ...]:
-    """Take a seat in a meeting; return the keys written for it, or none if this rank has one there."""
-    took, taken = (_find_prefix(base, number) + name for name in (f"took/{rank}", "taken"))
+def _join(store: Store, base: str, number: int, rank: int, size: int) -> tuple[str, ...]:
+    """Join a collective; return the keys written for that, or none if this rank has joined it before."""
+    took, taken = (_make_prefix(base, number) + name for name in (f"took/{rank}", "taken"))
     if store.add(took, 1) > 1:
         return ()
-    # Not in the list any more: all ranks had their seats, this one too, and what they wrote was deleted meanwhile.
-    if all(meeting.number != number for meeting in _decode(_peek(store, base))):
+    # The collective is no longer listed: all ranks have joined it, another thread of this rank among them, and its
+    # keys were deleted. So `add` has created the key again.
+    if all(call.number != number for call in _decode(_read_list(store, base))):
         store.delete_key(took)
         return ()
     if store.add(taken, 1) < size:
         return (took,)
-    _strike_off(store, base, number)
+    _remove_listed(store, base, number)
     return (took, taken)
 
 
-def _strike_off(store: Store, base: str, number: int) -> None:
-    """Take a meeting that all have joined from the list."""
-    text, wanted = _peek(store, base), ""
+def _remove_listed(store: Store, base: str, number: int) -> None:
+    """Remove a collective that all ranks have joined from the list."""
+    text, wanted = _read_list(store, base), ""
     while text != wanted:
-        wanted = _encode([meeting for meeting in _decode(text) if meeting.number != number])
+        wanted = _encode([call for call in _decode(text) if call.number != number])
         text = store.compare_set(base + _OPEN, text, wanted).decode()
 
 
-def _find_prefix(base: str, number: int) -> str:
+def _make_prefix(base: str, number: int) -> str:
     return f"{base}{number}/"
 
 
-def _peek(store: Store, base: str) -> str:
+def _read_list(store: Store, base: str) -> str:
     key = base + _OPEN
     return store.get(key).decode() if store.check([key]) else ""
 
 
-def _encode(meetings: Sequence[_OpenCall]) -> str:
-    return json.dumps(meetings)
+def _encode(calls: Sequence[_OpenCall]) -> str:
+    return json.dumps(calls)
 
 
 def _decode(text: str) -> list[_OpenCall]:

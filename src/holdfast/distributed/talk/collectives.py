@@ -1,4 +1,4 @@
-"""The ranks of a group as they talk for one save or load: values travel, and a failure of one reaches all."""
+"""`Collectives`: collective calls between the ranks of a process group, for one save or load."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _Reply = Callable[[list[bytes]], Answer]
 
 
 class Collectives:
-    """The ranks of one process group as they talk for one save or load; a world of one without a group.
+    """Collective calls between the ranks of one process group, for one save or load; without a group, a single process.
 
-    All ranks make the same calls in the same order, each named by its `step`, from one thread; two at once need two
-    names, or topics. Values are plain (see `wire.encode`) and come back as copies. Whatever fails on one rank, even
-    by dying, is a RankError on all of them, and the next call works again if they live. Use it in a `with`: what is
-    raised inside is then told to the others.
+    All ranks must make the same calls in the same order, from one thread; `step` names each call. To make two calls at
+    the same time, use two `Collectives` with different names or topics. Values are plain (see `wire.encode`) and are
+    returned as copies. If one rank fails or dies, all ranks raise RankError. The next call works again if all ranks
+    are alive. Use it in a `with`: an error raised inside is then reported to the other ranks.
     """
 
     def __init__(
@@ -46,53 +46,60 @@ class Collectives:
         topic: str | None = None,
         use_dist: bool = True,
     ) -> None:
-        """Join the ranks of `group`, or of the default one if there is one; all must, with the same arguments.
+        """Join the ranks of `group`, or of the default group if there is one; all ranks must, with the same arguments.
 
-        The n-th of a name on one rank belongs to the n-th on the others: make it before anything that can fail, so
-        that no rank leaves one out. Names should be few: each leaves a small key for every rank in the store. With
-        topics, of which there may be many, the n-th of a name and topic belong together: threads that come in
-        another order on each rank find each other by them.
+        The n-th instance of a name on one rank belongs to the n-th on the others. Create it before anything that can
+        fail, so that no rank skips one. Use few names: each leaves a small key per rank in the group's store. There
+        may be many topics. With a topic, instances are counted per name and topic, so threads may join in a different
+        order on each rank.
 
-        With use_dist=False this process is a world of one, also where torch.distributed is initialised.
-
-        Who gives no sign of life for `timeout_s` while another waits for it is given up on; `beat` gives one.
+        Args:
+            group: the process group; None for the default group.
+            coordinator: the rank, within the group, that collects messages and answers.
+            timeout_s: how long a rank may give no sign of life (see `beat`) while another waits for it. After that
+                the waiting rank fails the call.
+            name: what the instance is for.
+            topic: matches instances of several threads, such as the name of the snapshot to save.
+            use_dist: False to act as a single process even if torch.distributed is initialised.
         """
         self._group = group = _find_group(group) if use_dist else None
         self.rank = 0 if group is None else dist.get_rank(group)
         self.world_size = 1 if group is None else dist.get_world_size(group)
         if self.rank < 0:
-            raise ValueError("this process is no rank of the group; give a group that it belongs to")
-        if not 0 <= coordinator < self.world_size or timeout_s <= 0:
-            raise ValueError(f"coordinator {coordinator} of {self.world_size} ranks, timeout_s={timeout_s}: impossible")
+            raise ValueError("this process is not a rank of the group; pass a group that it belongs to")
+        if not 0 <= coordinator < self.world_size:
+            raise ValueError(f"coordinator={coordinator}: must be a rank of the group, 0 to {self.world_size - 1}")
+        if timeout_s <= 0:
+            raise ValueError(f"timeout_s={timeout_s}: must be positive")
         self.coordinator = coordinator
         self.is_coordinator = self.rank == coordinator
         self._turn = threading.Lock()
         self._step = "join"
         self._is_closed = False
-        # An error that told this rank of others' while no round was under way: the next one is over.
+        # Raised by `check_failures` or a watch, outside of a round. It has already ended the current round.
         self._noticed: RankError | None = None
-        # All ranks know of it, so it need not be told again.
+        # The last error that all ranks know of. It is not reported again.
         self._known: BaseException | None = None
-        self._look = Pace(every_s=1.0)
+        self._check_pace = Pace(every_s=1.0)
         self._rounds: Rounds = LoneRounds()
         self._store: tuple[Store, str] | None = None
         if group is not None and self.world_size > 1:
             store = _find_store(group)
-            line = StoreThread(store, name=f"holdfast-{name}", timeout_s=timeout_s)
+            thread = StoreThread(store, name=f"holdfast-{name}", timeout_s=timeout_s)
             try:
-                seat = self._find_seat(line, f"holdfast/{group.group_name}/{name}/", topic)
-                self._store = (store, seat.prefix)
+                call_id = self._assign_call_id(thread, f"holdfast/{group.group_name}/{name}/", topic)
+                self._store = (store, call_id.prefix)
                 self._rounds = StoreRounds(
-                    line,
+                    thread,
                     rank=self.rank,
                     size=self.world_size,
                     coordinator=coordinator,
-                    seat=seat,
+                    call_id=call_id,
                     timeout_s=timeout_s,
                 )
             except StoreThreadLost as lost:
-                line.close()
-                raise self._lost_error(self._step, lost) from lost
+                thread.close()
+                raise self._make_lost_error(self._step, lost) from lost
 
     def __enter__(self) -> Self:
         """Return itself."""
@@ -101,28 +108,28 @@ class Collectives:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Tell the others what ends this rank's part, if it is an error, and leave."""
+        """Report an error of this rank to the other ranks, if there is one, and close."""
         if error is not None:
             self.fail(error, step=self._step)
         self.close()
 
     def __repr__(self) -> str:
-        """Show which rank this is, and who coordinates."""
+        """Show the rank, the number of ranks and the coordinator."""
         coordinator = f"coordinator {self.coordinator} (rank {self.global_coordinator_rank} of the job)"
         return f"<Collectives rank {self.rank} of {self.world_size}, {coordinator}>"
 
     @property
     def global_ranks(self) -> list[int]:
-        """What rank of the whole job each rank is."""
+        """The global rank (in the default group) of each rank of this group."""
         return [0] if self._group is None else dist.get_process_group_ranks(self._group)
 
     @property
     def global_coordinator_rank(self) -> int:
-        """What rank of the whole job the coordinator is."""
+        """The global rank (in the default group) of the coordinator."""
         return self.global_ranks[self.coordinator]
 
     def broadcast_object(self, value: Any, *, step: str) -> Any:
-        """Return the coordinator's value."""
+        """Return the coordinator's value on every rank."""
         return self.broadcast(step, lambda: value)
 
     def gather_object(self, value: Any, *, step: str) -> list[Any] | None:
@@ -137,19 +144,19 @@ class Collectives:
         return received if self.is_coordinator else None
 
     def all_gather_object(self, value: Any, *, step: str) -> list[Any]:
-        """Return the values of all ranks, in order."""
+        """Return the values of all ranks, by rank."""
         return self.all_gather(step, lambda: value)
 
     def scatter_object(self, values: Sequence[Any] | None, *, step: str) -> Any:
-        """Return this rank's item of the coordinator's `values`, of which there is one for each rank."""
+        """Return this rank's item of the coordinator's `values`, which has one item per rank."""
         return wire.decode(self._run("scatter", step, list, lambda messages: Answer(each=self._encode_each(values))))
 
     def all_to_all_object(self, values: Sequence[Any], *, step: str) -> list[Any]:
-        """Send `values[r]` to rank r and return what came from each; b"" costs nothing."""
+        """Send `values[r]` to rank r; return the values received, by rank. An empty b"" is not sent."""
         return self.all_to_all(step, lambda: values)
 
     def all_to_all(self, step: str, map: Callable[[], Sequence[Any]]) -> list[Any]:
-        """Map on every rank to one value for each; return what came from each. b"" costs nothing."""
+        """Call `map` on every rank for one value per rank; return the values received, by rank. b"" is not sent."""
         with self._round("all_to_all", step) as call:
             values = map()
             targets = [rank for rank in range(len(values)) if not _is_empty(values[rank])]
@@ -162,7 +169,7 @@ class Collectives:
         return [wire.decode(received[rank]) if rank in received else b"" for rank in range(self.world_size)]
 
     def reduce_scatter(self, step: str, map: Map, reduce: Reduce) -> Any:
-        """Map on every rank, reduce all results on the coordinator to one for each rank; return this rank's."""
+        """Call `map` on every rank, and `reduce` on the coordinator for one value per rank; return this rank's."""
 
         def answer(messages: list[bytes]) -> Answer:
             return Answer(each=self._encode_each(reduce([wire.decode(message) for message in messages])))
@@ -170,7 +177,7 @@ class Collectives:
         return wire.decode(self._run("reduce_scatter", step, lambda: wire.encode(map()), answer))
 
     def all_reduce(self, step: str, map: Map, reduce: Reduce) -> Any:
-        """Map on every rank, reduce all results on the coordinator; return what that gives, on every rank."""
+        """Call `map` on every rank and `reduce` all results on the coordinator; return its value on every rank."""
 
         def answer(messages: list[bytes]) -> Answer:
             return Answer(shared=wire.encode(reduce([wire.decode(message) for message in messages])))
@@ -178,7 +185,7 @@ class Collectives:
         return wire.decode(self._run("all_reduce", step, lambda: wire.encode(map()), answer))
 
     def all_gather(self, step: str, map: Map) -> list[Any]:
-        """Map on every rank; return all results, in order."""
+        """Call `map` on every rank; return all results, by rank."""
 
         def answer(messages: list[bytes]) -> Answer:
             return Answer(shared=wire.encode(messages))
@@ -187,7 +194,7 @@ class Collectives:
         return [wire.decode(message) for message in packed]
 
     def broadcast(self, step: str, map: Map) -> Any:
-        """Map on the coordinator; return the result on every rank."""
+        """Call `map` on the coordinator; return its result on every rank."""
 
         def give() -> list[wire.Frame]:
             return wire.encode(map()) if self.is_coordinator else []
@@ -197,7 +204,7 @@ class Collectives:
         )
 
     def barrier(self, step: str = "barrier", act: Map = lambda: None) -> None:
-        """Run `act` on every rank, and return when all have done so."""
+        """Call `act` on every rank; return when it has ended on all of them."""
 
         def give() -> list[wire.Frame]:
             act()
@@ -208,11 +215,11 @@ class Collectives:
     def all_gather_keys(self, keys: Iterable[str], *, step: str) -> list[str]:
         """Return the sorted union of the keys of all ranks."""
 
-        # As JSON, which is written and read by compiled code: there may be a hundred thousand.
+        # JSON is encoded and decoded in C, and there may be 100,000 keys.
         def give() -> list[wire.Frame]:
             unique = sorted(set(keys))
             if not all(isinstance(key, str) for key in unique):
-                raise Unsupported("a key that is no string cannot be gathered; convert it")
+                raise Unsupported("all_gather_keys accepts only keys of type str; convert the others")
             return [json.dumps(unique).encode()]
 
         def answer(messages: list[bytes]) -> Answer:
@@ -224,43 +231,43 @@ class Collectives:
         return list(json.loads(self._run("all_gather_keys", step, give, answer)))
 
     def beat(self) -> None:
-        """Give a sign of life; cheap, for whoever works long between two calls, from any thread."""
-        with suppress(StoreThreadLost):  # the next call will say so
+        """Give a sign of life. It is cheap: call it often during long work, from any thread."""
+        with suppress(StoreThreadLost):  # the next call raises it
             self._rounds.beat(self._step)
 
     def check_failures(self) -> None:
-        """Raise RankError if another rank has failed; looks at most once a second; for long work, from any thread."""
-        if self._look.is_due():
+        """Raise RankError if another rank has failed. Checks at most once a second; call it from any thread."""
+        if self._check_pace.is_due():
             self._notice(self._rounds.find_failures)
 
     def watch_others(self) -> Callable[[], None]:
-        """Return what raises RankError if another rank is silent for too long from now on.
+        """Return a function that raises RankError if another rank gives no sign of life for `timeout_s` from now on.
 
-        For whoever waits for others inside of a step by other means than a call: to be called often while it does.
+        Call it often while a step waits for other ranks by means other than these calls.
         """
-        look = self._rounds.watch_others()
-        return lambda: self._notice(look)
+        find_failures = self._rounds.watch_others()
+        return lambda: self._notice(find_failures)
 
     def make_store(self, name: str) -> Store:
-        """Return a part of the group's store that belongs to these ranks alone, on a connection of its own."""
+        """Return a view of the group's store with a key prefix of its own, on a new connection."""
         if self._store is None:
-            raise ValueError("a world of one has no store")
-        place, prefix = self._store
-        return PrefixStore(f"{prefix}{name}", place.clone())  # type: ignore[attr-defined]  # there, and not declared
+            raise ValueError("a single process has no store")
+        store, prefix = self._store
+        return PrefixStore(f"{prefix}{name}", store.clone())  # type: ignore[attr-defined]  # exists, not declared
 
     def _notice(self, find: Callable[[], Sequence[RankFailure]]) -> None:
         try:
             failures = find()
         except StoreThreadLost as lost:
-            raise self._lost_error(self._step, lost) from lost
+            raise self._make_lost_error(self._step, lost) from lost
         if failures:
             self._noticed = self._make_error(self._step, failures)
             raise self._noticed
 
     def fail(self, error: BaseException, *, step: str) -> None:
-        """Tell the other ranks that this one has failed, so that whoever waits for it need not; raises nothing.
+        """Report to the other ranks that this one has failed, so that they do not wait for it; raises nothing.
 
-        Their call under way, or their next one, raises RankError. What they know already is not told again.
+        Their current or next call raises RankError. An error that they already know of is not reported again.
         """
         self._catch_up()
         if self._is_closed or (self._known is not None and _comes_from(error, self._known)):
@@ -271,18 +278,18 @@ class Collectives:
             self._rounds.fail(describe_error(self.rank, error))
 
     def close(self) -> None:
-        """Leave; whoever still waits for this rank is told. May be called again."""
+        """Leave the group. Ranks that still wait for this one raise RankError. May be called more than once."""
         if not self._is_closed:
             self._is_closed = True
             self._rounds.close()
 
-    def _find_seat(self, line: StoreThread, base: str, topic: str | None) -> CallId:
+    def _assign_call_id(self, thread: StoreThread, base: str, topic: str | None) -> CallId:
         if topic is None:
-            return line.call(lambda store: number_call(store, base, rank=self.rank))
-        # Found out here: the line has a thread of its own.
+            return thread.call(lambda store: number_call(store, base, rank=self.rank))
+        # Must be read here: the lambda runs on the store thread.
         is_main = threading.current_thread() is threading.main_thread()
         base += "on/"
-        return line.call(
+        return thread.call(
             lambda store: join_collective(store, base, topic, rank=self.rank, size=self.world_size, is_main=is_main)
         )
 
@@ -298,17 +305,17 @@ class Collectives:
 
     @contextmanager
     def _round(self, kind: str, step: str) -> Iterator[RoundCall]:
-        """Take this rank through one round; whatever goes wrong in it goes wrong on all ranks."""
+        """Run one round; an error inside of it is raised on all ranks."""
         if self._is_closed:
-            raise ValueError(f"step {step!r}: these Collectives are closed; make new ones")
+            raise ValueError(f"step {step!r}: this Collectives is closed; create a new one")
         if not self._turn.acquire(blocking=False):
             raise RuntimeError(
-                f"step {step!r}: {self._step!r} is under way; Collectives of another name can run beside"
+                f"step {step!r}: step {self._step!r} is still running; use a Collectives with another name to run both"
             )
         try:
             self._catch_up()
             self._step = step
-            # Before this rank's part, so that a rank that dies in it was last seen in this step.
+            # Beat before the work: if this rank dies in it, the others report that it was last seen in this step.
             self._rounds.beat(step)
             yield RoundCall(kind, step)
             self._rounds.finish()
@@ -317,7 +324,7 @@ class Collectives:
             self._known = self._make_error(step, failed.failures)
             raise self._known from None
         except StoreThreadLost as lost:
-            self._known = self._lost_error(step, lost)
+            self._known = self._make_lost_error(step, lost)
             raise self._known from lost
         except BaseException as error:
             self._end(step, error)
@@ -327,7 +334,7 @@ class Collectives:
             self._turn.release()
 
     def _end(self, step: str, error: BaseException) -> None:
-        """End the round under way by an error of this rank; raise what this rank is to see, if not the error itself."""
+        """End the current round with an error of this rank; raise a RankError that replaces it, if one does."""
         noticed = self._noticed
         if noticed is not None and _comes_from(error, noticed):
             self._rounds.finish()
@@ -353,7 +360,7 @@ class Collectives:
     def _encode_each(self, values: Sequence[Any] | None) -> list[list[wire.Frame]]:
         if values is None or len(values) != self.world_size:
             given = "none" if values is None else len(values)
-            raise ValueError(f"there are {self.world_size} ranks and {given} values; give one for each rank")
+            raise ValueError(f"there are {self.world_size} ranks and {given} values; pass one value per rank")
         return [wire.encode(value) for value in values]
 
     def _transpose(self, messages: list[bytes]) -> Answer:
@@ -366,20 +373,20 @@ class Collectives:
     def _make_error(self, step: str, failures: Sequence[RankFailure]) -> RankError:
         return make_error(step, failures, rank=self.rank, world_size=self.world_size)
 
-    def _lost_error(self, step: str, lost: StoreThreadLost) -> RankError:
+    def _make_lost_error(self, step: str, lost: StoreThreadLost) -> RankError:
         return make_lost_error(step, str(lost), rank=self.rank, world_size=self.world_size)
 
 
 def _find_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
-    """Return the group that is given, else the default one, if there is one."""
-    is_given = group is not None or not (dist.is_available() and dist.is_initialized())
-    return group if is_given else dist.group.WORLD
+    """Return `group`; if it is None, return the default group, or None if torch.distributed is not initialised."""
+    has_no_default = not (dist.is_available() and dist.is_initialized())
+    return group if group is not None or has_no_default else dist.group.WORLD
 
 
 def _find_store(group: dist.ProcessGroup) -> Store:
     store: Store | None = group.get_group_store()
     if store is None:
-        raise Unsupported(f"group {group.group_name!r} has no store (MPI has none); give a gloo or NCCL group")
+        raise Unsupported(f"group {group.group_name!r} has no store (MPI groups have none); pass a gloo or NCCL group")
     return store
 
 
@@ -388,7 +395,7 @@ def _is_empty(value: object) -> bool:
 
 
 def _comes_from(error: BaseException, origin: BaseException) -> bool:
-    """Tell whether `error` is `origin`, or was raised because of it or while it was handled."""
+    """Return whether `error` is `origin`, or was raised because of it or while it was handled."""
     seen: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in seen:

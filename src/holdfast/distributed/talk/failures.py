@@ -1,4 +1,4 @@
-"""What became of ranks, as text that can travel: from an exception to a RankFailure, and from these to a RankError."""
+"""Failures of ranks: from an exception to a RankFailure, to bytes and back, and to a RankError."""
 
 from __future__ import annotations
 
@@ -10,41 +10,41 @@ from holdfast.distributed.talk import wire
 from holdfast.errors import RankError, RankFailure
 
 MAX_TOLD: Final = 64
-"""How many failures a rank reads of a step: when all of a thousand fail, the first ones tell why."""
+"""How many failures of a step a rank reads. If a thousand ranks fail, the first ones suffice to find the cause."""
 _MAX_MESSAGE: Final = 4096
 _MAX_TRACE: Final = 1 << 15
 _SHOWN: Final = 3
-"""Failures that an error's text spells out; all are attributes."""
+"""How many failures the text of an error describes; its attribute `failures` has all of them."""
 
 GONE: Final = "RankGone"
 LEFT: Final = "RankLeft"
 ASTRAY: Final = "StepMismatch"
 LOST: Final = "ConnectionLost"
-"""Type names of failures that no exception stands for: silent too long, closed too early, another step, cut off."""
+"""Type names of failures without an exception: no sign of life, closed too early, a different step, connection lost."""
 
 
 def describe_error(rank: int, error: BaseException) -> RankFailure:
-    """Return what `error` says, in full: its class, its text and its traceback; works for any exception at all."""
-    # Formats what cannot say its own text, and follows causes.
+    """Return the class, text and traceback of `error`; works for any exception."""
+    # TracebackException also formats exceptions whose __str__ raises, and it follows causes.
     trace = traceback.TracebackException.from_exception(error)
     kind = type(error)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    # The end of a traceback is where it was raised.
+    # If too long, keep the end of the traceback: it shows where the error was raised.
     return RankFailure(rank, name, str(trace)[:_MAX_MESSAGE], "".join(trace.format())[-_MAX_TRACE:])
 
 
 def encode_failures(failures: Iterable[RankFailure]) -> list[wire.Frame]:
-    """Return failures as a message."""
+    """Encode failures as a message."""
     return wire.encode([(one.rank, one.type_name, one.message, one.traceback_text) for one in failures])
 
 
 def decode_failures(data: bytes) -> list[RankFailure]:
-    """Return the failures of a message."""
+    """Decode the failures of a message."""
     return [RankFailure(*fields) for fields in wire.decode(data)]
 
 
 def make_error(step: str, failures: Sequence[RankFailure], *, rank: int, world_size: int) -> RankError:
-    """Return the error of a step for this rank: who failed and of what, the first in full."""
+    """Return the RankError of a step: the ranks that failed, their errors, and the first traceback of another rank."""
     by_rank = {one.rank: one for one in sorted(failures, key=lambda one: one.rank)}
     shown = [f"rank {one.rank}: {one.type_name}: {one.message}" for one in list(by_rank.values())[:_SHOWN]]
     if len(by_rank) > _SHOWN:
@@ -56,7 +56,7 @@ def make_error(step: str, failures: Sequence[RankFailure], *, rank: int, world_s
 
 
 def make_lost_error(step: str, reason: str, *, rank: int, world_size: int) -> RankError:
-    """Return the error for when the ranks can no longer reach each other: who hosts their store is gone."""
+    """Return the RankError for when the process that hosts the group's store cannot be reached."""
     text = (
         f"step {step!r} failed on rank {rank} of {world_size}: the process that hosts the group's store (rank 0, or "
         f"the launcher) is gone or cannot be reached ({reason}); restart the job"
@@ -65,7 +65,7 @@ def make_lost_error(step: str, reason: str, *, rank: int, world_size: int) -> Ra
 
 
 def name_ranks(ranks: Iterable[int]) -> str:
-    """Return ranks as a person writes them: `rank 1`, `ranks 1, 2`, `ranks 0, 1, 2, 3 and 20 more`."""
+    """Format ranks for a message: `rank 1`, `ranks 1, 2`, `ranks 0, 1, 2, 3, 4, 5, 6, 7 and 20 more`."""
     numbers = sorted(ranks)
     shown = ", ".join(map(str, numbers[:8])) + (f" and {len(numbers) - 8} more" if len(numbers) > 8 else "")
     return f"rank{'s' if len(numbers) > 1 else ''} {shown}"

@@ -1,4 +1,4 @@
-"""Signs of life: how a rank tells that it works, and how one that waits notices that another is silent or has left."""
+"""Signs of life (beats): when a rank writes them, and how a waiting rank detects that another is silent or has left."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from holdfast.errors import RankFailure
 MonotonicClock = Callable[[], float]
 
 BEAT_S: Final = 5.0
-"""A rank beats at most this often within one step, however often it is asked to; more often if the timeout is short."""
+"""Shortest time between two beats of a rank within one step; a quarter of the timeout if that is shorter."""
 _CLOSED: Final = b"closed"
 
 
 class Pulse:
-    """A rank's own beat: what it last told, and when it is time to tell again. Any thread may use it."""
+    """Decides when this rank writes its next beat. Any thread may use it."""
 
     def __init__(self, *, timeout_s: float, clock: MonotonicClock = time.monotonic) -> None:
         self._every_s = min(BEAT_S, timeout_s / 4)
@@ -29,7 +29,7 @@ class Pulse:
         self._step = ""
 
     def find_due(self, step: str) -> bytes | None:
-        """Return what to tell, if it is time or the step is a new one; each is another than the one before."""
+        """Return the beat to write if one is due or the step is new, else None. No two beats are equal."""
         now = self._clock()
         with self._lock:
             if self._count and step == self._step and now - self._last < self._every_s:
@@ -41,40 +41,39 @@ class Pulse:
 
 
 def format_closed() -> bytes:
-    """Return what a rank tells last."""
+    """Return the last beat of a rank, which says that it has left."""
     return _CLOSED
 
 
 def is_closed(beat: bytes) -> bool:
-    """Tell whether a beat was a rank's last."""
+    """Return whether a beat says that its rank has left."""
     return beat == _CLOSED
 
 
 class PeerWatch:
-    """What one that waits sees of the others. Their silence counts from the beginning of the wait, by our own clock."""
+    """The beats of other ranks, as seen by a rank that waits. Silence counts from the start of the wait."""
 
     def __init__(self, *, timeout_s: float, clock: MonotonicClock = time.monotonic) -> None:
         self._timeout_s = timeout_s
         self._clock = clock
         self.look_s = min(1.0, timeout_s / 8)
-        """How long to let pass between two looks."""
+        """How long to wait between two reads of the beats."""
         self._last = self.began = clock()
         self._seen: dict[int, bytes | None] = {}
         self._silent_s: dict[int, float] = {}
 
     def find_waited(self) -> float:
-        """Return for how long the wait has been going on, in seconds."""
+        """Return how long this rank has waited, in seconds."""
         return self._clock() - self.began
 
     def is_due(self) -> bool:
-        """Tell whether enough time has passed since this last said so."""
-        """Tell whether it is time for another look."""
+        """Return whether it is time to read the beats again."""
         return self._clock() - self._last >= self.look_s
 
     def look(self, beats: Mapping[int, bytes | None]) -> list[RankFailure]:
-        """Take what is known of the ranks that are waited for; return those to be given up on."""
+        """Note the beats of the ranks that are waited for; return those that have left or were silent for too long."""
         now = self._clock()
-        # Not more than a little at once: if we were stopped ourselves, so may the others have been.
+        # If this process was suspended, the others may have been, too. So one call adds only a short silence.
         passed_s = min(now - self._last, 2 * self.look_s)
         self._last = now
         for rank, beat in beats.items():
@@ -87,24 +86,23 @@ class PeerWatch:
         for rank in ranks:
             beat = self._seen[rank]
             if beat is not None and is_closed(beat):
-                text = "has left without taking part in this step; do all ranks make the same calls?"
+                text = "left without joining this step; check that all ranks make the same calls"
                 yield RankFailure(rank, LEFT, text)
             elif self._silent_s[rank] >= self._timeout_s:
                 yield RankFailure(rank, GONE, self._describe_silence(beat))
 
     def _describe_silence(self, beat: bytes | None) -> str:
         if beat is None:
-            last = "it has not even begun; do all ranks make this call?"
+            last = "it has not started; check that all ranks make this call"
         else:
             step = beat.decode("utf-8", "replace").partition(" ")[2]
-            last = (
-                f"it was last seen {f'at step {step!r}' if step else 'before its first step'}; is it stopped, or gone?"
-            )
+            where = f"at step {step!r}" if step else "before its first step"
+            last = f"it was last seen {where}; check whether its process is suspended or has died"
         return f"no sign of life for {self._timeout_s:g} s (timeout_s); {last}"
 
 
 class Pace:
-    """Tells whether it is time again; any thread may ask."""
+    """Limits how often something is done. Any thread may use it."""
 
     def __init__(self, *, every_s: float) -> None:
         self._every_s = every_s
@@ -112,7 +110,7 @@ class Pace:
         self._lock = threading.Lock()
 
     def is_due(self) -> bool:
-        """Tell whether enough time has passed since this last said so."""
+        """Return whether `every_s` have passed since this last returned True."""
         now = time.monotonic()
         with self._lock:
             if now < self._next:

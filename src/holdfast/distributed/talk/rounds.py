@@ -1,4 +1,4 @@
-"""Rounds: every rank of a group arrives with a message, the coordinator answers, and one verdict holds for all."""
+"""Rounds: each rank of a group sends the coordinator a message, it answers, and all ranks see the same verdict."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from holdfast.errors import RankFailure
 
 
 class RoundFailed(Exception):
-    """The verdict on a round: it has failed on every rank."""
+    """The round has failed, on every rank."""
 
     def __init__(self, failures: Sequence[RankFailure]) -> None:
         super().__init__(name_ranks(one.rank for one in failures))
@@ -21,72 +21,72 @@ class RoundFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RoundCall:
-    """What a rank takes part in; all ranks of one round must agree."""
+    """What a rank calls in a round; it must be the same on all ranks."""
 
     kind: str
     step: str
 
     def __str__(self) -> str:
-        """Return what a person would call it."""
+        """Return kind and step, for messages."""
         return f"{self.kind} {self.step!r}"
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the coordinator gives back: one message to all, or one to each rank; nothing to anybody by default."""
+    """The coordinator's answer: one message for all ranks, or one for each rank; by default, none."""
 
     shared: Sequence[Frame] | None = None
     each: Sequence[Sequence[Frame]] | None = None
 
     def find_part(self, rank: int) -> bytes:
-        """Return what is for `rank`."""
+        """Return the message for `rank`."""
         if self.each is not None:
             return b"".join(self.each[rank])
         return b"".join(self.shared or ())
 
 
 class Rounds(Protocol):
-    """One round after the other; `fail` ends the round under way, or the next one, for all ranks."""
+    """Runs one round after the other; `fail` ends the current round, or the next one, on all ranks."""
 
     def arrive(self, call: RoundCall, message: Sequence[Frame]) -> None:
-        """Tell that this rank takes part, and what it brings."""
+        """Join the round, with a message for the coordinator."""
 
     def send(self, rank: int, message: Sequence[Frame]) -> None:
-        """Leave a message for one rank, to be received once this round is answered."""
+        """Write a message for one rank, which receives it after the coordinator has answered."""
 
     def collect(self) -> list[bytes]:
-        """Wait for all and return what they bring; on the coordinator."""
+        """Wait for all ranks and return their messages, by rank; call it on the coordinator."""
 
     def answer(self, answer: Answer) -> None:
-        """Give the verdict that the round has succeeded, and what it brings; on the coordinator."""
+        """Declare that the round has succeeded and send the answer; call it on the coordinator."""
 
     def wait_answer(self) -> bytes:
-        """Wait for the verdict and return this rank's part of the answer."""
+        """Wait for the verdict and return the answer for this rank."""
 
     def receive(self, ranks: Sequence[int]) -> list[bytes]:
-        """Return what these ranks have left for this one."""
+        """Return the messages that these ranks sent to this one."""
 
     def finish(self) -> None:
-        """End the round under way on this rank."""
+        """End the current round on this rank."""
 
     def fail(self, failure: RankFailure) -> list[RankFailure]:
-        """End it by a failure; return all failures that are known."""
+        """End the round with a failure; return all known failures."""
 
     def find_failures(self) -> list[RankFailure]:
-        """Return the failures that have ended the round under way, or the next one; empty while it goes on."""
+        """Return the failures that have ended the current round, or the next one; empty if it has not failed."""
 
     def watch_others(self) -> Callable[[], list[RankFailure]]:
-        """Return what tells, if called often, who fails or is silent for too long from now on; that ends the round."""
+        """Return a function that, called often, returns the ranks that are silent for too long and ends the round."""
 
     def beat(self, step: str) -> None:
-        """Give a sign of life, if it is time or the step is a new one."""
+        """Give a sign of life, if one is due or the step is new."""
 
     def close(self) -> None:
-        """Leave."""
+        """Leave the rounds."""
 
 
 class LoneRounds:
-    """The rounds of a world of one: what is brought comes back, through the same steps."""
+    """The rounds of a single process: they return its own messages, through the same calls."""
 
     def __init__(self) -> None:
         self._message = b""
@@ -97,7 +97,7 @@ class LoneRounds:
         self._message = b"".join(message)
 
     def send(self, rank: int, message: Sequence[Frame]) -> None:
-        """Keep the message apart."""
+        """Keep the message for `receive`."""
         self._sent = b"".join(message)
 
     def collect(self) -> list[bytes]:
@@ -113,28 +113,28 @@ class LoneRounds:
         return self._message
 
     def receive(self, ranks: Sequence[int]) -> list[bytes]:
-        """Return what was sent."""
+        """Return the message that was sent."""
         return [self._sent for _ in ranks]
 
     def finish(self) -> None:
-        """Forget what was brought."""
+        """Drop the messages of this round."""
         self._message = self._sent = b""
 
     def fail(self, failure: RankFailure) -> list[RankFailure]:
-        """Return the failure: nobody else has any."""
+        """Return the failure: there are no other ranks."""
         self.finish()
         return [failure]
 
     def find_failures(self) -> list[RankFailure]:
-        """Return nothing: who would fail elsewhere?"""
+        """Return an empty list: there are no other ranks."""
         return []
 
     def watch_others(self) -> Callable[[], list[RankFailure]]:
-        """Return what finds nobody."""
+        """Return a function that finds no failures."""
         return list
 
     def beat(self, step: str) -> None:
-        """Do nothing: nobody waits."""
+        """Do nothing: no other rank waits."""
 
     def close(self) -> None:
         """Do nothing."""

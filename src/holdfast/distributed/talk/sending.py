@@ -1,8 +1,8 @@
-"""Sends the bytes of tensors from one rank to all, on connections of our own: if that fails, the user's group works on.
+"""Sends the bytes of tensors from one rank to all, over private connections that leave the user's group intact.
 
-A collective that some ranks have begun and others never will leaves a process group in disorder: what is called next
-meets what is left over, or waits for ever. So nothing is sent over a group that belongs to the user if that can be
-helped. Who sends makes a gloo backend for that alone, out of sight of torch's own list of groups, and drops it.
+If some ranks start a collective and others never do, the process group is broken: its next collective mixes with the
+unfinished one, or hangs. So the user's group is avoided where possible. Instead a gloo backend is created for one
+transfer. It is not registered in torch's list of groups, and is dropped afterwards.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from holdfast.snapshot.into.in_place import mark_written
 from holdfast.tensors.memory import new_memory, view_raw, view_storage
 
 BUCKET_BYTES: Final = 250 << 20
-"""How much is sent at once, and how much memory that may take."""
+"""The most that is sent at once, and the most memory that the buffer for it takes."""
 _CPU: Final = "cpu"
 
 
 class Carrier(Protocol):
-    """What can give all ranks the bytes that one of them has."""
+    """Broadcasts bytes from one rank to all."""
 
     def choose_device(self, device: torch.device) -> torch.device:
-        """Return where to send from what lies on a device: that itself, or another if it cannot be sent from there."""
+        """Return the device to send data of `device` from: itself, or another one if it cannot send directly."""
 
     def broadcast(self, memory: torch.Tensor, src: int) -> Any:
-        """Begin to send, or to receive, all of some memory; return torch's handle for that."""
+        """Start to send `memory`, on rank `src`, or to receive into it; return torch's handle."""
 
 
 class _OwnCarrier:
-    """A gloo backend of our own."""
+    """Broadcasts over a private gloo backend."""
 
     def __init__(self, store: Store, *, rank: int, size: int, timeout_s: float) -> None:
         self._backend: Any = dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=timeout_s))
@@ -50,9 +50,9 @@ class _OwnCarrier:
         self._rank = rank
 
     def close(self) -> None:
-        """End the connections; waits for what is under way to be given up."""
+        """Close the connections; waits until pending transfers are aborted."""
         with suppress(RuntimeError):  # the store may be gone, too
-            # Where gloo has told the others its address. All have connected, or failed.
+            # The key under which gloo published its address. By now all ranks have connected, or failed.
             self._store.delete_key(f"0/{self._rank}")
         self._backend = None
 
@@ -66,7 +66,7 @@ class _OwnCarrier:
 
 
 class _GroupCarrier:
-    """The user's group, where only that can send: from a device, or in a build without gloo."""
+    """Broadcasts over the user's group: for devices that gloo cannot send from, or in a build without gloo."""
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
         self._group = group
@@ -87,9 +87,9 @@ def _list_kinds(group: dist.ProcessGroup | None) -> list[str]:
 def open_carrier(
     ranks: Collectives, *, timeout_s: float, group: dist.ProcessGroup | None = None, devices: Iterable[str] = ()
 ) -> Iterator[Carrier]:
-    """Connect the ranks for as long as the `with` lasts; all must, in a step of its own.
+    """Connect the ranks for the duration of the `with`; all ranks must call this, outside of other steps.
 
-    The user's group is used only if it can send from one of these devices, which ours cannot, or if there is no gloo.
+    The user's group is used only if it can send from one of `devices`, other than the CPU, or if torch has no gloo.
     """
     is_direct = ranks.world_size > 1 and any(kind != _CPU and kind in _list_kinds(group) for kind in devices)
     if ranks.world_size == 1 or is_direct or not dist.is_gloo_available():
@@ -100,31 +100,31 @@ def open_carrier(
         _run(ranks, "connect", lambda: made.append(_connect_watched(ranks, timeout_s)))
         yield made[0]
     finally:
-        # Whoever still waits for this rank is told so by the end of the connection. That may take until what is under
-        # way has been given up, for which nobody here has to wait.
+        # Closing the connection ends the waits of other ranks for this one. It blocks until pending transfers are
+        # aborted, so it is done in the background.
         threading.Thread(target=_drop, args=(made,), name="holdfast-drop", daemon=True).start()
 
 
 def _connect_watched(ranks: Collectives, timeout_s: float) -> _OwnCarrier:
-    """Connect in a thread: it waits for the others without a word, however long they have been gone."""
+    """Connect in a thread, because gloo's connecting blocks without checking that the other ranks are alive."""
     reply: Future[_OwnCarrier] = Future()
 
     def work() -> None:
         try:
             reply.set_result(_connect(ranks, timeout_s))
-        except Exception as error:  # noqa: BLE001 - it belongs to whoever waits for the reply
+        except Exception as error:  # noqa: BLE001 - raised again where the reply is awaited
             reply.set_exception(error)
 
     threading.Thread(target=work, name="holdfast-connect", daemon=True).start()
     wait_watched(reply.done, ranks, limit_s=3 * timeout_s, what="the ranks could not connect to each other")
     try:
         return reply.result()
-    except RuntimeError as error:  # whatever has become of the others, or of the network
-        raise _Cut(_first_line(error)) from error
+    except RuntimeError as error:  # gloo raises it for any failure of a peer or of the network
+        raise _ConnectionLost(_describe_lost(error)) from error
 
 
 def _connect(ranks: Collectives, timeout_s: float) -> _OwnCarrier:
-    # Longer than the others are waited for: it does not know who is missing.
+    # Longer than `timeout_s`: gloo's own timeout would not name the missing rank, ours does.
     limit_s = 2 * timeout_s
     return _OwnCarrier(ranks.make_store("bytes"), rank=ranks.rank, size=ranks.world_size, timeout_s=limit_s)
 
@@ -135,13 +135,13 @@ def _drop(made: list[_OwnCarrier]) -> None:
 
 
 def wait_watched(is_done: Callable[[], bool], ranks: Collectives, *, limit_s: float, what: str) -> None:
-    """Wait in a step for what other ranks have a part in; whoever fails, or gives no sign of life, ends this."""
+    """Wait, within a step, for something that depends on other ranks; raise RankError if one fails or is silent."""
     deadline = time.monotonic() + limit_s
     check_lives = ranks.watch_others()
     pause_s = 1e-4
     while not is_done():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{what} within {limit_s:g} s, though all give signs of life; look at their network")
+            raise TimeoutError(f"{what} within {limit_s:g} s, although all are alive; check the network between them")
         ranks.beat()
         ranks.check_failures()
         check_lives()
@@ -150,52 +150,52 @@ def wait_watched(is_done: Callable[[], bool], ranks: Collectives, *, limit_s: fl
 
 
 def _run(ranks: Collectives, step: str, act: Callable[[], None]) -> None:
-    """Do in a step what needs connections; raise RankError, on all ranks, if one of them ends.
+    """Call `act`, which uses connections, in a step; raise RankError on all ranks if a connection is lost.
 
-    Its end tells nothing of why: so whoever sees that goes on to where all meet, and there the one who has failed
-    tells so, or is missed.
+    A lost connection does not say why it was lost. So a rank that loses one still joins the all_gather. There the rank
+    that has failed reports its error, or is found to be missing.
     """
 
     def attempt() -> str:
         try:
             act()
-        except _Cut as cut:
-            return str(cut)
+        except _ConnectionLost as lost:
+            return str(lost)
         return ""
 
-    told = ranks.all_gather(step, attempt)
-    failures = [RankFailure(rank, LOST, text) for rank, text in enumerate(told) if text]
+    texts = ranks.all_gather(step, attempt)
+    failures = [RankFailure(rank, LOST, text) for rank, text in enumerate(texts) if text]
     if failures:
         raise make_error(step, failures, rank=ranks.rank, world_size=ranks.world_size)
 
 
 class Sender:
-    """Sends tensors of one rank to all others, as bytes, many at once; all ranks send the same in the same order."""
+    """Sends tensors of one rank to all others, as buckets of bytes; all ranks make the same calls in the same order."""
 
     def __init__(
         self, ranks: Collectives, carrier: Carrier, *, bucket_bytes: int = BUCKET_BYTES, timeout_s: float
     ) -> None:
-        """Send by a carrier between the ranks that talk by `ranks`."""
+        """Send over `carrier`; `ranks` reports failures, and `timeout_s` limits the wait for a silent rank."""
         if bucket_bytes < 1:
-            raise ValueError(f"bucket_bytes={bucket_bytes}: a bucket must hold something")
+            raise ValueError(f"bucket_bytes={bucket_bytes}: must be at least 1")
         self._ranks = ranks
         self._carrier = carrier
         self._bucket_bytes = bucket_bytes
         self._timeout_s = timeout_s
 
     def run(self, step: str, act: Callable[[], None]) -> None:
-        """Send in a step that all ranks take part in; what goes wrong is a RankError that names whom it concerns."""
+        """Call `act`, which sends, in a step of all ranks; a failure is raised as a RankError that names the ranks."""
         _run(self._ranks, step, act)
 
     def send(self, tensors: Sequence[torch.Tensor], src: int) -> None:
-        """Give all ranks the values that ordinary tensors have on rank `src`; in a step, by `run`."""
+        """Copy the values of ordinary tensors from rank `src` to all ranks; call it within `run`."""
         if not 0 <= src < self._ranks.world_size:
-            raise ValueError(f"src={src}: there are {self._ranks.world_size} ranks in the group")
+            raise ValueError(f"src={src}: the group has {self._ranks.world_size} ranks, numbered from 0")
         if self._ranks.world_size == 1:
             return
         is_source = self._ranks.rank == src
-        # What does not lie in a row is sent by way of memory where it does.
-        rows = [(each, each if each.is_contiguous() else _copy_row(each)) for each in tensors]
+        # Tensors that are not contiguous are sent through a contiguous copy.
+        rows = [(each, each if each.is_contiguous() else _copy_contiguous(each)) for each in tensors]
         self.send_bytes([_view(row) for _, row in rows], src)
         if not is_source:
             for tensor, row in rows:
@@ -204,7 +204,7 @@ class Sender:
             mark_written(tensors)
 
     def send_bytes(self, memory: Sequence[torch.Tensor], src: int) -> None:
-        """Give all ranks the bytes that rank `src` has in each of these; what is there is overwritten."""
+        """Overwrite each of these memories, on all ranks, with the bytes that it has on rank `src`."""
         by_kind: dict[str, list[torch.Tensor]] = defaultdict(list)
         for each in memory:
             by_kind[each.device.type].append(each)
@@ -229,22 +229,22 @@ class Sender:
     def _broadcast(self, flat: torch.Tensor, src: int) -> None:
         try:
             work = self._carrier.broadcast(flat, src)
-        except RuntimeError as error:  # whatever has become of the connection
-            raise _Cut(_first_line(error)) from error
-        what = f"what rank {src} sends did not arrive"
+        except RuntimeError as error:  # torch raises it for any failure of the connection
+            raise _ConnectionLost(_describe_lost(error)) from error
+        what = f"the bytes that rank {src} sends did not arrive"
         wait_watched(work.is_completed, self._ranks, limit_s=2 * self._timeout_s, what=what)
         try:
-            work.wait()  # says if it has failed
+            work.wait()  # raises if the transfer has failed
         except RuntimeError as error:
-            raise _Cut(_first_line(error)) from error
+            raise _ConnectionLost(_describe_lost(error)) from error
 
 
-class _Cut(Exception):
-    """A connection has ended before all was sent."""
+class _ConnectionLost(Exception):
+    """A connection was closed before everything was sent."""
 
 
-def _first_line(error: RuntimeError) -> str:
-    return f"the connection between the ranks has ended: {str(error).partition(chr(10))[0][:300]}"
+def _describe_lost(error: RuntimeError) -> str:
+    return f"the connection between the ranks was lost: {str(error).partition(chr(10))[0][:300]}"
 
 
 def _view(tensor: torch.Tensor) -> torch.Tensor:
@@ -252,12 +252,12 @@ def _view(tensor: torch.Tensor) -> torch.Tensor:
     return view_storage(tensor.untyped_storage(), start, start + tensor.numel() * tensor.element_size())
 
 
-def _copy_row(tensor: torch.Tensor) -> torch.Tensor:
+def _copy_contiguous(tensor: torch.Tensor) -> torch.Tensor:
     return view_raw(tensor).contiguous()
 
 
 def _iter_buckets(memory: Iterable[torch.Tensor], limit_bytes: int) -> Iterator[list[torch.Tensor]]:
-    """Yield pieces of memory, given as tensors of bytes, in lists that a limit allows; what is larger is cut."""
+    """Yield tensors of bytes in lists of at most `limit_bytes` together; larger tensors are split."""
     bucket: list[torch.Tensor] = []
     room = limit_bytes
     for each in memory:

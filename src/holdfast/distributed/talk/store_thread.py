@@ -1,4 +1,4 @@
-"""A rank's own line to its group's store: worked by one thread, so that whoever waits for a reply can give up on it."""
+"""Runs calls to the group's store on a private thread and connection, so that callers can time out."""
 
 from __future__ import annotations
 
@@ -15,41 +15,45 @@ from holdfast.distributed.talk.wire import Frame
 T = TypeVar("T")
 
 PART_BYTES: Final = 512 << 10
-"""What one key holds at most. A TCPStore drops whoever sends it more than 8 MiB; parts of this size travel fastest."""
+"""The most bytes under one key. A TCPStore drops a client that sends more than 8 MiB; this size is the fastest."""
 _COUNT_BYTES: Final = 4
 _SLICE_S: Final = 1.0
 
 
 class StoreThreadLost(Exception):
-    """The store does not answer any more; the text says what was seen of it."""
+    """The store failed or does not answer; the text is its error."""
 
 
 class StoreThread:
-    """Does operations on a connection of its own, one after the other. End it by `close`.
+    """Runs operations on a store, one after the other, on a thread and connection of its own. Call `close` to end it.
 
-    The store's calls have no deadline of their own: one to a host that was stopped, or whose network is gone, returns
-    never. So they are made by a thread that is left behind if need be. And they are made on a clone: whoever shared
-    torch's connection would wait for what torch waits for.
+    Calls to a TCPStore have no timeout: a call to a suspended host, or over a broken network, never returns. So a
+    daemon thread makes them, and is abandoned if it hangs. It uses a clone of the store: on torch's own connection,
+    calls would wait behind those of torch.
     """
 
     def __init__(self, store: Store, *, name: str, timeout_s: float) -> None:
-        """Connect; give up on any reply after `timeout_s`."""
+        """Start the thread, called `name`; a call times out after `timeout_s`."""
         self._timeout_s = timeout_s
         self._lost = ""
         self._queue: SimpleQueue[tuple[Callable[[Store], Any], Future[Any]] | None] = SimpleQueue()
         threading.Thread(target=_work, args=(store, self._queue), name=name, daemon=True).start()
 
     def call(self, operation: Callable[[Store], T], *, limit_s: float | None = None) -> T:
-        """Return what `operation` returns; LineLost if the store fails or is silent for too long, and ever after."""
+        """Return the result of `operation`; once the store fails or times out, this and all later calls raise.
+
+        Raises:
+            StoreThreadLost: the store cannot be used any more.
+        """
         reply = self.post(operation)
         try:
             return _wait(reply, min(self._timeout_s, limit_s or self._timeout_s))
-        except RuntimeError as error:  # what the store raises, whatever has happened to it
+        except RuntimeError as error:  # the store raises it for any failure
             self._lost = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise StoreThreadLost(self._lost) from error
 
     def post(self, operation: Callable[[Store], T]) -> Future[T]:
-        """Have `operation` done after those before it, and do not wait."""
+        """Queue `operation` behind the earlier ones, without waiting for it."""
         if self._lost:
             raise StoreThreadLost(self._lost)
         reply: Future[T] = Future()
@@ -57,12 +61,12 @@ class StoreThread:
         return reply
 
     def close(self) -> None:
-        """End the thread when it has done what it was given."""
+        """End the thread after the queued operations."""
         self._queue.put(None)
 
 
 def _wait(reply: Future[T], timeout_s: float) -> T:
-    # In slices: a process that was stopped for longer than the timeout has lost one slice, and not its line.
+    # Wait in slices: if this process is suspended for longer than the timeout, only one slice is lost.
     slice_s = min(_SLICE_S, timeout_s / 4)
     waited_s = 0.0
     while waited_s < timeout_s:
@@ -78,15 +82,15 @@ def _work(store: Store, queue: SimpleQueue[tuple[Callable[[Store], Any], Future[
     while work := queue.get():
         operation, reply = work
         try:
-            # Connecting may block as any other call may, so it belongs here.
-            own = own or store.clone()  # type: ignore[attr-defined]  # there, and not declared
+            # Connecting may block like any other call, so it is done on this thread.
+            own = own or store.clone()  # type: ignore[attr-defined]  # exists, not declared
             reply.set_result(operation(own))
-        except Exception as error:  # noqa: BLE001 - it belongs to whoever waits for the reply
+        except Exception as error:  # noqa: BLE001 - raised again where the reply is awaited
             reply.set_exception(error)
 
 
 def write_message(store: Store, key: str, pieces: Sequence[Frame]) -> list[str]:
-    """Write bytes of any length under `key`, which appears last; return the keys to delete."""
+    """Write bytes of any length under `key` and further keys, `key` last; return all keys written."""
     data = b"".join(pieces)
     room = PART_BYTES - _COUNT_BYTES
     parts = [data[start : start + PART_BYTES] for start in range(room, len(data), PART_BYTES)]
@@ -98,7 +102,7 @@ def write_message(store: Store, key: str, pieces: Sequence[Frame]) -> list[str]:
 
 
 def read_message(store: Store, key: str) -> tuple[bytes, list[str]]:
-    """Return the bytes of a message that is known to be there, and its keys."""
+    """Return the bytes of a message, and its keys. The message must exist: reading a missing key blocks."""
     head = store.get(key)
     count = int.from_bytes(head[:_COUNT_BYTES], "little")
     keys = [f"{key}/{number}" for number in range(1, count + 1)]
@@ -107,10 +111,10 @@ def read_message(store: Store, key: str) -> tuple[bytes, list[str]]:
 
 def put(store: Store, key: str, data: bytes) -> None:
     """Set a key to bytes."""
-    store.set(key, data)  # type: ignore[arg-type]  # declared for str, and takes bytes
+    store.set(key, data)  # type: ignore[arg-type]  # declared for str, but accepts bytes
 
 
 def delete_keys(store: Store, keys: Sequence[str]) -> None:
-    """Delete keys; those that are gone already are not missed."""
+    """Delete keys; missing ones are ignored."""
     for key in keys:
         store.delete_key(key)

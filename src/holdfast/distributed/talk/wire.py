@@ -1,4 +1,4 @@
-"""Plain values as bytes between the ranks of one job: exact types, told apart by a tag, and nothing is executed."""
+"""Encodes plain values as bytes for messages between ranks. Types are kept exactly; decoding executes nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from holdfast.errors import Corrupt, Unsupported
 
 Frame = bytes
 MAX_DEPTH: Final = 100
-"""How deep containers may nest; what is deeper is refused, as a container that holds itself is."""
+"""How deep containers may nest. Deeper values are refused, among them a container that contains itself."""
 
 _LENGTH: Final = struct.Struct("<cQ")
 _INT: Final = struct.Struct("<cq")
@@ -26,38 +26,39 @@ _SMALL: Final = 1 << 63
 
 
 def encode(value: object) -> list[Frame]:
-    """Return `value` as pieces to be joined; long bytes are not copied. Refuses all but the plain builtins.
+    """Return `value` as pieces of bytes to be joined; `bytes` are not copied. Raises Unsupported if it is not plain.
 
-    Plain are None, bool, int, float, str, bytes, torch.Size, and lists, tuples, dicts and OrderedDicts of plain
-    values; no other subclass is, for it would arrive as something else.
+    Plain values are None, bool, int, float, str, bytes, torch.Size, and lists, tuples, dicts and OrderedDicts of plain
+    values. Other subclasses are refused, because they would be decoded as another type.
     """
     pieces: list[Frame] = []
     try:
         _encode(value, pieces, MAX_DEPTH)
     except _Refused as refused:
-        place = "".join(f"[{key!r:.80}]" for key in reversed(refused.keys))
+        path = "".join(f"[{key!r:.80}]" for key in reversed(refused.keys))
         raise Unsupported(
-            f"value{place} is {refused.what} and cannot travel between ranks; send plain values"
+            f"value{path} is {refused.what}, which cannot be sent to another rank; send plain values"
         ) from None
     return pieces
 
 
 def decode(data: bytes) -> Any:
-    """Return the value that `encode` was given; Corrupt if these are not its bytes."""
+    """Return the value that `encode` encoded; raise Corrupt if the bytes are not its output."""
     reader = _Reader(data)
     try:
         value = reader.read()
     except (IndexError, struct.error, UnicodeDecodeError, TypeError) as error:
         raise Corrupt(
-            f"{len(data)} bytes from another rank hold no value ({error}); do all run one version?"
+            f"cannot decode {len(data)} bytes from another rank ({error}); run the same version on all ranks"
         ) from error
     if reader.position != len(data):
-        raise Corrupt(f"{len(data) - reader.position} bytes too many from another rank; do all run one version?")
+        surplus = len(data) - reader.position
+        raise Corrupt(f"{surplus} bytes too many from another rank; run the same version on all ranks")
     return value
 
 
 class _Refused(Exception):
-    """A value that is not plain, and where it lies, the innermost key first."""
+    """A value that is not plain; `keys` is its path, innermost key first."""
 
     def __init__(self, what: str) -> None:
         super().__init__(what)
@@ -106,7 +107,7 @@ def _encode_long(value: int) -> bytes:
 
 
 class _Reader:
-    """One run over the bytes of a value."""
+    """Decodes the bytes of one value."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
