@@ -1,4 +1,4 @@
-"""The face for torch.distributed.checkpoint: its writer, its reader, and what makes them the default."""
+"""Public interface for torch.distributed.checkpoint: storage writer, storage reader, and `install`."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def count_generations(path: Path) -> int:
 def test_the_lease_is_renewed_while_the_coordinator_waits_for_others(
     path: Path, store: holdfast.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(commit, "_LOOK_S", 0.001)
+    monkeypatch.setattr(commit, "_KEEP_EVERY_S", 0.001)
     monkeypatch.setattr(leases, "RENEW_S", 0.0)
     ranks = Ranks(path, "a", 1.0)
     ranks.plan()
@@ -226,7 +226,7 @@ def test_a_save_that_was_given_up_cannot_be_finished(path: Path) -> None:
     results = [ranks.write(0), ranks.write(1)]
     ranks.writers[0].close()
 
-    with pytest.raises(Mismatch, match="given up"):
+    with pytest.raises(Mismatch, match="abandoned"):
         ranks.finish(results)
 
 
@@ -248,7 +248,7 @@ def test_a_rank_that_wrote_nothing_of_what_was_planned_is_noticed(path: Path, st
     ranks._states[1] = {"note": "text"}  # type: ignore[dict-item]  # any state will do
     ranks.plan()
 
-    with pytest.raises(Mismatch, match="note was planned, and no rank has written it"):
+    with pytest.raises(Mismatch, match="note was planned, but no rank has written it"):
         ranks.finish([ranks.write(0)])
 
     assert store.latest() is None

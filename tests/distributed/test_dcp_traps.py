@@ -22,7 +22,7 @@ from tests.distributed.dcp_states import dcp
 from tests.distributed.dcp_trees import Odd, are_same, failure, save
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:torch.distributed is disabled:UserWarning", "ignore:'.*'. nobody asks for:UserWarning"
+    "ignore:torch.distributed is disabled:UserWarning", "ignore:'.*'. saved, but not requested:UserWarning"
 )
 
 

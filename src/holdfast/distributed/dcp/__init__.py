@@ -1,1 +1,1 @@
-"""The plug-in for torch.distributed.checkpoint: its planners and collectives, over a repository."""
+"""The plug-in for torch.distributed.checkpoint (DCP): its planners and collectives, with a repository as storage."""

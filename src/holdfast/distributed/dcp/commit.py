@@ -1,4 +1,4 @@
-"""The commit of a checkpoint: one lease, the coordinator's, from before any rank writes until the snapshot is there."""
+"""Commits a DCP checkpoint: the coordinator has a lease from before any rank writes until the snapshot exists."""
 
 from __future__ import annotations
 
@@ -19,60 +19,60 @@ from holdfast.repo.names.snapshots import NameState, Snapshot, read_name
 from holdfast.repo.write.part_writer import end_lease
 from holdfast.repo.write.transaction import Draft, Part, Transaction
 
-_LOOK_S: Final = 10.0
-"""How often the keeper looks whether the lease has to be renewed, and whether anybody still wants it."""
+_KEEP_EVERY_S: Final = 10.0
+"""How often the keeper thread checks whether the lease must be renewed and whether the `Commit` still exists."""
 
 
 class Gathered:
-    """The ranks of a save whose parts were gathered by somebody else: the coordinator takes each step alone."""
+    """The ranks of a save whose parts were gathered by torch: each step runs on the coordinator only."""
 
     rank: Final = 0
     world_size: Final = 1
     is_coordinator: Final = True
 
     def __init__(self) -> None:
-        """Begin without parts; they are there when it comes to the commit."""
         self.parts: list[PartRef] = []
+        """Set before the commit."""
 
     def broadcast(self, step: str, map: Callable[[], Any]) -> Any:
-        """Return the value."""
+        """Return the value of `map`."""
         return map()
 
     def all_gather(self, step: str, map: Callable[[], Any]) -> list[Any]:
-        """Return the value in a list; what was written is what was gathered."""
+        """Return the value of `map` in a list; for the step "write", return the gathered parts."""
         own = map()
         return [[part.to_json() for part in self.parts]] if step == "write" else [own]
 
     def beat(self) -> None:
-        """Do nothing: nobody waits here."""
+        """Do nothing: no other rank waits."""
 
     def check_failures(self) -> None:
-        """Do nothing: torch tells everybody itself."""
+        """Do nothing: torch reports failures to all ranks."""
 
 
 class Commit:
-    """One checkpoint from the moment at which it is planned; what is dropped before it is finished is given up."""
+    """One checkpoint, from planning to commit. If it is dropped before `finish`, the checkpoint is abandoned."""
 
     def __init__(self, repo: Repository, name: str, *, overwrite: bool) -> None:
-        """Take the lease; raises NameInUse if there is something under the name that must not be replaced."""
+        """Create the lease; raise NameInUse if the name is in use and `overwrite` is False."""
         self._repo = repo
         self._ranks = Gathered()
         repo.verify_may_write()
         self._state = verify_free(repo.store, name, overwrite=overwrite)
         self._transaction = Transaction(repo, purpose=f"save {name!r} for torch", ranks=self._ranks)
         self._transaction.__enter__()
-        self._end = weakref.finalize(self, _leave, self._transaction, os.getpid())
+        self._end = weakref.finalize(self, _end_transaction, self._transaction, os.getpid())
         self._stop = threading.Event()
-        # The coordinator waits for other ranks between steps, for as long as those take to write.
+        # Between steps the coordinator waits while other ranks write. The thread renews the lease during that time.
         keeper = threading.Thread(
-            target=_keep, args=(weakref.ref(self), self._stop), name="holdfast-keep-lease", daemon=True
+            target=_keep_lease, args=(weakref.ref(self), self._stop), name="holdfast-keep-lease", daemon=True
         )
         self._keeper = keeper
         keeper.start()
 
     def keep_alive(self) -> None:
-        """Show collectors that this checkpoint is under way, if it is time to."""
-        with suppress(HoldfastError):  # what is wrong is found out, and said, at the commit
+        """Renew the lease if that is due, so that collectors wait for this checkpoint."""
+        with suppress(HoldfastError):  # the commit raises whatever is wrong with the lease
             self._transaction.keep_alive()
 
     def finish(
@@ -84,7 +84,7 @@ class Commit:
         metadata: Mapping[str, Json],
         environment: Mapping[str, Json],
     ) -> Snapshot:
-        """Create the snapshot of what all ranks have written; return when no collector can take it away."""
+        """Create the snapshot from the parts of all ranks; return when no collector can delete any of it."""
         self._stop_keeper()
         for rank, part in enumerate(parts):
             _verify_present(self._repo.store, part, rank)
@@ -97,20 +97,20 @@ class Commit:
         return snapshot
 
     def abandon(self) -> None:
-        """Give it up, if it is not finished: nothing of it becomes visible."""
+        """Abandon the checkpoint unless it is finished; nothing of it becomes visible."""
         self._stop_keeper()
         with suppress(HoldfastError):
             self._end()
 
     def _stop_keeper(self) -> None:
-        # A lease is used by one thread at a time.
+        # Only one thread at a time may use a lease.
         self._stop.set()
         if threading.current_thread() is not self._keeper:
             self._keeper.join()
 
 
 def verify_free(store: ObjectStore, name: str, *, overwrite: bool) -> NameState:
-    """Return what a name holds; raises NameInUse if that is something, and is not to be overwritten."""
+    """Return the state of a name; raise NameInUse if it has a snapshot and `overwrite` is False."""
     state = read_name(store, name)
     if state.snapshot and not overwrite:
         raise NameInUse(
@@ -122,15 +122,15 @@ def verify_free(store: ObjectStore, name: str, *, overwrite: bool) -> NameState:
 
 
 def _verify_present(store: ObjectStore, part: PartRef, rank: int) -> None:
-    """Raise NotShared unless the coordinator sees what a rank has written."""
+    """Raise NotShared unless the manifest that a rank has written is visible to the coordinator."""
     try:
         is_there = store.stat(manifest_key(part.manifest.manifest_id)).size_bytes == part.manifest.size_bytes
     except NotFound:
         is_there = False
     if not is_there:
         raise NotShared(
-            f"the coordinator does not find in {store.url} what rank {rank} has written there: the path is local to"
-            " each node. Use one that all ranks share"
+            f"the coordinator does not find the manifest that rank {rank} wrote to {store.url}: the path is local to"
+            " each node. Use a path that all ranks share"
         )
 
 
@@ -138,15 +138,15 @@ def _rewrite_nothing(stale: Sequence[ChunkRef]) -> list[ChunkRef]:
     raise AssertionError("the coordinator's transaction has no chunks of its own")
 
 
-def _leave(transaction: Transaction, pid: int) -> None:
-    # A forked child drops its copy of this as well, and the save is none of its business.
+def _end_transaction(transaction: Transaction, pid: int) -> None:
+    # A forked child also drops its copy of the Commit. It must not end the parent's save.
     if os.getpid() == pid:
         with suppress(StoreError):
             transaction.__exit__(None, None, None)
 
 
-def _keep(reference: weakref.ref[Commit], stop: threading.Event) -> None:
-    while not stop.wait(_LOOK_S):
+def _keep_lease(reference: weakref.ref[Commit], stop: threading.Event) -> None:
+    while not stop.wait(_KEEP_EVERY_S):
         commit = reference()
         if commit is None:
             return

@@ -1,4 +1,4 @@
-"""What a rank writes of a checkpoint: the items of its plan, resolved a group at a time, as sources with places."""
+"""Turns the items of a rank's save plan into sources to write, one group at a time."""
 
 from __future__ import annotations
 
@@ -29,36 +29,36 @@ from holdfast.tensors.spec import TensorSpec, contiguous_stride, encode_spec
 
 PAYLOAD_SPEC: Final[Json] = {"type": "torch_save"}
 _ASSUMED_BYTES: Final = 4096
-"""The size of bytes that the planner has not made yet."""
+"""Assumed size of a bytes item that the planner has not serialised yet."""
 
 
 @dataclass(slots=True)
 class Written:
-    """What is only known once a planner has given its data."""
+    """Facts that are known only after the planner has resolved its data."""
 
     looks_for_refused: bool = False
     sizes: dict[str, int] = field(default_factory=dict)
-    """Of bytes, by name."""
+    """Sizes of bytes items, by name."""
     dtypes: dict[str, str] = field(default_factory=dict)
-    """Of tensors that the planner gave another dtype than it had planned."""
+    """Dtypes of the tensors that the planner returned with another dtype than planned, by name."""
     refused: dict[str, str] = field(default_factory=dict)
-    """What a weights-only load refuses of bytes, by name; only if `looks_for_refused`."""
+    """What a weights-only load would refuse in bytes items, by name; filled only if `looks_for_refused`."""
 
 
 def encode_tensor(shape: Coordinates, dtype: torch.dtype, *, requires_grad: bool) -> Json:
     """Return the spec of a tensor's entry."""
-    # Torch saves what is declared to require a gradient whatever its dtype; only these can.
+    # Torch's metadata may say requires_grad for any dtype, but only floating-point and complex tensors can require it.
     can_require = dtype.is_floating_point or dtype.is_complex
     return encode_spec(TensorSpec(dtype, shape, contiguous_stride(shape), requires_grad=requires_grad and can_require))
 
 
 def name_piece(fqn: str, starts: Sequence[int]) -> str:
-    """Return the name of the entry that one box of a tensor has where not all of the tensor was saved."""
+    """Return the entry name of one box of a tensor that was saved only in part."""
     return f"{fqn}@{','.join(map(str, starts))}"
 
 
 def is_whole_here(items: Sequence[WriteItem]) -> bool:
-    """Tell whether the items of one tensor make up all of it."""
+    """Return whether the items of one tensor cover all of it, judged by their sizes."""
     data = [item.tensor_data for item in items if item.tensor_data is not None]
     if not data:
         return True
@@ -69,10 +69,10 @@ def is_whole_here(items: Sequence[WriteItem]) -> bool:
 def plan_groups(
     plan: SavePlan, planner: SavePlanner, written: Written, *, limit_bytes: int, alone: bool
 ) -> list[MakeSources]:
-    """Cut a plan into groups that are resolved one after the other, each at most `limit_bytes` large, or one tensor.
+    """Divide a plan into groups of at most `limit_bytes`, or one tensor each, to be resolved one after the other.
 
-    What falls to a rank is a part of a tensor that others complete, unless this one is `alone`: then a tensor of
-    which only a part is there is stored as boxes that stand for themselves.
+    Other ranks complete the tensors of which this rank has a part. If it is `alone`, none does: then each box of an
+    incomplete tensor is stored as an entry of its own.
     """
     by_name: dict[str, list[WriteItem]] = {}
     for item in plan.items:
@@ -121,7 +121,7 @@ def _make_sources(
     if items[0].type == WriteItemType.BYTE_IO:
         yield _make_payload(fqn, planner.resolve_data(items[0]), written)
         return
-    # The same box twice is one; several boxes of one tensor are pieces of one source.
+    # A box that occurs twice is stored once; several boxes of one tensor are pieces of one source.
     pieces = {piece.box: piece for piece in (_resolve(item, planner) for item in items)}
     data = _find_data(items[0])
     dtype = next(iter(pieces.values())).tensor.dtype
@@ -137,7 +137,9 @@ def _make_sources(
 
 def _make_payload(fqn: str, data: torch.Tensor | io.BytesIO, written: Written) -> PlacedSource:
     if not isinstance(data, io.BytesIO):
-        raise Unsupported(f"{fqn}: the planner gave a {type(data).__qualname__} where its plan has bytes")
+        raise Unsupported(
+            f"{fqn}: the planner returned a {type(data).__qualname__} for an item that it planned as bytes"
+        )
     payload = data.getvalue()
     written.sizes[fqn] = len(payload)
     if written.looks_for_refused and (cause := find_refusal(payload)):
@@ -148,7 +150,7 @@ def _make_payload(fqn: str, data: torch.Tensor | io.BytesIO, written: Written) -
 
 def _find_data(item: WriteItem) -> TensorWriteData:
     if item.tensor_data is None:
-        raise Mismatch(f"{item.index.fqn}: the planner planned a tensor here, and did not say which part of it")
+        raise Mismatch(f"{item.index.fqn}: the planner planned a tensor without tensor_data; fix the planner")
     return item.tensor_data
 
 
@@ -157,15 +159,15 @@ def _resolve(item: WriteItem, planner: SavePlanner) -> Piece:
     tensor = planner.resolve_data(item)
     if not isinstance(tensor, torch.Tensor) or not has_own_bytes(tensor) or tensor.is_quantized:
         kind = type(tensor).__qualname__
-        raise Unsupported(f"{fqn}: a {kind} that is no ordinary strided tensor cannot be saved here; use Store.save")
+        raise Unsupported(f"{fqn}: DCP saves only ordinary strided tensors, this is a {kind}; use Store.save")
     if items_per_byte(tensor.dtype) > 1:
-        raise Unsupported(f"{fqn}: a tensor of {tensor.dtype} cannot be saved here; use Store.save")
+        raise Unsupported(f"{fqn}: a tensor of {tensor.dtype} cannot be saved through DCP; use Store.save")
     try:
         verify_readable(tensor)
     except Unsupported as error:
         raise Unsupported(f"{fqn}: {error}") from error
     if tuple(tensor.shape) != box.sizes:
-        raise Mismatch(f"{fqn}: the planner gave a tensor of shape {tuple(tensor.shape)} for a part of {box.sizes}")
+        raise Mismatch(f"{fqn}: the planner returned shape {tuple(tensor.shape)} for a box of shape {box.sizes}")
     return Piece(box, tensor.detach())
 
 
@@ -179,12 +181,12 @@ def _place(
     )
     dims = max(len(shape), 1)
     sizes = [stop - start for start, stop in pairwise((0, *source.cuts))]
-    boxes = [_find_place(box, size, dims) for box, size in zip(source.boxes, sizes, strict=True)]
+    boxes = [_find_position(box, size, dims) for box, size in zip(source.boxes, sizes, strict=True)]
     return PlacedSource(source, Placement(source.whole_bytes, dims if boxes else 1, boxes))
 
 
-def _find_place(box: Box, size_bytes: int, dims: int) -> tuple[int, ...]:
-    """Return the place of a chunk: a box or, in what has no more than one dim, its first byte and how many."""
+def _find_position(box: Box, size_bytes: int, dims: int) -> tuple[int, ...]:
+    """Return the position of a chunk in its entry: a box or, with at most one dim, its byte offset and size."""
     if dims > 1:
         return (*box.starts, *box.sizes)
     item = size_bytes // volume(box)

@@ -1,4 +1,4 @@
-"""Where checkpoints are kept: a store that is opened when it is first needed, and names made of checkpoint ids."""
+"""A store that is opened on first use, and snapshot names made from checkpoint ids."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ _PLAIN: Final = (str, int, float, type(None))
 
 
 class HasRepository(Protocol):
-    """A store that is open already: `holdfast.Store` is one."""
+    """A store that is already open, such as a `holdfast.Store`."""
 
     @property
     def repository(self) -> Repository:
-        """The repository below."""
+        """The repository of the store."""
 
 
 StoreLike = HasRepository | str | os.PathLike[str]
 
 
 class LazyStore:
-    """A store, opened when it is first needed; pickles as what opens it, so that another process can."""
+    """A store that is opened on first use. It can be pickled and opened by another process."""
 
     def __init__(self, store: StoreLike) -> None:
-        """Touch nothing: what fails here would fail on one rank, and leave the others waiting."""
+        """Open nothing yet: an error here would be raised on one rank only, and the others would wait for it."""
         self._store = os.fspath(store) if isinstance(store, str | os.PathLike) else store
         self._opened: Repository | None = None
 
     @property
     def repository(self) -> Repository:
-        """The repository; raises what opening it raises."""
+        """The repository, opened on first use."""
         if not isinstance(self._store, str):
             return self._store.repository
         if self._opened is None:
@@ -45,25 +45,25 @@ class LazyStore:
         return self._opened
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what is open."""
+        """Leave out the open repository."""
         return {"_store": self._store, "_opened": None}
 
 
 def clean_id(checkpoint_id: CheckpointId) -> str:
-    """Return the name that a checkpoint id stands for: a path, without the slashes at its ends."""
+    """Return a checkpoint id as a name: without slashes at its ends."""
     return os.fspath(checkpoint_id).strip("/")
 
 
 def choose_name(checkpoint_id: CheckpointId | None, rank: int | None) -> str:
-    """Return the name of a snapshot: that of all ranks or, without collectives, of one of them; raises BadName."""
+    """Return the snapshot name for a checkpoint id, or for one rank of it if `rank` is given; raise BadName."""
     if checkpoint_id is None:
-        raise BadName("this checkpoint has no name yet; give one to the storage writer or reader, or as checkpoint_id=")
+        raise BadName("this checkpoint has no name; pass one to the storage writer or reader, or as checkpoint_id=")
     name = verify_name(clean_id(checkpoint_id))
     return name if rank is None else f"{name}/rank-{rank}"
 
 
 def is_name(checkpoint_id: CheckpointId) -> bool:
-    """Tell whether a checkpoint id can be the name of a snapshot."""
+    """Return whether a checkpoint id can be the name of a snapshot."""
     try:
         return bool(choose_name(checkpoint_id, None))
     except BadName:
@@ -72,7 +72,10 @@ def is_name(checkpoint_id: CheckpointId) -> bool:
 
 @contextmanager
 def raising_plainly() -> Iterator[None]:
-    """Turn whatever may not survive being pickled into a plain error: it would leave the other ranks waiting."""
+    """Replace exceptions that may not be picklable by RuntimeError; torch pickles them to report them to all ranks.
+
+    If pickling failed, the other ranks would wait for ever.
+    """
     try:
         yield
     except HoldfastError:

@@ -1,4 +1,4 @@
-"""The metadata of torch.distributed.checkpoint as JSON and back: exact, and without pickle."""
+"""Converts the metadata of torch.distributed.checkpoint to JSON and back, exactly and without pickle."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from holdfast.trees.outline import Path
 from holdfast.trees.registered import Types
 
 KEY: Final = "dcp"
-"""In a snapshot's spec: the metadata. In its environment: the ids of the checkpoint and of the save."""
+"""Key of the metadata in a snapshot's spec, and of the ids of checkpoint and save in its environment."""
 VERSION: Final = "1.0.0"
-"""What torch writes as the version of its metadata, and expects to read."""
+"""The version that torch writes into its metadata, and expects to read."""
 _FORM: Final = 1
 _LAYOUTS: Final = {
     str(layout).removeprefix("torch."): layout
@@ -41,7 +41,7 @@ Stored = TensorStorageMetadata | BytesStorageMetadata
 
 
 def encode_metadata(metadata: Metadata) -> Json:
-    """Return what is planned of a checkpoint as JSON; raises Unsupported for planner data that is not plain."""
+    """Return the metadata of a checkpoint as JSON; raise Unsupported for planner data that is not plain."""
     return {
         "form": _FORM,
         "version": VERSION,
@@ -51,12 +51,12 @@ def encode_metadata(metadata: Metadata) -> Json:
 
 
 def decode_metadata(value: Json, *, ids: Json, load_id: str, what: str) -> Metadata:
-    """Return the metadata of a checkpoint; `ids` are those that were recorded when it was saved."""
+    """Return the metadata of a checkpoint from JSON; `ids` are the ids that were recorded when it was saved."""
     if not isinstance(value, dict) or type(value.get("form")) is not int:
         raise _malformed(what)
     if value["form"] > _FORM:
         raise NewerFormat(
-            f"{what} has checkpoint metadata of form {value['form']}, this Holdfast reads {_FORM}: upgrade"
+            f"{what} has checkpoint metadata of form {value['form']}, this version reads form {_FORM}: upgrade Holdfast"
         )
     state = value.get("state")
     if not isinstance(state, list) or not all(isinstance(each, list) and len(each) == 2 for each in state):
@@ -82,7 +82,7 @@ def make_storage_meta(ids: Json, load_id: str) -> StorageMeta:
 
 
 def is_covered(stored: TensorStorageMetadata) -> bool:
-    """Tell whether chunks make up all of a tensor, as far as their sizes tell."""
+    """Return whether the chunks of a tensor cover all of it, judged by their sizes."""
     boxes = {find_box(chunk) for chunk in stored.chunks}
     return sum(map(volume, boxes)) >= math.prod(stored.size)
 
@@ -102,7 +102,7 @@ def _encode_stored(fqn: str, stored: Stored) -> Json:
         if value != getattr(plain, name):
             fields[name] = str(value).removeprefix("torch.")
             if fields[name] not in table:
-                raise Unsupported(f"{fqn}: a tensor with the {name} {value} cannot be saved by this plug-in")
+                raise Unsupported(f"{fqn}: a tensor with {name} {value} cannot be saved through DCP; use Store.save")
     for name in ("requires_grad", "pin_memory"):
         if getattr(found, name):
             fields[name] = True
@@ -118,7 +118,8 @@ def _decode_stored(value: Json, what: str) -> Stored:
     if value.get("type") == "bytes":
         return BytesStorageMetadata()
     if value.get("type") != "tensor":
-        raise NewerFormat(f"{what} holds {str(value.get('type'))[:40]!r}, which this Holdfast does not know: upgrade")
+        kind = str(value.get("type"))[:40]
+        raise NewerFormat(f"{what} contains an item of type {kind!r}, unknown to this version: upgrade Holdfast")
     size = _sizes(value.get("size"), what)
     chunks = value.get("chunks", [[0] * len(size) + list(size)])
     if not isinstance(chunks, list):
@@ -152,7 +153,7 @@ def _decode_planner(value: Json, what: str) -> Any:
 def _find(table: dict[str, Any], name: Json, what: str) -> Any:
     if not isinstance(name, str) or name not in table:
         raise NewerFormat(
-            f"{what} holds a tensor that is {str(name)[:40]!r}, which this Holdfast does not know: upgrade"
+            f"{what} contains a tensor that is {str(name)[:40]!r}, unknown to this version: upgrade Holdfast"
         )
     return table[name]
 
@@ -177,4 +178,4 @@ def _text(value: Json, what: str) -> str:
 
 
 def _malformed(what: str) -> Corrupt:
-    return Corrupt(f"{what}: the metadata of its checkpoint makes no sense; run `holdfast check`", key=what)
+    return Corrupt(f"{what}: the checkpoint metadata is damaged; run `holdfast check`", key=what)

@@ -1,4 +1,4 @@
-"""Snapshots of trees as torch's planners see them: names, tensors and bytes, flattened as they flatten state dicts."""
+"""Presents a snapshot of `Store.save` to torch's planners, flattened in the way they flatten state dicts."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ FlatPath = tuple[str | int, ...]
 
 
 def describe_tree(opened: Opened, *, ids: Json, load_id: str) -> tuple[Metadata, dict[str, Json]]:
-    """Return the metadata of a snapshot that holds a tree, and the node of each name in it."""
+    """Return the DCP metadata of a snapshot of a tree, and its tree node for each name."""
     if not _is_mapping(opened.tree):
-        raise Unsupported(f"{opened.name!r} holds no dict, and torch's checkpoints are nothing else; use Store.load")
+        raise Unsupported(f"{opened.name!r} is not a dict, so DCP cannot load it; use Store.load")
     nodes: dict[str, Json] = {}
     paths: dict[str, FlatPath] = {}
     for path, node in _iter_flat((), opened.tree):
         fqn = ".".join(map(str, path))
         if fqn in nodes:
-            raise Unsupported(f"{opened.name!r} holds two values that torch would both name {fqn!r}; use Store.load")
+            raise Unsupported(f"{opened.name!r} contains two values that torch would name {fqn!r}; use Store.load")
         nodes[fqn], paths[fqn] = node, path
     stored = {fqn: _describe(opened, node) for fqn, node in nodes.items()}
     return Metadata(stored, paths, {}, make_storage_meta(ids, load_id), VERSION), nodes
 
 
 def find_tensor(opened: Opened, node: Json) -> tuple[int, TensorSpec] | None:
-    """Return the entry and the meaning of an ordinary tensor with values; None for everything else."""
+    """Return entry number and spec of an ordinary tensor with values; None for any other node."""
     if isinstance(node, list) and node[0] == GRAD:
         node = node[1]
     if not isinstance(node, list) or node[0] != TENSOR:
@@ -63,7 +63,7 @@ def _describe(opened: Opened, node: Json) -> TensorStorageMetadata | BytesStorag
 
 
 def _iter_flat(path: FlatPath, node: Json) -> Iterator[tuple[FlatPath, Json]]:
-    """Yield what torch's planners take for leaves: they walk dicts, and lists in which there is a tensor or a dict."""
+    """Yield the leaves as torch's planners see them: they walk dicts, and lists that contain a tensor or a dict."""
     if _is_mapping(node):
         for key, child in _pairs(node):
             yield from _iter_flat((*path, key_text(key)), child)

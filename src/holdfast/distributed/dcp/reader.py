@@ -1,4 +1,4 @@
-"""The storage reader for torch.distributed.checkpoint: exact boxes of what any world has saved, verified."""
+"""The storage reader for torch.distributed.checkpoint: reads the requested boxes, and verifies each chunk."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ class _Found(NamedTuple):
     manifest: Manifest
     metadata: Metadata
     nodes: dict[str, Json] | None
-    """The values by name, if this is a snapshot of a tree; None if torch's planners have made it."""
+    """Tree nodes by name if `Store.save` wrote the snapshot; None if `StorageWriter` did."""
 
 
 class _Wanted(NamedTuple):
-    """A box of an entry, and where it goes."""
+    """A box of an entry, and the tensor to read it into."""
 
     item: ReadItem
     entry: Entry
@@ -69,10 +69,10 @@ class _Wanted(NamedTuple):
 
 
 class StorageReader(TorchStorageReader):
-    """Loads checkpoints of a store by `dcp.load`: those that `StorageWriter` wrote, and those of `Store.save`.
+    """Lets `dcp.load` read from a store: checkpoints of `StorageWriter`, and snapshots of `Store.save`.
 
-    Regions that nobody saved stay as they are, dtypes are cast, names that nobody asks for are left out, as torch does
-    it; a warning says so.
+    As in torch, regions that were not saved are left unchanged, dtypes are cast, and names that no rank requests are
+    skipped. A warning reports each.
     """
 
     def __init__(
@@ -83,17 +83,17 @@ class StorageReader(TorchStorageReader):
         weights_only: bool = True,
         verify: Verify = "full",
     ) -> None:
-        """Touch nothing yet.
+        """Configure a reader; the store is opened when the first load starts.
 
         Args:
             store: a `holdfast.Store`, a path or a URL.
-            name: of the snapshot; a `checkpoint_id` given to the load takes its place.
-            weights_only: refuse values, other than tensors, that are more than plain data: to load those may run any
-                code.
-            verify: "full" checks BLAKE3, "fast" checks XXH3, which finds accidents only, False nothing.
+            name: the name of the snapshot; a `checkpoint_id` passed to the load replaces it.
+            weights_only: refuse values, other than tensors, that are not plain data: loading them can run any code.
+            verify: "full" checks BLAKE3 digests; "fast" checks XXH3, which finds only accidental damage; False checks
+                nothing.
         """
         super().__init__()
-        self._place = LazyStore(store)
+        self._lazy_store = LazyStore(store)
         self._checkpoint_id = name
         self._weights_only = weights_only
         self._verify: Verify = verify
@@ -102,63 +102,62 @@ class StorageReader(TorchStorageReader):
 
     @property
     def checkpoint_id(self) -> CheckpointId | None:
-        """The name, as it was given."""
+        """The name, as it was passed."""
         return self._checkpoint_id
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: CheckpointId) -> bool:
-        """Tell whether it can be the name of a snapshot."""
+        """Return whether it can be the name of a snapshot."""
         return is_name(checkpoint_id)
 
-    # Whatever reset raised would leave the other ranks waiting.
+    # Must not raise: torch calls it outside of its collectives, so the other ranks would wait for ever.
     def reset(self, checkpoint_id: CheckpointId | None = None) -> None:
-        """Take another name for the next load."""
+        """Use another name for the next load."""
         if checkpoint_id is not None:
             self._checkpoint_id = checkpoint_id
         self._found = None
         self.load_id = str(uuid.uuid4())
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Read what the checkpoint holds: that of all ranks or, if there is none, that of rank `rank=`."""
+        """Read the metadata of the checkpoint; with `rank=`, of the one that this rank saved without collectives."""
         with raising_plainly():
-            repo = self._place.repository
+            repo = self._lazy_store.repository
             record = read_snapshot(repo.store, choose_name(self._checkpoint_id, kwargs.get("rank")))
             with open_snapshot(repo, record) as reader:
                 self._found = _describe(reader, self.load_id)
             return self._found.metadata
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Do nothing: what is needed is known since the metadata was read."""
+        """Do nothing: `read_metadata` has opened the snapshot."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Tell the coordinator which generation this rank has opened."""
+        """Add to the plan which snapshot this rank has opened, for the coordinator to compare."""
         found = self._opened
-        told = (found.snapshot.name, found.snapshot.generation, found.snapshot.digest.hex())
+        identity = (found.snapshot.name, found.snapshot.generation, found.snapshot.digest.hex())
         # Without collectives each rank has a snapshot of its own.
         is_shared = found.snapshot.name == choose_name(self._checkpoint_id, None)
-        return dataclasses.replace(plan, storage_data=told if is_shared else None)
+        return dataclasses.replace(plan, storage_data=identity if is_shared else None)
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Make sure, on the coordinator, that all ranks load the same, and tell what none of them asks for."""
+        """Check, on the coordinator, that all ranks load the same snapshot; warn of names that no rank requests."""
         with raising_plainly():
             seen = {rank: plan.storage_data for rank, plan in enumerate(plans) if plan.storage_data is not None}
             if len(set(seen.values())) > 1:
-                names = ", ".join(f"rank {rank} {told[0]!r} (generation {told[1]})" for rank, told in seen.items())
+                names = ", ".join(f"rank {rank} {each[0]!r} (generation {each[1]})" for rank, each in seen.items())
                 raise Mismatch(f"the ranks have opened different snapshots: {names[:2000]}. Load again")
-            asked = {item.storage_index.fqn for plan in plans for item in plan.items}
-            held = self._opened.metadata.state_dict_metadata
-            # Planners do not ask for tensors without items: there is nothing to read.
-            _warn(
-                self._opened, [fqn for fqn in held if fqn not in asked and not _is_empty(held[fqn])], "nobody asks for"
-            )
+            requested = {item.storage_index.fqn for plan in plans for item in plan.items}
+            stored = self._opened.metadata.state_dict_metadata
+            # Planners do not request tensors without items: there is nothing to read.
+            skipped = [fqn for fqn in stored if fqn not in requested and not _is_empty(stored[fqn])]
+            _warn(self._opened, skipped, "saved, but not requested by any rank")
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read all items of the plan to where the planner wants them."""
+        """Read all items of the plan into the planner's tensors."""
         future: Future[None] = Future()
         with raising_plainly():
             found = self._opened
-            repo = self._place.repository
+            repo = self._lazy_store.repository
             with SnapshotReader(repo, found.snapshot, verify=self._verify, manifest=found.manifest) as reader:
                 _Load(reader, found, planner, weights_only=self._weights_only).run(plan.items)
             future.set_result(None)
@@ -167,11 +166,11 @@ class StorageReader(TorchStorageReader):
     @property
     def _opened(self) -> _Found:
         if self._found is None:
-            raise Mismatch("this reader has opened nothing: its metadata is read first")
+            raise Mismatch("this reader has not opened a checkpoint; call read_metadata first")
         return self._found
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what belongs to a load under way."""
+        """Leave out the state of a load in progress."""
         return self.__dict__ | {"_found": None}
 
 
@@ -186,7 +185,7 @@ def _describe(reader: SnapshotReader, load_id: str) -> _Found:
 
 
 class _Load:
-    """One rank's reads of one load."""
+    """Reads the items of one rank in one load."""
 
     def __init__(self, reader: SnapshotReader, found: _Found, planner: LoadPlanner, *, weights_only: bool) -> None:
         self._reader = reader
@@ -198,7 +197,7 @@ class _Load:
         self._cast: list[str] = []
 
     def run(self, items: Sequence[ReadItem]) -> None:
-        """Read tensors in batches that keep to the budget, then bytes."""
+        """Read tensors, in batches that fit into the memory budget, then bytes."""
         tensors = [item for item in items if item.type == LoadItemType.TENSOR]
         for batch in self._batch(tensors):
             self._read_tensors(batch)
@@ -206,22 +205,22 @@ class _Load:
             if item.type != LoadItemType.TENSOR:
                 self._planner.load_bytes(item, io.BytesIO(self._read_payload(item.storage_index.fqn)))
         _warn(self._found, self._cast, "cast to another dtype")
-        held = self._found.metadata.state_dict_metadata
+        stored = self._found.metadata.state_dict_metadata
         names = dict.fromkeys(item.storage_index.fqn for item in tensors)
-        stored = [(fqn, held[fqn]) for fqn in names]
-        partial = [fqn for fqn, each in stored if isinstance(each, TensorStorageMetadata) and not is_covered(each)]
-        _warn(self._found, partial, "saved in part, the rest stays as it is")
+        found = [(fqn, stored[fqn]) for fqn in names]
+        partial = [fqn for fqn, each in found if isinstance(each, TensorStorageMetadata) and not is_covered(each)]
+        _warn(self._found, partial, "saved in part, the rest is left unchanged")
 
     def _batch(self, items: Sequence[ReadItem]) -> Iterator[list[_Wanted]]:
         batch: list[_Wanted] = []
-        held = 0
+        batch_bytes = 0
         for item in items:
             wanted = self._find(item)
-            if batch and held + wanted.target.nbytes > self._reader.budget_bytes // 2:
+            if batch and batch_bytes + wanted.target.nbytes > self._reader.budget_bytes // 2:
                 yield batch
-                batch, held = [], 0
+                batch, batch_bytes = [], 0
             batch.append(wanted)
-            held += wanted.target.nbytes
+            batch_bytes += wanted.target.nbytes
         if batch:
             yield batch
 
@@ -233,11 +232,11 @@ class _Load:
         box = Box(subtract(add(offset, tuple(item.storage_offsets)), origin), lengths)
         target = self._planner.resolve_tensor(item).detach()
         if tuple(target.shape) != lengths:
-            raise Mismatch(f"{fqn}: the planner gave a tensor of shape {tuple(target.shape)} for a part of {lengths}")
+            raise Mismatch(f"{fqn}: the planner returned shape {tuple(target.shape)} for a box of shape {lengths}")
         return _Wanted(item, entry, spec, box, target)
 
     def _find_entry(self, fqn: str, offset: Coordinates) -> tuple[Entry, TensorSpec, Coordinates]:
-        """Return where a box of a tensor is, and where in the tensor that begins."""
+        """Return the entry that contains a box of a tensor, its spec, and the position of the entry in the tensor."""
         if self._found.nodes is not None:
             found = find_tensor(self._opened, self._found.nodes.get(fqn))
             if found is None:
@@ -282,7 +281,7 @@ class _Load:
             self._planner.commit_tensor(wanted.item, wanted.target)
 
     def _read_payload(self, fqn: str) -> bytes:
-        """Return a value as torch's planners load it: written anew, so that they load nothing but what was checked."""
+        """Return a value as bytes for torch's planners, loaded and pickled again so that they get only checked data."""
         what = f"{self._opened.name!r}, {fqn}"
         if self._found.nodes is not None:
             options = LoadOptions(allow_pickle=not self._weights_only)
@@ -296,13 +295,13 @@ def _is_empty(stored: object) -> bool:
 
 
 def _is_in_order(spec: TensorSpec) -> bool:
-    """Tell whether the bytes of an entry are the items of the tensor in C order, and nothing else."""
+    """Return whether the bytes of an entry are exactly the items of the tensor in C order."""
     is_plain = not (spec.packed or spec.conj or spec.neg or spec.offset)
     return is_plain and spec.stride == contiguous_stride(spec.shape)
 
 
 def _is_plain(target: torch.Tensor, spec: TensorSpec) -> bool:
-    """Tell whether bytes can go straight into the memory of a target."""
+    """Return whether bytes can be read directly into the memory of a target."""
     is_here = type(target) is torch.Tensor and target.is_cpu and target.is_contiguous()
     return is_here and target.dtype == spec.dtype and not (target.is_conj() or target.is_neg())
 

@@ -1,4 +1,4 @@
-"""What the parts of a checkpoint make up: the entries of the whole, and the tree in which they stand."""
+"""Builds the root manifest of a checkpoint: the whole entries that the parts make up, and their tree."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from holdfast.trees.outline import TREE
 
 
 def make_root(metadata: Metadata, written: Written, *, alone: bool) -> Part:
-    """Return the root of a checkpoint; raises Mismatch if the ranks have not written all that was planned."""
+    """Return the root of a checkpoint; raise Mismatch if the ranks have not written everything that was planned."""
     builder = _Builder(written, alone=alone)
     nodes = {fqn: builder.add(fqn, stored) for fqn, stored in metadata.state_dict_metadata.items()}
     spec = {TREE: nest(nodes, metadata.planner_data), KEY: encode_metadata(metadata)}
@@ -39,18 +39,18 @@ class _Builder:
         self._alone = alone
 
     def add(self, fqn: str, stored: TensorStorageMetadata | BytesStorageMetadata) -> Json:
-        """Add the entries of one name, and return the node that stands for it in the tree."""
+        """Add the entries of one name; return its node in the tree."""
         if isinstance(stored, BytesStorageMetadata):
             if fqn not in self._written.sizes:
-                raise Mismatch(f"{fqn} was planned, and no rank has written it; nothing was committed")
+                raise Mismatch(f"{fqn} was planned, but no rank has written it; nothing was committed")
             return [PAYLOAD, self._add_entry(fqn, self._written.sizes[fqn], PAYLOAD_SPEC)]
         if is_covered(stored):
             return [TENSOR, self._add_tensor(fqn, fqn, stored, tuple(stored.size))]
         if not self._alone:
-            held = sum(volume(find_box(chunk)) for chunk in stored.chunks)
+            planned = sum(volume(find_box(chunk)) for chunk in stored.chunks)
             raise Mismatch(
-                f"{fqn}: the ranks have planned {held} of its {math.prod(stored.size)} items; nothing was committed."
-                " Let each rank plan what it holds"
+                f"{fqn}: the ranks have planned {planned} of its {math.prod(stored.size)} items; nothing was committed."
+                " Each rank must plan the shards that it holds"
             )
         node: list[Json] = ["dict"]
         for box in {find_box(chunk): None for chunk in stored.chunks}:
@@ -73,7 +73,7 @@ class _Builder:
 
 
 def nest(nodes: Mapping[str, Json], planner_data: Any) -> Json:
-    """Return the tree of a state dict: nested as it was before the planner flattened it or, if it did not, flat."""
+    """Return the tree of a state dict: nested as it was before the planner flattened it; flat if it did not."""
     tree: dict[Any, Any] = {}
     for fqn in _order(nodes, planner_data):
         if not _put(tree, _find_path(fqn, planner_data), _Leaf(nodes[fqn])):
@@ -82,13 +82,13 @@ def nest(nodes: Mapping[str, Json], planner_data: Any) -> Json:
 
 
 def _order(nodes: Mapping[str, Json], planner_data: Any) -> list[str]:
-    """Return the names as the state dict had them: those of the metadata go by which rank writes what."""
+    """Return the names in the order of the state dict; the metadata orders them by the rank that writes them."""
     first = [fqn for fqn in planner_data if fqn in nodes] if isinstance(planner_data, dict) else []
     return list(dict.fromkeys([*first, *nodes]))
 
 
 class _Leaf:
-    """A node in a tree of dicts; wrapped, for it is a list itself."""
+    """Wraps a node in nested dicts, because a node is itself a list."""
 
     def __init__(self, node: Json) -> None:
         self.node = node
@@ -102,16 +102,16 @@ def _find_path(fqn: str, planner_data: Any) -> tuple[str | int, ...]:
 
 
 def _put(tree: dict[Any, Any], path: tuple[str | int, ...], leaf: _Leaf) -> bool:
-    """Put a leaf into nested dicts, those of a list having numbers as keys; tell whether there was room for it."""
-    place: Any = tree
+    """Put a leaf into nested dicts, in which lists have int keys; return False if the path conflicts with another."""
+    parent: Any = tree
     for key in path[:-1]:
-        place = place.setdefault(key, {})
-        if isinstance(place, _Leaf):
+        parent = parent.setdefault(key, {})
+        if isinstance(parent, _Leaf):
             return False
-    if path[-1] in place:
+    if path[-1] in parent:
         return False
-    place[path[-1]] = leaf
-    return len({type(key) for key in place}) == 1
+    parent[path[-1]] = leaf
+    return len({type(key) for key in parent}) == 1
 
 
 def _encode(value: Any) -> Json:
@@ -119,6 +119,6 @@ def _encode(value: Any) -> Json:
         return value.node
     keys = list(value)
     if keys and type(keys[0]) is int and min(keys) >= 0:
-        # As torch does when it nests again: what was nothing but an empty dict is None.
+        # A missing index was an empty dict. Torch also restores it as None.
         return ["list", *(_encode(value[number]) if number in value else None for number in range(max(keys) + 1))]
     return ["dict", *(part for key in keys for part in (key, _encode(value[key])))]

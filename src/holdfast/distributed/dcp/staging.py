@@ -1,4 +1,4 @@
-"""Copies of state dicts for asynchronous saves: torch's stager that blocks, without what it does not copy."""
+"""Copies state dicts for asynchronous saves, including what torch's blocking stager does not copy."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from holdfast.trees.apply import apply_to_tensors
 
 
 def stage_state(state_dict: dict[str, Any]) -> dict[str, Any]:
-    """Return a copy on the CPU that training may go on without."""
+    """Return a copy of a state dict on the CPU; training may continue to change the original."""
     staged: dict[str, Any] = BlockingAsyncStager().stage(apply_to_tensors(_copy_if_shared, state_dict))
     copied: dict[str, Any] = _copy_streams(staged)
     return copied
 
 
 def _copy_streams(staged: Any) -> Any:
-    """Return what torch's stager gives with its streams of bytes copied, which that hands on as they are."""
+    """Return a staged state dict with its BytesIO objects copied, because torch's stager does not copy them."""
     if type(staged) is io.BytesIO:
         return copy.copy(staged)
     if isinstance(staged, dict):
@@ -32,5 +32,5 @@ def _copy_streams(staged: Any) -> Any:
 
 
 def _copy_if_shared(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy of what torch's stager hands on as it is: DTensors without dims."""
+    """Return a copy of a DTensor without dims, because torch's stager does not copy it; else the tensor itself."""
     return copy.deepcopy(tensor) if isinstance(tensor, DTensor) and tensor.dim() == 0 else tensor

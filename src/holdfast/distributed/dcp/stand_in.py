@@ -1,4 +1,4 @@
-"""Classes that stand in for classes of torch: used when they are called, never when they are inherited from."""
+"""Stand-ins for classes of torch: calling one creates its own instance, subclassing one subclasses torch's class."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 _PACKAGE: Final = "torch.distributed.checkpoint"
-"""The package whose modules get the stand-ins under the names of torch's classes."""
+"""The package in whose modules stand-ins replace torch's classes."""
 
 
 class StandIn(ABCMeta):
-    """The metaclass of a class that takes the place of a class of torch while `is_installed` is set.
+    """The metaclass of a class that replaces a class of torch while `is_installed` is set.
 
-    A call makes an instance of the stand-in while it is installed, else of torch's class. A subclass always inherits
-    from torch's class: it may override or use what only that has. Instances of torch's class, and of its subclasses,
-    count as instances of the stand-in, as they do without it.
+    A call creates an instance of the stand-in while it is installed, else of torch's class. A subclass always inherits
+    from torch's class, whose internals it may use or override. Instances of torch's class and of its subclasses count
+    as instances of the stand-in, so that isinstance checks work as before.
     """
 
     torch_class: Any
@@ -27,76 +27,76 @@ class StandIn(ABCMeta):
     def __new__(
         cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], *, torch_class: Any = None, **kwargs: Any
     ) -> Any:
-        """Make a stand-in for `torch_class`; without one, a subclass of the torch classes behind the bases."""
+        """Create a stand-in for `torch_class`; without it, a subclass of the classes that the bases stand in for."""
         if torch_class is None:
-            real = tuple(base.torch_class if isinstance(base, StandIn) else base for base in bases)
-            return types.new_class(name, real, kwargs, lambda body: body.update(namespace))
+            torch_bases = tuple(base.torch_class if isinstance(base, StandIn) else base for base in bases)
+            return types.new_class(name, torch_bases, kwargs, lambda body: body.update(namespace))
         made: Any = super().__new__(cls, name, bases, namespace, **kwargs)
         made.torch_class = torch_class
         made.is_installed = False
         return made
 
     def __init__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **kwargs: Any) -> None:
-        """Do nothing more: `__new__` has used the keyword arguments."""
+        """Drop the keyword arguments, which `__new__` has used."""
         super().__init__(name, bases, namespace)
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Make an instance: of the stand-in while it is installed, of torch's class before and after."""
+        """Create an instance: of the stand-in while it is installed, else of torch's class."""
         if not cls.is_installed:
             return cls.torch_class(*args, **kwargs)
         return super().__call__(*args, **kwargs)
 
     def __instancecheck__(cls, instance: object) -> bool:
-        """Tell whether it is an instance of the stand-in or of torch's class."""
+        """Return whether it is an instance of the stand-in or of torch's class."""
         return isinstance(instance, cls.torch_class) or super().__instancecheck__(instance)
 
     def __subclasscheck__(cls, subclass: type) -> bool:
-        """Tell whether it is the stand-in, or a subclass of torch's class."""
+        """Return whether it is the stand-in, or a subclass of torch's class."""
         return issubclass(subclass, cls.torch_class) or super().__subclasscheck__(subclass)
 
 
 def put_in(stand_ins: Sequence[StandIn]) -> None:
-    """Let the names of torch's classes mean the stand-ins, in all modules of torch's package that are loaded.
+    """Replace torch's classes by the stand-ins in all loaded modules of torch's package.
 
-    A module that is loaded later imports the names from these.
+    Modules that are loaded later import the stand-ins from these.
     """
     for each in stand_ins:
-        for module in _iter_holders(each.torch_class.__name__, each.torch_class):
+        for module in _iter_modules(each.torch_class.__name__, each.torch_class):
             setattr(module, each.torch_class.__name__, each)
-        # Instances of torch's class are pickled by its name, which means the stand-in now.
+        # Pickle finds torch's class by its name, which now refers to the stand-in.
         copyreg.pickle(each.torch_class, _Reducer(each))
         each.is_installed = True
 
 
 def take_out(stand_ins: Sequence[StandIn]) -> None:
-    """Let the names mean torch's classes again, also in modules that were loaded meanwhile."""
+    """Restore torch's classes in all loaded modules of torch's package."""
     for each in stand_ins:
-        for module in _iter_holders(each.torch_class.__name__, each):
+        for module in _iter_modules(each.torch_class.__name__, each):
             setattr(module, each.torch_class.__name__, each.torch_class)
         copyreg.dispatch_table.pop(each.torch_class, None)
         each.is_installed = False
 
 
-def _iter_holders(name: str, value: object) -> Iterator[types.ModuleType]:
-    """Yield the modules of torch's package in which `name` means `value`."""
+def _iter_modules(name: str, value: object) -> Iterator[types.ModuleType]:
+    """Yield the modules of torch's package whose attribute `name` is `value`."""
     for key, module in list(sys.modules.items()):
         is_inside = key == _PACKAGE or key.startswith(f"{_PACKAGE}.")
-        # An import that was forbidden leaves None, which has no such name either.
+        # A blocked import leaves None in sys.modules; it does not have the attribute either.
         if is_inside and getattr(module, name, None) is value:
             yield module
 
 
 class _Reducer:
-    """Pickles instances of a class of torch by its stand-in, which any process can import."""
+    """Pickles instances of torch's class through the stand-in, which any process can import."""
 
     def __init__(self, stand_in: StandIn) -> None:
         self._stand_in = stand_in
 
     def __call__(self, instance: object) -> tuple[Any, ...]:
-        return _make_own, (self._stand_in,), instance.__getstate__()
+        return _new_torch_instance, (self._stand_in,), instance.__getstate__()
 
 
-def _make_own(stand_in: StandIn) -> object:
-    """Return an instance of torch's class whose state is still to be set."""
+def _new_torch_instance(stand_in: StandIn) -> object:
+    """Return an instance of torch's class without state; unpickling sets it afterwards."""
     made: object = object.__new__(stand_in.torch_class)
     return made

@@ -1,4 +1,4 @@
-"""The storage writer for torch.distributed.checkpoint: each rank writes a part, the coordinator commits them all."""
+"""The storage writer for torch.distributed.checkpoint: each rank writes a part, the coordinator commits all parts."""
 
 from __future__ import annotations
 
@@ -38,16 +38,17 @@ from holdfast.snapshot.save.environment import describe_environment
 
 _MAX_NAMED: Final = 8
 _BATCH_SHARE: Final = 4
-"""What a planner resolves at a time takes at most this part of the budget."""
+"""A planner resolves at most budget / _BATCH_SHARE bytes at a time."""
 
 
 class StorageWriter(TorchStorageWriter):
-    """Saves checkpoints of `dcp.save` and `dcp.async_save` into a store: deduplicated, verified, all or nothing.
+    """Lets `dcp.save` and `dcp.async_save` write to a store: deduplicated, verified, all or nothing.
 
-    One save at a time. Pickles, for saves in another process. Copies what is saved asynchronously by itself.
+    Use it for one save at a time. It can be pickled, for saves in another process. It is also an AsyncStager: it copies
+    the state dict of an asynchronous save.
     """
 
-    # What follows up to `close` makes it a stager: torch's default one loses conjugation and negation.
+    # The methods up to `close` make it an AsyncStager, because torch's default one loses conj and neg bits.
     _synchronize_after_execute: bool = False
 
     def __init__(
@@ -59,17 +60,17 @@ class StorageWriter(TorchStorageWriter):
         metadata: Mapping[str, Json] | None = None,
         weights_only: bool = True,
     ) -> None:
-        """Touch nothing yet.
+        """Configure a writer; the store is opened, and created if necessary, when the first save starts.
 
         Args:
             store: a `holdfast.Store`, a path or a URL.
-            name: of the snapshot; a `checkpoint_id` given to the save takes its place.
-            overwrite: replace what the name holds, at once, when all is written.
-            metadata: kept with the snapshot, for whoever looks at it.
-            weights_only: warn of values that a `StorageReader` refuses unless it is told weights_only=False.
+            name: the name of the snapshot; a `checkpoint_id` passed to the save replaces it.
+            overwrite: replace the snapshot of that name, atomically, after everything is written.
+            metadata: stored with the snapshot.
+            weights_only: warn of values that a `StorageReader` refuses to load without weights_only=False.
         """
         super().__init__()
-        self._place = LazyStore(store)
+        self._lazy_store = LazyStore(store)
         self._checkpoint_id = name
         self._overwrite = overwrite
         self._metadata = dict(metadata or {})
@@ -81,10 +82,10 @@ class StorageWriter(TorchStorageWriter):
         self._lease_id = ""
         self.save_id = _new_id()
         self.snapshot: Snapshot | None = None
-        """What the last save has committed, on the rank that did."""
+        """The snapshot of the last save; set only on the rank that committed it."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what belongs to a save under way."""
+        """Leave out the state of a save in progress."""
         return self.__dict__ | {"_commit": None, "_lease_id": "", "snapshot": None}
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
@@ -93,14 +94,14 @@ class StorageWriter(TorchStorageWriter):
 
     @property
     def should_synchronize_after_execute(self) -> bool:
-        """Tell that there is nothing to wait for: what was staged is a copy."""
+        """Return False: the staged state dict is already a complete copy."""
         return self._synchronize_after_execute
 
     def synchronize_staging(self) -> None:
-        """Do nothing: what was staged is a copy."""
+        """Do nothing: the staged state dict is already a complete copy."""
 
     def close(self) -> None:
-        """Give up what is left of a save that failed on another rank; torch does not tell."""
+        """Abandon a save that failed on another rank; torch does not report such failures to the writer."""
         if self._commit is not None:
             self._commit.abandon()
             self._commit = None
@@ -110,17 +111,17 @@ class StorageWriter(TorchStorageWriter):
 
     @property
     def checkpoint_id(self) -> CheckpointId | None:
-        """The name, as it was given."""
+        """The name, as it was passed."""
         return self._checkpoint_id
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: CheckpointId) -> bool:
-        """Tell whether it can be the name of a snapshot."""
+        """Return whether it can be the name of a snapshot."""
         return is_name(checkpoint_id)
 
-    # Whatever reset raised would leave the other ranks waiting.
+    # Must not raise: torch calls it outside of its collectives, so the other ranks would wait for ever.
     def reset(self, checkpoint_id: CheckpointId | None = None) -> None:
-        """Take another name for the next save."""
+        """Use another name for the next save."""
         if checkpoint_id is not None:
             self._checkpoint_id = checkpoint_id
         self.save_id = _new_id()
@@ -130,7 +131,7 @@ class StorageWriter(TorchStorageWriter):
         return StorageMeta(checkpoint_id=self._checkpoint_id, save_id=self.save_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Begin a save: refuse a name that is in use before anything is planned."""
+        """Begin a save; raise NameInUse, before anything is planned, if the name must not be overwritten."""
         with raising_plainly():
             self.close()
             self.snapshot = None
@@ -145,15 +146,15 @@ class StorageWriter(TorchStorageWriter):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Take the lease, on the coordinator: the last step before the ranks begin to write."""
-        # Nothing of this goes into the plans: those that a planner caches are the first save's.
+        """Create the lease, on the coordinator, before the ranks begin to write."""
+        # The lease id is not put into the plans: a planner that caches plans would reuse those of the first save.
         with raising_plainly():
             self._is_alone = len(plans) == 1
             self._commit = Commit(self._repository, self._name, overwrite=self._overwrite)
         return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write this rank's part of the checkpoint, and tell where it is."""
+        """Write this rank's part of the checkpoint; the result refers to its manifest."""
         future: Future[list[WriteResult]] = Future()
         try:
             with raising_plainly():
@@ -167,8 +168,8 @@ class StorageWriter(TorchStorageWriter):
         repo, written = self._repository, Written(looks_for_refused=self._weights_only)
         if find_config(repo.store) is None:
             raise NotShared(
-                f"rank {self._rank} finds no store in {repo.store.url}, where the coordinator has made one: the path is"
-                " local to each node. Use one that all ranks share"
+                f"rank {self._rank} finds no store in {repo.store.url}, where the coordinator created one: the path is"
+                " local to each node. Use a path that all ranks share"
             )
         repo.verify_may_write()
         limit_bytes = repo.budget_bytes // _BATCH_SHARE
@@ -180,38 +181,41 @@ class StorageWriter(TorchStorageWriter):
         return WriteResult(MetadataIndex(self._name), part.new_bytes, _describe_part(part, written))
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Commit what all ranks have written; until this is done, the name holds what it held before."""
+        """Commit the parts of all ranks; until then, the name keeps its previous snapshot."""
         with raising_plainly():
             commit, self._commit = self._commit, None
             if commit is None:
-                raise Mismatch(f"{self._name!r}: this save was given up when another one began with the same writer")
+                raise Mismatch(
+                    f"{self._name!r}: this save was abandoned when another one began with the same writer; use a writer"
+                    " for each save"
+                )
             try:
                 self.snapshot = self._finish(commit, metadata, results)
             finally:
                 commit.abandon()
 
     def _finish(self, commit: Commit, metadata: Metadata, results: list[list[WriteResult]]) -> Snapshot:
-        told = [result.storage_data for own in results for result in own]
+        parts = [result.storage_data for own in results for result in own]
         written = Written()
-        for each in told:
+        for each in parts:
             written.sizes.update(each["sizes"])
             written.dtypes.update(each["dtypes"])
         ids: Json = {"checkpoint_id": clean_id(self._checkpoint_id or ""), "save_id": self.save_id}
         return commit.finish(
             make_root(metadata, written, alone=self._is_alone),
-            [_parse_part(each["part"]) for each in told],
-            leases=[each["lease"] for each in told],
+            [_parse_part(each["part"]) for each in parts],
+            leases=[each["lease"] for each in parts],
             metadata=self._metadata,
             environment=describe_environment() | {KEY: ids},
         )
 
     @property
     def _repository(self) -> Repository:
-        return self._place.repository
+        return self._lazy_store.repository
 
     @property
     def own_rank(self) -> int | None:
-        """The rank whose own snapshot this saves; None if it is that of all."""
+        """This rank, if each rank saves a snapshot of its own (without collectives); else None."""
         return None if self._is_collective else self._rank or 0
 
     @property
@@ -224,7 +228,7 @@ def _new_id() -> str:
 
 
 def _describe_part(part: WrittenPart, written: Written) -> dict[str, Any]:
-    """Return what the coordinator has to know, as plain data."""
+    """Return what the coordinator needs for the commit, as plain data."""
     return {
         "part": part.ref.to_json(),
         "lease": part.lease_id,
@@ -239,8 +243,9 @@ def _warn_of_refused(name: str, refused: Mapping[str, str]) -> None:
     shown = ", ".join(f"{fqn} ({cause})" for fqn, cause in list(refused.items())[:_MAX_NAMED])
     more = f" and {len(refused) - _MAX_NAMED} more" if len(refused) > _MAX_NAMED else ""
     warnings.warn(
-        f"{name!r}: {shown}{more} will be refused when this checkpoint is loaded, because such values may run any code."
-        " To load them, use holdfast.dcp.install(weights_only=False) or StorageReader(..., weights_only=False)",
+        f"{name!r}: {shown}{more} will be refused when this checkpoint is loaded, because loading such values can run"
+        " any code. To load them, use holdfast.dcp.install(weights_only=False) or"
+        " StorageReader(..., weights_only=False)",
         stacklevel=2,
     )
 
