@@ -1,8 +1,8 @@
 """PyTorch's content store (`torch.utils._content_store`) over a Holdfast store: the same names, without its limits.
 
-Storages are addressed by content, tensors by name. Tensors are written in batches: what a writer has taken up is
-visible to readers of the same process at once, to others and after a crash once the batch is committed, which happens
-when it is full, at `flush` and `close`, when the writer is dropped, and when the interpreter exits.
+Storages are addressed by content, tensors by name. Tensors are written in batches. Readers in the same process see a
+tensor as soon as it is written. Other processes see it, and it survives a crash, once its batch is committed. A batch
+is committed when it is full, at `flush` and `close`, when the writer is dropped, and when the interpreter exits.
 """
 
 from __future__ import annotations
@@ -37,38 +37,38 @@ Device = torch.device | str | int | None
 
 _TUPLE_FIELDS: Final = 6
 _OPEN_WRITERS: Final[weakref.WeakSet[BatchWriter]] = weakref.WeakSet()
-"""Of this process: code written for PyTorch's reads what it has just written, and knows of no `flush`."""
+"""The writers of this process. Code written for PyTorch's store reads what it has just written, without `flush`."""
 
 
 def hash_storage(storage: torch.UntypedStorage, *, stable_hash: bool = False) -> str:
-    """Return the hex BLAKE3-256 of a storage's bytes: the same on every device, in every process, for ever.
+    """Return the hex BLAKE3-256 of a storage's bytes. It does not depend on device, process or version.
 
-    There is only this one hash, so `stable_hash` changes nothing.
+    `stable_hash` has no effect: this hash is always stable.
     """
     if storage.device.type == "meta":
         raise Unsupported("a storage on the meta device has no bytes to hash")
-    on_cpu = storage.cpu()  # type: ignore[no-untyped-call]  # torch does not say
+    on_cpu = storage.cpu()  # type: ignore[no-untyped-call]  # not typed in torch
     return hash_bytes(view_bytes(storage_bytes(on_cpu))).hex()
 
 
 @dataclass(frozen=True, slots=True)
 class TensorMetadata:
-    """What a tensor is besides its bytes; unpacks into the six values of PyTorch's.
+    """The metadata of a tensor; unpacks into the six values of PyTorch's content store.
 
-    Of a view whose storage was not stored as a whole, `digest` and `offset` as read are those of the part that was.
+    If only a part of a view's storage was stored, a reader returns the `digest` of that part, and the `offset` in it.
     """
 
     dtype: torch.dtype
     digest: str
-    """Of its storage; empty for a tensor that has none: on the meta device, sparse, nested, a subclass."""
+    """Digest of the storage; empty for a tensor without one: on the meta device, sparse, nested, or a subclass."""
     offset: int
-    """In items, like the strides."""
+    """Offset in the storage, in items, like the strides."""
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     flags: Mapping[str, bool]
     """`conj` and `neg`, if set."""
     device: torch.device = field(default=torch.device("cpu"))
-    """Where the tensor is, or was when it was written."""
+    """The device of the tensor, or its device when it was written."""
     layout: torch.layout = torch.strided
     requires_grad: bool = False
 
@@ -77,11 +77,11 @@ class TensorMetadata:
         return (getattr(self, each.name) for each in fields(self)[:_TUPLE_FIELDS])
 
     def __len__(self) -> int:
-        """Return 6."""
+        """Return 6, the number of values that it unpacks into."""
         return _TUPLE_FIELDS
 
     def __getitem__(self, index: int) -> Any:
-        """Return one of the six."""
+        """Return one of the six values."""
         return tuple(self)[index]
 
 
@@ -105,25 +105,25 @@ def _describe(tensor: torch.Tensor, digest: str | None) -> TensorMetadata:
 
 
 class ContentStoreWriter:
-    """Writes tensors under names and storages under digests; many processes may write to one place. Safe in any thread.
+    """Writes tensors by name and storages by digest. Many threads and processes may write to one store.
 
-    Everything about a tensor is kept: dtype, strides, conj and neg bits, requires_grad, gradient, being a Parameter,
-    sparse and nested layouts, quantizers. A name that is written again holds the newer tensor.
+    All properties of a tensor are stored: dtype, strides, conj and neg bits, requires_grad, gradient, whether it is a
+    Parameter, sparse and nested layouts, quantizers. Writing a name again replaces its tensor.
     """
 
     def __init__(
         self,
         loc: StoreLocation,
-        stable_hash: bool = False,  # by position, as in PyTorch's
+        stable_hash: bool = False,  # positional, as in PyTorch
         *,
         budget_bytes: int = DEFAULT_BUDGET_BYTES,
         types: Iterable[type] = (),
     ) -> None:
-        """Open the store at a path or URL, or use one that is open; the first commit creates it.
+        """Open a store for writing; the first commit creates it if it does not exist.
 
         Args:
-            loc: where.
-            stable_hash: changes nothing; the hash is stable.
+            loc: a path, a URL, or an open repository.
+            stable_hash: has no effect; the hash is always stable.
             budget_bytes: how many bytes of tensors may wait to be committed.
             types: tensor subclasses that may be written.
         """
@@ -132,36 +132,36 @@ class ContentStoreWriter:
         self._writer = BatchWriter(lambda: _open(loc), budget_bytes=budget_bytes, types=Types(tuple(types)))
         self._finalizer = weakref.finalize(self, self._writer.end)
         _OPEN_WRITERS.add(self._writer)
-        # Before `atexit`, when no thread can be started any more. There is no public way to be called that early.
-        threading._register_atexit(self._finalizer)  # type: ignore[attr-defined]  # not in the stubs, for that reason
+        # `atexit` runs too late: no thread can be started then. There is no public hook that runs earlier.
+        threading._register_atexit(self._finalizer)  # type: ignore[attr-defined]  # private, so not in the stubs
 
     def write_storage(self, storage: torch.UntypedStorage) -> str:
-        """Write all bytes of a storage, unless they are there, and return their digest."""
+        """Write all bytes of a storage, unless this writer has written them before; return their digest."""
         digest = hash_storage(storage)
         self._writer.write_storage(digest, storage)
         return digest
 
     def compute_tensor_metadata(self, t: torch.Tensor, h: str | None = None) -> TensorMetadata:
-        """Describe a tensor; `h` is the digest of its storage, if that is known."""
+        """Return the metadata of a tensor; `h` is the digest of its storage, if that is known."""
         return _describe(t, h)
 
     def write_tensor(self, name: str, t: torch.Tensor) -> None:
-        """Write a tensor under a name, which may hold slashes; it may change once this returns."""
+        """Write a tensor under a name, which may contain slashes; the tensor may be changed once this returns."""
         self._writer.write(name, t)
 
     def write_tensor_async(self, name: str, t: torch.Tensor) -> None:
-        """Do the same, committing full batches in the background; errors are raised by `flush`.
+        """Write a tensor as `write_tensor` does, but commit full batches in the background; `flush` raises errors.
 
-        Waits only when as much as the budget allows is still to be committed.
+        Waits only while the memory budget is full of tensors that are not committed yet.
         """
-        self._writer.write(name, t, behind=True)
+        self._writer.write(name, t, in_background=True)
 
     def flush(self) -> None:
-        """Commit what was written so far: durable, and visible to all, once this returns."""
+        """Commit everything written so far; it is durable, and visible to all processes, once this returns."""
         self._writer.flush()
 
     def close(self) -> None:
-        """Commit what was written so far; the writer may be used again."""
+        """Commit everything written so far; the writer may be used again."""
         self._writer.flush()
 
     def __enter__(self) -> Self:
@@ -171,19 +171,26 @@ class ContentStoreWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Commit what was written, also after an error: what is there is what one wants to look at then."""
+        """Commit everything written, also after an error, because the tensors help to find its cause."""
         self.close()
 
 
 class ContentStoreReader:
-    """Reads tensors by name and storages by digest, each byte verified. Safe in any thread.
+    """Reads tensors by name and storages by digest, and verifies each byte. Safe to use from any thread.
 
-    What shared memory when it was written shares it again, also across batches of one writer; what merely had equal
-    content does not. What other processes write is seen when a name is not found, or after `refresh`.
+    Tensors that shared memory when they were written share it again, also across batches of one writer. Tensors that
+    merely had equal content do not. The reader looks for tensors of other processes when a name is not found, and in
+    `refresh`.
     """
 
     def __init__(self, loc: StoreLocation, *, cache: bool = True, types: Iterable[type] = ()) -> None:
-        """Open the store; with `cache`, storages that are in use are found again and not read again."""
+        """Open a store for reading.
+
+        Args:
+            loc: a path, a URL, or an open repository.
+            cache: return storages that are still in use again, instead of reading them again.
+            types: tensor subclasses that may be read.
+        """
         self.loc = loc
         self._types = Types(tuple(types))
         self._has_cache = cache
@@ -193,37 +200,39 @@ class ContentStoreReader:
         self._pid = os.getpid()
         self._repo = _open(self.loc)
         self._catalog = Catalog(self._repo)
-        self._reviver = Rebuilder(self._catalog, self._types, cache=self._has_cache)
+        self._rebuilder = Rebuilder(self._catalog, self._types, cache=self._has_cache)
         self._lock = threading.RLock()
         self._seen: dict[str, int] | None = None
 
     def read_storage(self, h: str, *, device: Device = None) -> torch.UntypedStorage:
-        """Read a storage by its digest, to where it was or to `device`; raises TensorNotFound."""
-        with self._hold():
-            self._look_around()
+        """Read a storage by its digest, to its original device or to `device`; raise TensorNotFound."""
+        with self._lock_here():
+            self._refresh_if_changed()
             provider = self._catalog.find_storage(h)
             if provider is None:
                 self.refresh()
                 provider = self._catalog.find_storage(h)
             if provider is None:
-                raise TensorNotFound(f"no storage with digest {h!r} in {self._repo.store.url}{self._excuse()}", name=h)
-            return self._reviver.read_storage(provider, _parse_device(device))
+                raise TensorNotFound(
+                    f"no storage with digest {h!r} in {self._repo.store.url}{self._describe_damage()}", name=h
+                )
+            return self._rebuilder.read_storage(provider, _parse_device(device))
 
     def read_tensor_metadata(self, name: str) -> TensorMetadata:
-        """Read what a tensor is besides its bytes; raises TensorNotFound."""
-        with self._hold():
-            held = self._find(name)
-            node = held.node[1] if held.node[0] == GRAD else held.node
+        """Read the metadata of a tensor; raise TensorNotFound."""
+        with self._lock_here():
+            stored = self._find(name)
+            node = stored.node[1] if stored.node[0] == GRAD else stored.node
             if node[0] != TENSOR:
-                return _describe(self._reviver.read_tensor(held, None), None)
-            opened = self._catalog.open(held.batch)
+                return _describe(self._rebuilder.read_tensor(stored, None), None)
+            opened = self._catalog.open(stored.batch)
             found = describe_entry(opened, next(iter_entry_numbers(node, what=name)))
-        spec, place = found.spec, found.place
+        spec, span = found.spec, found.place
         flags = {"conj": spec.conj, "neg": spec.neg}
         return TensorMetadata(
             spec.dtype,
-            place.digest if place else "",
-            spec.offset - place.first // item_bytes(spec.dtype) if place else 0,
+            span.digest if span else "",
+            spec.offset - span.first // item_bytes(spec.dtype) if span else 0,
             spec.shape,
             spec.stride,
             {flag: True for flag, is_set in flags.items() if is_set},
@@ -232,46 +241,47 @@ class ContentStoreReader:
         )
 
     def read_tensor(self, name: str, *, device: Device = None) -> torch.Tensor:
-        """Read a tensor, to where it was or to `device`; raises TensorNotFound."""
-        with self._hold():
-            return self._reviver.read_tensor(self._find(name), _parse_device(device))
+        """Read a tensor, to its original device or to `device`; raise TensorNotFound."""
+        with self._lock_here():
+            return self._rebuilder.read_tensor(self._find(name), _parse_device(device))
 
     def names(self) -> list[str]:
         """Return the names of all tensors, sorted."""
-        with self._hold():
+        with self._lock_here():
             self.refresh()
             return self._catalog.names()
 
     def refresh(self) -> None:
-        """Look for what was written since; also what was written again under a name that is known."""
-        with self._hold():
+        """Find what was written since the last refresh, including newer tensors under known names."""
+        with self._lock_here():
             self._seen = self._count_changes()
             for writer in self._find_writers():
                 writer.flush()
             self._catalog.refresh()
 
-    def _hold(self) -> AbstractContextManager[object]:
-        """Return the lock. A forked child begins anew: the threads that read stayed with the parent."""
+    def _lock_here(self) -> AbstractContextManager[object]:
+        """Return the lock. After a fork, reopen first: the child has none of the parent's reading threads."""
         if os.getpid() != self._pid:
             self._start()
         return self._lock
 
     def _find(self, name: str) -> StoredTensor:
         name = verify_name(name, what="tensor")
-        self._look_around()
-        held = self._catalog.find_tensor(name)
-        if held is None:
+        self._refresh_if_changed()
+        stored = self._catalog.find_tensor(name)
+        if stored is None:
             self.refresh()
-            held = self._catalog.find_tensor(name)
-        if held is None:
+            stored = self._catalog.find_tensor(name)
+        if stored is None:
             raise TensorNotFound(
-                f"no tensor {name!r} in {self._repo.store.url}{self._excuse()}; `names()` lists those that are there",
+                f"no tensor {name!r} in {self._repo.store.url}{self._describe_damage()};"
+                " `names()` lists the stored names",
                 name=name,
             )
-        return held
+        return stored
 
-    def _look_around(self) -> None:
-        """See to it that what this process has written is known."""
+    def _refresh_if_changed(self) -> None:
+        """Refresh if a writer of this process has written anything since the last refresh."""
         if self._count_changes() != self._seen:
             self.refresh()
 
@@ -280,7 +290,7 @@ class ContentStoreReader:
 
     def _find_writers(self) -> list[BatchWriter]:
         store = self._repo.store
-        # The URL of a store in memory is that of all of them.
+        # All stores in memory have the same URL.
         is_shared = not store.url.startswith("memory:")
         return [
             writer
@@ -288,7 +298,7 @@ class ContentStoreReader:
             if writer.store is store or (is_shared and writer.store.url == store.url)
         ]
 
-    def _excuse(self) -> str:
+    def _describe_damage(self) -> str:
         damaged = len(self._catalog.damaged)
         return f" ({damaged} damaged batches could not be read: run `holdfast check`)" if damaged else ""
 

@@ -264,7 +264,7 @@ def test_a_device_that_is_not_there_is_named(tmp_path: Path) -> None:
     with ContentStoreWriter(tmp_path) as writer:
         writer.write_tensor("x", torch.ones(2))
 
-    with pytest.raises(Unsupported, match=r"tensors\.x was to go to cuda:7, which is not there: .*pass device='cpu'"):
+    with pytest.raises(Unsupported, match=r"tensors\.x: the device cuda:7 is not available: .*pass device='cpu'"):
         ContentStoreReader(tmp_path).read_tensor("x", device="cuda:7")
 
 

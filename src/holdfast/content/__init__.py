@@ -1,1 +1,1 @@
-"""Behind the content store: tensors gathered into batches, found again by name, and given their memory back."""
+"""Implements the content store: batches of tensors, a catalog of their names, and tensors rebuilt from them."""

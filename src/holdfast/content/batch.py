@@ -1,9 +1,9 @@
-"""Tensors that wait to be committed together: copies of their bytes, and how these become one snapshot.
+"""A batch of tensors that are committed together: copies of their bytes, and how they become one snapshot.
 
 The tree of such a snapshot is `{"tensors": {name: tensor}, "storages": {digest: bytes}}`. The note of an entry that has
-bytes holds, besides the device, `"storage": "group:at:digest:first:size"`. Entries of one group, in whatever snapshot,
-lie over one memory, this one beginning at byte `at` of it. The storage that the tensor is a view of has that digest and
-size, and begins `first` bytes after the entry does, or before it.
+bytes contains, besides the device, `"storage": "group:at:digest:first:size"`. Entries of one group, in any snapshot,
+were views of one memory; this entry begins at byte `at` of it. The storage that the tensor is a view of has that digest
+and size. It begins `first` bytes after the start of the entry, or before it if negative.
 """
 
 from __future__ import annotations
@@ -38,30 +38,30 @@ from holdfast.trees.registered import Types
 TENSORS: Final = "tensors"
 STORAGES: Final = "storages"
 _RECORD_BYTES: Final = 1024
-"""What a tensor costs in memory besides its bytes."""
+"""Estimated memory per tensor, besides its bytes."""
 _ALIGNMENT: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """An ordinary tensor as it was when it was staged, and where in its storage it lay."""
+    """The description of an ordinary tensor, and its byte range in its storage, at the time of staging."""
 
     spec: TensorSpec
     device: str
     group: str
-    """Empty if it has no bytes."""
+    """Names the content of its storage (see `SeenStorages`); empty if the tensor has no bytes."""
     start: int
     stop: int
 
     @property
     def geometry(self) -> tuple[object, ...]:
-        """What tensors have in common that are the same items of a storage."""
+        """Equal for tensors that are the same items of a storage."""
         return (self.start, self.stop, self.spec.shape, self.spec.stride, item_bytes(self.spec.dtype))
 
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    """One name: its node, which counts its tensors from 0, and these."""
+    """The node of one name, and its tensors, which the node numbers from 0."""
 
     node: list[Json]
     tensors: tuple[tuple[str, Staged], ...]
@@ -69,7 +69,7 @@ class _Record:
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    """Bytes of a storage, as they were."""
+    """A copy of bytes of a storage."""
 
     start: int
     stop: int
@@ -83,10 +83,10 @@ class _Copy:
 
 
 class Batch:
-    """Tensors by name and storages by digest, to be committed as one snapshot. One thread at a time."""
+    """Tensors by name and storages by digest, to be committed as one snapshot. Not thread-safe."""
 
     def __init__(self, name: str) -> None:
-        """Be empty; `name` is the snapshot's."""
+        """Create an empty batch; `name` is the name of its snapshot."""
         self.name = name
         self.size_bytes = 0
         self._records: dict[tuple[str, str], _Record] = {}
@@ -94,18 +94,18 @@ class Batch:
         self._types = Types(())
 
     def __len__(self) -> int:
-        """Return how many names are in it."""
+        """Return the number of names in the batch."""
         return len(self._records)
 
     def add_tensor(self, name: str, tensor: torch.Tensor, ledger: SeenStorages, types: Types, *, copy: bool) -> None:
-        """Take a tensor up; without `copy`, its memory must stay as it is until the batch was committed."""
-        node, tensors = _take_apart(name, tensor, types)
+        """Add a tensor; without `copy`, its memory must not change until the batch is committed."""
+        node, tensors = _split(name, tensor, types)
         staged = tuple((own, self._stage(part, ledger, copy=copy)) for own, part in tensors)
         self._records[TENSORS, name] = _Record(node, staged)
         self.size_bytes += _RECORD_BYTES * max(1, len(staged))
 
     def add_storage(self, digest: str, memory: torch.Tensor, ledger: SeenStorages, *, copy: bool) -> None:
-        """Take a whole storage up, given as a tensor of bytes over it."""
+        """Add a whole storage; `memory` is a tensor of bytes over it."""
         self._records[STORAGES, digest] = _Record([TENSOR, 0], ((digest, self._stage(memory, ledger, copy=copy)),))
         self.size_bytes += _RECORD_BYTES
 
@@ -124,7 +124,7 @@ class Batch:
 
     def _keep(self, group: str, storage: torch.UntypedStorage, start: int, stop: int, *, copy: bool) -> None:
         copies = self._copies.setdefault(group, [])
-        # The largest comes first: a base is copied once, however many views of it follow.
+        # The largest copy comes first, so that a base is copied once, however many of its views follow.
         if copies and copies[0].covers(start, stop):
             return
         memory = view_storage(storage, start, stop)
@@ -136,7 +136,7 @@ class Batch:
         self.size_bytes += stop - start
 
     def make_request(self, environment: Mapping[str, Json]) -> Request:
-        """Return what a repository can save."""
+        """Return the request that saves the batch as one snapshot."""
         nodes: dict[str, dict[str, _Node]] = {TENSORS: {}, STORAGES: {}}
         named: list[tuple[str, Staged]] = []
         for (kind, name), record in self._records.items():
@@ -148,13 +148,13 @@ class Batch:
             return value.json
 
         spec = {TREE: encode_tree(nodes, types=self._types, encode_leaf=encode_leaf)}
-        return Request(self.name, _plan(_tell_apart(named), self._copies), spec, environment=environment)
+        return Request(self.name, _plan(_make_unique(named), self._copies), spec, environment=environment)
 
 
-def _take_apart(name: str, tensor: torch.Tensor, types: Types) -> tuple[list[Json], list[tuple[str, torch.Tensor]]]:
-    """Return the node of a tensor and the ordinary tensors that it is made of; raises Unsupported, naming it."""
+def _split(name: str, tensor: torch.Tensor, types: Types) -> tuple[list[Json], list[tuple[str, torch.Tensor]]]:
+    """Return the node of a tensor and the ordinary tensors that it consists of; raise Unsupported with its name."""
     is_ordinary = type(tensor) in ORDINARY_CLASSES and tensor.layout == torch.strided and not tensor.is_nested
-    # Asking others than leaves for their gradient makes torch warn.
+    # Check is_leaf before grad: torch warns if a tensor that is not a leaf is asked for its gradient.
     if is_ordinary and not (tensor.requires_grad and tensor.is_leaf and tensor.grad is not None):
         try:
             verify_readable(tensor)
@@ -170,39 +170,39 @@ def _take_apart(name: str, tensor: torch.Tensor, types: Types) -> tuple[list[Jso
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Node:
-    """What is encoded already."""
+    """A node that is already encoded."""
 
     json: Json
 
 
 def renumber(node: Any, by: int) -> list[Json]:
-    """Return the node of a tensor with its entries counted from `by` on."""
+    """Return the node of a tensor with `by` added to its entry numbers."""
     if node[0] == TENSOR:
         return [TENSOR, *(number + by for number in node[1:])]
     if node[0] == GRAD:
         return [GRAD, *(renumber(child, by) for child in node[1:])]
     if node[0] != PARTS:
-        raise Unsupported(f"a leaf of kind {node[0]!r} is no tensor")
+        raise Unsupported(f"a leaf of kind {node[0]!r} is not a tensor")
     first = None if node[3] is None else node[3] + by
     children = [renumber(child, by) if isinstance(child, list) else child for child in node[4:]]
     return [*node[:3], first, *children]
 
 
-def _tell_apart(named: Iterable[tuple[str, Staged]]) -> list[tuple[str, Staged]]:
-    """Return the tensors under names of entries, which must differ: a tensor may be called like another's gradient."""
-    taken: dict[str, Staged] = {}
+def _make_unique(named: Iterable[tuple[str, Staged]]) -> list[tuple[str, Staged]]:
+    """Return the tensors with unique entry names: a tensor may have the same name as the gradient of another."""
+    unique: dict[str, Staged] = {}
     for name, staged in named:
         own, count = name, 1
-        while own in taken:
+        while own in unique:
             count += 1
             own = f"{name}#{count}"
-        taken[own] = staged
-    return list(taken.items())
+        unique[own] = staged
+    return list(unique.items())
 
 
 @dataclass(frozen=True, slots=True)
 class _Island:
-    """Bytes of one storage that tensors reach over without a gap between one and the next."""
+    """A byte range of one storage that overlapping tensors cover without a gap."""
 
     start: int
     stop: int
@@ -214,7 +214,7 @@ class _Island:
 
 
 class _SpecTable:
-    """Encodes specs; equal ones become one object, which is then written once."""
+    """Encodes specs; equal specs become one object, which is then written once."""
 
     def __init__(self) -> None:
         self._known: dict[str, Json] = {}
@@ -260,7 +260,7 @@ def _find_islands(
 
 
 def _gather(low: int, high: int, copies: Sequence[_Copy]) -> torch.Tensor:
-    """Return the bytes of an island from the copies of its parts, which agree where they overlap."""
+    """Return the bytes of an island from the copies that cover it; where copies overlap, they are equal."""
     whole = next((copy for copy in copies if copy.covers(low, high)), None)
     if whole is not None:
         return whole.view(low, high)
@@ -275,10 +275,13 @@ def _gather(low: int, high: int, copies: Sequence[_Copy]) -> torch.Tensor:
 def _plan_island(
     island: _Island, named: Sequence[tuple[str, Staged]], alias: int, specs: _SpecTable
 ) -> Iterator[tuple[int, StagedSource]]:
-    """Plan who shares an island: all on one grid that begins with it, so that its chunks are the same in any batch."""
+    """Yield a source for each tensor of an island.
+
+    All sources begin on one grid of chunks that starts with the island. So the island has the same chunks in any batch.
+    """
     members = [named[number][1] for number in island.members]
     if len(members) == 1 and not _has_gaps(members[0].spec):
-        yield island.members[0], _plan_alone(island, *named[island.members[0]], specs)
+        yield island.members[0], _plan_single(island, *named[island.members[0]], specs)
         return
     if len({staged.geometry for staged in members}) == 1 and _has_gaps(members[0].spec):
         yield from _plan_packed(island, named, alias, specs)
@@ -289,7 +292,7 @@ def _plan_island(
     for number, staged in zip(island.members, members, strict=True):
         item = item_bytes(staged.spec.dtype)
         before = staged.start - island.start
-        # A view of larger items may lie askew over one of smaller ones; then its bytes are stored once more.
+        # A view with larger items may not be aligned to the island; then its bytes are stored a second time.
         is_aligned = before % item == 0
         start = island.start + before // CHUNK_BYTES * CHUNK_BYTES if is_aligned else staged.start
         reach = -(-(staged.stop - island.start) // CHUNK_BYTES) * CHUNK_BYTES
@@ -310,8 +313,8 @@ def _plan_island(
         yield number, StagedSource(named[number][0], stop - start, specs.encode(spec), note, alias, (), fetch)
 
 
-def _plan_alone(island: _Island, name: str, staged: Staged, specs: _SpecTable) -> StagedSource:
-    """Plan a tensor that has an island for itself, as most have."""
+def _plan_single(island: _Island, name: str, staged: Staged, specs: _SpecTable) -> StagedSource:
+    """Return the source of the only tensor of an island; most islands have one tensor."""
     size_bytes = island.stop - island.start
     data = view_bytes(island.memory)
     note = _make_note(staged, (staged.group, island.start, hash_bytes(data).hex(), 0, size_bytes))
@@ -321,13 +324,13 @@ def _plan_alone(island: _Island, name: str, staged: Staged, specs: _SpecTable) -
 def _plan_packed(
     island: _Island, named: Sequence[tuple[str, Staged]], alias: int, specs: _SpecTable
 ) -> Iterator[tuple[int, StagedSource]]:
-    """Plan a tensor that reaches over memory which nobody asked for: its items alone, one after the other."""
+    """Yield sources for tensors with gaps between their items: only the items are stored, without the gaps."""
     first = named[island.members[0]][1]
     memory = island.memory
     if memory.storage_offset() % item_bytes(first.spec.dtype):
         memory = memory.clone()
     size_bytes = count_bytes(first.spec.dtype, math.prod(first.spec.packed_shape))
-    # The storage that such a tensor comes back with has zeros between its items.
+    # When such a tensor is read, its storage has zeros in the gaps. The digest is that of this storage.
     spread = torch.zeros(island.stop - island.start, dtype=torch.uint8)
     digest = ""
     for number in island.members:
@@ -344,13 +347,13 @@ def _plan_packed(
 
 
 def _has_gaps(spec: TensorSpec) -> bool:
-    """Tell whether the tensor reaches over memory that is not its own."""
+    """Return whether the byte range of the tensor contains bytes that are not its items."""
     return spec.span_items > math.prod(spec.packed_shape)
 
 
 def _make_note(staged: Staged, storage: Sequence[str | int] | None) -> Json:
     note: dict[str, Json] = {} if staged.device in ("cpu", "meta") else {"device": staged.device}
     if storage is not None:
-        # One text and not a list: there are many of these, and a text is encoded and checked in one go.
+        # A string, not a list: there are many notes, and a string is faster to encode and to check.
         note["storage"] = ":".join(map(str, storage))
     return note or None

@@ -1,6 +1,6 @@
-"""Writes tensors one by one as snapshots of many: gathers them, commits a batch when it is full, in order, or behind.
+"""Collects tensors into batches, and commits each full batch as one snapshot, in order, also in the background.
 
-What is not committed is lost with the process, and nobody sees a part of a batch.
+A batch is visible to readers as a whole or not at all. Tensors that are not committed are lost if the process dies.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from holdfast.tensors.memory import view_storage
 from holdfast.trees.registered import Types
 
 PREFIX: Final = "content/"
-"""What the names of all batches begin with."""
+"""Prefix of the snapshot names of all batches."""
 _MAX_NAMES: Final = 10_000
-"""How many names a batch takes, however small they are."""
+"""The most names in a batch, however small their tensors are."""
 
 
 class BatchWriter:
-    """Gathers and commits. Safe in any thread; in a forked child it begins anew, with nothing gathered."""
+    """Collects tensors and commits them in batches. Safe to use from any thread; a forked child starts empty."""
 
     def __init__(self, reopen: Callable[[], Repository], *, budget_bytes: int, types: Types) -> None:
-        """Open the repository; at most `budget_bytes` of copies wait at any time, in two batches."""
+        """Open the repository with `reopen`; up to `budget_bytes` of copies wait to be committed, in two batches."""
         self._reopen = reopen
         self._limit_bytes = budget_bytes // 2
         self._types = types
@@ -54,15 +54,15 @@ class BatchWriter:
         self._commit_lock = threading.Lock()
         self._committer: int | None = None
         self.num_changes = 0
-        """How often something was gathered; whoever has seen less has not seen it all."""
+        """How many tensors and storages were added. A reader compares it to notice that it must refresh."""
 
     @property
     def store(self) -> ObjectStore:
-        """Where it writes to."""
+        """The store that it writes to."""
         return self._repo.store
 
-    def write(self, name: str, tensor: torch.Tensor, *, behind: bool = False) -> None:
-        """Take a tensor up; a full batch is committed before this returns, or `behind` the caller's back."""
+    def write(self, name: str, tensor: torch.Tensor, *, in_background: bool = False) -> None:
+        """Add a tensor; a full batch is committed before this returns, or on a background thread."""
         self._restart_after_fork()
         name = verify_name(name, what="tensor")
         size_bytes = _measure(tensor)
@@ -70,10 +70,10 @@ class BatchWriter:
         def add(batch: Batch, *, copy: bool) -> None:
             batch.add_tensor(name, tensor, self._ledger, self._types, copy=copy)
 
-        self._take_up(add, size_bytes, behind=behind)
+        self._add(add, size_bytes, in_background=in_background)
 
     def write_storage(self, digest: str, storage: torch.UntypedStorage) -> None:
-        """Take a whole storage up under its digest, unless that was done before."""
+        """Add a whole storage under its digest, unless this writer has written that digest before."""
         self._restart_after_fork()
         if digest in self._digests:
             return
@@ -82,20 +82,21 @@ class BatchWriter:
         def add(batch: Batch, *, copy: bool) -> None:
             batch.add_storage(digest, memory, self._ledger, copy=copy)
 
-        self._take_up(add, storage.nbytes(), behind=False)
+        self._add(add, storage.nbytes(), in_background=False)
         self._digests.add(digest)
 
     def flush(self) -> None:
-        """Commit all that was taken up: durable and visible once this returns.
+        """Commit everything added so far; it is durable and visible once this returns.
 
-        Raises what went wrong, also behind the caller's back. What could not be committed is kept; flush again to try
-        again.
+        Raises errors of this commit and of commits in the background. Batches that could not be committed are kept:
+        call flush again to retry.
         """
         self._restart_after_fork()
         with self._lock:
             self._seal()
             worker = self._worker
-            # Within a commit of this very thread, when a writer is collected as garbage: the commit goes on to this.
+            # Called within a commit on this thread, because the garbage collector finalised the writer. That commit
+            # also commits the batch that was just sealed.
             if self._committer == threading.get_ident():
                 return
         if worker is not None:
@@ -106,14 +107,14 @@ class BatchWriter:
             raise error
         self._drain()
 
-    def _take_up(self, add: Callable[..., None], size_bytes: int, *, behind: bool) -> None:
+    def _add(self, add: Callable[..., None], size_bytes: int, *, in_background: bool) -> None:
         if size_bytes > self._limit_bytes:
-            self._commit_alone(add)
+            self._commit_uncopied(add)
             return
-        if behind:
+        if in_background:
             self._wait_for_room(size_bytes)
         elif self._sealed:
-            # What could not be committed before comes first; if it still cannot, nothing more is taken up.
+            # Commit batches that failed before. If they fail again, nothing more is added.
             self.flush()
         with self._lock:
             self.num_changes += 1
@@ -121,16 +122,16 @@ class BatchWriter:
             is_full = not self._has_room(1)
             if is_full:
                 self._seal()
-                if behind:
+                if in_background:
                     self._start_worker()
-        if is_full and not behind:
+        if is_full and not in_background:
             self._drain()
 
     def _has_room(self, size_bytes: int) -> bool:
         return self._pending.size_bytes + size_bytes <= self._limit_bytes and len(self._pending) < _MAX_NAMES
 
     def _wait_for_room(self, size_bytes: int) -> None:
-        """Wait while a full batch is being committed and the next one is full, too; raises if that has failed."""
+        """Wait while one full batch is being committed and the next one is full, too; raise if the commit failed."""
         with self._room:
             if self._sealed:
                 self._start_worker()
@@ -140,17 +141,17 @@ class BatchWriter:
 
     def _start_worker(self) -> None:
         if self._worker is None and self._error is None:
-            # Not a daemon, and waited for by `flush`: a script that ends has written.
-            self._worker = threading.Thread(target=self._drain_behind, name="holdfast-batches")
+            # Not a daemon thread, so that the interpreter waits for it at exit.
+            self._worker = threading.Thread(target=self._drain_in_background, name="holdfast-batches")
             self._worker.start()
 
-    def _commit_alone(self, add: Callable[..., None]) -> None:
-        """Commit what is too large to be copied straight from its own memory, while the caller waits."""
+    def _commit_uncopied(self, add: Callable[..., None]) -> None:
+        """Commit a tensor that is too large to be copied directly from its own memory, while the caller waits."""
         self.flush()
         with self._lock:
             self.num_changes += 1
             batch = self._new_batch()
-            # A batch that fails is not kept: its memory may change once the caller goes on.
+            # If the commit fails, the batch is dropped: the caller may change its memory afterwards.
             add(batch, copy=False)
         with self._commit_lock:
             self._commit(batch)
@@ -165,7 +166,7 @@ class BatchWriter:
             self._pending = self._new_batch()
 
     def _drain(self) -> None:
-        """Commit full batches in order; one that fails stays, and so do those behind it."""
+        """Commit full batches in order; a batch that fails is kept, and so are those after it."""
         with self._commit_lock:
             while self._sealed:
                 self._commit(self._sealed[0])
@@ -176,12 +177,13 @@ class BatchWriter:
     def _commit(self, batch: Batch) -> None:
         self._committer = threading.get_ident()
         try:
-            # If it was committed and only the reply was lost, it has the same name and content: to repeat it is safe.
+            # Safe to repeat: if an earlier attempt was committed and only its reply was lost, name and content are
+            # the same.
             save(self._repo, batch.make_request(describe_environment()))
         finally:
             self._committer = None
 
-    def _drain_behind(self) -> None:
+    def _drain_in_background(self) -> None:
         try:
             while True:
                 self._drain()
@@ -189,25 +191,25 @@ class BatchWriter:
                     if not self._sealed:
                         self._worker = None
                         return
-        except BaseException as error:  # noqa: BLE001  # whatever it is, `flush` raises it
+        except BaseException as error:  # noqa: BLE001  # `flush` raises it
             with self._room:
                 self._error = error
                 self._worker = None
                 self._room.notify_all()
 
     def _restart_after_fork(self) -> None:
-        # What was gathered before the fork is the parent's to commit; its locks may have been held.
+        # The parent commits what was added before the fork. Its locks may be locked in the child for ever.
         if os.getpid() != self._pid:
             self._start()
 
     def end(self) -> None:
-        """Commit what is left, unless this is a forked child that never used it."""
+        """Commit what is left, unless this is a forked child that has not used the writer."""
         if os.getpid() == self._pid:
             self.flush()
 
 
 def _measure(tensor: torch.Tensor) -> int:
-    """Return how many bytes a copy may take; what is made of others is copied, however large."""
+    """Return how many bytes a copy takes; 0 for tensors made of other tensors, which are always copied."""
     if tensor.layout != torch.strided or tensor.is_nested or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         return 0
     if tensor.is_meta or tensor.numel() == 0 or not tensor.untyped_storage().data_ptr():

@@ -1,4 +1,4 @@
-"""Tensors and storages of batches back in memory, sharing it as they did, as long as somebody uses it."""
+"""Reads tensors and storages of batches into memory; tensors that shared memory when written share it again."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ _SWEEP_EVERY: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class DescribedEntry:
-    """An entry, and what it says about itself."""
+    """An entry, with its decoded spec and note."""
 
     entry: Entry
     spec: TensorSpec
     place: StorageSpan | None
     device: torch.device
-    """Where the tensor was."""
+    """The device of the tensor when it was written."""
 
 
 def describe_entry(opened: Opened, number: int) -> DescribedEntry:
-    """Return what an entry of an open batch means; raises Corrupt."""
+    """Decode spec and note of an entry of an open batch; raise Corrupt if they are malformed."""
     entry = opened.entry(number)
     what = f"{opened.name!r}, {entry.name!r}"
     spec = decode_spec(entry.spec, size_bytes=entry.size_bytes, what=what)
@@ -50,21 +50,24 @@ def describe_entry(opened: Opened, number: int) -> DescribedEntry:
     try:
         device = torch.device("meta" if spec.meta else saved)
     except (RuntimeError, TypeError) as error:
-        raise Corrupt(f"{what} was on {str(saved)[:40]!r}, which is no device", key=what) from error
+        raise Corrupt(
+            f"{what} was on {str(saved)[:40]!r}, which is not a device; run `holdfast check`", key=what
+        ) from error
     return DescribedEntry(entry, spec, parse_place(entry.note, what=what), device)
 
 
 @dataclass(slots=True)
 class _Filled:
-    """What of a memory has been read."""
+    """Which bytes of a memory have been read."""
 
     spans: list[ByteSpan] = field(default_factory=list)
     packed: set[tuple[object, ...]] = field(default_factory=set)
+    """Geometries of the packed tensors that have been read; these fill only their items, not whole spans."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Memory:
-    """Memory for bytes of a storage from `base` on."""
+    """Memory for the bytes of a storage from offset `base` on."""
 
     data: torch.Tensor
     base: int
@@ -72,7 +75,7 @@ class _Memory:
 
     @property
     def is_unread(self) -> bool:
-        """Nobody will see the values: the memory is fake, or on the meta device."""
+        """Whether values need not be read, because the memory is fake or on the meta device."""
         return not has_values(self.data)
 
     def view(self, start: int, stop: int) -> torch.Tensor:
@@ -80,24 +83,27 @@ class _Memory:
 
 
 class Rebuilder:
-    """Reads what a catalog has found. One thread at a time."""
+    """Reads the tensors and storages of a catalog. Not thread-safe."""
 
     def __init__(self, catalog: Catalog, types: Types, *, cache: bool) -> None:
-        """Read nothing yet; without `cache`, nothing that is read twice is the same."""
+        """With `cache`, reuse storages that are in use; without it, every read returns new memory.
+
+        `types` are the tensor subclasses that may be read.
+        """
         self._catalog = catalog
         self._types = types
         self._cache = StorageCache() if cache else None
         self._filled: dict[tuple[Hashable, str], _Filled] = {}
 
-    def read_tensor(self, held: StoredTensor, device: torch.device | None) -> torch.Tensor:
-        """Read a tensor to a device, or to where it was."""
-        return self._read_node(self._catalog.open(held.batch), held.node, device)
+    def read_tensor(self, stored: StoredTensor, device: torch.device | None) -> torch.Tensor:
+        """Read a tensor to `device`, or to its original device."""
+        return self._read_node(self._catalog.open(stored.batch), stored.node, device)
 
     def read_storage(self, provider: Provider, device: torch.device | None) -> torch.UntypedStorage:
-        """Read a storage to a device, or to where it was."""
+        """Read a storage to `device`, or to its original device."""
         found = describe_entry(self._catalog.open(provider.batch), provider.number)
         place = found.place
-        assert place is not None  # that is how it was found
+        assert place is not None  # a Provider is an entry with a place
         target = _resolve(found, device)
         if not place.size_bytes:
             return new_memory(0, target).untyped_storage()
@@ -116,10 +122,13 @@ class Rebuilder:
             except HoldfastError:
                 raise
             except (RuntimeError, TypeError) as error:
-                raise Corrupt(f"{opened.name!r}: a gradient does not fit: {error}", key=opened.name) from error
+                raise Corrupt(
+                    f"{opened.name!r}: a gradient does not fit its tensor: {error}; run `holdfast check`",
+                    key=opened.name,
+                ) from error
             return tensor
         if node[0] != TENSOR:
-            # What tensors are made of shares no memory with others.
+            # Tensors made of other tensors do not share memory across names.
             options = LoadOptions(device=SAVED if device is None else device, aliases="fresh")
             joined: torch.Tensor = load_node(opened, node, options, self._types)
             return joined
@@ -129,7 +138,7 @@ class Rebuilder:
             with leave_fake_mode(mode):
                 return make_fake(self._read_node(opened, node, device), mode, what=found.entry.name)
         if found.place is None or not found.place.size_bytes:
-            return build_tensor(found.spec, self._read_alone(opened, found, device), what=found.entry.name)
+            return build_tensor(found.spec, self._read_without_storage(opened, found, device), what=found.entry.name)
         memory = self._find_shared(found.place, _resolve(found, device))
         _verify_reach(found, found.place, memory)
         if found.spec.packed:
@@ -139,8 +148,8 @@ class Rebuilder:
         spec = replace(found.spec, packed=False, at=found.place.at - memory.base)
         return build_tensor(spec, memory.data, what=found.entry.name)
 
-    def _read_alone(self, opened: Opened, found: DescribedEntry, device: torch.device | None) -> torch.Tensor:
-        """Read an entry that belongs to no storage: it has no bytes, or another program has written it."""
+    def _read_without_storage(self, opened: Opened, found: DescribedEntry, device: torch.device | None) -> torch.Tensor:
+        """Read an entry without a storage: it has no bytes, or another program has written it."""
         target = _resolve(found, device)
         memory = new_memory(found.entry.size_bytes, target)
         if not has_values(memory):
@@ -150,16 +159,17 @@ class Rebuilder:
         return memory if found.spec.meta else memory.to(_resolve(found, device))
 
     def _find_shared(self, place: StorageSpan, device: torch.device) -> _Memory:
-        """Return the memory that a storage shares with all that overlapped it."""
+        """Return the memory that a storage shares with all storages that overlapped it."""
         span = self._catalog.find_span(place)
-        # Where tensors of several dtypes begin at different bytes, all are aligned if the memory begins as it did.
+        # Tensors of several dtypes may begin at different offsets. All are aligned if the new memory has the same
+        # alignment as the original.
         pad = span.start % _ALIGNMENT if span.is_joined else 0
         return self._find_memory((place.group, span.start, span.stop), span.start - pad, span.stop, device)
 
     def _find_memory(self, key: Hashable, start: int, stop: int, device: torch.device) -> _Memory:
-        """Return the memory that is known by `key`, if it is in use, or new memory, which is all zeros."""
+        """Return the cached memory for `key` if it is still in use, else new memory filled with zeros."""
         mode = find_fake_mode()
-        # The storages of fake tensors are on the meta device, wherever the tensors claim to be.
+        # Fake tensors have their storages on the meta device, whatever device they report.
         place = _META if mode is not None else device
         key = key if mode is None else (key, id(mode), str(device))
         own = (key, str(place))
@@ -170,7 +180,7 @@ class Rebuilder:
         memory = _Memory(data, start, _Filled())
         if self._cache:
             if len(self._filled) % _SWEEP_EVERY == _SWEEP_EVERY - 1:
-                self._filled = {held: filled for held, filled in self._filled.items() if self._is_used(*held)}
+                self._filled = {known: filled for known, filled in self._filled.items() if self._is_used(*known)}
             self._cache.keep(key, data.untyped_storage())
             self._filled[own] = memory.filled
         return memory
@@ -179,12 +189,12 @@ class Rebuilder:
         return self._cache is not None and self._cache.find(key, torch.device(device)) is not None
 
     def _fill(self, memory: _Memory, place: StorageSpan) -> None:
-        """Read what is still missing of a storage; what is there already may have been changed by who uses it."""
+        """Read the bytes of a storage that are not in memory yet; the user may have changed those that are."""
         gaps = list(iter_gaps(memory.filled.spans, place.start, place.stop))
         if not gaps or memory.is_unread:
             return
         provider = self._catalog.find_storage(place.digest)
-        assert provider is not None  # the catalog takes nothing up without
+        assert provider is not None  # the catalog refuses batches without one
         opened = self._catalog.open(provider.batch)
         found = describe_entry(opened, provider.number)
         assert found.place is not None
@@ -204,7 +214,7 @@ class Rebuilder:
             join_span(memory.filled.spans, ByteSpan(start, stop))
 
     def _spread(self, opened: Opened, found: DescribedEntry, memory: _Memory) -> None:
-        """Read packed items to where they lie, unless they are there."""
+        """Read packed items to their positions in memory, unless they have been read."""
         place, spec = found.place, found.spec
         assert place is not None
         geometry = (place.at, spec.shape, spec.stride, item_bytes(spec.dtype))
@@ -217,16 +227,16 @@ class Rebuilder:
 
 
 def _verify_reach(found: DescribedEntry, place: StorageSpan, memory: _Memory) -> None:
-    """Refuse a tensor that reaches out of its memory: torch would make room for it, however much that is."""
+    """Raise Corrupt for a tensor that reaches beyond its memory: torch would enlarge the storage to any size."""
     item = item_bytes(found.spec.dtype)
     start = place.at + found.spec.offset * item - memory.base
     if start < 0 or start % item or start + found.spec.span_bytes > memory.data.numel():
         what = found.entry.name
-        raise Corrupt(f"{what} lies outside of the storage that it belongs to; run `holdfast check`", key=what)
+        raise Corrupt(f"{what} reaches beyond the storage that it belongs to; run `holdfast check`", key=what)
 
 
 def _read_into(opened: Opened, entry: Entry, start: int, buffer: memoryview) -> None:
-    # A small tensor is read sooner than a thread that would do it is woken up.
+    # For a small tensor, reading here is faster than waking up a thread.
     if len(entry.chunks) == 1:
         buffer[:] = opened.reader.read_chunk(entry, 0)[start : start + buffer.nbytes]
     else:
@@ -240,7 +250,7 @@ def _read_packed(opened: Opened, found: DescribedEntry) -> torch.Tensor:
 
 
 def _resolve(found: DescribedEntry, device: torch.device | None) -> torch.device:
-    """Return the device as storages on it name it; raises Unsupported if this machine has none such."""
+    """Return the device to read to, with its index; raise Unsupported if this machine does not have it."""
     if device is not None and device.type == "meta":
         return _META
     wanted = device or found.device
@@ -251,5 +261,5 @@ def _resolve(found: DescribedEntry, device: torch.device | None) -> torch.device
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         why = (str(error).splitlines() or [type(error).__name__])[0][:200]
         raise Unsupported(
-            f"{found.entry.name} was to go to {wanted}, which is not there: {why}; pass device='cpu'"
+            f"{found.entry.name}: the device {wanted} is not available: {why}; pass device='cpu'"
         ) from error

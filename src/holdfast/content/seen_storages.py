@@ -1,7 +1,7 @@
-"""The storages that were seen, as long as they live: whether what was seen of one has changed since.
+"""Remembers fingerprints of live storages, to detect whether their content has changed since it was written.
 
-A version counter does not tell: writes through `.data`, numpy or another library leave it alone. So the ledger keeps
-fingerprints of what it saw, in cells, and looks again where a later tensor lies over an earlier one.
+Version counters are not enough: writes through `.data`, numpy or another library do not increase them. So fingerprints
+of the bytes are kept, in cells. They are compared again when a later tensor overlaps an earlier one.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from holdfast.tensors.memory import view_bytes, view_storage
 
 _CELL_BYTES: Final = 256 << 10
 _MAX_PIECES: Final = 32
-"""A cell that was seen in more pieces than this is looked at as one from then on."""
+"""If a cell has more pieces than this, they are joined into one."""
 _SWEEP_EVERY: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Bytes of one cell as they were when they were seen."""
+    """The fingerprint of a byte range within one cell."""
 
     start: int
     stop: int
-    mark: bytes
+    fingerprint: bytes
 
     def is_unchanged(self, storage: torch.UntypedStorage) -> bool:
-        return _mark(storage, self.start, self.stop) == self.mark
+        return _fingerprint(storage, self.start, self.stop) == self.fingerprint
 
 
 @dataclass(slots=True)
 class _Seen:
-    """A storage, and what its current content is called."""
+    """A storage, the name of its current content, and fingerprints of its bytes by cell."""
 
     ref: StorageWeakRef
     group: str
@@ -43,29 +43,29 @@ class _Seen:
 
 
 class SeenStorages:
-    """Gives the content of a storage a name that lasts until it changes or the storage dies. One thread at a time."""
+    """Names the content of storages. A name is valid until the content changes or the storage dies. Not thread-safe."""
 
     def __init__(self, prefix: str) -> None:
-        """Have seen nothing; all names will begin with `prefix`."""
+        """Start without storages; all names begin with `prefix`."""
         self._prefix = prefix
         self._count = 0
-        # By address, which stays taken as long as the weak reference is there.
+        # By address, which is not reused while the weak reference exists.
         self._seen: dict[int, _Seen] = {}
 
     def find_group(self, storage: torch.UntypedStorage, start: int, stop: int) -> str:
-        """Return the name for bytes of a storage: the one that overlapping bytes got, unless those have changed."""
+        """Return the name of a storage's content, and remember these bytes; a new name if remembered ones changed."""
         seen = self._seen.get(storage._cdata)
-        if seen is None or seen.ref.expired():  # type: ignore[no-untyped-call]  # torch does not say
+        if seen is None or seen.ref.expired():  # type: ignore[no-untyped-call]  # not typed in torch
             seen = self._begin(storage)
         elif not self._is_unchanged(seen, storage, start, stop):
             self._renew(seen)
-        if not self._take_all_down(seen, storage, start, stop):
+        if not self._remember(seen, storage, start, stop):
             self._renew(seen)
-            self._take_all_down(seen, storage, start, stop)
+            self._remember(seen, storage, start, stop)
         return seen.group
 
     def _renew(self, seen: _Seen) -> None:
-        """Begin anew with what is there now; what was stored under the old name stays as it was."""
+        """Give the current content a new name; tensors stored under the old name are not affected."""
         seen.group, seen.cells = self._new_name(), {}
 
     def _begin(self, storage: torch.UntypedStorage) -> _Seen:
@@ -88,10 +88,10 @@ class SeenStorages:
             if piece.start < stop and start < piece.stop
         )
 
-    def _take_all_down(self, seen: _Seen, storage: torch.UntypedStorage, start: int, stop: int) -> bool:
-        """Remember bytes, having compared them with what overlaps; tell whether all is as it was, as far as looked."""
+    def _remember(self, seen: _Seen, storage: torch.UntypedStorage, start: int, stop: int) -> bool:
+        """Remember the fingerprints of bytes; return False if a change of other bytes in these cells was found."""
         return all(
-            _take_down(
+            _remember_piece(
                 seen.cells.setdefault(cell, []),
                 storage,
                 max(start, cell * _CELL_BYTES),
@@ -101,18 +101,18 @@ class SeenStorages:
         )
 
 
-def _take_down(pieces: list[_Piece], storage: torch.UntypedStorage, start: int, stop: int) -> bool:
-    """Remember a piece of a cell; when these become many, look at them all, and at the cell as one from then on."""
+def _remember_piece(pieces: list[_Piece], storage: torch.UntypedStorage, start: int, stop: int) -> bool:
+    """Remember a piece of a cell; if the cell has too many pieces, check all and join them. False if one changed."""
     if not any(piece.start <= start and stop <= piece.stop for piece in pieces):
         pieces[:] = [piece for piece in pieces if not (start <= piece.start and piece.stop <= stop)]
-        pieces.append(_Piece(start, stop, _mark(storage, start, stop)))
+        pieces.append(_Piece(start, stop, _fingerprint(storage, start, stop)))
     if len(pieces) <= _MAX_PIECES:
         return True
-    # To look at changed bytes as if they had been so before would give two contents one name.
+    # Joining takes a new fingerprint. If bytes have changed, that would give two contents the same name.
     if not all(piece.is_unchanged(storage) for piece in pieces):
         return False
     low, high = min(piece.start for piece in pieces), max(piece.stop for piece in pieces)
-    pieces[:] = [_Piece(low, high, _mark(storage, low, high))]
+    pieces[:] = [_Piece(low, high, _fingerprint(storage, low, high))]
     return True
 
 
@@ -120,5 +120,5 @@ def _iter_cells(start: int, stop: int) -> range:
     return range(start // _CELL_BYTES, -(-stop // _CELL_BYTES))
 
 
-def _mark(storage: torch.UntypedStorage, start: int, stop: int) -> bytes:
+def _fingerprint(storage: torch.UntypedStorage, start: int, stop: int) -> bytes:
     return fingerprint(view_bytes(view_storage(storage, start, stop).cpu()))

@@ -1,4 +1,4 @@
-"""Spans of bytes, kept in order and apart: what is joined, and what is still missing."""
+"""Sorted lists of byte ranges that do not overlap: join a range, find a range, find gaps."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ByteSpan:
-    """Bytes from `start` to `stop`."""
+    """The bytes from `start` up to, not including, `stop`."""
 
     start: int
     stop: int
     is_joined: bool = False
-    """It was put together from spans that were not all the same."""
+    """Whether it was joined from different spans."""
 
 
 def join_span(spans: list[ByteSpan], new: ByteSpan) -> None:
-    """Put a span among others, which are in order and apart, joining it with those that it overlaps."""
+    """Insert a span into a sorted list of spans that do not overlap; join it with the spans that it overlaps."""
     low = bisect_right(spans, new.start, key=_find_start)
     if low and spans[low - 1].stop > new.start:
         low -= 1
@@ -31,13 +31,13 @@ def join_span(spans: list[ByteSpan], new: ByteSpan) -> None:
 
 
 def find_span(spans: Sequence[ByteSpan], at: int) -> ByteSpan | None:
-    """Return the span that `at` lies in."""
+    """Return the span that contains `at`, or None."""
     number = bisect_right(spans, at, key=_find_start) - 1
     return spans[number] if number >= 0 and at < spans[number].stop else None
 
 
 def iter_gaps(spans: Sequence[ByteSpan], start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """Yield what of [start, stop) is in none of the spans."""
+    """Yield the ranges of [start, stop) that no span contains."""
     at = start
     for span in spans[max(0, bisect_right(spans, start, key=_find_start) - 1) :]:
         if span.start >= stop:

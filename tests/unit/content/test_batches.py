@@ -155,7 +155,7 @@ def test_a_tensor_that_reaches_out_of_its_storage_is_refused(repo: Repository) -
 
 
 def test_a_device_that_never_was_is_refused(repo: Repository) -> None:
-    with pytest.raises(Corrupt, match=r"'tensors\.x' was on 'moon', which is no device"):
+    with pytest.raises(Corrupt, match=r"'tensors\.x' was on 'moon', which is not a device"):
         forge(repo, {"device": "moon"}).read_tensor("x")
 
 
