@@ -137,7 +137,7 @@ def test_tags_and_hostile_names(cli: Cli) -> None:
     ("words", "reason"),
     [
         (["diff", "run/1", "run/3"], "no snapshot or tag 'run/3'"),
-        (["diff", "run/1", "run/2", "--only", "modle.*"], "no leaf of 'run/1' or 'run/2' fits 'modle.*'"),
+        (["diff", "run/1", "run/2", "--only", "modle.*"], "no leaf of 'run/1' or 'run/2' matches 'modle.*'"),
     ],
 )
 def test_diff_refuses(saved: Cli, words: list[str], reason: str) -> None:

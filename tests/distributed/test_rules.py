@@ -195,7 +195,7 @@ def _write_all(self: Any, holders: Any) -> dict[int, list[int]]:
     return {number: list(range(len(chunks))) for number, chunks in enumerate(self._leaves.chunks)}
 
 
-def _take_no_prints(self: Any, seed: bytes) -> None:
+def _compute_no_prints(self: Any, seed: bytes) -> None:
     self._leaves.prints = dict.fromkeys(range(len(self._leaves.sources)), b"")
 
 
@@ -225,7 +225,7 @@ RULES = {
         save_replicas, 3, {(True, 1)}, {(False, 3)}, plan._Planner, "_share", _write_all,
     ),
     "what differs undeclared is kept for each": Rule(
-        save_and_load_own, 2, {True}, {True, False}, plan._Planner, "_take_prints", _take_no_prints,
+        save_and_load_own, 2, {True}, {True, False}, plan._Planner, "_compute_prints", _compute_no_prints,
     ),
     "as many ranks get each its own back": Rule(
         save_and_load_own, 2, {True}, {True, False}, ChunkExchange, "__init__", _forget_rank,

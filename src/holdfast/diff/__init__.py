@@ -1,1 +1,1 @@
-"""Telling two snapshots apart: which leaves were added, removed or changed, and by how much."""
+"""Compares two snapshots: which leaves were added, removed or changed, and by how much."""

@@ -1,7 +1,4 @@
-"""What differs between two snapshots: leaf by leaf, from their manifests, and from bytes only where these cannot tell.
-
-Needs no torch.
-"""
+"""Compares two snapshots leaf by leaf, by their manifests; reads bytes only if these do not decide. Needs no torch."""
 
 from __future__ import annotations
 
@@ -24,95 +21,96 @@ _DEFAULTS: Final[Mapping[str, Mapping[str, Json]]] = {
     "tensor": {"role": "tensor", "requires_grad": False, "conj": False, "neg": False, "meta": False},
     "array": {"order": "C"},
 }
-"""What the specs of these kinds leave out if it goes without saying."""
+"""The default values that specs of these kinds omit."""
 _CONTAINERS: Final = {
     "odict": "OrderedDict",
     "odict+": "OrderedDict with attributes",
     "counter": "Counter",
     "counter+": "Counter with attributes",
 }
-"""Those that are called otherwise than their class."""
+"""Class names of the containers whose tree tag is not their class name."""
 _MAX_TEXT: Final = 80
 
 
 @dataclass(frozen=True, slots=True)
 class Aspect:
-    """One thing in which a leaf differs."""
+    """One property in which a leaf differs."""
 
     what: str
     """kind, dtype, shape, strides, values, value, role, requires_grad, conj, neg, quantizer, memory, order, ..."""
     before: str = ""
     after: str = ""
-    """What it was and is, as texts; empty where a text would not help."""
+    """The old and the new value, as text; empty where a text would not help."""
     part: str = ""
-    """Of a tensor made of others, which one: "indices", "grad"."""
+    """The part that differs of a tensor made of other tensors, such as "indices" or "grad"."""
 
 
 @dataclass(frozen=True, slots=True)
 class Distance:
-    """How far the values of a tensor are from what they were; NaN in the same place on both sides counts as equal."""
+    """The difference between the old and the new values of a tensor. NaN at the same index on both sides is equal."""
 
     total: int
     mismatches: int
     max_abs: float | None = None
-    """The largest difference, exact for integers; None where the values are not numbers."""
+    """The largest absolute difference, exact for integers; None if the values are not numbers."""
     at: tuple[int, ...] | None = None
-    """Where that is; None where none of the values that differ can be subtracted."""
+    """The index of the largest difference; None if no two values that differ can be subtracted."""
     relative_l2: float | None = None
-    """The norm of the difference by the norm of what was, over what is finite on both sides."""
+    """L2 norm of the difference divided by that of the old values, over values that are finite on both sides."""
     cosine: float | None = None
-    """Over what is finite on both sides; None if one side is zero."""
+    """Cosine similarity, over values that are finite on both sides; None if one side is zero."""
     nan: tuple[int, int] = (0, 0)
+    """The number of NaN values, old and new."""
     inf: tuple[int, int] = (0, 0)
-    """How many there were and are."""
+    """The number of infinite values, old and new."""
     unit: Literal["item", "byte"] = "item"
     part: str = ""
 
     @property
     def percent(self) -> float:
-        """How much of it differs."""
+        """The share of items, or bytes, that differ."""
         return 100 * self.mismatches / self.total if self.total else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One leaf, or container, that is not what it was."""
+    """A leaf or container that was added, removed or changed."""
 
     name: str
     path: tuple[Json, ...]
-    """Encoded keys, which tell leaves of the same name apart."""
+    """Encoded keys; unlike names, paths are unique."""
     before: LeafFacts | None
     """None if it was added."""
     after: LeafFacts | None
     """None if it was removed."""
     aspects: tuple[Aspect, ...] = ()
     distances: tuple[Distance, ...] = ()
-    """Of what was measured: one for a tensor, more for one that is made of others."""
+    """What `measure` found: one item for a tensor, several for a tensor made of others."""
 
     @property
     def kind(self) -> Literal["added", "removed", "changed"]:
-        """What happened to it."""
+        """Whether it was added, removed or changed."""
         return "added" if self.before is None else "removed" if self.after is None else "changed"
 
     @property
     def what(self) -> tuple[str, ...]:
-        """In what it differs."""
+        """The properties in which it differs, such as "dtype" or "values"."""
         return tuple(dict.fromkeys(aspect.what for aspect in self.aspects))
 
 
 @dataclass(frozen=True, slots=True)
 class Diff:
-    """What differs from one snapshot to another, in the order of the trees."""
+    """The differences from snapshot `a` to snapshot `b`, in the order of their trees."""
 
     a: Snapshot = field(repr=False)
     b: Snapshot = field(repr=False)
     changes: tuple[Change, ...]
     equal: int
-    """How many leaves are the same; if all are, how many entries, for then nothing has been read."""
+    """The number of equal leaves; of entries, if both digests are equal, because then the trees are not read."""
     equal_bytes: int
-    """Their size."""
+    """The size of the equal leaves."""
     shared_bytes: int
-    """How much of the leaves of `b` that were looked at consists of chunks that `a` has as well."""
+    """How many bytes of the compared leaves of `b` are in chunks that `a` has, too."""
 
     @property
     def is_equal(self) -> bool:
@@ -121,37 +119,37 @@ class Diff:
 
     @property
     def added(self) -> tuple[Change, ...]:
-        """What only `b` has."""
+        """The leaves that only `b` has."""
         return tuple(change for change in self.changes if change.kind == "added")
 
     @property
     def removed(self) -> tuple[Change, ...]:
-        """What only `a` has."""
+        """The leaves that only `a` has."""
         return tuple(change for change in self.changes if change.kind == "removed")
 
     @property
     def changed(self) -> tuple[Change, ...]:
-        """What both have, and differs."""
+        """The leaves and containers that both have, and that differ."""
         return tuple(change for change in self.changes if change.kind == "changed")
 
     def __str__(self) -> str:
-        """Sum it up in a line."""
+        """Return a summary in one line."""
         counts = (len(self.added), len(self.removed), len(self.changed), self.equal)
         return "{} added, {} removed, {} changed, {} equal".format(*counts)
 
 
 def compare(repo: Repository, a: Snapshot, b: Snapshot, *, only: Sequence[str] = ()) -> Diff:
-    """Tell what differs from `a` to `b`, of the leaves whose names fit `only`, if there are any patterns.
+    """Return the differences from `a` to `b`, restricted to leaves whose names match a pattern in `only`, if any.
 
-    Equal digests mean equal, and nothing is read. Otherwise both manifests are, and bytes only where the same
-    tensor was cut or laid out in another way.
+    Snapshots with equal digests are equal, and nothing is read. Otherwise both manifests are read. Bytes are read only
+    if the same tensor was divided into other chunks, or stored with another layout.
     """
     if a.digest == b.digest:
         return Diff(a, b, (), b.num_entries, b.logical_bytes, b.logical_bytes)
     with Opened(open_snapshot(repo, a)) as before, Opened(open_snapshot(repo, b)) as after:
         run = _Run(SnapshotSide(before, only), SnapshotSide(after, only), limit_bytes=repo.budget_bytes // 4)
         if only and not (run.before.leaves or run.after.leaves):
-            raise NotFound(f"no leaf of {a.name!r} or {b.name!r} fits {' or '.join(map(repr, only))}")
+            raise NotFound(f"no leaf of {a.name!r} or {b.name!r} matches {' or '.join(map(repr, only))}")
         changes, shared_bytes = tuple(run.iter_changes()), _count_shared(run.before, run.after)
         return Diff(a, b, changes, run.equal, run.equal_bytes, shared_bytes)
 
@@ -162,7 +160,7 @@ def _count_shared(before: SnapshotSide, after: SnapshotSide) -> int:
 
 
 class _Run:
-    """One comparison."""
+    """One comparison of two snapshots; counts the equal leaves."""
 
     def __init__(self, before: SnapshotSide, after: SnapshotSide, *, limit_bytes: int) -> None:
         self.before = before
@@ -176,9 +174,9 @@ class _Run:
             self._moved.setdefault(moved.key, []).append(aspect)
 
     def iter_changes(self) -> Iterator[Change]:
-        """Yield the changes in the order of the tree that is now; what was removed comes after what it followed."""
-        removed = self._place_removed()
-        containers = self._place_containers()
+        """Yield the changes in the order of the new tree; a removed leaf comes after the leaf that it followed."""
+        removed = self._list_removed()
+        containers = self._list_containers()
         yield from removed.get(None, ())
         for position, (key, leaf) in enumerate(self.after.leaves.items()):
             yield from containers.get(position, ())
@@ -188,29 +186,29 @@ class _Run:
                 yield from self._compare_leaf(key, leaf)
             yield from removed.get(key, ())
 
-    def _place_removed(self) -> dict[PathKey | None, list[Change]]:
-        """Return what was removed, by the leaf that it followed and that is still there."""
-        placed: dict[PathKey | None, list[Change]] = {}
+    def _list_removed(self) -> dict[PathKey | None, list[Change]]:
+        """Return the removed leaves, by the last leaf before them that still exists."""
+        removed: dict[PathKey | None, list[Change]] = {}
         last: PathKey | None = None
         for key, leaf in self.before.leaves.items():
             if key in self.after.leaves:
                 last = key
             else:
                 change = Change(leaf.name, leaf.path_json, self.before.find_facts(key), None)
-                placed.setdefault(last, []).append(change)
-        return placed
+                removed.setdefault(last, []).append(change)
+        return removed
 
-    def _place_containers(self) -> dict[int, list[Change]]:
-        """Return the containers that differ, by the number of the first leaf in them."""
-        placed: dict[int, list[Change]] = {}
+    def _list_containers(self) -> dict[int, list[Change]]:
+        """Return the containers that differ, by the position of their first leaf."""
+        changed: dict[int, list[Change]] = {}
         for key, new in self.after.containers.items():
             old = self.before.containers.get(key)
             aspects = [*_compare_containers(old, new)] if old else []
             if old and aspects:
                 before, after = LeafFacts(_find_class(old)), LeafFacts(_find_class(new))
                 change = Change(new.name, new.path, before, after, tuple(aspects))
-                placed.setdefault(new.first_leaf, []).append(change)
-        return placed
+                changed.setdefault(new.first_leaf, []).append(change)
+        return changed
 
     def _compare_leaf(self, key: PathKey, leaf: Leaf) -> Iterator[Change]:
         x, y = self.before.contents.get(key), self.after.contents.get(key)
@@ -226,7 +224,7 @@ class _Run:
             self.equal_bytes += sum(part.entry.size_bytes for part in y.parts.values()) if y else 0
 
     def _compare_plain(self, key: PathKey) -> Iterator[Aspect]:
-        """Compare leaves of which one at least is a plain value."""
+        """Compare two leaves, at least one of which is a plain value."""
         a, b = self.before.leaves[key], self.after.leaves[key]
         if is_stored(a) == is_stored(b) and canonical_json(a.node) == canonical_json(b.node):
             return
@@ -250,7 +248,7 @@ class _Run:
                 yield Aspect("part", "present" if x else "absent", "present" if y else "absent", role)
 
     def _compare_parts(self, a: LeafEntry, b: LeafEntry, role: str) -> Iterator[Aspect]:
-        # Most are the same, and there may be very many.
+        # Fast path: most parts are equal, and there may be very many.
         if a.entry.spec == b.entry.spec and list_chunks(a.entry) == list_chunks(b.entry):
             return
         if a.kind != b.kind:
@@ -263,25 +261,25 @@ class _Run:
         ours = ReadableEntry(self.before.opened.reader, a.entry, find_layout(a.entry))
         theirs = ReadableEntry(self.after.opened.reader, b.entry, find_layout(b.entry))
         if not is_same(ours, theirs, limit_bytes=self._limit_bytes):
-            before, after = _show_sizes(a, b)
+            before, after = _format_sizes(a, b)
             yield Aspect("values", before, after, role)
 
 
 def _find_kind(content: Content) -> str:
-    """Return the kind of a leaf and of all that it is made of."""
+    """Return the kind of a leaf, such as "tensor" or, if shells are nested, "outer of inner"."""
     kinds = [shell.kind for shell in content.shells.values()]
     return " of ".join(kinds) or next(part.kind for part in content.parts.values())
 
 
-def _show_sizes(a: LeafEntry, b: LeafEntry) -> tuple[str, str]:
-    """Return the sizes of mere bytes that have become more or less; those of tensors go by their shape."""
+def _format_sizes(a: LeafEntry, b: LeafEntry) -> tuple[str, str]:
+    """Return the sizes of two entries without a shape as text; empty if they are equal, or if there is a shape."""
     if "shape" in a.spec or a.entry.size_bytes == b.entry.size_bytes:
         return "", ""
     return f"{a.entry.size_bytes} bytes", f"{b.entry.size_bytes} bytes"
 
 
 def _drop_storage(part: LeafEntry) -> dict[str, Json]:
-    """Return what a part says of itself without where in which bytes it lies; strides said aloud."""
+    """Return the spec of a part without its position in the entry, and with strides, which may be implicit."""
     spec = {key: value for key, value in part.spec.items() if key not in ("type", "at", "offset", "packed")}
     if part.kind == "tensor" and "stride" not in spec:
         spec["stride"] = list(find_stride(parse_shape(spec.get("shape"), part.entry.name)))
@@ -294,12 +292,12 @@ def _compare_fields(
     is_reshaped = a.get("shape") != b.get("shape")
     for key in dict.fromkeys((*a, *b)):
         x, y = a.get(key, defaults.get(key)), b.get(key, defaults.get(key))
-        # Of another shape, the strides are others as a matter of course.
+        # If the shape differs, different strides are not worth a line.
         if canonical_json(x) != canonical_json(y) and not (key == "stride" and is_reshaped):
-            yield Aspect("strides" if key == "stride" else key, _show(x), _show(y), role)
+            yield Aspect("strides" if key == "stride" else key, _format(x), _format(y), role)
 
 
-def _show(value: Json) -> str:
+def _format(value: Json) -> str:
     if value is None:
         return "none"
     if isinstance(value, list) and all(type(item) is int for item in value):
@@ -318,8 +316,8 @@ def _compare_containers(old: Container, new: Container) -> Iterator[Aspect]:
         if old.head[0] != new.head[0]:
             yield Aspect("kind", _find_class(old), _find_class(new))
         else:
-            # The attributes of an OrderedDict, the factory of a defaultdict, the limit of a deque, a class.
-            yield Aspect("attributes", _show(old.head[1]), _show(new.head[1]))
+            # The attributes of an OrderedDict, the factory of a defaultdict, the maxlen of a deque, or a class.
+            yield Aspect("attributes", _format(old.head[1]), _format(new.head[1]))
     theirs, ours = set(old.keys), set(new.keys)
     if [key for key in old.keys if key in ours] != [key for key in new.keys if key in theirs]:
         yield Aspect("order")

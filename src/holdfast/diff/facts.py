@@ -1,4 +1,4 @@
-"""What a leaf of a snapshot is, told from the manifest alone: its kind, dtype, shape and size; needs no torch."""
+"""Describes a leaf of a snapshot by its manifest alone: kind, dtype, shape and size. Needs no torch."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ GRAD_ROLE: Final = "grad"
 
 @dataclass(frozen=True, slots=True)
 class LeafFacts:
-    """What is worth knowing about a leaf without reading it."""
+    """The description of a leaf: what is known without reading its bytes."""
 
     kind: str
     """"tensor", a layout ("sparse_coo"), a tensor class, "array", "file", or the type of a plain value."""
     size_bytes: int = 0
-    """Of its entries; a plain value has none."""
+    """Total size of its entries; 0 for a plain value, which has none."""
     dtype: str = ""
     shape: tuple[int, ...] | None = None
     text: str = ""
-    """Of a plain value."""
+    """A plain value as text."""
 
     def __str__(self) -> str:
-        """Show it to a person."""
+        """Return kind, dtype and shape for display; a plain value as text."""
         if not self.dtype:
             return self.text or self.kind
         kind = "" if self.kind == "tensor" else f"{self.kind} "
@@ -46,19 +46,19 @@ class LeafEntry:
 
     @property
     def spec(self) -> Mapping[str, Json]:
-        """What the entry says of itself."""
+        """The spec of the entry; empty if it has none."""
         return self.entry.spec if isinstance(self.entry.spec, dict) else {}
 
     @property
     def kind(self) -> str:
-        """What the bytes are; nothing more than bytes unless they say so."""
+        """The type in the spec, such as "tensor" or "array"; "bytes" if there is none."""
         kind = self.spec.get("type")
         return kind if isinstance(kind, str) else "bytes"
 
 
 @dataclass(frozen=True, slots=True)
 class Shell:
-    """What a tensor that is made of others is besides them."""
+    """Kind and metadata of a tensor that is made of other tensors."""
 
     kind: str
     meta: Mapping[str, Json]
@@ -66,28 +66,28 @@ class Shell:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """A stored leaf, taken apart: entries and shells by role, which is "" for the leaf itself."""
+    """The entries and shells of a stored leaf, by role; the leaf itself has the role ""."""
 
     parts: dict[str, LeafEntry] = field(default_factory=dict)
     shells: dict[str, Shell] = field(default_factory=dict)
     objects: dict[str, tuple[str, int]] = field(default_factory=dict)
-    """By role, what is the same for all that were one object in memory."""
+    """By role, an identity that is equal for all parts that were one object in memory."""
 
 
 def is_stored(leaf: Leaf) -> bool:
-    """Tell whether a leaf has entries; a plain value stands in the tree itself."""
+    """Return whether a leaf has entries; a plain value is stored in the tree itself."""
     return leaf.tag.startswith("@")
 
 
 def parse_leaf(manifest: Manifest, leaf: Leaf) -> Content:
-    """Take a stored leaf apart; raises Corrupt or NewerFormat if that makes no sense."""
+    """Return the entries and shells of a stored leaf; raise Corrupt or NewerFormat if it cannot be parsed."""
     content = Content()
     _parse(manifest, leaf.node, "", leaf.name, content)
     return content
 
 
 def _parse(manifest: Manifest, node: Json, role: str, name: str, content: Content) -> int:
-    """Take a node apart and return the number of its first entry, or -1."""
+    """Add the parts of a node to `content`; return the number of its first entry, or -1."""
     if not isinstance(node, list) or not node or role.count(".") > _MAX_DEPTH or role in content.objects:
         raise _malformed(name)
     tag, rest = node[0], node[1:]
@@ -104,7 +104,7 @@ def _parse(manifest: Manifest, node: Json, role: str, name: str, content: Conten
     if tag == "@parts" and len(rest) >= 3 and len(rest) % 2:
         return _parse_parts(manifest, rest, role, name, content)
     if type(tag) is str and tag.startswith("@") and tag not in (*_BLOBS, "@tensor", "@grad", "@parts"):
-        raise NewerFormat(f"{name}: a leaf of kind {tag[1:40]!r} is not known to this Holdfast: upgrade")
+        raise NewerFormat(f"{name}: this version does not know leaves of kind {tag[1:40]!r}: upgrade Holdfast")
     raise _malformed(name)
 
 
@@ -123,7 +123,7 @@ def _parse_parts(manifest: Manifest, rest: list[Json], role: str, name: str, con
 
 
 def join_role(role: str, more: str) -> str:
-    """Return the role of a part of a part, or a name with a role."""
+    """Join a role, or a name, and the role of a part of it with a dot; either may be empty."""
     return f"{role}.{more}" if role and more else role or more
 
 
@@ -133,7 +133,7 @@ def _malformed(name: str) -> Corrupt:
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """A leaf, what it is, and the entries that it is made of, by role."""
+    """A leaf, its facts, and its entries by role."""
 
     leaf: Leaf
     facts: LeafFacts
@@ -141,14 +141,14 @@ class Described:
 
 
 def iter_described(manifest: Manifest, tree: Json) -> Iterator[Described]:
-    """Yield the leaves of a tree whose entries are those of the manifest."""
+    """Yield the leaves of a tree, described; their entries are in `manifest`."""
     for leaf in iter_leaves(tree):
         content = parse_leaf(manifest, leaf) if is_stored(leaf) else Content()
         yield Described(leaf, find_facts(leaf, content), content.parts)
 
 
 def find_facts(leaf: Leaf, content: Content) -> LeafFacts:
-    """Return what a leaf is; `content` is empty for a plain value."""
+    """Return the facts of a leaf; `content` is empty for a plain value."""
     return _summarise(content, leaf.name) if is_stored(leaf) else LeafFacts(leaf.tag, text=format_value(leaf.node))
 
 
@@ -169,7 +169,7 @@ def _summarise(content: Content, name: str) -> LeafFacts:
 
 
 def parse_shape(value: Json, name: str) -> tuple[int, ...]:
-    """Check the shape or strides that a spec states; raises Corrupt."""
+    """Validate the shape or strides of a spec; raise Corrupt."""
     if not isinstance(value, list) or len(value) > 64:
         raise _malformed(name)
     if not all(type(size) is int and 0 <= size <= 1 << 60 for size in value):

@@ -1,4 +1,4 @@
-"""The items of stored tensors: where they lie in an entry, and whether two entries hold the same; needs no torch."""
+"""The layout of items within entries, and whether two entries contain the same items. Needs no torch."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from holdfast.repo.read.reader import SnapshotReader
 
 _LETTERS: Final[Mapping[int, Literal["B", "H", "I", "Q"]]] = {1: "B", 2: "H", 4: "I", 8: "Q"}
 _PACKED_DTYPES: Final = ("quint4x2", "quint2x4")
-"""Several items in a byte: they are as good as bytes, for they always lie in C order."""
+"""Dtypes with several items in a byte. They are compared as bytes, because they are always stored in C order."""
 _MAX_REPEATS: Final = 64
-"""Views in which each item stands more often than this are not worth the time; no real one does."""
+"""Views that repeat their items more often than this would take too long to compare. No real view does."""
 
 
 @dataclass(frozen=True, slots=True)
 class ItemLayout:
-    """Where the items of a tensor, an array or a mere span of bytes lie in its entry."""
+    """The layout of the items of a tensor or an array in its entry; for other entries, of single bytes."""
 
     item_bytes: int
     shape: tuple[int, ...]
@@ -33,18 +33,18 @@ class ItemLayout:
     offset: int = 0
     """In items."""
     flips: tuple[bool, ...] = ()
-    """Of each number in an item, whether its sign is the opposite of what is stored."""
+    """For each number of an item, whether its sign is the opposite of the stored one; two for complex dtypes."""
 
     @property
     def place(self) -> tuple[object, ...]:
-        """The same for layouts that differ in nothing but the strides of dimensions that have one item."""
+        """Equal for layouts that differ only in the strides of dimensions of size 1."""
         dims = [(size, step) for size, step in zip(self.shape, self.stride, strict=True) if size != 1]
         return self.item_bytes, self.offset, self.flips, tuple(dims)
 
 
 @dataclass(frozen=True, slots=True)
 class ReadableEntry:
-    """An entry that can be read, and what is in it."""
+    """An entry with its layout and a reader for its bytes."""
 
     reader: SnapshotReader
     entry: Entry
@@ -59,19 +59,19 @@ class ReadableEntry:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A box of items that is small enough to be looked at in one go."""
+    """A box of items that is small enough to be compared at once."""
 
     start: tuple[int, ...]
     shape: tuple[int, ...]
 
     def span(self, layout: ItemLayout) -> tuple[int, int]:
-        """Return the bytes of the entry that it reaches over."""
+        """Return the byte range of the entry that contains the items."""
         first = layout.offset + sum(at * step for at, step in zip(self.start, layout.stride, strict=True))
         return first * layout.item_bytes, (first + find_span(self.shape, layout.stride)) * layout.item_bytes
 
 
 def find_layout(entry: Entry) -> ItemLayout:
-    """Return where the items of an entry lie; raises Corrupt if they would not fit in there."""
+    """Return the layout of the items of an entry; raise Corrupt if it does not fit into the entry."""
     spec = entry.spec if isinstance(entry.spec, dict) else {}
     kind, dtype = spec.get("type"), str(spec.get("dtype", ""))
     if kind == "tensor" and not spec.get("meta") and dtype not in _PACKED_DTYPES:
@@ -82,7 +82,7 @@ def find_layout(entry: Entry) -> ItemLayout:
         layout = ItemLayout(1, (entry.size_bytes,), (1,))
     end = (layout.offset + find_span(layout.shape, layout.stride)) * layout.item_bytes
     if 0 not in layout.shape and end > entry.size_bytes:
-        raise Corrupt(f"{entry.name}: it needs {end} bytes, its entry holds {entry.size_bytes}", key=entry.name)
+        raise Corrupt(f"{entry.name}: it needs {end} bytes, but its entry has {entry.size_bytes}", key=entry.name)
     return layout
 
 
@@ -91,7 +91,7 @@ def _find_tensor_layout(entry: Entry, spec: dict[str, Json], dtype: str) -> Item
     stride = parse_shape(spec["stride"], entry.name) if "stride" in spec else find_stride(shape)
     (offset,) = parse_shape([spec.get("offset", 0)], entry.name)
     if len(stride) != len(shape):
-        raise Corrupt(f"{entry.name} has strides that do not fit its shape", key=entry.name)
+        raise Corrupt(f"{entry.name}: its strides and its shape differ in length", key=entry.name)
     if spec.get("packed"):
         dense = iter(find_stride([size for size, step in zip(shape, stride, strict=True) if step or size == 1]))
         stride = tuple(next(dense) if step or size == 1 else 0 for size, step in zip(shape, stride, strict=True))
@@ -108,7 +108,7 @@ def _find_array_layout(entry: Entry, spec: dict[str, Json]) -> ItemLayout:
 
 
 def count_item_bytes(dtype: str) -> int:
-    """Return the bytes of one item by the name of its dtype, which has its bits in it."""
+    """Return the size of an item from the name of its dtype, which contains the number of bits."""
     bits = re.search(r"\d+", dtype)
     return max(1, int(bits[0][:4]) // 8) if bits else 1
 
@@ -123,14 +123,14 @@ def find_stride(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def find_span(shape: Sequence[int], stride: Sequence[int]) -> int:
-    """Return how many items lie between the first and the last, both included."""
+    """Return the distance from the first to the last item, in items, both included."""
     if 0 in shape:
         return 0
     return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
 
 
 def is_same(a: ReadableEntry, b: ReadableEntry, *, limit_bytes: int) -> bool:
-    """Tell whether two entries hold the same items, bit for bit; reads only where digests cannot tell."""
+    """Return whether two entries contain the same items, bit for bit; reads bytes only if digests do not decide."""
     if (a.layout.shape, a.layout.item_bytes) != (b.layout.shape, b.layout.item_bytes):
         return False
     if 0 in a.layout.shape:
@@ -146,19 +146,19 @@ def is_same(a: ReadableEntry, b: ReadableEntry, *, limit_bytes: int) -> bool:
 
 
 def is_tangled(a: ReadableEntry, b: ReadableEntry) -> bool:
-    """Tell whether looking at every item would take far longer than the bytes are worth."""
+    """Return whether the views repeat their items so often that comparing every item would take too long."""
     steps = zip(a.layout.shape, a.layout.stride, b.layout.stride, strict=True)
     items = math.prod(size for size, *both in steps if any(both))
     return items * a.layout.item_bytes > _MAX_REPEATS * (a.entry.size_bytes + b.entry.size_bytes)
 
 
 def list_chunks(entry: Entry) -> list[tuple[bytes, int, tuple[int, ...]]]:
-    """Return what the bytes of an entry are, and not where they are stored."""
+    """Return digest, size and box of each chunk: what the bytes of an entry are, not where they are stored."""
     return [(chunk.digest, chunk.size_bytes, chunk.box) for chunk in entry.chunks]
 
 
 def _is_filled(layout: ItemLayout, size_bytes: int) -> bool:
-    """Tell whether every byte of the entry is an item's; what lies between the items of a view may be another's."""
+    """Return whether every byte of the entry belongs to an item; a view may have unrelated bytes between its items."""
     reach = 1
     for step, size in sorted(zip(layout.stride, layout.shape, strict=True)):
         if size > 1 and step > reach:
@@ -168,23 +168,24 @@ def _is_filled(layout: ItemLayout, size_bytes: int) -> bool:
 
 
 def _has_same_bytes(a: ReadableEntry, b: ReadableEntry, limit_bytes: int) -> bool:
-    """Compare chunks that begin and end at the same places by their digests, the bytes between them as they are."""
+    """Compare chunks with the same byte range by their digests, and read the bytes of the other ranges."""
     if a.entry.dims or b.entry.dims:
-        # Boxes: as long as they are the same, the digests decide; otherwise reading says what can be done.
-        boxes = [[chunk.box for chunk in held.entry.chunks] for held in (a, b)]
+        # With the same boxes, the digests have already decided that the entries differ.
+        boxes = [[chunk.box for chunk in each.entry.chunks] for each in (a, b)]
         if boxes[0] == boxes[1]:
             return False
-    ours, theirs = _place_chunks(a.entry), _place_chunks(b.entry)
-    if any(digest != ours[place] for place, digest in theirs.items() if place in ours):
+    ours, theirs = _find_ranges(a.entry), _find_ranges(b.entry)
+    if any(digest != ours[span] for span, digest in theirs.items() if span in ours):
         return False
-    # Cut the same way all along, they are equal, and would have been found to be so.
-    rest = _merge(sorted(place for place in ours if place not in theirs))
+    # Only ranges that are not chunks of both entries are left to compare.
+    rest = _merge(sorted(span for span in ours if span not in theirs))
     step = max(1, limit_bytes // 2)
     pieces = ((low, min(low + step, stop)) for start, stop in rest for low in range(start, stop, step))
     return all(a.read(*piece) == b.read(*piece) for piece in pieces)
 
 
-def _place_chunks(entry: Entry) -> dict[tuple[int, int], bytes]:
+def _find_ranges(entry: Entry) -> dict[tuple[int, int], bytes]:
+    """Return the digest of each chunk by its byte range in the entry."""
     found, end = {}, 0
     for chunk in entry.chunks:
         found[end, end + chunk.size_bytes] = bytes(chunk.digest)
@@ -192,10 +193,10 @@ def _place_chunks(entry: Entry) -> dict[tuple[int, int], bytes]:
     return found
 
 
-def _merge(places: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Join ranges that follow each other."""
+def _merge(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Join sorted ranges that are adjacent."""
     merged: list[tuple[int, int]] = []
-    for start, stop in places:
+    for start, stop in ranges:
         if merged and merged[-1][1] == start:
             merged[-1] = (merged[-1][0], stop)
         else:
@@ -204,9 +205,9 @@ def _merge(places: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def iter_tiles(a: ItemLayout, b: ItemLayout, *, limit_bytes: int, limit_items: int = 1 << 62) -> Iterator[Tile]:
-    """Yield boxes that are all of the items, each within the limits in both entries together.
+    """Yield boxes that together cover all items; each is within the limits, for both entries together.
 
-    A dimension in which every item is the same one on both sides is as good as one item.
+    A dimension with stride 0 on both sides repeats one item, so it is treated as a dimension of size 1.
     """
     steps = list(zip(a.stride, b.stride, strict=True))
     shape = tuple(size if any(both) else min(size, 1) for size, both in zip(a.shape, steps, strict=True))
@@ -224,7 +225,7 @@ def iter_tiles(a: ItemLayout, b: ItemLayout, *, limit_bytes: int, limit_items: i
 
 
 def _halve(tile: Tile, dim: int) -> list[Tile]:
-    """Return the halves, the second one first: they go on a stack."""
+    """Return the two halves of a tile, the second one first because the caller puts them on a stack."""
     low = (tile.shape[dim] + 1) // 2
     start = [*tile.start[:dim], tile.start[dim] + low, *tile.start[dim + 1 :]]
     sizes = [(*tile.shape[:dim], size, *tile.shape[dim + 1 :]) for size in (tile.shape[dim] - low, low)]
@@ -232,13 +233,13 @@ def _halve(tile: Tile, dim: int) -> list[Tile]:
 
 
 def _has_same_tile(a: ReadableEntry, b: ReadableEntry, tile: Tile) -> bool:
-    """Compare items one by one, but for a loop over one dimension that slices do."""
+    """Compare the items of a tile. The longest dimension is compared by slices, the others in a loop."""
     flips = [first != second for first, second in zip(a.layout.flips, b.layout.flips, strict=True)]
-    # Where signs differ, the numbers of the item; elsewhere the largest ones of a memoryview that it is made of.
+    # If signs are flipped, items are compared number by number; else in the largest units that a memoryview has.
     whole = a.layout.item_bytes // len(flips) if any(flips) else a.layout.item_bytes
     unit = next(size for size in (8, 4, 2, 1) if whole % size == 0)
     planes = a.layout.item_bytes // unit
-    ours, theirs = (memoryview(held.read(*tile.span(held.layout))).cast(_LETTERS[unit]) for held in (a, b))
+    ours, theirs = (memoryview(each.read(*tile.span(each.layout))).cast(_LETTERS[unit]) for each in (a, b))
     dims = _merge_dims(tile, a.layout, b.layout)
     long = max((dim for dim in dims if dim[1] and dim[2]), default=(1, 1, 1))
     others = [dim for dim in dims if dim is not long]
@@ -256,7 +257,7 @@ def _has_same_tile(a: ReadableEntry, b: ReadableEntry, tile: Tile) -> bool:
 
 
 def _merge_dims(tile: Tile, a: ItemLayout, b: ItemLayout) -> list[tuple[int, int, int]]:
-    """Return (size, stride, stride) of the dimensions, as few and as long ones as possible."""
+    """Return (size, stride in a, stride in b) of the dimensions, after joining those that can be joined."""
     merged: list[tuple[int, int, int]] = []
     for size, x, y in zip(tile.shape, a.stride, b.stride, strict=True):
         if size == 1:

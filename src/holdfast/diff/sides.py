@@ -1,4 +1,4 @@
-"""One side of a comparison of two snapshots: leaves and containers by path, and which leaves share memory."""
+"""One side of a comparison: the leaves and containers of a snapshot by path, and which leaves share memory."""
 
 from __future__ import annotations
 
@@ -16,39 +16,41 @@ from holdfast.trees.outline import ITEMS_START, KEYED_START, Leaf, has_children,
 from holdfast.trees.pick import matches
 
 PathKey = tuple[str | bytes, ...]
-"""A path that can be looked up: texts as they are, other keys as JSON, in which 1, 1.0 and True differ."""
-_Place = tuple[PathKey, str]
-"""A part of a leaf: its path and the part's role."""
+"""A hashable path: strings as they are, other keys as JSON, in which 1, 1.0 and True differ."""
+_PartKey = tuple[PathKey, str]
+"""Identifies a part of a leaf: the path of the leaf, and the role of the part."""
 
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """What a container is besides what is in it."""
+    """A container, without its children."""
 
     name: str
     path: tuple[Json, ...]
     head: list[Json]
+    """Its tag and the fields before its children."""
     keys: list[str | bytes]
     first_leaf: int
+    """The number of leaves before it in the tree."""
 
 
 class SnapshotSide:
     """One of the two snapshots: its leaves and containers by path."""
 
     def __init__(self, opened: Opened, only: Sequence[str] = ()) -> None:
-        """Take up the leaves whose names fit a pattern, or all."""
+        """Read the leaves whose names match a pattern in `only`; all if there are no patterns."""
         self.opened = opened
         self.manifest: Manifest = opened.reader.manifest
         wanted = [leaf for leaf in opened.leaves if not only or matches(leaf.name, only)]
         self.leaves: dict[PathKey, Leaf] = {find_key(leaf.path_json): leaf for leaf in wanted}
-        # A part of a tree does not tell how the whole is ordered.
+        # With patterns, containers are not compared: their order and attributes concern all of their leaves.
         self.containers = {} if only else {find_key(found.path): found for found in _iter_containers(opened.tree)}
         self.contents: dict[PathKey, Content] = {
             key: parse_leaf(self.manifest, leaf) for key, leaf in self.leaves.items() if is_stored(leaf)
         }
 
     def find_facts(self, key: PathKey) -> LeafFacts:
-        """Return what the leaf at a path is."""
+        """Return the facts of the leaf at a path."""
         return find_facts(self.leaves[key], self.contents.get(key, Content()))
 
     def iter_entries(self) -> Iterator[Entry]:
@@ -57,12 +59,12 @@ class SnapshotSide:
 
 
 def find_key(path: Iterable[Json]) -> PathKey:
-    """Return a path of encoded keys as what can be looked up."""
+    """Return a path of encoded keys as a hashable key."""
     return tuple(key if type(key) is str else canonical_json(key) for key in path)
 
 
 def _iter_containers(tree: Json) -> Iterator[Container]:
-    """Yield the containers that hold something, each before what is in it."""
+    """Yield the containers that have children, each before its children."""
     waiting: list[tuple[tuple[Json, ...], str, Json]] = [((), "", tree)]
     leaves = 0
     while waiting:
@@ -82,7 +84,7 @@ def _iter_containers(tree: Json) -> Iterator[Container]:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """A part of a leaf that shares memory with others, or is one object with them, otherwise than it did."""
+    """A part of a leaf whose sharing changed: of memory, or of object identity."""
 
     key: PathKey
     role: str
@@ -93,9 +95,9 @@ class Moved:
 
 
 def find_moved(before: SnapshotSide, after: SnapshotSide) -> Iterator[Moved]:
-    """Yield what shares memory otherwise than it did, among what is on both sides.
+    """Yield the parts, present on both sides, that share memory or identity with other parts than before.
 
-    That a leaf shares memory with one that was added says the latter.
+    Sharing with leaves that only one side has is not reported here.
     """
     yield from _compare_groups("object", "itself", "the same as", _find_objects(before), _find_objects(after), after)
     was, now = _find_memory(before), _find_memory(after)
@@ -103,7 +105,8 @@ def find_moved(before: SnapshotSide, after: SnapshotSide) -> Iterator[Moved]:
     yield from _find_shifted(before, after, was, now)
 
 
-_Groups = dict[_Place, object]
+_Groups = dict[_PartKey, object]
+"""For each part, the group of parts that it shares memory or identity with."""
 
 
 def _find_objects(side: SnapshotSide) -> _Groups:
@@ -111,7 +114,7 @@ def _find_objects(side: SnapshotSide) -> _Groups:
 
 
 def _find_memory(side: SnapshotSide) -> _Groups:
-    # What shares memory with nothing is a group of its own.
+    # A part that shares memory with no other is a group of its own.
     return {
         (key, role): part.entry.alias or (key, role)
         for key, content in side.contents.items()
@@ -119,45 +122,45 @@ def _find_memory(side: SnapshotSide) -> _Groups:
     }
 
 
-def _label(groups: _Groups, places: Sequence[_Place]) -> dict[_Place, _Place]:
-    """Return for each place the first one of its group."""
-    first: dict[object, _Place] = {}
-    return {place: first.setdefault(groups[place], place) for place in places}
+def _find_first(groups: _Groups, parts: Sequence[_PartKey]) -> dict[_PartKey, _PartKey]:
+    """Return, for each part, the first part of its group."""
+    first: dict[object, _PartKey] = {}
+    return {part: first.setdefault(groups[part], part) for part in parts}
 
 
 def _compare_groups(
     what: str, alone: str, shared: str, was: _Groups, now: _Groups, side: SnapshotSide
 ) -> Iterator[Moved]:
-    places = [place for place in now if place in was]
-    old, new = _label(was, places), _label(now, places)
-    for place in places:
-        if old[place] != new[place]:
+    parts = [part for part in now if part in was]
+    old, new = _find_first(was, parts), _find_first(now, parts)
+    for part in parts:
+        if old[part] != new[part]:
             texts = [
-                alone if label == place else f"{shared} {join_role(side.leaves[label[0]].name, label[1])}"
-                for label in (old[place], new[place])
+                alone if first == part else f"{shared} {join_role(side.leaves[first[0]].name, first[1])}"
+                for first in (old[part], new[part])
             ]
-            yield Moved(*place, what, *texts)
+            yield Moved(*part, what, *texts)
 
 
 def _find_shifted(before: SnapshotSide, after: SnapshotSide, was: _Groups, now: _Groups) -> Iterator[Moved]:
-    """Yield what shares memory with the same others, but begins elsewhere in it."""
-    places = [place for place in now if place in was]
-    old, new = _label(was, places), _label(now, places)
+    """Yield the parts that share memory with the same parts as before, but at another offset."""
+    parts = [part for part in now if part in was]
+    old, new = _find_first(was, parts), _find_first(now, parts)
     members = [Counter(groups.values()) for groups in (was, now)]
-    for place in places:
-        label = old[place]
-        is_shared = label != place and label == new[place]
-        # Where a group has lost or won a member, the memory in between may be kept no more.
-        if is_shared and members[0][was[place]] == members[1][now[place]]:
-            shifts = [_find_start(side, place) - _find_start(side, label) for side in (before, after)]
+    for part in parts:
+        first = old[part]
+        is_shared = first != part and first == new[part]
+        # If a group has gained or lost a member, offsets may differ because other memory between them was saved.
+        if is_shared and members[0][was[part]] == members[1][now[part]]:
+            shifts = [_find_start(side, part) - _find_start(side, first) for side in (before, after)]
             if shifts[0] != shifts[1]:
-                name = join_role(after.leaves[label[0]].name, label[1])
-                yield Moved(*place, "memory", *(f"{shift} bytes after {name}" for shift in shifts))
+                name = join_role(after.leaves[first[0]].name, first[1])
+                yield Moved(*part, "memory", *(f"{shift} bytes after {name}" for shift in shifts))
 
 
-def _find_start(side: SnapshotSide, place: _Place) -> int:
-    """Return where in the memory that its group shares a part begins."""
-    part = side.contents[place[0]].parts[place[1]]
-    at = part.spec.get("at", 0)
-    layout = find_layout(part.entry)
+def _find_start(side: SnapshotSide, part: _PartKey) -> int:
+    """Return the byte offset of a part in the memory that its group shares."""
+    found = side.contents[part[0]].parts[part[1]]
+    at = found.spec.get("at", 0)
+    layout = find_layout(found.entry)
     return (at if type(at) is int else 0) + layout.offset * layout.item_bytes

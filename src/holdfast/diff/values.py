@@ -1,4 +1,4 @@
-"""How far the values of two snapshots are apart: both tensors read block by block, differences taken in float64."""
+"""Measures how much the values of two snapshots differ: tensors are read in blocks and subtracted in float64."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from holdfast.tensors.memory import view_items, wrap_memory
 from holdfast.tensors.spec import TensorSpec, decode_spec, is_quantised
 
 _BLOCK_BYTES: Final = 64 << 20
-"""Of both sides together, as they are stored."""
+"""The most stored bytes in a block, of both sides together."""
 _BLOCK_ITEMS: Final = 1 << 20
-"""What is computed from a block takes 8 bytes an item, several times over."""
+"""The most items in a block. Each intermediate result takes 8 bytes or more per item."""
 _MEASURED: Final = frozenset({"values", "dtype", "conj", "neg", "quantizer"})
 _LOWEST: Final = -(1 << 63)
 _SAFE: Final = (1e-100, 1e100)
-"""Numbers up to the largest of which sums of squares neither overflow nor vanish."""
+"""If the largest magnitude of a vector is in this range, sums of its squares neither overflow nor underflow."""
 _INTEGERS: Final = frozenset(
     {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32}
 )
@@ -48,13 +48,13 @@ _ARRAY_DTYPES: Final[Mapping[str, torch.dtype]] = {
     "<c8": torch.complex64,
     "<c16": torch.complex128,
 }
-"""Of numpy; others are compared as bytes."""
+"""The torch dtypes of numpy dtypes; arrays of other dtypes are compared as bytes."""
 
 
 def measure(repo: Repository, diff: Diff) -> Diff:
     """Return the diff with the distances of all tensors and arrays that changed and kept their shape.
 
-    Never more than 64 MiB of stored bytes are in memory at a time.
+    At most 64 MiB of stored bytes are in memory at a time.
     """
     if not any(_is_measurable(change) for change in diff.changes):
         return diff
@@ -85,22 +85,22 @@ def _measure_part(before: tuple[SnapshotSide, LeafEntry], after: tuple[SnapshotS
     if a is None or b is None or a.shape != b.shape:
         return None
     if a.can_convert() and b.can_convert():
-        return None if is_tangled(a.held, b.held) else _measure_numbers(a, b)
-    return _measure_bytes(a, b) if a.dtype == b.dtype and not is_tangled(a.held, b.held) else None
+        return None if is_tangled(a.readable, b.readable) else _measure_numbers(a, b)
+    return _measure_bytes(a, b) if a.dtype == b.dtype and not is_tangled(a.readable, b.readable) else None
 
 
 @dataclass(frozen=True, slots=True)
 class _Values:
     """A tensor or an array that can be read in blocks."""
 
-    held: ReadableEntry
+    readable: ReadableEntry
     shape: tuple[int, ...]
     dtype: torch.dtype | str
-    """A text for arrays of what torch has no dtype for."""
+    """A str for arrays whose numpy dtype torch does not have."""
     spec: TensorSpec | None = None
 
     def can_convert(self) -> bool:
-        """Tell whether torch makes numbers of the items."""
+        """Return whether torch can convert the items to numbers."""
         if self.spec and self.spec.quantizer is not None:
             return self.dtype in _STORED_AS and self.spec.quantizer[0] == "per_tensor"
         if not isinstance(self.dtype, torch.dtype) or is_quantised(self.dtype):
@@ -114,11 +114,11 @@ class _Values:
         return True
 
     def read(self, tile: Tile) -> torch.Tensor:
-        """Read a block of numbers: integers as they are, others in float64 or complex128."""
+        """Read a block of numbers: integers unchanged, others as float64 or complex128."""
         assert isinstance(self.dtype, torch.dtype)
-        raw = self.read_raw(tile, self.held.layout)
+        raw = self.read_raw(tile, self.readable.layout)
         if self.dtype.is_complex:
-            # Through its real numbers: torch warns of complex32, and knows little of it.
+            # By way of real numbers: torch warns of complex32, and supports few operations on it.
             part = {4: torch.float16, 8: torch.float32, 16: torch.float64}[self.dtype.itemsize]
             numbers = torch.view_as_complex(raw.flatten().view(part).reshape(*raw.shape, 2).double())
         else:
@@ -134,26 +134,26 @@ class _Values:
         return -numbers if self.spec.neg else numbers
 
     def read_raw(self, tile: Tile, layout: ItemLayout) -> torch.Tensor:
-        """Read a block of items as they are, in C order."""
-        memory = wrap_memory(memoryview(self.held.read(*tile.span(layout))))
+        """Read a block of stored items, in C order."""
+        memory = wrap_memory(memoryview(self.readable.read(*tile.span(layout))))
         return view_items(memory, layout.item_bytes, tile.shape, layout.stride, 0).contiguous()
 
 
 def _open_values(side: SnapshotSide, part: LeafEntry) -> _Values | None:
     entry = part.entry
-    held = ReadableEntry(side.opened.reader, entry, find_layout(entry))
+    readable = ReadableEntry(side.opened.reader, entry, find_layout(entry))
     if part.kind == "array":
         dtype = str(part.spec.get("dtype"))
-        return _Values(held, held.layout.shape, _ARRAY_DTYPES.get(dtype, dtype))
+        return _Values(readable, readable.layout.shape, _ARRAY_DTYPES.get(dtype, dtype))
     if part.kind != "tensor":
         return None
     spec = decode_spec(entry.spec, size_bytes=entry.size_bytes, what=f"{side.opened.name!r}, {entry.name}")
-    return None if spec.meta else _Values(held, spec.shape, spec.dtype, spec)
+    return None if spec.meta else _Values(readable, spec.shape, spec.dtype, spec)
 
 
 def _measure_numbers(a: _Values, b: _Values) -> Distance:
     tally = _Tally()
-    layouts = a.held.layout, b.held.layout
+    layouts = a.readable.layout, b.readable.layout
     for tile in iter_tiles(*layouts, limit_bytes=_BLOCK_BYTES, limit_items=_BLOCK_ITEMS):
         x, y = a.read(tile), b.read(tile)
         if _is_exact(x, y):
@@ -169,36 +169,36 @@ def _is_exact(x: torch.Tensor, y: torch.Tensor) -> bool:
 
 
 def _count_repeats(a: ItemLayout, b: ItemLayout) -> int:
-    """Return how often each item stands for itself, being the same one along some dimensions on both sides."""
+    """Return how often each compared item is repeated, by dimensions with stride 0 on both sides."""
     steps = zip(a.shape, a.stride, b.stride, strict=True)
     return math.prod(size for size, *both in steps if not any(both) and size)
 
 
 @dataclass(slots=True)
 class _Tally:
-    """What is known of the differences so far."""
+    """Accumulates the differences of all blocks."""
 
     mismatches: int = 0
     largest: float = 0.0
     at: tuple[int, ...] | None = None
     nan: list[int] = field(default_factory=lambda: [0, 0])
     inf: list[int] = field(default_factory=lambda: [0, 0])
-    # Exact, so that the sums of neither huge nor tiny squares are lost.
+    # Fractions are exact, so sums neither overflow nor lose small terms.
     squares: list[Fraction] = field(default_factory=lambda: [Fraction()] * 4)
-    """Of the difference, of what was, of what is, and of what was times what is."""
+    """Sums of squares of the difference, of the old and of the new values, and of products of old and new values."""
 
     def add_integers(self, tile: Tile, x: torch.Tensor, y: torch.Tensor) -> None:
         """Add a block of integers, whose differences are exact."""
         if x.dtype == torch.uint64:
-            # In the order of unsigned numbers, which are as far apart as before.
+            # Maps unsigned to signed numbers; order and differences are kept.
             ours, theirs = x.view(torch.int64) ^ _LOWEST, y.view(torch.int64) ^ _LOWEST
         else:
             ours, theirs = x.to(torch.int64), y.to(torch.int64)
         self.mismatches += int((ours != theirs).sum())
-        # Modulo 2**64 the difference is right, and as an unsigned number it fits.
+        # The subtraction wraps around. Read as unsigned, its result is the exact difference.
         gap = (torch.maximum(ours, theirs) - torch.minimum(ours, theirs)).flatten()
-        place = int((gap ^ _LOWEST).argmax())
-        self._keep_largest(tile, int(gap[place]) % (1 << 64), place)
+        position = int((gap ^ _LOWEST).argmax())
+        self._keep_largest(tile, int(gap[position]) % (1 << 64), position)
         self._add_squares(x.double(), y.double())
 
     def add_floats(self, tile: Tile, x: torch.Tensor, y: torch.Tensor) -> None:
@@ -211,22 +211,22 @@ class _Tally:
                 self.nan[side] += int(numbers.isnan().sum())
                 self.inf[side] += int(numbers.isinf().sum())
         self.mismatches += int(differ.count_nonzero())
-        # Where infinity is subtracted from itself, or NaN from a number, there is nothing to tell.
+        # inf - inf and differences with NaN have no size; they do not count for the largest difference.
         gap = (x - y).abs().flatten().nan_to_num_(nan=0.0, posinf=math.inf)
-        place = int(gap.argmax())
-        self._keep_largest(tile, float(gap[place]), place)
+        position = int(gap.argmax())
+        self._keep_largest(tile, float(gap[position]), position)
         if not is_finite:
             finite = x.isfinite() & y.isfinite()
             x, y = x[finite], y[finite]
         self._add_squares(x, y)
 
-    def _keep_largest(self, tile: Tile, gap: float, place: int) -> None:
+    def _keep_largest(self, tile: Tile, gap: float, position: int) -> None:
         if gap <= self.largest:
             return
         self.largest = gap
         index: list[int] = []
         for size in reversed(tile.shape):
-            place, rest = divmod(place, size)
+            position, rest = divmod(position, size)
             index.append(rest)
         self.at = tuple(start + at for start, at in zip(tile.start, reversed(index), strict=True))
 
@@ -236,24 +236,24 @@ class _Tally:
         x, y = (torch.view_as_real(side) if side.is_complex() else side for side in (x, y))
         ours, theirs, gap = (_Scaled.make(vector.flatten()) for vector in (x, y, x - y))
         if not gap:
-            # The difference of two floats may be larger than any float; half of it is not.
+            # The difference of two floats may overflow; half of it does not.
             gap = _Scaled.make((x / 2 - y / 2).flatten(), 2)
-        assert ours and theirs and gap, "only what is finite is added"  # noqa: PT018  # one thing is meant
+        assert ours and theirs and gap, "only finite values are added"  # noqa: PT018  # one condition in three parts
         products = (gap.multiply(gap), ours.multiply(ours), theirs.multiply(theirs), ours.multiply(theirs))
         self.squares = [old + new for old, new in zip(self.squares, products, strict=True)]
 
     def finish(self, total: int, repeats: int) -> Distance:
-        """Return the distance."""
-        difference, was, now, both = self.squares
-        relative = _root(difference / was) if was else math.inf if difference else 0.0
-        cosine = min(1.0, _root(both * both / (was * now))) if was and now else None
+        """Return the distance of a tensor of `total` items, in which each compared item is repeated `repeats` times."""
+        difference, old, new, product = self.squares
+        relative = _root(difference / old) if old else math.inf if difference else 0.0
+        cosine = min(1.0, _root(product * product / (old * new))) if old and new else None
         return Distance(
             total,
             self.mismatches * repeats,
             self.largest,
             self.at,
             relative,
-            -cosine if cosine and both < 0 else cosine,
+            -cosine if cosine and product < 0 else cosine,
             (self.nan[0] * repeats, self.nan[1] * repeats),
             (self.inf[0] * repeats, self.inf[1] * repeats),
         )
@@ -267,14 +267,14 @@ def _root(square: Fraction) -> float:
 
 
 def _find_largest(numbers: torch.Tensor) -> float:
-    """Return the largest magnitude of real numbers, or of the parts of complex ones; NaN if there is one."""
+    """Return the largest magnitude of real numbers, or of real and imaginary parts; NaN if any number is NaN."""
     low, high = torch.aminmax(torch.view_as_real(numbers) if numbers.is_complex() else numbers)
     return max(abs(float(low)), abs(float(high)))
 
 
 @dataclass(frozen=True, slots=True)
 class _Scaled:
-    """A vector of numbers whose squares are floats, and what it has to be multiplied by."""
+    """A vector whose squares do not overflow, and the factor that restores its original values."""
 
     vector: torch.Tensor
     scale: Fraction
@@ -290,12 +290,12 @@ class _Scaled:
         return cls(vector / largest, Fraction(largest) * scale)
 
     def multiply(self, other: _Scaled) -> Fraction:
-        """Return the scalar product, exactly as float64 has it."""
+        """Return the scalar product of the original vectors; only the dot product is rounded, to float64."""
         return Fraction(float(torch.dot(self.vector, other.vector))) * self.scale * other.scale
 
 
 def _measure_bytes(a: _Values, b: _Values) -> Distance:
-    layouts = [_spell_bytes(values.held.layout) for values in (a, b)]
+    layouts = [_split_bytes(values.readable.layout) for values in (a, b)]
     mismatches = 0
     for tile in iter_tiles(*layouts, limit_bytes=_BLOCK_BYTES):
         x, y = a.read_raw(tile, layouts[0]), b.read_raw(tile, layouts[1])
@@ -303,8 +303,8 @@ def _measure_bytes(a: _Values, b: _Values) -> Distance:
     return Distance(math.prod(layouts[0].shape), mismatches * _count_repeats(*layouts), unit="byte")
 
 
-def _spell_bytes(layout: ItemLayout) -> ItemLayout:
-    """Return the layout of the bytes of the items."""
+def _split_bytes(layout: ItemLayout) -> ItemLayout:
+    """Return a layout in which each byte is an item, with the bytes of an item as the last dimension."""
     size = layout.item_bytes
     stride = (*(step * size for step in layout.stride), 1)
     return ItemLayout(1, (*layout.shape, size), stride, layout.offset * size)

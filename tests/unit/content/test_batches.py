@@ -150,7 +150,7 @@ def test_a_batch_that_claims_more_memory_than_it_has_bytes_is_left_out_and_said_
 def test_a_tensor_that_reaches_out_of_its_storage_is_refused(repo: Repository) -> None:
     reader = forge(repo, {"storage": f"a.1:0:{DIGEST}:0:8"})
 
-    with pytest.raises(Corrupt, match="outside of the storage"):
+    with pytest.raises(Corrupt, match="beyond the storage"):
         reader.read_tensor("x")
 
 

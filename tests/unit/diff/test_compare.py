@@ -341,7 +341,7 @@ def test_only_some_leaves_are_compared(store: Store) -> None:
 
     assert summarise(diff) == [("changed", "model.w", ("value",))]
     assert diff.equal == 1
-    with pytest.raises(NotFound, match=r"no leaf of 'a' or 'b' fits 'modle\.\*'"):
+    with pytest.raises(NotFound, match=r"no leaf of 'a' or 'b' matches 'modle\.\*'"):
         compare(store.repository, records[0], records[1], only=["modle.*"])
 
 

@@ -292,7 +292,10 @@ def test_an_own_value_that_is_not_what_the_root_tells_is_damage() -> None:
 
     results = run_threads(3, act)
 
-    assert all(isinstance(result, Corrupt) and "'own': what rank 0 has saved" in str(result) for result in results)
+    assert all(
+        isinstance(result, Corrupt) and "'own': size or spec in the manifest of rank 0" in str(result)
+        for result in results
+    )
 
 
 def test_many_ranks_share_few_owners_and_large_parts_need_more() -> None:
