@@ -109,7 +109,7 @@ class Rebuilder:
             return new_memory(0, target).untyped_storage()
         memory = self._find_shared(place, target)
         if found.spec.packed or (memory.base, memory.data.numel()) != (place.start, place.size_bytes):
-            # Tensors lie over more than this storage; one of the size asked for is a memory of its own.
+            # The shared memory is larger than this storage, so a storage of the right size gets memory of its own.
             memory = self._find_memory(("storage", place.digest), place.start, place.stop, target)
         self._fill(memory, place)
         return memory.data.untyped_storage()

@@ -128,7 +128,7 @@ def join_role(role: str, more: str) -> str:
 
 
 def _malformed(name: str) -> Corrupt:
-    return Corrupt(f"{name[:200]}: the stored tree has a leaf that makes no sense; run `holdfast check`", key=name)
+    return Corrupt(f"{name[:200]}: the stored tree has a malformed leaf; run `holdfast check`", key=name)
 
 
 @dataclass(frozen=True, slots=True)

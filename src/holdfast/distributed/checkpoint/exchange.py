@@ -176,6 +176,7 @@ def pack_questions(
     router: Router, parts: Mapping[int, Manifest], asked: Iterable[tuple[Entry, Wanted]], rank: int | None
 ) -> list[Any]:
     """Return the message for each rank: the rows of `parts` whose names it owns, and what is wanted of its names."""
+    # Rows are encoded per part, because the owner joins them in the order of the parts.
     rows: dict[int, list[tuple[int, bytes]]] = {}
     for number, part in parts.items():
         by_owner: dict[int, list[Entry]] = {}
@@ -249,6 +250,7 @@ class _Owned:
 
     def find(self, name: str, size_bytes: int, rank: int | None) -> _Joined:
         """Return the complete entry as `rank` must load it."""
+        # A rank that saved a value of its own gets that one; any other rank gets the value of the lowest rank.
         chosen = NO_RANK
         if self.variants:
             chosen = rank if rank in self.variants else min(self.variants)

@@ -1,4 +1,4 @@
-"""Reads what all ranks load once: each rank reads a share and sends it to the others, if that is faster."""
+"""Reads what all ranks load only once: each rank reads a share and sends it to the others, if that is faster."""
 
 from __future__ import annotations
 
