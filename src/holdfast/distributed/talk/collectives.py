@@ -48,18 +48,14 @@ class Collectives:
     ) -> None:
         """Join the ranks of `group`, or of the default group if there is one; all ranks must, with the same arguments.
 
-        The n-th instance of a name on one rank belongs to the n-th on the others. Create it before anything that can
-        fail, so that no rank skips one. Use few names: each leaves a small key per rank in the group's store. There
-        may be many topics. With a topic, instances are counted per name and topic, so threads may join in a different
-        order on each rank.
+        The n-th instance of a name belongs to the n-th on the other ranks, so create it before anything that can fail.
 
         Args:
             group: the process group; None for the default group.
             coordinator: the rank, within the group, that collects messages and answers.
-            timeout_s: how long a rank may give no sign of life (see `beat`) while another waits for it. After that
-                the waiting rank fails the call.
-            name: what the instance is for.
-            topic: matches instances of several threads, such as the name of the snapshot to save.
+            timeout_s: how long a rank may give no sign of life (see `beat`) while another waits; then the call fails.
+            name: what the instance is for. Use few names: each leaves a small key per rank in the group's store.
+            topic: if set, instances are counted per topic, so that threads may join in a different order on each rank.
             use_dist: False to act as a single process even if torch.distributed is initialised.
         """
         self._group = group = _find_group(group) if use_dist else None
