@@ -1,4 +1,4 @@
-"""The public face: every name a user needs, each loaded from its own module when it is first used."""
+"""The public API of Holdfast; each name is loaded from its module on first use."""
 
 from __future__ import annotations
 
@@ -93,8 +93,8 @@ __all__ = [
     "training_state",
 ]
 
-# Torch must not load for `import holdfast` or `holdfast ls`, so names are looked up late. The imports above are
-# the same table for type checkers; a test keeps the three lists equal.
+# `import holdfast` and `holdfast ls` must not load torch, so names are resolved late. The imports above are the same
+# table for type checkers; a test keeps the three lists equal.
 _HOME: Final = {
     "AmbiguousName": "holdfast.errors",
     "BadName": "holdfast.errors",
@@ -142,7 +142,7 @@ install()
 
 
 def __getattr__(name: str) -> object:
-    """Load `name` from its module and keep it, so that this runs once per name."""
+    """Load `name` from its module and cache it, so that this runs once per name."""
     home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module 'holdfast' has no attribute {name!r}")

@@ -27,7 +27,7 @@ def hash_bytes(data: Buffer) -> Digest:
 
 
 def hash_parts(parts: Iterable[Buffer]) -> Digest:
-    """Return the BLAKE3-256 of what the parts are when joined, without joining them."""
+    """Return the BLAKE3-256 of the concatenated parts, without concatenating them."""
     hasher = blake3()
     for part in parts:
         hasher.update(part)
@@ -42,41 +42,40 @@ def hash_kind(kind: str, parts: Iterable[Buffer]) -> Digest:
 
 
 def begin_kind(kind: str) -> blake3:
-    """Return a hasher that takes the content digest of a kind when it is given the parts one after the other."""
+    """Return a hasher for the content digest of a kind; call its `update` with one part after the other."""
     return _begin_kind(kind).copy()
 
 
 def authenticate(data: Buffer, *, secret: bytes) -> Digest:
-    """Return the keyed BLAKE3 of `data`: only who has the 32 bytes of `secret` can make it or check it."""
+    """Return the keyed BLAKE3 of `data`: the 32 bytes of `secret` are needed to make it or to check it."""
     return Digest(blake3(data, key=secret).digest())
 
 
 @cache
 def _begin_kind(kind: str) -> blake3:
-    """Return a hasher to copy: to derive the key takes as long as to hash a small entry."""
+    """Return a hasher to copy. Cached, because deriving the key takes as long as hashing a small entry."""
     return blake3(derive_key_context=f"holdfast v1 {kind}")
 
 
 def fingerprint(data: Buffer) -> bytes:
-    """Return the XXH3-128 of stored bytes: finds accidents at memory speed, never a name."""
+    """Return the XXH3-128 of stored bytes: detects accidents at memory speed; never used as a name."""
     return xxh3_128_digest(data)
 
 
 class Seeded:
-    """XXH3-128 with a seed of its own: tells, in this process only, whether bytes are the same as before."""
+    """XXH3-128 with a 64-bit seed: detects, within this process, whether bytes have changed."""
 
     def __init__(self, seed: int) -> None:
-        """Use a 64-bit seed."""
         self._seed = seed
 
     def __call__(self, data: Buffer) -> bytes:
-        """Return what `data` looks like."""
+        """Return the seeded hash of `data`."""
         return xxh3_128_digest(data, self._seed)
 
 
 def parse_digest(text: object, *, where: str) -> Digest:
-    """Read 64 lower-case hex digits, or raise Corrupt that says where they stood."""
-    # Not by bytes.fromhex alone: that passes over spaces.
+    """Return the digest that 64 lower-case hex digits encode, or raise Corrupt that names `where`."""
+    # bytes.fromhex alone is not enough: it skips spaces.
     if isinstance(text, str) and _HEX.match(text):
         return Digest(bytes.fromhex(text))
     raise Corrupt(f"{where}: {str(text)[:80]!r} is not a digest", key=where)

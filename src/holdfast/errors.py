@@ -42,16 +42,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 Fate = Literal["absent", "unknown", "volatile"]
-"""What became of a create that raised: certainly not there; perhaps there; there but perhaps not durable."""
+"""The object after a create that raised: certainly not there; perhaps there; there, but perhaps not durable."""
 
 
 class HoldfastError(Exception):
-    """Anything that Holdfast raises on purpose."""
+    """Base class of all errors that Holdfast raises on purpose."""
 
     overwritten: tuple[str, ...] = ()
-    """After `load_into`: the leaves and objects of the target that no longer hold what they held before the call."""
+    """After `load_into`: the leaves and objects of the target that the failed call has changed."""
     partly_written: tuple[str, ...] = ()
-    """Those of them that may hold a mixture of old and new."""
+    """Those of `overwritten` that may mix old and new values."""
 
 
 class NotFound(HoldfastError, KeyError):
@@ -70,15 +70,15 @@ class TensorNotFound(NotFound, FileNotFoundError):
 
 
 class ShardNotFound(NotFound, ValueError):
-    """No value of that name, or no part of it at that offset, in a state dict of this rank."""
+    """No value of that name, or no shard of it at that offset, in a state dict of this rank."""
 
 
 class BadName(HoldfastError, ValueError):
-    """A name or key that is refused before anything is touched."""
+    """A name or key that is not allowed; nothing was read or written."""
 
 
 class TooLarge(HoldfastError, ValueError):
-    """More than the format can hold in one piece; nothing was written."""
+    """More than the format allows in one snapshot or record; nothing was written."""
 
 
 class Unsupported(HoldfastError, TypeError):
@@ -86,12 +86,12 @@ class Unsupported(HoldfastError, TypeError):
 
 
 class Mismatch(HoldfastError, ValueError):
-    """A snapshot that does not fit the tree it is loaded into; nothing was changed, unless `overwritten` says so."""
+    """A snapshot does not fit the tree it is loaded into; nothing was changed, except the leaves in `overwritten`."""
 
     def __init__(self, message: str, *, problems: tuple[str, ...] = ()) -> None:
         super().__init__(message)
         self.problems = problems
-        """One line for each thing that does not fit."""
+        """One line for each mismatch."""
 
 
 class OutOfMemory(HoldfastError, MemoryError):
@@ -103,7 +103,7 @@ class OutOfMemory(HoldfastError, MemoryError):
 
 
 class AmbiguousName(HoldfastError, LookupError):
-    """A name that two leaves of a tree share; a tuple of keys tells them apart."""
+    """Two leaves of a tree have the same name; use one of `paths`, a tuple of keys, instead."""
 
     def __init__(self, message: str, *, paths: tuple[tuple[object, ...], ...] = ()) -> None:
         super().__init__(message)
@@ -111,11 +111,11 @@ class AmbiguousName(HoldfastError, LookupError):
 
 
 class SourceChanged(HoldfastError):
-    """What was being saved changed while it was being read; nothing was committed."""
+    """A source, such as a file, changed while it was being saved; nothing was committed."""
 
 
 class NameInUse(HoldfastError):
-    """The name is taken, or somebody else took it while we were saving."""
+    """The name already has other content, perhaps saved by another process in the meantime."""
 
     def __init__(self, message: str, *, name: str = "") -> None:
         super().__init__(message)
@@ -123,21 +123,21 @@ class NameInUse(HoldfastError):
 
 
 class NotAStore(HoldfastError):
-    """There is no Holdfast store at this place."""
+    """There is no Holdfast store at this path."""
 
 
 class NewerFormat(NotAStore):
-    """The store uses a format or feature that this version does not know."""
+    """The store uses a format or feature that this version of Holdfast does not support."""
 
 
 class StoreGone(NotAStore):
-    """The store that a handle has opened is not at its place any more: nothing is there, or another store."""
+    """The store that was opened is no longer at its path: nothing is there, or another store."""
 
     def __init__(self, message: str, *, expected_id: str = "", found_id: str = "") -> None:
         super().__init__(message)
         self.expected_id = expected_id
         self.found_id = found_id
-        """Of the store that is there now; empty if there is none."""
+        """The id of the store that is at the path now; empty if there is none."""
 
 
 class Corrupt(HoldfastError):
@@ -157,7 +157,7 @@ class MissingChunk(Corrupt):
 
 
 class Untrusted(HoldfastError):
-    """Stored bytes would run as code, and nothing vouches for them; none of them was returned."""
+    """Stored bytes would run as code and are not trusted; none of them was loaded."""
 
     def __init__(self, message: str, *, name: str = "") -> None:
         super().__init__(message)
@@ -165,11 +165,11 @@ class Untrusted(HoldfastError):
 
 
 class CompileCacheError(HoldfastError):
-    """A graph that the compile cache could not serve or keep, though it was told to be strict."""
+    """The compile cache is strict and could not load or store a graph."""
 
 
 class StoreError(HoldfastError, OSError):
-    """The object store failed; `fate` says what became of a create."""
+    """The object store failed. After a failed create, `fate` says whether the object exists."""
 
     def __init__(self, message: str, *, key: str = "", fate: Fate = "absent", code: int | None = None) -> None:
         super().__init__(message)
@@ -181,7 +181,7 @@ class StoreError(HoldfastError, OSError):
 
 
 class StoreFull(StoreError):
-    """There is no room for the bytes to be written."""
+    """There is not enough free space for the bytes to be written."""
 
     def __init__(self, message: str, *, key: str = "", needed_bytes: int = 0, free_bytes: int = 0) -> None:
         super().__init__(message, key=key, code=errno.ENOSPC)
@@ -190,19 +190,19 @@ class StoreFull(StoreError):
 
 
 class ReadOnlyStore(StoreError, PermissionError):
-    """The store was opened read-only, or the filesystem does not let us write."""
+    """The store was opened read-only, or the filesystem denies writing."""
 
 
 class ObjectExists(StoreError, FileExistsError):
-    """Create met an object under that key; nothing was changed."""
+    """An object with that key exists already; nothing was changed."""
 
 
 class LeaseLost(HoldfastError):
-    """A collector fenced this save; nothing of it is visible."""
+    """A garbage collection ended the lease of this save; nothing of it is visible."""
 
 
 class CommitUnknown(HoldfastError):
-    """The commit was sent and its fate is not known: the name shows the old or the new state."""
+    """It is not known whether the commit succeeded: the name has the old content or the new."""
 
     def __init__(self, message: str, *, name: str = "") -> None:
         super().__init__(message)
@@ -210,12 +210,12 @@ class CommitUnknown(HoldfastError):
 
 
 class NotShared(HoldfastError):
-    """The ranks of one save look at different stores: a path of one node was taken for a shared one."""
+    """The ranks of one save use different stores, for example a node-local path instead of a shared one."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankFailure:
-    """What became of one rank, as text: nothing that a rank raised is ever unpickled by another."""
+    """The error of one rank, as text: a rank never unpickles what another rank raised."""
 
     rank: int
     type_name: str
@@ -224,7 +224,7 @@ class RankFailure:
 
 
 class RankError(HoldfastError):
-    """A step that all ranks take together has failed on every one of them, for what `failures` says.
+    """A collective step failed, and all ranks raise this error; `failures` has the causes.
 
     If `failures` is empty, this rank has lost its connection to the others.
     """
@@ -233,4 +233,4 @@ class RankError(HoldfastError):
         super().__init__(message)
         self.step = step
         self.failures: Mapping[int, RankFailure] = dict(failures or {})
-        """By rank within the group; empty if what connects the ranks is gone, which is no rank's failure."""
+        """The failures by rank within the group; empty if the connection between the ranks was lost."""

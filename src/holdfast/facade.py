@@ -1,6 +1,6 @@
-"""The user's face of a store: every method is a line or three over a function of the layer that does the work.
+"""`Store`, the object that users work with; each method calls one function of the layer that does the work.
 
-This is the one module that reaches the layers of torch by late imports: opening, listing and collecting never load it.
+Modules that need torch are imported inside methods: opening, listing and collecting never load torch.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 class Store:
-    """One content-addressed store. Safe in any thread; in a forked child it opens itself again.
+    """One content-addressed store. Thread-safe; after a fork, the child reopens the store on first use.
 
     Torch itself may hang in a forked child that computes with several threads: call `torch.set_num_threads(1)` there.
     """
@@ -62,7 +62,7 @@ class Store:
         options: Mapping[str, bool] | None = None,
         store_id: str = "",
     ) -> None:
-        """Open the repository in `store`, which any object store can be; with `store_id`, change no other than that."""
+        """Open the repository in any object store. With `store_id`, refuse to change a store that has another id."""
         self._classes, self._budget_bytes = tuple(types), budget_bytes
         self._options = dict(options or {})
         self._environment = self._options.get("environment", True)
@@ -78,12 +78,12 @@ class Store:
 
     @property
     def url(self) -> str:
-        """Where it is."""
+        """The path or URL of the store."""
         return self._handle.store.url
 
     @property
     def repository(self) -> Repository:
-        """The repository below, for functions that take one."""
+        """The underlying repository, for functions that take one."""
         if os.getpid() != self._pid:
             self._attach(self._reopen(), self._handle.identity.store_id)
         return self._handle
@@ -91,26 +91,26 @@ class Store:
     def _reopen(self) -> ObjectStore:
         if self.url.startswith("memory://"):
             raise StoreError(f"{self.url} belongs to the process that opened it; use a path to share a store")
-        return _open_place(self.url, self._options)
+        return _open_objects(self.url, self._options)
 
     def __repr__(self) -> str:
-        """Show where it is."""
+        """Show the URL."""
         return f"<Store {self.url}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle as the URL and the options; whoever unpickles it opens it again."""
+        """Pickle the URL and the options; unpickling opens the store again."""
         if self.url.startswith("memory://"):
             raise StoreError(f"{self.url} belongs to this process and cannot be pickled; use a path to share a store")
         return make_store, (self.url, self._budget_bytes, self._classes, self._options, self._handle.identity.store_id)
 
     def __enter__(self) -> Self:
-        """Return itself."""
+        """Return this store."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Wait for a save under way."""
+        """Close the store; see `close`."""
         self.close()
 
     # Saving
@@ -128,15 +128,15 @@ class Store:
         progress: Progress | None = None,
         **together: Unpack[Together],
     ) -> SaveResult:
-        """Save a tree under a name: visible as a whole, and durable, once this returns.
+        """Save a tree under a name. When this returns, the whole snapshot is visible and durable.
 
-        Objects with `state_dict()` are saved as what that returns. Raises NameInUse if the name holds other
-        content, Unsupported, naming the leaf, for what has no form in the format.
+        Objects with `state_dict()` are saved as what that method returns. Raises NameInUse if the name has other
+        content, and Unsupported, naming the leaf, for a value that the format cannot store.
 
-        Where torch.distributed is initialised, all ranks of `process_group` (by default all there are) must call this,
-        and each writes what it holds: raises RankError on all of them if one fails, or shows no sign of life for
-        `timeout_s` (300), and the name holds what it held before; or CommitUnknown where a rank cannot tell whether
-        the snapshot was committed before another was lost. With collective=False this process saves alone.
+        If torch.distributed is initialised, all ranks of `process_group` (default: all ranks) must call this, and each
+        writes its own part. If one rank fails, or is silent for `timeout_s` (300), all ranks raise RankError and the
+        name keeps its old content. A rank raises CommitUnknown if it cannot know whether the snapshot was committed
+        before another rank was lost. With `collective=False`, this process saves without the others.
         """
         from holdfast.distributed.checkpoint.checkpoint import find_world, save_together
         from holdfast.snapshot.save.save import SaveOptions
@@ -162,9 +162,9 @@ class Store:
     ) -> SaveHandle:
         """Copy the tree and save the copy in the background; the tree may change once this returns.
 
-        staging="full" copies all of it into memory; "budget" copies at most half of the budget, and returns when the
-        rest is on disk. One save is under way at a time. Errors are raised by the handle's `wait`, or, if that is
-        never called, by the next save or `close`.
+        `staging="full"` copies the whole tree into memory. `"budget"` copies at most half of the memory budget and
+        returns when the rest is on disk. One save runs at a time. The handle's `wait` raises errors of the save; if
+        `wait` is never called, the next save or `close` raises them.
         """
         from holdfast.distributed.checkpoint.checkpoint import find_world, start_together
         from holdfast.snapshot.save.save import SaveOptions
@@ -189,18 +189,18 @@ class Store:
         allow_pickle: bool = False,
         dtype: torch.dtype | None = None,
     ) -> Any:
-        """Load a tree into new memory: the same containers, values, tensors and sharing of memory.
+        """Load a tree into new memory, with the same containers, values, tensors and memory sharing as saved.
 
         Args:
-            name: a name, or a snapshot from `latest` or `snapshots`.
-            device: where tensors go; "saved" restores each to where it was.
-            only: patterns of leaf names, such as "model.*"; what does not fit is not read.
-            mmap: map tensors instead of reading them, where they lie in one piece; what is mapped is not verified.
-            verify: "full" checks BLAKE3, "fast" checks XXH3, which finds accidents only, False nothing.
+            name: a name or tag, or a snapshot from `latest` or `snapshots`.
+            device: the device for tensors; "saved" restores each tensor to the device it was saved from.
+            only: patterns of leaf names, such as "model.*"; other leaves are not read.
+            mmap: memory-map tensors whose bytes are contiguous on disk. Mapped tensors are not verified.
+            verify: "full" checks BLAKE3; "fast" checks XXH3, which detects accidents only; False checks nothing.
             rename: prefixes of keys to replace.
-            aliases: "preserve" what shared memory, or give each tensor "fresh" memory.
-            allow_pickle: unpickle what was pickled, which may run any code.
-            dtype: what floating tensors are cast to; all others, and those of registered types, are as they were saved.
+            aliases: "preserve" restores memory sharing between tensors; "fresh" gives each tensor its own memory.
+            allow_pickle: unpickle values that were saved as pickles. This can run arbitrary code.
+            dtype: cast floating-point tensors to this dtype. Other tensors and registered types keep theirs.
         """
         from holdfast.snapshot.load.options import LoadOptions
 
@@ -222,15 +222,17 @@ class Store:
         atomic: bool = False,
         **together: Unpack[Together],
     ) -> Any:
-        """Load into a tree that is there, in place, and return it; nothing changes unless everything fits.
+        """Load a snapshot into an existing tree, in place, and return the tree.
 
-        Tensors are filled, plain values in dicts and lists replaced, objects with `load_state_dict` loaded through
-        it. Raises Mismatch that lists everything that does not fit. As for `save`, all ranks must call this; each
-        reads what it holds, however many have saved it. What all of them want as a whole is read by "each", or by one
-        and sent to the others ("broadcast"); "auto" measures, if it is much, what is faster.
+        Tensors are filled, plain values in dicts and lists are replaced, and objects with `load_state_dict` are loaded
+        through it. If anything does not fit, nothing changes and Mismatch lists every problem. As for `save`, all ranks
+        must call this. Each rank reads the parts that it needs, no matter how many ranks saved them. `replicas` chooses
+        who reads a tensor that all ranks need whole: "each" rank, or one rank that sends it to the others
+        ("broadcast"). "auto" measures which is faster if there are many bytes.
 
-        An error of any type lists the leaves that it left changed in `overwritten`, those that may be a mixture in
-        `partly_written`. With `atomic`, it leaves none on any rank; that takes memory for a second copy of the tree.
+        An error of any type lists the leaves that it left changed in `overwritten`, and those that may mix old and new
+        values in `partly_written`. With `atomic`, an error changes no leaf on any rank; this needs memory for a second
+        copy of the tree.
         """
         from holdfast.distributed.checkpoint.checkpoint import find_world, load_into_together
         from holdfast.snapshot.into.plan import IntoOptions
@@ -240,33 +242,33 @@ class Store:
         return load_into_together(repo, lambda: self._find(name).record, tree, options, types=types, world=world)
 
     def open_file(self, name: str | Snapshot, entry: str) -> BufferedReader:
-        """Open an entry, such as a file, as a stream to read and seek in; only what is read is read, and verified."""
+        """Open an entry, such as a file, as a seekable stream. Reads fetch and verify only the chunks they need."""
         return self._find(name).open_file(entry)
 
     # Names
 
     def snapshot(self, name: str) -> Snapshot:
-        """Return the snapshot of a name or tag, to look into; raises NotFound."""
+        """Return the snapshot of a name or tag, without loading tensors; raises NotFound."""
         return self._find(name)
 
     def snapshots(self, prefix: str = "") -> list[Snapshot]:
-        """Return the snapshots whose names begin with `prefix`, in natural order; not Holdfast's own, named "@..."."""
+        """Return the snapshots whose names begin with `prefix`, in natural order, without Holdfast's own ("@...")."""
         from holdfast.snapshot.view.lookup import list_snapshots
 
         return list_snapshots(self.repository, prefix, self._types)
 
     def latest(self, prefix: str = "") -> Snapshot | None:
-        """Return the newest snapshot whose name begins with `prefix`, by commit time; None if there is none."""
+        """Return the snapshot with the latest commit time whose name begins with `prefix`, or None."""
         from holdfast.snapshot.view.lookup import find_latest
 
         return find_latest(self.repository, prefix, self._types)
 
     def delete(self, name: str) -> None:
-        """Delete a name; its bytes are freed by `gc`, unless others share them. Raises NotFound."""
+        """Delete a snapshot. `gc` then frees the bytes that no other snapshot uses. Raises NotFound."""
         delete_snapshot(self.repository.verify_same(), name)
 
     def tag(self, tag: str, name: str | Snapshot, *, move: bool = False) -> Tag:
-        """Point a tag to a snapshot; one that points elsewhere is moved only if told."""
+        """Point a tag to a snapshot. Raises NameInUse if the tag points to another one and `move` is False."""
         verify_user_name(tag, what="tag")
         return set_tag(self.repository.verify_same(), tag, self._find(name).record, move=move)
 
@@ -275,16 +277,16 @@ class Store:
         return [tag for tag in iter_tags(self.repository.store) if isinstance(tag, Tag)]
 
     def untag(self, tag: str) -> None:
-        """Remove a tag; the snapshot stays."""
+        """Delete a tag; its snapshot is kept."""
         delete_tag(self.repository.verify_same(), tag)
 
     # Compiled graphs and recorded runs
 
     def compiler(self, **choices: Unpack[CompilerChoices]) -> Compiler:
-        """Return a backend for `torch.compile` that keeps compiled graphs here: what was compiled once is loaded.
+        """Return a backend for `torch.compile` that caches compiled graphs in this store.
 
-        Graphs are code: they are loaded if the store is this user's alone, or they are signed with the secret in
-        `key_file`, or with `trust=True`. See `make_compiler`.
+        Graphs are code. They are loaded only if no other user can write to the store, if they are signed with the
+        secret in `key_file`, or with `trust=True`. See `make_compiler`.
         """
         from holdfast.compile_cache.backend import make_compiler
 
@@ -293,22 +295,22 @@ class Store:
     def record(
         self, name: str, model: torch.nn.Module, optimizer: Optimizers = None, **choices: Unpack[RecordChoices]
     ) -> Recorder:
-        """Record what flows through a model while the `with` lasts: `level="digest"`, "stats" or "full", by name.
+        """Return a context manager that records the tensors of a model; `level` is "digest", "stats" or "full".
 
-        Results are not changed, and trouble with the store does not reach the training. See `capture.record`.
+        Recording does not change results, and an error of the store does not stop the training. See `capture.record`.
         """
         from holdfast.capture.record.recorder import record
 
         return record(self.repository, name, model, optimizer, **choices)
 
     def run(self, name: str | Run) -> Run:
-        """Return a run that was recorded; raises NotFound."""
+        """Return a recorded run by name; raises NotFound."""
         from holdfast.capture.stored.runs import read_run
 
         return read_run(self.repository, name) if isinstance(name, str) else name
 
     def runs(self) -> list[RunFacts]:
-        """Return what is known of all recorded runs."""
+        """Return a summary of each recorded run: name, status, number of ranks, start time, notes."""
         from holdfast.capture.stored.runs import iter_runs
 
         return list(iter_runs(self.repository))
@@ -322,10 +324,11 @@ class Store:
         reference: str | Run | None = None,
         **ways: Unpack[DiffChoices],
     ) -> RunDiff:
-        """Find where run `b` parts from run `a`: the first tensor that differs though all that it comes from is equal.
+        """Find where run `b` diverges from run `a`: the first tensor that differs although all its inputs are equal.
 
-        Close is what torch.testing calls so, or `tolerance`; with `noise`, a repetition of `a`, what differs no more
-        than these two do; with `reference`, a more exact run, what is about as near to it as `a`.
+        Tensors count as close within the tolerances of torch.testing, or within `tolerance`. With `noise`, a repetition
+        of `a`, they are close if they differ about as little as `a` and `noise` do. With `reference`, a more exact run,
+        they are close if `b` is about as near to it as `a` is.
         """
         from holdfast.capture.compare.compare import diff_runs, make_ways
 
@@ -335,12 +338,12 @@ class Store:
     # Health and space
 
     def check(self, *, read: bool = False, progress: Progress | None = None) -> list[Finding]:
-        """Check the store, with `read` every byte of it; nothing but notes means that all is well."""
+        """Check the structure of the store, and with `read` every byte. It is healthy if all findings are notes."""
         stages = self.repository.counters.stages
         return list(Checker(self.repository.store, read=read, progress=progress, stages=stages).iter_findings())
 
     def diff(self, a: str | Snapshot, b: str | Snapshot, *, values: bool = False) -> Diff:
-        """Tell what was added, removed and changed from `a` to `b`; with `values`, by how much."""
+        """Return what was added, removed and changed from `a` to `b`; with `values`, by how much tensors differ."""
         from holdfast.diff.compare import compare
         from holdfast.diff.values import measure
 
@@ -348,30 +351,30 @@ class Store:
         return measure(self.repository, found) if values else found
 
     def plan_prune(self, prefix: str = "", **rules: Unpack[KeepRules]) -> PrunePlan:
-        """Decide which snapshots under a prefix to delete, and delete none."""
+        """Return which snapshots under a prefix the rules would delete; delete nothing."""
         return read_prune_plan(self.repository.store, prefix, make_keep(**rules))
 
     def apply_prune(self, plan: PrunePlan) -> Pruned:
-        """Delete what a plan would delete, but for what was tagged or overwritten since."""
+        """Delete the snapshots of a plan, except those that were tagged or overwritten since it was made."""
         return apply_prune(self.repository.verify_same(), plan)
 
     def prune(self, prefix: str = "", *, collective: bool = True, **rules: Unpack[KeepRules]) -> Pruned:
-        """Delete the snapshots under a prefix that no rule keeps; `gc` frees their bytes. As collective as `save`."""
+        """Delete the snapshots under a prefix that no rule keeps; `gc` frees their bytes. Collective, as `save` is."""
         from holdfast.distributed.checkpoint.checkpoint import find_world, prune_together
 
         world = find_world(collective=collective)
         return prune_together(lambda: self.plan_prune(prefix, **rules), self.apply_prune, world)
 
     def gc(self, rules: Rules | None = None) -> Collected:
-        """Free what no snapshot needs; beside saves under way, a part may be left to the next time."""
+        """Delete what no snapshot needs. While other processes save, some of it may be left for the next call."""
         return collect(self.repository.store, rules, store_id=self.repository.identity.store_id)
 
     def statistics(self) -> Statistics:
-        """Return what this handle has done so far, and where the time went."""
+        """Return how many entries this handle mapped or could not map so far, and how long each stage took."""
         return self.repository.counters.read()
 
     def close(self) -> None:
-        """Wait for a save under way, raising its error if nobody was told, and give back the memory for copies."""
+        """Wait for a background save, raise its error if no `wait` did, and free the staging memory."""
         if self._saver and os.getpid() == self._pid:
             self._saver.close()
 
@@ -394,9 +397,11 @@ class Store:
 
 
 def make_store(url: str, budget_bytes: int, types: Sequence[type], options: dict[str, bool], store_id: str) -> Store:
-    """Open the store at a path or URL; nothing is written."""
-    return Store(_open_place(url, options), budget_bytes=budget_bytes, types=types, options=options, store_id=store_id)
+    """Return the store at a path or URL; writes nothing."""
+    return Store(
+        _open_objects(url, options), budget_bytes=budget_bytes, types=types, options=options, store_id=store_id
+    )
 
 
-def _open_place(url: str, options: Mapping[str, bool]) -> ObjectStore:
+def _open_objects(url: str, options: Mapping[str, bool]) -> ObjectStore:
     return open_store(url, **{name: options.get(name, False) for name in ("read_only", "single_writer")})

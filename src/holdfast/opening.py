@@ -1,4 +1,4 @@
-"""Opening a store: a path or URL, and what is chosen for all that is done there."""
+"""`holdfast.open`: opens the store at a path or URL, with the options of the handle."""
 
 from __future__ import annotations
 
@@ -20,22 +20,23 @@ def open(
     change_hints: bool = False,
     create: bool = True,
 ) -> Store:
-    """Open the store at a path or URL; nothing is written before the first save, which creates it.
+    """Open the store at a path or URL. Opening writes nothing; the first save creates the store if there is none.
 
-    The handle stays with the store that it has seen first: if that is unmounted, moved away or replaced by another,
+    A handle keeps to the store that it first saw. If that store is unmounted, moved away or replaced by another one,
     every change raises StoreGone.
 
     Args:
-        url: a path, `file://...`, or `memory://` for one that lives as long as it is open.
+        url: a path, `file://...`, or `memory://` for a store that exists only while it is open.
         read_only: refuse to write.
-        budget_bytes: how many bytes of tensors a save or load may have under way, besides the tensors themselves. What
-            is kept for each tensor (name, spec, digests) comes on top: about 1.2 KB on save, 0.3 KB on load.
+        budget_bytes: memory that a save or load may use for buffers, besides the tensors themselves. Bookkeeping for
+            each tensor (name, spec, digests) comes on top: about 1.2 KB on save, 0.3 KB on load.
         single_writer: accept a filesystem where only one writer at a time is safe.
-        types: enums, dataclasses, named tuples and tensor classes that trees may hold.
+        types: enums, dataclasses, named tuples and tensor classes that trees may contain.
         environment: record host and versions with each snapshot.
-        change_hints: do not hash again what looks as it did when this store saved it last (by XXH3-128 with a secret
-            seed): faster by far where little changes, and as sure against everything but a forger in this process.
-        create: let the first save make a store where there is none; False raises NotAStore here instead.
+        change_hints: skip BLAKE3 for bytes that have not changed since this handle last saved them, according to
+            XXH3-128 with a secret seed. Much faster if little changes. Not safe against an attacker inside this
+            process.
+        create: let the first save create the store if there is none; False raises NotAStore here instead.
     """
     options = {"read_only": read_only, "single_writer": single_writer}
     options |= {"environment": environment, "change_hints": change_hints, "create": create}

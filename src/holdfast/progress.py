@@ -1,4 +1,4 @@
-"""How long work tells that it moves: a small protocol and a silent default; no terminal code."""
+"""Progress reporting: a small protocol and a silent default; no terminal code."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class Progress(Protocol):
-    """Told by long work how far it is; calls may come from any thread of that work, one at a time."""
+    """Receives the progress of a long operation; called from any of its threads, but one call at a time."""
 
     def begin(self, task: str, total_bytes: int) -> None:
         """Start a task of `total_bytes`, ending any task before it."""
@@ -19,7 +19,7 @@ class Progress(Protocol):
 
 
 class Silent:
-    """A `Progress` that tells nobody."""
+    """A `Progress` that reports nothing."""
 
     def begin(self, task: str, total_bytes: int) -> None:
         """Do nothing."""
