@@ -59,7 +59,7 @@ EVERY_VERB = [
         ("ftp://x", "the scheme 'ftp' is not supported"),
         ("s3:/bucket/x", "a URL begins with a scheme and two slashes; a directory of that name is ./s3:/bucket/x"),
         ("simplecache::s3://bucket/x", "a URL begins with a scheme and two slashes"),
-        ("memory://", "ends with the process that opened it; give the command line a path"),
+        ("memory://", "exists only in the process that opened it; the command line needs a path"),
         ("", "is no place for a store"),
     ],
 )
@@ -153,7 +153,7 @@ def test_no_store_anywhere(empty: Cli) -> None:
     _verify_refusal(
         empty,
         ["ls"],
-        f"no store is given, and none is at or above {empty.folder}; use -s STORE, set HOLDFAST_STORE, or make one",
+        f"no store was given, and there is none at or above {empty.folder}; use -s STORE, set HOLDFAST_STORE, or",
     )
 
 
@@ -187,7 +187,7 @@ def test_a_read_only_filesystem(small: Cli, verb: list[str]) -> None:
 
     _verify_refusal(small, ["-s", "ckpts", *verb], "Read-only file system; let this user write there")
     assert small.ok("cat", "snap", "config.json") == '{"lr": 1}\n'
-    assert "note     the directory cannot be written (Read-only file system)" in small("doctor").out
+    assert "note     the directory is not writable (Read-only file system)" in small("doctor").out
 
 
 def test_a_full_disk_is_noticed_before_anything_is_written(small: Cli) -> None:

@@ -29,7 +29,7 @@ def test_put_says_what_was_stored_and_what_was_there(cli: Cli) -> None:
     assert re.fullmatch(
         r"saved first: 3 files, 2\.4 MiB \(2\.4 MiB new, 0 B reused\) in \d+\.\d\d s; digest [0-9a-f]{12}\n", first
     )
-    assert again == "first: 3 files, 2.4 MiB; it held exactly this already, nothing was written\n"
+    assert again == "first: 3 files, 2.4 MiB; already present, nothing was written\n"
     assert "(20 B new, 2.4 MiB reused)" in second
 
 
@@ -191,8 +191,8 @@ def test_get_names_what_is_in_the_way_unless_it_may_replace_it(saved: Cli) -> No
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["get", "first", "ckpts"], "ckpts lies inside the store"),
-        (["get", "first", "ckpts/packs/new"], "lies inside the store"),
+        (["get", "first", "ckpts"], "ckpts is inside the store"),
+        (["get", "first", "ckpts/packs/new"], "is inside the store"),
         (["get", "first", "out", "--only", "*.pt"], "no entry of 'first' matches '*.pt'"),
         (["get", "first", "data/config.json"], "data/config.json: Not a directory"),
         (["cat", "first", "config.json"], "no entry 'config.json' in 'first'; `holdfast show first` lists them"),

@@ -73,8 +73,8 @@ def find_cut_lines(printed: str) -> list[str]:
 @pytest.mark.parametrize(
     ("printed", "is_whole"),
     [
-        ("holdfast: 0.10 s in all; by stage:\nholdfast:   read  0.01 s\n", True),
-        ("holdfast: 0.10 s in all; by stage:\n", False),
+        ("holdfast: 0.10 s in total; by stage:\nholdfast:   read  0.01 s\n", True),
+        ("holdfast: 0.10 s in total; by stage:\n", False),
         ("holdfast: nothing was deleted,\n", False),
         ("Traceback\n", False),
     ],
@@ -117,7 +117,7 @@ def test_every_command_prints_whole_sentences_and_valid_json(filled: Cli, before
 def test_profile_says_so_where_no_stage_took_time(filled: Cli) -> None:
     ran = filled.bare("--profile", "ls")
 
-    assert re.fullmatch(r"holdfast: \d+\.\d\d s in all; no chunks were read or written\n", ran.err)
+    assert re.fullmatch(r"holdfast: \d+\.\d\d s in total; no chunks were read or written\n", ran.err)
 
 
 def read_times(top: Path) -> dict[str, int]:

@@ -14,7 +14,7 @@ from tests.cli.runs import Cli
 from tests.kit.saving import noise
 from tests.kit.thread_ranks import ThreadRanks, run_threads
 
-RAW = "holdfast: tensors were written as raw bytes without a header; `holdfast show {name}` tells dtype and shape\n"
+RAW = "holdfast: tensors were written as raw bytes without a header; `holdfast show {name}` prints dtype and shape\n"
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def test_what_is_left_out_is_counted_and_named(saved: Cli) -> None:
     assert ran.code == 0
     assert ran.out.startswith("wrote 3 files, 6.1 KiB to out in ")
     assert ran.err == RAW.format(name="run/1") + (
-        "holdfast: 5 plain values are in no file: opt.lr, opt.betas.0, opt.betas.1 and 2 more;"
+        "holdfast: 5 plain values were not written: opt.lr, opt.betas.0, opt.betas.1 and 2 more;"
         " `holdfast show run/1` prints them, store.load('run/1') loads them\n"
     )
     assert (saved.folder / "out/model.w").read_bytes() == torch.arange(300.0).numpy().tobytes()
@@ -44,13 +44,13 @@ def test_only_what_the_pattern_asks_for_is_missed(saved: Cli) -> None:
 
     ran = saved("get", "run/1", "out", "--only", "*t*")
     assert ran.code == 0
-    assert "5 plain values are in no file: opt.lr" in ran.err
+    assert "5 plain values were not written: opt.lr" in ran.err
     assert "raw bytes" not in ran.err  # nothing but a text was written
 
     ran = saved("get", "run/1", "out2", "--only", "opt.*")
     assert (ran.code, ran.out) == (2, "")
     assert ran.err == (
-        "holdfast: nothing that 'opt.*' matches in 'run/1' can be a file: 5 plain values, opt.lr, opt.betas.0,"
+        "holdfast: 'opt.*' matches only plain values in 'run/1', which are not written as files: opt.lr, opt.betas.0,"
         " opt.betas.1 and 2 more; `holdfast show run/1` prints them, store.load('run/1') loads them\n"
     )
     assert not (saved.folder / "out2").exists()
@@ -62,7 +62,9 @@ def test_a_tree_of_plain_values_alone_makes_no_files_and_says_so(cli: Cli) -> No
     ran = cli("get", "plain", "out")
 
     assert (ran.code, ran.out[:12]) == (0, "wrote 0 file")
-    assert "1 plain value is in no file: lr; `holdfast show plain` prints it, store.load('plain') loads it\n" in ran.err
+    assert (
+        "1 plain value was not written: lr; `holdfast show plain` prints it, store.load('plain') loads it\n" in ran.err
+    )
 
 
 def test_files_are_written_without_remark(cli: Cli) -> None:
@@ -76,8 +78,7 @@ def test_cat_of_a_plain_value_says_where_it_is(saved: Cli) -> None:
 
     assert (ran.code, ran.out) == (2, "")
     assert ran.err == (
-        "holdfast: 'opt.lr' in 'run/1' is a plain value, which has no bytes of its own;"
-        " `holdfast show run/1 opt.lr` prints it\n"
+        "holdfast: 'opt.lr' in 'run/1' is a plain value and not an entry; `holdfast show run/1 opt.lr` prints it\n"
     )
 
 
@@ -95,6 +96,6 @@ def test_of_what_ranks_have_for_themselves_the_first_is_written_and_the_rest_nam
 
     assert (ran.code, (cli.folder / "out/own").read_bytes()) == (0, noise(600, 0))
     assert ran.err == (
-        "holdfast: 1 entry is another on each rank, and was written as the lowest rank has it: own;"
-        " store.load_into on that many ranks loads each its own\n"
+        "holdfast: 1 entry differs between ranks, and the lowest rank's was written: own;"
+        " store.load_into on that many ranks loads each rank's own\n"
     )

@@ -134,14 +134,14 @@ def test_doctor_says_how_the_place_is(saved: Cli) -> None:
 
 
 def test_doctor_says_what_it_has_not_tried_and_how_to(saved: Cli) -> None:
-    untried = "note     not tried, because it takes a write: whether two writers can overwrite each other"
+    untried = "note     not tested, because that needs a write: whether two writers can overwrite each other"
     tried = "ok       hard links work: two writers cannot overwrite each other"
     before = digest_tree(saved.store)
 
     looked, wrote = saved.ok("doctor"), saved.ok("doctor", "--write")
 
     assert untried in looked
-    assert "`holdfast doctor --write` tries it" in looked
+    assert "`holdfast doctor --write` tests it" in looked
     assert tried not in looked
     assert tried in wrote
     assert untried not in wrote
@@ -170,7 +170,7 @@ def test_doctor_looks_at_a_place_before_there_is_a_store(empty: Cli, words: list
         path = empty.folder / place
         assert (ran.code, ran.err) == (1, "")
         assert ran.out.splitlines()[0] == f"store {path}"
-        assert f"warning  there is no store here yet; `holdfast -s {path} init` or the first save makes it" in ran.out
+        assert f"warning  there is no store here yet; `holdfast -s {path} init` or the first save creates it" in ran.out
         assert (f"what follows is about {empty.folder / seen}, the nearest directory" in ran.out) is (place != seen)
         assert "are free" in ran.out
         assert ("hard links work" in ran.out) is bool(words)
@@ -186,7 +186,7 @@ def test_doctor_looks_at_a_place_before_there_is_a_store(empty: Cli, words: list
         ({"free_bytes": 999}, "warning  only 999 B are free"),
         (
             {"writable": False, "refusal": "Read-only file system"},
-            "note     the directory cannot be written (Read-only",
+            "note     the directory is not writable (Read-only",
         ),
         ({"hard_links": False}, "ok       there are no hard links, but rename without replacement works"),
         (
@@ -216,7 +216,7 @@ def test_doctor_looks_at_a_store_whose_config_is_damaged(saved: Cli) -> None:
     ran = saved("doctor")
 
     assert ran.code == 1
-    assert "error    the config cannot be believed: record config/00000001 is damaged" in ran.out
+    assert "error    the config cannot be read: record config/00000001 is damaged" in ran.out
     assert "the filesystem is " in ran.out
 
 
@@ -235,7 +235,7 @@ def test_doctor_calls_a_collection_that_left_something_to_delete_given_up(saved:
     ran = saved("doctor")
 
     assert ran.code == 1
-    assert f"warning  a garbage collection was given up (marks/{'f' * 24}@00000000): what it marked is not" in ran.out
+    assert f"warning  a garbage collection did not finish (marks/{'f' * 24}@00000000): saves do not reuse" in ran.out
 
 
 def test_doctor_calls_a_mark_on_files_in_use_harmless_and_gc_removes_it(saved: Cli) -> None:
@@ -245,8 +245,8 @@ def test_doctor_calls_a_mark_on_files_in_use_harmless_and_gc_removes_it(saved: C
 
     assert ran.code == 0
     assert (
-        f"note     the mark marks/{'f' * 24} names only files that are in use: that is harmless, but saves do not share"
-        " them until `holdfast gc --yes` runs while nobody else does anything\n"
+        f"note     the mark marks/{'f' * 24} names only files that are in use: this is harmless, but saves do not reuse"
+        " them until `holdfast gc --yes` runs while no other process uses the store\n"
     ) in ran.out
     assert saved("gc", "--yes").code == 0
     assert "the mark" not in saved.ok("doctor")
@@ -256,7 +256,7 @@ def test_doctor_calls_a_mark_given_up_where_nobody_can_tell_what_is_in_use(saved
     put_old_mark(saved, f"packs/{saved.find('packs').name}")
     saved.find("manifests").unlink()
 
-    assert "warning  a garbage collection was given up" in saved("doctor").out
+    assert "warning  a garbage collection did not finish" in saved("doctor").out
 
 
 def test_doctor_points_out_foreign_objects_and_damage(saved: Cli) -> None:

@@ -57,7 +57,7 @@ def test_a_store_given_as_an_argument_is_recognised(saved: Cli) -> None:
     ran = saved.bare("ls", "ckpts")
 
     assert ran.code == 2
-    assert ran.err.endswith("; ckpts is one, so type `holdfast -s ckpts ls`\n")
+    assert ran.err.endswith("; ckpts is a store, so type `holdfast -s ckpts ls`\n")
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_a_lost_manifest_is_named_with_what_to_do(saved: Cli) -> None:
     assert (ran.code, ran.out) == (2, "")
     assert "no object manifests/" in ran.err
     assert ran.err.endswith(
-        "; the snapshot was deleted just now, or its manifest is lost: `holdfast check` tells which\n"
+        "; the snapshot was deleted just now, or its manifest is lost: `holdfast check` reports which\n"
     )
 
 
@@ -156,8 +156,9 @@ def test_run_events_that_fit_nothing_and_a_report_without_a_directory(empty: Cli
     report = empty("run", "report", "good", "good", "nowhere/page.html")
 
     assert (events.code, events.out) == (0, "")
-    assert events.err == "holdfast: no tensor of 'good' fits; `holdfast run events good` lists them all\n"
+    assert events.err == "holdfast: no tensor of 'good' matches; `holdfast run events good` lists them all\n"
     assert (report.code, report.out) == (2, "")
     assert report.err == (
-        f"holdfast: nowhere/page.html cannot be written: there is no directory {empty.folder}/nowhere; make it first\n"
+        "holdfast: nowhere/page.html cannot be written:"
+        f" there is no directory {empty.folder}/nowhere; create it first\n"
     )

@@ -46,7 +46,7 @@ def test_init_makes_a_store_that_other_verbs_open(empty: Cli) -> None:
     ran = empty.bare("init", "new/place")
 
     assert ran.code == 0
-    assert re.fullmatch(rf"made an empty store in {empty.folder}/new/place \(id [0-9a-f]{{32}}\)\n", ran.out)
+    assert re.fullmatch(rf"created an empty store in {empty.folder}/new/place \(id [0-9a-f]{{32}}\)\n", ran.out)
     assert empty.bare("-s", "new/place", "ls").code == 0
 
 
@@ -77,7 +77,7 @@ def test_init_does_not_look_above(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> 
         (["init", "data"], "data is not empty and has no config, so it is no store: 'config.json' is there."),
         (["-s", "a", "init", "b"], "both 'a' (-s) and 'b' are given"),
         (["init", "s3://bucket"], "not supported by this version; use a local path"),
-        (["init", "memory://"], "ends with the process that opened it"),
+        (["init", "memory://"], "exists only in the process that opened it"),
     ],
 )
 def test_init_refuses(cli: Cli, words: list[str], reason: str) -> None:
@@ -218,7 +218,7 @@ def test_a_tag_whose_snapshot_is_gone_shows_it(filled: Cli) -> None:
     assert (ran.code, ran.out.split()[-1]) == (1, "missing")
     shown = filled("show", "best")
     assert shown.code == 2
-    assert "tag 'best' points to 'run/step-99', which is gone; move it" in shown.err
+    assert "tag 'best' points to 'run/step-99', which no longer exists; move it" in shown.err
 
 
 @pytest.mark.parametrize(
@@ -300,4 +300,4 @@ def test_rm_beside_a_damaged_tag_says_so(filled: Cli) -> None:
     ran = filled("rm", "other")
 
     assert ran.code == 0
-    assert "whether it points to one of these is not known. Run `holdfast check`" in ran.err
+    assert "it may point to one of these snapshots. Run `holdfast check`" in ran.err

@@ -138,9 +138,9 @@ def test_a_repetition_that_is_as_far_apart_makes_it_noise(recorded: Cli) -> None
         (["diff", "good", "bad", "--tolerance", "some"], "--tolerance: 'some' is no tolerance"),
         (["diff", "good", "bad", "--map", "a"], "--map takes NAME=VALUE, not 'a'"),
         (["diff", "good", "bad", "--dim", "a=x"], "--dim takes PATTERN=DIM where DIM is a number"),
-        (["report", "good", "bad", "/no/such/place.html"], "there is no directory /no/such; make it first"),
-        (["tensor", "good", "layers.9"], "no such tensor of 'layers.9'; `holdfast run events good` lists"),
-        (["tensor", "good", "layers.1", "--step", "9"], "no such tensor of 'layers.1' in step 9"),
+        (["report", "good", "bad", "/no/such/place.html"], "there is no directory /no/such; create it first"),
+        (["tensor", "good", "layers.9"], "no matching tensor of 'layers.9'; `holdfast run events good` lists"),
+        (["tensor", "good", "layers.1", "--step", "9"], "no matching tensor of 'layers.1' in step 9"),
         (["tensor", "good", "layers.1"], "several tensors in step 0: forward input .*; choose by --kind"),
         (["tensor", "good", "layers.1", "--kind", "input", "--against", "later"], "has no input of layers.1 in step 0"),
         (["nan", "@x"], "no part of it may begin with '@'"),
@@ -223,7 +223,7 @@ def test_tensor_without_values_shows_what_was_kept(recorded: Cli) -> None:
     stats = recorded.ok("run", "tensor", "stats", *words)
     digests = recorded.ok("run", "tensor", "digests", *words)
 
-    assert "recorded at level stats: its values were not kept" in stats
+    assert "recorded at level stats: its values were not recorded" in stats
     assert len([line for line in stats.splitlines() if " | " in line]) == 2
     assert "recorded at level digest" in digests
 

@@ -130,4 +130,4 @@ def test_a_copy_moves_each_chunk_once_and_then_only_what_lies_in_manifests(empty
 
     assert (there["new_bytes"], there["reused_bytes"]) == (packed + inline, total - packed - inline)
     for printed, moved in ((first, packed + inline), (again, inline)):
-        assert f"({format_bytes(moved)} moved, {format_bytes(total - moved)} already there)" in printed
+        assert f"({format_bytes(moved)} copied, {format_bytes(total - moved)} already present)" in printed

@@ -128,7 +128,7 @@ def test_prune_keeps_what_is_recent(steps: Cli) -> None:
 
 def test_prune_where_there_is_nothing(cli: Cli) -> None:
     ran = cli("prune", "--keep-last", "1")
-    assert (ran.code, ran.out, ran.err) == (0, "", "holdfast: no snapshots there\n")
+    assert (ran.code, ran.out, ran.err) == (0, "", "holdfast: no snapshots to prune\n")
 
 
 @pytest.mark.parametrize(("words", "text"), [
@@ -136,10 +136,10 @@ def test_prune_where_there_is_nothing(cli: Cli) -> None:
     (["--keep-last", "0"], "give at least one rule"),
     (["--keep-last", "-1"], "cannot be negative"),
     (["--keep-last", "two"], "invalid int value"),
-    (["--keep-within", "7"], "'7' is no duration; write a number and one of s, m, h, d, w, such as 7d"),
-    (["--keep-within", "7 d"], "is no duration"),
+    (["--keep-within", "7"], "'7' is not a duration; write a number and one of s, m, h, d, w, such as 7d"),
+    (["--keep-within", "7 d"], "is not a duration"),
     (["--keep-within", "-7d"], "expected one argument"),
-    (["--keep-within", "9" * 400 + "d"], "is no duration"),
+    (["--keep-within", "9" * 400 + "d"], "is not a duration"),
 ])  # fmt: skip
 def test_prune_refuses_bad_rules(steps: Cli, words: list[str], text: str) -> None:
     before = digest_tree(steps.store)
@@ -168,7 +168,7 @@ def test_durations_are_a_number_and_a_unit(text: str, seconds: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "d", "7", "7D", "1.5h", "7d ", "\u0667d", "1e3s", "-1s", "7dd", "9" * 5000 + "s"])
 def test_anything_else_is_no_duration(text: str) -> None:
-    with pytest.raises(BadName, match="is no duration"):
+    with pytest.raises(BadName, match="is not a duration"):
         parse_duration(text)
 
 
@@ -182,7 +182,7 @@ def test_gc_prints_its_plan_and_changes_nothing(steps: Cli) -> None:
     assert ran.code == 0
     assert re.search(r"^would delete manifests/\S+ \(\d+ B\)$", ran.out, re.MULTILINE)
     assert re.search(r"^would delete packs/\S+ \([0-9.]+ (B|KiB)\)$", ran.out, re.MULTILINE)
-    assert re.search(r"^2 files of .* are not needed; .* stay$", ran.out, re.MULTILINE)
+    assert re.search(r"^2 files of .* are not needed; .* are in use$", ran.out, re.MULTILINE)
     assert ran.err.startswith("holdfast: nothing was deleted; repeat with --yes")
     assert digest_tree(steps.store) == before
 
@@ -212,8 +212,8 @@ def test_gc_names_a_lease_that_it_cannot_fence(steps: Cli) -> None:
     ran = steps("gc", "--yes")
     assert ran.code == 0
     assert (
-        f"holdfast: leases/{path.name} has shown nothing for long and cannot be fenced, for its numbers are used up:"
-        " what it might use stays. If its save is dead, delete that file and run gc again\n"
+        f"holdfast: leases/{path.name} is a stale lease that cannot be fenced, because its generation numbers are"
+        " exhausted: files that it might use are kept. If its save is dead, delete that file and run gc again\n"
     ) in ran.err
 
 
@@ -235,7 +235,7 @@ def test_gc_refuses_bad_times_before_it_does_anything(steps: Cli, words: list[st
     before = digest_tree(steps.store)
     ran = steps("gc", *words)
     assert (ran.code, ran.out) == (2, "")
-    assert "is no duration" in ran.err
+    assert "is not a duration" in ran.err
     assert digest_tree(steps.store) == before
 
 

@@ -1,4 +1,4 @@
-"""From what a user types to a repository and a snapshot: names first, then tags, then a hint at what was meant."""
+"""Finds the repository and the snapshot that a user typed: names first, then tags, then an error with suggestions."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from holdfast.repo.upkeep.check_records import check_links
 
 
 def open_to_read(url: str, output: Output) -> Repository:
-    """Open a repository that nothing will be written to; its times go to `output`."""
+    """Open a repository read-only; `output` gets the time of each stage."""
     return open_repository(open_store(url, read_only=True), stages=output.stages)
 
 
 def open_to_write(url: str, output: Output) -> Repository:
-    """Open a repository that this version may write to; its times go to `output`."""
+    """Open a repository that this version may write to; `output` gets the time of each stage."""
     repo = open_repository(open_store(url), stages=output.stages)
     repo.verify_may_write()
     return repo
 
 
 def open_objects(url: str) -> ObjectStore:
-    """Open the objects alone: a store whose config is damaged or lost needs a check more than any other.
+    """Open the object store without its config, so that a store with a damaged or lost config can be checked.
 
-    Raises NotAStore if nothing there can be a part of a store.
+    Raises NotAStore if nothing there can be part of a store.
     """
     store = open_store(url, read_only=True)
     listed = store.passing_over_links() if isinstance(store, LinkedStore) else store
-    # A place that holds nothing but links may have been a store: check says what they are.
+    # A directory that contains only links may have been a store: `check` reports them.
     if not listed.list("", limit=1) and any(check_links(store)):
         return store
     verify_possible(listed)
@@ -47,7 +47,7 @@ def open_objects(url: str) -> ObjectStore:
 
 
 def verify_possible(store: ObjectStore) -> None:
-    """Raise NotAStore if something lies there and no part of it can be a part of a store, however damaged."""
+    """Raise NotAStore if the directory is not empty and nothing in it can be part of a store, however damaged."""
     if not any(store.list(prefix, limit=1) for prefix in PREFIXES):
         verify_empty(store)
 
@@ -55,9 +55,9 @@ def verify_possible(store: ObjectStore) -> None:
 def read_named_snapshot(
     store: ObjectStore, name: str, output: Output, *, beside: tuple[str, str] = ("", "")
 ) -> Snapshot:
-    """Return the snapshot that a name or tag means; raises NotFound with close matches.
+    """Return the snapshot of a name or tag; raises NotFound with close matches.
 
-    `beside` is what stands at the place of the name if two arguments were swapped, and how to type them.
+    `beside` is the argument that may have been swapped with the name, and the correct usage.
     """
     snapshot = read_name(store, name).snapshot
     if snapshot:
@@ -72,7 +72,7 @@ def read_named_snapshot(
     snapshot = read_name(store, tag.snapshot_name).snapshot
     if snapshot is None:
         raise NotFound(
-            f"tag {name!r} points to {tag.snapshot_name!r}, which is gone;"
+            f"tag {name!r} points to {tag.snapshot_name!r}, which no longer exists;"
             f" move it (`holdfast tag {name} NAME --move`) or delete it (`holdfast tag --delete {name}`)",
             name=name,
         )

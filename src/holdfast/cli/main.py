@@ -1,4 +1,4 @@
-"""The command line's frame: which store is meant, which verb runs, and how a run ends."""
+"""The entry point: chooses the store, runs the verb, reports errors and returns the exit code."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from holdfast.repo.format.layout import MANIFESTS
 ERROR: Final = 2
 INTERRUPTED: Final = 130
 BROKEN_PIPE: Final = 141
-"""What a shell reports for a program that a signal ended, as SIGPIPE ends most."""
+"""The exit code that a shell reports for a program killed by SIGPIPE."""
 
-# A verb's module is loaded when the verb runs: `ls` must not pay for what `put` needs.
+# A verb's module is imported when the verb runs: `ls` must not wait for imports that `put` needs.
 _HOME: Final = {
     "init": "holdfast.cli.verbs.names",
     "ls": "holdfast.cli.verbs.names",
@@ -47,7 +47,7 @@ _HOME: Final = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code: 0 fine, 1 findings or differences, 2 error."""
+    """Run one command and return its exit code: 0 success, 1 findings or differences, 2 error."""
     output = Output()
     parser = build_parser()
     options = parser.parse_args(argv)
@@ -73,10 +73,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(options: Namespace, output: Output) -> int:
-    url = _choose_init_place(options) if options.verb == "init" else _choose_store(options)
+    url = _choose_init_path(options) if options.verb == "init" else _choose_store(options)
     if options.verb == "copy":
-        options.to = _verify_lasting(options.to)
-    # For what only some runs of a verb need: torch, to name the largest.
+        options.to = _verify_not_memory(options.to)
+    # For imports that a verb needs only with some options, above all torch.
     options.load = _load
     run: Callable[[Namespace, str, Output], int] = getattr(_load(_HOME[options.verb]), f"run_{options.verb}")
     return run(options, url, output)
@@ -89,7 +89,7 @@ def _load(module: str) -> ModuleType:
     except (ImportError, OSError) as error:  # an OSError is a shared library that is missing or broken
         package = (getattr(error, "name", "") or "a package").partition(".")[0]
         if package == __package__.partition(".")[0]:
-            raise  # our own mistake
+            raise  # a bug in Holdfast
         if isinstance(error, ModuleNotFoundError):
             why = f"which is not installed; install it with `pip install {package}`"
         else:
@@ -98,45 +98,46 @@ def _load(module: str) -> ModuleType:
 
 
 def _choose_store(options: Namespace) -> str:
-    """Return the store that is meant: the given one, else the environment's, else the nearest one."""
+    """Return the URL of the store: of -s, else of the environment, else of the nearest store above."""
     given: str | None = options.store
     url = given if given is not None else os.environ.get("HOLDFAST_STORE", "")
     if url or given is not None:
-        return _verify_lasting(url)
+        return _verify_not_memory(url)
     here = os.getcwd()
     root = locate_store_root(here)
     if root is None:
         raise NotAStore(
-            f"no store is given, and none is at or above {here};"
-            " use -s STORE, set HOLDFAST_STORE, or make one with `holdfast init PATH`" + _find_misplaced(options)
+            f"no store was given, and there is none at or above {here};"
+            " use -s STORE, set HOLDFAST_STORE, or create one with `holdfast init PATH`"
+            + _hint_misplaced_store(options)
         )
     return root
 
 
-def _find_misplaced(options: Namespace) -> str:
-    """Say so if a store was given where a verb takes something else."""
+def _hint_misplaced_store(options: Namespace) -> str:
+    """Return a hint if a path of a store was given as another argument; an empty text otherwise."""
     values = [value for value in vars(options).values() if isinstance(value, str)]
     store = next((value for value in values if holds_config(value)), None)
-    return "" if store is None else f"; {store} is one, so type `holdfast -s {store} {options.verb}`"
+    return "" if store is None else f"; {store} is a store, so type `holdfast -s {store} {options.verb}`"
 
 
-def _choose_init_place(options: Namespace) -> str:
-    """Return where a store is to be made; unlike other verbs, `init` never looks above the current directory."""
+def _choose_init_path(options: Namespace) -> str:
+    """Return where to create a store; unlike other verbs, `init` never searches above the current directory."""
     if options.path is not None and options.store is not None:
-        raise BadName(f"init: both {options.store!r} (-s) and {options.path!r} are given; give one place")
+        raise BadName(f"init: both {options.store!r} (-s) and {options.path!r} are given; give only one")
     given = options.path if options.path is not None else options.store
     url = given if given is not None else os.environ.get("HOLDFAST_STORE", "") or os.getcwd()
-    return _verify_lasting(url)
+    return _verify_not_memory(url)
 
 
-def _verify_lasting(url: str) -> str:
+def _verify_not_memory(url: str) -> str:
     if url.startswith("memory:"):
-        raise BadName(f"{url} ends with the process that opened it; give the command line a path")
+        raise BadName(f"{url} exists only in the process that opened it; the command line needs a path")
     return os.path.expanduser(url)
 
 
 def _report(error: Exception, output: Output, *, debug: bool) -> None:
-    """Say in one line what went wrong; a traceback is for bugs, and for who asks."""
+    """Print one line about an error; a traceback only for bugs, or with --debug."""
     if debug or not isinstance(error, HoldfastError | OSError):
         output.trace(error)
     if isinstance(error, HoldfastError):
@@ -152,17 +153,17 @@ def _report(error: Exception, output: Output, *, debug: bool) -> None:
 
 
 def _advise(error: HoldfastError) -> str:
-    """Return the text of an error, with the next step if it does not say one."""
+    """Return the text of an error; add the next step if the text has none."""
     text = str(error)
     if isinstance(error, Corrupt) and "check" not in text:
         return f"{text}; run `holdfast check`"
     if isinstance(error, NotFound) and error.name.startswith(MANIFESTS):
-        return f"{text}; the snapshot was deleted just now, or its manifest is lost: `holdfast check` tells which"
+        return f"{text}; the snapshot was deleted just now, or its manifest is lost: `holdfast check` reports which"
     return text
 
 
 def build_parser() -> ArgumentParser:
-    """Return the grammar of the whole command line."""
+    """Return the parser of the whole command line."""
     parser = Parser(
         prog="holdfast",
         description="Keep files and PyTorch state in a content-addressed store.",
@@ -179,7 +180,7 @@ def build_parser() -> ArgumentParser:
         help="path of the store; else $HOLDFAST_STORE, else the nearest store at or above the current directory",
     )
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    parser.add_argument("--profile", action="store_true", help="say where the time went, on standard error")
+    parser.add_argument("--profile", action="store_true", help="print the time of each stage to standard error")
     parser.add_argument("--version", action="version", version=f"holdfast {__version__}", help="print the version")
     add_verbs(parser)
     return parser

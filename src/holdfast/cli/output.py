@@ -1,4 +1,4 @@
-"""All that the command line says: lines, tables, JSON, raw bytes and progress; nothing else prints."""
+"""All output of the command line: lines, tables, JSON, raw bytes and progress. No other module prints."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _BAR_AFTER_S: Final = 0.5
-"""Work that ends sooner shows no bar, and does not pay for loading one."""
+"""Shorter work shows no progress bar, and need not import one."""
 
 
 def format_bytes(size_bytes: int) -> str:
@@ -33,11 +33,11 @@ def format_bytes(size_bytes: int) -> str:
 
 
 def format_time(time_s: float) -> str:
-    """Return a time on the user's clock."""
+    """Return a time in the local time zone."""
     try:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time_s))
     except (OverflowError, ValueError, OSError):
-        # A record can hold any number; not every number is a date.
+        # A record can contain any number; not every number is a date.
         return f"@{time_s:g}"
 
 
@@ -56,14 +56,14 @@ def count(number: int, noun: str) -> str:
 
 
 def clean(text: str) -> str:
-    """Return `text` with whatever could command a terminal, or break a line, shown as an escape."""
+    """Return `text` with control characters, which could command a terminal or break a line, as escapes."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 def describe_facts(facts: LeafFacts) -> dict[str, Json]:
-    """Return what a leaf is, for JSON."""
+    """Return the facts about a leaf as JSON."""
     return {
         "kind": facts.kind,
         "dtype": facts.dtype or None,
@@ -77,10 +77,10 @@ class Output:
     """Standard output and standard error of one run."""
 
     def __init__(self) -> None:
-        """Use the streams as they are now; what they cannot encode is shown as an escape, what is closed is dropped."""
+        """Use the current streams. Characters that they cannot encode are escaped; output to a closed one is lost."""
         self.stages = Stages()
-        """Where the time of this run goes."""
-        # Python has None for a stream that is closed; to print to None is to print to the other one.
+        """The time of each stage of this run."""
+        # A closed stream is None in Python, and `print(file=None)` would print to standard output.
         sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - open until the process ends
         sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - open until the process ends
         for stream in (sys.stdout, sys.stderr):
@@ -88,27 +88,27 @@ class Output:
                 stream.reconfigure(errors="backslashreplace")
 
     def line(self, text: str = "") -> None:
-        """Print one line of the answer."""
+        """Print one line to standard output."""
         print(clean(text))
 
     def note(self, text: str) -> None:
-        """Tell on standard error what is not part of the answer."""
+        """Print a message to standard error."""
         print(f"holdfast: {clean(text)}", file=sys.stderr)
 
     def trace(self, error: BaseException) -> None:
-        """Tell on standard error where an error came from."""
+        """Print the traceback of an error to standard error."""
         sys.__excepthook__(type(error), error, error.__traceback__)
 
     def json(self, value: Json) -> None:
-        """Print the answer as JSON; ASCII only, so that no name in it can command a terminal."""
+        """Print a value as JSON; ASCII only, so that no name in it can command a terminal."""
         print(json.dumps(value, indent=2))
 
     def table(self, headers: Sequence[str], rows: Sequence[Sequence[str]], *, right: str = "") -> None:
-        """Print rows below headers, columns aligned; those whose headers are words of `right` to the right."""
+        """Print aligned rows below headers; `right` names the columns that are aligned to the right."""
         self._align([list(headers), *rows], [header in right.split() for header in headers])
 
     def columns(self, rows: Sequence[Sequence[str]]) -> None:
-        """Print rows without headers, columns aligned."""
+        """Print aligned rows without headers."""
         if rows:
             self._align(rows, [False] * len(rows[0]))
 
@@ -120,47 +120,47 @@ class Output:
             print("  ".join(cell.rjust(w) if to_right else cell.ljust(w) for cell, w, to_right in padded).rstrip())
 
     def profile(self, seconds: float) -> None:
-        """Tell on standard error where the time of a run went."""
+        """Print the time of each stage to standard error."""
         stages = self.stages.read()
         if not stages:
-            self.note(f"{seconds:.2f} s in all; no chunks were read or written")
+            self.note(f"{seconds:.2f} s in total; no chunks were read or written")
             return
-        self.note(f"{seconds:.2f} s in all; by stage, on all threads together:")
+        self.note(f"{seconds:.2f} s in total; by stage, summed over all threads:")
         for name, stage in stages.items():
             speed = stage.size_bytes / max(stage.seconds, 1e-9) / 1e9
-            size = f"{format_bytes(stage.size_bytes)} at {speed:.2f} GB/s a thread"
+            size = f"{format_bytes(stage.size_bytes)} at {speed:.2f} GB/s per thread"
             self.note(f"  {name:8} {stage.seconds:7.2f} s  {size if stage.size_bytes else ''}".rstrip())
 
     def raw(self, data: memoryview) -> None:
-        """Write bytes of the answer as they are."""
+        """Write raw bytes to standard output."""
         sys.stdout.flush()
         while data:
-            # Under PYTHONUNBUFFERED this is a plain write(), which may take only some of it.
+            # Under PYTHONUNBUFFERED this is a plain write(), which may write only some of the bytes.
             data = data[sys.stdout.buffer.write(data) :]
 
     def progress(self) -> Progress:
-        """Return what shows progress: a bar on a terminal, nothing elsewhere."""
+        """Return a progress bar if standard error is a terminal, else a silent `Progress`."""
         return _Bar() if sys.stderr.isatty() else Silent()
 
     def flush(self) -> None:
-        """Make sure that all was taken; a closed pipe or a full disk shows here at the latest."""
+        """Flush standard output; raises OSError for a closed pipe or a full disk."""
         sys.stdout.flush()
 
     def abandon(self) -> None:
-        """Drop what standard output did not take, lest the interpreter try again when it ends."""
-        _redirect_to_nowhere(sys.stdout)
+        """Drop unwritten output, so that the interpreter does not try to write it again at exit."""
+        _redirect_to_devnull(sys.stdout)
 
 
-def _redirect_to_nowhere(stream: TextIO) -> None:
-    nowhere = os.open(os.devnull, os.O_WRONLY)
+def _redirect_to_devnull(stream: TextIO) -> None:
+    devnull = os.open(os.devnull, os.O_WRONLY)
     try:
-        os.dup2(nowhere, stream.fileno())
+        os.dup2(devnull, stream.fileno())
     finally:
-        os.close(nowhere)
+        os.close(devnull)
 
 
 class _Bar:
-    """A `Progress` that shows itself on a terminal once work proves to be long."""
+    """A progress bar that appears on the terminal if the work takes longer than `_BAR_AFTER_S`."""
 
     def __init__(self) -> None:
         self._task = ""
@@ -170,12 +170,12 @@ class _Bar:
         self._rich: RichProgress | None = None
 
     def begin(self, task: str, total_bytes: int) -> None:
-        """Remember the task."""
+        """Start a task; the bar is not shown yet."""
         self.end()
         self._task, self._total, self._done, self._started = clean(task), total_bytes, 0, time.monotonic()
 
     def advance(self, num_bytes: int) -> None:
-        """Count, and show the bar if it is time."""
+        """Count bytes, and show the bar if the work takes long."""
         self._done += num_bytes
         if self._rich is None and time.monotonic() - self._started > _BAR_AFTER_S:
             self._rich = _start_bar(self._task, self._total)
@@ -183,14 +183,14 @@ class _Bar:
             self._rich.update(self._rich.task_ids[0], completed=self._done)
 
     def end(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         if self._rich:
             self._rich.stop()
             self._rich = None
 
 
 def _start_bar(task: str, total_bytes: int) -> RichProgress:
-    # Loading rich costs as much as all the rest together: only who waits anyway pays for it.
+    # Importing rich takes as long as all other imports together, so only long work does it.
     from rich import progress
     from rich.console import Console
 
@@ -201,7 +201,7 @@ def _start_bar(task: str, total_bytes: int) -> RichProgress:
         progress.TransferSpeedColumn(),
         progress.TimeRemainingColumn(),
     )
-    # Lines printed meanwhile go above the bar, unless they go elsewhere than to the terminal.
+    # Lines printed in the meantime appear above the bar, unless standard output is not the terminal.
     bar = progress.Progress(
         *columns,
         console=Console(stderr=True),

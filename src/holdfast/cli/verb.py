@@ -1,4 +1,4 @@
-"""How a verb is added to the grammar: what every page of help has, and the options that many verbs share."""
+"""Adds a verb to the command line: the layout of help pages, and options that many verbs share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BEFORE: Final = {"-s": "-s STORE", "--store": "--store STORE"}
 
 
 class Parser(ArgumentParser):
-    """A parser whose errors say what was meant."""
+    """A parser whose errors suggest what the user may have meant."""
 
     def error(self, message: str) -> NoReturn:
         """Print the usage and the error, with a hint if there is one, and exit with 2."""
@@ -35,13 +35,13 @@ class Parser(ArgumentParser):
 
 
 def format_examples(*commands: str) -> str:
-    """Return how a page of help shows commands."""
-    # The lines after the first decide how far a page dedents, so the first one stays empty.
+    """Return the section of a help page that shows example commands."""
+    # argparse dedents by the lines after the first, so the first line is empty.
     return "\nExample:\n\n" + "\n".join(f"    {command}" for command in commands)
 
 
 def add_verb(verbs: Verbs, name: str, summary: str, *, more: str = "", examples: Sequence[str]) -> ArgumentParser:
-    """Add a verb with its page of help and no arguments yet."""
+    """Add a verb with its help page, and return its parser, to which the caller adds arguments."""
     return verbs.add_parser(
         name,
         help=summary,
@@ -53,5 +53,5 @@ def add_verb(verbs: Verbs, name: str, summary: str, *, more: str = "", examples:
 
 
 def add_json(parser: ArgumentParser) -> None:
-    """Add what makes a verb print JSON."""
+    """Add the option --json."""
     parser.add_argument("--json", action="store_true", help="print JSON")

@@ -11,11 +11,11 @@ _WIDTH: Final = 40
 
 
 def format_histogram(low: float, high: float, sides: Sequence[Sequence[int]], *, width: int = _WIDTH) -> list[str]:
-    """Return lines: where each bin begins, a bar and a count for each side; all bars on one scale."""
+    """Return a line for each bin: its lower edge, then a bar and a count for each side; all bars have one scale."""
     bins = max((len(side) for side in sides), default=0)
     most = max((count for side in sides for count in side), default=0)
     edges = [f"{low + (high / bins - low / bins) * at:.4g}" for at in range(bins)]
-    # A bin's beginning is where the one before it ends, so one number a line is enough.
+    # A bin ends where the next one begins, so one number per line is enough.
     wide = max(map(len, edges), default=0)
     digits = len(str(most))
     each = width // max(1, len(sides))

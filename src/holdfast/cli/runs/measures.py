@@ -1,4 +1,4 @@
-"""Measures in a line: how far two tensors are apart, for people."""
+"""Formats the difference between two tensors as one line of text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from holdfast.capture.compare.measure import Distance
 
 
 def format_measure(measure: Distance) -> str:
-    """Return how far two tensors are apart, in a line."""
+    """Return the difference between two tensors as one line."""
     found = [f"rel {measure.relative_l2:.3g}"] if measure.relative_l2 is not None else []
     if measure.max_abs is not None:
         at = f" at {measure.at}: {_pair_values(measure)}" if measure.at is not None else ""
@@ -18,7 +18,7 @@ def format_measure(measure: Distance) -> str:
         if before or after:
             found.append(f"{name} {before} -> {after}")
     found += [measure.note] if measure.note else []
-    return "  ".join(found) or "by how much is not known: record with level='full'"
+    return "  ".join(found) or "size of the difference unknown: record with level='full'"
 
 
 def _pair_values(measure: Distance) -> str:

@@ -1,4 +1,4 @@
-"""The verb `run`: recorded runs listed, compared, searched for NaN and for ranks that part, and made a page."""
+"""The verb `run`: lists and compares recorded runs, finds NaN and diverging ranks, and writes reports."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _DIMS: Final[Mapping[str, Dim]] = {"replicate": "replicate", "partial": "partial
 
 
 def run_run(options: Namespace, url: str, output: Output) -> int:
-    """Do what the action says."""
+    """Run one of the actions on recorded runs."""
     return _ACTIONS[options.action](options, open_to_read(url, output), output)
 
 
@@ -85,10 +85,10 @@ def _run_diff(options: Namespace, repo: Repository, output: Output) -> int:
 def _run_report(options: Namespace, repo: Repository, output: Output) -> int:
     folder = os.path.dirname(os.path.abspath(options.file))
     if not os.path.isdir(folder):
-        raise BadName(f"{options.file} cannot be written: there is no directory {folder}; make it first")
+        raise BadName(f"{options.file} cannot be written: there is no directory {folder}; create it first")
     a, b, diff = _compare(options, repo)
     limits = ReportLimits(rows=max(1, options.rows))
-    report = gather(a, b, diff, tolerance=_say_tolerance(options), limits=limits, dims=_parse_dims(options.dim))
+    report = gather(a, b, diff, tolerance=_describe_tolerance(options), limits=limits, dims=_parse_dims(options.dim))
     write_html(report, options.file)
     output.line(diff.headline)
     output.line(f"{options.file}: {count(len(report.rows), 'row')}")
@@ -106,7 +106,7 @@ def _compare(options: Namespace, repo: Repository) -> tuple[Run, Run, RunDiff]:
 
 def _find_code(diff: RunDiff) -> int:
     if not diff.steps:
-        # Neither equal nor different: whoever asked would take the one for the other.
+        # No step was compared: neither exit code, equal or different, would be right.
         raise BadName(diff.headline)
     return 0 if diff.is_match else 1
 
@@ -139,11 +139,11 @@ def _read_option(option: str, text: str, parse: Callable[[str], Read]) -> Read:
         raise BadName(f"{option}: {error}") from error
 
 
-def _say_tolerance(options: Namespace) -> str:
-    said = {"table": "torch.testing's table for each dtype", "exact": "none, every bit counts"}
+def _describe_tolerance(options: Namespace) -> str:
+    said = {"table": "torch.testing's table for each dtype", "exact": "none, every bit must be equal"}
     text = f"Tolerance: {said.get(options.tolerance, options.tolerance)}"
     text += f"; noise measured with {options.noise}" if options.noise else ""
-    return text + (f"; both measured by {options.reference}" if options.reference else "") + "."
+    return text + (f"; compared with the reference {options.reference}" if options.reference else "") + "."
 
 
 def _print_diff(diff: RunDiff, output: Output, *, is_all: bool) -> None:
@@ -155,17 +155,17 @@ def _print_diff(diff: RunDiff, output: Output, *, is_all: bool) -> None:
     output.line(f"origin: {diff.headline}" if diff.origin else diff.headline)
     if diff.origin:
         _print_origin(diff.origin, output)
-    # What is close is many and says little.
+    # There are many close tensors, and they are seldom of interest.
     rows = diff.rows if is_all else [row for row in diff.rows if row.cls != "close"][:_MAX_LINES]
     if rows:
         output.line()
         output.table(_HEADERS, [_format_row(row) for row in rows], right="STEP REL MAX COS ULP OVER")
     if len(rows) < len(diff.rows):
         output.line(f"... and {len(diff.rows) - len(rows)} more; --all shows them")
-    output.line(", ".join(f"{diff.counts[name]} {name}" for name in CLASSES) + _say_skipped(diff))
+    output.line(", ".join(f"{diff.counts[name]} {name}" for name in CLASSES) + _describe_skipped(diff))
 
 
-def _say_skipped(diff: RunDiff) -> str:
+def _describe_skipped(diff: RunDiff) -> str:
     skipped = sum(step.is_skipped for step in diff.steps)
     return f"; {count(skipped, 'step')} equal as a whole" if skipped else ""
 

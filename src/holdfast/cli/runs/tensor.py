@@ -1,4 +1,4 @@
-"""The actions of `run` about single tensors: listing the events of a run, and one tensor with its histogram."""
+"""The actions `run events` and `run tensor`: list the tensors of a run, print one tensor with its histogram."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def run_events(options: Namespace, repo: Repository, output: Output) -> int:
     if rows:
         output.table(["STEP", "RANK", "PHASE", "KIND", "NAME", "TENSOR", "LEVEL", "DIGEST"], rows, right="STEP RANK")
     else:
-        output.note(f"no tensor of {options.run!r} fits; `holdfast run events {options.run}` lists them all")
+        output.note(f"no tensor of {options.run!r} matches; `holdfast run events {options.run}` lists them all")
     if left:
         output.line(f"... and {left} more; --all shows them")
     return 0
@@ -54,10 +54,10 @@ def run_events(options: Namespace, repo: Repository, output: Output) -> int:
 def _iter_events(run: Run, options: Namespace) -> Iterator[Event]:
     steps = run.steps if options.step is None else [step for step in run.steps if step == options.step]
     for step in steps:
-        yield from (event for event in run.events(step) if _fits(event, options))
+        yield from (event for event in run.events(step) if _matches(event, options))
 
 
-def _fits(event: Event, options: Namespace) -> bool:
+def _matches(event: Event, options: Namespace) -> bool:
     return (
         options.phase in (None, event.site.phase)
         and options.kind in (None, event.site.kind)
@@ -99,45 +99,45 @@ def _describe(event: Event) -> dict[str, Json]:
 
 
 def run_tensor(options: Namespace, repo: Repository, output: Output) -> int:
-    """Print a tensor and its histogram, beside another run's if asked."""
+    """Print a tensor and its histogram; with --against, beside the same tensor of another run."""
     run = read_run(repo, options.run)
     other = read_run(repo, options.against) if options.against is not None else None
     event = _find_event(run, options)
     theirs = _find_partner(other, event) if other else None
     is_equal = theirs is None or (event.digest, event.dtype, event.shape) == (theirs.digest, theirs.dtype, theirs.shape)
     bins = min(max(1, options.bins), _MAX_BINS)
-    portraits = _draw(run, event, other, theirs, bins=bins)
+    summaries = _summarize(run, event, other, theirs, bins=bins)
     tensor = run.read_tensor(event) if event.leaf else None
     measure = measure_events(run, event, other, theirs) if other and theirs and not is_equal else None
     if options.json:
         values = tensor.tolist() if tensor is not None and tensor.numel() <= _MAX_VALUES else None
-        output.json(_describe_tensor(event, values, portraits, measure))
+        output.json(_describe_tensor(event, values, summaries, measure))
         return 0 if is_equal else 1
     output.line(f"step {event.site.step}, {event.site.phase}, rank {event.rank}: {name_site(event.site)}")
-    told = "" if event.leaf else f", recorded at level {_find_level(event)}: its values were not kept"
-    output.line(f"{event.dtype} {event.shape}, digest {event.digest.hex()}{told}")
+    level_note = "" if event.leaf else f", recorded at level {_find_level(event)}: its values were not recorded"
+    output.line(f"{event.dtype} {event.shape}, digest {event.digest.hex()}{level_note}")
     if event.source:
         output.line(f"{event.module} at {event.source}")
     if tensor is not None:
         for line in format_values(tensor):
             output.line(line)
-    _print_portraits(portraits, [run, *([other] if other else [])], output)
+    _print_summaries(summaries, [run, *([other] if other else [])], output)
     if theirs:
         output.line("equal" if is_equal else "differs  " + (format_measure(measure) if measure else ""))
     return 0 if is_equal else 1
 
 
 def _find_event(run: Run, options: Namespace) -> Event:
-    """Return the one event that is meant; of several steps and ranks, the first."""
+    """Return the event that the options select; of several steps and ranks, the first."""
     found: list[Event] = []
     for step in run.steps if options.step is None else [options.step]:
-        found = [event for event in run.events(step) if _is_meant(event, options)]
+        found = [event for event in run.events(step) if _is_selected(event, options)]
         if found:
             break
     if not found:
         at = "" if options.step is None else f" in step {options.step}"
         raise NotFound(
-            f"run {options.run!r} has no such tensor of {options.name!r}{at};"
+            f"run {options.run!r} has no matching tensor of {options.name!r}{at};"
             f" `holdfast run events {options.run}` lists what is there",
             name=options.name,
         )
@@ -145,18 +145,18 @@ def _find_event(run: Run, options: Namespace) -> Event:
     others = [event for event in found if event.rank == first.rank and event.site != first.site]
     if others:
         raise AmbiguousName(
-            f"{options.name!r} has several tensors in step {first.site.step}: {_list_places([first, *others])};"
+            f"{options.name!r} has several tensors in step {first.site.step}: {_list_sites([first, *others])};"
             " choose by --kind, --phase, --call or --path"
         )
     return first
 
 
-def _list_places(events: Sequence[Event]) -> str:
+def _list_sites(events: Sequence[Event]) -> str:
     shown = [f"{event.site.phase} {name_site(event.site)}" for event in events[:6]]
     return "; ".join(shown) + ("; ..." if len(events) > len(shown) else "")
 
 
-def _is_meant(event: Event, options: Namespace) -> bool:
+def _is_selected(event: Event, options: Namespace) -> bool:
     site = event.site
     return (
         site.fqn == options.name
@@ -180,8 +180,8 @@ def _find_partner(run: Run, event: Event) -> Event:
     )
 
 
-def _draw(run: Run, event: Event, other: Run | None, theirs: Event | None, *, bins: int) -> list[TensorSummary]:
-    """Return a portrait for each side, over the same bins where the values are there."""
+def _summarize(run: Run, event: Event, other: Run | None, theirs: Event | None, *, bins: int) -> list[TensorSummary]:
+    """Return a summary of each side; both use the same bins if values were recorded."""
     try:
         tensors = [run.read_tensor(event), *([other.read_tensor(theirs)] if other and theirs else [])]
     except NotFound:
@@ -190,38 +190,38 @@ def _draw(run: Run, event: Event, other: Run | None, theirs: Event | None, *, bi
     return [summarize_tensor(tensor, ends=ends, bins=bins) for tensor in tensors]
 
 
-def _print_portraits(portraits: Sequence[TensorSummary], runs: Sequence[Run], output: Output) -> None:
-    for portrait, run in zip(portraits, runs, strict=False):
+def _print_summaries(summaries: Sequence[TensorSummary], runs: Sequence[Run], output: Output) -> None:
+    for summary, run in zip(summaries, runs, strict=False):
         name = f"{run.facts.name}: " if len(runs) > 1 else ""
         output.line(
-            f"{name}min {portrait.minimum:.6g}  max {portrait.maximum:.6g}  mean {portrait.mean:.6g}"
-            f"  norm {portrait.norm:.6g}  zero {portrait.zero}  NaN {portrait.nan}  Inf {portrait.inf}"
+            f"{name}min {summary.minimum:.6g}  max {summary.maximum:.6g}  mean {summary.mean:.6g}"
+            f"  norm {summary.norm:.6g}  zero {summary.zero}  NaN {summary.nan}  Inf {summary.inf}"
         )
-    drawn = [portrait for portrait in portraits if portrait.histogram]
-    if len({(portrait.low, portrait.high, len(portrait.histogram)) for portrait in drawn}) == 1:
-        sides = [portrait.histogram for portrait in drawn]
-        for line in format_histogram(drawn[0].low, drawn[0].high, sides):
+    with_histogram = [summary for summary in summaries if summary.histogram]
+    if len({(summary.low, summary.high, len(summary.histogram)) for summary in with_histogram}) == 1:
+        sides = [summary.histogram for summary in with_histogram]
+        for line in format_histogram(with_histogram[0].low, with_histogram[0].high, sides):
             output.line(line)
         return
-    for portrait in drawn:
+    for summary in with_histogram:
         output.line()
-        for line in format_histogram(portrait.low, portrait.high, [portrait.histogram]):
+        for line in format_histogram(summary.low, summary.high, [summary.histogram]):
             output.line(line)
 
 
 def _describe_tensor(
-    event: Event, values: object, portraits: Sequence[TensorSummary], measure: Distance | None
+    event: Event, values: object, summaries: Sequence[TensorSummary], measure: Distance | None
 ) -> dict[str, Json]:
     return {
         **_describe(event),
         "values": _spell(values),
-        "portraits": [{name: _spell(value) for name, value in asdict(portrait).items()} for portrait in portraits],
+        "portraits": [{name: _spell(value) for name, value in asdict(summary).items()} for summary in summaries],
         "measure": measure.to_json() if measure else None,
     }
 
 
 def _spell(value: object) -> Json:
-    """Return values as JSON has them: those that are not finite, or complex, as text."""
+    """Return values as JSON; non-finite and complex numbers become text."""
     if isinstance(value, list | tuple):
         return [_spell(each) for each in value]
     if isinstance(value, float) and not math.isfinite(value):

@@ -1,4 +1,4 @@
-"""The verb `cache`: which compiled graphs there are, what keys they have, and which of them go."""
+"""The verb `cache`: lists, explains and deletes compiled graphs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from holdfast.repo.handle.repository import Repository
 _SIZE: Final = re.compile(r"([0-9]{1,12})([KMGT]?)(?:i?B)?\Z")
 _UNITS: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _SHORT: Final = 12
-"""Digits of a key that are shown: as many as tell any two apart."""
+"""Digits of a key that are shown: enough to be unique in practice."""
 
 
 def run_cache(options: Namespace, url: str, output: Output) -> int:
@@ -49,10 +49,10 @@ def run_cache(options: Namespace, url: str, output: Output) -> int:
 
 
 def parse_size(text: str) -> int:
-    """Return the bytes that `500M` or `20G` mean."""
+    """Return a size such as `500M` or `20G` in bytes."""
     found = _SIZE.match(text)
     if not found:
-        raise BadName(f"{text!r} is no size; write a number and one of K, M, G, T, such as 20G")
+        raise BadName(f"{text!r} is not a size; write a number and one of K, M, G, T, such as 20G")
     return int(found[1]) * _UNITS[found[2]]
 
 
@@ -89,8 +89,8 @@ def _run_show(options: Namespace, url: str, output: Output) -> int:
         output.json(_describe_key(key))
         return _note_damaged([key], output)
     facts = [("key", key.digest), ("used", format_time(key.used_s)), ("size", format_bytes(key.size_bytes))]
-    whole = next((found for found in key.variants if not found.trouble), None)
-    facts += [(f"part {part}", digest) for part, digest in (whole.digests if whole else {}).items()]
+    undamaged = next((found for found in key.variants if not found.trouble), None)
+    facts += [(f"part {part}", digest) for part, digest in (undamaged.digests if undamaged else {}).items()]
     _print_facts(facts, output)
     for found in key.variants:
         output.line()
@@ -102,16 +102,16 @@ def _run_stat(options: Namespace, url: str, output: Output) -> int:
     store = open_to_read(url, output).store
     keys = read_stored(store)
     variants = [found for key in keys for found in key.variants]
-    well = [found for found in variants if not found.trouble]
-    versions = sorted({found.torch for found in well})
-    seconds = sum(found.seconds for found in well)
+    intact = [found for found in variants if not found.trouble]
+    versions = sorted({found.torch for found in intact})
+    seconds = sum(found.seconds for found in intact)
     totals = {
         "keys": len(keys),
         "variants": len(variants),
         "bytes": sum(key.size_bytes for key in keys),
-        "signed": sum(bool(found.mac) for found in well),
-        "damaged": len(variants) - len(well),
-        "systems": len({found.digests.get(SYSTEM, "") for found in well}),
+        "signed": sum(bool(found.mac) for found in intact),
+        "damaged": len(variants) - len(intact),
+        "systems": len({found.digests.get(SYSTEM, "") for found in intact}),
     }
     if options.json:
         output.json({"store": store.url, **totals, "compile_seconds": seconds, "torch": versions})
@@ -153,13 +153,13 @@ def _run_why(options: Namespace, url: str, output: Output) -> int:
     newest = max(keys, key=_find_saved, default=None)
     a = _find_key(keys, options.a, repo) if options.a is not None or newest is None else newest
     others = [_find_key(keys, options.b, repo)] if options.b is not None else [key for key in keys if key is not a]
-    for line in _explain(repo, _find_whole(a), [_find_whole(key) for key in others]).splitlines():
+    for line in _explain(repo, _find_undamaged(a), [_find_undamaged(key) for key in others]).splitlines():
         output.line(line)
     return 0
 
 
 def _explain(repo: Repository, a: StoredVariant, others: Sequence[StoredVariant]) -> str:
-    """Say what differs between a key and the nearest of others."""
+    """Return how a key differs from the most similar of the other keys."""
     key = GraphKey(a.key_digest, a.digests, read_parts(repo, a))
     candidates = [Candidate(each.name, each.digests, partial(read_parts, repo, each), each.guards) for each in others]
     return explain(key, candidates).text
@@ -206,12 +206,12 @@ def _find_key(keys: Sequence[StoredKey], text: str, repo: Repository) -> StoredK
     if not found:
         raise NotFound(f"no key in {repo.store.url} begins with {text!r}; `holdfast cache ls` lists them", name=text)
     if len(found) > 1:
-        raise AmbiguousName(f"{len(found)} keys begin with {text!r}, {found[0]} for one; give more digits")
+        raise AmbiguousName(f"{len(found)} keys begin with {text!r}, for example {found[0]}; give more digits")
     return by_digest[found[0]]
 
 
-def _find_whole(key: StoredKey) -> StoredVariant:
-    """Return the first variant of a key that is not damaged: what they share is the key."""
+def _find_undamaged(key: StoredKey) -> StoredVariant:
+    """Return the first variant of a key that is not damaged; any of them has the parts of the key."""
     return next((found for found in key.variants if not found.trouble), key.variants[0])
 
 
@@ -220,7 +220,7 @@ def _find_saved(key: StoredKey) -> float:
 
 
 def _read_part(repo: Repository, key: StoredKey, part: str) -> Json:
-    parts = read_parts(repo, _find_whole(key))
+    parts = read_parts(repo, _find_undamaged(key))
     if part not in parts:
         raise NotFound(f"a key has no part {part!r}; its parts are {', '.join(parts)}", name=part)
     return parts[part]

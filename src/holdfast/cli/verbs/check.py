@@ -1,4 +1,4 @@
-"""The verb `check`: findings as they come, then how much was looked at."""
+"""The verb `check`: prints findings as they are found, then how much was checked."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from holdfast.repo.upkeep.findings import Finding, Tally
 
 
 def run_check(options: Namespace, url: str, output: Output) -> int:
-    """Check a store and print what is found as it is found."""
+    """Check a store and print each finding as soon as it is found."""
     store = open_objects(url)
     checker = Checker(store, read=options.read, progress=output.progress(), stages=output.stages)
     seen: Counter[str] = Counter()
@@ -39,7 +39,7 @@ def _print_finding(finding: Finding, output: Output) -> None:
 
 
 def _summarise(tally: Tally, seen: Counter[str], *, read: bool) -> str:
-    looked = ", ".join(
+    checked = ", ".join(
         (
             count(tally.snapshots, "snapshot"),
             count(tally.manifests, "manifest"),
@@ -50,4 +50,4 @@ def _summarise(tally: Tally, seen: Counter[str], *, read: bool) -> str:
     depth = f"{format_bytes(tally.bytes_read)} read" if read else "structure only; --read reads every byte"
     kinds = ("error", "warning", "note")
     found = ", ".join(count(seen[kind], kind) for kind in kinds if seen[kind]) or "nothing to report"
-    return f"checked {looked} ({depth}): {found}"
+    return f"checked {checked} ({depth}): {found}"

@@ -1,4 +1,4 @@
-"""The verb `diff`: what differs between two snapshots, a line each, and by how much if asked."""
+"""The verb `diff`: prints a line for each difference between two snapshots, and with --values its size."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from holdfast.repo.handle.repository import Repository
 
 _MAX_LINES: Final = 50
 _SIGNS: Final = {"added": "+", "removed": "-", "changed": "~"}
-_WITHOUT_TEXTS: Final = {"values": "values differ", "order": "keys in another order"}
+_WITHOUT_TEXTS: Final = {"values": "values differ", "order": "different key order"}
 
 MeasureDiff = Callable[[Repository, Diff], Diff]
 
 
 def run_diff(options: Namespace, url: str, output: Output) -> int:
-    """Say what differs between two snapshots."""
+    """Print the differences between two snapshots."""
     repo = open_to_read(url, output)
     a, b = (read_named_snapshot(repo.store, name, output) for name in (options.a, options.b))
     diff = compare(repo, a, b, only=options.only)
@@ -32,11 +32,11 @@ def run_diff(options: Namespace, url: str, output: Output) -> int:
     if options.json:
         output.json(_describe(diff))
     else:
-        _print(diff, output, limit=len(diff.changes) if options.all else _MAX_LINES, is_part=bool(options.only))
+        _print(diff, output, limit=len(diff.changes) if options.all else _MAX_LINES, is_filtered=bool(options.only))
     return 0 if diff.is_equal else 1
 
 
-def _print(diff: Diff, output: Output, *, limit: int, is_part: bool) -> None:
+def _print(diff: Diff, output: Output, *, limit: int, is_filtered: bool) -> None:
     output.line(f"{diff.a.name} ({short_hex(diff.a.digest)}) -> {diff.b.name} ({short_hex(diff.b.digest)})")
     output.columns([_format_change(change) for change in diff.changes[:limit]])
     left = len(diff.changes) - limit
@@ -44,7 +44,7 @@ def _print(diff: Diff, output: Output, *, limit: int, is_part: bool) -> None:
         output.line(f"... and {left} more; --all shows them")
     if diff.a.digest == diff.b.digest:
         output.line(f"equal: the digests are the same ({format_bytes(diff.equal_bytes)})")
-    elif is_part:
+    elif is_filtered:
         output.line(str(diff))
     else:
         output.line(f"{diff}; {format_bytes(diff.shared_bytes)} of {format_bytes(diff.b.logical_bytes)} shared")
@@ -54,19 +54,19 @@ def _format_change(change: Change) -> list[str]:
     name = f"{_SIGNS[change.kind]} {change.name or '(the tree)'}"
     if change.kind != "changed":
         return [name, str(change.after or change.before), ""]
-    aspects = [_format_aspect(aspect) for aspect in change.aspects if not _goes_without_saying(aspect, change)]
-    said = ["  ".join([", ".join(aspects), *map(_format_distance, change.distances)])]
-    # What a plain value is now stands beside what it was.
-    return [name, *said, ""] if _is_plain(change) else [name, str(change.after), *said]
+    aspects = [_format_aspect(aspect) for aspect in change.aspects if not _is_redundant(aspect, change)]
+    text = ["  ".join([", ".join(aspects), *map(_format_distance, change.distances)])]
+    # The line of a plain value already shows old and new value.
+    return [name, *text, ""] if _is_plain(change) else [name, str(change.after), *text]
 
 
 def _is_plain(change: Change) -> bool:
-    """Tell whether a plain value has changed, whose texts say it all."""
+    """Return whether a plain value changed; its old and new text are the whole difference."""
     return "value" in change.what
 
 
-def _goes_without_saying(aspect: Aspect, change: Change) -> bool:
-    """Tell whether texts that are shown as well say it: that a value has become one of another type."""
+def _is_redundant(aspect: Aspect, change: Change) -> bool:
+    """Return whether the printed values already show this aspect: the type of a plain value changed."""
     return aspect.what == "kind" and _is_plain(change)
 
 
@@ -140,5 +140,5 @@ def _describe_distance(distance: Distance) -> dict[str, Json]:
 
 
 def _describe_number(value: float | None) -> Json:
-    # JSON has no word for infinity.
+    # JSON has no infinity.
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,4 +1,4 @@
-"""The verb `doctor`: checks a store and the filesystem that it lies on, and gives a verdict on each fact."""
+"""The verb `doctor`: checks a store and its filesystem, and gives a verdict on each fact."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from holdfast.repo.upkeep.sweep import read_idle_marks
 _SLOW_SYNC_MS: Final = 50.0
 _LITTLE_BYTES: Final = 1 << 30
 _UNTRIED: Final = (
-    "not tried, because it takes a write: whether two writers can overwrite each other, how fast a write is durable,"
-    " direct I/O, upper and lower case in names; `holdfast doctor --write` tries it with scratch files and removes them"
+    "not tested, because that needs a write: whether two writers can overwrite each other, how fast a write becomes"
+    " durable, direct I/O, upper and lower case in names; `holdfast doctor --write` tests it with scratch files"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class DoctorFinding:
-    """One sentence of a doctor, and what it means."""
+    """One line of the output: a verdict, its topic and a sentence."""
 
     verdict: Literal["ok", "note", "warning", "error"]
     topic: str
@@ -40,7 +40,7 @@ class DoctorFinding:
 
 
 def run_doctor(options: Namespace, url: str, output: Output) -> int:
-    """Check a store, or a place where one is to be made, and the filesystem; writes only with --write."""
+    """Check a store, or a directory without one, and the filesystem; writes only with --write."""
     store = open_store(url, read_only=True)
     verify_possible(store)
     place = probe_place(locate_nearest_directory(store.url), write=options.write)
@@ -61,8 +61,8 @@ def run_doctor(options: Namespace, url: str, output: Output) -> int:
 
 
 def _judge_absence(store: ObjectStore, place: DirectoryFacts) -> DoctorFinding:
-    where = "" if place.path == store.url else f"; what follows is about {place.path}, the nearest directory there is"
-    text = f"there is no store here yet; `holdfast -s {store.url} init` or the first save makes it{where}"
+    where = "" if place.path == store.url else f"; the following is about {place.path}, the nearest existing directory"
+    text = f"there is no store here yet; `holdfast -s {store.url} init` or the first save creates it{where}"
     return DoctorFinding("warning", "format", text)
 
 
@@ -70,31 +70,34 @@ def _judge_format(store: ObjectStore) -> Iterator[DoctorFinding]:
     try:
         config = find_config(store)
     except Corrupt as error:
-        yield DoctorFinding("error", "format", f"the config cannot be believed: {error}; restore {CONFIG} from a copy")
+        yield DoctorFinding("error", "format", f"the config cannot be read: {error}; restore {CONFIG} from a copy")
         return
     if config is None:
-        yield DoctorFinding("error", "format", f"there is no config, so this is no store; restore {CONFIG} from a copy")
+        yield DoctorFinding(
+            "error", "format", f"there is no config, so this is not a store; restore {CONFIG} from a copy"
+        )
         return
     yield _judge_version(config)
     unknown = find_unknown_prefix(store)
     if unknown:
-        text = f"{unknown} is not part of the format: a later Holdfast put it there, or somebody else; look at it"
+        text = f"{unknown} is not part of the format: a later Holdfast or another program created it; check what it is"
         yield DoctorFinding("warning", "foreign", text)
 
 
 def _judge_collection(store: ObjectStore) -> Iterator[DoctorFinding]:
     abandoned = find_abandoned(store)
     idle = _read_idle(store) if abandoned else []
-    given_up = [key for key in abandoned if key.partition("@")[0] not in idle]
-    if given_up:
+    unfinished = [key for key in abandoned if key.partition("@")[0] not in idle]
+    if unfinished:
         text = (
-            f"a garbage collection was given up ({given_up[0]}): what it marked is not shared; run `holdfast gc --yes`"
+            f"a garbage collection did not finish ({unfinished[0]}): saves do not reuse what it marked;"
+            " run `holdfast gc --yes`"
         )
         yield DoctorFinding("warning", "collection", text)
     for stem in sorted({key.partition("@")[0] for key in abandoned}.intersection(idle)):
         text = (
-            f"the mark {stem} names only files that are in use: that is harmless, but saves do not share them"
-            " until `holdfast gc --yes` runs while nobody else does anything"
+            f"the mark {stem} names only files that are in use: this is harmless, but saves do not reuse them"
+            " until `holdfast gc --yes` runs while no other process uses the store"
         )
         yield DoctorFinding("note", "collection", text)
 
@@ -103,7 +106,7 @@ def _read_idle(store: ObjectStore) -> list[str]:
     try:
         return read_idle_marks(store, read_live(store))
     except (Corrupt, NewerFormat):
-        return []  # a root cannot be read, so nobody can tell what is in use; see `_judge_counts`
+        return []  # a root cannot be read, so what is in use is not known; see `_judge_counts`
 
 
 def _judge_version(config: Config) -> DoctorFinding:
@@ -123,10 +126,10 @@ def _judge_place(place: DirectoryFacts) -> Iterator[DoctorFinding]:
     kind = place.filesystem or "unknown"
     yield _judge_reach(place, kind)
     if not place.durable:
-        yield DoctorFinding("warning", "durable", f"{kind} is lost on reboot; keep what matters elsewhere")
+        yield DoctorFinding("warning", "durable", f"{kind} is lost on reboot; store important data elsewhere")
     yield _judge_room(place.free_bytes)
     if not place.writable:
-        text = f"the directory cannot be written ({place.refusal}), so nothing can be saved or deleted; reading works"
+        text = f"the directory is not writable ({place.refusal}): reading works, saving and deleting do not"
         yield DoctorFinding("note", "writable", text)
         return
     if not place.tried:

@@ -1,4 +1,4 @@
-"""The verbs `get` and `cat`: entries become files again, or bytes on standard output."""
+"""The verbs `get` and `cat`: write entries as files, or to standard output."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from holdfast.repo.read.stream import open_entry
 
 _RANGE: Final = re.compile(r"(-?[0-9]{1,18})?:(-?[0-9]{1,18})?")
 _TREE: Final = "tree"
-"""In a manifest's spec: the encoded tree. Files have none."""
+"""Key of the encoded tree in a manifest's spec; a snapshot of files has none."""
 _TENSORS: Final = frozenset({"tensor", "array"})
 _NAMED: Final = 3
 
 
 def run_get(options: Namespace, url: str, output: Output) -> int:
-    """Write the entries of a snapshot as files, and name what cannot be one."""
+    """Write the entries of a snapshot as files, and name the values that are not written."""
     repo = open_to_read(url, output)
     if is_below(options.directory, repo.store.url):
-        raise BadName(f"{options.directory} lies inside the store {repo.store.url}; choose a directory outside of it")
+        raise BadName(f"{options.directory} is inside the store {repo.store.url}; choose a directory outside of it")
     started = time.monotonic()
     beside = (options.directory, "the name comes first, `holdfast get NAME DIR`")
     with open_snapshot(repo, read_named_snapshot(repo.store, options.name, output, beside=beside)) as reader:
@@ -52,7 +52,7 @@ def run_cat(options: Namespace, url: str, output: Output) -> int:
         if options.entry not in reader.manifest.names and options.entry in _find_plain(options, reader, None):
             name = reader.snapshot.name
             raise NotFound(
-                f"{options.entry!r} in {name!r} is a plain value, which has no bytes of its own;"
+                f"{options.entry!r} in {name!r} is a plain value and not an entry;"
                 f" `holdfast show {name} {options.entry}` prints it",
                 name=options.entry,
             )
@@ -65,7 +65,7 @@ def run_cat(options: Namespace, url: str, output: Output) -> int:
 
 
 def _parse_range(text: str | None, size_bytes: int) -> tuple[int, int]:
-    """Return the first byte that is meant and the first that is not, as in a slice of Python."""
+    """Return start and stop of a range in bytes, as of a Python slice."""
     if text is None:
         return 0, size_bytes
     found = _RANGE.fullmatch(text)
@@ -77,7 +77,7 @@ def _parse_range(text: str | None, size_bytes: int) -> tuple[int, int]:
 
 
 def _find_plain(options: Namespace, reader: SnapshotReader, only: str | None) -> list[str]:
-    """Return the names of the plain values that a tree holds beside its entries, if they fit the pattern."""
+    """Return the names of the plain values of a tree that match the pattern."""
     spec = reader.manifest.spec
     if not isinstance(spec, dict) or _TREE not in spec:
         return []
@@ -87,39 +87,40 @@ def _find_plain(options: Namespace, reader: SnapshotReader, only: str | None) ->
 
 
 def _verify_some_file(reader: SnapshotReader, plain: Sequence[str], only: str | None) -> None:
-    """Raise NotFound if a pattern fits plain values and no entry."""
+    """Raise NotFound if a pattern matches only plain values."""
     if only is None or not plain or any(fnmatchcase(name, only) for name in reader.manifest.names):
         return
     name = reader.snapshot.name
     raise NotFound(
-        f"nothing that {only!r} matches in {name!r} can be a file:"
-        f" {count(len(plain), 'plain value')}, {_enumerate(plain)}; {_point_to(name, plain)}",
+        f"{only!r} matches only plain values in {name!r}, which are not written as files:"
+        f" {_enumerate(plain)}; {_point_to(name, plain)}",
         name=only,
     )
 
 
 def _note_form(reader: SnapshotReader, plain: Sequence[str], only: str | None, output: Output) -> None:
-    """Say what form tensors have in files, and what is in no file."""
+    """Report how tensors were written, and which values were not."""
     name = reader.snapshot.name
     written = [entry for entry in reader.manifest.iter_entries() if only is None or fnmatchcase(entry.name, only)]
     if any(isinstance(entry.spec, dict) and entry.spec.get("type") in _TENSORS for entry in written):
-        output.note(f"tensors were written as raw bytes without a header; `holdfast show {name}` tells dtype and shape")
-    if plain:
-        are = "is" if len(plain) == 1 else "are"
         output.note(
-            f"{count(len(plain), 'plain value')} {are} in no file: {_enumerate(plain)}; {_point_to(name, plain)}"
+            f"tensors were written as raw bytes without a header; `holdfast show {name}` prints dtype and shape"
         )
+    if plain:
+        were = "was" if len(plain) == 1 else "were"
+        values = f"{count(len(plain), 'plain value')} {were} not written"
+        output.note(f"{values}: {_enumerate(plain)}; {_point_to(name, plain)}")
     varying = _find_varying(reader).intersection(entry.name for entry in written)
     if varying:
-        are = "is another on each rank, and was" if len(varying) == 1 else "are others on each rank, and were"
+        differ = "differs" if len(varying) == 1 else "differ"
         output.note(
-            f"{count(len(varying), 'entry')} {are} written as the lowest rank has it: {_enumerate(sorted(varying))};"
-            " store.load_into on that many ranks loads each its own"
+            f"{count(len(varying), 'entry')} {differ} between ranks, and the lowest rank's was written:"
+            f" {_enumerate(sorted(varying))}; store.load_into on that many ranks loads each rank's own"
         )
 
 
 def _find_varying(reader: SnapshotReader) -> set[str]:
-    """Return the names of entries of which more than one rank has its own."""
+    """Return the names of entries that more than one rank saved as its own."""
     ranks: dict[str, set[int]] = {}
     for entry in reader.manifests.iter_entries() if reader.manifests else ():
         if entry.rank != NO_RANK:

@@ -22,10 +22,10 @@ _Found = TypeVar("_Found", Snapshot, Tag)
 
 
 def run_init(options: Namespace, url: str, output: Output) -> int:
-    """Make a directory a store."""
+    """Create an empty store."""
     store = open_store(url)
     config = init_repository(store)
-    output.line(f"made an empty store in {store.url} (id {config.store_id})")
+    output.line(f"created an empty store in {store.url} (id {config.store_id})")
     return 0
 
 
@@ -77,7 +77,7 @@ def run_tag(options: Namespace, url: str, output: Output) -> int:
 
 
 def describe_snapshot(snapshot: Snapshot, tags: Iterable[Tag]) -> dict[str, Json]:
-    """Return what a snapshot's record says, for JSON."""
+    """Return a snapshot's record as JSON."""
     return {
         "name": snapshot.name,
         "time": format_utc(snapshot.time_s),
@@ -92,21 +92,21 @@ def describe_snapshot(snapshot: Snapshot, tags: Iterable[Tag]) -> dict[str, Json
 
 
 def label_tags(snapshot: Snapshot, tags: Iterable[Tag]) -> str:
-    """Return the tags of a snapshot; one set when it held other content is marked."""
+    """Return the tags of a snapshot as text; marks tags that were set before its content changed."""
     own = [tag for tag in tags if tag.snapshot_name == snapshot.name]
     return ", ".join(tag.name if tag.digest == snapshot.digest else f"{tag.name} (changed since)" for tag in own)
 
 
 def split_damaged(found: Iterable[_Found | DamagedName]) -> tuple[list[_Found], list[DamagedName]]:
-    """Split a listing into what is well and what is damaged."""
-    well: list[_Found] = []
+    """Split a listing into intact and damaged items."""
+    intact: list[_Found] = []
     damaged: list[DamagedName] = []
     for item in found:
         if isinstance(item, DamagedName):
             damaged.append(item)
         else:
-            well.append(item)
-    return well, damaged
+            intact.append(item)
+    return intact, damaged
 
 
 def _print_snapshots(
@@ -175,7 +175,7 @@ def _print_tag(store: ObjectStore, name: str, output: Output, *, as_json: bool) 
 
 
 def _judge_tag(store: ObjectStore, tag: Tag) -> str:
-    """Say whether a tag still points to what it pointed to when it was set."""
+    """Return whether the snapshot of a tag still has the content it had when the tag was set."""
     try:
         snapshot = read_name(store, tag.snapshot_name).snapshot
     except (Corrupt, BadName):
@@ -197,17 +197,17 @@ def _describe_tag(tag: Tag, state: str) -> dict[str, Json]:
 
 
 def read_deletable(store: ObjectStore, name: str, tags: Iterable[Tag]) -> Snapshot:
-    """Return the snapshot of that name; raises NameInUse if a tag protects it."""
+    """Return the snapshot of a name; raises NameInUse if a tag points to it."""
     snapshot = read_name(store, name).snapshot
     if snapshot is None:
         if read_tag(store, name):
             raise NotFound(f"{name!r} is a tag; delete it with `holdfast tag --delete {name}`", name=name)
         raise explain_missing(store, name)
-    held = [tag.name for tag in tags if tag.snapshot_name == snapshot.name]
-    if held:
+    pinned = [tag.name for tag in tags if tag.snapshot_name == snapshot.name]
+    if pinned:
         raise NameInUse(
-            f"{name!r} is kept by the tag {held[0]!r}; nothing was deleted."
-            f" Delete the tag first (`holdfast tag --delete {held[0]}`) or move it",
+            f"{name!r} is kept by the tag {pinned[0]!r}; nothing was deleted."
+            f" Delete the tag first (`holdfast tag --delete {pinned[0]}`) or move it",
             name=name,
         )
     return snapshot

@@ -1,4 +1,4 @@
-"""The verb `put`: files become a snapshot."""
+"""The verb `put`: saves files as a snapshot."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def run_put(options: Namespace, url: str, output: Output) -> int:
     result = save(repo, request, progress=output.progress())
     what = f"{result.name}: {count(len(sources), 'file')}, {format_bytes(result.logical_bytes)}"
     if result.existed:
-        output.line(f"{what}; it held exactly this already, nothing was written")
+        output.line(f"{what}; already present, nothing was written")
         return 0
     sizes = f"{format_bytes(result.new_bytes)} new, {format_bytes(result.reused_bytes)} reused"
     output.line(f"saved {what} ({sizes}) in {result.seconds:.2f} s; digest {short_hex(result.digest)}")
@@ -41,14 +41,14 @@ def run_put(options: Namespace, url: str, output: Output) -> int:
 
 
 def _verify_order(name: str, paths: Sequence[str]) -> None:
-    """Refuse a file given as the name, if what is given as a file is none."""
+    """Raise NotFound if name and paths seem to be swapped: the name is a file, and a path does not exist."""
     missing = next((path for path in paths if not os.path.lexists(path)), None)
     if missing is not None and os.path.exists(name):
         raise NotFound(f"no file {missing!r}; the name comes first: `holdfast put NAME PATH ...`", name=missing)
 
 
 def _verify_no_tag(store: ObjectStore, name: str) -> None:
-    """Refuse a new name that would hide a tag: names are looked up before tags."""
+    """Raise NameInUse if a new name would hide a tag: names are looked up before tags."""
     tag = read_tag(store, name) if read_name(store, name).snapshot is None else None
     if tag:
         raise NameInUse(

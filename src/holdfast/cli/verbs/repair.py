@@ -1,4 +1,4 @@
-"""The verbs that bring things back: repair and copy."""
+"""The verbs `repair` and `copy`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from holdfast.repo.upkeep.repair import RepairPlan, apply_repair, plan_repair
 
 
 def run_repair(options: Namespace, url: str, output: Output) -> int:
-    """Print what can be mended and what is lost, and mend it with --yes; exits with 1 if something is lost."""
+    """Print what can be repaired and what is lost; repair with --yes. Returns 1 if something is lost."""
     repo = open_to_write(url, output) if options.yes else open_to_read(url, output)
     plan = plan_repair(repo, progress=output.progress())
     if options.json:
@@ -32,12 +32,12 @@ def run_repair(options: Namespace, url: str, output: Output) -> int:
         output.note(f"nothing was changed; repeat with --yes for {count(len(plan.actions), 'action')}")
     if options.yes:
         done = apply_repair(repo, plan, progress=output.progress())
-        output.note(f"did {count(len(done), 'action')} of {len(plan.actions)}")
+        output.note(f"carried out {count(len(done), 'action')} of {len(plan.actions)}")
     return 1 if plan.losses else 0
 
 
 def run_copy(options: Namespace, url: str, output: Output) -> int:
-    """Copy snapshots to another store, moving only what is missing there."""
+    """Copy snapshots to another store; only missing chunks are copied."""
     source = open_to_read(url, output)
     target = open_repository(open_store(options.to), create=not options.no_create, stages=output.stages)
     damaged = 0
@@ -53,24 +53,24 @@ def run_copy(options: Namespace, url: str, output: Output) -> int:
 def _copy(source: Repository, snapshot: Snapshot, target: Repository, output: Output, *, overwrite: bool) -> None:
     if snapshot.name.startswith(ARTIFACTS):
         result = copy_artifact(source, snapshot, target, progress=output.progress())
-        held = f"{target.store.url} has {result.name}, which serves as well"
+        present = f"{target.store.url} has the equivalent {result.name}"
     else:
         result = copy_snapshot(source, snapshot, target, overwrite=overwrite, progress=output.progress())
-        held = f"{target.store.url} held exactly this already"
+        present = f"already present in {target.store.url}"
     if result.existed:
-        output.line(f"{snapshot.name}: {held}, nothing was copied")
+        output.line(f"{snapshot.name}: {present}, nothing was copied")
         return
     under = "" if result.name == snapshot.name else f" as {result.name}"
     output.line(
         f"copied {snapshot.name}{under}:"
         f" {count(snapshot.num_entries, 'entry')}, {format_bytes(result.logical_bytes)}"
-        f" ({format_bytes(result.new_bytes)} moved, {format_bytes(result.reused_bytes)} already there)"
+        f" ({format_bytes(result.new_bytes)} copied, {format_bytes(result.reused_bytes)} already present)"
         f" in {result.seconds:.2f} s"
     )
 
 
 def _iter_wanted(store: ObjectStore, names: Iterable[str], output: Output) -> Iterator[Snapshot | DamagedName]:
-    """Yield the snapshots that names, tags, or prefixes ending in a slash mean; raises NotFound for one without any."""
+    """Yield the snapshots of names, tags, and prefixes that end in "/"; raises NotFound for one that matches none."""
     for name in names:
         if not name.endswith("/"):
             yield read_named_snapshot(store, name, output)

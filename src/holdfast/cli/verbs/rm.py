@@ -1,4 +1,4 @@
-"""The verb `rm`: what would be deleted and what that frees, and the deletion if it is meant."""
+"""The verb `rm`: prints what would be deleted and how much that frees, and deletes with --yes."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from holdfast.repo.upkeep.usage import find_freed_bytes
 
 
 def run_rm(options: Namespace, url: str, output: Output) -> int:
-    """Delete snapshots, if told that it is meant."""
+    """Delete snapshots with --yes; without it, only print them."""
     repo = open_to_write(url, output) if options.yes else open_to_read(url, output)
     tags, damaged = split_damaged(iter_tags(repo.store))
     doomed = [read_deletable(repo.store, name, tags) for name in dict.fromkeys(options.names)]
     for broken in damaged:
-        output.note(f"{broken.error}; whether it points to one of these is not known. Run `holdfast check`")
+        output.note(f"{broken.error}; it may point to one of these snapshots. Run `holdfast check`")
     freed = _count_freed(repo.store, doomed)
     for snapshot in doomed:
         if options.yes:
@@ -40,7 +40,7 @@ def run_rm(options: Namespace, url: str, output: Output) -> int:
 
 
 def _count_freed(store: ObjectStore, doomed: Sequence[Snapshot]) -> str:
-    """Say how much only these snapshots use."""
+    """Return, as text, how many bytes only these snapshots use."""
     try:
         return format_bytes(find_freed_bytes(store, read_live(store).current, doomed))
     except (Corrupt, NewerFormat, NotFound):

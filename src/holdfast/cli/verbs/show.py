@@ -1,4 +1,4 @@
-"""The verb `show`: a snapshot's record, its leaves or files, and where they lie."""
+"""The verb `show`: prints a snapshot's record, its leaves or files, and its packs."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from holdfast.diff.facts import Described, LeafEntry
 
 _TREE: Final = "tree"
-"""In a manifest's spec: the encoded tree. Files have none."""
+"""Key of the encoded tree in a manifest's spec; a snapshot of files has none."""
 _NO_TREE: Final = object()
 
 
 def run_show(options: Namespace, url: str, output: Output) -> int:
-    """Show a snapshot's record, its leaves or files and the packs they lie in; or one leaf."""
+    """Print a snapshot's record, its leaves or files, and their packs; or one leaf."""
     store = open_to_read(url, output).store
     tags = [tag for tag in iter_tags(store) if not isinstance(tag, DamagedName)]
     snapshot = read_named_snapshot(store, options.name, output)
@@ -62,13 +62,13 @@ def run_show(options: Namespace, url: str, output: Output) -> int:
 
 
 def _find_leaves(options: Namespace, snapshot: Snapshot, manifest: Manifest) -> list[Described]:
-    """Return the leaves of a tree that are asked for; none of files."""
+    """Return the requested leaves of a tree; empty for a snapshot of files."""
     tree = manifest.spec.get(_TREE, _NO_TREE) if isinstance(manifest.spec, dict) else _NO_TREE
     if tree is _NO_TREE:
         return []
     found: list[Described] = list(options.load("holdfast.diff.facts").iter_described(manifest, tree))
     names = [described.leaf.name for described in found]
-    return [described for described in found if _is_wanted(described.leaf.name, options.leaf)] or _refuse(
+    return [described for described in found if _is_wanted(described.leaf.name, options.leaf)] or _raise_not_found(
         options.leaf, snapshot, names
     )
 
@@ -76,20 +76,20 @@ def _find_leaves(options: Namespace, snapshot: Snapshot, manifest: Manifest) -> 
 def _find_entries(
     options: Namespace, snapshot: Snapshot, manifest: Manifest, leaves: Sequence[Described]
 ) -> list[Entry]:
-    """Return the entries that are asked for: those of the leaves, or files by name."""
+    """Return the requested entries: those of the leaves, or files by name."""
     if options.leaf is None:
         return list(manifest.iter_entries())
     if leaves:
         return [part.entry for described in leaves for part in described.parts.values()]
     found = [manifest.find_entry(name) for name in manifest.names if _is_wanted(name, options.leaf)]
-    return found or _refuse(options.leaf, snapshot, manifest.names)
+    return found or _raise_not_found(options.leaf, snapshot, manifest.names)
 
 
 def _is_wanted(name: str, wanted: str | None) -> bool:
     return wanted is None or name == wanted or name.startswith((f"{wanted}.", f"{wanted}/"))
 
 
-def _refuse(wanted: str | None, snapshot: Snapshot, names: Sequence[str]) -> NoReturn:
+def _raise_not_found(wanted: str | None, snapshot: Snapshot, names: Sequence[str]) -> NoReturn:
     close = get_close_matches(wanted or "", names, n=3)
     hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"`holdfast show {snapshot.name}` lists them"
     raise NotFound(f"no leaf {wanted!r} in {snapshot.name!r}; {hint}", name=wanted or "")
@@ -97,7 +97,7 @@ def _refuse(wanted: str | None, snapshot: Snapshot, names: Sequence[str]) -> NoR
 
 @dataclass(frozen=True, slots=True)
 class _PackUse:
-    """What one snapshot has in one pack."""
+    """The chunks that one snapshot uses in one pack."""
 
     pack_id: str
     num_chunks: int
@@ -107,16 +107,16 @@ class _PackUse:
 
 
 def _read_packs(store: ObjectStore, entries: Iterable[Entry]) -> list[_PackUse]:
-    """Look up each pack that the entries use; a chunk used twice lies there once."""
-    places: dict[str, dict[int, int]] = {}
+    """Return each pack that the entries use; a chunk that is used twice counts once."""
+    chunks_of_pack: dict[str, dict[int, int]] = {}
     for entry in entries:
         for chunk in entry.chunks:
             if chunk.location:
                 at = chunk.location
-                places.setdefault(at.pack_id, {})[at.offset] = at.stored_bytes
+                chunks_of_pack.setdefault(at.pack_id, {})[at.offset] = at.stored_bytes
     return [
         _PackUse(pack_id, len(chunks), sum(chunks.values()), _read_size(store, pack_key(pack_id)))
-        for pack_id, chunks in places.items()
+        for pack_id, chunks in chunks_of_pack.items()
     ]
 
 
@@ -141,9 +141,9 @@ class _New:
     """How many bytes the save of a snapshot wrote."""
 
     total_bytes: int
-    """Of all ranks."""
+    """New bytes of all ranks."""
     content_bytes: int
-    """How many bytes all ranks saved, written or reused."""
+    """Bytes that all ranks saved, new or reused."""
     by_entry: Mapping[str, int]
 
 
@@ -202,7 +202,7 @@ def _print_leaves(leaves: Sequence[Described], new: _New, output: Output) -> Non
 
 
 def _label(described: Described) -> str:
-    """Say what a leaf is, and of a tensor what else is out of the ordinary."""
+    """Return what a leaf is; for a tensor, also its unusual properties."""
     part = described.parts.get("")
     if part is None or part.kind != "tensor":
         return str(described.facts)

@@ -1,4 +1,4 @@
-"""The verbs that look after space: du, prune and gc."""
+"""The verbs about disk space: `du`, `prune` and `gc`."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _DURATION: Final = re.compile(r"([0-9]{1,12})([smhdw])\Z")
 
 
 def parse_duration(text: str) -> float:
-    """Return the seconds that `7d`, `12h`, `90m` or `30s` mean."""
+    """Return a duration such as `7d`, `12h`, `90m` or `30s` in seconds."""
     found = _DURATION.match(text)
     if not found:
-        raise BadName(f"{text!r} is no duration; write a number and one of s, m, h, d, w, such as 7d")
+        raise BadName(f"{text!r} is not a duration; write a number and one of s, m, h, d, w, such as 7d")
     return float(int(found[1]) * _UNITS[found[2]])
 
 
 def run_du(options: Namespace, url: str, output: Output) -> int:
-    """Print what takes the space."""
+    """Print how much space snapshots use."""
     store = open_to_read(url, output).store
     snapshots = sorted(read_live(store).current, key=lambda snapshot: natural_order(snapshot.name))
-    # Of the whole store, for what is shared with snapshots under other prefixes is shared as well.
+    # Read for the whole store: chunks shared with snapshots outside the prefix count as shared, too.
     usage = read_usage(store, snapshots)
     prefix = unicodedata.normalize("NFC", options.prefix)
     shown = [each for each in usage.snapshots if each.snapshot.name.startswith(prefix)]
@@ -61,7 +61,7 @@ def run_du(options: Namespace, url: str, output: Output) -> int:
 
 
 def run_prune(options: Namespace, url: str, output: Output) -> int:
-    """Print which snapshots would go, and delete them with --yes."""
+    """Print which snapshots would be deleted; delete them with --yes."""
     try:
         keep = Keep(options.keep_last, options.keep_every, parse_duration(options.keep_within or "0s"))
     except ValueError as error:
@@ -83,7 +83,7 @@ def run_prune(options: Namespace, url: str, output: Output) -> int:
 
 
 def run_gc(options: Namespace, url: str, output: Output) -> int:
-    """Print what nothing needs, and delete it with --yes."""
+    """Print the files that no snapshot needs; delete them with --yes."""
     rules = Rules(min_age_s=parse_duration(options.min_age), wait_s=parse_duration(options.wait))
     repo = open_to_write(url, output) if options.yes else open_to_read(url, output)
     verify_may_collect(repo.store)
@@ -122,9 +122,11 @@ def _print_plan(plan: CollectPlan, output: Output, *, as_json: bool) -> None:
     for info in plan.dead:
         output.line(f"would delete {info.key} ({format_bytes(info.size_bytes)})")
     files = count(len(plan.dead), "file")
-    output.line(f"{files} of {format_bytes(plan.dead_bytes)} are not needed; {format_bytes(plan.live_bytes)} stay")
+    output.line(
+        f"{files} of {format_bytes(plan.dead_bytes)} are not needed; {format_bytes(plan.live_bytes)} are in use"
+    )
     if plan.dead or plan.records:
-        output.note("nothing was deleted; repeat with --yes to delete what is old enough and nobody can be using")
+        output.note("nothing was deleted; repeat with --yes to delete files that are old enough and not in use")
 
 
 def _print_outcome(outcome: Collected, output: Output) -> None:
@@ -140,8 +142,8 @@ def _print_outcome(outcome: Collected, output: Output) -> None:
         )
     for key in outcome.unfenced:
         output.note(
-            f"{key} has shown nothing for long and cannot be fenced, for its numbers are used up: what it might use"
-            " stays. If its save is dead, delete that file and run gc again"
+            f"{key} is a stale lease that cannot be fenced, because its generation numbers are exhausted: files that it"
+            " might use are kept. If its save is dead, delete that file and run gc again"
         )
 
 
@@ -159,7 +161,7 @@ def _print_prune(plan: PrunePlan, output: Output) -> None:
     if rows:
         output.table(["", "NAME", "WHEN", "SIZE", "WHY"], rows, right="SIZE")
     else:
-        output.note("no snapshots there")
+        output.note("no snapshots to prune")
 
 
 def _describe_prune(plan: PrunePlan, done: Pruned) -> dict[str, list[str]]:
