@@ -60,7 +60,7 @@ EVERY_VERB = [
         ("s3:/bucket/x", "a URL begins with a scheme and two slashes; a directory of that name is ./s3:/bucket/x"),
         ("simplecache::s3://bucket/x", "a URL begins with a scheme and two slashes"),
         ("memory://", "exists only in the process that opened it; the command line needs a path"),
-        ("", "is no place for a store"),
+        ("", "is not a path of a store"),
     ],
 )
 def test_a_place_without_a_store(empty: Cli, store: str, verb: list[str], reason: str) -> None:
@@ -69,7 +69,7 @@ def test_a_place_without_a_store(empty: Cli, store: str, verb: list[str], reason
 
 @pytest.mark.parametrize("place", ["s3://bucket/out", "s3:/bucket/out", "file:///out"])
 def test_a_url_is_no_directory_to_write_to(saved: Cli, place: str) -> None:
-    _verify_refusal(saved, ["-s", "ckpts", "get", "snap", place], f"{place} is a URL, and no path of this machine")
+    _verify_refusal(saved, ["-s", "ckpts", "get", "snap", place], f"{place} is a URL and not a local path")
 
 
 @pytest.mark.parametrize("verb", EVERY_VERB, ids=" ".join)

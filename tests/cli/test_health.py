@@ -171,7 +171,9 @@ def test_doctor_looks_at_a_place_before_there_is_a_store(empty: Cli, words: list
         assert (ran.code, ran.err) == (1, "")
         assert ran.out.splitlines()[0] == f"store {path}"
         assert f"warning  there is no store here yet; `holdfast -s {path} init` or the first save creates it" in ran.out
-        assert (f"what follows is about {empty.folder / seen}, the nearest directory" in ran.out) is (place != seen)
+        assert (f"the following is about {empty.folder / seen}, the nearest existing directory" in ran.out) is (
+            place != seen
+        )
         assert "are free" in ran.out
         assert ("hard links work" in ran.out) is bool(words)
         assert empty.bare("-s", place, "doctor", "--json", *words).json["place"]["path"] == str(empty.folder / seen)

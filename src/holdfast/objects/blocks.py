@@ -1,4 +1,4 @@
-"""Blocks: page-aligned memory that reads and writes around the page cache need, lent out and taken back."""
+"""Page-aligned memory blocks for direct I/O, and a pool that reuses them."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from dataclasses import dataclass
 from typing import Final
 
 PAGE_BYTES: Final = 4096
-"""What direct reads and writes are aligned to: no less is enough for every disk."""
-_HUGE: Final[int | None] = getattr(mmap, "MADV_HUGEPAGE", None)  # Linux alone has it
+"""Alignment of direct reads and writes; every disk accepts it."""
+_HUGE: Final[int | None] = getattr(mmap, "MADV_HUGEPAGE", None)  # Linux only
 _LARGE_BYTES: Final = 64 << 10
-"""From this size on, freeing the GIL for a copy pays."""
+"""From this size on, releasing the GIL makes a copy faster."""
 
 
 def new_block(size_bytes: int, *, huge: bool = False) -> memoryview:
-    """Return page-aligned memory, given back to the system when nobody refers to it.
+    """Return page-aligned memory; the system frees it when the last reference is gone.
 
-    In huge pages, if the system has some, a block that is filled costs less, and lies in few pieces: a disk takes it
-    in fewer requests. One of which only a little is used costs more.
+    With `huge`, use huge pages if the system has them. A full block is then cheaper to fill and contiguous in physical
+    memory, so a disk needs fewer requests. A block that is hardly used costs more.
     """
-    # Private: shared memory, which is what this call gives by itself, takes half as long again to touch first.
+    # Private: shared memory, the default of this call, takes 1.5 times as long to touch for the first time.
     memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if huge and _HUGE is not None:
         with suppress(OSError):  # a kernel without them
@@ -32,19 +32,19 @@ def new_block(size_bytes: int, *, huge: bool = False) -> memoryview:
 
 
 def copy_bytes(target: memoryview, source: memoryview) -> None:
-    """Copy memory of the same size; frees the GIL if that is worth it and the source lets its address be known."""
+    """Copy memory of the same size; releases the GIL if the copy is large and the source is writable."""
     if source.readonly or source.nbytes < _LARGE_BYTES:
         target[:] = source
         return
     try:
         ctypes.memmove(_address(target), _address(source), source.nbytes)
     except ctypes.ArgumentError as error:
-        # The arguments are right, so that is how ctypes says that there was no memory to convert one of them.
+        # The arguments are valid, so ctypes had no memory to convert one of them.
         raise MemoryError(f"no memory to copy {source.nbytes} bytes: {error}") from error
 
 
 def is_aligned(memory: memoryview, start: int) -> bool:
-    """Tell whether direct I/O can go straight between this memory and byte `start` of a file, page by page."""
+    """Return whether direct I/O is possible between this memory and byte `start` of a file, without a copy."""
     return not (start % PAGE_BYTES or memory.readonly or _address(memory) % PAGE_BYTES)
 
 
@@ -54,19 +54,19 @@ def _address(memory: memoryview) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LentBlock:
-    """Page-aligned memory that nobody changes until it is released."""
+    """Page-aligned memory that its owner does not change until it is released."""
 
     memory: memoryview
-    """As much of it as is filled."""
+    """The filled part of the block."""
     release: Callable[[], None]
-    """To be called once, from any thread."""
+    """Must be called exactly once; any thread may call it."""
 
 
 class BlockPool:
-    """Blocks of one size that are used again; keeps a few while nobody needs them. Safe in any thread."""
+    """Reuses blocks of one size, and keeps a few that are not in use. Thread-safe."""
 
     def __init__(self, size_bytes: int, *, kept: int, huge: bool = False) -> None:
-        """Lend blocks of `size_bytes`, and keep at most `kept` of them."""
+        """Lend blocks of `size_bytes`, and keep at most `kept` unused ones."""
         self._huge = huge
         self._size_bytes = size_bytes
         self._kept = kept
@@ -75,7 +75,7 @@ class BlockPool:
 
     @contextmanager
     def lend(self) -> Iterator[memoryview]:
-        """Lend a block; what it holds is undefined."""
+        """Lend a block for the `with`; its content is undefined."""
         block = self.take()
         try:
             yield block
@@ -83,13 +83,13 @@ class BlockPool:
             self.put_back(block)
 
     def take(self) -> memoryview:
-        """Return a block that is the caller's until it is put back, or forgotten; what it holds is undefined."""
+        """Return a block, to be returned with `put_back` or simply dropped; its content is undefined."""
         with self._lock:
             block = self._free.pop() if self._free else None
         return block or new_block(self._size_bytes, huge=self._huge)
 
     def put_back(self, block: memoryview) -> None:
-        """Let others have a block that was taken."""
+        """Return a block to the pool."""
         with self._lock:
             if len(self._free) < self._kept:
                 self._free.append(block)

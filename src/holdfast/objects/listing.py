@@ -1,4 +1,4 @@
-"""Walk a listing page by page; tell what a listing may name, and what it may meet."""
+"""Iterates over listings page by page, and finds symbolic links in a store."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MAX_PAGE: Final = 16 * PAGE_LIMIT
 
 
 def is_key(text: str) -> bool:
-    """Tell whether `text` obeys the rules for keys."""
+    """Return whether `text` is a valid key."""
     try:
         verify_key(text)
     except BadName:
@@ -21,7 +21,7 @@ def is_key(text: str) -> bool:
 
 
 def iter_objects(store: ObjectStore, prefix: str) -> Iterator[ObjectInfo]:
-    """Yield every object whose key starts with `prefix`, ordered by key, holding one page at a time."""
+    """Yield every object whose key starts with `prefix`, ordered by key, with one page at a time in memory."""
     after, limit = "", PAGE_LIMIT
     while True:
         page = store.list(prefix, after=after, limit=limit)
@@ -29,23 +29,23 @@ def iter_objects(store: ObjectStore, prefix: str) -> Iterator[ObjectInfo]:
         if len(page) < limit:
             return
         after = page[-1].key
-        # A directory gives all its names for every page, so equal pages would cost the square of what they list.
+        # Listing a directory reads all its names for every page, so pages of equal size would cost quadratic time.
         limit = min(2 * limit, _MAX_PAGE)
 
 
 @runtime_checkable
 class LinkedStore(Protocol):
-    """What a store offers in which symbolic links may lie; none of its methods ever follows one."""
+    """Extra methods of a store that may contain symbolic links; no method of such a store follows one."""
 
     def iter_links(self) -> Iterator[str]:
-        """Yield where each link lies, relative to the root; it need not be a valid key."""
+        """Yield the path of each link, relative to the root; it need not be a valid key."""
 
     def passing_over_links(self) -> ObjectStore:
-        """Return the same store, whose listings leave links out; else a listing that meets one raises StoreError."""
+        """Return a view of the store whose listings skip links, instead of raising StoreError for them."""
 
 
 def read_first_link(store: ObjectStore) -> str | None:
-    """Return where a link lies that listings meet, because it could be an object or a directory; None if nowhere."""
+    """Return the path of a link whose name is a valid key, so that listings raise for it; None if there is none."""
     if not isinstance(store, LinkedStore):
         return None
     return next(filter(is_key, store.iter_links()), None)

@@ -1,4 +1,4 @@
-"""The object store in memory: the model that every other store is tested against."""
+"""An object store in memory; other stores are tested against its behaviour."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _TRAITS: Final = StoreTraits(
 
 
 class Clock(Protocol):
-    """Whatever tells the time in seconds since 1970."""
+    """A source of the time, in seconds since 1970."""
 
     def now(self) -> float:
         """Return the time."""
 
 
 class VirtualClock:
-    """A clock that moves only when told to."""
+    """A clock that moves only by `advance`."""
 
     def __init__(self, *, start_s: float = 1_000_000_000.0) -> None:
         self._now_s = start_s
@@ -36,7 +36,7 @@ class VirtualClock:
         return self._now_s
 
     def advance(self, seconds: float) -> None:
-        """Let `seconds` pass."""
+        """Move the clock forward by `seconds`."""
         self._now_s += seconds
 
 
@@ -48,7 +48,7 @@ class _Object:
 
 
 class MemoryStore:
-    """Objects in a dict; a `ConditionalStore` too."""
+    """Keeps objects in a dict; also a `ConditionalStore`."""
 
     def __init__(
         self,
@@ -75,15 +75,15 @@ class MemoryStore:
         return _TRAITS
 
     def clone(self, *, read_only: bool = False) -> MemoryStore:
-        """Return an independent store holding the same objects, on the same clock."""
-        twin = MemoryStore(self._url, clock=self._clock, read_only=read_only, capacity_bytes=self._capacity_bytes)
+        """Return an independent store with the same objects and the same clock."""
+        copy = MemoryStore(self._url, clock=self._clock, read_only=read_only, capacity_bytes=self._capacity_bytes)
         with self._lock:
-            twin._objects = dict(self._objects)
-            twin._last_version = self._last_version
-        return twin
+            copy._objects = dict(self._objects)
+            copy._last_version = self._last_version
+        return copy
 
     def contents(self) -> dict[str, bytes]:
-        """Return a copy of the keys and their bytes, as they are now."""
+        """Return a copy of all keys and their bytes."""
         with self._lock:
             return {key: found.data for key, found in self._objects.items()}
 
@@ -93,16 +93,16 @@ class MemoryStore:
             self._verify_writable(prefix.rstrip("/"))
 
     def sync(self, prefix: str) -> None:
-        """Do nothing: memory does not last."""
+        """Do nothing: memory is never durable."""
         verify_prefix(prefix)
 
     def create(self, key: str, data: Buffer, *, durable: bool = True) -> None:
-        """Create `key` holding `data`; `durable` means nothing here."""
+        """Create `key` with `data`; `durable` has no effect in memory."""
         self._verify_writable(key)
         self._add(key, bytes(data))
 
     def upload(self, key: str) -> MemoryUpload:
-        """Begin an object that is appended to."""
+        """Begin an upload."""
         self._verify_writable(key)
         return MemoryUpload(key, commit=self._add, reserve=self._verify_room)
 
@@ -110,7 +110,7 @@ class MemoryStore:
         """Return the whole object."""
         data = self._find(key).data
         if len(data) > limit_bytes:
-            raise Corrupt(f"{key} holds {len(data)} bytes where at most {limit_bytes} are expected", key=key)
+            raise Corrupt(f"{key} has {len(data)} bytes, more than the limit of {limit_bytes}", key=key)
         return data
 
     def read_into(self, key: str, start: int, buffer: memoryview) -> None:
@@ -124,7 +124,7 @@ class MemoryStore:
         buffer.cast("B")[:] = memoryview(data)[start : start + buffer.nbytes]
 
     def list(self, prefix: str, *, after: str = "", limit: int = PAGE_LIMIT) -> list[ObjectInfo]:
-        """Return one page of what is there, ordered by key."""
+        """Return one page of objects, ordered by key."""
         verify_prefix(prefix)
         with self._lock:
             keys = sorted(key for key in self._objects if key.startswith(prefix) and key > after)
@@ -138,23 +138,23 @@ class MemoryStore:
 
     @contextmanager
     def hold(self, *, exclusive: bool) -> Iterator[bool]:
-        """Never be sure: another thread may be at work."""
+        """Yield False to a collector: another thread may be saving."""
         yield not exclusive
 
     def remove_debris(self, *, older_than_s: float) -> int:
-        """Find nothing: what is interrupted here leaves nothing behind."""
+        """Return 0: interrupted uploads leave nothing behind."""
         return 0
 
     def stat(self, key: str) -> ObjectInfo:
-        """Return what is known of `key`."""
+        """Return size, time and version of `key`."""
         return _describe(key, self._find(key))
 
     def clock(self) -> float:
-        """Return the time that stamps objects."""
+        """Return the time of the clock that sets `modified_s`."""
         return self._clock.now()
 
     def find_free_bytes(self) -> int | None:
-        """Return what is left of the capacity, or None if there is no limit."""
+        """Return the free capacity, or None if there is no limit."""
         with self._lock:
             return self._count_free()
 
@@ -229,7 +229,7 @@ class MemoryStore:
 
 
 class MemoryUpload:
-    """An object under way, held in a bytearray until it is committed."""
+    """An upload that collects its bytes in a bytearray until it is committed."""
 
     def __init__(self, key: str, *, commit: Callable[[str, bytes], None], reserve: Callable[[str, int], None]) -> None:
         self._key = key

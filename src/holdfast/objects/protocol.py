@@ -1,4 +1,4 @@
-"""What an object store must do: the contract that every store keeps and every caller may rely on."""
+"""The contract of object stores: what every store must do, and what every caller may rely on."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _COMPONENT: Final = re.compile(r"[a-z0-9_%@=-][a-z0-9._%@=-]*\Z")
 
 
 def verify_key(key: str) -> str:
-    """Return `key`, or raise BadName if it could leave the store, hide in it, or collide with another."""
+    """Return `key`, or raise BadName if it could point outside the store, be hidden, or collide with another key."""
     if len(key) > MAX_KEY_BYTES or not all(
         len(part) <= MAX_COMPONENT_BYTES and _COMPONENT.match(part) for part in key.split("/")
     ):
@@ -50,26 +50,26 @@ class ObjectInfo:
     modified_s: float
     """When it was created, by the store's own clock (`ObjectStore.clock`)."""
     version: str = ""
-    """Opaque; changes when somebody replaces the object or its bytes, and may change at other times, too: an ETag, or
-    inode and times of a file. It does not tell that a disk has damaged the bytes. Empty if the store cannot tell."""
+    """Opaque: an ETag, or inode and times of a file. Changes when the object or its bytes are replaced, and perhaps at
+    other times. Does not change when a disk damages the bytes. Empty if the store has no versions."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreTraits:
-    """What a store can do beyond the contract, and where it falls short of it."""
+    """Properties in which stores differ."""
 
     exclusive_create: bool
-    """`create` is certain to refuse a key that is present. If False, only one writer at a time is safe."""
+    """`create` always refuses a key that exists. If False, only one writer at a time is safe."""
     durable: bool
-    """What was created durably survives the loss of power."""
+    """Objects that were created with `durable` survive a power loss."""
     network: bool
-    """Other hosts may reach it, so their clocks and caches count."""
+    """Other hosts may use the store, so their clocks and caches matter."""
     replace_if_match: bool = False
     delete_if_match: bool = False
 
 
 class Upload(Protocol):
-    """An object under way: appended to, then committed whole or not at all."""
+    """An object that is being written: appended to, then committed whole or not at all."""
 
     def append(self, *buffers: Buffer) -> None:
         """Append `buffers`; they may be reused once this returns. Raises StoreFull, StoreError."""
@@ -78,10 +78,10 @@ class Upload(Protocol):
         """Make the object visible, whole and durable; the same outcomes as `ObjectStore.create`."""
 
     def abort(self) -> None:
-        """Drop what was appended; after a commit, or twice, does nothing. Never raises StoreError."""
+        """Drop what was appended. Does nothing after a commit or a first abort. Never raises StoreError."""
 
     def __enter__(self) -> Self:
-        """Return itself."""
+        """Return this upload."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -91,61 +91,61 @@ class Upload(Protocol):
 
 @runtime_checkable
 class BlockUpload(Upload, Protocol):
-    """The optional way to append memory without copying it."""
+    """Optional: an upload that can append memory without copying it."""
 
     def append_block(self, block: LentBlock) -> None:
-        """Append a block, written from where it is if it begins on a page of the object too; raises as `append` does.
+        """Append a block, without a copy if it starts at a page boundary of the object; raises as `append` does.
 
         The block is released exactly once, when it was written or never will be, also if this raises.
         """
 
 
 class ObjectStore(Protocol):
-    """Keys to bytes.
+    """Maps keys to immutable bytes.
 
-    Every method may be called from any thread. Keys obey `verify_key`; a key that does not raises BadName
-    before anything is touched. Objects are immutable: they are created once and may be deleted. A read
-    that starts after a create returned MUST see it, and so MUST a list (strong consistency).
+    Every method may be called from any thread. A key that `verify_key` refuses raises BadName before anything is read
+    or written. Objects are immutable: they are created once and may be deleted. A read or list that starts after a
+    create returned MUST see the object (strong consistency).
     """
 
     @property
     def url(self) -> str:
-        """Where this is, for messages and for opening it again."""
+        """The path or URL, for messages and for opening the store again."""
 
     @property
     def traits(self) -> StoreTraits:
-        """What this store can do; may probe it once, writing and removing a scratch object."""
+        """Properties of this store; the first call may test them by writing and removing a scratch object."""
 
     def prepare(self, prefixes: Sequence[str]) -> None:
-        """Make ready, durably, for keys that start with one of `prefixes` (each ending in "/").
+        """Prepare the store, durably, for keys that start with one of `prefixes` (each ending in "/").
 
-        Called before a store's first object is created; repeating it is harmless. Where keys need directories,
-        who dies between making one and making it durable would otherwise leave a trap for whoever comes next.
+        Called before the first object is created; may be repeated. In a filesystem, a process that dies after creating
+        a directory and before syncing it would otherwise leave a directory that later writers assume to be durable.
         """
 
     def sync(self, prefix: str) -> None:
-        """Make durable what others have created durably below `prefix` (ending in "/"), as far as it is visible.
+        """Make all visible objects below `prefix` (ending in "/") durable that were created with `durable`.
 
-        Whoever created it may have died between making it visible and making it durable; who reports success on the
-        strength of it must be sure. Raises StoreError.
+        Their creator may have died after making them visible and before making them durable. A caller that reports
+        success because such an object exists must call this first. Raises StoreError.
         """
 
     def create(self, key: str, data: Buffer, *, durable: bool = True) -> None:
         """Create `key` holding `data`, if and only if no object is there.
 
         Atomic: others see nothing or all of it. Of many concurrent creates of one key exactly one returns.
-        With `durable` it MUST survive the loss of power once this returned, name included.
+        With `durable`, the object and its name MUST survive a power loss once this has returned.
 
         Raises:
             ObjectExists: an object is there and nothing was changed. It may be our own, created by an
-                attempt whose reply was lost: only a look at its bytes can tell (see `store.settle`).
+                attempt whose reply was lost: only reading its bytes can tell (see `objects.settle`).
             StoreFull, ReadOnlyStore: nothing was created.
             StoreError: with `fate` "absent", nothing was created; "unknown", it may have been; "volatile", it
-                is there but may not survive, and no retry can mend that.
+                is there but may not survive, and no retry can repair that.
         """
 
     def upload(self, key: str) -> Upload:
-        """Begin a durable create of an object too large to hold in memory."""
+        """Begin a durable create of an object that is too large for memory."""
 
     def read(self, key: str, *, limit_bytes: int) -> bytes:
         """Return the whole object; raises NotFound, or Corrupt if it is larger than `limit_bytes`."""
@@ -157,65 +157,65 @@ class ObjectStore(Protocol):
         """Return one page: the first `limit` objects, ordered by key, whose key starts with `prefix` and is > `after`.
 
         A page shorter than `limit` is the last. Objects present during the whole call MUST be in it;
-        those created or deleted meanwhile may be.
+        those created or deleted during the call may be.
         """
 
     def delete(self, key: str) -> None:
-        """Delete `key`; an absent one is no error (so that a retry is harmless). A loss of power may bring it back."""
+        """Delete `key`; no error if it is absent, so that retries are harmless. A power loss may bring it back."""
 
     def hold(self, *, exclusive: bool) -> AbstractContextManager[bool]:
-        """Hold the store together with other writers, or alone; yields whether it is held.
+        """Lock the store, shared with other writers or exclusively; yields whether the lock was acquired.
 
-        A writer holds it together with others for the whole of a save. If somebody holds it alone, the writer waits,
-        for a bounded time; then the answer is False, a warning in the log says who holds it, and the writer goes on
-        with a lease that says so (`repo.leases`). Where a store has no lock the answer to a writer is True.
+        A writer has the shared lock for a whole save. If a collector has the exclusive lock, the writer waits for a
+        limited time. After that this yields False, logs a warning that names the holder, and the writer continues
+        with a lease that records the missing lock (`repo.names.leases`). A store without locks yields True to writers.
 
-        Alone means that no writer holds it at this moment, on any host that can be told about: where a store cannot
-        tell, and where somebody else holds it, the answer is False at once. No rule of safety needs it; it only
-        spares a collector the wait.
+        The exclusive lock proves that no writer has the shared lock at this moment, on any host. If a store cannot
+        prove that, or another process has a lock, this yields False at once. Safety never depends on the exclusive
+        lock: it only saves a collector the wait.
         """
 
     def remove_debris(self, *, older_than_s: float) -> int:
-        """Remove what interrupted creates have left behind, if it is older than that; return how many.
+        """Remove leftovers of interrupted creates that are older than `older_than_s`; return how many.
 
-        With 0 all of it goes; a negative age also takes what is so much younger than now.
+        With 0 all of them are removed. A negative age also removes leftovers whose time is that far in the future.
         """
 
     def stat(self, key: str) -> ObjectInfo:
-        """Return what is known of `key` without reading it; raises NotFound."""
+        """Return size, time and version of `key` without reading it; raises NotFound."""
 
     def clock(self) -> float:
-        """Return the time by the clock that stamps `modified_s`, in seconds since 1970."""
+        """Return the time of the clock that sets `modified_s`, in seconds since 1970."""
 
     def find_free_bytes(self) -> int | None:
-        """Return how many bytes may still be written, or None where there is no such limit."""
+        """Return how many bytes can still be written, or None if there is no limit."""
 
 
 @runtime_checkable
 class MappableStore(Protocol):
-    """The optional way to have an object in memory without reading it."""
+    """Optional: a store that can map objects into memory."""
 
     def map(self, key: str, start: int, size_bytes: int) -> memoryview:
         """Return bytes as private memory; raises NotFound, or Corrupt if the object ends before.
 
-        Changes to it are nobody else's. It stays valid when the object is deleted, as long as the view lives.
+        Changes to the memory are not written back. It stays valid if the object is deleted, as long as the view lives.
         """
 
 
 @runtime_checkable
 class PlacedStore(Protocol):
-    """The optional way to tell a place that was made for something from one that does not exist yet."""
+    """Optional: a store that can tell an empty directory from one that does not exist yet."""
 
     def is_bare(self) -> bool:
-        """Tell whether the place exists, and holds nothing: an empty directory, perhaps one to mount on."""
+        """Return whether the store's directory exists and is empty; it may be an unmounted mount point."""
 
 
 @runtime_checkable
 class ConditionalStore(Protocol):
-    """The optional half: mutation guarded by a version. No safety rule of the repository needs it."""
+    """Optional: changes that succeed only for a given version. The repository's safety does not depend on it."""
 
     def replace_if_match(self, key: str, data: Buffer, *, version: str) -> ObjectInfo:
-        """Replace `key` if its version is still `version`; raises ObjectExists if it changed, NotFound if gone."""
+        """Replace `key` if its version is still `version`; raises ObjectExists if it changed, NotFound if absent."""
 
     def delete_if_match(self, key: str, *, version: str) -> None:
-        """Delete `key` if its version is still `version`; raises ObjectExists if it changed, NotFound if it is gone."""
+        """Delete `key` if its version is still `version`; raises ObjectExists if it changed, NotFound if absent."""

@@ -1,4 +1,4 @@
-"""Learn the fate of a create whose reply was lost: look at what is there, and never guess."""
+"""Creates objects although replies may be lost: reads back what is stored, and never guesses."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ ATTEMPTS: Final = 3
 
 
 def create_settled(store: ObjectStore, key: str, data: Buffer, *, durable: bool = True) -> None:
-    """Create `key`, counting an object of exactly our bytes as our own success.
+    """Create `key`; if an object with exactly these bytes exists, an earlier attempt of ours has created it.
 
-    `data` must be unlike anybody else's (it holds a random write id, or the key is random). Raises
-    ObjectExists if another's object is there, StoreError with fate "unknown" if that could not be learnt.
+    `data` must be unique to the caller: it contains a random write id, or the key is random. Raises ObjectExists if
+    another writer's object is there, and StoreError with fate "unknown" if reading it back failed.
     """
     for attempt in range(ATTEMPTS):
         try:
-            # Held: a collector that finds itself alone removes every temporary file.
+            # Locked: a collector with the exclusive lock removes every temporary file.
             with store.hold(exclusive=False):
                 store.create(key, data, durable=durable)
             return
@@ -30,14 +30,14 @@ def create_settled(store: ObjectStore, key: str, data: Buffer, *, durable: bool 
             if found == data:
                 return
             if found is not None:
-                raise ObjectExists(f"{key} was created by somebody else", key=key) from error
-            # Nothing is there: a create that "exists" but does not was refused in passing. Try again.
+                raise ObjectExists(f"{key} was created by another process", key=key) from error
+            # Nothing is there: the create failed, or the object that it met was deleted. Try again.
             if attempt + 1 == ATTEMPTS:
                 raise
 
 
 def commit_settled(store: ObjectStore, upload: Upload, key: str, size_bytes: int) -> None:
-    """Commit an upload under a random key: if an object of that size is there, it is ours."""
+    """Commit an upload under a random key; if an object of that size exists after an error, the commit succeeded."""
     try:
         upload.commit()
     except StoreError as error:
@@ -52,7 +52,7 @@ def commit_settled(store: ObjectStore, upload: Upload, key: str, size_bytes: int
 
 
 def _read_back(store: ObjectStore, key: str, size_bytes: int, cause: StoreError) -> bytes | None:
-    """Return what is under `key`, None if nothing; an object of another size stands for another's."""
+    """Return the bytes of `key`, None if it is absent, b"" if its size differs and so it is another writer's."""
     try:
         if store.stat(key).size_bytes != size_bytes:
             return b""
@@ -61,5 +61,5 @@ def _read_back(store: ObjectStore, key: str, size_bytes: int, cause: StoreError)
         return None
     except StoreError as error:
         raise StoreError(
-            f"creating {key} failed and so did looking for it: {error}", key=key, fate="unknown"
+            f"creating {key} failed, and so did reading it back: {error}", key=key, fate="unknown"
         ) from cause

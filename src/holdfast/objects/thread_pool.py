@@ -1,8 +1,8 @@
-"""Threads that nobody waits for in vain when memory runs out.
+"""Threads and tasks whose callers do not wait for ever when memory runs out.
 
-Where a step below must not fail, it allocates nothing: an attribute is set, or a lock is acquired or released without
-arguments. `threading.Condition`, `Event` and `Semaphore` do not qualify. They are written in Python, and a failed
-allocation leaves their lock held or a waiter without its signal.
+A step that must not fail allocates nothing: it sets an attribute, or acquires or releases a lock without arguments.
+`threading.Condition`, `Event` and `Semaphore` cannot be used. They are written in Python, and a failed allocation
+leaves their lock acquired or a waiter without its signal.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ Result = TypeVar("Result")
 
 _BEGIN_S: Final = 1.0
 """How long to wait for the first thread to begin, before the caller works instead."""
-_LOOK_S: Final = 1.0
-"""How often whoever waits looks again, in case a signal was lost."""
+_CHECK_S: Final = 1.0
+"""How often a waiting caller checks again, in case a signal was lost."""
 _IDLE_S: Final = 5.0
-"""How often a thread without work looks whether there will be any."""
+"""How often an idle thread checks whether the pool was shut down."""
 _START_S: Final = 30.0
-"""How long a thread may take to begin: a moment, or for ever."""
+"""How long to wait for a thread to begin. Normally it takes a moment; without memory it never begins."""
 
 
 class Task(Generic[Result]):
-    """One piece of work. It is claimed once: by a thread, by the caller that waits for it, or by `cancel`."""
+    """One function call. It is claimed once: by a thread, by the caller that waits for it, or by `cancel`."""
 
-    def __init__(self, crew: ThreadPool, work: Callable[[], Result]) -> None:
-        self._crew = crew
+    def __init__(self, pool: ThreadPool, work: Callable[[], Result]) -> None:
+        self._pool = pool
         self._work: Callable[[], Result] | None = work
         self._claim: dict[str, int] = {}
         self._is_done = False
@@ -41,21 +41,21 @@ class Task(Generic[Result]):
         self._error: BaseException | None = None
 
     def run(self) -> None:
-        """Do it, unless it has been claimed."""
+        """Run the task, unless it has been claimed."""
         if self._claim or not self._is_claimed_here():
             return
         try:
             work, self._work = self._work, None
             assert work is not None
             self._result = work()
-        except BaseException as error:  # noqa: BLE001 - raised where the result is taken
+        except BaseException as error:  # noqa: BLE001 - raised by result()
             self._error = error
         finally:
             self._is_done = True
             self._done.release()
 
     def cancel(self) -> bool:
-        """Keep it from being done; False if it has begun."""
+        """Prevent the task from running; return False if it has begun."""
         if self._claim or not self._is_claimed_here():
             return False
         self._work = None
@@ -64,46 +64,46 @@ class Task(Generic[Result]):
         return True
 
     def abandon(self) -> None:
-        """Return when nobody does it and nobody will; may be called again after an interrupt."""
+        """Return when no thread runs the task and none will; may be called again after an interrupt."""
         while not self._is_done:
             try:
-                # If this thread has claimed it before, an interrupt has ended the work: this thread is here.
+                # If this thread has claimed the task before, an interrupt has ended the work.
                 if self._is_claimed_here():
                     self._work = None
                     return
-                self._done.acquire(timeout=_LOOK_S)
+                self._done.acquire(timeout=_CHECK_S)
             except MemoryError:
-                continue  # to the end: the thread that does it needs no memory to say that it is done
+                continue  # keep waiting: the thread that runs the task needs no memory to mark it as done
 
     def wait(self) -> None:
-        """Wait until it is done; do it here if no thread does."""
-        while not self._is_done and not self._done.acquire(timeout=self._crew.find_patience_s()):
-            self._crew.note_wait()
+        """Wait until the task is done; run it in this thread if no other thread does."""
+        while not self._is_done and not self._done.acquire(timeout=self._pool.find_patience_s()):
+            self._pool.note_wait()
             self.run()
 
     def result(self) -> Result:
-        """Wait until it is done; return what came of it, or raise what it raised. To be called once."""
+        """Wait until the task is done; return its result or raise its error. Must be called once."""
         self.wait()
         error, self._error = self._error, None
         if error is not None:
             try:
                 raise error
             finally:
-                del error  # else it would hold this frame, and the frame the error
+                del error  # else error and frame would refer to each other
         result, self._result = self._result, None
         return result  # type: ignore[return-value]  # set by run()
 
     def _is_claimed_here(self) -> bool:
-        """Claim it for this thread if it is free; tell whether this thread has it.
+        """Claim the task for this thread if it is free; return whether this thread has claimed it.
 
-        One step notes the claim and who has it, so that an interrupt right after it loses neither.
+        `setdefault` records the claim and its thread in one step, so that an interrupt cannot separate the two.
         """
         here = get_ident()
         return self._claim.setdefault("by", here) == here
 
 
 class BackgroundThread:
-    """A thread for one piece of work, like `threading.Thread`; if it does not begin, `start` raises.
+    """A thread for one function, like `threading.Thread`; if the thread does not begin, `start` raises.
 
     `threading.Thread.start` waits until the new thread reports that it runs. A thread that gets no memory for its first
     steps ends without that report, and `start` waits for ever.
@@ -111,12 +111,12 @@ class BackgroundThread:
 
     def __init__(self, work: Callable[[], object], name: str) -> None:
         self.error: BaseException | None = None
-        """What the work raised."""
+        """The error that the function raised, or None."""
         self._work = work
         self._name = name
         self._pid = os.getpid()
         self._choice: dict[str, bool] = {}
-        """Whether it begins: decided once, by the thread or by `start`, whichever is first."""
+        """Whether the thread begins: decided once, by the thread or by `start`, whichever is first."""
         self._begun = threading.Lock()
         self._ended = threading.Lock()
         self._begun.acquire()
@@ -124,25 +124,25 @@ class BackgroundThread:
         self._has_begun = False
 
     def start(self) -> None:
-        """Begin; raises RuntimeError or MemoryError if there is no memory for it, and then it never begins."""
+        """Start the thread; raises RuntimeError or MemoryError without memory, and then it never begins."""
         try:
             start_new_thread(self._serve, ())
             if not self._begun.acquire(timeout=_START_S) and not self._choice.setdefault("begins", False):
-                raise MemoryError("a thread was started, and got no memory to begin")
+                raise MemoryError("a thread was started but did not get the memory to begin")
         except BaseException:
             self._choice.setdefault("begins", False)
             raise
 
     def is_alive(self) -> bool:
-        """Tell whether it is at work; in a forked child it is not."""
+        """Return whether the thread is running; False in a forked child."""
         return self._has_begun and self.is_own() and self._ended.locked()
 
     def is_own(self) -> bool:
-        """Tell whether it is a thread of this process: a forked child has none of its parent's."""
+        """Return whether the thread was started in this process, and not in the parent of a fork."""
         return self._pid == os.getpid()
 
     def join(self, timeout_s: float | None = None) -> None:
-        """Wait until it has ended, if it has begun."""
+        """Wait until the thread has ended, if it has begun."""
         if self.is_alive() and self._ended.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s)):
             self._ended.release()
 
@@ -152,16 +152,16 @@ class BackgroundThread:
         self._has_begun = True
         self._begun.release()
         try:
-            _tell_name(self._name)
+            _set_thread_name(self._name)
             self._work()
-        except BaseException as error:  # noqa: BLE001 - whoever has started it looks
+        except BaseException as error:  # noqa: BLE001 - the owner reads `error`
             self.error = error
         finally:
             self._ended.release()
 
 
 class _Slot:
-    """One thread of a crew."""
+    """One thread of a pool."""
 
     __slots__ = ("has_begun", "left")
 
@@ -172,69 +172,69 @@ class _Slot:
 
 
 class ThreadPool:
-    """At most `size` threads, begun when there is work. End it by `shutdown`.
+    """At most `size` threads, started when there is work. Call `shutdown` to end them.
 
-    Threads are started without waiting for them, and count once they have begun. A caller that waits for a task that
-    no thread has taken for a second does it itself.
+    Starting a thread does not wait for it to begin. A caller that has waited for a second for a task that no thread has
+    claimed runs the task itself.
     """
 
     def __init__(self, name: str, size: int) -> None:
         self._name = name
         self._size = size
         self._queue: SimpleQueue[Task[object] | None] = SimpleQueue()
-        self._seats: list[_Slot] = []
+        self._slots: list[_Slot] = []
         self._has_begun = False
-        self._is_over = False
+        self._is_shut_down = False
         self._has_waited = False
 
     def submit(self, work: Callable[[], Result]) -> Task[Result]:
-        """Have something done by the next thread that is free."""
+        """Queue a function for the next free thread, and return its task."""
         task = Task(self, work)
         self.enqueue(task)
         return task
 
     def enqueue(self, task: Task[Result]) -> None:
-        """Have a task done by the next thread that is free."""
+        """Queue a task for the next free thread."""
         self._queue.put(task)  # type: ignore[arg-type]  # a task of any result
-        if len(self._seats) < self._size:
-            # No room for another thread: those that there are do it, or the caller.
+        if len(self._slots) < self._size:
+            # If no thread can be started, the existing threads or the caller run the task.
             with suppress(RuntimeError, MemoryError):
                 self._start()
 
     def _start(self) -> None:
-        seat = _Slot()
-        self._seats.append(seat)
+        slot = _Slot()
+        self._slots.append(slot)
         try:
-            start_new_thread(self._serve, (seat,))
+            start_new_thread(self._serve, (slot,))
         except BaseException:
-            self._seats.remove(seat)
+            self._slots.remove(slot)
             raise
 
     def note_wait(self) -> None:
-        """Note that somebody has waited for a thread to begin: it is not waited for again."""
+        """Record that a caller has waited for the first thread to begin; later callers do not wait for that."""
         self._has_waited = True
 
     def find_patience_s(self) -> float:
-        """Return how long to wait for a task before it is worth looking whether somebody does it."""
+        """Return how long to wait for a task before checking whether a thread has claimed it."""
         if self._has_begun:
-            return _LOOK_S
-        return _BEGIN_S if self._seats and not self._has_waited else 0.0
+            return _CHECK_S
+        return _BEGIN_S if self._slots and not self._has_waited else 0.0
 
     def shutdown(self) -> None:
-        """Do all that was submitted and not cancelled, then end the threads."""
-        # First of all: a thread that begins from now on sees it and leaves, those that have begun are waited for.
-        self._is_over = True
-        with suppress(MemoryError):  # a thread that is not told looks by itself
-            for _ in self._seats:
+        """Run all tasks that were submitted and not cancelled, then end the threads."""
+        # First: a thread that begins after this sees the flag and ends. Threads that have begun are waited for.
+        self._is_shut_down = True
+        with suppress(MemoryError):  # a thread that gets no message checks the flag itself
+            for _ in self._slots:
                 self._queue.put(None)
-        while self._seats:
-            # The caller goes on only when they have left: they use its files and its memory.
+        while self._slots:
+            # Return only when all threads have ended: they use files and memory of the caller.
             try:
-                seat = self._seats[-1]
-                if seat.has_begun:
-                    seat.left.acquire()
-                    seat.has_begun = False
-                self._seats.pop()
+                slot = self._slots[-1]
+                if slot.has_begun:
+                    slot.left.acquire()
+                    slot.has_begun = False
+                self._slots.pop()
             except MemoryError:
                 continue
         with suppress(Empty):
@@ -243,34 +243,34 @@ class ThreadPool:
                 if task is not None:
                     task.run()
 
-    def _serve(self, seat: _Slot) -> None:
-        seat.has_begun = True
+    def _serve(self, slot: _Slot) -> None:
+        slot.has_begun = True
         try:
-            if not self._is_over:
+            if not self._is_shut_down:
                 self._has_begun = True
-                _tell_name(self._name)
-                while self._work_on():
+                _set_thread_name(self._name)
+                while self._run_next():
                     pass
         finally:
-            seat.left.release()
+            slot.left.release()
 
-    def _work_on(self) -> bool:
-        """Do one task, if there is one; False if there will be none."""
+    def _run_next(self) -> bool:
+        """Run the next task, if there is one; return False if the thread should end."""
         try:
             task = self._queue.get(timeout=_IDLE_S)
             if task is None:
                 return False
             task.run()
         except Empty:
-            return not self._is_over
+            return not self._is_shut_down
         except MemoryError:
-            # Of the queue, or of a task that was not begun: its caller does it.
+            # Raised by the queue, or by a task before it was claimed: its caller runs it.
             pass
         return True
 
 
-def _tell_name(name: str) -> None:
-    """Name the thread that runs, for `top -H` and debuggers."""
+def _set_thread_name(name: str) -> None:
+    """Name the current thread, for `top -H` and debuggers."""
     with suppress(OSError, MemoryError):
         with open(f"/proc/self/task/{threading.get_native_id()}/comm", "w", encoding="utf-8") as file:
             file.write(name[:15])

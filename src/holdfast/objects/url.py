@@ -1,4 +1,4 @@
-"""From what a user writes to an object store: paths and URLs, and the nearest store above a directory."""
+"""Opens object stores by path or URL, and finds the nearest store above a directory."""
 
 from __future__ import annotations
 
@@ -15,42 +15,42 @@ from holdfast.objects.protocol import ObjectStore
 
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]+:/|[^/]*://")
-"""A scheme, or a chain of them as in `simplecache::s3://`, and one slash: pathlib leaves no more of two."""
+"""A scheme, or a chain of them as in `simplecache::s3://`, and one slash: pathlib turns two slashes into one."""
 _ESCAPE: Final = re.compile(rb"%([0-9A-Fa-f]{2})")
 _CLOUD: Final = ("s3", "gs", "az")
 
-# What makes a directory a store: the repository's first object. Its key is part of the format.
+# A directory with this object is a store. It is the repository's first object; its key is part of the format.
 _CONFIG: Final = "config"
 _GENERATION: Final = re.compile(r"[0-9]{8}\Z")
 
 
 class _SystemClock:
-    """This host's time."""
+    """The clock of this host."""
 
     def now(self) -> float:
         return time.time()
 
 
 def is_url(text: str) -> bool:
-    """Tell whether a text is a URL, whole or shortened by pathlib; such a text is never taken for a path."""
+    """Return whether a text is a URL, perhaps shortened by pathlib; such a text is never used as a path."""
     return _URL.match(text) is not None
 
 
 def verify_path(text: str) -> str:
-    """Return a path of this machine; raises BadName for a URL, which would make a directory named like its scheme."""
+    """Return a local path; raises BadName for a URL, which would create a directory named like its scheme."""
     if is_url(text):
-        raise BadName(f"{text} is a URL, and no path of this machine; a directory of that name is ./{text}")
+        raise BadName(f"{text} is a URL and not a local path; a directory of that name is ./{text}")
     return text
 
 
 def open_store(url: str, *, read_only: bool = False, single_writer: bool = False) -> ObjectStore:
-    """Open the object store at a path or URL, touching nothing; raises BadName, StoreError.
+    """Open the object store at a path or URL, without I/O; raises BadName, StoreError.
 
-    A path or `file://` is a directory; `memory://` is a new empty store that nobody else sees; any other text that
-    looks like a URL is refused. With `single_writer` a filesystem that cannot create exclusively is accepted.
+    A path or `file://` is a directory. `memory://` is a new, empty, private store. Any other text that looks like a URL
+    is refused. With `single_writer`, a filesystem that cannot create exclusively is accepted.
     """
     if not url or "\0" in url:
-        raise BadName(f"{url[:80]!r} is no place for a store; give a path, as in ./ckpts")
+        raise BadName(f"{url[:80]!r} is not a path of a store; give a path, as in ./ckpts")
     found = _SCHEME.match(url)
     scheme = found[1].lower() if found else ""
     rest = url[found.end() :] if found else url
@@ -67,7 +67,7 @@ def open_store(url: str, *, read_only: bool = False, single_writer: bool = False
 
 
 def find_path(url: str) -> str | None:
-    """Return the absolute path that a path or a file URL means; None for any other URL."""
+    """Return the absolute path of a path or a file URL; None for any other URL."""
     found = _SCHEME.match(url)
     if found is None:
         return os.path.abspath(url)
@@ -75,14 +75,14 @@ def find_path(url: str) -> str | None:
 
 
 def locate_store_root(start: str | os.PathLike[str]) -> str | None:
-    """Return the nearest directory at or above `start` that holds a store, or None."""
-    place = os.path.abspath(start)
-    while not holds_config(place):
-        parent = os.path.dirname(place)
-        if parent == place:
+    """Return the nearest directory at or above `start` that is a store, or None."""
+    directory = os.path.abspath(start)
+    while not holds_config(directory):
+        parent = os.path.dirname(directory)
+        if parent == directory:
             return None
-        place = parent
-    return place
+        directory = parent
+    return directory
 
 
 def _decode_file_url(url: str, rest: str) -> str:
@@ -92,15 +92,15 @@ def _decode_file_url(url: str, rest: str) -> str:
         raise BadName(f"{url}: a file URL has three slashes and an absolute path, as in file:///data/ckpts")
     decoded = os.fsdecode(_ESCAPE.sub(lambda escape: bytes([int(escape[1], 16)]), os.fsencode("/" + path)))
     if "\0" in decoded:
-        raise BadName(f"{url} holds an escaped zero byte, which no path can have")
+        raise BadName(f"{url} contains an escaped zero byte, which no path can have")
     return decoded
 
 
 def holds_config(directory: str) -> bool:
-    """Tell whether a directory holds the config of a store."""
+    """Return whether a directory contains the config of a store."""
     try:
         names = PosixFiles(directory).list_directory(os.path.join(directory, _CONFIG))
         return any(map(_GENERATION.match, names))
     except OSError:
-        # Not there, a link, not a directory, or not ours to see: no store that we could use.
+        # Absent, a link, not a directory, or not readable: not a store that we could use.
         return False

@@ -59,7 +59,7 @@ def test_our_own_bytes_under_the_key_are_our_success() -> None:
 def test_the_bytes_of_another_under_the_key_are_a_conflict(theirs: bytes) -> None:
     store = MemoryStore()
     store.create(KEY, theirs)
-    with pytest.raises(ObjectExists, match="somebody else"):
+    with pytest.raises(ObjectExists, match="another process"):
         create_settled(store, KEY, b"ours")
     assert store.contents() == {KEY: theirs}
 

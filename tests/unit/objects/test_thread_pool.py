@@ -87,7 +87,7 @@ def test_a_thread_that_begins_after_the_end_does_nothing(crew: ThreadPool, monke
 
 def test_a_task_that_no_thread_takes_is_done_by_the_caller(crew: ThreadPool, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the thread that took it had got no memory to begin it."""
-    monkeypatch.setattr(crews, "_LOOK_S", 0.01)
+    monkeypatch.setattr(crews, "_CHECK_S", 0.01)
     go_on = threading.Event()
     first = [crew.submit(lambda: go_on.wait(PATIENCE_S)) for _ in range(3)]
     while not crew._queue.empty():

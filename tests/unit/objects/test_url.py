@@ -84,8 +84,8 @@ def test_cloud_urls_are_refused_with_a_next_step(url: str) -> None:
         ("1s3://bucket/x", "two slashes"),
         ("s3:/bucket/x", "two slashes; a directory of that name is ./s3:/bucket/x"),
         ("file:/data/ckpts", "two slashes"),
-        ("", "no place for a store"),
-        ("a\0b", "no place for a store"),
+        ("", "not a path of a store"),
+        ("a\0b", "not a path of a store"),
     ],
 )
 def test_what_cannot_be_a_store_is_refused(url: str, reason: str) -> None:

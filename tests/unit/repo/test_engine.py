@@ -237,7 +237,7 @@ def sweep_allocations(numbers: range) -> int:
 
 def test_whichever_allocation_fails_the_work_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("_testcapi", reason="this build of Python cannot make allocations fail")
-    for name in ("_BEGIN_S", "_LOOK_S", "_IDLE_S"):
+    for name in ("_BEGIN_S", "_CHECK_S", "_IDLE_S"):
         monkeypatch.setattr(crew, name, 0.02)
 
     child = os.fork()

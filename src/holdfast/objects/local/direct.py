@@ -1,4 +1,4 @@
-"""Reads around the page cache: what is not in it goes from the disk to where it is wanted, and displaces nothing."""
+"""Direct reads: bytes that are not in the page cache are read without it, so that nothing else is evicted."""
 
 from __future__ import annotations
 
@@ -9,26 +9,25 @@ from holdfast.objects.blocks import PAGE_BYTES, BlockPool, copy_bytes, is_aligne
 from holdfast.objects.local.files import Files
 
 DIRECT_BYTES: Final = 256 << 10
-"""Below this size a read through the cache, with its read-ahead, is as good."""
+"""Below this size a read through the page cache, with its read-ahead, is as fast."""
 _BLOCK_BYTES: Final = 4 << 20
-"""Enough for a disk to be fast, and little enough to be copied while it is still in the processor's cache."""
+"""Large enough for a disk to be fast, and small enough to be copied while it is in the processor's cache."""
 _KEPT_BLOCKS: Final = 8
 
 
 class DirectReads:
-    """Reads of one store's files; owns the blocks that they go through. Safe in any thread."""
+    """Direct reads of one store's files; owns the buffers for them. Thread-safe."""
 
     def __init__(self, files: Files) -> None:
-        """Begin without any block."""
         self._files = files
         self._blocks = BlockPool(_BLOCK_BYTES + PAGE_BYTES, kept=_KEPT_BLOCKS, huge=True)
 
     def read(self, handle: int, start: int, target: memoryview) -> int:
-        """Fill the beginning of `target` from byte `start` on, and return how much was filled.
+        """Fill the beginning of `target` from byte `start` on, and return how many bytes were filled.
 
-        That is nothing if the bytes are in the page cache, which is faster, or if the filesystem has no such reads.
+        Returns 0 if the bytes are in the page cache, which is faster, or if the filesystem has no direct reads.
         """
-        # Any page stands for all of them; not always the same one, for the look itself brings it into the cache.
+        # One random page is checked for all. Not always the same one: the check itself may bring it into the cache.
         if self._files.is_cached(handle, start + int.from_bytes(os.urandom(4)) % target.nbytes):
             return 0
         if not self._files.set_direct(handle, direct=True):
@@ -53,7 +52,7 @@ class DirectReads:
                         break
                     done += count
         except OSError:
-            # A disk that wants another alignment, or cannot read: the ordinary way finds out which.
+            # The disk needs another alignment, or cannot read: the read through the cache will show which.
             pass
         return done
 

@@ -1,4 +1,4 @@
-"""Advisory file locks (flock) that a child of fork does not keep."""
+"""Advisory file locks (flock) that a forked child does not inherit."""
 
 from __future__ import annotations
 
@@ -12,25 +12,24 @@ from typing import Final
 
 
 class ForkSafeLocks:
-    """The file locks of this process. Safe in any thread.
+    """The file locks of this process. Thread-safe.
 
-    A lock belongs to the open file, and a child of fork shares the open files of its parent. So a child closes its
-    copies, which leaves the lock with the parent, and the parent unlocks explicitly, which frees the lock even if a
+    A lock belongs to the open file, and a forked child shares the open files of its parent. So a child closes its
+    copies, which leaves the lock with the parent. The parent unlocks explicitly, which releases the lock even if a
     child has kept a copy.
     """
 
     def __init__(self) -> None:
-        """Hold nothing; the fork handlers are registered when the first lock is taken."""
         # Reentrant: a signal handler that forks may run while its own thread is opening a lock file.
-        self._turn = threading.RLock()
+        self._mutex = threading.RLock()
         self._handles: dict[int, bool] = {}
-        """Which of them are locked alone."""
+        """Open lock files; the value is whether the lock is exclusive."""
         self._is_registered = False
 
     def take(self, open_file: Callable[[], int], *, exclusive: bool) -> int | None:
-        """Lock the file that `open_file` opens, without waiting; None if somebody else's lock forbids it."""
-        # A fork waits for this, so the child knows every handle that it inherits.
-        with self._turn:
+        """Lock the file that `open_file` opens, without waiting; None if another lock conflicts."""
+        # A fork waits for this mutex, so the child knows every handle that it inherits.
+        with self._mutex:
             self._register()
             handle = open_file()
             self._handles[handle] = exclusive
@@ -44,10 +43,10 @@ class ForkSafeLocks:
         return handle
 
     def release(self, handle: int) -> None:
-        """Unlock and close; what a holder has written about itself goes, if it was alone."""
-        # With a second name it may be somebody else's file, into which no holder has written.
+        """Unlock and close; an exclusive holder's description of itself is removed from the file."""
+        # A file with a second name may not be ours, and no holder has written into it.
         if self._handles[handle] and os.fstat(handle).st_nlink == 1:
-            with suppress(OSError):  # the next one overwrites it
+            with suppress(OSError):  # the next holder overwrites it
                 os.ftruncate(handle, 0)
         try:
             fcntl.flock(handle, fcntl.LOCK_UN)
@@ -55,7 +54,7 @@ class ForkSafeLocks:
             self._close(handle)
 
     def _close(self, handle: int) -> None:
-        with self._turn:
+        with self._mutex:
             del self._handles[handle]
             os.close(handle)
 
@@ -63,16 +62,16 @@ class ForkSafeLocks:
         if not self._is_registered:
             self._is_registered = True
             os.register_at_fork(
-                before=self._turn.acquire, after_in_parent=self._turn.release, after_in_child=self._close_inherited
+                before=self._mutex.acquire, after_in_parent=self._mutex.release, after_in_child=self._close_inherited
             )
 
     def _close_inherited(self) -> None:
-        """Close, in a child, the locks of the parent; to unlock them would take them from the parent, too."""
+        """Close the parent's lock files in a child; unlocking would release the locks of the parent."""
         for handle in self._handles:
             os.close(handle)
         self._handles.clear()
-        self._turn.release()
+        self._mutex.release()
 
 
 PROCESS_LOCKS: Final = ForkSafeLocks()
-"""One for the process, because fork handlers cannot be unregistered."""
+"""One object per process, because fork handlers cannot be unregistered."""

@@ -1,4 +1,4 @@
-"""Goes through the directories of a local store in the order of keys, looking at no more names than are wanted."""
+"""Iterates over the files of a local store in key order, and stats no more names than needed."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from itertools import islice
 from holdfast.objects.local.files import FileStat
 
 FindNames = Callable[[str], Sequence[str]]
-"""Returns the wanted keys in a directory; its argument is empty or ends in a slash."""
+"""Returns the requested keys in a directory; the argument is empty or ends in a slash."""
 FindStats = Callable[[str, Sequence[str]], Mapping[str, FileStat | None]]
-"""Describes keys in a directory; None for what is to be left out."""
+"""Returns the stat of keys in a directory; None for keys to skip."""
 
 
 def iter_in_key_order(
     base: str, find_names: FindNames, find_stats: FindStats, *, batch: int
 ) -> Iterator[tuple[str, FileStat]]:
-    """Yield each key below `base` that is no directory, with what it is; names are described `batch` at a time."""
+    """Yield each key below `base` that is not a directory, with its stat; `batch` names are stat-ed at a time."""
     names: list[str] = []
     ahead: dict[str, Iterator[str]] = {}
     known: dict[str, FileStat | None] = {}
@@ -34,7 +34,7 @@ def iter_in_key_order(
     while names:
         key = heappop(names)
         if key not in known:
-            # The keys of one directory come in order, so those that follow are wanted next.
+            # The keys of one directory come in order, so the following ones are needed next.
             directory = key[: key.rfind("/") + 1]
             known.update(find_stats(directory, list(islice(ahead[directory], batch))))
         status = known.pop(key)

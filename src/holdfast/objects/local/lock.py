@@ -1,4 +1,4 @@
-"""The lock of a local store: waited for within a limit, and it says who holds it alone."""
+"""The lock of a local store: writers wait for it for a limited time, and an exclusive holder is named in the file."""
 
 from __future__ import annotations
 
@@ -22,54 +22,54 @@ _HOLDER_BYTES: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class LockWait:
-    """How long a writer waits for a store that a collector holds alone."""
+    """How long a writer waits for a collector that has the exclusive lock."""
 
     limit_s: float = 10.0
-    """A collector needs the lock for well under a second, unless its process is stopped. Counts for each of them."""
+    """The limit for each collector. A collector needs the lock for well under a second, unless it is stopped."""
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
 
 
 class StoreLock:
-    """A file that writers lock together and a collector locks alone. Safe in any thread."""
+    """A file with a shared lock for writers and an exclusive lock for a collector. Thread-safe."""
 
     def __init__(self, files: Files, path: str, wait: LockWait) -> None:
-        """Use the lock file at `path`, which the first holder makes."""
+        """Use the lock file at `path`, which the first holder creates."""
         self._files = files
         self._path = path
         self._wait = wait
         self._overdue: bytes | None = None
-        """The holder whose lock was not released in time: later saves do not wait for it again."""
+        """A holder that did not release the lock in time: later saves do not wait for it again."""
 
     @contextmanager
     def hold(self, *, exclusive: bool) -> Iterator[bool]:
-        """Hold the lock; yields False if somebody else's hold forbids it, for a shared one after the waiting time."""
+        """Acquire the lock; yields False if another lock conflicts, for a shared lock after the waiting time."""
         owner = os.getpid()
-        handle = self._take_alone() if exclusive else self._take_shared()
+        handle = self._lock_exclusive() if exclusive else self._lock_shared()
         try:
             yield handle is not None
         finally:
-            # A child of fork has closed its copy of the handle; its number may mean another file there by now.
+            # A forked child has closed its copy of the handle; the number may refer to another file there by now.
             if handle is not None and os.getpid() == owner:
                 self._files.unlock(handle)
 
-    def _take_alone(self) -> int | None:
+    def _lock_exclusive(self) -> int | None:
         handle = self._files.lock(self._path, exclusive=True)
-        if handle is not None and self._is_ours(handle):
+        if handle is not None and self._may_write_holder(handle):
             since = datetime.now(UTC).isoformat()
             holder = f"pid {os.getpid()} on {socket.gethostname()} since {since}".encode()
-            with suppress(OSError):  # a full disk: the lock counts, though nobody can tell whose it is
+            with suppress(OSError):  # a full disk: the lock is valid, but its holder is not named
                 self._files.write_at(handle, 0, memoryview(holder[:_HOLDER_BYTES].ljust(_HOLDER_BYTES)))
         return handle
 
-    def _is_ours(self, handle: int) -> bool:
-        """Tell whether to write into the lock file is safe: it is a file, and no other file under a second name."""
+    def _may_write_holder(self, handle: int) -> bool:
+        """Return whether writing into the lock file is safe: it is a regular file with one name only."""
         with suppress(OSError):
             status = self._files.stat_handle(handle)
             return status.kind == "file" and status.num_names == 1
         return False
 
-    def _take_shared(self) -> int | None:
+    def _lock_shared(self) -> int | None:
         watched: bytes | None = None
         deadline_s = 0.0
         while True:
@@ -82,11 +82,11 @@ class StoreLock:
                 return None
             now_s = self._wait.clock()
             if holder != watched:
-                # Each holder is waited for: one that has just begun relies on it that all writers wait. A writer that
-                # was stopped in its sleep may find another holder than before.
+                # The limit starts anew for each holder: a collector relies on all writers waiting for it. A writer
+                # that was stopped in its sleep may find another holder than before.
                 watched, deadline_s = holder, now_s + self._wait.limit_s
             if now_s >= deadline_s:
-                self._overdue = holder or None  # holders without a text cannot be told apart
+                self._overdue = holder or None  # holders without a text cannot be distinguished
                 self._report(holder)
                 return None
             self._wait.sleep(_POLL_S)
@@ -104,9 +104,9 @@ class StoreLock:
 
     def _report(self, holder: bytes) -> None:
         _log.warning(
-            "%s: a garbage collection (%s) has kept this store locked for more than %g s. This process goes on without"
-            " the lock, which is safe; the next collections may free less. If that process is stopped, continue it or"
-            " end it",
+            "%s: a garbage collection (%s) has kept this store locked for more than %g s. This process continues"
+            " without the lock, which is safe; the next collections may free less. If that process is stopped, continue"
+            " or end it",
             os.path.dirname(self._path),
             holder.decode("ascii", "backslashreplace") or "an unknown process",
             self._wait.limit_s,
