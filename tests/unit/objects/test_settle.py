@@ -76,7 +76,7 @@ def test_a_refusal_that_stays_is_raised() -> None:
 
 
 def test_a_store_that_cannot_be_asked_leaves_the_fate_unknown() -> None:
-    with pytest.raises(StoreError, match="so did looking") as caught:
+    with pytest.raises(StoreError, match="so did reading it back") as caught:
         create_settled(Blind(MemoryStore()), KEY, b"ours")
     assert caught.value.fate == "unknown"
 
