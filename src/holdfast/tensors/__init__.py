@@ -1,1 +1,1 @@
-"""Tensors: their storages, their bytes and what describes them; the lowest layer that knows torch."""
+"""Tensors: their storages, their bytes and their specs. The lowest layer that imports torch."""

@@ -1,4 +1,4 @@
-"""From bytes to tensors: how much memory a group of tensors needs, which bytes go where, and the tensors over it."""
+"""Builds tensors from bytes: plans the memory of a group, the reads that fill it, and the tensors over it."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from holdfast.tensors.spec import TensorSpec, contiguous_stride
 
 CPU = torch.device("cpu")
 _TRAY_BYTES: Final = 16 << 10
-"""Larger tensors are read straight into their own memory."""
+"""Larger tensors are read directly into their own memory."""
 TRAY_DTYPES: Final = frozenset(
     {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128}
     | {torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8}
 )
-"""Whose copies keep all bits, and make torch warn of nothing: not booleans, which it makes 0 or 1."""
+"""Dtypes that torch copies bit by bit and without a warning; not bool, which it normalises to 0 or 1."""
 _MAX_SPREAD: Final = 1024
-"""Of a tensor whose items lie further apart than this, on average, the memory between them is not touched."""
+"""If a tensor spans more than this many times the bytes of its items, its memory is allocated sparsely."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """One read: all bytes of an entry, into memory that is its own for that long."""
+    """One read: all bytes of an entry, into a buffer that nothing else uses during the read."""
 
     entry: Entry
     buffer: memoryview
@@ -40,15 +40,15 @@ class Fill:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """CPU memory for tensors that share it, and what has to be read into it."""
+    """CPU memory for tensors that share it, and the reads that fill it."""
 
     memory: torch.Tensor
-    """Of bytes."""
+    """A tensor of bytes."""
     fills: tuple[Fill, ...]
     places: tuple[int, ...]
-    """Where in the memory the bytes of each tensor begin."""
+    """The offset in the memory of each tensor's bytes."""
     scatter: tuple[TensorSpec, torch.Tensor] | None = None
-    """Of packed items: the memory that they are read into, to be spread out afterwards."""
+    """For packed items: their spec and the memory that they are read into, before they are spread out."""
 
     def finish(self) -> torch.Tensor:
         """Return the memory once everything has been read into it."""
@@ -60,29 +60,29 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Tray:
-    """Memory that small tensors of one kind are read into side by side, before each gets memory of its own."""
+    """Memory for small tensors of one spec, read side by side before each is copied to memory of its own."""
 
     spec: TensorSpec
     memory: torch.Tensor
-    """A row for each of them."""
+    """One row for each tensor."""
 
     def cut(self) -> list[memoryview]:
         """Return the memory of each tensor."""
         size = self.memory.nbytes
         view = view_bytes(view_storage(self.memory.untyped_storage(), 0, size))
         step = size // len(self.memory)
-        return [view[at : at + step] for at in range(0, size, step)]
+        return [view[start : start + step] for start in range(0, size, step)]
 
     def build(self) -> Sequence[torch.Tensor]:
-        """Return the tensors once everything has been read: one call of torch for all of them."""
-        # Torch's stub knows only the variant that returns nothing.
+        """Return the tensors once everything has been read, by one call of torch."""
+        # torch's stub has only the overload that returns None.
         tensors: Sequence[torch.Tensor] = torch.unbind_copy(self.memory)  # type: ignore[func-returns-value,assignment]
         is_bare = self.spec.role == "tensor" and not self.spec.requires_grad
         return tensors if is_bare else [dress(tensor, self.spec) for tensor in tensors]
 
 
 def fits_tray(spec: TensorSpec, size_bytes: int) -> bool:
-    """Tell whether a tensor, which shares memory with no other, is small and nothing but dense items of a number."""
+    """Return whether a tensor that shares no memory can use a tray: it is small, contiguous and of a plain dtype."""
     is_small = spec.dtype in TRAY_DTYPES and 0 < size_bytes <= _TRAY_BYTES
     is_bare = not (spec.offset or spec.at or spec.packed or spec.conj or spec.neg or spec.meta)
     is_sound = not spec.requires_grad or spec.dtype.is_floating_point or spec.dtype.is_complex
@@ -92,12 +92,12 @@ def fits_tray(spec: TensorSpec, size_bytes: int) -> bool:
 
 
 def plan_tray(spec: TensorSpec, count: int) -> Tray:
-    """Take memory for so many tensors."""
+    """Allocate memory for `count` tensors."""
     return Tray(spec, torch.empty((count, *spec.shape), dtype=spec.dtype, device=CPU))
 
 
 def plan_block(members: Sequence[tuple[Entry, TensorSpec]], *, what: str) -> Block:
-    """Take memory for tensors of one alias group (or for one alone) and say what to read into it."""
+    """Allocate memory for the tensors of one alias group, or for a single tensor, and plan what to read into it."""
     first_entry, first = members[0]
     if any(spec.packed for _, spec in members):
         if not all(spec.packed and _are_alike(spec, first) for _, spec in members):
@@ -108,24 +108,24 @@ def plan_block(members: Sequence[tuple[Entry, TensorSpec]], *, what: str) -> Blo
     places, size = _place([(spec.at, entry.size_bytes) for entry, spec in members])
     memory = new_memory(size, CPU)
     view = view_bytes(memory)
-    # Tied tensors are one and the same bytes: read once.
+    # Tied tensors have the same bytes, which are read once.
     spans = {(at, entry.size_bytes): entry for at, (entry, _) in zip(places, members, strict=True) if entry.size_bytes}
     fills = tuple(Fill(entry, view[at : at + size]) for (at, size), entry in spans.items())
     return Block(memory, fills, places)
 
 
 def measure_block(members: Sequence[tuple[Entry, TensorSpec]]) -> tuple[tuple[int, ...], int]:
-    """Return where in the memory of `plan_block` the tensors begin, and its size in bytes; takes no memory."""
+    """Return the offsets and the size in bytes that `plan_block` would use, without allocating."""
     if members[0][1].packed:
         return (0,) * len(members), members[0][1].span_bytes
     return _place([(spec.at, entry.size_bytes) for entry, spec in members])
 
 
 def _place(spans: Sequence[tuple[int, int]]) -> tuple[tuple[int, ...], int]:
-    """Return where bytes that lay at (start, size) go, and how much memory that takes.
+    """Return an offset in new memory for each (start, size) of the old, and the size of the new memory.
 
-    What overlaps stays as it lay. What is nobody's is left out: of a whole group there is nothing, but if only a part
-    of it is loaded, or the store lies, it may be more than there is memory.
+    Spans that overlap keep their relative offsets. Gaps are left out: a whole group has none, but if a part of it is
+    loaded, or the offsets in the store are damaged, the gaps may be larger than the memory.
     """
     if len(spans) == 1:
         return (0,), spans[0][1]
@@ -146,17 +146,17 @@ def _are_alike(spec: TensorSpec, other: TensorSpec) -> bool:
 
 
 def spread_memory(spec: TensorSpec, size_bytes: int, what: str) -> torch.Tensor:
-    """Take memory for packed items and what lies between them, which no bytes of the store stand for."""
+    """Allocate memory for packed items and the gaps between them, which have no bytes in the store."""
     if spec.span_bytes <= _MAX_SPREAD * size_bytes:
         return torch.zeros(spec.span_bytes, dtype=torch.uint8)
     try:
         return new_sparse_memory(spec.span_bytes)
     except MemoryError as error:
-        raise Corrupt(f"{what}: its items lie too far apart: {error}", key=what) from error
+        raise Corrupt(f"{what}: the gaps between its items are too large: {error}", key=what) from error
 
 
 def spread_items(packed: torch.Tensor, spec: TensorSpec, memory: torch.Tensor, offset: int) -> None:
-    """Copy packed items to where they lie in memory, a tensor of bytes; `offset` is in items."""
+    """Copy packed items to their strided positions in `memory`, a tensor of bytes; `offset` is in items."""
     size = item_bytes(spec.dtype)
     stride = tuple(step for size, step in zip(spec.shape, spec.stride, strict=True) if step or size == 1)
     target = view_items(memory, size, spec.packed_shape, stride, offset)
@@ -164,7 +164,7 @@ def spread_items(packed: torch.Tensor, spec: TensorSpec, memory: torch.Tensor, o
 
 
 def build_tensor(spec: TensorSpec, memory: torch.Tensor, *, what: str) -> torch.Tensor:
-    """Return the tensor that `spec` describes over `memory`, the bytes of its alias group on any device."""
+    """Return the tensor that `spec` describes; `memory` has the bytes of its alias group, on any device."""
     if spec.requires_grad and not (spec.dtype.is_floating_point or spec.dtype.is_complex):
         raise Corrupt(f"{what} cannot require a gradient", key=what)
     if spec.meta:
@@ -180,17 +180,17 @@ def build_tensor(spec: TensorSpec, memory: torch.Tensor, *, what: str) -> torch.
 
 
 def new_empty(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return a tensor without items, whose memory is still to be set."""
+    """Return a tensor without items; the caller sets its memory."""
     if dtype != torch.complex32:
         return torch.empty(0, dtype=dtype, device=device)
     with warnings.catch_warnings():
-        # That torch can do little with this dtype is not for whoever loads it to hear.
+        # torch warns that it supports few operations for this dtype, which does not help a user who loads it.
         warnings.simplefilter("ignore", UserWarning)
         return torch.empty(0, dtype=dtype, device=device)
 
 
 def dress(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
-    """Return `tensor` with the flags and the role that `spec` states."""
+    """Return `tensor` with the flags and the role in `spec`."""
     if spec.conj:
         tensor = torch.conj(tensor)
     if spec.neg:

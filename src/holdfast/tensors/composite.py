@@ -1,4 +1,4 @@
-"""Tensors made of other tensors: taken apart and put together again; and what can be neither read nor taken apart."""
+"""Splits tensors that are made of other tensors and joins them again; refuses tensors that cannot be saved."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from holdfast.tensors.spec import find_span
 SUBCLASS: Final = "subclass"
 _is_functional: Final = torch._is_functional_tensor
 _is_transformed: Final = torch._C._functorch.is_functorch_wrapped_tensor
-# By name: most of them live in modules that nobody should have to import in order to meet none of them.
+# By name, so that the modules that define them, which few programs use, need not be imported.
 _REFUSED: Final = MappingProxyType(
     {
-        "torch._subclasses.fake_tensor.FakeTensor": "a fake tensor holds no values: save the tensor it stands for",
+        "torch._subclasses.fake_tensor.FakeTensor": "a fake tensor has no values: save the tensor it stands for",
         "torch._subclasses.functional_tensor.FunctionalTensor": (
-            "a functional tensor lives only while a function is traced: save it outside of the trace"
+            "a functional tensor exists only while a function is traced: save it outside of the trace"
         ),
         "torch.nn.parameter.UninitializedTensorMixin": (
             "an uninitialized parameter or buffer has no shape yet: run its module once"
@@ -46,44 +46,44 @@ _REFUSED: Final = MappingProxyType(
             "a ShardedTensor is one rank's part of a tensor: save its local_tensor()"
         ),
         "torch.distributed._functional_collectives.AsyncCollectiveTensor": (
-            "an AsyncCollectiveTensor is still on its way: save what its wait() returns"
+            "an AsyncCollectiveTensor may not have arrived yet: save what its wait() returns"
         ),
     }
 )
 
 
 class TensorTypes(Protocol):
-    """The tensor classes that a store was told about."""
+    """The tensor classes that are registered with a store."""
 
     def id_of(self, cls: type, /) -> str:
-        """Return the name under which a class is saved; MUST raise Unsupported for one that is not known."""
+        """Return the name under which a class is saved; MUST raise Unsupported if it is not registered."""
         ...
 
     def find(self, type_id: str, /) -> type:
-        """Return the class of that name; MUST raise Unsupported for one that is not known, and import nothing."""
+        """Return the class with that name; MUST raise Unsupported if it is not registered, and import nothing."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a tensor is made of."""
+    """The parts of a tensor that is made of others."""
 
     kind: str
     meta: dict[str, Json]
     tensors: Mapping[str, torch.Tensor]
-    """By role. Those of a subclass may be made of others in turn; the others are ordinary."""
+    """By name. The parts of a subclass may themselves be made of others; those of a layout are ordinary."""
 
 
 def has_own_bytes(tensor: torch.Tensor) -> bool:
-    """Tell whether a tensor is an ordinary one, strided items in memory, and not made of others."""
+    """Return whether a tensor is ordinary: strided items in memory, not made of other tensors."""
     return type(tensor) in ORDINARY_CLASSES and tensor.layout == torch.strided and not tensor.is_nested
 
 
 def split(tensor: torch.Tensor, *, types: TensorTypes, encode_value: Callable[[object], Json]) -> Parts | None:
-    """Take a tensor apart; None for an ordinary one, whose bytes are its own.
+    """Split a tensor into its parts; return None for an ordinary tensor.
 
-    A part may be an object that other tensors hold too: the offsets of jagged tensors are what makes their ragged
-    sizes equal. Who gives such tensors the same object when joining keeps that.
+    Several tensors may share a part: jagged tensors have equal ragged sizes only if their offsets are the same object.
+    A caller that passes the same object to `join` for all of them preserves that.
     """
     _verify_kind(tensor)
     if has_own_bytes(tensor):
@@ -92,15 +92,15 @@ def split(tensor: torch.Tensor, *, types: TensorTypes, encode_value: Callable[[o
     if kind is not None:
         meta, tensors = split_layout(kind, tensor)
         try:
-            # What loading would refuse must not be saved; torch itself lets such tensors be made.
+            # A tensor that could not be loaded must not be saved; torch allows invalid ones to be made.
             join_layout(Meta(kind, meta), tensors)
         except Corrupt as error:
-            raise Unsupported(f"{error}. It could not be loaded again: build it anew from parts that fit") from error
+            raise Unsupported(f"{error}. It could not be loaded again: rebuild it from valid parts") from error
     elif type(tensor) not in ORDINARY_CLASSES:
         kind = SUBCLASS
         meta, tensors = _split_subclass(tensor, types, encode_value)
     else:
-        raise Unsupported(f"a tensor of layout {tensor.layout} has no form in the format: save its to_dense()")
+        raise Unsupported(f"a tensor of layout {tensor.layout} cannot be saved: save its to_dense()")
     return Parts(kind, {**meta, "role": find_role(tensor), "requires_grad": tensor.requires_grad}, tensors)
 
 
@@ -112,15 +112,15 @@ def join(
     types: TensorTypes,
     decode_value: Callable[[Json], object],
 ) -> torch.Tensor:
-    """Put a tensor together from parts that are not trusted; raises Corrupt if they do not fit.
+    """Build a tensor from parts that are not trusted; raises Corrupt if they do not fit together.
 
-    Of a subclass, `types` has the class, and its own `__tensor_unflatten__` runs.
+    For a subclass, its class is found in `types`, and its `__tensor_unflatten__` runs.
     """
     fields = Meta(str(kind)[:80], meta)
     if kind == SUBCLASS:
         tensor = _join_subclass(fields, tensors, types, decode_value)
     elif kind == "nested" and "values" in tensors and tensors["values"].is_meta:
-        raise Unsupported("torch has no nested tensors on the meta device, but for jagged ones: load it to the CPU")
+        raise Unsupported("torch has no nested tensors on the meta device, except jagged ones: load it to the CPU")
     elif is_layout(fields.kind):
         tensor = join_layout(fields, tensors)
     else:
@@ -129,7 +129,7 @@ def join(
 
 
 def verify_readable(tensor: torch.Tensor) -> None:
-    """Raise Unsupported unless the bytes of an ordinary tensor are there; on the meta device none are missed."""
+    """Raise Unsupported unless the memory of an ordinary tensor can be read; a meta tensor needs none."""
     _verify_kind(tensor)
     if tensor.is_quantized:
         _verify_quantizer(tensor)
@@ -141,25 +141,25 @@ def verify_readable(tensor: torch.Tensor) -> None:
     dtype = tensor.dtype
     needed = -(-int(tensor.storage_offset() + items) * item_bytes(dtype) // items_per_byte(dtype))
     storage = tensor.untyped_storage()
-    held = storage.nbytes() if storage.data_ptr() else 0
-    if held < needed:
+    present = storage.nbytes() if storage.data_ptr() else 0
+    if present < needed:
         raise Unsupported(
-            f"the memory of this tensor was freed: it needs {needed} bytes, and its storage has {held};"
+            f"the memory of this tensor was freed: it needs {needed} bytes, and its storage has {present};"
             " save it while it is allocated, or leave it out"
         )
 
 
 def _verify_kind(tensor: torch.Tensor) -> None:
-    """Refuse what has neither bytes nor parts."""
+    """Raise Unsupported for a tensor that has neither readable bytes nor parts."""
     if type(tensor) not in ORDINARY_CLASSES:
         _verify_class(type(tensor))
     verify_unwrapped(tensor)
     if tensor.is_mkldnn:
-        raise Unsupported("an mkldnn tensor keeps its bytes in a form of its own: save its to_dense()")
+        raise Unsupported("an mkldnn tensor keeps its bytes in an opaque layout: save its to_dense()")
 
 
 def verify_unwrapped(tensor: torch.Tensor) -> None:
-    """Raise Unsupported for what only looks like an ordinary tensor, while a function is traced or transformed."""
+    """Raise Unsupported for a wrapper that exists only while a function is traced or transformed."""
     if _is_functional(tensor):
         raise Unsupported(_REFUSED["torch._subclasses.functional_tensor.FunctionalTensor"])
     if _is_transformed(tensor):
@@ -174,14 +174,14 @@ def _verify_class(cls: type) -> None:
 
 
 def _verify_quantizer(tensor: torch.Tensor) -> None:
-    """Refuse what torch lets be made, and what has no values or others than it seems."""
+    """Raise Unsupported for quantised tensors that torch allows, but whose values are undefined or not as they seem."""
     try:
         scheme = tensor.qscheme()
     except RuntimeError as error:
-        raise Unsupported("a quantised tensor without scale and zero point has no values: quantize it anew") from error
+        raise Unsupported("a quantised tensor without scale and zero point has no values: quantize it again") from error
     if items_per_byte(tensor.dtype) > 1 and tensor.storage_offset():
-        # torch takes the offset for bytes there, and so begins at another item than was asked for.
-        raise Unsupported(f"a slice of a {tensor.dtype} tensor does not begin where it should: save the whole")
+        # torch reads the offset of these dtypes as bytes, so the slice starts at the wrong item.
+        raise Unsupported(f"torch starts a slice of a {tensor.dtype} tensor at the wrong item: save the whole tensor")
     if scheme != torch.per_tensor_affine:
         axis, num_scales = tensor.q_per_channel_axis(), tensor.q_per_channel_scales().numel()
         if not 0 <= axis < tensor.dim() or tensor.size(axis) != num_scales:
@@ -192,10 +192,10 @@ def _verify_quantizer(tensor: torch.Tensor) -> None:
 
 
 def _dress(tensor: torch.Tensor, meta: Meta) -> torch.Tensor:
-    """Return `tensor` with the role and the flag that `meta` states."""
+    """Return `tensor` with the role and the gradient flag in `meta`."""
     role, requires_grad = meta.text("role"), meta.flag("requires_grad")
     if role not in ROLES:
-        meta.refuse(f"{role[:80]!r} is no role of a tensor")
+        meta.refuse(f"{role[:80]!r} is not a role of a tensor")
     with refusals_as_corrupt(meta):
         return give_role(tensor, ROLES[role], requires_grad=requires_grad)
 
@@ -205,18 +205,18 @@ def _split_subclass(tensor: torch.Tensor, types: TensorTypes, encode_value: Call
     flatten = getattr(tensor, "__tensor_flatten__", None)
     if flatten is None or getattr(cls, "__tensor_unflatten__", None) is None:
         raise Unsupported(
-            f"class {cls.__qualname__} does not say what its tensors are made of (it has no __tensor_flatten__ and"
-            " __tensor_unflatten__): save tensor.as_subclass(torch.Tensor)"
+            f"class {cls.__qualname__} has no __tensor_flatten__ and __tensor_unflatten__, so its tensors cannot be"
+            " split into parts: save tensor.as_subclass(torch.Tensor)"
         )
     type_id = types.id_of(cls)
     names, context = flatten()
     tensors = {name: getattr(tensor, name) for name in names}
     for name, part in tensors.items():
         if not isinstance(part, torch.Tensor):
-            raise Unsupported(f"class {cls.__qualname__} is made of more than tensors: {name!r} is a {type(part)}")
+            raise Unsupported(f"class {cls.__qualname__} has a part that is not a tensor: {name!r} is a {type(part)}")
     shape, stride = list(tensor.shape), list(tensor.stride()) if tensor.layout == torch.strided else []
     if not all(isinstance(number, int) for number in (*shape, *stride)):
-        raise Unsupported(f"a {cls.__qualname__} of a shape that is not all numbers cannot be saved: save its parts")
+        raise Unsupported(f"a {cls.__qualname__} with a symbolic or ragged size cannot be saved: save its parts")
     meta = {"type": type_id, "parts": list(names), "context": encode_value(context), "shape": shape, "stride": stride}
     return meta, tensors
 
@@ -226,7 +226,7 @@ def _join_subclass(
 ) -> torch.Tensor:
     names = meta.take("parts")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names) or set(names) != tensors.keys():
-        meta.refuse(f"there are {sorted(tensors)[:10]}")
+        meta.refuse(f"it has the parts {sorted(tensors)[:10]}")
     shape, stride = torch.Size(meta.counts("shape")), meta.counts("stride")
     cls = types.find(meta.text("type"))
     unflatten = getattr(cls, "__tensor_unflatten__", None)
@@ -240,5 +240,5 @@ def _join_subclass(
         text = f"class {cls.__qualname__} did not accept its saved parts: {first_line(error)}; has it changed?"
         raise Unsupported(text) from error
     if not isinstance(tensor, torch.Tensor) or type(tensor) is not cls or tensor.shape != shape:
-        raise Unsupported(f"class {cls.__qualname__} made something else of its saved parts: has it changed?")
+        raise Unsupported(f"class {cls.__qualname__} built a different tensor from its saved parts: has it changed?")
     return tensor

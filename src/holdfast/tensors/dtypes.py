@@ -1,4 +1,4 @@
-"""Dtypes by name and size: every one that this torch has, and none that a name from a store could conjure up."""
+"""Dtypes by name and by size: the fixed table of those that this torch has; no name from a store is evaluated."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from holdfast.repo.format.record import Json
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _ITEMS_PER_BYTE: Final = MappingProxyType({torch.quint4x2: 2, torch.quint2x4: 4})
-# From str(dtype) rather than the attribute: some dtypes have several attributes (`float`, `bit`), but one own name.
+# From str(dtype), not the attribute: some dtypes have several attributes (`float`, `bit`), but one name of their own.
 _BY_NAME: Final = MappingProxyType(
     {str(found).removeprefix("torch."): found for found in vars(torch).values() if isinstance(found, torch.dtype)}
 )
@@ -26,7 +26,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def find_dtype(name: Json) -> torch.dtype:
-    """Return the dtype of that name; raises NewerFormat for one that this torch does not have."""
+    """Return the dtype with that name; raises NewerFormat if this torch does not have it."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise Corrupt(f"{str(name)[:80]!r} is not the name of a dtype: run holdfast check")
     found = _BY_NAME.get(name)
@@ -36,14 +36,14 @@ def find_dtype(name: Json) -> torch.dtype:
 
 
 def item_bytes(dtype: torch.dtype) -> int:
-    """Return the bytes of one item; 1 for dtypes that hold several values in a byte."""
+    """Return the bytes of one item; 1 for dtypes that pack several values into a byte."""
     return dtype.itemsize
 
 
 def items_per_byte(dtype: torch.dtype) -> int:
-    """Return how many items of a shape share one byte of storage: 1, but for two quantised dtypes.
+    """Return how many items share one byte of storage: 1, except for two quantised dtypes.
 
-    Those are laid out as if contiguous, in `ceil(items / items_per_byte)` bytes. What torch allocates for them is
-    rounded up for each row; the bytes after the last item are never written.
+    Tensors of these two are laid out as if contiguous, in `ceil(items / items_per_byte)` bytes. torch allocates more,
+    rounding up for each row, but never writes the bytes after the last item.
     """
     return _ITEMS_PER_BYTE.get(dtype, 1)

@@ -1,4 +1,4 @@
-"""Loads that want no values: FakeTensorMode and the meta device are told what tensors are, and no byte is read."""
+"""Support for loading under FakeTensorMode and on the meta device, where tensors have no values and no byte is read."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ def find_fake_mode() -> FakeMode:
 
 
 def leave_fake_mode(mode: FakeMode) -> AbstractContextManager[object]:
-    """Return a context in which tensors are real although `mode`, if there is one, is active around it."""
+    """Return a context that disables the active fake mode; it does nothing if `mode` is None."""
     return nullcontext() if mode is None else unset_fake_temporarily()
 
 
 def enter_fake_mode(mode: FakeMode) -> AbstractContextManager[object]:
-    """Return a context in which tensors belong to `mode`; they are real if that is None."""
+    """Return a context that enables `mode`; it does nothing if `mode` is None."""
     return nullcontext() if mode is None else mode
 
 
 def has_values(tensor: torch.Tensor) -> bool:
-    """Tell whether there are bytes behind a strided tensor that was allocated: not so if it is fake or meta."""
+    """Return whether an allocated strided tensor has bytes: False if it is fake or on the meta device."""
     return not isinstance(tensor, FakeTensor) and not tensor.is_meta
 
 
 def make_fake(tensor: torch.Tensor, mode: FakeTensorMode, *, what: str) -> torch.Tensor:
-    """Return a real tensor as a fake one of `mode`; raises Unsupported if torch has no fake tensors of its kind."""
+    """Convert a real tensor to a fake one of `mode`; raises Unsupported if torch has no fake tensors of its kind."""
     if isinstance(tensor, FakeTensor):
         return tensor
     try:
@@ -46,7 +46,7 @@ def make_fake(tensor: torch.Tensor, mode: FakeTensorMode, *, what: str) -> torch
 
 
 def find_fake_problem(target: torch.Tensor) -> str:
-    """Return why nothing can be loaded into a tensor, if real and fake tensors would be mixed; else nothing."""
+    """Return why a load into `target` would mix real and fake tensors; an empty text if it would not."""
     is_fake, is_active = isinstance(target, FakeTensor), find_fake_mode() is not None
     if is_fake and not is_active:
         return "the target is a fake tensor, which has no memory; load inside of its FakeTensorMode"

@@ -1,4 +1,4 @@
-"""Layouts that have no storage of their own (sparse, nested, jagged): from and to ordinary tensors, never trusted."""
+"""Splits sparse, nested and jagged tensors into ordinary tensors, and joins them again after checking every part."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _SPARSE: Final = MappingProxyType(
 )
 
 Split = tuple[dict[str, Json], dict[str, torch.Tensor]]
-"""What describes a tensor, and the tensors that it is made of."""
+"""The metadata of a tensor, and the tensors that it is made of."""
 
 
 @dataclass(frozen=True, slots=True)
 class Meta:
-    """What a store says about a tensor; each accessor checks the type."""
+    """The metadata of a tensor as read from a store; each accessor checks the type of its field."""
 
     kind: str
     values: Json
@@ -48,39 +48,39 @@ class Meta:
         return self.values[field]
 
     def flag(self, field: str) -> bool:
-        """Return a field that is true or false."""
+        """Return a boolean field."""
         value = self.take(field)
         return value if isinstance(value, bool) else self.refuse(f"{field!r} is not true or false")
 
     def text(self, field: str) -> str:
         """Return a string field."""
         value = self.take(field)
-        return value if isinstance(value, str) else self.refuse(f"{field!r} is not a text")
+        return value if isinstance(value, str) else self.refuse(f"{field!r} is not a string")
 
     def count(self, field: str) -> int:
-        """Return a whole number that is not negative and not absurd."""
+        """Return an integer field that is a valid size: from 0 to 2**60."""
         return self._verify_count(field, self.take(field))
 
     def counts(self, field: str) -> tuple[int, ...]:
-        """Return a list of such numbers."""
+        """Return a list of valid sizes."""
         value = self.take(field)
         if not isinstance(value, list):
             self.refuse(f"{field!r} is not a list")
         return tuple(self._verify_count(field, item) for item in value)
 
     def refuse(self, why: str, *, cause: Exception | None = None) -> NoReturn:
-        """Raise Corrupt."""
-        raise Corrupt(f"the parts of a {self.kind} tensor do not fit: {why}") from cause
+        """Raise Corrupt for this tensor, with the reason."""
+        raise Corrupt(f"the parts of a {self.kind} tensor do not fit together: {why}") from cause
 
     def _verify_count(self, field: str, value: Json) -> int:
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MAX_ITEMS:
-            self.refuse(f"{field!r} holds {str(value)[:40]!r}, which is not a size")
+            self.refuse(f"{field!r} has the value {str(value)[:40]!r}, which is not a size")
         return value
 
 
 @contextmanager
 def refusals_as_corrupt(meta: Meta) -> Iterator[None]:
-    """Turn what torch raises about parts that do not fit into Corrupt."""
+    """Turn the errors that torch raises for invalid parts into Corrupt."""
     try:
         yield
     except (RuntimeError, ValueError, TypeError, AssertionError) as error:
@@ -88,12 +88,12 @@ def refusals_as_corrupt(meta: Meta) -> Iterator[None]:
 
 
 def first_line(error: Exception) -> str:
-    """Return what an error says, without the page of C++ that torch may add."""
+    """Return the first line of an error's text, without the C++ stack trace that torch may add."""
     return (str(error).splitlines() or [type(error).__name__])[0][:300]
 
 
 def find_layout(tensor: torch.Tensor) -> str | None:
-    """Return the kind of a tensor whose layout is made of others; None if it is not."""
+    """Return the kind of a sparse, nested or jagged tensor; None for any other tensor."""
     if type(tensor) is NestedTensor:
         return "jagged"
     if type(tensor) not in ORDINARY_CLASSES:
@@ -102,27 +102,27 @@ def find_layout(tensor: torch.Tensor) -> str | None:
 
 
 def split_layout(kind: str, tensor: torch.Tensor) -> Split:
-    """Take a tensor of that kind apart; its parts share its memory."""
+    """Split a tensor of that kind into its metadata and its parts, which share its memory."""
     return _SPLITTERS[kind](tensor.detach())
 
 
 def is_host_part(kind: str, role: str) -> bool:
-    """Tell whether a part stays on the CPU, whichever device the tensor is on."""
+    """Return whether a part is always on the CPU, whichever device the tensor is on."""
     return kind == "nested" and role != "values"
 
 
 def is_layout(kind: str) -> bool:
-    """Tell whether there is such a kind."""
+    """Return whether `kind` is a layout that this module can join."""
     return kind in _JOINERS
 
 
 def join_layout(meta: Meta, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Put a tensor together; raises Corrupt for parts that break the rules of the layout."""
+    """Build a tensor from its parts; raises Corrupt if they break the rules of the layout."""
     for name, part in tensors.items():
         if not _is_ordinary(part):
             meta.refuse(f"{name!r} is not an ordinary tensor")
     with warnings.catch_warnings(), refusals_as_corrupt(meta):
-        # That a layout is young was said to whoever made the tensor; whoever loads it need not hear it.
+        # torch warned that the layout is a beta when the tensor was made. Loading it need not warn again.
         warnings.filterwarnings("ignore", r"Sparse \w+ tensor support is in beta", UserWarning)
         warnings.filterwarnings("ignore", "The PyTorch API of nested tensors is in prototype", UserWarning)
         return _JOINERS[meta.kind](meta, tensors)
@@ -138,16 +138,16 @@ def _is_ordinary(tensor: object) -> bool:
 
 
 def _take(meta: Meta, tensors: Mapping[str, torch.Tensor], *names: str, optional: str = "") -> list[torch.Tensor]:
-    """Return the parts of these names, which must be all there are."""
+    """Return the parts with these names; raise Corrupt if one is missing or there are others."""
     if not set(names) <= tensors.keys() <= {*names, optional}:
-        meta.refuse(f"there are {sorted(tensors)[:10]}, not {sorted(names)}")
+        meta.refuse(f"it has the parts {sorted(tensors)[:10]}, not {sorted(names)}")
     return [tensors[name] for name in names]
 
 
 def _verify_index(
     meta: Meta, part: torch.Tensor, device: torch.device, *, dims: int, dtypes: tuple[torch.dtype, ...]
 ) -> None:
-    """Refuse what torch would read as indices without looking twice."""
+    """Raise Corrupt for index tensors of the wrong device, dtype or rank, which torch would use unchecked."""
     if part.device != device or part.dtype not in dtypes or part.dim() != dims or part.is_neg():
         meta.refuse(f"indices are {part.dim()}-dimensional {part.dtype} on {part.device}")
 
@@ -171,7 +171,7 @@ def _join_coo(meta: Meta, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         values.detach(),
         meta.counts("shape"),
         is_coalesced=meta.flag("coalesced"),
-        device=values.device,  # else it would be moved to the default device, if there is one
+        device=values.device,  # otherwise torch moves it to the default device, if one is set
         check_invariants=not values.is_meta,
     )
     if (tensor.sparse_dim(), tensor.dense_dim()) != (meta.count("sparse_dim"), meta.count("dense_dim")):
@@ -194,10 +194,10 @@ def _join_compressed(meta: Meta, tensors: Mapping[str, torch.Tensor]) -> torch.T
     for part in (compressed, plain):
         _verify_index(meta, part, values.device, dims=max(part.dim(), 1), dtypes=(torch.int64, torch.int32))
     if not values.is_meta:
-        # torch's own check of these would follow them out of the other indices before it has looked at them all.
+        # Checked here first: torch's own check reads out of bounds before it has validated all of them.
         low, high = compressed[..., :-1], compressed[..., 1:]
         if bool(((compressed < 0) | (compressed > plain.size(-1))).any() | (low > high).any()):
-            meta.refuse("the compressed indices do not lie within the others, in order")
+            meta.refuse("the compressed indices are out of range or not in order")
     return torch.sparse_compressed_tensor(
         compressed,
         plain,
@@ -210,10 +210,10 @@ def _join_compressed(meta: Meta, tensors: Mapping[str, torch.Tensor]) -> torch.T
 
 
 def _split_nested(tensor: torch.Tensor) -> Split:
-    # All of the storage, in the order of memory: torch counts the offsets of the rows from its beginning.
+    # The whole storage in memory order: torch counts the offsets of the rows from its beginning.
     parts = {"values": tensor.values()}
     sizes = tensor._nested_tensor_size()
-    # One that never had a row has no number of dimensions either, and garbage in place of its sizes.
+    # A nested tensor that never had a row has no number of dimensions, and its sizes are garbage.
     if sizes.dim() == 2:
         parts["sizes"] = sizes
         parts["strides"] = tensor._nested_tensor_strides()
@@ -228,12 +228,12 @@ def _join_nested(meta: Meta, tensors: Mapping[str, torch.Tensor]) -> torch.Tenso
     for part in (sizes, strides, offsets):
         _verify_index(meta, part, torch.device("cpu"), dims=1 if part is offsets else 2, dtypes=(torch.int64,))
     if values.dim() != 1 or not values.is_contiguous() or values.is_conj() or values.is_neg():
-        meta.refuse("the values are not a span of memory")
+        meta.refuse("the values are not contiguous memory")
     if sizes.shape != strides.shape or sizes.shape[:1] != offsets.shape:
-        meta.refuse("there are not as many sizes as strides and offsets")
+        meta.refuse("the numbers of sizes, strides and offsets differ")
     _verify_rows(meta, values.numel(), sizes, strides, offsets)
     if not len(sizes):
-        # torch reads the first row to learn the dimensions, even where there is none: make one and drop it.
+        # torch reads the first row to find the dimensions, even if there is none: make one and drop it.
         row = sizes.new_zeros(1, sizes.size(1))
         strides = row.clone()
         strides[:, -1:] = 1
@@ -245,10 +245,10 @@ def _join_nested(meta: Meta, tensors: Mapping[str, torch.Tensor]) -> torch.Tenso
 def _verify_rows(
     meta: Meta, num_values: int, sizes: torch.Tensor, strides: torch.Tensor, offsets: torch.Tensor
 ) -> None:
-    """Refuse rows that lie outside of the values."""
+    """Raise Corrupt if a row reaches outside of the values."""
     if any(bool((part < 0).any()) for part in (sizes, strides, offsets)):
         meta.refuse("a size, stride or offset is negative")
-    # Doubles do not wrap around, and are exact for all that could fit.
+    # Doubles do not overflow, and are exact for every size that could fit.
     is_empty = (sizes == 0).any(1)
     items = sizes.double().prod(1).masked_fill(is_empty, 0)
     spans = ((sizes - 1).double() * strides.double()).sum(1) + 1
@@ -281,22 +281,22 @@ def _join_jagged(meta: Meta, tensors: Mapping[str, torch.Tensor]) -> torch.Tenso
         meta.refuse("there are not as many lengths as offsets")
     if not values.is_meta:
         _verify_ragged(meta, values.size(ragged_dim - 1), offsets, lengths)
-    # The lengths that torch remembers are sizes of empty tensors, for the sake of its compiler.
+    # torch keeps the minimum and maximum length as the size of an empty tensor, for its compiler.
     known = {name: meta.count(name) for name in ("min_seqlen", "max_seqlen") if meta.take(name) is not None}
     cache = {name: torch.zeros(length, 0, device="cpu") for name, length in known.items()}
-    # The very same offsets and lengths, not copies: torch takes ragged sizes for equal if they are one object.
+    # The same offsets and lengths, not copies: torch treats ragged sizes as equal only if they are the same object.
     return NestedTensor(values.detach(), offsets, lengths=lengths, _ragged_idx=ragged_dim, _metadata_cache=cache)
 
 
 def _verify_ragged(meta: Meta, total: int, offsets: torch.Tensor, lengths: torch.Tensor | None) -> None:
-    """Refuse pieces that lie outside of the ragged dimension."""
+    """Raise Corrupt if a row reaches outside of the ragged dimension."""
     begins, ends = offsets.long(), offsets.long()[1:]
     if lengths is not None:
         if bool(((lengths < 0) | (lengths > total)).any()):
             meta.refuse("a length is negative or too large")
         ends = begins[:-1].clamp(max=total) + lengths
     if bool(((begins < 0) | (begins > total)).any() | (ends < begins[:-1]).any() | (ends > total).any()):
-        meta.refuse(f"a piece lies outside of the {total} that there are")
+        meta.refuse(f"a row reaches beyond the {total} items of the ragged dimension")
 
 
 _SPLITTERS: Final[Mapping[str, Callable[[torch.Tensor], Split]]] = MappingProxyType(

@@ -1,4 +1,4 @@
-"""Memory as bytes: raw views of storages and of strided items, whatever their dtype or device."""
+"""Raw views and copies of storages and strided items, of any dtype and on any device."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from typing import Final
 import torch
 
 ALIGNMENT: Final = 16
-"""The largest item: what begins at a multiple of it can be any dtype's storage offset."""
+"""The size of the largest item: a multiple of it is a valid storage offset for every dtype."""
 RAW_DTYPES: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
-"""A dtype of each item size that every operation of torch knows; copies of it keep all bits."""
+"""For each item size, a dtype that every torch operation supports; copying it keeps all bits."""
 
 
 def new_memory(size_bytes: int, device: torch.device) -> torch.Tensor:
-    """Return new memory as a tensor of bytes; what is in it is undefined."""
+    """Return uninitialised memory as a tensor of bytes."""
     return torch.empty(size_bytes, dtype=torch.uint8, device=device)
 
 
 def new_sparse_memory(size_bytes: int) -> torch.Tensor:
-    """Return zeros as a tensor of bytes; only pages that are written to take memory. Raises MemoryError."""
+    """Return zeros as a tensor of bytes, of which only written pages take memory; raises MemoryError."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     try:
         pages = mmap.mmap(-1, size_bytes, flags=flags)
     except (OSError, OverflowError) as error:
-        raise MemoryError(f"{size_bytes} bytes of memory cannot be had") from error
-    # One item must not cost two megabytes.
+        raise MemoryError(f"{size_bytes} bytes of memory cannot be allocated") from error
+    # With huge pages, one written item would take two megabytes.
     pages.madvise(mmap.MADV_NOHUGEPAGE)
     return wrap_memory(memoryview(pages))
 
@@ -35,43 +35,43 @@ def new_sparse_memory(size_bytes: int) -> torch.Tensor:
 def view_storage(
     storage: torch.UntypedStorage, start: int, stop: int, device: torch.device | None = None
 ) -> torch.Tensor:
-    """Return bytes of a storage as a tensor; no copy. A fake storage does not know the `device` that it claims."""
+    """Return bytes of a storage as a tensor, without a copy; a fake storage does not know its `device`: pass it."""
     empty = torch.empty(0, dtype=torch.uint8, device=device or storage.device)
     return empty.set_(storage, start, (stop - start,), (1,))
 
 
 def copy_bytes(storage: torch.UntypedStorage, start: int, stop: int) -> bytes:
-    """Return a copy of bytes that a CPU storage has."""
+    """Return a copy of some bytes of a CPU storage."""
     if stop > storage.nbytes():
         raise ValueError(f"bytes up to {stop} of a storage that has {storage.nbytes()}")
     return string_at(storage.data_ptr() + start, stop - start)
 
 
 def view_memory(storage: torch.UntypedStorage, start: int, stop: int) -> memoryview:
-    """Return bytes that a CPU storage has: no copy, and good as long as somebody holds the storage at its size."""
+    """Return bytes of a CPU storage without a copy; valid while the storage is alive and is not resized."""
     if stop > storage.nbytes():
         raise ValueError(f"bytes up to {stop} of a storage that has {storage.nbytes()}")
     return memoryview((c_ubyte * (stop - start)).from_address(storage.data_ptr() + start)).cast("B")
 
 
 def view_bytes(memory: torch.Tensor) -> memoryview:
-    """Return CPU memory, given as a tensor of bytes, as what reads and writes can use; no copy."""
+    """Return a CPU tensor of bytes as a memoryview, without a copy."""
     return memoryview(memory.numpy().data) if memory.numel() else memoryview(bytearray())
 
 
 def view_items(
     memory: torch.Tensor, item_bytes: int, shape: tuple[int, ...], stride: tuple[int, ...], offset: int
 ) -> torch.Tensor:
-    """Return memory, given as a tensor of bytes, as strided items of a raw dtype; no copy."""
+    """Return a tensor of bytes as strided items of a raw dtype, without a copy."""
     empty = torch.empty(0, dtype=RAW_DTYPES[item_bytes], device=memory.device)
     return empty.set_(memory.untyped_storage(), offset, shape, stride)
 
 
 def view_raw(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the items of an ordinary tensor as a raw dtype: no conjugation, no gradient, no quantizer; no copy."""
+    """Return the items of an ordinary tensor as a raw dtype, without conjugation, gradient, quantizer or copy."""
     empty = torch.empty(0, dtype=RAW_DTYPES[tensor.element_size()], device=tensor.device)
-    place = (tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
-    return empty.set_(tensor.untyped_storage(), *place)
+    geometry = (tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
+    return empty.set_(tensor.untyped_storage(), *geometry)
 
 
 def copy_items(raw: torch.Tensor, first: int, last: int) -> torch.Tensor:
@@ -87,5 +87,5 @@ def copy_items(raw: torch.Tensor, first: int, last: int) -> torch.Tensor:
 
 
 def wrap_memory(buffer: memoryview) -> torch.Tensor:
-    """Return writable memory that belongs to somebody else as a tensor of bytes, which keeps it alive; no copy."""
+    """Return a writable buffer as a tensor of bytes that keeps it alive, without a copy."""
     return torch.frombuffer(buffer, dtype=torch.uint8) if buffer.nbytes else torch.empty(0, dtype=torch.uint8)

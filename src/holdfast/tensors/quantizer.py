@@ -1,4 +1,4 @@
-"""The quantizers of quantised tensors, which lie outside their bytes: as JSON, and applied again to bytes."""
+"""Quantizers of quantised tensors, which are not part of their bytes: encoded as JSON, and used to rebuild tensors."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _PARAMETER_DTYPES: Final = (torch.float64, torch.float32, torch.int64, torch.int
 
 
 def encode_quantizer(tensor: torch.Tensor) -> Json:
-    """Return the quantizer of a tensor, its floats as raw bytes in hex."""
+    """Return the quantizer of a tensor as JSON; floats are in hexadecimal, so that no bit is lost."""
     scheme = tensor.qscheme()
     if scheme == torch.per_tensor_affine:
         return [_PER_TENSOR, tensor.q_scale().hex(), tensor.q_zero_point()]
     if scheme in (torch.per_channel_affine, torch.per_channel_affine_float_qparams):
         scales, zeros = tensor.q_per_channel_scales(), tensor.q_per_channel_zero_points()
         return [_PER_CHANNEL, tensor.q_per_channel_axis(), *_encode_vector(scales), *_encode_vector(zeros)]
-    raise Unsupported(f"a tensor quantised by {scheme} has no form in the format; dequantize it")
+    raise Unsupported(f"a tensor quantised by {scheme} cannot be saved; dequantize it")
 
 
 def _encode_vector(vector: torch.Tensor) -> list[Json]:
@@ -33,25 +33,25 @@ def _encode_vector(vector: torch.Tensor) -> list[Json]:
 
 
 def decode_quantizer(value: Json, *, what: str) -> Json:
-    """Check a quantizer; raises Corrupt unless it is one."""
+    """Return `value` if it is a valid quantizer or None; raises Corrupt otherwise."""
     if value is None:
         return None
     try:
         _parse(value)
     except (ValueError, TypeError, OverflowError, RuntimeError, Corrupt) as error:
-        raise Corrupt(f"{what} has a quantizer that makes no sense", key=what) from error
+        raise Corrupt(f"{what} has an invalid quantizer", key=what) from error
     return value
 
 
 def make_quantised(
     shape: tuple[int, ...], dtype: torch.dtype, quantizer: Json, *, device: torch.device, what: str
 ) -> torch.Tensor:
-    """Return an empty tensor with that quantizer, whose memory is still to be set."""
+    """Return an empty tensor with that quantizer; the caller sets its memory."""
     if device.type == "meta":
         raise Unsupported(f"{what}: torch has no quantised tensors on the meta device; load it to the CPU")
     parsed = _parse(quantizer)
     with warnings.catch_warnings():
-        # That torch will part with these dtypes is not for whoever reads an old snapshot to hear.
+        # torch warns that these dtypes are deprecated, which does not help a user who loads an old snapshot.
         warnings.simplefilter("ignore", UserWarning)
         return _make_quantised(shape, dtype, parsed, device, what)
 
@@ -66,7 +66,7 @@ def _make_quantised(
         if not (axis < len(shape) and scales.numel() == zeros.numel() == shape[axis]):
             raise Corrupt(f"{what} has a quantizer for another shape", key=what)
         empty = list(shape)
-        # The channels must be there for torch to accept the quantizer; the items need not.
+        # torch accepts the quantizer only for the full number of channels; there need not be any items.
         if len(shape) > 1:
             empty[0 if axis else 1] = 0
         return torch._empty_per_channel_affine_quantized(

@@ -1,4 +1,4 @@
-"""What a tensor was to its module, which its bytes do not tell: a parameter, a buffer, or neither."""
+"""The role of a tensor in its module: a parameter, a buffer, or neither."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final, Literal
 import torch
 
 Role = Literal["tensor", "parameter", "buffer", "passing buffer"]
-"""The last is a buffer that is not persistent."""
+"""A "passing buffer" is a buffer that is not persistent."""
 
 ROLES: Final[Mapping[str, Role]] = {
     "tensor": "tensor",
@@ -19,8 +19,8 @@ ROLES: Final[Mapping[str, Role]] = {
 
 
 def find_role(tensor: torch.Tensor) -> Role:
-    """Tell what a tensor is to its module."""
-    # Torch marks tensors by these attributes. Asking for `__dict__` would give every tensor of the caller a dict.
+    """Return the role of a tensor."""
+    # torch marks tensors by these attributes. Reading `__dict__` would create a dict for every tensor of the caller.
     if type(tensor) is torch.Tensor and not (hasattr(tensor, "_is_param") or hasattr(tensor, "_is_buffer")):
         return "tensor"
     if isinstance(tensor, torch.nn.Parameter):
@@ -31,7 +31,7 @@ def find_role(tensor: torch.Tensor) -> Role:
 
 
 def give_role(tensor: torch.Tensor, role: Role, *, requires_grad: bool) -> torch.Tensor:
-    """Return `tensor` in that role; raises RuntimeError if its dtype cannot require a gradient."""
+    """Return `tensor` with that role; raises RuntimeError if its dtype cannot require a gradient."""
     if role == "parameter":
         return torch.nn.Parameter(tensor, requires_grad=requires_grad)
     if role != "tensor":

@@ -1,4 +1,4 @@
-"""Tensors as sources of bytes: which bytes of which storage each one needs, who shares memory, where chunks end."""
+"""Plans how tensors are saved as bytes: the span of its storage each needs, which share memory, where chunks end."""
 
 from __future__ import annotations
 
@@ -25,61 +25,61 @@ from holdfast.tensors.spec import TensorSpec, contiguous_stride, count_bytes, de
 
 _COPIED_BYTES: Final = 16 << 10
 _MAX_CUTS: Final = 50_000
-"""Views that overlap in more ways than this are stored with the whole of what they share."""
+"""A group of overlapping views that needs more cuts than this is stored as one shared span."""
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What many sources have in common: what their bytes mean, how many there are, and where chunks end."""
+    """What many sources have in common: spec, size, and the ends of their chunks."""
 
     meaning: TensorSpec
     size_bytes: int
     cuts: Sequence[int] = ()
     spec: Json = None
-    """The meaning, encoded."""
+    """`meaning`, encoded as JSON."""
 
 
-# A tuple, not a dataclass: there may be very many, and it is made in a fraction of the time.
+# A tuple, not a dataclass: there may be very many, and a tuple is created in a fraction of the time.
 class TensorSource(NamedTuple):
-    """The bytes of one tensor, read from its storage in place, or gathered if they lie apart."""
+    """The bytes of one tensor: read in place from its storage, or gathered if there are gaps between its items."""
 
     name: str
     tensor: torch.Tensor
     form: Form
     start: int = 0
-    """Where in its storage the bytes begin."""
+    """The offset of the first byte in its storage."""
     alias: int = 0
 
     @property
     def meaning(self) -> TensorSpec:
-        """What the tensor is."""
+        """The spec of the tensor."""
         return self.form.meaning
 
     @property
     def size_bytes(self) -> int:
-        """How many bytes there are."""
+        """The number of bytes."""
         return self.form.size_bytes
 
     @property
     def cuts(self) -> Sequence[int]:
-        """Where the chunks end."""
+        """The offsets at which chunks end."""
         return self.form.cuts
 
     @property
     def spec(self) -> Json:
-        """What the bytes mean."""
+        """The spec of the tensor, as JSON."""
         return self.form.spec
 
     @property
     def note(self) -> Json:
-        """Where the tensor was."""
+        """The device of the tensor, as JSON; None for the CPU and the meta device."""
         if self.tensor.is_cpu or self.tensor.is_meta:
             return None
         return {"device": str(self.tensor.device)}
 
     def read(self, start: int, stop: int) -> memoryview:
-        """Return the bytes from `start` to `stop`: the tensor's own memory where that can be, or a copy of a few."""
-        name, tensor, form, at, _ = self
+        """Return the bytes from `start` to `stop`: a view of the tensor's memory if possible, otherwise a copy."""
+        name, tensor, form, base, _ = self
         if form.meaning.packed:
             size = tensor.element_size()
             first, last = start // size, -(-stop // size)
@@ -87,21 +87,20 @@ class TensorSource(NamedTuple):
             data = view_bytes(view_storage(items.untyped_storage(), 0, (last - first) * size))
             return data[start - first * size : stop - first * size]
         storage = tensor.untyped_storage()
-        if at + stop > storage.nbytes():
+        if base + stop > storage.nbytes():
             raise SourceChanged(f"{name!r}: its memory was freed while it was being saved; nothing was committed")
         if not tensor.is_cpu:
-            return view_bytes(view_storage(storage, at + start, at + stop).cpu())
-        # A view costs more than a copy of that little.
+            return view_bytes(view_storage(storage, base + start, base + stop).cpu())
+        # To create a view takes longer than to copy so few bytes.
         if stop - start <= _COPIED_BYTES:
-            return memoryview(copy_bytes(storage, at + start, at + stop))
-        return view_memory(storage, at + start, at + stop)
+            return memoryview(copy_bytes(storage, base + start, base + stop))
+        return view_memory(storage, base + start, base + stop)
 
 
 class TensorSources(Sequence[TensorSource]):
-    """Sources of many tensors as columns: each is made when it is asked for, and takes 36 bytes until then, not 88."""
+    """Sources of many tensors, stored as columns: 36 bytes each instead of 88. A source is created when accessed."""
 
     def __init__(self) -> None:
-        """Begin with none."""
         self._names: list[str] = []
         self._tensors: list[torch.Tensor] = []
         self._forms: list[Form] = []
@@ -117,11 +116,11 @@ class TensorSources(Sequence[TensorSource]):
         self._aliases.append(0)
 
     def change(self, number: int, form: Form, start: int, alias: int) -> None:
-        """Change what is read of a tensor."""
+        """Replace the form, the start and the alias of the source at index `number`."""
         self._forms[number], self._starts[number], self._aliases[number] = form, start, alias
 
     def __len__(self) -> int:
-        """Return how many there are."""
+        """Return the number of sources."""
         return len(self._names)
 
     @overload
@@ -129,19 +128,19 @@ class TensorSources(Sequence[TensorSource]):
     @overload
     def __getitem__(self, index: slice) -> list[TensorSource]: ...
     def __getitem__(self, index: int | slice) -> TensorSource | list[TensorSource]:
-        """Return one source, or some."""
+        """Return one source, or a list of sources for a slice."""
         if isinstance(index, slice):
             return [self[number] for number in range(*index.indices(len(self)))]
-        place = (self._starts[index], self._aliases[index])
-        return TensorSource(self._names[index], self._tensors[index], self._forms[index], *place)
+        numbers = (self._starts[index], self._aliases[index])
+        return TensorSource(self._names[index], self._tensors[index], self._forms[index], *numbers)
 
     def __iter__(self) -> Iterator[TensorSource]:
-        """Yield all."""
+        """Yield all sources, in the order in which they were added."""
         return map(TensorSource, self._names, self._tensors, self._forms, self._starts, self._aliases)
 
 
 def _drop_repeated(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the raw items without the dimensions in which every item is the same one."""
+    """Return the raw items without the dimensions of stride 0, in which every item is the same one."""
     raw = view_raw(tensor)
     for dim in reversed(range(raw.dim())):
         if raw.stride(dim) == 0 and raw.size(dim) > 1:
@@ -151,34 +150,34 @@ def _drop_repeated(tensor: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """The bytes of a storage that one tensor reaches over."""
+    """The bytes of a storage from a tensor's first item to its last."""
 
     number: int
-    """Of the tensor."""
+    """The index of the tensor."""
     start: int
     stop: int
 
 
 @dataclass(frozen=True, slots=True)
 class _Whole:
-    """What tensors of one geometry are, and the form that those have which share memory with no other."""
+    """The spec of tensors of one geometry, and their form if they share memory with no other tensor."""
 
     spec: TensorSpec
     span_bytes: int
     form: Form
     offset_bytes: int = 0
-    """What one item of a storage offset stands for; such tensors as share bytes between items have no offset."""
+    """The bytes of one item of a storage offset; 0 for dtypes that pack items into bytes: these have no offset."""
 
 
 class _Forms:
-    """Finds the forms of sources: equal tensors share one, and equal specs are one object, which is written once."""
+    """Creates the forms of sources. Equal tensors share a form, and equal specs are one object that is written once."""
 
     def __init__(self) -> None:
         self._wholes: dict[tuple[object, ...], _Whole] = {}
         self._encoded: dict[str, Json] = {}
 
     def find(self, tensor: torch.Tensor) -> _Whole:
-        """Describe a tensor; those that differ in nothing but their values are described once."""
+        """Return the spec and form of a tensor; tensors that differ only in their values share them."""
         if tensor.is_quantized:
             verify_readable(tensor)
             return self._plan_alone(describe(tensor))
@@ -198,12 +197,12 @@ class _Forms:
         return found
 
     def make(self, meaning: TensorSpec, size_bytes: int, cuts: Sequence[int]) -> Form:
-        """Return a form with its meaning encoded."""
+        """Return a form with its spec encoded."""
         spec = encode_spec(meaning)
         return Form(meaning, size_bytes, cuts, self._encoded.setdefault(repr(spec), spec))
 
     def pack(self, spec: TensorSpec) -> Form:
-        """Return the form of a tensor that is stored without what lies between its items."""
+        """Return the form of a tensor that is stored without the gaps between its items."""
         spec = replace(spec, packed=True)
         size = count_bytes(spec.dtype, math.prod(spec.packed_shape))
         return self.make(spec, size, _cut_cells(0, size, item_bytes(spec.dtype), spec.packed_shape))
@@ -214,7 +213,7 @@ class _Forms:
             return _Whole(spec, 0, self.make(spec, 0, ()))
         if items_per_byte(spec.dtype) > 1:
             if _is_gappy(spec):
-                raise Unsupported(f"a part of a {spec.dtype} tensor cannot be saved; save the whole, or a copy")
+                raise Unsupported(f"a slice of a {spec.dtype} tensor cannot be saved; save the whole tensor, or a copy")
             return _Whole(spec, size, self.make(spec, size, _cut_cells(0, size, 1, _find_rows(spec))))
         item = item_bytes(spec.dtype)
         if _is_gappy(spec):
@@ -223,21 +222,20 @@ class _Forms:
 
 
 class SourcePlan:
-    """Plans sources for ordinary tensors, which must stay alive and unchanged while the sources are in use.
+    """Plans sources for ordinary tensors. They must stay alive and unchanged while the sources are in use.
 
-    Tensors that share a storage share an alias number and, where they overlap, chunks. What no tensor reaches
-    of a storage is not saved.
+    Tensors that share a storage share an alias number and, where they overlap, chunks. Bytes of a storage that no
+    tensor covers are not saved.
     """
 
     def __init__(self) -> None:
-        """Begin with no tensors."""
         self._forms = _Forms()
         self._sources = TensorSources()
-        # The address of each tensor's storage, 0 for a tensor without bytes: 8 bytes each, where a dict would take 90.
+        # The address of each tensor's storage, 0 for a tensor without bytes: 8 bytes each; a dict would take 90.
         self._storages = array("Q")
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
-        """Take up a tensor that has bytes of its own; raises Unsupported for one whose bytes are not there."""
+        """Add an ordinary tensor; raises Unsupported if its memory was freed or cannot be read."""
         verify_unwrapped(tensor)
         whole = self._forms.find(tensor)
         start = address = 0
@@ -245,15 +243,15 @@ class SourcePlan:
             start = int(tensor.storage_offset()) * whole.offset_bytes
             storage = tensor.untyped_storage()
             if storage.nbytes() < start + whole.span_bytes or not storage.data_ptr():
-                verify_readable(tensor)  # which says what is missing
+                verify_readable(tensor)  # raises with the reason
             address = storage._cdata
         self._storages.append(address)
         self._sources.add(name, tensor, whole.form, start)
 
     def make(self) -> TensorSources:
-        """Return a source for each tensor, in order; to be called once."""
+        """Return a source for each tensor, in order; call it once."""
         sources = self._sources
-        # In the order of the first tensors: the numbers are part of the content.
+        # Numbered in the order of each group's first tensor, because alias numbers are part of the content.
         for alias, numbers in enumerate(group_equal(self._storages), start=1):
             wholes = {number: self._forms.find(sources[number].tensor) for number in numbers}
             members = {number: (sources[number], whole.spec) for number, whole in wholes.items()}
@@ -265,7 +263,7 @@ class SourcePlan:
 
 
 def group_equal(addresses: array[int]) -> list[list[int]]:
-    """Return the positions of each address other than 0 that occurs more than once, in the order of the first ones."""
+    """Return the positions of each nonzero address that occurs more than once, ordered by first position."""
     values = np.frombuffer(addresses, dtype=np.uint64)
     order = np.argsort(values)
     ordered = values[order]
@@ -279,16 +277,16 @@ def group_equal(addresses: array[int]) -> list[list[int]]:
 
 _Members = Mapping[int, tuple[TensorSource, TensorSpec]]
 _Planned = tuple[int, Form, int]
-"""The number of a tensor, its form, and where in the storage its bytes begin."""
+"""The index of a tensor, its form, and the offset of its bytes in the storage."""
 
 
 def _is_gappy(spec: TensorSpec) -> bool:
-    """Tell whether the tensor reaches over memory that is not its own."""
+    """Return whether there are gaps between the tensor's items in memory."""
     return spec.span_items > math.prod(spec.packed_shape)
 
 
 def _plan_group(spans: Sequence[_Span], members: _Members, forms: _Forms) -> Iterator[_Planned]:
-    """Yield the plan of each of several tensors in one storage."""
+    """Yield the plan of each tensor in a group that shares one storage."""
     specs = [members[span.number][1] for span in spans]
     geometries = {(span.start, spec.dtype, spec.shape, spec.stride) for span, spec in zip(spans, specs, strict=True)}
     if len(geometries) > 1 or not _is_gappy(specs[0]):
@@ -298,7 +296,7 @@ def _plan_group(spans: Sequence[_Span], members: _Members, forms: _Forms) -> Ite
 
 
 def _plan_shared(spans: Sequence[_Span], members: _Members, forms: _Forms) -> Iterator[_Planned]:
-    """Cut what tensors share wherever one begins or ends: each has whole chunks, and none is stored twice."""
+    """Cut shared memory wherever a tensor begins or ends, so that each has whole chunks and none is stored twice."""
     base = 0
     for segment in _merge(spans):
         low, high = min(span.start for span in segment), max(span.stop for span in segment)
@@ -306,13 +304,13 @@ def _plan_shared(spans: Sequence[_Span], members: _Members, forms: _Forms) -> It
         count = sum(bisect_left(ends, span.stop) - bisect_left(ends, span.start) for span in segment)
         is_tangled = count > _MAX_CUTS + 2 * len(ends)
         if is_tangled:
-            # All of them begin here, whatever the size of their items.
+            # Every tensor of the segment starts its entry here, so the offset must suit every item size.
             low -= low % ALIGNMENT
             ends = _cut_cells(low, high, 1, ())
             if len(ends) * len(segment) > 100 * _MAX_CUTS:
                 raise TooLarge(
                     f"{members[segment[0].number][0].name}: {len(segment)} views overlap in too many ways;"
-                    " save clones of them, or what they are views of"
+                    " save clones of them, or the tensor that they are views of"
                 )
         base += (low - base) % ALIGNMENT
         for span in segment:
@@ -325,12 +323,12 @@ def _plan_shared(spans: Sequence[_Span], members: _Members, forms: _Forms) -> It
 
 
 def _take(ends: Sequence[int], start: int, stop: int) -> list[int]:
-    """Return the cuts of one span, counted from its start."""
+    """Return the cuts of one span, relative to its start."""
     return [end - start for end in ends[bisect_left(ends, start + 1) : bisect_left(ends, stop) + 1]]
 
 
 def _merge(spans: Sequence[_Span]) -> Iterator[list[_Span]]:
-    """Yield groups of spans that touch each other."""
+    """Yield groups of spans that overlap."""
     group: list[_Span] = []
     reach = 0
     for span in sorted(spans, key=lambda span: (span.start, span.stop)):
@@ -343,7 +341,7 @@ def _merge(spans: Sequence[_Span]) -> Iterator[list[_Span]]:
 
 
 def _cut_segment(segment: Sequence[_Span], members: _Members) -> list[int]:
-    """Return where chunks end: at every edge, and in between on the grid of the tensor that lies there, if any."""
+    """Return where chunks end: at every edge of a span, and between edges on the grid of the tensor with that span."""
     rows = {}
     for span in reversed(segment):
         source, spec = members[span.number]
@@ -355,14 +353,14 @@ def _cut_segment(segment: Sequence[_Span], members: _Members) -> list[int]:
 
 
 def _find_rows(spec: TensorSpec) -> tuple[int, ...]:
-    """Return the shape whose rows the cells are made of: nothing unless the memory is in C order."""
+    """Return the shape whose rows cells are cut along; () if the memory is not in C order."""
     return spec.shape if spec.stride == contiguous_stride(spec.shape) else ()
 
 
 def _cut_cells(start: int, stop: int, item_bytes: int, shape: tuple[int, ...]) -> list[int]:
-    """Return where the cells of [start, stop) end: whole rows of a tensor of that shape, or the plain grid.
+    """Return where the cells of [start, stop) end: at whole rows of `shape`, or every CHUNK_BYTES without a shape.
 
-    The grid depends on the shape alone, so a tensor that is saved in shards of rows has the same cells.
+    The cells depend on the shape alone, so a tensor that is saved in shards of rows has the same ones.
     """
     if stop - start <= CHUNK_BYTES:
         return [stop]

@@ -1,4 +1,4 @@
-"""What a tensor is besides its bytes: dtype, geometry and flags, as the spec of its entry and back."""
+"""The spec of a tensor (dtype, shape, strides, flags): read from a tensor, encoded as JSON, decoded and checked."""
 
 from __future__ import annotations
 
@@ -26,44 +26,44 @@ _FLAGS: Final = ("packed", "conj", "neg", "requires_grad", "meta")
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """What a tensor is; part of the content of its entry."""
+    """Everything about a tensor but its bytes; part of the content of its entry."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
     stride: tuple[int, ...]
-    """In items, like all strides of torch."""
+    """In items, as in torch."""
     offset: int = 0
-    """In items: where in the entry's bytes the tensor begins."""
+    """In items: the offset of the tensor in the entry's bytes."""
     at: int = 0
-    """In bytes: where in the memory that its alias group shares the entry's bytes lie."""
+    """In bytes: the offset of the entry's bytes in the memory that its alias group shares."""
     packed: bool = False
-    """The entry's bytes are the tensor's items in C order, without what lies between them in memory."""
+    """The entry's bytes are the tensor's items in C order, without the gaps between them in memory."""
     conj: bool = False
     neg: bool = False
     requires_grad: bool = False
     meta: bool = False
-    """There are no bytes: the tensor was on the meta device."""
+    """The tensor was on the meta device and has no bytes."""
     role: Role = "tensor"
     quantizer: Json = None
 
     @property
     def span_items(self) -> int:
-        """How many items lie between the first and the last in memory, both included."""
+        """The number of items in memory from the first to the last, both included."""
         return find_span(self.shape, self.stride)
 
     @property
     def span_bytes(self) -> int:
-        """How many bytes of memory the tensor reaches over."""
+        """The number of bytes in memory from the first item to the last, both included."""
         return count_bytes(self.dtype, self.span_items)
 
     @property
     def packed_shape(self) -> tuple[int, ...]:
-        """The shape without the dimensions in which every item is the same one."""
+        """The shape without the dimensions of stride 0, in which every item is the same one."""
         return tuple(size for size, step in zip(self.shape, self.stride, strict=True) if step or size == 1)
 
 
 def find_span(shape: Sequence[int], stride: Sequence[int]) -> int:
-    """Return how many items lie between the first and the last, both included."""
+    """Return the number of items in memory from the first to the last, both included."""
     if 0 in shape:
         return 0
     # A list, not a generator: most tensors have few dimensions, and there may be many tensors.
@@ -71,12 +71,12 @@ def find_span(shape: Sequence[int], stride: Sequence[int]) -> int:
 
 
 def count_bytes(dtype: torch.dtype, items: int) -> int:
-    """Return how many bytes that many items take; some quantised dtypes have several in one."""
+    """Return the bytes that `items` items take; some quantised dtypes pack several items into one byte."""
     return -(-items // items_per_byte(dtype)) * item_bytes(dtype)
 
 
 def contiguous_stride(shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the strides of a tensor of this shape that is contiguous, as torch numbers them."""
+    """Return the strides that torch gives a contiguous tensor of this shape."""
     strides: list[int] = []
     step = 1
     for size in reversed(shape):
@@ -86,10 +86,10 @@ def contiguous_stride(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def describe(tensor: torch.Tensor) -> TensorSpec:
-    """Describe an ordinary tensor; where its bytes go is for the caller to say."""
+    """Return the spec of an ordinary tensor; the caller sets `offset`, `at` and `packed`."""
     if tensor.dim() > MAX_DIMS:
         raise Unsupported(
-            f"a tensor of {tensor.dim()} dimensions has more than the format holds, {MAX_DIMS}; reshape it"
+            f"a tensor of {tensor.dim()} dimensions cannot be saved: the format allows {MAX_DIMS}; reshape it"
         )
     return TensorSpec(
         dtype=tensor.dtype,
@@ -105,7 +105,7 @@ def describe(tensor: torch.Tensor) -> TensorSpec:
 
 
 def encode_spec(spec: TensorSpec) -> dict[str, Json]:
-    """Return the JSON of a spec, with nothing in it that goes without saying."""
+    """Return a spec as JSON; fields that have their default value are left out."""
     fields: dict[str, Json] = {"type": TENSOR, "dtype": dtype_name(spec.dtype), "shape": list(spec.shape)}
     if spec.stride != contiguous_stride(spec.shape):
         fields["stride"] = list(spec.stride)
@@ -121,14 +121,14 @@ def encode_spec(spec: TensorSpec) -> dict[str, Json]:
 
 
 def decode_spec(value: Json, *, size_bytes: int, what: str) -> TensorSpec:
-    """Read a spec back for an entry of `size_bytes`; raises Corrupt unless the tensor fits in there."""
+    """Decode the spec of an entry of `size_bytes`; raises Corrupt if it is invalid or does not fit that size."""
     if not isinstance(value, dict) or value.get("type") != TENSOR or not isinstance(value.get("dtype"), str):
         raise Corrupt(f"{what} is not described as a tensor", key=what)
     shape = _parse_sizes(value.get("shape"), what)
     flags = {name: value.get(name, False) for name in _FLAGS}
     role = value.get("role", "tensor")
     if any(not isinstance(flag, bool) for flag in flags.values()) or not isinstance(role, str) or role not in ROLES:
-        raise Corrupt(f"{what} has a spec that makes no sense", key=what)
+        raise Corrupt(f"{what} has an invalid spec", key=what)
     spec = TensorSpec(
         dtype=find_dtype(value["dtype"]),
         shape=shape,
@@ -144,16 +144,15 @@ def decode_spec(value: Json, *, size_bytes: int, what: str) -> TensorSpec:
 
 
 class Specs:
-    """The specs of one snapshot's entries; what many of them share is decoded once."""
+    """Decodes the specs of one snapshot's entries; a spec that entries share is decoded once."""
 
     def __init__(self, snapshot_name: str) -> None:
-        """Begin with none."""
         self._snapshot_name = snapshot_name
-        # By identity, which holds because the value is kept beside what it means.
+        # By identity. The value is kept beside its spec, so that its id is not reused.
         self._known: dict[tuple[int, int], tuple[Json, TensorSpec]] = {}
 
     def decode(self, value: Json, *, size_bytes: int, name: str) -> TensorSpec:
-        """Read a spec for an entry of `size_bytes`; equal ones are one object. Raises Corrupt, naming the leaf."""
+        """Decode the spec of an entry of `size_bytes`; raises Corrupt with the name of the leaf."""
         found = self._known.get((id(value), size_bytes))
         if found is None:
             found = value, decode_spec(value, size_bytes=size_bytes, what=f"{self._snapshot_name!r}, {name}")
@@ -162,44 +161,44 @@ class Specs:
 
 
 def _verify_fits(spec: TensorSpec, size_bytes: int, what: str) -> None:
-    """Check that the numbers agree with each other and with the bytes."""
+    """Raise Corrupt unless the numbers of a spec agree with each other and with the entry's size."""
     if len(spec.stride) != len(spec.shape) or spec.at % item_bytes(spec.dtype):
         raise Corrupt(f"{what} has strides that do not fit its shape", key=what)
     items = spec.span_items
     if max(items, math.prod(spec.shape)) > _MAX_ITEMS:
         raise Corrupt(f"{what} is larger than a tensor can be", key=what)
     if spec.dtype.is_complex < spec.conj or (spec.quantizer is not None) != is_quantised(spec.dtype):
-        raise Corrupt(f"{what} has flags that its dtype cannot have", key=what)
+        raise Corrupt(f"{what} has flags that are invalid for its dtype", key=what)
     if spec.meta:
         needed = 0
     elif spec.packed:
         needed = count_bytes(spec.dtype, math.prod(spec.packed_shape))
-        # What lies between the items is not stored, so the bytes do not bound the memory that is needed.
+        # The gaps between items are not stored, so the entry's size does not bound the memory that is needed.
         if items > 1 << 40 or (spec.offset or spec.at):
             raise Corrupt(f"{what} is spread over more memory than a tensor can be", key=what)
     else:
         needed = count_bytes(spec.dtype, spec.offset + items if items else 0)
     if (needed > size_bytes) or (needed != size_bytes and (spec.packed or spec.meta)):
-        raise Corrupt(f"{what} needs {needed} bytes, its entry holds {size_bytes}", key=what)
+        raise Corrupt(f"{what} needs {needed} bytes, and its entry has {size_bytes}", key=what)
 
 
 def is_quantised(dtype: torch.dtype) -> bool:
-    """Tell whether values of `dtype` mean something only together with a quantizer."""
+    """Return whether `dtype` is quantised: its values need a quantizer."""
     return dtype in _QUANTISED
 
 
 def is_rng_state(name: str, spec: TensorSpec) -> bool:
-    """Tell whether a tensor is the state of a random generator: those live on the CPU, whatever they are for."""
+    """Guess from name and spec whether a tensor is an RNG state, which stays on the CPU for every device."""
     is_bytes = spec.dtype == torch.uint8 and len(spec.shape) == 1
     return is_bytes and ("rng" in name.lower() or spec.shape[0] == _RNG_STATE_BYTES)
 
 
 def can_convert(dtype: torch.dtype) -> bool:
-    """Tell whether torch converts values of `dtype` to other dtypes and back; some are mere bits to it."""
+    """Return whether torch can convert values of `dtype` to other dtypes; it cannot for some raw and packed ones."""
     if is_quantised(dtype):
         return False
     try:
-        # To the widest: nothing is lost, of which torch would warn.
+        # To the widest dtype, because torch warns of a conversion that loses information.
         torch.empty(1, dtype=dtype).to(torch.complex128)
     except RuntimeError:
         return False
@@ -211,11 +210,11 @@ _QUANTISED: Final = frozenset({torch.qint8, torch.quint8, torch.qint32, torch.qu
 
 def _parse_sizes(value: Json, what: str) -> tuple[int, ...]:
     if not isinstance(value, list) or len(value) > MAX_DIMS:
-        raise Corrupt(f"{what} has a shape or strides that cannot be", key=what)
+        raise Corrupt(f"{what} has an invalid shape or strides", key=what)
     return tuple(_parse_count(item, what) for item in value)
 
 
 def _parse_count(value: Json, what: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MAX_ITEMS:
-        raise Corrupt(f"{what} has a size, stride or offset that cannot be", key=what)
+        raise Corrupt(f"{what} has an invalid size, stride or offset", key=what)
     return value

@@ -1,4 +1,4 @@
-"""Storages: their memory taken and given back in place, under the tensors that use it, and seen as bytes."""
+"""Allocates and frees the storage of a tensor in place, and gives access to its bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from holdfast.tensors.memory import view_memory
 
 
 def alloc_storage(tensor: torch.Tensor, shape: Sequence[int]) -> bool:
-    """Give the storage under `tensor` memory for `shape`, of any content; return whether there was none before."""
+    """Allocate uninitialised memory for `shape` in the storage of `tensor`; return False if it is there already."""
     storage = _find_storage(tensor)
     size_bytes = _count_bytes(shape, tensor.dtype)
     if storage.nbytes() == size_bytes:
@@ -27,26 +27,26 @@ def alloc_storage(tensor: torch.Tensor, shape: Sequence[int]) -> bool:
     if _span_bytes(tensor) > size_bytes:
         raise Mismatch(
             f"a {_describe(tensor)} needs {_span_bytes(tensor)} bytes of storage, more than the {size_bytes} "
-            f"of shape {tuple(shape)}; give the shape of the tensor that owns the storage"
+            f"of shape {tuple(shape)}; pass the shape of the tensor that owns the storage"
         )
     _resize(storage, size_bytes, tensor)
     return True
 
 
 def free_storage(tensor: torch.Tensor) -> bool:
-    """Give back the memory under `tensor`, which must be all of its storage; return whether there was any."""
+    """Free the storage of `tensor`, which must cover all of it; return False if it was free already."""
     storage = _find_storage(tensor)
     if tensor.storage_offset() != 0:
         raise Unsupported(
-            f"a {_describe(tensor)} starts {tensor.storage_offset()} elements into its storage, which others may use; "
+            f"a {_describe(tensor)} starts {tensor.storage_offset()} elements into a storage that others may use; "
             "free the tensor that it is a view of"
         )
     if storage.nbytes() == 0:
         return False
-    held_bytes = _count_bytes(tensor.shape, tensor.dtype)
-    if not storage.nbytes() == held_bytes == _span_bytes(tensor):
+    own_bytes = _count_bytes(tensor.shape, tensor.dtype)
+    if not storage.nbytes() == own_bytes == _span_bytes(tensor):
         raise Unsupported(
-            f"a {_describe(tensor)} is {held_bytes} bytes of a storage of {storage.nbytes()}, which others may use; "
+            f"a {_describe(tensor)} is {own_bytes} bytes of a storage of {storage.nbytes()}, which others may use; "
             "free the tensor that it is a view of"
         )
     _resize(storage, 0, tensor)
@@ -54,36 +54,36 @@ def free_storage(tensor: torch.Tensor) -> bool:
 
 
 def is_allocated(tensor: torch.Tensor) -> bool:
-    """Tell whether there is memory under `tensor`; not so if it was freed, is empty or on the meta device."""
+    """Return whether `tensor` has memory: False if it was freed, is empty or is on the meta device."""
     return _has_memory(_find_storage(tensor))
 
 
 def storage_bytes(storage: torch.UntypedStorage) -> torch.Tensor:
-    """Return a uint8 tensor over the whole of a storage on the CPU, without a copy."""
+    """Return a uint8 tensor over a whole CPU storage, without a copy."""
     if storage.device.type != "cpu":
-        raise Unsupported(f"the bytes of a storage on {storage.device} are not at hand; copy it to the CPU first")
+        raise Unsupported(f"the bytes of a storage on {storage.device} cannot be read; copy it to the CPU first")
     if storage.nbytes() and not _has_memory(storage):
         raise Unsupported(
-            f"a storage of {storage.nbytes()} bytes has no memory; the tensors inside of its tensor have, use those"
+            f"a storage of {storage.nbytes()} bytes has no memory; use the storages of the tensors inside its tensor"
         )
     return torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
 
 
 def tensor_bytes(tensor: torch.Tensor, size_bytes: int) -> memoryview:
-    """Return bytes of a CPU tensor's memory, from its first item on: no copy, and good as long as the tensor lives."""
+    """Return `size_bytes` of a CPU tensor's memory from its first item on: no copy, valid while the tensor lives."""
     start = int(tensor.storage_offset()) * tensor.element_size()
-    # Torch has no way for every dtype, and none this fast; there may be many tensors.
+    # By address: torch has no view of bytes that works for every dtype, and none as fast.
     return view_memory(tensor.untyped_storage(), start, start + size_bytes)
 
 
 def _has_memory(storage: torch.UntypedStorage) -> bool:
-    # Fake tensors, whose storages are on the meta device, do not like to be asked for a pointer.
+    # Fake tensors have storages on the meta device, which raise when asked for a pointer.
     if storage.device.type == "meta" or storage.nbytes() == 0:
         return False
     try:
         return storage.data_ptr() != 0
     except RuntimeError:
-        # The storage of a tensor that is made of others is a mere shell, and says so.
+        # The storage of a tensor subclass that wraps other tensors has no pointer.
         return False
 
 
@@ -99,13 +99,13 @@ def _find_storage(tensor: torch.Tensor) -> torch.UntypedStorage:
 def _resize(storage: torch.UntypedStorage, size_bytes: int, tensor: torch.Tensor) -> None:
     if not storage.resizable():
         raise Unsupported(
-            f"the memory of a {_describe(tensor)} is not torch's to resize (numpy, a file, another library); clone it"
+            f"the memory of a {_describe(tensor)} belongs to numpy, a file or another library, not to torch; clone it"
         )
     storage.resize_(size_bytes)
 
 
 def _count_bytes(shape: Sequence[int], dtype: torch.dtype) -> int:
-    """Return what a contiguous tensor takes."""
+    """Return the bytes that a contiguous tensor takes."""
     if items_per_byte(dtype) == 1 or not shape:
         return math.prod(shape) * dtype.itemsize
     *rows, columns = shape
@@ -113,7 +113,7 @@ def _count_bytes(shape: Sequence[int], dtype: torch.dtype) -> int:
 
 
 def _span_bytes(tensor: torch.Tensor) -> int:
-    """Return how far into its storage a tensor reaches."""
+    """Return the bytes from the start of the storage to the end of the tensor's last item."""
     if tensor.numel() == 0:
         return 0
     if items_per_byte(tensor.dtype) > 1:
@@ -123,6 +123,6 @@ def _span_bytes(tensor: torch.Tensor) -> int:
 
 
 def _describe(tensor: torch.Tensor) -> str:
-    """Name a tensor by what can always be asked."""
+    """Describe a tensor by attributes that every tensor has."""
     layout = "" if tensor.layout == torch.strided else f" of layout {tensor.layout}"
     return f"{type(tensor).__name__}{layout} of {tensor.dtype}"

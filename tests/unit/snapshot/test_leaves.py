@@ -25,7 +25,7 @@ from tests.tensor_zoo import Scaled
 
 
 class Bare(torch.Tensor):
-    """A class that does not say what its tensors are made of."""
+    """A class that has no __tensor_flatten__ and __tensor_unflatten__."""
 
 
 class Plain:
@@ -55,17 +55,17 @@ def make_cycle() -> list[Any]:
 
 REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "freed storage": (make_freed, "the memory of this tensor was freed: it needs 4000 bytes, and its storage has 0"),
-    "fake": (make_fake, "a fake tensor holds no values: save the tensor it stands for"),
+    "fake": (make_fake, "a fake tensor has no values: save the tensor it stands for"),
     "subclass without parts": (
         lambda: torch.ones(2).as_subclass(Bare),
-        "class Bare does not say what its tensors are made of",
+        "class Bare has no __tensor_flatten__ and __tensor_unflatten__",
     ),
     "lazy parameter": (lambda: torch.nn.LazyLinear(3).weight, "has no shape yet: run its module once"),
     "mkldnn": (lambda: torch.ones(2).to_mkldnn(), "save its to_dense"),
-    "part of quint4x2": (lambda: ORDINARY["quint4x2/whole"]()[2:], "does not begin where it should: save the whole"),
-    "gappy quint4x2": (lambda: ORDINARY["quint4x2/whole"]()[::2], "a part of a torch.quint4x2 tensor cannot be saved"),
-    "object array": (lambda: np.array([None]), "an array of dtype object has no form in the format; convert it"),
-    "record array": (lambda: np.zeros(1, "i4,f4"), "has no form in the format; convert it"),
+    "part of quint4x2": (lambda: ORDINARY["quint4x2/whole"]()[2:], "at the wrong item: save the whole"),
+    "gappy quint4x2": (lambda: ORDINARY["quint4x2/whole"]()[::2], "a slice of a torch.quint4x2 tensor cannot be saved"),
+    "object array": (lambda: np.array([None]), "an array of dtype object cannot be saved; convert it"),
+    "record array": (lambda: np.zeros(1, "i4,f4"), "cannot be saved; convert it"),
     "unregistered object": (Plain, "an object of class .*Plain cannot be saved; convert it, or pass allow_pickle=True"),
     "function": (lambda: make_freed, "a function cannot be saved; convert it, or pass allow_pickle=True"),
     "lambda": (lambda: lambda: 1, "a function cannot be saved"),

@@ -52,12 +52,12 @@ def test_the_order_of_memory_is_kept_where_there_is_one() -> None:
 @pytest.mark.parametrize(
     ("array", "words"),
     [
-        (np.array([None], object), "an array of dtype object has no form in the format; convert it"),
-        (np.zeros(2, [("a", "i4")]), "has no form in the format"),
-        (np.zeros(2, np.longdouble), "an array of dtype float128 has no form"),
-        (np.zeros(2, "V4"), "has no form in the format"),
-        (np.ma.masked_array([1, 2], [True, False]), "a MaskedArray is more than an array"),
-        (np.array(["x"], np.dtypes.StringDType()), "has no form in the format"),
+        (np.array([None], object), "an array of dtype object cannot be saved; convert it"),
+        (np.zeros(2, [("a", "i4")]), "cannot be saved"),
+        (np.zeros(2, np.longdouble), "an array of dtype float128 cannot be saved"),
+        (np.zeros(2, "V4"), "cannot be saved"),
+        (np.ma.masked_array([1, 2], [True, False]), "a MaskedArray is a subclass of ndarray"),
+        (np.array(["x"], np.dtypes.StringDType()), "cannot be saved"),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -96,5 +96,5 @@ def test_what_cannot_be_is_refused(changes: dict[str, Any]) -> None:
 
 
 def test_dimensions_beyond_all_measure_are_refused_even_of_nothing() -> None:
-    with pytest.raises(Corrupt, match="a shape that cannot be"):
+    with pytest.raises(Corrupt, match="an invalid shape"):
         build_array({**PLAIN, "shape": [1 << 59, 1 << 59, 0]}, bytearray(), what="x")

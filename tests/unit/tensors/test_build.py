@@ -87,7 +87,9 @@ def test_items_that_lie_far_apart_cost_no_more_than_they_are() -> None:
 
 def test_items_that_lie_further_apart_than_any_memory_are_refused() -> None:
     spec = TensorSpec(torch.complex128, (8,), ((1 << 60) - 1,), packed=True)
-    with pytest.raises(Corrupt, match=r"^x: its items lie too far apart: \d+ bytes of memory cannot be had"):
+    with pytest.raises(
+        Corrupt, match=r"^x: the gaps between its items are too large: \d+ bytes of memory cannot be allocated"
+    ):
         plan_block([(entry(128), spec)], what="x")
 
 

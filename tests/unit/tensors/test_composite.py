@@ -114,12 +114,12 @@ class Plain(torch.Tensor):
 
 
 REFUSED: dict[str, tuple[Callable[[], torch.Tensor], str]] = {
-    "fake": (make_fake, "a fake tensor holds no values: save the tensor it stands for"),
-    "functional": (make_functional, "lives only while a function is traced: save it outside of the trace"),
+    "fake": (make_fake, "a fake tensor has no values: save the tensor it stands for"),
+    "functional": (make_functional, "exists only while a function is traced: save it outside of the trace"),
     "functional inside": (lambda: torch._to_functional_tensor(torch.ones(2)), "save it outside of the trace"),
     "uninitialized parameter": (torch.nn.UninitializedParameter, "has no shape yet: run its module once"),
     "uninitialized buffer": (torch.nn.UninitializedBuffer, "has no shape yet: run its module once"),
-    "mkldnn": (lambda: torch.ones(3).to_mkldnn(), "an mkldnn tensor keeps its bytes in a form of its own: save its to"),
+    "mkldnn": (lambda: torch.ones(3).to_mkldnn(), "an mkldnn tensor keeps its bytes in an opaque layout: save its to"),
 }
 
 
@@ -155,7 +155,7 @@ def test_every_class_that_is_refused_by_name_exists(name: str) -> None:
 
 
 def test_a_class_that_does_not_say_what_it_is_made_of_is_refused() -> None:
-    with unsupported("class Plain does not say what its tensors are made of (it has no __tensor_flatten__ and"):
+    with unsupported("class Plain has no __tensor_flatten__ and __tensor_unflatten__, so its tensors cannot be"):
         split(torch.ones(2).as_subclass(Plain), types=Known(Plain), encode_value=repr)
 
 
@@ -167,7 +167,7 @@ def test_a_class_that_is_not_registered_is_refused() -> None:
 def test_a_class_that_is_made_of_more_than_tensors_is_refused() -> None:
     tensor: Any = COMPOSITES["subclass/whole"]()
     tensor.scale = 5
-    with unsupported("class Scaled is made of more than tensors: 'scale' is a <class 'int'>"):
+    with unsupported("class Scaled has a part that is not a tensor: 'scale' is a <class 'int'>"):
         take_apart(tensor)
 
 
@@ -196,15 +196,15 @@ def test_memory_that_shrank_is_refused() -> None:
 def test_a_nested_tensor_whose_memory_was_freed_is_refused() -> None:
     tensor = COMPOSITES["nested/whole"]()
     tensor.untyped_storage().resize_(0)
-    with unsupported("a row reaches beyond the 0 values. It could not be loaded again: build it anew"):
+    with unsupported("a row reaches beyond the 0 values. It could not be loaded again: rebuild it"):
         take_apart(tensor)
 
 
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
 def test_a_quantised_tensor_that_is_not_what_it_seems_is_refused() -> None:
-    with unsupported("a quantised tensor without scale and zero point has no values: quantize it anew"):
+    with unsupported("a quantised tensor without scale and zero point has no values: quantize it again"):
         verify_readable(torch.empty(3, dtype=torch.qint8))
-    with unsupported("a slice of a torch.quint4x2 tensor does not begin where it should: save the whole"):
+    with unsupported("torch starts a slice of a torch.quint4x2 tensor at the wrong item: save the whole"):
         verify_readable(make_quantised(torch.quint4x2)[2:])
     with unsupported("a view of a tensor quantised per channel has 4 scales for axis 0 of shape (2, 12): save the"):
         verify_readable(make_quantised(torch.qint8, axis=0).view(2, 12))
@@ -214,9 +214,13 @@ def test_a_quantised_tensor_that_is_not_what_it_seems_is_refused() -> None:
 
 def test_what_breaks_the_rules_of_its_layout_is_refused_before_it_is_saved() -> None:
     indices, values = torch.tensor([[0, 9]]), torch.ones(2)
-    with unsupported("the parts of a sparse_coo tensor do not fit: size is inconsistent with indices: for dim 0"):
+    with unsupported(
+        "the parts of a sparse_coo tensor do not fit together: size is inconsistent with indices: for dim 0"
+    ):
         take_apart(torch.sparse_coo_tensor(indices, values, (3,), check_invariants=False))
-    with unsupported("the parts of a jagged tensor do not fit: a piece lies outside of the 4 that there are"):
+    with unsupported(
+        "the parts of a jagged tensor do not fit together: a row reaches beyond the 4 items of the ragged dimension"
+    ):
         take_apart(torch.nested.nested_tensor_from_jagged(torch.ones(4), torch.tensor([0, 100])))
 
 
@@ -236,13 +240,13 @@ def test_a_kind_of_a_later_version_asks_for_that_version() -> None:
 
 @pytest.mark.parametrize("role", ["module", "", 5, None, ["tensor"]])
 def test_a_role_that_no_tensor_has_is_damage(role: Json) -> None:
-    with pytest.raises(Corrupt, match="the parts of a sparse_coo tensor do not fit: "):
+    with pytest.raises(Corrupt, match="the parts of a sparse_coo tensor do not fit together: "):
         put_together(*saved("sparse_coo/int64", role=role))
 
 
 def test_whole_numbers_with_a_gradient_are_damage() -> None:
     for role in ("tensor", "parameter", "buffer"):
-        with pytest.raises(Corrupt, match=r"do not fit: [Oo]nly Tensors of floating point"):
+        with pytest.raises(Corrupt, match=r"do not fit together: [Oo]nly Tensors of floating point"):
             put_together(*saved("sparse_coo/int64", role=role, requires_grad=True))
 
 
@@ -252,7 +256,7 @@ def test_a_class_that_this_store_was_not_told_about_is_not_looked_for() -> None:
 
 
 def test_a_class_without_tensors_is_damage() -> None:
-    with pytest.raises(Corrupt, match="do not fit: Known is not the class of a tensor"):
+    with pytest.raises(Corrupt, match="do not fit together: Known is not the class of a tensor"):
         put_together(*saved("subclass/whole", type="Known"), types=Known(Known))
 
 
@@ -274,9 +278,9 @@ def test_a_class_that_makes_something_else_of_its_parts_is_named() -> None:
     class Other(Scaled):
         """Inherits what makes a Scaled."""
 
-    with unsupported("Other made something else of its saved parts: has it changed?"):
+    with unsupported("Other built a different tensor from its saved parts: has it changed?"):
         put_together(*saved("subclass/whole", type="Other"), types=Known(Other))
-    with unsupported("class Scaled made something else of its saved parts: has it changed?"):
+    with unsupported("class Scaled built a different tensor from its saved parts: has it changed?"):
         put_together(*saved("subclass/whole", shape=[3, 2]))
 
 

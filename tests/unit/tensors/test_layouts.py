@@ -35,7 +35,7 @@ def refuse(name: str, text: str, *, meta: dict[str, Json] | None = None, **chang
     found, tensors = take_apart(name)
     with pytest.raises(Corrupt) as caught:
         join_layout(Meta(found.kind, {**found.values, **(meta or {})}), {**tensors, **changed})
-    assert str(caught.value).startswith(f"the parts of a {found.kind} tensor do not fit: ")
+    assert str(caught.value).startswith(f"the parts of a {found.kind} tensor do not fit together: ")
     assert text in str(caught.value)
 
 
@@ -68,7 +68,7 @@ def test_indices_of_another_type_or_place_are_damage() -> None:
 
 @pytest.mark.parametrize("layout", ["sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc"])
 def test_compressed_indices_that_lead_out_of_the_others_are_damage(layout: str) -> None:
-    text = "the compressed indices do not lie within the others, in order"
+    text = "the compressed indices are out of range or not in order"
     _, tensors = take_apart(f"{layout}/none")
     for number in (1, 1 << 20, 1 << 62, -1, -(1 << 63)):
         compressed = tensors["compressed"].clone()
@@ -91,10 +91,10 @@ def test_rows_outside_of_the_values_are_damage() -> None:
 
 
 def test_rows_that_are_not_described_alike_are_damage() -> None:
-    refuse("nested/whole", "not as many sizes as strides and offsets", sizes=longs([2, 3]))
-    refuse("nested/whole", "not as many sizes as strides and offsets", strides=longs([1], [1]))
-    refuse("nested/whole", "the values are not a span of memory", values=torch.zeros(40)[::2])
-    refuse("nested/whole", "the values are not a span of memory", values=torch.zeros(2, 20))
+    refuse("nested/whole", "the numbers of sizes, strides and offsets differ", sizes=longs([2, 3]))
+    refuse("nested/whole", "the numbers of sizes, strides and offsets differ", strides=longs([1], [1]))
+    refuse("nested/whole", "the values are not contiguous memory", values=torch.zeros(40)[::2])
+    refuse("nested/whole", "the values are not contiguous memory", values=torch.zeros(2, 20))
 
 
 def test_values_that_begin_later_in_their_storage_are_found_there() -> None:
@@ -106,7 +106,7 @@ def test_values_that_begin_later_in_their_storage_are_found_there() -> None:
 
 
 def test_pieces_outside_of_the_values_are_damage() -> None:
-    text = "a piece lies outside of the 6 that there are"
+    text = "a row reaches beyond the 6 items of the ragged dimension"
     refuse("jagged/whole", text, offsets=longs(0, 2, 7))
     refuse("jagged/whole", text, offsets=longs(0, 3, 2))
     refuse("jagged/whole", text, offsets=longs(-1, 3, 6))
@@ -120,11 +120,11 @@ def test_pieces_outside_of_the_values_are_damage() -> None:
 
 
 def test_parts_that_are_missing_or_too_many_are_damage() -> None:
-    refuse("jagged/whole", "there are ['more', 'offsets', 'values'], not ['offsets', 'values']", more=longs(1))
+    refuse("jagged/whole", "it has the parts ['more', 'offsets', 'values'], not ['offsets', 'values']", more=longs(1))
     for name in ("sparse_coo/float32", "sparse_bsc/whole", "nested/whole", "jagged/whole"):
         meta, tensors = take_apart(name)
         for part in tensors:
-            with pytest.raises(Corrupt, match="there are "):
+            with pytest.raises(Corrupt, match="it has the parts "):
                 join_layout(meta, {other: found for other, found in tensors.items() if other != part})
 
 

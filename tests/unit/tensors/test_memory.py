@@ -64,5 +64,5 @@ def test_sparse_memory_is_zero_and_takes_what_is_written() -> None:
 
 
 def test_more_memory_than_there_can_be_is_refused() -> None:
-    with pytest.raises(MemoryError, match=f"{1 << 62} bytes of memory cannot be had"):
+    with pytest.raises(MemoryError, match=f"{1 << 62} bytes of memory cannot be allocated"):
         new_sparse_memory(1 << 62)

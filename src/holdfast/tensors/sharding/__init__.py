@@ -1,1 +1,1 @@
-"""Sharded tensors: which boxes of a global tensor a rank holds."""
+"""Sharded tensors: which boxes of a global tensor a rank has."""

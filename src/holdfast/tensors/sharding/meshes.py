@@ -1,7 +1,7 @@
-"""Where the parts of DTensors lie: from meshes and placements to boxes, and to the ranks that hold the same one.
+"""Computes the layout of DTensors: from mesh and placements to boxes, and to the ranks that have the same box.
 
-Nothing here imports torch.distributed.tensor: that takes longer than to save a small model, and whoever has a DTensor
-has paid for it.
+Nothing here imports torch.distributed.tensor: the import takes longer than saving a small model, and a program that
+has a DTensor has imported it already.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from holdfast.errors import Unsupported
 from holdfast.repo.format.boxes import Box, Coordinates
 from holdfast.tensors.composite import has_own_bytes
 
-_placements: Final = torch._C._distributed  # the classes that those of torch.distributed.tensor are made from
+_placements: Final = torch._C._distributed  # the base classes of the placements in torch.distributed.tensor
 _KNOWN: Final = (_placements.Replicate, _placements.Shard, _placements.StridedShard)
 
 
 class Cut(NamedTuple):
-    """How one axis of a mesh cuts a dim, and which part this rank has."""
+    """How one axis of a mesh cuts a dim, and which part belongs to this rank."""
 
     dim: int
     parts: int
     position: int
     """The coordinate of this rank on the axis."""
     stripes: int = 1
-    """How many equal parts the dim is taken for, each of them cut by itself: the split factor of a strided shard."""
+    """The split factor of a strided shard: the dim is first split into so many parts, each of which is then cut."""
 
 
 class Run(NamedTuple):
-    """Neighbouring rows of a dim that a rank holds: where they are in the global and in its local tensor."""
+    """Neighbouring rows of a dim that a rank has: their start in the global tensor and in the local one."""
 
     start: int
     local_start: int
@@ -41,7 +41,7 @@ class Run(NamedTuple):
 
 
 def plan_runs(length: int, cuts: Sequence[Cut]) -> list[Run]:
-    """Return what is left of a dim of that length after cuts one by one, in local order; neighbours are one run."""
+    """Return the rows of a dim of that length that remain after all cuts, in local order; neighbours are one run."""
     spans = [(0, length)]
     for cut in cuts:
         size = sum(stop - start for start, stop in spans)
@@ -64,7 +64,7 @@ def _iter_parts(size: int, cut: Cut) -> Iterator[tuple[int, int]]:
 
 
 def _find_part(size: int, parts: int, index: int) -> tuple[int, int]:
-    """Return where a part begins and ends: all are as large as the first, but for the last ones."""
+    """Return the start and stop of a part: all are as large as the first, except the last ones."""
     step = -(-size // parts)
     return min(index * step, size), min((index + 1) * step, size)
 
@@ -80,7 +80,7 @@ def _take(spans: Sequence[tuple[int, int]], low: int, high: int) -> Iterator[tup
 
 
 class Placed(NamedTuple):
-    """A box of a global tensor, and which box of the local tensor it is."""
+    """A box of a global tensor, and the same box in the coordinates of the local tensor."""
 
     box: Box
     local: Box
@@ -88,31 +88,30 @@ class Placed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where the local part of a DTensor lies, and who else has it."""
+    """The boxes of a DTensor's local part in the global tensor, and the ranks that have the same part."""
 
     local_shape: Coordinates
     placed: tuple[Placed, ...]
-    """One box if the local part is one; several for some strided shards; none if it is empty."""
+    """One box in most cases; several for some strided shards; none if the local part is empty."""
     ranks: tuple[int, ...]
-    """The global ranks that hold the very same, this one among them."""
+    """The global ranks that have the same part, including this one."""
     mesh_ranks: tuple[int, ...]
     """All global ranks of the mesh."""
     is_cut: bool
-    """Whether any axis of the mesh cuts the tensor; if not, all ranks of the mesh have all of it."""
+    """Whether any axis of the mesh cuts the tensor; if none does, every rank of the mesh has all of it."""
 
 
 class Layouts:
-    """Finds the layouts of DTensors; each is worked out, and compared with what torch says, once for all who have it.
+    """Computes the layouts of DTensors; each is computed, and compared with torch's own, once for equal tensors.
 
-    It keeps meshes alive: make one for each save or load.
+    It keeps meshes alive, so create one for each save or load.
     """
 
     def __init__(self) -> None:
-        """Know nothing yet."""
         self._known: dict[tuple[object, ...], Layout] = {}
 
     def find(self, tensor: Any) -> Layout:
-        """Return the layout of a DTensor; raises Unsupported for one that is not made of its ranks' parts."""
+        """Return the layout of a DTensor; raises Unsupported for placements other than Replicate and Shard."""
         mesh, placements = tensor.device_mesh, tuple(tensor.placements)
         verify_placements(mesh, placements)
         coordinate = mesh.get_coordinate()
@@ -124,7 +123,7 @@ class Layouts:
 
 
 def verify_placements(mesh: Any, placements: Sequence[object]) -> None:
-    """Raise Unsupported unless every axis of the mesh cuts the tensor or repeats it."""
+    """Raise Unsupported unless every axis of the mesh shards the tensor or replicates it."""
     for axis, placement in enumerate(placements):
         if isinstance(placement, _KNOWN):
             continue
@@ -132,7 +131,7 @@ def verify_placements(mesh: Any, placements: Sequence[object]) -> None:
         is_partial = isinstance(placement, _placements.Partial)
         raise Unsupported(
             f"a DTensor that is {placement!r} over mesh axis {label}"
-            f" {'holds what is yet to be reduced' if is_partial else 'is cut in a way that is not known here'}:"
+            f" {'has values that are not reduced yet' if is_partial else 'has a placement that is not supported'}:"
             " redistribute it to Replicate() or Shard(dim) there"
         )
 
@@ -168,7 +167,7 @@ def _join(runs: Sequence[Run]) -> Placed:
 
 
 def _verify_as_torch(tensor: Any, layout: Layout) -> None:
-    """Raise Unsupported if torch, as it is installed, puts the local part elsewhere or gives it another shape."""
+    """Raise Unsupported if the installed torch computes another offset or shape for the local part."""
     if not has_own_bytes(tensor._local_tensor):
         return
     (chunk,) = tensor.__create_chunk_list__()
@@ -176,5 +175,5 @@ def _verify_as_torch(tensor: Any, layout: Layout) -> None:
     if tuple(chunk.sizes) != layout.local_shape or (starts and tuple(chunk.offsets) != starts[0]):
         raise Unsupported(
             f"torch {torch.__version__} cuts a DTensor of shape {tuple(tensor.shape)}, placed as"
-            f" {tuple(tensor.placements)}, in a way that is not known here: update holdfast, or save its full_tensor()"
+            f" {tuple(tensor.placements)}, in a way that is not supported: update holdfast, or save its full_tensor()"
         )

@@ -1,4 +1,4 @@
-"""Boxes of a global tensor as a source of bytes: one after the other, cut into chunks on the grid of the whole."""
+"""Sources for boxes of a global tensor: their bytes one after the other, cut into chunks on the global grid."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ from holdfast.tensors.spec import TensorSpec, contiguous_stride, count_bytes, en
 
 @dataclass(frozen=True, slots=True)
 class ShardSource:
-    """What one rank has of a tensor."""
+    """The bytes that one rank has of a tensor."""
 
     name: str
     pieces: Sequence[Piece]
     boxes: Sequence[Box]
     """The chunks, in order."""
     homes: Sequence[Piece]
-    """The piece that each chunk is in."""
+    """For each chunk, the piece that contains it."""
     cuts: Sequence[int]
     whole_bytes: int
-    """How many bytes the whole tensor has."""
+    """The number of bytes of the global tensor."""
     spec: Json = None
     note: Json = None
     alias: int = 0
 
     @property
     def size_bytes(self) -> int:
-        """How many bytes there are here."""
+        """The number of bytes that this rank has."""
         return self.cuts[-1] if self.cuts else 0
 
     @property
     def is_whole(self) -> bool:
-        """Tell whether these are all bytes of the tensor, in their order."""
+        """Whether these are all bytes of the global tensor, in their order."""
         return len(self.pieces) <= 1 and self.size_bytes == self.whole_bytes
 
     def read(self, start: int, stop: int) -> memoryview:
-        """Return the bytes from `start` to `stop`: the memory of a piece where it lies there in one, or a copy."""
+        """Return the bytes from `start` to `stop`: a view of a piece's memory if they are contiguous, or a copy."""
         parts = []
         number = bisect_right(self.cuts, start)
         begin = self.cuts[number - 1] if number else 0
@@ -59,7 +59,7 @@ class ShardSource:
     def _read_chunk(self, number: int) -> memoryview:
         box, piece = self.boxes[number], self.homes[number]
         part = piece.tensor.detach()[slices(relative(box, piece.box.starts))]
-        # Conjugated and negated views are not what their memory says.
+        # The memory of a conjugated or negated view does not have the values of the view.
         part = part.resolve_conj().resolve_neg()
         if not (part.is_cpu and part.is_contiguous()):
             part = view_raw(part).cpu().contiguous()
@@ -71,8 +71,8 @@ class ShardSource:
 
 
 def make_shard_source(name: str, tensor: torch.Tensor | None, held: Held) -> ShardSource:
-    """Return what is held of a tensor as a source; `tensor` is the whole, as its flags are those to be kept."""
-    assert held.dtype is not None, "what is cut into boxes has items"
+    """Return a source for the pieces in `held`; `tensor` is the global tensor, whose role and flags are saved."""
+    assert held.dtype is not None, "only a tensor with strided items has pieces"
     meaning = TensorSpec(
         held.dtype,
         held.global_shape,
@@ -106,7 +106,7 @@ def _find_device(pieces: Sequence[Piece]) -> Json:
 
 @dataclass(frozen=True, slots=True)
 class PartialSource:
-    """Some chunks of a source: what falls to one of several ranks that hold the same."""
+    """Some chunks of a source: the share that one of several ranks with the same data writes."""
 
     inner: Source
     spans: Sequence[tuple[int, int]]
@@ -120,26 +120,26 @@ class PartialSource:
 
     @property
     def size_bytes(self) -> int:
-        """How many bytes there are here."""
+        """The number of bytes in these chunks."""
         return self.cuts[-1] if self.cuts else 0
 
     @property
     def spec(self) -> Json:
-        """What the bytes of the whole mean."""
+        """The spec of the whole source."""
         return self.inner.spec
 
     @property
     def note(self) -> Json:
-        """What is worth knowing besides."""
+        """The note of the whole source."""
         return self.inner.note
 
     @property
     def alias(self) -> int:
-        """Who the whole shares memory with."""
+        """The alias number of the whole source."""
         return self.inner.alias
 
     def read(self, start: int, stop: int) -> memoryview:
-        """Return the bytes from `start` to `stop` of those that are here."""
+        """Return the bytes from `start` to `stop`, counted over these chunks only."""
         parts = []
         number = bisect_right(self.cuts, start)
         begin = self.cuts[number - 1] if number else 0
@@ -152,5 +152,5 @@ class PartialSource:
 
 
 def pick_chunks(source: Source, spans: Sequence[tuple[int, int]]) -> PartialSource:
-    """Return only those chunks of a source."""
+    """Return a source of only those chunks, given as ranges of bytes."""
     return PartialSource(source, spans, list(accumulate(stop - start for start, stop in spans)))

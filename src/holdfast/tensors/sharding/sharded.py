@@ -1,4 +1,4 @@
-"""What a leaf of a rank's tree is: a tensor of its own, a replica, or boxes of a global tensor; and finding a box."""
+"""Describes what a rank has of a leaf (a tensor, a replica, or boxes of a global tensor), and finds one box of it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from holdfast.tensors.composite import has_own_bytes
 from holdfast.tensors.dtypes import items_per_byte
 from holdfast.tensors.sharding.meshes import Layouts, verify_placements
 
-# By name: to import what defines them takes longer than to save a small model, and most trees hold none of them.
+# By name: importing the modules that define them takes longer than saving a small model, and few trees need them.
 _DTENSOR: Final = "torch.distributed.tensor.DTensor"
 _SHARDED_TENSOR: Final = "torch.distributed._shard.sharded_tensor.api.ShardedTensor"
 _UNFINISHED: Final = "torch.distributed._functional_collectives.AsyncCollectiveTensor"
@@ -24,59 +24,59 @@ Kind = Literal["plain", "replica", "shards", "per rank"]
 
 
 class LookupIndex(Protocol):
-    """What finds a tensor, or a part of it, in a state dict: torch's MetadataIndex is one."""
+    """Identifies a tensor, or a part of it, in a state dict: torch's MetadataIndex is one."""
 
     @property
     def fqn(self) -> str:
-        """The name."""
+        """The name of the tensor."""
 
     @property
     def offset(self) -> Sequence[int] | None:
-        """Where the part starts in the global tensor; None means the only one."""
+        """The start of the part in the global tensor; None if there is only one part."""
 
     @property
     def index(self) -> int | None:
-        """Which of the local parts it probably is."""
+        """A hint: the probable index of the part among the local ones."""
 
 
 @runtime_checkable
 class Checkpointable(Protocol):
-    """What says by itself which boxes of a tensor it has: torch's protocol for checkpoints."""
+    """An object that lists the boxes of a tensor that it has: torch's protocol for checkpoints."""
 
     def __create_chunk_list__(self) -> list[Any]:
-        """Return the boxes, each as something with `offsets` and `sizes`."""
+        """Return the boxes, each an object with `offsets` and `sizes`."""
 
     def __get_tensor_shard__(self, index: Any) -> torch.Tensor:
         """Return the box at the offset of a LookupIndex."""
 
 
 class Piece(NamedTuple):
-    """A box of a global tensor, and the memory that has its items."""
+    """A box of a global tensor, and the local memory with its items."""
 
     box: Box
     tensor: torch.Tensor
-    """Of the shape of the box; a view of what the rank holds, so what is written to it is written there."""
+    """Has the shape of the box. It is a view, so writing to it changes the rank's tensor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a rank holds of one leaf."""
+    """What a rank has of one leaf."""
 
     kind: Kind
     global_shape: Coordinates = ()
     dtype: torch.dtype | None = None
-    """None for what is not strided items: values, and tensors that are made of others."""
+    """None for plain values and for tensors that are made of others."""
     pieces: tuple[Piece, ...] = ()
-    """None of them is empty, unless the global tensor is."""
+    """No piece is empty, unless the global tensor is."""
     ranks: tuple[int, ...] = ()
-    """The global ranks that are declared to hold the very same, this one among them; empty if nothing is declared."""
+    """The global ranks that are declared to have the same data, including this one; empty if nothing is declared."""
     mesh_ranks: tuple[int, ...] = ()
-    """The global ranks that together hold all of a DTensor. Others with the same name have copies of their own."""
+    """The global ranks that together have all of a DTensor. Other ranks with the same name have separate copies."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PerRank:
-    """A value that every rank has one of, and gets its own back."""
+    """A value that differs from rank to rank; a load gives each rank its own."""
 
     value: object
 
@@ -98,12 +98,12 @@ class _Index:
 
 
 def per_rank(value: object) -> PerRank:
-    """Declare that every rank has a value of its own here, so that none of them is taken for a replica."""
+    """Declare that every rank has a value of its own here, so that it is not treated as a replica."""
     return value if isinstance(value, PerRank) else PerRank(value)
 
 
 def shard(tensor: torch.Tensor, *, global_shape: Sequence[int], offsets: Sequence[int]) -> Shard:
-    """Declare that a tensor is the part of a global one that starts at `offsets`."""
+    """Declare that a tensor is the box of a global tensor that starts at `offsets`."""
     if not has_own_bytes(tensor) or tensor.is_quantized:
         raise Unsupported(f"a {_name_kind(tensor)} cannot be declared a shard: pass an ordinary strided tensor")
     if items_per_byte(tensor.dtype) > 1:
@@ -115,14 +115,14 @@ def shard(tensor: torch.Tensor, *, global_shape: Sequence[int], offsets: Sequenc
         )
     box = Box(starts, tuple(tensor.shape))
     if min((*shape, *starts), default=0) < 0 or any(map(int.__gt__, box.stops, shape)):
-        raise ValueError(f"a shard of shape {box.sizes} at offsets {starts} does not lie inside of shape {shape}")
+        raise ValueError(f"a shard of shape {box.sizes} at offsets {starts} is not inside of shape {shape}")
     return Shard(tensor, shape, starts)
 
 
 def describe(value: object, *, layouts: Layouts | None = None) -> Held:
-    """Tell what a rank holds of a leaf; raises Unsupported for a tensor whose parts are not its ranks' own.
+    """Return what this rank has of a leaf; raises Unsupported for a tensor that cannot be split into boxes.
 
-    Who describes many leaves gives one `Layouts` for all of them.
+    To describe many leaves, pass the same `layouts` for all of them.
     """
     if isinstance(value, PerRank):
         return _describe_per_rank(value.value)
@@ -157,7 +157,9 @@ def _describe_per_rank(value: object) -> Held:
         return Held("per rank")
     held = describe(value)
     if held.kind != "plain":
-        raise Unsupported(f"a {_name_kind(value)} is one rank's part of a tensor: it cannot be declared per rank, too")
+        raise Unsupported(
+            f"a {_name_kind(value)} is one rank's part of a global tensor, so it cannot be declared per rank"
+        )
     return replace(held, kind="per rank")
 
 
@@ -166,7 +168,7 @@ def _describe_dtensor(value: Any, layouts: Layouts) -> Held:
     shape, local = tuple(value.shape), _find_local(value)
     kind: Kind = "shards" if layout.is_cut else "replica"
     if 0 in shape:
-        # Nothing is the same everywhere, however it is cut.
+        # An empty tensor is the same on every rank, however it is cut.
         piece = Piece(whole(shape), local.new_empty(shape))
         return Held("replica", shape, value.dtype, (piece,), layout.mesh_ranks, layout.mesh_ranks)
     if not layout.ranks:
@@ -177,7 +179,7 @@ def _describe_dtensor(value: Any, layouts: Layouts) -> Held:
     if tuple(local.shape) != layout.local_shape:
         raise Unsupported(
             f"a DTensor of shape {shape}, placed as {tuple(value.placements)}, has a local part of shape"
-            f" {tuple(local.shape)} where {layout.local_shape} belongs: give from_local its shape= and stride="
+            f" {tuple(local.shape)} instead of {layout.local_shape}: pass shape= and stride= to from_local"
         )
     memory = local.detach()
     if len(layout.placed) == 1:
@@ -188,8 +190,8 @@ def _describe_dtensor(value: Any, layouts: Layouts) -> Held:
 
 
 def _find_local(value: Any) -> torch.Tensor:
-    """Return the local part of a DTensor, when it has arrived."""
-    # Not to_local(): that makes a new tensor with a history, or a parameter.
+    """Return the local part of a DTensor, after waiting for a pending collective."""
+    # Not to_local(): that returns a new tensor with an autograd history, or a parameter.
     local: Any = value._local_tensor
     arrived: torch.Tensor = local.wait() if _UNFINISHED in _find_names(local) else local
     return arrived
@@ -198,7 +200,7 @@ def _find_local(value: Any) -> torch.Tensor:
 def _describe_sharded(value: Any) -> Held:
     pieces = (Piece(_find_box(each.metadata), each.tensor) for each in value.local_shards())
     metadata = value.metadata()
-    # Not value.dtype: to look at a ShardedTensor as at a tensor is to be warned that it is deprecated.
+    # Not value.dtype: torch warns that ShardedTensor is deprecated whenever a tensor attribute is read.
     return _hold_shards(tuple(metadata.size), metadata.tensor_properties.dtype, pieces)
 
 
@@ -216,7 +218,7 @@ def _describe_checkpointable(value: Any) -> Held:
 def _iter_chunks(value: Any) -> Iterator[Piece]:
     for number, chunk in enumerate(value.__create_chunk_list__()):
         box = Box(tuple(chunk.offsets), tuple(chunk.sizes))
-        # What holds nothing may say so by an empty box that it then cannot find.
+        # A rank without data may list an empty box, for which __get_tensor_shard__ raises.
         if volume(box):
             yield Piece(box, value.__get_tensor_shard__(_Index("", torch.Size(box.starts), number)))
 
@@ -227,10 +229,10 @@ def _find_box(metadata: Any) -> Box:
 
 def _hold_shards(global_shape: Coordinates, dtype: torch.dtype, pieces: Iterable[Piece]) -> Held:
     if 0 in global_shape:
-        # Whose it is cannot be told, and does not matter: all who have it have the same.
+        # Which rank owns an empty tensor is unknown and does not matter: it is the same on all of them.
         return Held("plain", global_shape, dtype, (Piece(whole(global_shape), torch.empty(global_shape, dtype=dtype)),))
-    held = [Piece(box, tensor.detach()) for box, tensor in pieces if volume(box)]
-    return Held("shards", global_shape, dtype, _verify_pieces(global_shape, dtype, held))
+    filled = [Piece(box, tensor.detach()) for box, tensor in pieces if volume(box)]
+    return Held("shards", global_shape, dtype, _verify_pieces(global_shape, dtype, filled))
 
 
 def _verify_pieces(global_shape: Coordinates, dtype: torch.dtype, pieces: Iterable[Piece]) -> tuple[Piece, ...]:
@@ -238,34 +240,33 @@ def _verify_pieces(global_shape: Coordinates, dtype: torch.dtype, pieces: Iterab
     verified = tuple(pieces)
     for box, tensor in verified:
         if not has_own_bytes(tensor) or tensor.is_quantized:
-            raise Unsupported(f"its local part is a {_name_kind(tensor)}, which is not cut into boxes: save it whole")
+            raise Unsupported(f"its local part is a {_name_kind(tensor)}, which cannot be a shard: save it whole")
         if tuple(tensor.shape) != box.sizes or tensor.dtype != dtype or not contains(whole(global_shape), box):
             raise Unsupported(
                 f"its local part of shape {tuple(tensor.shape)} and {tensor.dtype} is declared as {box.sizes} at"
-                f" {box.starts} of shape {global_shape} and {dtype}: build it anew from parts that fit"
+                f" {box.starts} of shape {global_shape} and {dtype}: rebuild it from parts that match"
             )
     return verified
 
 
 def find_state_dict_object(state_dict: Mapping[str, Any], index: LookupIndex) -> Any:
-    """Return the value of that name, or its part at that offset; raises ShardNotFound, naming both."""
+    """Return the value with the name of `index`, or its part at the offset; raises ShardNotFound with both."""
     if index.fqn not in state_dict:
-        raise ShardNotFound(f"{index.fqn}: no such name among the {len(state_dict)} of this state dict", name=index.fqn)
+        raise ShardNotFound(f"{index.fqn}: no such name; this state dict has {len(state_dict)} names", name=index.fqn)
     value = state_dict[index.fqn]
     if isinstance(value, PerRank):
         value = value.value
     if isinstance(value, torch.Tensor | Shard | Checkpointable):
         return find_tensor_shard(value, index)
     if index.offset is not None:
-        raise _no_part(index, f"it is a {type(value).__qualname__}, which has no parts: ask for it without an offset")
+        raise _no_part(index, f"it is a {type(value).__qualname__}, which has no parts: find it without an offset")
     return value
 
 
 def find_tensor_shard(tensor: Any, index: LookupIndex) -> torch.Tensor:
-    """Return the part of a tensor that starts at the offset of the index; raises ShardNotFound, naming both.
+    """Return the part of a tensor that starts at the offset of `index`; raises ShardNotFound with name and offset.
 
-    Without an offset it is the local part of a DTensor, or the tensor itself; what has parts of its own must be asked
-    for one of them.
+    Without an offset, return the local part of a DTensor, or the tensor itself. A ShardedTensor needs an offset.
     """
     if isinstance(tensor, Shard):
         return tensor.tensor if index.offset is None else _find_piece(describe(tensor).pieces, index)
@@ -274,20 +275,20 @@ def find_tensor_shard(tensor: Any, index: LookupIndex) -> torch.Tensor:
         verify_placements(tensor.device_mesh, tensor.placements)
         local = _find_local(tensor)
         if not has_own_bytes(local) and isinstance(local, Checkpointable):
-            return _ask(local, index)
+            return _get_shard(local, index)
         return local if index.offset is None else _find_piece(describe(tensor).pieces, index)
     if _SHARDED_TENSOR in names:
         return _find_piece([Piece(_find_box(each.metadata), each.tensor) for each in tensor.local_shards()], index)
     if isinstance(tensor, Checkpointable):
-        return _ask(tensor, index)
+        return _get_shard(tensor, index)
     if index.offset is not None and tuple(index.offset) != (0,) * tensor.dim():
-        raise _no_part(index, "it is no shard: all of it is here, at the origin")
+        raise _no_part(index, "it is not a shard: all of it is at offset 0")
     found: torch.Tensor = tensor
     return found
 
 
-def _ask(value: Any, index: LookupIndex) -> torch.Tensor:
-    """Ask what has parts of its own for one of them."""
+def _get_shard(value: Any, index: LookupIndex) -> torch.Tensor:
+    """Return a part of a Checkpointable, by its own method."""
     try:
         found: torch.Tensor = value.__get_tensor_shard__(index)
     except (LookupError, ValueError) as error:
@@ -296,15 +297,15 @@ def _ask(value: Any, index: LookupIndex) -> torch.Tensor:
 
 
 def _find_piece(pieces: Sequence[Piece], index: LookupIndex) -> torch.Tensor:
-    """Return the piece that starts at the offset; the one at the index, if there is any, is looked at first."""
+    """Return the piece that starts at the offset; the piece at the hinted index is tried first."""
     hint = () if index.index is None else pieces[index.index : index.index + 1]
     for box, tensor in (*hint, *pieces):
         if index.offset is not None and tuple(index.offset) == box.starts:
             return tensor
     here = " and ".join(str(box.starts) for box, _ in pieces[:_MAX_NAMED])
-    raise _no_part(index, f"this rank holds parts at {here}" if pieces else "this rank holds no part of it")
+    raise _no_part(index, f"this rank has parts at {here}" if pieces else "this rank has no part of it")
 
 
 def _no_part(index: LookupIndex, reason: str) -> ShardNotFound:
     where = "without an offset" if index.offset is None else f"at offset {tuple(index.offset)}"
-    return ShardNotFound(f"{index.fqn}: nothing is found {where}; {reason}", name=index.fqn)
+    return ShardNotFound(f"{index.fqn}: no part was found {where}; {reason}", name=index.fqn)

@@ -113,7 +113,7 @@ def test_a_spec_that_many_share_is_refused_by_the_name_of_the_first(store: Store
     store.save("x", make_many(3))
     opened = store.snapshot("x").open()
     opened.reader.manifest._head["specs"][0]["shape"] = [6]
-    with pytest.raises(Corrupt, match=r"^'x', layers.0.weight needs 24 bytes, its entry holds 20$"):
+    with pytest.raises(Corrupt, match=r"^'x', layers.0.weight needs 24 bytes, and its entry has 20$"):
         LeafReader(opened, Types(), LoadOptions()).read(iter_stored(opened.tree))
 
 

@@ -109,7 +109,7 @@ def test_a_shard_of_nothing_is_the_same_for_all() -> None:
 def test_a_shard_outside_of_the_global_tensor_is_refused(
     tensor: torch.Tensor, global_shape: Sequence[int], offsets: Sequence[int]
 ) -> None:
-    with pytest.raises(ValueError, match="does not lie inside of shape"):
+    with pytest.raises(ValueError, match="is not inside of shape"):
         shard(tensor, global_shape=global_shape, offsets=offsets)
 
 
@@ -131,7 +131,7 @@ def test_a_part_of_a_tensor_cannot_be_declared_per_rank() -> None:
     tensor = distribute(torch.ones(4), make_mesh((2,)), [Shard(0)])
 
     for value in (tensor, shard(torch.ones(2), global_shape=(4,), offsets=(0,))):
-        with pytest.raises(Unsupported, match="cannot be declared per rank, too"):
+        with pytest.raises(Unsupported, match="so it cannot be declared per rank"):
             describe(PerRank(value))
 
 
@@ -243,7 +243,7 @@ def test_what_follows_the_protocol_is_asked_for_its_boxes() -> None:
 
 @pytest.mark.parametrize("table", [Table(torch.ones(2, 2), 5), Table(torch.ones(2, 2), 0, claimed=3)])
 def test_a_box_that_is_not_as_it_says_is_refused(table: Table) -> None:
-    with pytest.raises(Unsupported, match=r"its local part of shape \(2, 2\) .* build it anew from parts that fit"):
+    with pytest.raises(Unsupported, match=r"its local part of shape \(2, 2\) .* rebuild it from parts that match"):
         describe(table)
 
 
@@ -271,7 +271,7 @@ def test_what_is_not_found_is_the_error_of_a_mapping_and_that_of_torch() -> None
 
 def test_a_tensor_is_found_nowhere_else() -> None:
     with pytest.raises(
-        ShardNotFound, match=r"model.w: nothing is found at offset \(1, 0\); it is no shard: all of it is"
+        ShardNotFound, match=r"model.w: no part was found at offset \(1, 0\); it is not a shard: all of it is"
     ):
         find_tensor_shard(torch.ones(2, 2), at(1, 0))
 
@@ -289,10 +289,10 @@ def test_a_shard_that_is_elsewhere_is_not_found() -> None:
     tensor = make_sharded([((2, 0), torch.ones(1, 2)), ((3, 0), torch.zeros(2, 2))], (5, 2))
 
     with pytest.raises(
-        ShardNotFound, match=r"model.w: nothing .* at offset \(0, 0\); this rank holds parts at \(2, 0\) and"
+        ShardNotFound, match=r"model.w: no part .* at offset \(0, 0\); this rank has parts at \(2, 0\) and"
     ):
         find_tensor_shard(tensor, at(0, 0))
-    with pytest.raises(ShardNotFound, match=r"model.w: nothing is found without an offset; this rank holds parts at"):
+    with pytest.raises(ShardNotFound, match=r"model.w: no part was found without an offset; this rank has parts at"):
         find_tensor_shard(tensor, MetadataIndex("model.w"))
 
 
@@ -302,7 +302,7 @@ def test_the_part_of_a_dtensor_is_found_by_its_offset() -> None:
 
     assert find_tensor_shard(tensor, MetadataIndex("model.w")).tolist() == [2, 5]
     assert find_tensor_shard(tensor, at(5)).tolist() == [5]
-    with pytest.raises(ShardNotFound, match=r"at offset \(0,\); this rank holds parts at \(2,\) and \(5,\)"):
+    with pytest.raises(ShardNotFound, match=r"at offset \(0,\); this rank has parts at \(2,\) and \(5,\)"):
         find_tensor_shard(tensor, at(0))
 
 
@@ -310,7 +310,7 @@ def test_the_part_of_a_dtensor_is_found_by_its_offset() -> None:
 def test_a_dtensor_without_a_part_here_says_so() -> None:
     tensor = distribute(torch.arange(1), make_mesh((2,)), [Shard(0)])
 
-    with pytest.raises(ShardNotFound, match=r"offset \(0,\); this rank holds no part of it"):
+    with pytest.raises(ShardNotFound, match=r"offset \(0,\); this rank has no part of it"):
         find_tensor_shard(tensor, at(0))
 
 
@@ -331,7 +331,7 @@ def test_a_local_shard_of_a_dtensor_is_asked_for() -> None:
 
     assert find_tensor_shard(tensor, at(0, 4)).shape == (4, 2)
     with pytest.raises(
-        ShardNotFound, match=r"model.w: nothing is found at offset \(0, 0\); a LocalShardsWrapper does not"
+        ShardNotFound, match=r"model.w: no part was found at offset \(0, 0\); a LocalShardsWrapper does not"
     ):
         find_tensor_shard(tensor, at(0, 0))
 
@@ -341,7 +341,7 @@ def test_a_declared_shard_is_found() -> None:
 
     assert find_tensor_shard(part, at(2)).tolist() == [1.0, 1.0]
     assert find_tensor_shard(part, MetadataIndex("model.w")) is part.tensor
-    with pytest.raises(ShardNotFound, match=r"this rank holds parts at \(2,\)"):
+    with pytest.raises(ShardNotFound, match=r"this rank has parts at \(2,\)"):
         find_tensor_shard(part, at(0))
 
 
@@ -364,13 +364,13 @@ def test_things_are_found_in_a_state_dict() -> None:
 def test_what_a_state_dict_does_not_hold_is_named() -> None:
     state = {"step": 7, "table": Table(torch.ones(2, 2), 4)}
 
-    with pytest.raises(ShardNotFound, match=r"model.w: no such name among the 2 of this state dict"):
+    with pytest.raises(ShardNotFound, match=r"model.w: no such name; this state dict has 2 names"):
         find_state_dict_object(state, at(0))
     with pytest.raises(
-        ShardNotFound, match=r"step: nothing is found at offset \(0,\); it is a int, which has no parts"
+        ShardNotFound, match=r"step: no part was found at offset \(0,\); it is a int, which has no parts"
     ):
         find_state_dict_object(state, MetadataIndex("step", (0,)))
     with pytest.raises(
-        ShardNotFound, match=r"table: nothing is found at offset \(0, 0\); a Table does not find it \(no su"
+        ShardNotFound, match=r"table: no part was found at offset \(0, 0\); a Table does not find it \(no su"
     ):
         find_state_dict_object(state, MetadataIndex("table", (0, 0)))
