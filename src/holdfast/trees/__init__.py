@@ -1,1 +1,1 @@
-"""Trees of state: walking, moving, packing and renaming what holds tensors."""
+"""Trees of state (nested containers of tensors and values): walking, moving, encoding and renaming them."""

@@ -1,4 +1,4 @@
-"""Walks over trees: what holds tensors, in which order they are met, and how a container is rebuilt as what it was."""
+"""Walks over trees of containers: yields their tensors, or rebuilds every container with converted tensors."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from torch.nn.utils.rnn import PackedSequence
 from holdfast.errors import Unsupported
 
 MAX_DEPTH: Final = 200
-"""Containers inside one another; state is never this deep, a mistake is."""
+"""The deepest nesting of containers; state is never this deep, but a mistake may be."""
 _SHOWN_KEYS: Final = 4
 _UNSET: Final = object()
 _ATOMS: Final = frozenset({bool, bytes, complex, float, int, str, type(None)})
-"""Never worth a step of their own: state may hold lists of a million numbers."""
+"""Types that are skipped without a step: state may contain lists of a million numbers."""
 
 Path: TypeAlias = tuple[object, ...]
-"""Keys from the root: a dict's key, an index, the name of a field; in a set, a position that means nothing."""
+"""Keys from the root: a dict's key, an index, the name of a field; in a set, an arbitrary position."""
 Tree = TypeVar("Tree")
 
 
@@ -35,13 +35,13 @@ def apply_to_tensors(function: Callable[[torch.Tensor], object], tree: object) -
 def apply_to_tensors(function: Callable[[torch.Tensor], object], tree: object) -> object:
     """Return `tree` with `function` applied to every tensor, and every container of the type it was.
 
-    Of a PackedSequence only `data` is given to the function: its batch sizes and indices say where the items of the
-    sequences are, and are kept, the indices on the device of the data.
+    Of a PackedSequence only `data` is passed to the function. Its batch sizes and indices are kept; the indices move
+    to the device of the new data.
 
-    What is met twice is converted once, so that shared parts stay shared; a container in which nothing changed is
-    returned itself. An exception of `function` carries a note with the path of the tensor.
+    An object that occurs twice is converted once, so that shared parts stay shared. A container in which nothing
+    changed is returned as it is. An exception of `function` carries a note with the path of the tensor.
     """
-    # The node stands beside its result to stay alive: an id is only good as long as that.
+    # The node is kept beside its result to stay alive: otherwise its id could be reused.
     results: dict[int, tuple[object, object]] = {}
     for step in _iter_steps(tree, results, _find_data):
         if step.parts is None:
@@ -54,7 +54,7 @@ def apply_to_tensors(function: Callable[[torch.Tensor], object], tree: object) -
 
 
 def iter_tensors(tree: object) -> Iterator[tuple[Path, torch.Tensor]]:
-    """Yield the path and tensor of every place in `tree` that holds one."""
+    """Yield each tensor in `tree` with its path; a tensor that occurs twice is yielded twice."""
     for step in _iter_steps(tree, (), _find_parts):
         if isinstance(step.node, torch.Tensor):
             yield step.find_path(), step.node
@@ -62,7 +62,7 @@ def iter_tensors(tree: object) -> Iterator[tuple[Path, torch.Tensor]]:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """What a container holds, and under which keys."""
+    """The keys and the values of a container."""
 
     keys: Sequence[object]
     values: Sequence[object]
@@ -70,7 +70,7 @@ class _Parts:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A tensor (without parts), or a container after all that is in it."""
+    """One step of a walk: a node that is not opened yet, or, with `parts`, a container after all of its parts."""
 
     node: object
     depth: int = 0
@@ -92,9 +92,9 @@ _Find = Callable[[object], _Parts | None]
 
 
 def _iter_steps(tree: object, done: Container[int], find: _Find) -> Iterator[_Step]:
-    """Yield tensors in order, and containers after their parts, leaving out what has its id in `done` by then."""
+    """Yield tensors in order, and containers after their parts; skip nodes whose id is in `done` when reached."""
     ancestors: set[int] = set()
-    # A stack of our own: no tree, however deep, meets the interpreter's limit.
+    # An explicit stack: a deep tree does not reach the interpreter's recursion limit.
     waiting = [_Step(tree)]
     while waiting:
         step = waiting.pop()
@@ -113,7 +113,7 @@ def _iter_steps(tree: object, done: Container[int], find: _Find) -> Iterator[_St
 
 
 def _open(step: _Step, parts: _Parts) -> Iterator[_Step]:
-    """Yield what to do about a container: itself after its parts, so for a stack the last part comes last."""
+    """Yield the steps to push for a container: first itself, then its parts in reverse, as the stack pops the last."""
     if step.depth == MAX_DEPTH:
         raise Unsupported(f"{_describe(step)} is nested deeper than {MAX_DEPTH} levels; flatten it")
     yield _Step(step.node, step.depth, step.key, step.parent, parts)
@@ -123,23 +123,23 @@ def _open(step: _Step, parts: _Parts) -> Iterator[_Step]:
 
 
 def _find_data(node: object) -> _Parts | None:
-    """Find what of a container is for a function that converts values."""
+    """Return the parts of a container that a converting function gets; only the data of a PackedSequence."""
     return _Parts(("data",), (node.data,)) if isinstance(node, PackedSequence) else _find_parts(node)
 
 
 def _find_parts(node: object) -> _Parts | None:
-    """Find what a container holds; None for whatever is not a container."""
+    """Return the parts of a container; None if `node` is not a container."""
     if isinstance(node, dict):
         return _Parts(list(node.keys()), list(node.values()))
     if isinstance(node, tuple):
         return _Parts(getattr(node, "_fields", range(len(node))), node)
     if isinstance(node, list | deque | set | frozenset):
         return _Parts(range(len(node)), list(node))
-    # A module that is also a dataclass keeps its tensors elsewhere than in its fields.
+    # A module that is also a dataclass does not keep its tensors in its fields.
     if is_dataclass(node) and not isinstance(node, type | torch.nn.Module):
-        held = [(field.name, getattr(node, field.name, _UNSET)) for field in fields(node)]
-        held = [(name, value) for name, value in held if value is not _UNSET]
-        return _Parts([name for name, _ in held], [value for _, value in held])
+        items = [(field.name, getattr(node, field.name, _UNSET)) for field in fields(node)]
+        items = [(name, value) for name, value in items if value is not _UNSET]
+        return _Parts([name for name, _ in items], [value for _, value in items])
     return None
 
 
@@ -153,7 +153,7 @@ def _call(function: Callable[[torch.Tensor], object], step: _Step) -> object:
 
 
 def _rebuild(step: _Step, parts: _Parts, values: Sequence[object]) -> object:
-    """Return the container with new values, or itself if they are the ones it has."""
+    """Return the container with new values, or itself if all values are the same objects."""
     old = step.node
     if all(new is was for new, was in zip(values, parts.values, strict=True)):
         return old
@@ -162,7 +162,7 @@ def _rebuild(step: _Step, parts: _Parts, values: Sequence[object]) -> object:
     except TypeError as err:
         raise Unsupported(f"{_describe(step)}: a {_class_of(old)} cannot be rebuilt: {err}; unpack it first") from err
     if new is old or type(new) is not type(old):
-        raise Unsupported(f"{_describe(step)}: the copy of a {_class_of(old)} is no new one; unpack it first")
+        raise Unsupported(f"{_describe(step)}: copying a {_class_of(old)} gives no new one; unpack it first")
     return new
 
 
@@ -177,7 +177,7 @@ def _make(old: object, keys: Sequence[object], values: Sequence[object]) -> obje
         return _refill(copy.copy(old), old, keys, values)
     new = _with_attributes(object.__new__(type(old)), old)
     for key, value in zip(keys, values, strict=True):
-        # Not through the class: it may be frozen, and its __init__ may not take every field.
+        # Not by its own methods: the class may be frozen, and its __init__ may not take every field.
         object.__setattr__(new, str(key), value)
     return new
 
@@ -186,13 +186,13 @@ def _make_tuple(old: tuple[object, ...], values: Sequence[object]) -> object:
     try:
         new = tuple.__new__(type(old), values)
     except TypeError:
-        # Struct sequences, such as torch.return_types, insist on their own constructor, which takes a sequence.
+        # Struct sequences, such as torch.return_types, need their own constructor, which takes a sequence.
         return type(old)(values)
     return _with_attributes(new, old)
 
 
 def _refill(new: Any, old: object, keys: Sequence[object], values: Sequence[object]) -> object:
-    """Put `values` into a copy, which has kept what else the container knows: a factory, a length, attributes."""
+    """Put `values` into a copy of the container, which keeps the rest: a factory, a maximum length, attributes."""
     if new is old:
         return new
     if isinstance(new, dict):
@@ -208,18 +208,18 @@ def _refill(new: Any, old: object, keys: Sequence[object], values: Sequence[obje
 
 
 def _with_attributes(new: object, old: object) -> object:
-    """Give `new` what is in the dict and the slots of `old`, running no code of the class."""
+    """Copy the attributes in the dict and the slots of `old` to `new`, without running code of the class."""
     state = object.__getstate__(old)
     for attributes in state if isinstance(state, tuple) else (state,):
         for name, value in (attributes or {}).items():
-            # What was computed from the old tensors is computed again.
+            # A cached property was computed from the old tensors, so it is left out and computed again.
             if not isinstance(getattr_static(type(old), name, None), cached_property):
                 object.__setattr__(new, name, value)
     return new
 
 
 def _pack(old: PackedSequence, data: object) -> Sequence[object]:
-    """Return the fields of a PackedSequence with other data; torch wants sizes on the CPU, indices with the data."""
+    """Return the fields of a PackedSequence with new data; torch needs the sizes on the CPU, the indices beside it."""
     device = data.device if isinstance(data, torch.Tensor) else old.data.device
     indices = [None if each is None else each.to(device) for each in (old.sorted_indices, old.unsorted_indices)]
     return data, old.batch_sizes, *indices
@@ -230,7 +230,7 @@ def _class_of(node: object) -> str:
 
 
 def _describe(step: _Step) -> str:
-    """Say where a step is, by the start of its path if that is long."""
+    """Return the path of a step as text, shortened if it is long."""
     path = step.find_path()
     shown = "".join(f"[{reprlib.repr(key)}]" for key in path[:_SHOWN_KEYS])
     return f"tree{shown}" + ("..." if len(path) > _SHOWN_KEYS else "")

@@ -1,4 +1,4 @@
-"""Trees of state as JSON and back: containers and plain values here, tensors and other leaves by the caller."""
+"""Encodes trees of state as JSON, and back: containers and plain values here, other leaves by the caller."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from holdfast.trees.registered import (
 EncodeLeaf = Callable[[object, Path], Json]
 DecodeLeaf = Callable[[list[Json], Path], object]
 _Child = tuple[object, Any, bool]
-"""What a path says for it, the child, and whether it must be plain throughout."""
+"""Its path element, the child, and whether it is inline: only plain values are allowed in it."""
 
 MAX_INLINE: Final = 4096
-"""Longer strings and bytes are leaves: they are stored, shared and verified as chunks."""
+"""Longer strings and bytes are leaves, which are stored, shared and verified as chunks."""
 _MAX_WEIGHT: Final = 1 << 26
-"""How many values a tree may hold, a container counting as 16; lists that share lists may mean more than any memory."""
+"""The limit of values in a tree; a container counts as 16. Lists that share lists could expand beyond any memory."""
 LEAF_SIGN: Final = "@"
-"""Tags of leaves begin with this, and no others do."""
+"""Tags of leaves, and only those, begin with this."""
 
 _ENCODERS: Final[Mapping[type, plain.Encoder]] = {**plain.ENCODERS, **plain_torch.ENCODERS, **plain_numpy.ENCODERS}
 _DECODERS: Final[Mapping[str, plain.Decoder]] = {**plain.DECODERS, **plain_torch.DECODERS, **plain_numpy.DECODERS}
@@ -48,7 +48,7 @@ _LEAF_CLASSES: Final = frozenset({torch.Tensor, torch.nn.Parameter, np.ndarray})
 
 _WITH_ATTRIBUTES: Final = frozenset({"odict+", "counter+"})
 
-# What stands in a path for places that have no key.
+# Path elements for values that have no key.
 _IN_KEY: Final = "{key}"
 _IN_SET: Final = "{}"
 _IN_ATTRIBUTES: Final = "{attributes}"
@@ -56,17 +56,17 @@ _IN_SLICE: Final = ("start", "stop", "step")
 
 
 def encode_tree(tree: object, *, types: Types, encode_leaf: EncodeLeaf) -> Json:
-    """Encode a tree; equal trees have equal JSON. What is neither plain nor a container goes to `encode_leaf`."""
+    """Encode a tree; equal trees have equal JSON. `encode_leaf` encodes what is neither plain nor a container."""
     return _Encoder(types, encode_leaf).run(tree)
 
 
 def decode_tree(node: Json, *, types: Types, decode_leaf: DecodeLeaf) -> object:
-    """Decode a tree; raises Corrupt, NewerFormat or Unsupported, and runs no code but hashes of registered classes."""
+    """Decode a tree; raises Corrupt, NewerFormat or Unsupported. Of user code only registered classes' hashes run."""
     return _Decoder(types, decode_leaf).run(node)
 
 
 def refuse(value: object, path: Path) -> Unsupported:
-    """Return the error for a leaf that cannot be saved: where it is, what it is, what to do about it."""
+    """Return the error for a leaf that cannot be saved: its path, what it is, and what to do."""
     return Unsupported(f"{_name(path)}: {_explain(value)}")
 
 
@@ -91,7 +91,7 @@ def _explain(value: object) -> str:
     base = next((base for base in kind.__mro__[1:] if base in _ENCODERS or base in _CONTAINERS), None)
     if base is not None:
         return (
-            f"a {kind.__qualname__} cannot be saved, being more than a {base.__name__};"
+            f"a {kind.__qualname__}, a subclass of {base.__name__}, cannot be saved;"
             f" convert it to {base.__name__}, or pass allow_pickle=True"
         )
     return f"{_article(value)} cannot be saved; convert it, or pass allow_pickle=True"
@@ -112,7 +112,7 @@ def _article(value: object) -> str:
 
 
 def _refuse_inline(value: object, path: Path) -> Unsupported:
-    """Return the error for a leaf where none can be: the order of a set, say, must come from its members alone."""
+    """Return the error for a leaf where only plain values are allowed, for instance in a set."""
     if isinstance(value, torch.Tensor | np.ndarray):
         return Unsupported(
             f"{_name(path)}: {_article(value)} cannot be saved here;"
@@ -123,7 +123,7 @@ def _refuse_inline(value: object, path: Path) -> Unsupported:
 
 @dataclass(frozen=True, slots=True)
 class _Open:
-    """A container on the way to where an encoder is, and what is left of it."""
+    """A container that is being encoded: its node so far, and its remaining children."""
 
     value: object
     node: list[Json]
@@ -133,7 +133,7 @@ class _Open:
 
 
 class _Encoder:
-    """Encodes one tree without recursion, because the caller may be close to the recursion limit already."""
+    """Encodes one tree without recursion, because the caller may already be close to the recursion limit."""
 
     def __init__(self, types: Types, encode_leaf: EncodeLeaf) -> None:
         self._types = types
@@ -155,7 +155,7 @@ class _Encoder:
         return root
 
     def _encode(self, value: Any, path: Path, *, is_inline: bool) -> Json:
-        """Return the node of a value; that of a container has its head only, and is on the stack."""
+        """Return the node of a value; a container is pushed on the stack, and its node has no children yet."""
         kind = type(value)
         if kind in _LEAF_CLASSES:
             return self._leaf(value, path, is_inline=is_inline)
@@ -183,7 +183,7 @@ class _Encoder:
 
     def _verify_may_open(self, value: Any, path: Path) -> None:
         if id(value) in self._ids:
-            raise Unsupported(f"{_name(path)}: a container that holds itself cannot be saved; break the cycle")
+            raise Unsupported(f"{_name(path)}: a container that contains itself cannot be saved; break the cycle")
         if len(path) >= MAX_TREE_DEPTH:
             raise Unsupported(f"{_name(path)}: the tree is nested more than {MAX_TREE_DEPTH} deep; flatten it")
         self._ids.add(id(value))
@@ -205,7 +205,7 @@ class _Encoder:
 
 
 def _named(path: Path, act: Callable[[], Any]) -> Any:
-    """Run `act`, and put the name of the place before what it refuses."""
+    """Run `act`, and add the name of the path to an Unsupported that it raises."""
     try:
         return act()
     except Unsupported as error:
@@ -221,7 +221,7 @@ def _take_pairs(node: list[Json], items: Iterable[tuple[object, object]]) -> tup
 
 
 def _take_ordered(tag: str, value: dict[Any, Any]) -> tuple[list[Json], Iterator[_Child]]:
-    """Take a dict that can have attributes, as state dicts of modules do: `_metadata` tells their versions."""
+    """Encode a dict that can have attributes, as state dicts of modules do: `_metadata` has their versions."""
     attributes = vars(value)
     hiding = [name for name in attributes if name in dir(type(value))]
     if hiding:
@@ -238,7 +238,7 @@ def _take_defaulted(value: defaultdict[Any, Any]) -> tuple[list[Json], Iterator[
 def _iter_pairs(items: Iterable[tuple[object, object]], node: list[Json]) -> Iterator[_Child]:
     for key, item in items:
         if type(key) is str:
-            node.append(plain.encode_text(key))  # what `_encode` would do, for less
+            node.append(plain.encode_text(key))  # a faster path than `_encode`, with the same result
         else:
             yield _IN_KEY, key, True
         yield key, item, False
@@ -271,9 +271,9 @@ _CONTAINERS: Final[Mapping[type, Callable[[Any], tuple[list[Json], Iterator[_Chi
 
 
 def _iter_nodes(node: list[Json], values: list[Any]) -> Iterator[_Child] | None:
-    """Return the children of a container's node, or None if it is none; raises ValueError if some are missing.
+    """Return the children of a container's node; None for another node. Raises ValueError if some are missing.
 
-    `values` is where the caller puts each child once it is decoded; a key is part of its value's path.
+    The caller appends each decoded child to `values`; a decoded key is taken from there for its value's path.
     """
     tag = node[0]
     start = KEYED_START.get(tag)
@@ -297,7 +297,7 @@ def _iter_keyed(node: list[Json], start: int, values: list[Any]) -> Iterator[_Ch
             values.append(key)
         else:
             yield _IN_KEY, key, True
-        # By now the key has been decoded.
+        # The key has been decoded by now and is the last of `values`.
         yield values[-1], child, False
 
 
@@ -307,7 +307,7 @@ def _damaged(path: Path, why: object) -> Corrupt:
 
 @dataclass(frozen=True, slots=True)
 class _Half:
-    """A container on the way to where a decoder is, and what has been decoded of it."""
+    """A container that is being decoded, and its decoded children so far."""
 
     node: list[Json]
     path: Path
@@ -317,7 +317,7 @@ class _Half:
 
 
 class _Decoder:
-    """One run over an encoded tree; its errors name the place, and no malformed node gets past it."""
+    """Decodes one tree without recursion; every malformed node raises an error with its path."""
 
     def __init__(self, types: Types, decode_leaf: DecodeLeaf) -> None:
         self._types = types
@@ -341,7 +341,7 @@ class _Decoder:
         return value
 
     def _decode(self, node: Json, path: Path, *, is_inline: bool) -> object:
-        """Return a value; a container is put on the stack instead."""
+        """Return the value of a node; a container is pushed on the stack instead."""
         kind = type(node)
         if kind is str or kind is bool or node is None:
             return node
@@ -354,7 +354,7 @@ class _Decoder:
             raise _damaged(path, f"nested more than {MAX_TREE_DEPTH} deep")
         if tag.startswith(LEAF_SIGN):
             if is_inline:
-                raise _damaged(path, "a leaf where only a plain value can be")
+                raise _damaged(path, "a leaf where only a plain value is allowed")
             return self._decode_leaf(node, path)
         if tag == "enum":
             return self._find_member(node, path)
@@ -393,7 +393,7 @@ class _Decoder:
 
 
 def _checked(path: Path, act: Callable[[], Any]) -> Any:
-    """Run `act`, and turn what it raises into an error that names the place."""
+    """Run `act`, and turn its errors into ones that name the path."""
     try:
         return _named(path, act)
     except (ValueError, ArithmeticError) as error:

@@ -1,4 +1,4 @@
-"""Arguments of a call as one flat tuple of values, and back."""
+"""Flattens the arguments of a call into one tuple of values, and back."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from holdfast.errors import Mismatch
 
 
 def pack_kwargs(*args: object, **kwargs: object) -> tuple[tuple[object, ...], tuple[str, ...]]:
-    """Return all values, those by keyword last, and the keywords."""
+    """Return all values, keyword arguments last, and the keywords."""
     return (*args, *kwargs.values()), tuple(kwargs)
 
 
 def unpack_kwargs(flat: Sequence[Any], keys: Sequence[str]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments by position and by keyword that `pack_kwargs` was given."""
+    """Return the positional and keyword arguments that were passed to `pack_kwargs`."""
     if len(keys) > len(flat):
         raise Mismatch(
             f"{len(keys)} keywords for {len(flat)} values: pass both results of pack_kwargs, unchanged",
@@ -25,7 +25,7 @@ def unpack_kwargs(flat: Sequence[Any], keys: Sequence[str]) -> tuple[tuple[Any, 
     if len(kwargs) != len(keys):
         twice = sorted({key for key in keys if keys.count(key) > 1})
         raise Mismatch(
-            f"keyword {twice[0]!r} is there twice: pass both results of pack_kwargs, unchanged",
-            problems=tuple(f"keyword {key!r} is there twice" for key in twice),
+            f"keyword {twice[0]!r} occurs twice: pass both results of pack_kwargs, unchanged",
+            problems=tuple(f"keyword {key!r} occurs twice" for key in twice),
         )
     return tuple(flat[:num_args]), kwargs

@@ -1,4 +1,4 @@
-"""Moving and casting the tensors of a tree: to another device, or to another floating dtype."""
+"""Moves the tensors of a tree to another device, or casts them to another floating dtype."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Tree = TypeVar("Tree")
 
 
 def move_to_device(tree: Tree, device: Device, *, non_blocking: bool = False) -> Tree:
-    """Return `tree` with its tensors on `device`; what is there already is the same object.
+    """Return `tree` with its tensors on `device`; a tensor that is there already is the same object.
 
-    Copies to an accelerator run on a side stream, for which the current one then waits. With `non_blocking` they may
-    still be running on return, so leave pinned sources alone until then; what is copied to the host is always complete.
+    Copies to an accelerator run on a side stream; the current stream waits for it. With `non_blocking` they may still
+    be running on return: do not change pinned sources until they are done. Copies to the host are always complete.
     """
     target = _resolve(device)
     if _is_accelerator(target):
@@ -31,8 +31,8 @@ def to_kwargs(
 ) -> tuple[tuple[tuple[Any, ...], ...], tuple[dict[str, Any], ...]]:
     """Return the arguments of a call on `device`, as a tuple of one args and a tuple of one kwargs.
 
-    If there are only some by position or only some by keyword, the others are `()` or `{}`; if there are none at all,
-    both tuples are empty, as in torch.
+    Without positional arguments the args are `()`, without keyword arguments the kwargs are `{}`. Without any
+    arguments both tuples are empty, as in torch.
     """
     if not args and not kwargs:
         return (), ()
@@ -41,15 +41,15 @@ def to_kwargs(
 
 
 def cast_floating(tree: Tree, dtype: torch.dtype | None) -> Tree:
-    """Return `tree` with its floating tensors as `dtype`; None leaves all as it is.
+    """Return `tree` with its floating tensors as `dtype`; with None, return it unchanged.
 
-    What required grad still does, and a gradient of what is computed from the cast reaches what was cast. Where no
-    graph is made, as under no_grad, what is cast becomes a leaf of its own.
+    `requires_grad` is kept, and gradients flow through the cast to the original tensor. Where no graph is recorded,
+    as under no_grad, the cast tensor is a new leaf.
     """
     if dtype is None:
         return tree
     if not dtype.is_floating_point:
-        raise Unsupported(f"floating tensors are not cast to {dtype}; choose a floating dtype such as torch.float64")
+        raise Unsupported(f"floating tensors cannot be cast to {dtype}; choose a floating dtype such as torch.float64")
 
     def cast(tensor: torch.Tensor) -> torch.Tensor:
         return _cast(tensor, dtype)
@@ -60,7 +60,7 @@ def cast_floating(tree: Tree, dtype: torch.dtype | None) -> Tree:
 def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     if not tensor.is_floating_point() or tensor.dtype == dtype:
         return tensor
-    # Two values to an element: neither the shape nor any kernel of torch allows a cast.
+    # This dtype has two values in an element, so the shape would change, and torch has no kernel for it.
     if torch.float4_e2m1fn_x2 in (tensor.dtype, dtype):
         raise Unsupported(f"a tensor of {tensor.dtype} cannot be cast to {dtype}; convert it by hand")
     cast = tensor.to(dtype)
@@ -86,7 +86,7 @@ def _move_on_side_stream(tree: Tree, target: torch.device, *, non_blocking: bool
     if copies:
         current.wait_stream(side)
     for tensor in copies:
-        # Allocated on the side stream, used on the current one: the memory must not be given away before that is done.
+        # Allocated on the side stream, used on the current one: the memory must not be reused before that use ends.
         tensor.record_stream(current)
     return moved
 
@@ -103,14 +103,14 @@ def _move_and_wait(tree: Tree, target: torch.device, *, non_blocking: bool) -> T
 
     moved = apply_to_tensors(move, tree)
     for source in sources:
-        # One wait for all copies; without it the host could read what has not arrived.
+        # One wait for all copies; without it the host could read memory before a copy is complete.
         if non_blocking and _is_accelerator(source):
             torch.accelerator.current_stream(source).synchronize()
     return moved
 
 
 def _resolve(device: Device) -> torch.device:
-    """Return the device as tensors on it name it, so that the two can be compared."""
+    """Return the device in the form that tensors report ("cuda:0", not "cuda"), so that the two can be compared."""
     return torch.empty(0, device=device).device
 
 
@@ -120,7 +120,7 @@ def _is_accelerator(device: torch.device) -> bool:
 
 
 def _has_one_storage(tensor: torch.Tensor) -> bool:
-    """Tell whether recording a stream reaches all memory of a tensor; not so if it is made of other tensors."""
+    """Return whether record_stream covers all memory of a tensor: False if it is made of other tensors."""
     return (
         type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout == torch.strided and not tensor.is_nested
     )

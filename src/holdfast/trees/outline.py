@@ -1,4 +1,4 @@
-"""What an encoded tree holds, told without decoding it: leaves, their names and short texts; needs no torch."""
+"""Lists the leaves of an encoded tree, with names and short texts, without decoding it and without torch."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from holdfast.repo.format.record import MAX_DEPTH, Json
 from holdfast.trees import plain
 
 Path = tuple[object, ...]
-"""Where a value lies in its tree: keys of dicts, positions in sequences, names of fields."""
+"""The path of a value in its tree: keys of dicts, positions in sequences, names of fields."""
 
 TREE: Final = "tree"
-"""In a snapshot's spec: the encoded tree."""
+"""The key of the encoded tree in a snapshot's spec."""
 
 MAX_TREE_DEPTH: Final = MAX_DEPTH - 50
-"""How deep containers nest; the rest of what a record allows is for the record's own fields and a leaf's node."""
+"""The deepest nesting of containers; the remaining levels are for the record's own fields and for leaf nodes."""
 
 _MAX_VALUE_CHARS: Final = 80
 _MAX_VALUE_ITEMS: Final = 12
 _MAX_VALUE_DEPTH: Final = 3
 _MAX_KEY_DEPTH: Final = 8
 _MAX_INT_BITS: Final = 256
-"""Longer integers are shown in hexadecimal, which takes linear time and knows no limit of digits."""
+"""Longer integers are shown in hexadecimal, which takes linear time and has no limit of digits."""
 
-# Where the children of a container begin in its node, and whether each has a key before it.
+# The index of a container's first child in its node, by tag; children of pairs and fields have a key before them.
 PAIRS_START: Final = {"dict": 1, "odict": 1, "odict+": 2, "counter": 1, "counter+": 2, "defaultdict": 2}
 FIELDS_START: Final = {"dataclass": 2, "namedtuple": 2}
 ITEMS_START: Final = {"list": 1, "tuple": 1, "deque": 2}
@@ -43,7 +43,7 @@ _NATIVE: Final[Mapping[type, str]] = {type(None): "none", bool: "bool", int: "in
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """One thing in a tree that is not walked further: a stored leaf, a plain value or an empty container."""
+    """An end point of a walk over a tree: a stored leaf, a plain value or an empty container."""
 
     path_json: tuple[Json, ...]
     """The encoded keys that lead to it."""
@@ -54,17 +54,17 @@ class Leaf:
 
 def join_name(path: Sequence[object]) -> str:
     """Return the name of the leaf at `path`: its keys joined by dots, unescaped."""
-    # A list, not a generator: there is a name for each of many leaves.
+    # A list is faster than a generator here, and this runs for every leaf.
     return ".".join([key if type(key) is str else _describe(key) for key in path])
 
 
 def iter_leaves(node: Json) -> Iterator[Leaf]:
-    """Yield what an encoded tree holds, in order; a set is one value, and a tag of a later version one leaf."""
+    """Yield the leaves of an encoded tree, in order; a set is one leaf, and so is a node with an unknown tag."""
     return (Leaf(*found) for found in _iter_found(node))
 
 
 def iter_stored(node: Json) -> Iterator[tuple[str, list[Json]]]:
-    """Yield the name and node of each leaf that is stored apart from the tree, a tensor for instance."""
+    """Yield the name and node of each leaf that is stored outside of the tree, such as a tensor."""
     return ((name, child) for _, name, tag, child in _iter_found(node) if tag.startswith("@"))
 
 
@@ -72,7 +72,7 @@ def _iter_found(node: Json) -> Iterator[tuple[tuple[Json, ...], str, str, Json]]
     if not has_children(node):
         yield (), "", _find_tag(node), node
         return
-    # The containers on the way, each with its path, what its children's names begin with, and those left.
+    # The open containers, each with its path, the prefix of its children's names, and its remaining children.
     walks: list[tuple[tuple[Json, ...], str, Iterator[tuple[Json, Json]]]] = [((), "", _iter_children(node))]
     while walks:
         path_json, prefix, children = walks[-1]
@@ -101,39 +101,39 @@ def _find_tag(node: Json) -> str:
     if native is not None:
         return native
     if type(node) is not list or not node or type(node[0]) is not str:
-        raise Corrupt(f"the tree holds a JSON {type(node).__name__} that is no value; run `holdfast check`")
+        raise Corrupt(f"the tree contains a JSON {type(node).__name__} that is not a value; run `holdfast check`")
     return node[0]
 
 
 def has_children(node: Json) -> bool:
-    """Tell whether there is something in this container to walk, or raise Corrupt if it is malformed."""
+    """Return whether a node is a container with children; raises Corrupt if it is malformed."""
     tag = _find_tag(node)
     start = _START.get(tag)
     if start is None or type(node) is not list:
         return False
     if len(node) < start or (tag in KEYED_START and (len(node) - start) % 2):
-        raise Corrupt(f"the tree holds a {tag} with items missing; run `holdfast check`")
+        raise Corrupt(f"the tree contains a {tag} with missing items; run `holdfast check`")
     return len(node) > start
 
 
 def format_value(node: Json) -> str:
-    """Return a short text that shows an encoded value to a person."""
+    """Return a short readable text for an encoded value."""
     text = _format(node, _MAX_VALUE_ITEMS)
     return text if len(text) <= _MAX_VALUE_CHARS else text[: _MAX_VALUE_CHARS - 3] + "..."
 
 
 def key_text(node: Json) -> str:
-    """Return the text of an encoded key in a name."""
+    """Return the text that an encoded key has in a name."""
     if type(node) is list and node[:1] == ["str"]:
         return str(_decode_plain(node))
-    # Whole, however long: it is part of a name.
+    # Never shortened: it is part of a name.
     return node if type(node) is str else _format(node, None)
 
 
 def _format(node: Json, limit: int | None, depth: int = 0) -> str:
     tag = _find_tag(node)
     if type(node) is not list:
-        # A prefix says enough: only the text of a key is wanted whole, and then it is short or a name.
+        # A prefix is enough for a value; only keys are needed in full.
         return _describe(node if limit is None or type(node) is not str else node[:_MAX_VALUE_CHARS])
     if tag in plain.DECODERS:
         return _describe(_decode_plain(node))
@@ -142,7 +142,7 @@ def _format(node: Json, limit: int | None, depth: int = 0) -> str:
     if tag in _START or tag in _SHELLS:
         is_too_deep = depth >= (_MAX_KEY_DEPTH if limit is None else _MAX_VALUE_DEPTH)
         return "..." if is_too_deep else _format_container(node, limit, depth + 1)
-    # A stored leaf, or something that a later version has added.
+    # A stored leaf, or a tag that a later version has added.
     return f"<{tag.removeprefix('@')[:40]}>"
 
 
@@ -188,7 +188,7 @@ def _format_container(node: list[Json], limit: int | None, depth: int) -> str:
 
 def _enclose(tag: str, shell: tuple[str, str], texts: list[str], *, is_cut: bool = False) -> str:
     if tag in ("set", "frozenset"):
-        # By their texts: whoever names a member of a set in memory has no other order to go by.
+        # By their texts: a set in memory has no order of its own, and must get the same text.
         texts = sorted(texts)
         shell = shell if texts else (f"{tag}(", ")")
     body = ", ".join([*texts, "..."] if is_cut else texts)
@@ -248,7 +248,7 @@ _COMPLEX_LETTERS: Final = {"complex64": "f", "complex128": "d"}
 
 
 def _shortest(value: float, letter: str) -> str:
-    """Return the fewest digits that still mean this number in its own width, as 0.1 does for a float32."""
+    """Return the fewest digits that round to this number in its own width: "0.1" for a float32."""
     packed = struct.pack(letter, value)
     for digits in range(1, 10):
         rounded = float(f"{value:.{digits}g}")
@@ -256,7 +256,7 @@ def _shortest(value: float, letter: str) -> str:
             if struct.pack(letter, rounded) == packed:
                 return repr(rounded)
         except OverflowError:
-            continue  # rounded up, out of the narrow type's range
+            continue  # rounded up, beyond the narrow type's range
     return repr(value)
 
 
@@ -272,7 +272,7 @@ _SHORT: Final[Mapping[str, Callable[[list[Json]], str]]] = {
 
 
 def _describe(value: Any, depth: int = 0) -> str:
-    """Return the text that `_format` gives for this value's node; paths in memory and in a store share names."""
+    """Return the same text as `_format` for this value's node, so that names in memory and in a store agree."""
     kind = type(value)
     if kind is int:
         return str(value) if value.bit_length() <= _MAX_INT_BITS else hex(value)
@@ -314,7 +314,7 @@ def _describe_member(value: Enum) -> str:
 
 
 def _bits(value: Any) -> list[Enum]:
-    # Only flags have values that are no members.
+    # Only flags have values that are not members.
     return list(value)
 
 
@@ -327,7 +327,7 @@ def _describe_numpy(value: Any) -> str:
 
 
 def share_tags(node: Json) -> None:
-    """Let the nodes of a decoded tree share their tags: each was decoded as a string of its own."""
+    """Make the nodes of a decoded tree share equal tags, to save memory: each was decoded as a separate string."""
     waiting = [node]
     known: dict[str, str] = {}
     while waiting:

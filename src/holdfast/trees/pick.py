@@ -1,4 +1,4 @@
-"""A part of an encoded tree, or the same tree under other keys: whoever loads it reads only what is wanted."""
+"""Selects a part of an encoded tree, or renames its keys, so that a load reads only the entries it needs."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _NOTHING: Final = object()
 
 
 def matches(name: str, patterns: Sequence[str]) -> bool:
-    """Tell whether a leaf's name fits one of the patterns, or lies below one that is a plain name."""
+    """Return whether a leaf's name matches one of the patterns, or is below one of them."""
     return any(fnmatchcase(name, pattern) or name.startswith(pattern + ".") for pattern in patterns)
 
 
 def pick(node: Json, is_wanted: Callable[[str], bool]) -> Json:
-    """Return the tree with the leaves whose name is wanted.
+    """Return the tree with only the leaves whose name is wanted; None if there are none.
 
-    What is not wanted is left out of dicts, and is None where others would move up. Without any, None.
+    Unwanted leaves are left out of dicts. In sequences and fields they become None, so that no other value moves.
     """
     found = _pick(node, None, is_wanted)
     return None if found is _NOTHING else found
@@ -31,7 +31,7 @@ def pick(node: Json, is_wanted: Callable[[str], bool]) -> Json:
 def _pick(node: Json, name: str | None, is_wanted: Callable[[str], bool]) -> Json:
     if not has_children(node):
         return node if is_wanted(name or "") else _NOTHING
-    # A key may be the empty text, which is not the same as no key.
+    # A key may be the empty string, so the root is None.
     tag, prefix = node[0], "" if name is None else name + "."
     start = ITEMS_START.get(tag) or KEYED_START[tag]
     kept: list[Json] = []
@@ -47,7 +47,7 @@ def _pick(node: Json, name: str | None, is_wanted: Callable[[str], bool]) -> Jso
 
 
 def rename_keys(node: Json, renames: Mapping[str, str]) -> Json:
-    """Return the tree with the prefixes of text keys replaced, in every dict; two that become one raise Mismatch."""
+    """Return the tree with prefixes of text keys replaced in every dict; raises Mismatch if two become equal."""
     if not has_children(node):
         return node
     tag = node[0]

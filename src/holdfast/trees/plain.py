@@ -1,4 +1,4 @@
-"""Plain values of Python and its standard library as JSON and back, bit for bit, each in exactly one form."""
+"""Encodes plain values of Python and its standard library as JSON, bit for bit, each in exactly one form; and back."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from holdfast.errors import Unsupported
 from holdfast.repo.format.record import Json
 
 Encoder = Callable[[Any], Json]
-"""From a value of one exact type to its node; raises Unsupported, saying why, for the few that have no form."""
+"""Encodes a value of one exact type; raises Unsupported with the reason for the few values that have no encoding."""
 Decoder = Callable[[list[Json]], object]
-"""From a node with a known tag to its value; raises ValueError or ArithmeticError if the node is malformed."""
+"""Decodes a node with a known tag; raises ValueError or ArithmeticError if the node is malformed."""
 
 _WIDE_INT: Final = 1 << 63
-"""From here on an integer is written as text: other readers of JSON lose digits, or refuse it."""
+"""Integers of this size or more are written as text, because other JSON readers round or reject them."""
 _MAX_DIVIDED_BITS: Final = 1 << 16
-"""A fraction is reduced, the length of a range divided, in quadratic time."""
+"""The limit for fractions and ranges: to reduce a fraction, or to divide a range's length, takes quadratic time."""
 
 _HEX: Final = re.compile(r"-?[0-9a-f]+")
 _DECIMAL: Final = re.compile(r"-?(?:[0-9]+E-?[0-9]{1,20}|Infinity|s?NaN[0-9]*)")
@@ -40,7 +40,7 @@ def take(node: list[Json], *kinds: type) -> list[Json]:
 
 
 def encode_text(value: str) -> Json:
-    """Encode a string: as itself, unless it holds half a surrogate pair, which no valid JSON can."""
+    """Encode a string: as itself, unless it contains half a surrogate pair, which valid JSON cannot."""
     if value.isascii():
         return value
     try:
@@ -51,14 +51,14 @@ def encode_text(value: str) -> Json:
 
 
 def decode_text(node: Json) -> str:
-    """Decode a string in either form."""
+    """Decode a string from either form of `encode_text`."""
     if type(node) is str:
         return node
     return decode_base64(_take_form(node, "str", str)[0]).decode("utf-8", "surrogatepass")
 
 
 def encode_base64(data: bytes | bytearray) -> str:
-    """Encode bytes as text."""
+    """Encode bytes as base64."""
     return base64.b64encode(data).decode("ascii")
 
 
@@ -68,12 +68,12 @@ def decode_base64(text: str) -> bytes:
 
 
 def encode_int(value: int) -> Json:
-    """Encode an integer of any size; hexadecimal has no limit of digits and takes linear time."""
+    """Encode an integer: as itself, or in hexadecimal if it is large (linear time, no limit of digits)."""
     return value if -_WIDE_INT < value < _WIDE_INT else ["int", format(value, "x")]
 
 
 def decode_int(node: Json) -> int:
-    """Decode an integer in either form."""
+    """Decode an integer from either form of `encode_int`."""
     if type(node) is int:
         return verify_narrow(node)
     (text,) = _take_form(node, "int", str)
@@ -83,19 +83,19 @@ def decode_int(node: Json) -> int:
 
 
 def verify_narrow(value: int) -> int:
-    """Return an integer that may stand for itself, or raise ValueError."""
+    """Return an integer of less than 64 bits, or raise ValueError."""
     if not -_WIDE_INT < value < _WIDE_INT:
-        raise ValueError("an integer of 64 bits or more stands for itself")
+        raise ValueError("an integer of 64 bits or more is not in hexadecimal")
     return value
 
 
 def encode_float(value: float) -> Json:
-    """Encode a float; what is not finite by its bits, sign and payload included."""
+    """Encode a float: as itself if finite, otherwise by its bits, which keep the sign and payload of a NaN."""
     return value if math.isfinite(value) else ["float", struct.pack(">d", value).hex()]
 
 
 def decode_float(node: Json) -> float:
-    """Decode a float in either form."""
+    """Decode a float from either form of `encode_float`."""
     if type(node) is float:
         return verify_finite(node)
     data = bytes.fromhex(_take_form(node, "float", str)[0])
@@ -105,27 +105,27 @@ def decode_float(node: Json) -> float:
 
 
 def verify_finite(value: float) -> float:
-    """Return a float that may stand for itself, or raise ValueError."""
+    """Return a finite float, or raise ValueError."""
     if not math.isfinite(value):
-        raise ValueError("a float that is not finite stands for itself")
+        raise ValueError("a float that is not finite is not encoded by its bits")
     return value
 
 
 def _take_form(node: Json, tag: str, *kinds: type) -> list[Json]:
     if type(node) is not list or node[:1] != [tag]:
-        raise ValueError(f"there is no {tag} where one must be")
+        raise ValueError(f"expected a value of kind {tag}")
     return take(node, *kinds)
 
 
 def _encode_path(value: PurePath) -> Json:
     text = str(value)
-    # A few Windows paths, such as ./c:x, read as another path once they are text.
+    # A few Windows paths, such as ./c:x, become another path when their text is parsed.
     if type(value)(text) != value:
-        raise Unsupported("a path that its own text does not stand for cannot be saved; convert it to str")
+        raise Unsupported("a path whose text is parsed as another path cannot be saved; convert it to str")
     return ["path", type(value).__name__, encode_text(text)]
 
 
-# A path of the other system cannot touch files here, but its pure form says the same.
+# A concrete path of the other operating system cannot be created here, so it is decoded as a pure path.
 _PATHS: Final[Mapping[str, type[PurePath]]] = {
     "PosixPath": Path if os.name == "posix" else PurePosixPath,
     "PurePosixPath": PurePosixPath,
@@ -161,7 +161,7 @@ def _encode_tzinfo(value: tzinfo | None) -> Json:
     if value is None:
         return None
     if type(value) is not timezone:
-        # A named zone means what the machine's tables say: other rules on another machine, and files to read.
+        # The rules of a named zone are in files of the machine, which may differ on another one.
         raise Unsupported(
             f"a time with a {type(value).__qualname__} cannot be saved; convert it with .astimezone(timezone.utc)"
         )
@@ -289,9 +289,9 @@ DECODERS: Final[Mapping[str, Decoder]] = {
 
 
 def decode_checked(node: list[Json], decode: Decoder, encoders: Mapping[type, Encoder]) -> object:
-    """Decode a node that is the one form of its value, or raise ValueError or ArithmeticError."""
+    """Decode a node; raises ValueError or ArithmeticError unless it is the canonical form of its value."""
     value = decode(node)
-    # A path from the other system has come back as a pure one, which has its own form.
+    # A path of the other operating system was decoded as a pure path, which encodes differently.
     if node[0] != "path" and encoders[type(value)](value) != node:
-        raise ValueError("its value has another form")
+        raise ValueError("not the canonical form of its value")
     return value

@@ -1,4 +1,4 @@
-"""Scalars of numpy as JSON and back, by their bytes; arrays are no plain values."""
+"""Encodes numpy scalars as JSON by their bytes, and back; arrays are not plain values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from holdfast.trees.plain import Decoder, Encoder, decode_base64, decode_text, e
 _NAMES: Final = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     *("float16", "float32", "float64", "complex64", "complex128"),
-    # Types of their own where int64 is `long`; after it, so that the fixed width names the common type.
+    # Separate types on platforms where int64 is `long`. Last, so that the common types get the fixed-width names.
     *("longlong", "ulonglong"),
 )
 _DTYPES: Final[Mapping[str, np.dtype[Any]]] = {name: np.dtype(name).newbyteorder("<") for name in _NAMES}
@@ -45,7 +45,7 @@ def _encode_time(value: np.datetime64 | np.timedelta64) -> Json:
 
 def _encode_long_float(value: np.generic) -> Json:
     raise Unsupported(
-        f"a {type(value).__name__} cannot be saved, because its bytes mean nothing on another machine;"
+        f"a {type(value).__name__} cannot be saved, because its layout differs between machines;"
         " convert it to float64 or complex128"
     )
 
@@ -68,7 +68,7 @@ ENCODERS: Final[Mapping[type, Encoder]] = {
     **dict.fromkeys(_NAME_OF, _encode_number),
     np.datetime64: _encode_time,
     np.timedelta64: _encode_time,
-    # str() of a numpy text drops its trailing zeros; str's own method does not.
+    # str() of a numpy string drops trailing NULs; str's own method does not.
     np.str_: lambda value: ["numpy", "str", encode_text(str.__str__(value))],
     np.bytes_: lambda value: ["numpy", "bytes", encode_base64(bytes(value))],
 }

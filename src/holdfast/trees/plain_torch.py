@@ -1,4 +1,4 @@
-"""Plain values of torch as JSON and back: dtypes, sizes, devices, layouts and memory formats."""
+"""Encodes plain values of torch as JSON, and back: dtypes, sizes, devices, layouts and memory formats."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from holdfast.repo.format.record import Json
 from holdfast.trees.plain import Decoder, Encoder, take, verify_narrow
 
 _MAX_DEVICES: Final = 128
-"""torch keeps a device's index in 8 bits, and lets a larger one wrap around."""
+"""torch stores a device's index in 8 bits, and a larger one wraps around."""
 _DEVICE_TYPE: Final = re.compile("[a-z][a-z0-9_]{0,63}")
 
 Named = TypeVar("Named")
 
 
 def _find_named(kind: type[Named]) -> Mapping[str, Named]:
-    """Return the constants of one type by their own name, which need not be the first that torch gives them."""
+    """Return torch's constants of one type by the name that str() shows; some have aliases."""
     return {str(value).removeprefix("torch."): value for value in vars(torch).values() if type(value) is kind}
 
 
@@ -44,7 +44,7 @@ def _decode_named(constants: Mapping[str, Any]) -> Callable[[list[Json]], object
 
 
 def _encode_device(value: torch.device) -> Json:
-    # Typed as never None, and None whenever no index was given.
+    # torch's stub has `int`, but the index is None if none was given.
     index: int | None = value.index
     if index is not None and not 0 <= index < _MAX_DEVICES:
         raise Unsupported(f"a device with the index {index} cannot be saved; torch has at most {_MAX_DEVICES}")
@@ -61,7 +61,7 @@ def _decode_device(node: list[Json]) -> torch.device:
         return torch.device(kind) if index is None else torch.device(kind, index)
     except RuntimeError as error:
         raise Unsupported(
-            f"torch {torch.__version__} has no device of type {kind!r}; load what adds it first"
+            f"torch {torch.__version__} has no device of type {kind!r}; import the package that adds it first"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""Renaming by prefix: one name, the keys of a mapping, or those of a state dict in place."""
+"""Renames by prefix: one name, the keys of a mapping, or the keys of a state dict in place."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ Value = TypeVar("Value")
 
 
 def rename_name(name: str, renames: Mapping[str, str]) -> str:
-    """Return `name` with the longest prefix that `renames` knows replaced, once."""
+    """Return `name` with its longest prefix in `renames` replaced, once."""
     old = max((prefix for prefix in renames if name.startswith(prefix)), key=len, default=None)
     return name if old is None else renames[old] + name.removeprefix(old)
 
 
 def rename_prefixes(mapping: Mapping[str, Value], renames: Mapping[str, str]) -> dict[str, Value]:
-    """Return a dict with every key renamed, in the same order; two keys that become one raise Mismatch."""
+    """Return a dict with every key renamed, in the same order; raises Mismatch if two keys would become equal."""
     renamed = plan_names(mapping, renames)
     return {renamed[key]: value for key, value in mapping.items()}
 
 
 def replace_by_prefix(state_dict: MutableMapping[str, Value], old: str, new: str) -> None:
-    """Rename in place the keys that start with `old`, keeping their order; a clash raises before anything changes."""
+    """Rename the keys that start with `old` in place, in the same order; raises Mismatch before anything changes."""
     if old == new:
-        raise Mismatch(f"the prefix {old!r} would be replaced by itself; give two different prefixes")
+        raise Mismatch(f"the prefix {old!r} would be replaced by itself; pass two different prefixes")
     renamed = rename_prefixes(state_dict, {old: new})
     if renamed.keys() != state_dict.keys():
         state_dict.clear()
@@ -33,7 +33,7 @@ def replace_by_prefix(state_dict: MutableMapping[str, Value], old: str, new: str
 
 
 def plan_names(keys: Iterable[str], renames: Mapping[str, str]) -> dict[str, str]:
-    """Return the new name of every key, having made sure that they are as many."""
+    """Return the new name of every key; raises Mismatch if two keys would become equal."""
     renamed: dict[str, str] = {}
     taken: dict[str, str] = {}
     problems: list[str] = []

@@ -331,7 +331,7 @@ def make_strict() -> Strict:
 @pytest.mark.parametrize(
     ("tree", "text"),
     [
-        (Sealed(a=one()), r"^tree\[0\]: the copy of a Sealed is no new one; unpack it first$"),
+        (Sealed(a=one()), r"^tree\[0\]: copying a Sealed gives no new one; unpack it first$"),
         (make_strict(), r"^tree\[0\]: a Strict cannot be rebuilt: .*; unpack it first$"),
         (Failure(one()), r"^tree\[0\]: a Failure cannot be rebuilt: .*; unpack it first$"),
     ],

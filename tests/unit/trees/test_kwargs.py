@@ -40,6 +40,6 @@ def test_more_keywords_than_values_are_refused() -> None:
 
 
 def test_a_keyword_that_is_there_twice_is_refused() -> None:
-    with pytest.raises(Mismatch, match=r"^keyword 'a' is there twice: pass both results of pack_kwargs") as caught:
+    with pytest.raises(Mismatch, match=r"^keyword 'a' occurs twice: pass both results of pack_kwargs") as caught:
         unpack_kwargs((1, 2, 3), ("a", "b", "a"))
-    assert caught.value.problems == ("keyword 'a' is there twice",)
+    assert caught.value.problems == ("keyword 'a' occurs twice",)

@@ -272,7 +272,7 @@ def test_small_floats_are_cast_as_well(dtype: torch.dtype) -> None:
 
 
 def test_a_dtype_that_is_not_floating_is_refused() -> None:
-    with pytest.raises(Unsupported, match=r"^floating tensors are not cast to torch\.int64; choose a floating dtype"):
+    with pytest.raises(Unsupported, match=r"^floating tensors cannot be cast to torch\.int64; choose a floating dtype"):
         cast_floating([torch.ones(1)], torch.int64)
 
 

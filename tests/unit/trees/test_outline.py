@@ -236,11 +236,11 @@ def test_what_a_later_version_has_added_is_shown_by_its_tag() -> None:
 @pytest.mark.parametrize(
     ("node", "text"),
     [
-        ({}, "the tree holds a JSON dict that is no value; run `holdfast check`"),
-        (["dict", "a", []], "the tree holds a JSON list that is no value"),
-        (["list", [5]], "the tree holds a JSON list that is no value"),
-        (["dict", "a"], "the tree holds a dict with items missing"),
-        (["dataclass"], "the tree holds a dataclass with items missing"),
+        ({}, "the tree contains a JSON dict that is not a value; run `holdfast check`"),
+        (["dict", "a", []], "the tree contains a JSON list that is not a value"),
+        (["list", [5]], "the tree contains a JSON list that is not a value"),
+        (["dict", "a"], "the tree contains a dict with missing items"),
+        (["dataclass"], "the tree contains a dataclass with missing items"),
         (["dict", ["int", "x"], 1], "a int in the tree is damaged"),
         (["dict", ["numpy", "int8", "x"], 1], "a numpy scalar in the tree is damaged"),
         (["dict", ["dtype"], 1], "a dtype in the tree is damaged"),

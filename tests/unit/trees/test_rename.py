@@ -77,7 +77,7 @@ def test_a_state_dict_that_would_lose_a_value_is_left_alone() -> None:
 
 
 def test_a_prefix_is_not_replaced_by_itself() -> None:
-    with pytest.raises(Mismatch, match=r"^the prefix 'm\.' would be replaced by itself; give two different prefixes$"):
+    with pytest.raises(Mismatch, match=r"^the prefix 'm\.' would be replaced by itself; pass two different prefixes$"):
         replace_by_prefix({"m.a": 1}, "m.", "m.")
 
 
