@@ -162,7 +162,7 @@ def test_the_host_waits_once_for_all_that_comes_from_an_accelerator(
 ON_AN_ACCELERATOR: Final = """
 import torch
 from holdfast.trees.move import move_to_device
-from tests import fake_accelerator
+from tests.kit import fake_accelerator
 
 fake, libraries = fake_accelerator.install()
 
