@@ -42,7 +42,7 @@ class FileTarget:
         os.close(self._top)
 
     def has_file(self, name: str) -> bool:
-        """Tell whether something that can be replaced has this name; raises BadName if a directory has it."""
+        """Return whether something that can be replaced has this name; raises BadName if a directory has it."""
         parent, _, last = name.rpartition("/")
         try:
             self._enter(parent, create=False)

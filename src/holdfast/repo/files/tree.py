@@ -185,7 +185,7 @@ def _verify_outside(path: str, directory: str) -> None:
 
 
 def is_below(path: str, directory: str) -> bool:
-    """Tell whether `path` is `directory` or lies in it, whatever links lead there."""
+    """Return whether `path` is `directory` or lies in it, whatever links lead there."""
     real, above = os.path.realpath(path), os.path.realpath(directory)
     return real == above or real.startswith(above.rstrip("/") + "/")
 

@@ -55,7 +55,7 @@ def overlap(left: Box, right: Box) -> Box | None:
 
 
 def contains(outer: Box, inner: Box) -> bool:
-    """Tell whether all that `inner` holds is in `outer`; what is empty is in every box."""
+    """Return whether all that `inner` holds is in `outer`; what is empty is in every box."""
     return volume(inner) == 0 or overlap(outer, inner) == inner
 
 
@@ -112,7 +112,7 @@ def count_cells(rows: int, row_bytes: int) -> int:
 
 
 def is_span(box: Box, shape: Coordinates) -> bool:
-    """Tell whether a box is one range of bytes of the global tensor in C order: whole rows, or nothing at all."""
+    """Return whether a box is one range of bytes of the global tensor in C order: whole rows, or nothing at all."""
     # Once a dim is more than one item wide, all that is inside of it must be whole.
     is_one = True
     for size, length in zip(box.sizes, shape, strict=True):

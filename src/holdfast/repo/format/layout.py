@@ -91,12 +91,12 @@ def verify_name(name: str, *, what: str = "snapshot") -> str:
 
 
 def is_reserved(name: str) -> bool:
-    """Tell whether a name, or a prefix of names, is Holdfast's own and not a user's."""
+    """Return whether a name, or a prefix of names, is Holdfast's own and not a user's."""
     return name.startswith(RESERVED)
 
 
 def is_reserved_stem(stem: str) -> bool:
-    """Tell whether the name at a snapshot's stem is Holdfast's own; of a long one only its record knows."""
+    """Return whether the name at a snapshot's stem is Holdfast's own; of a long one only its record knows."""
     return split_stem(stem).startswith(_ESCAPES[ord(RESERVED)])
 
 
@@ -151,7 +151,7 @@ def escape_prefix(prefix: str) -> str:
 
 
 def may_start_with(stem: str, prefix: str) -> bool:
-    """Tell whether the name at a snapshot's stem can start with `prefix`; only its record knows for certain."""
+    """Return whether the name at a snapshot's stem can start with `prefix`; only its record knows for certain."""
     # A name may be too long for its escaped form though its start is not.
     return split_stem(stem).startswith((escape_prefix(prefix), _DIGEST_FORM))
 
@@ -248,7 +248,7 @@ def new_write_id() -> str:
 
 
 def is_file_id(text: str) -> bool:
-    """Tell whether `text` has the form of a pack or manifest id."""
+    """Return whether `text` has the form of a pack or manifest id."""
     return bool(_FILE_ID.match(text))
 
 
@@ -259,7 +259,7 @@ def parse_file_key(key: str) -> str | None:
 
 
 def are_file_ids(texts: Sequence[str]) -> bool:
-    """Tell whether each of `texts` is a file id, all at once: an index names thousands."""
+    """Return whether each of `texts` is a file id, all at once: an index names thousands."""
     joined, dashes = "".join(texts), "-" * len(texts)
     if not set(map(len, texts)) <= {_FILE_ID_CHARS} or joined[_LEASE_ID_CHARS::_FILE_ID_CHARS] != dashes:
         return False
@@ -268,5 +268,5 @@ def are_file_ids(texts: Sequence[str]) -> bool:
 
 
 def is_lease_id(text: str) -> bool:
-    """Tell whether `text` has the form of a lease id."""
+    """Return whether `text` has the form of a lease id."""
     return bool(_LEASE_ID.match(text))

@@ -80,7 +80,7 @@ class PackBuilder:
 
     @property
     def is_full(self) -> bool:
-        """Tell whether the next chunk belongs into another pack."""
+        """Return whether the next chunk belongs into another pack."""
         return self._size >= PACK_LIMIT_BYTES
 
     def append_chunks(self, chunks: Sequence[NewChunk], *, block: LentBlock | None = None) -> list[Location]:

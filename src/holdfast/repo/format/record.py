@@ -244,7 +244,7 @@ def _expect(pattern: re.Pattern[str], text: str, at: int, why_not: str) -> re.Ma
 
 
 def _may_be_deep(data: bytes) -> bool:
-    """Tell whether JSON may be nested too deep; brackets in strings count as well, what is flat is passed fast."""
+    """Return whether JSON may be nested too deep; brackets in strings count as well, what is flat is passed fast."""
     brackets = data.translate(None, delete=_NO_BRACKETS)
     for _ in range(MAX_DEPTH):
         inner = brackets.replace(b"[]", b"").replace(b"{}", b"")

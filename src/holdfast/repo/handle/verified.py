@@ -67,7 +67,7 @@ class Proven:
         self._proofs.pop(pack_id, None)
 
     def covers(self, location: Location, *, version: str, turn: int) -> bool:
-        """Tell whether the save `turn` need not read a copy, whose pack has `version` now."""
+        """Return whether the save `turn` need not read a copy, whose pack has `version` now."""
         proof = self._proofs.get(location.pack_id)
         if proof is None or proof.version != version:
             return False

@@ -342,7 +342,7 @@ def open_snapshot(repo: Repository, snapshot: Snapshot, *, verify: Verify = "ful
 
 
 def is_readable(repo: Repository, snapshot: Snapshot) -> bool:
-    """Read all of a snapshot and tell whether it is what it was."""
+    """Read all of a snapshot and return whether it is what it was."""
     try:
         with SnapshotReader(repo, snapshot) as reader:
             for entry in reader.manifest.iter_entries():

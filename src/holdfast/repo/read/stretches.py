@@ -48,13 +48,13 @@ class Want:
 
     @property
     def is_plainly_stored(self) -> bool:
-        """Tell whether a plain read of where it should lie gives its bytes."""
+        """Return whether a plain read of where it should lie gives its bytes."""
         at = self.ref.location
         return at is not None and at.codec == RAW and at.stored_bytes == self.ref.size_bytes
 
     @property
     def is_whole(self) -> bool:
-        """Tell whether all of the chunk is wanted."""
+        """Return whether all of the chunk is wanted."""
         return self.size_bytes == self.ref.size_bytes
 
     def put(self, chunk: memoryview) -> None:
@@ -170,7 +170,7 @@ def group_stretches(stretches: Iterable[Stretch]) -> Iterator[tuple[list[Stretch
 
 
 def is_in_one_piece(entry: Entry) -> bool:
-    """Tell whether the bytes of an entry lie raw and back to back in one pack."""
+    """Return whether the bytes of an entry lie raw and back to back in one pack."""
     if entry.dims:
         return False
     end: tuple[str, int] | None = None

@@ -1,1 +1,1 @@
-"""Writing: sources to chunks, chunks to packs, and the commit."""
+"""Writes snapshots: sources to chunks, chunks to packs, and the commit."""

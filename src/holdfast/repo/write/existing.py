@@ -1,4 +1,4 @@
-"""What the store already holds: finds a copy of a chunk that a save may rely on, and never a rotten one."""
+"""Finds stored copies of chunks that a save may reuse, and checks that they are intact."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from holdfast.repo.names.snapshots import Snapshot, parse_snapshot
 
 _KEPT_BLOCKS: Final = 8
 _BASE_CANDIDATES: Final = 8
-"""How many of the newest records are looked at for a base: those that delete are passed over."""
+"""How many of the newest records are tried as a base; records of deleted names are skipped."""
 
 
 class Holdings:
-    """Looks chunks up in base manifests first, then in the index; used by one thread."""
+    """Finds stored chunks, in base manifests first, then in the index; used by one thread."""
 
     def __init__(self, repo: Repository, bases: Sequence[Manifest], *, avoid: frozenset[str]) -> None:
-        """Search `bases` and the index as last refreshed; packs whose key is in `avoid` count as absent."""
+        """Search `bases`, then the index as last refreshed; packs whose key is in `avoid` count as absent."""
         self._store = repo.store
         self._avoid = avoid
         self._bases = [(base, base.locate_all()) for base in bases]
@@ -37,28 +37,28 @@ class Holdings:
         self._packs: dict[str, ObjectInfo | None] = {}
         self._turn: int | None = None
         self.rotten: set[str] = set()
-        """Packs in which a copy proved to be damaged, by id."""
+        """Ids of packs in which a copy was found to be damaged."""
         self._blocks = BlockPool(CHUNK_BYTES, kept=_KEPT_BLOCKS)
         self.is_empty = not any(rows for _, rows in self._bases) and not len(repo.index)
-        """Nothing can be found: the first save of a store."""
+        """No chunk can be found, as in the first save of a store."""
 
     def find(self, digest: Digest, size_bytes: int) -> list[Location]:
-        """Return the places where a whole copy of the chunk should lie, by all that can be known without reading it."""
+        """Return the locations of all copies of a chunk that look usable; reads no copy."""
         return list(self.iter_copies(digest, size_bytes))
 
     def iter_copies(self, digest: Digest, size_bytes: int) -> Iterator[Location]:
-        """Yield the same, the likeliest first: most often that is enough."""
+        """Yield what `find` returns, the likeliest location first; mostly the caller needs no more than that."""
         return (at for at in self._iter_candidates(digest, size_bytes) if self._is_usable(at, size_bytes))
 
     def is_copy(self, location: Location, digest: Digest) -> bool:
-        """Read a copy and tell whether it is the chunk that `digest` names; safe in any thread."""
+        """Read a copy and return whether its bytes have `digest`; safe in any thread."""
         with self._blocks.lend() as block:
             stored = self._read(location, block)
             return stored is not None and hash_bytes(stored) == digest
 
     def is_intact(self, location: Location, data: memoryview) -> bool:
-        """Read a copy and tell whether it still is `data`; safe in any thread."""
-        # Before the reading: if the pack changes meanwhile, it will have another version than the one that was read.
+        """Read a copy and return whether it equals `data`; safe in any thread."""
+        # The version from before the read: if the pack changes during the read, the remembered version is outdated.
         pack = self._find_pack(location.pack_id)
         with self._blocks.lend() as block:
             stored = self._read(location, block)
@@ -71,14 +71,14 @@ class Holdings:
         return is_same
 
     def is_proven(self, location: Location) -> bool:
-        """Tell whether a copy was written or read by this handle lately, and need not be read by this save."""
+        """Return whether this handle wrote or read the copy recently, so that this save need not read it."""
         if self._turn is None:
             self._turn = self._proven.begin_turn()
         pack = self._find_pack(location.pack_id)
         return pack is not None and self._proven.covers(location, version=pack.version, turn=self._turn)
 
     def _find_pack(self, pack_id: str) -> ObjectInfo | None:
-        """Return what the store says of a pack; asked once in a save."""
+        """Return the size and version of a pack, None if it is missing; asks the store once per save."""
         if pack_id not in self._packs:
             try:
                 self._packs[pack_id] = self._store.stat(pack_key(pack_id))
@@ -91,7 +91,7 @@ class Holdings:
         try:
             self._store.read_into(pack_key(location.pack_id), location.offset, stored)
         except (NotFound, Corrupt, StoreError):
-            return None  # a sector that cannot be read is rot as well, and must not forbid this save for ever
+            return None  # an unreadable sector counts as damage: the chunk is written again, and the save succeeds
         return stored
 
     def _iter_candidates(self, digest: Digest, size_bytes: int) -> Iterator[Location]:
@@ -108,7 +108,7 @@ class Holdings:
 
 
 def read_bases(store: ObjectStore, candidates: Sequence[Snapshot | None]) -> list[Manifest]:
-    """Read the manifests of snapshots to build upon; one that is gone or damaged is no base, and no error."""
+    """Read the manifests of snapshots whose chunks may be reused; skips those that are missing or damaged."""
     manifests: dict[str, Sequence[Manifest]] = {}
     for snapshot in candidates:
         if snapshot and snapshot.manifest.manifest_id not in manifests:
@@ -120,9 +120,10 @@ def read_bases(store: ObjectStore, candidates: Sequence[Snapshot | None]) -> lis
 
 
 def find_base(repo: Repository, name: str) -> Snapshot | None:
-    """Return the newest snapshot under the same prefix as `name`: most likely the step before.
+    """Return the newest snapshot under the same prefix as `name`: most likely the previous step.
 
-    Who has not saved under that prefix yet has to list all names for it, and does so only if there is no index to ask.
+    A handle that has not saved under the prefix yet would have to list all names. It does so only if the index is
+    empty: otherwise the index finds the chunks.
     """
     remembered = repo.recent.find(name)
     if remembered or len(repo.index):
@@ -138,7 +139,7 @@ def find_base(repo: Repository, name: str) -> Snapshot | None:
 
 
 def _read_candidate(store: ObjectStore, key: str) -> Snapshot | None:
-    """Read what the name of a record holds now; None if that is nothing to build upon."""
+    """Return the current snapshot of the name to which a record belongs; None if deleted or damaged."""
     split = split_generation(key)
     try:
         fields = read_newest(store, split[0]).fields if split else None

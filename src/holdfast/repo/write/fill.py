@@ -1,4 +1,4 @@
-"""From sources to chunk references: hash on all cores, reuse what is held, append the rest to packs."""
+"""Turns sources into chunk references: hashes on all cores, reuses chunks that are stored, packs the others."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from holdfast.repo.write.existing import Holdings
 from holdfast.repo.write.packing import Packer
 
 _SMALL_BYTES: Final = 16 << 10
-"""Pieces below this size are hashed by whoever takes them: threads would only wait for each other's turn in Python."""
+"""Pieces below this size are hashed on the caller's thread: on a pool, threads would mostly wait for the GIL."""
 _STAGED_SHARE: Final = 0.5
-"""From this share of new bytes on, what is to be hashed is copied first: most of the copies will be written."""
+"""From this share of new bytes on, pieces are copied before they are hashed: most of the copies will be written."""
 _STAGED_BUDGET_BYTES: Final = 64 << 20
-"""With less, nothing is staged: copies that are being written come on top of those that the engine counts."""
+"""With a smaller budget, nothing is staged: copies that are being written add to the memory that the engine counts."""
 _BATCH_PIECES: Final = 1024
-"""How many pieces are hashed at once: of so many there are views, digests and references in memory."""
+"""Most pieces in a batch; bounds the views, digests and references in memory."""
 _KEPT_BLOCKS: Final = 64
-_Asked = tuple[Digest, memoryview, Sequence[Location]]
-"""A chunk, its bytes, and where copies of it should lie."""
+_Candidate = tuple[Digest, memoryview, Sequence[Location]]
+"""A chunk, its bytes, and the locations of possible copies."""
 
 
 class HashedPiece(NamedTuple):
@@ -44,9 +44,9 @@ class HashedPiece(NamedTuple):
     data: memoryview
     digest: Digest
     fingerprint: bytes | None
-    """Taken before the digest, if the piece is likely to be new: it tells whether what is written was hashed."""
+    """Taken before the digest, if the piece is probably new; reveals a change between hashing and writing."""
     is_ours: bool = False
-    """The bytes are a copy that nobody else can change, and the fingerprint is theirs."""
+    """The bytes are our own copy, which no other code can change, and the fingerprint is that of the copy."""
 
 
 class HashedBatch(NamedTuple):
@@ -54,31 +54,32 @@ class HashedBatch(NamedTuple):
 
     items: list[HashedPiece]
     block: LentBlock | None = None
-    """Holds those that are not inline, as they would lie in a pack from the start of a page on."""
+    """Contains the pieces that are not inline, laid out as in a pack, from the start of a page."""
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of all pieces."""
+        """Total size of the pieces."""
         return sum([len(item.data) for item in self.items])
 
 
 class Hasher:
-    """Reads and hashes pieces on an engine, ahead of whoever takes them."""
+    """Reads and hashes pieces on an engine, ahead of the caller."""
 
     def __init__(self, engine: Engine, stages: Stages, *, batch_bytes: int, hints: Hints | None = None) -> None:
-        """Take `batch_bytes` at a time; with `hints`, trust what looks as it did at the last save."""
+        """Hash `batch_bytes` at a time; with `hints`, reuse the digests of memory that has not changed since."""
         self.new_share = 0.0
-        """How much of the last pieces was new: then the next will be written too, and have to be the same still."""
+        """Share of new bytes in the last batch; predicts the next. Unless it is 0, pieces get a fingerprint first."""
         self.engine = engine
         self._stages = stages
         self._batch_bytes = batch_bytes
         self._hints = hints
-        # Gaps take less than an eighth, but for pieces out of the middle of many sources: then nothing is staged.
+        # Room for gaps: they take less than an eighth, except between pieces from the middle of many sources. A batch
+        # that does not fit is hashed without being staged.
         largest_bytes = max(batch_bytes, CHUNK_BYTES)
         self._blocks = BlockPool(largest_bytes + largest_bytes // 8, kept=_KEPT_BLOCKS, huge=True)
 
     def iter_batches(self, pieces: Iterable[Piece]) -> Iterator[HashedBatch]:
-        """Yield all pieces in order and in batches, the next ones being read and hashed meanwhile."""
+        """Yield all pieces in order, in batches, while the next batches are read and hashed in the background."""
         batches = iter_groups(pieces, limit_bytes=self._batch_bytes, limit_count=_BATCH_PIECES)
         for is_small, alike in groupby(batches, _is_small):
             if is_small:
@@ -88,12 +89,12 @@ class Hasher:
                 yield from self.engine.iter_results(self._stage_or_hash, sized)
 
     def iter_digests(self, pieces: Iterable[Piece]) -> Iterator[ChunkRef]:
-        """Yield the identity of every piece, keeping no bytes."""
+        """Yield a reference without location for every piece; keeps no bytes."""
         for batch in self.iter_batches(pieces):
             yield from (ChunkRef(item.digest, item.data.nbytes, None) for item in batch.items)
 
     def _stage_or_hash(self, batch: Sequence[Piece]) -> HashedBatch:
-        # A batch that does not fill a block of the file by itself is better gathered there with others.
+        # A batch smaller than a block of the file is better gathered into one together with others.
         may_be_staged = self.engine.budget_bytes >= _STAGED_BUDGET_BYTES and _count_bytes(batch) >= BLOCK_BYTES
         if may_be_staged and self.new_share >= _STAGED_SHARE:
             return self._stage_batch(batch)
@@ -110,7 +111,7 @@ class Hasher:
         return HashedBatch(items)
 
     def _stage_batch(self, batch: Sequence[Piece]) -> HashedBatch:
-        """Copy pieces to where they will be written from, and hash each copy while the processor's cache holds it."""
+        """Copy pieces into a block that can be written as it is, and hash each copy while it is in the CPU cache."""
         started = perf_counter()
         memory = self._blocks.take()
         end = 0
@@ -140,12 +141,12 @@ class Hasher:
 
 
 class Filler:
-    """Fills packs with what the store does not hold; used by one thread."""
+    """Writes the chunks that the store lacks into packs; used by one thread."""
 
     def __init__(
         self, hasher: Hasher, holdings: Holdings, packer: Packer, stages: Stages, *, verify_reuse: bool
     ) -> None:
-        """Look up in `holdings`, write to `packer`; with `verify_reuse`, be sure of each chunk before relying on it."""
+        """Search `holdings`, write to `packer`; with `verify_reuse`, read each stored copy before it is reused."""
         self.new_bytes = 0
         self._hasher = hasher
         self._holdings = holdings
@@ -154,11 +155,11 @@ class Filler:
         self._verify_reuse = verify_reuse
         self._known: dict[Digest, Location] = {}
         self.lost: set[Digest] = set()
-        """Chunks that were relied on before they proved to be damaged: `rewrite` them."""
+        """Chunks that were reused before their copy was found to be damaged: the caller must `rewrite` them."""
         self._last: Piece | None = None
 
     def fill(self, pieces: Iterable[Piece], progress: Progress) -> ChunkRows:
-        """Return a reference for every piece, having written those that the store does not hold."""
+        """Write the pieces that the store lacks, and return a reference for every piece."""
         refs = ChunkRows()
         self._hasher.new_share = float(self._holdings.is_empty)
         for batch in self._hasher.iter_batches(pieces):
@@ -172,12 +173,13 @@ class Filler:
         return self._rewrite_lost(pieces, refs)
 
     def _rewrite_lost(self, pieces: Iterable[Piece], refs: ChunkRows) -> ChunkRows:
-        """Read all that is relied on in packs that proved damaged, and write anew what is damaged of these pieces.
+        """Read every reused chunk in packs that were found damaged, and rewrite the damaged ones among `pieces`.
 
-        What is damaged of pieces that were filled before stays in `lost`.
+        Damaged chunks of earlier calls to `fill` stay in `lost`.
         """
         rotten, self._holdings.rotten = self._holdings.rotten, set()
         if rotten:
+            # Damage is seldom a single chunk. Others of the same pack may have been reused without being read.
             used = ((digest, at) for digest, at in self._known.items() if at.pack_id in rotten)
             self.lost |= {digest for digest, at in used if not self._holdings.is_copy(at, digest)}
         if not self.lost:
@@ -189,7 +191,7 @@ class Filler:
         return renewed
 
     def rewrite(self, pieces: Sequence[Piece], expected: Sequence[ChunkRef]) -> list[ChunkRef]:
-        """Write pieces whose chunks must not be relied on any more, wherever else they may be."""
+        """Write pieces whose stored chunks must not be reused, even if other copies of them exist."""
         for ref in expected:
             self._known.pop(ref.digest, None)
             self.lost.discard(ref.digest)
@@ -197,18 +199,18 @@ class Filler:
         for batch in self._hasher.iter_batches(pieces):
             refs += self._write(batch)
         if [ref.digest for ref in refs] != [ref.digest for ref in expected]:
-            raise SourceChanged("what is being saved changed meanwhile; nothing was committed. Save again")
+            raise SourceChanged("the data changed while it was being saved; nothing was committed. Save again")
         return refs
 
     def _write(self, batch: HashedBatch) -> list[ChunkRef]:
-        """Append what is not known yet, each chunk once, and return a reference for every piece."""
+        """Append the chunks that have no location yet, each once, and return a reference for every piece."""
         known, block = self._known, batch.block
         packed = [item for item in batch.items if len(item.data) > INLINE_BYTES]
         new: dict[Digest, HashedPiece] = {}
         for item in packed:
             if item.digest not in known:
                 new.setdefault(item.digest, item)
-        # Only if all of it is new will the pack hold what the block does.
+        # The block can be written as it is only if every chunk in it is new, and none is in it twice.
         if block and new and len(new) == len(packed):
             self._append(packed, block=block)
         else:
@@ -232,17 +234,17 @@ class Filler:
             locations = self._packer.append(self._align(items), block=block)
         for item, location in zip(items, locations, strict=True):
             if not _is_what_was_hashed(item, location):
-                # Memory that somebody else writes to: what is stored would not be what its digest says.
+                # Other code writes to this memory: the stored bytes would not match their digest.
                 raise SourceChanged(
                     f"{item.piece.source.name!r} changed while it was being saved; nothing was committed."
-                    " Save when nobody writes to it, or save a copy (save_async)"
+                    " Save when no other code writes to it, or save a copy (save_async)"
                 )
             self._known[item.digest] = location
         self._last = items[-1].piece
         self.new_bytes += size_bytes
 
     def _align(self, items: Sequence[HashedPiece]) -> list[NewChunk]:
-        """Say where items may begin: those that follow each other in one source, or what was appended last, go on."""
+        """Choose alignments: a piece that follows the one before it in the same source needs no gap."""
         chunks: list[NewChunk] = []
         last = self._last
         for piece, data, digest, known, is_ours in items:
@@ -251,11 +253,11 @@ class Filler:
         return chunks
 
     def _find_reusable(self, batch: Sequence[HashedPiece]) -> dict[Digest, Location]:
-        """Find intact copies of what is not known yet."""
+        """Return the locations of intact copies, for chunks that have no location yet."""
         if self._holdings.is_empty:
             return {}
         sure: dict[Digest, Location] = {}
-        doubtful: dict[Digest, _Asked] = {}
+        doubtful: dict[Digest, _Candidate] = {}
         for item in batch:
             digest, size = item.digest, item.data.nbytes
             if size <= INLINE_BYTES or digest in self._known or digest in sure or digest in doubtful:
@@ -269,14 +271,14 @@ class Filler:
             else:
                 if candidates:
                     doubtful[digest] = (digest, item.data, candidates)
-        for found in self._hasher.engine.iter_results(self._find_intact, _group_asked(doubtful.values())):
+        for found in self._hasher.engine.iter_results(self._read_intact, _group_candidates(doubtful.values())):
             sure.update(found)
         return sure
 
-    def _find_intact(self, asked: Sequence[_Asked]) -> dict[Digest, Location]:
-        """Look at copies; safe in any thread."""
+    def _read_intact(self, wanted: Sequence[_Candidate]) -> dict[Digest, Location]:
+        """Read copies until one of each chunk is intact, and return where; safe in any thread."""
         found = {}
-        for digest, data, candidates in asked:
+        for digest, data, candidates in wanted:
             intact = next((at for at in candidates if self._holdings.is_intact(at, data)), None)
             if intact:
                 found[digest] = intact
@@ -287,25 +289,25 @@ def _read(piece: Piece) -> memoryview:
     source, _, start, stop = piece
     data = source.read(start, stop).cast("B")
     if len(data) != stop - start:
-        raise SourceChanged(f"{source.name!r} gave {len(data)} bytes for {stop - start}: did it shrink?")
+        raise SourceChanged(f"{source.name!r} returned {len(data)} bytes instead of {stop - start}: did it shrink?")
     return data
 
 
 def _choose_alignment(piece: Piece, last: Piece | None) -> int:
-    """Say where a piece may begin in a pack: one that follows the last in its source goes on, others begin a run."""
+    """Return a piece's alignment in a pack: 1 if it continues `last` in its source, otherwise that of a new run."""
     source, position, start, _ = piece
     if last and last.position == position and last.stop == start:
         return 1
     return choose_alignment(source.size_bytes - start)
 
 
-def _group_asked(doubtful: Iterable[_Asked]) -> Iterator[tuple[list[_Asked], int]]:
-    """Yield groups that are worth a thread's while: one large chunk, or many small ones."""
-    group: list[_Asked] = []
+def _group_candidates(doubtful: Iterable[_Candidate]) -> Iterator[tuple[list[_Candidate], int]]:
+    """Yield groups, each enough work for a thread: one large chunk, or many small ones; and the size of each."""
+    group: list[_Candidate] = []
     size = 0
-    for ask in doubtful:
-        group.append(ask)
-        size += ask[1].nbytes + READ_COST_BYTES
+    for candidate in doubtful:
+        group.append(candidate)
+        size += candidate[1].nbytes + READ_COST_BYTES
         if size >= CHUNK_BYTES:
             yield group, size
             group, size = [], 0

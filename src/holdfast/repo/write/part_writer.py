@@ -1,8 +1,8 @@
 """Writes one part of a snapshot that another process commits: packs and a manifest, under a lease of its own.
 
-That other process must have taken its lease before this begins, and keep it until it has committed: it is that lease
-which keeps collectors away. The one taken here only tells them that the files are of a save under way, so that they
-are not marked.
+The committing process must create its lease before this begins, and keep it until it has committed: collectors wait
+for that lease. The lease created here only shows that the files belong to a save in progress, so that collectors do
+not mark them.
 """
 
 from __future__ import annotations
@@ -43,31 +43,31 @@ from holdfast.repo.write.packing import Packer
 from holdfast.repo.write.writer import Placement
 
 _REWRITES: Final = 8
-"""How often what collectors have marked meanwhile is written anew, before this gives up."""
+"""How often chunks that a collector has marked since are rewritten, before this gives up."""
 
 
 class PlacedSource(NamedTuple):
-    """The bytes of an entry, or of a part of it, and where they stand in it."""
+    """The bytes of an entry, or of a part of it, and their position in the entry."""
 
     source: Source
     place: Placement
 
 
 MakeSources = Callable[[], Sequence[PlacedSource]]
-"""Makes some of the sources; MUST give the same bytes if it is called again."""
+"""Creates some of the sources; MUST return the same bytes if it is called again."""
 
 
 class WrittenPart(NamedTuple):
-    """What whoever commits has to know."""
+    """What the committing process needs."""
 
     ref: PartRef
     lease_id: str
-    """Still live; `end_lease` it when the commit is done."""
+    """The part's lease, still live; pass it to `end_lease` after the commit."""
     new_bytes: int
 
 
 def write_part(repo: Repository, name: str, groups: Sequence[MakeSources], *, purpose: str) -> WrittenPart:
-    """Write all sources, a group at a time, and the manifest of them; nothing of it is visible by itself."""
+    """Write all sources, a group at a time, and their manifest; none of it is visible before the commit."""
     with repo.store.hold(exclusive=False) as is_locked:
         lease = Lease(repo.store, purpose=purpose, is_locked=is_locked)
         packer = Packer(repo.store, lease, proven=repo.proven)
@@ -80,8 +80,8 @@ def write_part(repo: Repository, name: str, groups: Sequence[MakeSources], *, pu
 
 
 def end_lease(store: ObjectStore, lease_id: str) -> None:
-    """Remove the lease of a part: whoever wrote it is done, and the snapshot that needs its files is committed."""
-    with suppress(StoreError):  # it expires, and a collector removes it then
+    """Delete the lease of a part, after the snapshot that uses the part was committed."""
+    with suppress(StoreError):  # a collector deletes it once it has expired
         for generation in list_generations(store, lease_stem(lease_id)):
             store.delete(generation_key(lease_stem(lease_id), generation))
 
@@ -89,7 +89,7 @@ def end_lease(store: ObjectStore, lease_id: str) -> None:
 def _write_part(
     repo: Repository, name: str, groups: Sequence[MakeSources], lease: Lease, packer: Packer
 ) -> WrittenPart:
-    # After the lease, and after that of whoever commits: a collector that marks later will wait for it.
+    # After both leases, this one and that of the committing process: a collector that marks later waits for them.
     avoid = read_marked(repo.store) | read_bad_packs(repo.store)
     repo.index.refresh()
     stages = repo.counters.stages
@@ -106,25 +106,27 @@ def _write_part(
                 return _write_manifest(repo.store, lease, written, filler.new_bytes)
             for group in written:
                 _rewrite_group(group, stale, filler)
-    raise LeaseLost(f"save {name!r}: collectors keep marking what it uses; nothing of it is visible. Save again")
+    raise LeaseLost(
+        f"save {name!r}: garbage collections keep marking chunks that it uses; nothing was committed. Save again"
+    )
 
 
 def _release(lease: Lease) -> None:
     with suppress(StoreError, LeaseLost):
         lease.release()
-    # Nothing was committed with it, so nobody need wait for it.
+    # Nothing was committed under this lease, so collectors need not wait for it.
     lease.forget()
 
 
 @dataclass(slots=True)
 class _Group:
-    """Sources that were written together; they are made again if they have to be written again."""
+    """Sources that were written together; `make` creates them again if they have to be rewritten."""
 
     make: MakeSources
     heads: list[tuple[str, Json, Json, Placement]]
-    """Of each source its name, spec and note, and its place: the bytes themselves are let go of."""
+    """Name, spec, note and placement of each source. The sources are not kept, so that their memory is freed."""
     positions: list[int]
-    """The source of each chunk."""
+    """For each chunk, the position of its source."""
     refs: list[ChunkRef]
 
 
@@ -137,7 +139,7 @@ def _write_group(make: MakeSources, filler: Filler) -> _Group:
 
 
 def _find_stale(groups: Sequence[_Group], lease_id: str, marked: frozenset[str]) -> set[Digest]:
-    """Return what lies in packs of others that a collector has marked."""
+    """Return the chunks in other writers' packs that a collector has marked."""
     return {
         ref.digest
         for group in groups
@@ -147,7 +149,7 @@ def _find_stale(groups: Sequence[_Group], lease_id: str, marked: frozenset[str])
 
 
 def _rewrite_group(group: _Group, stale: set[Digest], filler: Filler) -> None:
-    """Write what is stale, and was not written for another group before, into packs of our own."""
+    """Write the stale chunks of a group into our own packs."""
     numbers = [number for number, ref in enumerate(group.refs) if ref.digest in stale]
     if not numbers:
         return

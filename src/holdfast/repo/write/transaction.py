@@ -1,4 +1,4 @@
-"""One commit under one lease: the order of its steps is what makes it safe beside collectors and other writers."""
+"""Commits one snapshot under one lease, in an order of steps that is safe beside collectors and other writers."""
 
 from __future__ import annotations
 
@@ -53,20 +53,20 @@ from holdfast.repo.write.world import ALONE, Ranks
 _log = logging.getLogger(__name__)
 
 _REWRITES: Final = 8
-"""How often a commit writes anew what collectors have marked meanwhile, before it gives up."""
+"""How often a commit rewrites chunks that a collector has marked since, before it gives up."""
 
 _COORDINATOR: Final = 0
 _REFUSALS: Final = frozenset(kind.__name__ for kind in (NameInUse, LeaseLost, StoreError, StoreFull, StoreGone))
-"""What the coordinator raises, as a failure's type name, when it has not committed; all else may come afterwards."""
+"""Type names of the errors that the coordinator raises only before it commits; any other may follow the commit."""
 
 MakeParts = Callable[[], Sequence["Part"]]
-"""Writes chunks that are not held, and says what the manifests of this rank hold."""
+"""Writes the chunks that the store lacks, and returns the content of this rank's manifests."""
 Rewrite = Callable[[Sequence[ChunkRef]], list[ChunkRef]]
-"""Writes chunks into the transaction's own packs, wherever else they may be, and says where."""
+"""Writes chunks into the transaction's own packs, even if other copies exist, and returns their new references."""
 
 
 class Part(NamedTuple):
-    """What one manifest holds: all of a snapshot, or what one rank has of it."""
+    """The content of one manifest: a whole snapshot, or one rank's part of it."""
 
     spec: Json
     entries: Sequence[Entry]
@@ -74,23 +74,23 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """What a snapshot record will say, but for what follows from its parts."""
+    """The fields of a snapshot record that do not follow from its parts."""
 
     state: NameState
-    """What the name holds now, and which generation this commit will be."""
+    """The name's current snapshot, and the generation that this commit will create."""
     metadata: Mapping[str, Json] = field(default_factory=dict)
     environment: Mapping[str, Json] = field(default_factory=dict)
     time_s: float | None = None
-    """When it was first committed, if this is a copy of it."""
+    """When the original was committed, if this is a copy; None: the time of this commit."""
     root: Part | None = None
-    """What parts make up as a whole: entries without chunks. None if there is only one part, which is all."""
+    """The whole of several parts: entries without chunks. None if there is a single part, which is the whole."""
 
 
 class Transaction:
-    """Use it in a `with`: leaving by an exception before the commit leaves nothing visible."""
+    """One commit and its lease. Use it in a `with`: an exception before the commit leaves nothing visible."""
 
     def __init__(self, repo: Repository, *, purpose: str, ranks: Ranks = ALONE) -> None:
-        """Remember what this is for; nothing happens before the `with`."""
+        """Prepare a save, without touching the store; `purpose` describes it in the lease and in errors."""
         self._repo = repo
         self._store = repo.store
         self._stages = repo.counters.stages
@@ -101,15 +101,15 @@ class Transaction:
         self.lease_id = ""
         self.packer = Packer(self._store, self, proven=repo.proven)
         self._name = ""
-        # On the coordinator, which alone has the lease.
+        # Set on the coordinator only: no other rank has the lease.
         self._is_committed = False
         self._is_overtaken = False
         self._is_gone = False
 
     def __enter__(self) -> Self:
-        """Take the lease, then look at the marks and the index: a collector that marks later will wait for us."""
+        """Create the lease, then read the marks and the index: a collector that marks later waits for this lease."""
         with ExitStack() as stack:
-            # Given back last, when nothing is written any more.
+            # The store's lock, released last: by then this save writes nothing more.
             held = stack.enter_context(ExitStack())
             stack.push(self._leave)
             self.lease_id, avoid = self._ranks.broadcast("begin", lambda: self._begin(held))
@@ -125,7 +125,7 @@ class Transaction:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Give up whatever was not committed; raises CommitUnknown if memory ran out when the record may be there."""
+        """Abandon an uncommitted save; raises CommitUnknown if memory ran out when the record may already exist."""
         shortage = error
         try:
             self._stack.__exit__(kind, error, trace)
@@ -139,7 +139,7 @@ class Transaction:
     def _leave(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # Once it is committed only a lease that was released may vanish: one without files has ended well.
+        # After the commit, only a released lease may be deleted: others read a lease without files as released.
         if not self._is_committed:
             self._give_up()
 
@@ -152,11 +152,11 @@ class Transaction:
         return self._lease.lease_id, sorted(avoid)
 
     def _verify_shared(self, held: ExitStack) -> None:
-        """Raise NotShared unless this rank sees the lease that the coordinator has taken."""
-        # Before anything is touched: what belongs to one node only is left as it is.
+        """Raise NotShared unless this rank sees the lease that the coordinator has created."""
+        # Before anything is written: a directory that is local to this node must stay as it is.
         if not list_generations(self._store, lease_stem(self.lease_id)):
             raise NotShared(
-                f"rank {self._ranks.rank} does not find in {self._store.url} what rank 0 has written there: the path"
+                f"rank {self._ranks.rank} does not see in {self._store.url} what rank 0 wrote there: the path"
                 " is local to each node. Use one that all ranks share, or save with collective=False"
             )
         self._repo.verify_may_write()
@@ -164,14 +164,14 @@ class Transaction:
             held.enter_context(self._store.hold(exclusive=False))
 
     def keep_alive(self) -> None:
-        """Show collectors and other ranks that this save lives, and look whether the others do; cheap."""
+        """Renew the lease if it is due, show other ranks that this one is alive, and raise if one failed; cheap."""
         self._ranks.beat()
         self._ranks.check_failures()
         if self._lease is not None:
             self._lease.keep_alive()
 
     def commit(self, draft: Draft, make_parts: MakeParts, *, rewrite: Rewrite) -> Snapshot:
-        """Make what `make_parts` writes the content of the name; return only when no collector can take it away."""
+        """Commit what `make_parts` writes as the name's content; when this returns, no collector can delete it."""
         self._name = draft.state.name
         written = self._write(make_parts, rewrite, draft)
         try:
@@ -186,9 +186,9 @@ class Transaction:
         return snapshot
 
     def _write(self, make_parts: MakeParts, rewrite: Rewrite, draft: Draft) -> _Written:
-        """Write packs and manifests, and make sure that nothing they rely on has been marked meanwhile.
+        """Write packs and manifests, again if a collector has marked chunks that they reuse.
 
-        Raises CommitUnknown if this rank cannot tell whether the coordinator has gone on to commit.
+        Raises CommitUnknown if this rank does not know whether the coordinator went on to commit.
         """
         parts: list[Part] = []
         own: list[PartRef] = []
@@ -210,7 +210,7 @@ class Transaction:
             refs = [parse_part(ref, where="a rank") for own in gathered for ref in own]
             whole, marked = self._ranks.broadcast("marks", partial(self._renew, draft, refs))
             written = _Written(parts, parse_part(whole, where="the coordinator"))
-            # Mostly nothing is marked, and to go over all chunks takes long.
+            # Nothing is marked as a rule, and going over all chunks takes long.
             if marked:
                 read = zip(parts, own, strict=True)
                 parts[:] = [part._replace(entries=self._read_entries(part, ref)) for part, ref in read]
@@ -218,13 +218,13 @@ class Transaction:
             stale[:] = [chunk for chunk in chunks if self._is_stale(chunk, frozenset(marked))]
             if not self._is_any_stale(bool(stale), draft.state.name):
                 return written
-        raise LeaseLost(f"{self._purpose}: collectors keep marking what it uses; try again")
+        raise LeaseLost(f"{self._purpose}: garbage collections keep marking chunks that it uses; save again")
 
     def _is_any_stale(self, is_stale: bool, name: str) -> bool:
-        """Tell whether any rank has to write again; if none has, the coordinator commits next.
+        """Return whether any rank has to write again; if none has, the coordinator commits next.
 
-        It may commit as soon as all ranks have arrived here. So a rank that has arrived and loses the coordinator
-        before it has read the answer does not know whether the snapshot was committed: that is CommitUnknown.
+        The coordinator may commit as soon as all ranks have arrived here. A rank that has arrived and loses the
+        coordinator before it reads the answer does not know whether the snapshot was committed: CommitUnknown.
         """
         has_arrived = False
 
@@ -245,7 +245,7 @@ class Transaction:
         return PartRef(self._create_manifest(encode_manifest(part.spec, part.entries)), digest)
 
     def _read_entries(self, part: Part, ref: PartRef) -> Sequence[Entry]:
-        """Return the entries of a part whose manifest was written, which has used them up if they were rows."""
+        """Return the entries of a part after its manifest was written; writing empties rows, so these are read back."""
         if not isinstance(part.entries, EntryRows):
             return part.entries
         return list(read_manifest(self._store, ref.manifest).iter_entries())
@@ -256,23 +256,25 @@ class Transaction:
         return ref
 
     def _renew(self, draft: Draft, refs: Sequence[PartRef]) -> tuple[Json, list[str]]:
-        """Write the root, if there is one; then show that the save lives. Returns what is whole, and what is marked."""
-        assert self._lease is not None, "the coordinator has taken it"
+        """Write the root manifest, if there is one; renew the lease; return the snapshot's manifest and all marks."""
+        assert self._lease is not None, "the coordinator has created it"
         whole = refs[0]
         if draft.root:
             digest = digest_parts(*draft.root, [ref.digest for ref in refs])
             whole = PartRef(self._create_manifest(encode_manifest(*draft.root, refs)), digest)
+        # Renew before reading marks. The renewal proves that no collector has fenced this save. A mark that is not
+        # seen now is published later, so its collector finds this lease alive and waits for it.
         self._lease.renew()
         return whole.to_json(), sorted(read_marked(self._store))
 
     def _is_stale(self, ref: ChunkRef, marked: frozenset[str]) -> bool:
-        # Whoever renewed the lease just now still owns what was written under it.
+        # The lease was renewed just now, so collectors still spare all that was written under it.
         if ref.location is None or ref.location.pack_id.startswith(self.lease_id):
             return False
         return pack_key(ref.location.pack_id) in marked
 
     def _commit(self, draft: Draft, written: _Written) -> dict[str, Any]:
-        """Create the record, and end the lease; on the coordinator."""
+        """Create the snapshot record and release the lease; on the coordinator."""
         content = draft.root or written.parts[0]
         before = find_before(self._store, draft.state) if draft.state.snapshot else None
         snapshot = Snapshot(
@@ -289,12 +291,13 @@ class Transaction:
             write_id=new_write_id(),
         )
         self._verify_same()
-        # Whatever else is raised, the record may be there, or may still arrive.
+        # Set before the attempt: unless the errors below prove otherwise, the record may exist, or still appear.
         self._is_committed = True
         try:
             commit_snapshot(self._store, snapshot)
         except NameInUse:
-            self._is_committed, self._is_overtaken = False, True  # or it was never there
+            # Another writer created this generation or a later one. Ours may exist below it, without effect.
+            self._is_committed, self._is_overtaken = False, True
             raise
         except StoreError:
             self._is_committed = False
@@ -303,19 +306,19 @@ class Transaction:
         return _describe_committed(snapshot)
 
     def _end(self, snapshot: Snapshot, state: NameState, before: Before) -> None:
-        """Release the lease. Fenced: the snapshot stands only if all it uses does."""
-        assert self._lease is not None, "the coordinator has taken it"
+        """Release the lease; if it was fenced, withdraw the snapshot unless all that it uses is still there."""
+        assert self._lease is not None, "the coordinator has created it"
         try:
-            # Once more, because the store may have vanished while the record was being created.
+            # Again, because the store may have vanished while the record was being created.
             self._verify_same()
             self._release_or_withdraw(self._lease, snapshot, state, before)
         except (StoreError, Corrupt, StoreGone) as error:
             raise CommitUnknown(
-                f"{snapshot.name!r} was committed, but then the store failed, so it is not known whether a collector"
-                f" had given up on it: {error}. Check it with `holdfast check`, or save again",
+                f"{snapshot.name!r} was committed, but then the store failed, so it is not known whether a garbage"
+                f" collection removed bytes that it uses: {error}. Run `holdfast check`, or save again",
                 name=snapshot.name,
             ) from error
-        # What follows is housekeeping: the commit is done, and others do this if we cannot.
+        # The commit is done. The rest is cleanup, which later saves and collectors do if this fails.
         with suppress(StoreError, Corrupt):
             merge_tiers(self._store)
         self._lease.forget()
@@ -324,6 +327,7 @@ class Transaction:
         with suppress(LeaseLost):
             lease.release()
             return
+        # Fenced: collectors no longer wait for this save, so what they have marked counts as deleted.
         used = frozenset(iter_needed(self._store, snapshot))
         if used and not used & read_marked(self._store) and all(is_present(self._store, key) for key in used):
             return
@@ -331,16 +335,17 @@ class Transaction:
             if before == "open":
                 before = find_before(self._store, state)
             if before == "open":
-                raise NameInUse(f"what {snapshot.name!r} held before may be withdrawn itself", name=snapshot.name)
+                raise NameInUse(f"the previous content of {snapshot.name!r} may be withdrawn too", name=snapshot.name)
             withdraw_snapshot(self._store, snapshot, before)
         except NameInUse as error:
             raise CommitUnknown(
-                f"{self._purpose}: a collector took it for dead and removed bytes that it used, and it could not be"
-                f" withdrawn ({error}); look what {snapshot.name!r} holds now, and save again",
+                f"{self._purpose}: a garbage collection considered this save dead and removed bytes that it used,"
+                f" and the snapshot could not be withdrawn ({error}); check what {snapshot.name!r} contains, then"
+                " save again",
                 name=snapshot.name,
             ) from error
         raise LeaseLost(
-            f"{self._purpose}: a collector took it for dead and removed bytes that it used;"
+            f"{self._purpose}: a garbage collection considered this save dead and removed bytes that it used;"
             " the snapshot was withdrawn. Save again"
         )
 
@@ -352,23 +357,23 @@ class Transaction:
             raise
 
     def _give_up(self) -> None:
-        """Leave as little behind as possible; what cannot be removed is for a collector."""
+        """Remove what an uncommitted save has written, as far as possible; a collector removes the rest."""
         self.packer.abort()
-        # Where the store was, nothing is written: that would look like a damaged store.
+        # If the store has vanished, write nothing at its path: that would look like a damaged store.
         if self._lease is None or self._is_gone:
             return
         try:
             self._lease.release()
         except (StoreError, LeaseLost):
-            # A record that was overtaken stands below another: without its fence it would pass for settled.
+            # Our record may exist below the one that overtook it. With its lease deleted, it would count as settled.
             if self._is_overtaken:
                 return
-        # Nothing counts that was done under it, so nobody need wait for it, whether or not it could be released.
+        # Nothing was committed, so collectors need not wait for this lease, whether or not it could be released.
         self._lease.forget()
 
 
 class _Written(NamedTuple):
-    """What a commit is made of: the parts of this rank, and where the whole is."""
+    """The written content of a commit: this rank's parts, and a reference to the snapshot's manifest."""
 
     parts: Sequence[Part]
     whole: PartRef
@@ -387,25 +392,25 @@ def _parse_committed(fields: Mapping[str, Any]) -> Snapshot:
 
 
 def _is_ended_on_all(error: RankError, ranks: Ranks) -> bool:
-    """Tell whether it is certain that the step has failed on the coordinator, too, which then commits nothing.
+    """Return whether the step has certainly failed on the coordinator too, which then commits nothing.
 
-    The coordinator knows. Another rank knows it if the step has failed because of others: that verdict is one for all
-    ranks. It does not if it has lost its connection, or has failed itself after it had arrived.
+    The coordinator itself knows. Another rank knows if the step failed because of other ranks: such a failure ends the
+    step on all ranks. It does not know if it lost its connection, or failed itself after it had arrived.
     """
     return ranks.is_coordinator or (bool(error.failures) and ranks.rank not in error.failures)
 
 
 def _is_refused(error: RankError, ranks: Ranks) -> bool:
-    """Tell whether it is certain that nothing was committed: the coordinator says so, or is the one who asks."""
-    told = error.failures.get(_COORDINATOR)
-    return told is not None and (ranks.is_coordinator or told.type_name.rpartition(".")[2] in _REFUSALS)
+    """Return whether certainly nothing was committed: the coordinator reported so, or is this rank."""
+    reported = error.failures.get(_COORDINATOR)
+    return reported is not None and (ranks.is_coordinator or reported.type_name.rpartition(".")[2] in _REFUSALS)
 
 
 def lose_memory(name: str) -> CommitUnknown:
-    """Return the error of a save that gets no more memory when its record may be there."""
+    """Return the error of a save that ran out of memory when its record may already exist."""
     return CommitUnknown(
         f"memory ran out while {name!r} was being committed, so it is not known whether it was;"
-        f" look what {name!r} holds, or save again",
+        f" check what {name!r} contains, or save again",
         name=name,
     )
 
@@ -413,13 +418,13 @@ def lose_memory(name: str) -> CommitUnknown:
 def _lose_track(error: RankError, name: str) -> CommitUnknown:
     return CommitUnknown(
         f"a rank failed or was lost while {name!r} was being committed, so this rank does not know whether it was;"
-        f" look what {name!r} holds, or save again: {error}",
+        f" check what {name!r} contains, or save again: {error}",
         name=name,
     )
 
 
 def _move_chunks(entry: Entry, moved: Mapping[Digest, Location | None]) -> Entry:
-    """Return `entry` with new places for the chunks that have moved."""
+    """Return `entry` with the new locations of the chunks that were rewritten."""
     chunks = tuple(
         chunk._replace(location=moved[chunk.digest]) if chunk.digest in moved else chunk for chunk in entry.chunks
     )

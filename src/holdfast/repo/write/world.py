@@ -1,4 +1,4 @@
-"""Who takes part in a save: one process alone, or the ranks of a group that do each step together."""
+"""The processes of a save: a single one, or the ranks of a group, which do each step together."""
 
 from __future__ import annotations
 
@@ -7,58 +7,58 @@ from typing import Any, Final, Protocol
 
 
 class Ranks(Protocol):
-    """The ranks of one save. Each step MUST be called by all of them, in the same order, with plain data as values.
+    """The ranks of one save. All ranks MUST call each step, in the same order, with plain data as values.
 
-    What a rank raises in a step MUST end that step on every rank, by a RankError. If its `failures` name ranks, and
-    not the one that it is raised on, then no rank, the coordinator included, MUST have had a result of that step. If
-    they are empty, or name the rank itself, others may have had one.
+    An error on one rank MUST end the step on every rank, with a RankError. If its `failures` name other ranks but not
+    the rank that raises it, no rank, not even the coordinator, may have got a result of that step. If `failures` is
+    empty, or names the raising rank, other ranks may have got a result.
     """
 
     @property
     def rank(self) -> int:
-        """Which of them this process is."""
+        """The rank of this process, from 0."""
 
     @property
     def world_size(self) -> int:
-        """How many there are."""
+        """The number of ranks."""
 
     @property
     def is_coordinator(self) -> bool:
-        """Tell whether this one commits for all."""
+        """Whether this rank commits for all ranks."""
 
     def broadcast(self, step: str, map: Callable[[], Any]) -> Any:
-        """Call `map` on the coordinator and return its value everywhere."""
+        """Call `map` on the coordinator and return its value on every rank."""
 
     def all_gather(self, step: str, map: Callable[[], Any]) -> list[Any]:
-        """Call `map` everywhere and return the values of all ranks, in their order."""
+        """Call `map` on every rank and return all values, in the order of the ranks."""
 
     def beat(self) -> None:
-        """Show the others that this rank is alive; cheap enough to be called for every bit of work."""
+        """Show the other ranks that this one is alive; cheap enough to call for every chunk."""
 
     def check_failures(self) -> None:
-        """Raise RankError if another rank has failed meanwhile; as cheap."""
+        """Raise RankError if another rank has failed since; as cheap as `beat`."""
 
 
 class Alone:
-    """A world of one: every step is a call."""
+    """A single process: every step is a plain call."""
 
     rank: Final = 0
     world_size: Final = 1
     is_coordinator: Final = True
 
     def broadcast(self, step: str, map: Callable[[], Any]) -> Any:
-        """Return the value."""
+        """Return the value of `map`."""
         return map()
 
     def all_gather(self, step: str, map: Callable[[], Any]) -> list[Any]:
-        """Return the value, in a list."""
+        """Return the value of `map` in a list."""
         return [map()]
 
     def beat(self) -> None:
-        """Do nothing: nobody waits."""
+        """Do nothing: no other rank waits."""
 
     def check_failures(self) -> None:
-        """Do nothing: there is nobody else."""
+        """Do nothing: no other rank can fail."""
 
 
 ALONE: Final = Alone()

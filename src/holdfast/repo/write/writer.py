@@ -1,4 +1,4 @@
-"""Saving: refuse what cannot be read back, find what is held already, write the rest, commit last."""
+"""Saves a request: refuses what could not be read back, reuses stored chunks, writes the others, commits last."""
 
 from __future__ import annotations
 
@@ -47,67 +47,66 @@ class SaveResult:
     digest: Digest
     generation: int
     logical_bytes: int
-    """Bytes of the content, each value once."""
+    """Bytes of the content, each value counted once."""
     new_bytes: int
-    """Bytes that were written: those that the store did not hold, and values so small that they lie in a manifest."""
+    """Bytes that were written: chunks that the store lacked, and small values that are stored in a manifest."""
     reused_bytes: int
-    """Bytes that were not written, because the store held them or one save has them twice.
+    """Bytes that were not written, because they were already present or occur twice in this save.
 
-    With `new_bytes` they add up to all that was saved: `logical_bytes`, and with many ranks more than that if ranks
-    have values of their own, which count for each of them.
+    `new_bytes` and `reused_bytes` add up to all bytes that were saved. That is `logical_bytes`, or more with several
+    ranks: a value that differs by rank counts once for each rank.
     """
     seconds: float
     existed: bool = False
-    """The name held exactly this already; nothing was written."""
+    """The name already had exactly this content; nothing was written."""
     divergent: tuple[str, ...] = ()
-    """Leaves that were not the same on all ranks, though nobody said that they are not; each rank's was kept."""
+    """Leaves that differed between ranks without being declared per-rank; every rank's value was saved."""
 
 
 class Placement(NamedTuple):
-    """Where the bytes of a source stand in an entry that several ranks make up together."""
+    """The position of a source's bytes in an entry to which several ranks contribute."""
 
     size_bytes: int
-    """Of the whole entry."""
+    """Size of the whole entry."""
     dims: int
     boxes: Sequence[tuple[int, ...]]
-    """The place of each chunk: starts, then sizes."""
+    """The box of each chunk: starts, then sizes."""
     rank: int = NO_RANK
-    """Whose own it is; then it has no place among those of others."""
+    """The rank, if the value belongs to one rank only; it is then no part of a shared entry."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is to be saved, by this rank if there are several, and how."""
+    """What to save (this rank's share, if there are several ranks), and how."""
 
     name: str
     sources: Sequence[Source]
     spec: Json = None
-    """The snapshot's own spec: part of the content. None for a rank that has none but that of the root."""
+    """The snapshot's own spec: part of the content. None for a rank whose spec is that of the root."""
     places: Mapping[int, Placement] = field(default_factory=dict)
-    """For each source, by its position, that is a part of an entry or one rank's own."""
+    """By position in `sources`: the placement of each source that is part of an entry, or belongs to one rank."""
     root: Part | None = None
-    """What the parts of all ranks make up, if there are several: the same on each of them."""
+    """The whole of all ranks' parts, if there are several ranks; equal on every rank."""
     metadata: Mapping[str, Json] = field(default_factory=dict)
     environment: Mapping[str, Json] = field(default_factory=dict)
-    """Where and with what it was saved; unlike the metadata, it may differ when a save is repeated."""
+    """The machine and the versions used; unlike metadata, it may differ when a save is repeated."""
     base: str | None = None
-    """The name of a snapshot to build upon, if another than the one before is closest."""
+    """The name of a snapshot with similar content, whose chunks are reused; by default the latest with this prefix."""
     overwrite: bool = False
     verify_reuse: bool = True
-    """Read every chunk that is reused, and write it anew if it is rotten. Without, only its presence is checked."""
+    """Read every chunk that is reused, and write it again if it is damaged. If False, check only that it is present."""
 
 
 def save(repo: Repository, request: Request, *, ranks: Ranks = ALONE, progress: Progress | None = None) -> SaveResult:
-    """Save all sources as one snapshot: visible as a whole, and durable, once this returns.
+    """Save all sources as one snapshot. It becomes visible as a whole, and is durable when this returns.
 
     Raises:
-        NameInUse: before any byte is written, or at the commit if somebody else was first.
-        CommitUnknown: the store failed in the commit, or memory ran out in it, or, with several ranks, one of them was
-            lost or failed from the step on in which the coordinator may commit; the name holds what it held before, or
-            the new content.
-        RankError: with several ranks, one of them raised something else or was lost before that; the name holds what
-            it held before.
-        HoldfastError: anything else; the name holds what it held before.
+        NameInUse: the name has other content. Raised before any byte is written, or at the commit if another writer
+            was first.
+        CommitUnknown: the store failed or memory ran out during the commit, or a rank failed or was lost once the
+            coordinator could have committed. The name has its previous content or the new one.
+        RankError: a rank failed or was lost before that. The name has its previous content.
+        HoldfastError: any other error. The name has its previous content.
     """
     started = time.monotonic()
     progress = progress or Silent()
@@ -126,10 +125,10 @@ def save(repo: Repository, request: Request, *, ranks: Ranks = ALONE, progress: 
 
 
 class _Saving:
-    """One save under way, on one of its ranks."""
+    """One save in progress, on one of its ranks."""
 
     def __init__(self, repo: Repository, request: Request, ranks: Ranks, hasher: Hasher, progress: Progress) -> None:
-        """Refuse what cannot be saved before anything is touched, on every rank."""
+        """Verify the request on every rank before anything is written, and read the current state of the name."""
         self.is_committed = False
         self._repo = repo
         self._request = request
@@ -140,7 +139,7 @@ class _Saving:
         self._entries: Sequence[Entry] = ()
         ranks.all_gather("prepare", self._prepare)
         state = ranks.broadcast("name", self._read_state)
-        self._is_held, self._next_generation = state
+        self._is_in_use, self._next_generation = state
 
     def _prepare(self) -> None:
         self._request = _verify_request(self._request)
@@ -148,16 +147,17 @@ class _Saving:
         self._own_bytes = sum([source.size_bytes for source in self._request.sources])
 
     def _read_state(self) -> tuple[bool, int]:
-        self._held = read_name(self._repo.verify_same(), self._request.name)
-        return self._held.snapshot is not None, self._held.next_generation
+        self._state = read_name(self._repo.verify_same(), self._request.name)
+        return self._state.snapshot is not None, self._state.next_generation
 
     def find_same(self) -> SaveResult | None:
-        """Accept a repeated save of the same content and metadata; refuse any other before a byte is written.
+        """Return the result of an earlier save of the same content and metadata; raise NameInUse if they differ.
 
-        Returns None if there is nothing under the name, or if it holds the same but cannot be relied on.
+        Returns None if the save has to run: the name is free or may be overwritten, or its snapshot has the same
+        content but is damaged or not settled.
         """
         request = self._request
-        if not self._is_held or request.overwrite:
+        if not self._is_in_use or request.overwrite:
             return None
 
         def digest_own() -> tuple[bytes, int]:
@@ -175,33 +175,35 @@ class _Saving:
         return SaveResult(request.name, Digest(digest), generation, logical_bytes, 0, reused, 0.0, existed=True)
 
     def _compare(self, digests: Sequence[Digest]) -> tuple[bytes, int, int] | None:
-        """Compare what all ranks have with what the name holds; on the coordinator."""
-        request, held, store = self._request, self._held.snapshot, self._repo.store
-        assert held is not None, "the name holds something"
+        """Compare the content of all ranks with the name's current snapshot; on the coordinator."""
+        request, current, store = self._request, self._state.snapshot, self._repo.store
+        assert current is not None, "the name is in use"
         digest = digest_parts(*request.root, digests) if request.root else digests[0]
-        if digest != held.digest or canonical_json(request.metadata) != canonical_json(held.metadata):
+        if digest != current.digest or canonical_json(request.metadata) != canonical_json(current.metadata):
             raise NameInUse(
                 f"{request.name!r} is in use and holds other content; nothing was written."
                 " Choose another name, or overwrite it (--overwrite, overwrite=True)",
                 name=request.name,
             )
-        # Not settled: its save may still withdraw it, and then nothing would be there.
-        if not is_settled(store, held) or (request.verify_reuse and not is_readable(self._repo, held)):
+        # Not settled: its own save may still withdraw it, and the name would be empty although we reported success.
+        if not is_settled(store, current) or (request.verify_reuse and not is_readable(self._repo, current)):
             return None
+        # The record may be visible but not durable yet.
         store.sync(find_shelf(request.name))
-        return digest, held.generation, held.logical_bytes
+        return digest, current.generation, current.logical_bytes
 
     def run(self) -> SaveResult:
-        """Write what is not held and commit."""
+        """Write the chunks that the store lacks, and commit."""
         repo, request, ranks = self._repo, self._request, self._ranks
         ranks.all_gather("room", self._verify_room)
-        # The others look only after they have seen that it is the same store: each would make one of its own.
+        # Only on the coordinator, because this may create the store. Other ranks call it once they see the
+        # coordinator's lease: on a path that is local to each node, every rank would create a store of its own.
         ranks.broadcast("open", lambda: bool(repo.verify_may_write()))
         self._progress.begin(f"save {request.name}", self._own_bytes)
         try:
             with Transaction(repo, purpose=f"save {request.name!r}", ranks=ranks) as transaction:
                 filler = self._make_filler(transaction)
-                state = self._held if ranks.is_coordinator else NameState(request.name, None, self._next_generation)
+                state = self._state if ranks.is_coordinator else NameState(request.name, None, self._next_generation)
                 draft = Draft(state, request.metadata, request.environment, root=request.root)
                 refs: list[ChunkRows] = []
 
@@ -222,32 +224,35 @@ class _Saving:
         return SaveResult(request.name, snapshot.digest, snapshot.generation, snapshot.logical_bytes, *sizes, 0.0)
 
     def _add_up(self, new_bytes: int) -> tuple[int, int]:
-        """Return how much all ranks have written and reused; if they do not all answer, how much this one has."""
+        """Return the bytes that all ranks wrote and reused; only this rank's, if not all ranks answer."""
         own = (new_bytes, self._own_bytes - new_bytes)
         try:
             gathered = self._ranks.all_gather("done", lambda: own)
         except RankError as error:
-            # It is committed, whatever has become of others since; whoever calls them next is told.
-            _log.warning("%r is saved, but then not all ranks answered: %s", self._request.name, error)
+            # The snapshot is committed, so this is no error. The next collective call reports the failed rank.
+            _log.warning("%r was saved, but not all ranks answered afterwards: %s", self._request.name, error)
             return own
         return sum(new for new, _ in gathered), sum(reused for _, reused in gathered)
 
     def _make_filler(self, transaction: Transaction) -> Callable[[], Filler]:
-        """Return what makes the filler when it is first asked for: in a step that others know of."""
+        """Return a function that creates the filler at its first call.
+
+        That call is inside a collective step, so an error in it reaches all ranks.
+        """
         repo, request = self._repo, self._request
 
         @functools.cache
         def make() -> Filler:
             base = read_snapshot(repo.store, request.base) if request.base else find_base(repo, request.name)
-            held = self._held.snapshot if self._ranks.is_coordinator else None
-            holdings = Holdings(repo, read_bases(repo.store, [held, base]), avoid=transaction.avoid)
+            current = self._state.snapshot if self._ranks.is_coordinator else None
+            holdings = Holdings(repo, read_bases(repo.store, [current, base]), avoid=transaction.avoid)
             stages = repo.counters.stages
             return Filler(self._hasher, holdings, transaction.packer, stages, verify_reuse=request.verify_reuse)
 
         return make
 
     def _verify_room(self) -> None:
-        """Raise StoreFull before writing if the new bytes cannot fit; hashes everything only if there is doubt."""
+        """Raise StoreFull before writing if the new bytes do not fit; hashes everything only if that is uncertain."""
         repo, request = self._repo, self._request
         free = repo.store.find_free_bytes()
         if free is None or self._own_bytes <= free:
@@ -269,7 +274,7 @@ class _Saving:
 
 
 def _verify_request(request: Request) -> Request:
-    """Refuse what could not be read back, before anything is touched."""
+    """Raise if the request could not be read back; return it with a normalized name and an encoded spec."""
     names = _verify_sources(request)
     for name in names:
         if not name.isascii():
@@ -278,7 +283,7 @@ def _verify_request(request: Request) -> Request:
     twice = next((name for name, following in pairwise(names) if name == following), None)
     if twice is not None:
         raise BadName(f"two entries of {request.name!r} would have the name {twice[:80]!r}")
-    # In a manifest it is a part of the head, and those of entries are parts of lists in it.
+    # The depths passed here and in `_verify_sources` allow for the nesting in the head of a manifest.
     spec = encode_spec(request.name, request.spec)
     size = len(_verify_json(f"the metadata of {request.name!r}", [dict(request.metadata), dict(request.environment)]))
     if size > MAX_METADATA_BYTES:
@@ -289,27 +294,27 @@ def _verify_request(request: Request) -> Request:
 
 
 def _verify_sources(request: Request) -> list[str]:
-    """Refuse specs and notes that are not plain JSON, and return the names of all sources."""
+    """Return the names of all sources; raise Unsupported if a spec or note is not plain JSON."""
     names: list[str] = []
-    # Many entries have one and the same spec, and need one look; what was looked at is held, so that no other has its
-    # identity by chance.
-    looked: dict[int, Json] = {}
+    # Many entries share one spec object, which is checked once. Checked objects are kept alive, so that no later
+    # object can get the same id.
+    checked: dict[int, Json] = {}
     for source in request.sources:
         names.append(source.name)
         for value in (source.spec, source.note):
-            if id(value) not in looked:
-                looked[id(value)] = value
+            if id(value) not in checked:
+                checked[id(value)] = value
                 _verify_json(f"the spec or note of entry {names[-1]!r} of {request.name!r}", [value], depth=1)
     return names
 
 
 def encode_spec(name: str, spec: Json) -> EncodedJson:
-    """Return the spec of a snapshot as a manifest holds it, or raise Unsupported."""
+    """Return the spec of a snapshot as encoded in a manifest; raises Unsupported."""
     return EncodedJson(_verify_json(f"the spec of {name!r}", spec, depth=1))
 
 
 def _verify_json(what: str, value: Json, *, depth: int = 0) -> bytes:
-    """Return `value` in JSON, or raise Unsupported."""
+    """Return `value` as canonical JSON, or raise Unsupported."""
     try:
         return canonical_json(value, depth=depth)
     except (TypeError, ValueError) as error:

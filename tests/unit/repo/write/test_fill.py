@@ -104,7 +104,7 @@ class Shrinking:
 
 
 def test_a_source_that_shrinks_is_an_error_that_names_it(repo: Repository, store: MemoryStore) -> None:
-    with pytest.raises(HoldfastError, match=r"'shrinking' gave 3 bytes for 1000"):
+    with pytest.raises(HoldfastError, match=r"'shrinking' returned 3 bytes instead of 1000"):
         save(repo, Request("a", [Shrinking()]))
     assert keys(store, "snapshots/") == keys(store, "packs/") == keys(store, "leases/") == []
 

@@ -145,7 +145,7 @@ def test_marks_that_never_end_make_it_give_up(ready: Repository, store: MemorySt
     save_bytes(ready, "a", {"x": noise(2000)})
     entry = read_entries(ready, "a")["x"]
     put_mark(store, [pack_key(pack_of(ready, "a", "x").pack_id)])
-    with pytest.raises(LeaseLost, match="collectors keep marking what it uses"):
+    with pytest.raises(LeaseLost, match="garbage collections keep marking chunks that it uses"):
         with Transaction(ready, purpose="save") as transaction:
             transaction.commit(Draft(read_name(store, "b")), lambda: [Part(None, [entry])], rewrite=list)
     assert read_name(store, "b").snapshot is None
@@ -187,7 +187,7 @@ def test_memory_that_runs_out_once_the_record_may_be_there_leaves_the_commit_unk
             raise MemoryError
 
     repo = new_repo(HookedStore(store, after=every(name, prefix, fail)))
-    with pytest.raises(CommitUnknown, match="look what 'a' holds, or save again") as caught:
+    with pytest.raises(CommitUnknown, match="check what 'a' contains, or save again") as caught:
         with Transaction(repo, purpose="save") as transaction:
             commit(transaction, repo)
     assert isinstance(caught.value.__cause__, MemoryError)
