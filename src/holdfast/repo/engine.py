@@ -1,4 +1,4 @@
-"""The engine that reads and writes share: threads for the cores there are, and bytes under way within a budget."""
+"""Runs work on a thread for each core, and limits the bytes in progress; shared by reads and writes."""
 
 from __future__ import annotations
 
@@ -18,45 +18,45 @@ Result = TypeVar("Result")
 _GROUPS: Final = "/proc/self/cgroup"
 _GROUP_ROOT: Final = "/sys/fs/cgroup"
 _WAITERS: Final = 4
-"""Threads beyond the cores: they wait for the disk while the others compute."""
+"""Threads beyond the number of cores: some wait for the disk while others compute."""
 _AHEAD: Final = 2
-"""Items under way for each thread: one in hand, and one for when whoever takes the results is late."""
+"""Items in progress per thread: one being worked on, and one so that threads stay busy while the caller is slow."""
 
 
 class Engine:
-    """Does work on threads, in order and ahead of whoever takes the results. Use it in a `with`, from one thread.
+    """Runs work on threads, ahead of the caller, who gets results in order. Use it in a `with`, from one thread.
 
-    No thread is started before there is work, and none is left when the `with` ends, by an error or not.
+    Threads start with the first work, and have ended when the `with` ends, whether by an error or not.
     """
 
     def __init__(self, name: str, *, budget_bytes: int, waits: bool) -> None:
-        """Have at most `budget_bytes` under way, though always one item; tell whether work waits for a disk."""
+        """Limit work in progress to `budget_bytes` (or one item); `waits` adds threads, for work that waits for I/O."""
         self.threads = max(1, min(count_cores() + (_WAITERS if waits else 0), budget_bytes // UNIT_BYTES))
         self.budget_bytes = budget_bytes
         self._name = name
         self._start()
 
     def _start(self) -> None:
-        self._crew = ThreadPool(self._name, self.threads)
+        self._pool = ThreadPool(self._name, self.threads)
         self._pid = os.getpid()
 
     def __enter__(self) -> Self:
-        """Return itself."""
+        """Return the engine."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End the threads."""
-        self._crew.shutdown()
+        """Stop the threads."""
+        self._pool.shutdown()
 
     def iter_results(self, work: Callable[[Item], Result], items: Iterable[tuple[Item, int]]) -> Iterator[Result]:
-        """Yield `work(item)` for each item and its size in bytes, in order, others being worked on meanwhile.
+        """Yield `work(item)` for each (item, size in bytes), in order, while later items are worked on.
 
-        The first that fails, in order, ends it. When this ends, however it does, no work is going on any more.
+        The first failure, in order, is raised. When this ends, for whatever reason, no work is in progress.
         """
         if os.getpid() != self._pid:
-            self._start()  # a forked child has none of the threads, and a pool does not notice
+            self._start()  # a forked child has no threads, and its copy of the pool does not know
         waiting: deque[tuple[Task[Result], int]] = deque()
         under_way = 0
         try:
@@ -64,20 +64,20 @@ class Engine:
                 while waiting and (under_way + size > self.budget_bytes or len(waiting) > _AHEAD * self.threads):
                     under_way -= waiting[0][1]
                     yield _take_first(waiting)
-                # Noted before it can begin: an interrupt may come at any point.
-                waiting.append((Task(self._crew, partial(work, item)), size))
-                self._crew.enqueue(waiting[-1][0])
+                # In `waiting` before it can start: an interrupt at any point must find it there.
+                waiting.append((Task(self._pool, partial(work, item)), size))
+                self._pool.enqueue(waiting[-1][0])
                 under_way += size
             while waiting:
                 yield _take_first(waiting)
         finally:
-            # The last first, so that none begins while others are waited for.
+            # From the last to the first, so that none starts while this waits for another.
             while waiting:
                 waiting[-1][0].abandon()
                 waiting.pop()
 
     def run(self, work: Callable[[Item], object], items: Iterable[tuple[Item, int]]) -> None:
-        """Do `work` on all items; returns, or raises, when no work is going on any more."""
+        """Call `work` for all items; when this returns or raises, no work is in progress."""
         for _ in self.iter_results(work, items):
             pass
 
@@ -90,15 +90,15 @@ def _take_first(waiting: deque[tuple[Task[Result], int]]) -> Result:
 
 
 def count_cores() -> int:
-    """Return how many threads may compute at once: the cores this process may use, or its share of them."""
+    """Return how many cores this process may use, by CPU affinity and cgroup quota."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = read_core_quota(_GROUPS, _GROUP_ROOT)
     return max(1, cores if quota is None else min(cores, round(quota)))
 
 
 def read_core_quota(groups: str, root: str) -> float | None:
-    """Return how many cores the control groups of this process let it use; None if there is no limit, or none known."""
-    # Version 2 has one line, whose first field is 0; the limit of every group above counts as well.
+    """Return the CPU quota of this process's control groups, in cores; None if there is no limit or it is unknown."""
+    # cgroup version 2 has one line, whose first field is 0. The limits of all parent groups apply as well.
     name = next((line[3:].strip("/") for line in _read_lines(groups) if line.startswith("0::")), "")
     quotas = []
     while True:
@@ -121,4 +121,4 @@ def _parse_quota(line: str) -> float | None:
         quota, period = map(int, line.split())
         return quota / period
     except (ValueError, ZeroDivisionError):
-        return None  # "max", or what a later kernel says
+        return None  # "max", or a format of a later kernel

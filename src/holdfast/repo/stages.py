@@ -1,4 +1,4 @@
-"""Where the time of reads and writes goes: seconds and bytes of each stage, added up over all threads."""
+"""Measures how long each stage of reads and writes takes: seconds and bytes, summed over all threads."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ StageName = Literal["hash", "look up", "append", "commit", "read", "verify"]
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What one stage has done so far."""
+    """Totals of one stage."""
 
     seconds: float = 0.0
-    """Of all threads that did it, so that it can be more than went by."""
+    """Summed over threads, so it can exceed the elapsed time."""
     size_bytes: int = 0
     calls: int = 0
 
@@ -26,19 +26,18 @@ class Stages:
     """The stages of one handle. Safe in any thread."""
 
     def __init__(self) -> None:
-        """Begin with no time spent."""
         self._lock = threading.Lock()
         self._stages: dict[StageName, Stage] = {}
 
     def add(self, name: StageName, seconds: float, size_bytes: int = 0) -> None:
-        """Add time to a stage."""
+        """Add one call to a stage's totals."""
         with self._lock:
             before = self._stages.get(name, Stage())
             self._stages[name] = Stage(before.seconds + seconds, before.size_bytes + size_bytes, before.calls + 1)
 
     @contextmanager
     def time(self, name: StageName, size_bytes: int = 0) -> Iterator[None]:
-        """Add the time of a block to a stage."""
+        """Add the duration of a `with` block to a stage."""
         started = perf_counter()
         try:
             yield
@@ -46,6 +45,6 @@ class Stages:
             self.add(name, perf_counter() - started, size_bytes)
 
     def read(self) -> dict[StageName, Stage]:
-        """Return all stages that took part so far."""
+        """Return the totals of all stages that ran so far."""
         with self._lock:
             return dict(self._stages)

@@ -1,1 +1,1 @@
-"""The format: how chunks, packs, manifests and records are laid out as bytes."""
+"""The format: how chunks, packs, manifests and records are encoded as bytes."""

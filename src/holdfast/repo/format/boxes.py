@@ -1,7 +1,6 @@
-"""Boxes: rectangular parts of a global tensor, how they meet, and how one is cut into chunks; knows no torch.
+"""Boxes: rectangular parts of a global tensor, their overlaps, and how they are cut into chunks; without torch.
 
-A box of volume zero is empty: it holds nothing, whatever its starts are. A 0-d tensor is the box of two empty tuples,
-and has volume one.
+A box of volume zero is empty, whatever its starts are. A 0-d tensor is the box of two empty tuples, of volume one.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ Coordinates = tuple[int, ...]
 
 
 class Box(NamedTuple):
-    """A part of a global tensor: where it starts and how far it reaches, dim by dim."""
+    """A part of a global tensor: its start and its size in each dim."""
 
     starts: Coordinates
     sizes: Coordinates
 
     @property
     def stops(self) -> Coordinates:
-        """Where it ends, dim by dim."""
+        """The end of the box in each dim, exclusive."""
         return add(self.starts, self.sizes)
 
 
@@ -38,43 +37,43 @@ def subtract(left: Coordinates, right: Coordinates) -> Coordinates:
 
 
 def whole(shape: Coordinates) -> Box:
-    """Return the box that is all of a tensor of that shape."""
+    """Return the box that covers a whole tensor of this shape."""
     return Box((0,) * len(shape), tuple(shape))
 
 
 def volume(box: Box) -> int:
-    """Return how many items a box holds."""
+    """Return the number of items in a box."""
     return math.prod(box.sizes)
 
 
 def overlap(left: Box, right: Box) -> Box | None:
-    """Return what two boxes have in common, or None if that is nothing."""
+    """Return the intersection of two boxes, or None if it is empty."""
     starts = tuple(map(max, left.starts, right.starts))
     sizes = subtract(tuple(map(min, left.stops, right.stops)), starts)
     return Box(starts, sizes) if all(size > 0 for size in sizes) else None
 
 
 def contains(outer: Box, inner: Box) -> bool:
-    """Return whether all that `inner` holds is in `outer`; what is empty is in every box."""
+    """Return whether `inner` is inside `outer`; an empty box is inside every box."""
     return volume(inner) == 0 or overlap(outer, inner) == inner
 
 
 def relative(box: Box, origin: Coordinates) -> Box:
-    """Return the box as it is seen from `origin`, such as the starts of the box that it is a part of."""
+    """Return the box relative to `origin`, such as the starts of the box that contains it."""
     return Box(subtract(box.starts, origin), box.sizes)
 
 
 def slices(box: Box) -> tuple[slice, ...]:
-    """Return what picks the box out of a tensor."""
+    """Return the index that selects the box from a tensor."""
     return tuple(map(slice, box.starts, box.stops))
 
 
 def cut_rows(box: Box, global_shape: Coordinates, item_bytes: int) -> list[Box]:
     """Cut a box into chunks, in C order, on the grid of cells of the global tensor.
 
-    Cells are whole rows of the outermost dim, and where they begin follows from the *global* tensor alone: what is cut
-    differently elsewhere has the same chunks, but for the cells that an edge of the box goes through. A row of the box
-    that is larger than a chunk is cut along the next dim in the same way.
+    Cells are whole rows of the outermost dim. Their boundaries depend on the *global* tensor alone, so a tensor that is
+    sharded differently has the same chunks, except in cells that an edge of a box crosses. If a row of the box is
+    larger than a chunk, the row is cut along the next dim in the same way.
     """
     if volume(box) == 0:
         return []
@@ -90,7 +89,7 @@ def cut_rows(box: Box, global_shape: Coordinates, item_bytes: int) -> list[Box]:
 
 
 def _find_edges(start: int, stop: int, rows: int, row_bytes: int) -> list[int]:
-    """Return where the cells between two rows begin and end, the two included; `rows` are those of the whole tensor."""
+    """Return the cell boundaries from `start` to `stop`, both included; `rows` counts those of the whole tensor."""
     count = count_cells(rows, row_bytes)
     # The first edge above `start`, and all below `stop`: edge i is at row i * rows // count.
     first, last = start * count // rows + 1, -(-stop * count // rows)
@@ -99,10 +98,10 @@ def _find_edges(start: int, stop: int, rows: int, row_bytes: int) -> list[int]:
 
 
 def count_cells(rows: int, row_bytes: int) -> int:
-    """Return into how many cells, of equally many rows but for one, a tensor is cut.
+    """Return the number of cells of a tensor; their numbers of rows differ by at most one.
 
-    At least as many as it takes for each to fit in a chunk, and up to a third more to make it a multiple of a large
-    power of two: whoever cuts the rows equally between 2, 4, 8 or more ranks then cuts between cells.
+    There are at least so many that each fits in a chunk, and up to a third more, to reach a multiple of a large power
+    of two: rows that are divided equally between 2, 4, 8 or more ranks are then cut at cell boundaries.
     """
     least = -(-rows // max(1, CHUNK_BYTES // max(row_bytes, 1)))
     count, step = least, 2
@@ -112,8 +111,8 @@ def count_cells(rows: int, row_bytes: int) -> int:
 
 
 def is_span(box: Box, shape: Coordinates) -> bool:
-    """Return whether a box is one range of bytes of the global tensor in C order: whole rows, or nothing at all."""
-    # Once a dim is more than one item wide, all that is inside of it must be whole.
+    """Return whether a box is one contiguous range of the global tensor in C order, or empty."""
+    # Inside the outermost dim in which the box has more than one item, it must cover every dim.
     is_one = True
     for size, length in zip(box.sizes, shape, strict=True):
         if not is_one and size != length:
@@ -123,7 +122,7 @@ def is_span(box: Box, shape: Coordinates) -> bool:
 
 
 def span_of(box: Box, shape: Coordinates, item_bytes: int) -> tuple[int, int]:
-    """Return the start and stop, in bytes of the global tensor in C order, of a box that is a span."""
+    """Return the byte range, in the global tensor in C order, of a box for which `is_span` holds."""
     assert is_span(box, shape)
     if volume(box) == 0:
         return (0, 0)

@@ -1,4 +1,4 @@
-"""Chunks: how bytes are cut into them, what identifies one, and where a copy of it lies."""
+"""Chunks: how bytes are cut into them, what identifies a chunk, and where a copy of it is stored."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ CHUNK_BYTES: Final = 1 << 20
 UNIT_BYTES: Final = 8 << 20
 """How much of adjacent chunks is read or written at once."""
 INLINE_BYTES: Final = 512
-"""Chunks up to this size live in the manifest itself."""
+"""Chunks up to this size are stored in the manifest itself."""
 RAW: Final = 0
-"""The only codec so far: stored bytes are the bytes."""
+"""The only codec so far: chunks are stored uncompressed."""
 
 
-# Tuples, not dataclasses: there may be millions of each, and to make a frozen dataclass takes four times as long.
+# Tuples, not dataclasses: there may be millions of each, and creating a frozen dataclass takes four times as long.
 class Location(NamedTuple):
-    """Where one copy of a chunk lies; believed only after a look."""
+    """Where one copy of a chunk should be stored; a hint that is verified when the copy is read."""
 
     pack_id: str
     offset: int
@@ -38,7 +38,7 @@ class ChunkRef(NamedTuple):
     """None if the bytes are inline."""
     inline: bytes = b""
     box: tuple[int, ...] = ()
-    """Starts, then sizes, in the entry's global shape; empty for a plain span of bytes."""
+    """Starts, then sizes, in the entry's global shape; empty if the entry is a plain span of bytes."""
 
 
 def cut(size_bytes: int) -> list[tuple[int, int]]:
@@ -47,7 +47,7 @@ def cut(size_bytes: int) -> list[tuple[int, int]]:
 
 
 def verify_chunk(data: memoryview, digest: Digest, *, what: str) -> None:
-    """Raise DigestMismatch unless `data` is the chunk that `digest` names."""
+    """Raise DigestMismatch unless `data` has this digest."""
     found = hash_bytes(data)
     if found != digest:
         raise DigestMismatch(f"{what}: the stored bytes have digest {short_hex(found)}, not {short_hex(digest)}")

@@ -1,4 +1,4 @@
-"""Tables: a JSON head for strings and self-described little-endian columns: the body of footers and manifests."""
+"""Encodes tables, the body of footers and manifests: a JSON head, then typed little-endian columns."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ALIGN: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """The type of a column: a struct letter of fixed size, and how many of them make a row."""
+    """The type of a column: a struct letter of fixed size, and the count of numbers in a row."""
 
     letter: Letter
     width: int = 1
@@ -43,17 +43,16 @@ Schema = Mapping[str, Kind]
 
 
 class RepeatedColumn(Sequence[int]):
-    """A column that holds one number many times, kept as that number."""
+    """A column of `count` equal numbers, kept in memory as one number."""
 
     __slots__ = ("_count", "_value")
 
     def __init__(self, value: int, count: int) -> None:
-        """Hold `value` at `count` places."""
         self._value = value
         self._count = count
 
     def __len__(self) -> int:
-        """Return how many numbers there are."""
+        """Return the count of numbers."""
         return self._count
 
     @overload
@@ -61,7 +60,7 @@ class RepeatedColumn(Sequence[int]):
     @overload
     def __getitem__(self, index: slice) -> RepeatedColumn: ...
     def __getitem__(self, index: int | slice) -> int | RepeatedColumn:
-        """Return the number, or a part of the column."""
+        """Return the number, or a shorter column for a slice."""
         if type(index) is slice:
             return RepeatedColumn(self._value, len(range(*index.indices(self._count))))
         if not -self._count <= index < self._count:
@@ -69,17 +68,17 @@ class RepeatedColumn(Sequence[int]):
         return self._value
 
     def __iter__(self) -> Iterator[int]:
-        """Yield the number as often as it is there."""
+        """Yield the number `count` times."""
         return repeat(self._value, self._count)
 
     def __bytes__(self) -> bytes:
-        """Return a column of bytes as such."""
+        """Return the column as bytes; its numbers must be below 256."""
         return bytes([self._value]) * self._count
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A decoded table: each column holds native numbers, `width` of them to a row."""
+    """A decoded table: its columns contain native numbers, `width` of them per row."""
 
     head: dict[str, Json]
     columns: Mapping[str, Sequence[int]]
@@ -92,24 +91,24 @@ def column(letter: Letter, values: list[int]) -> memoryview:
 
 
 class LazyColumn(NamedTuple):
-    """A column that is made when it is written."""
+    """A column that is created only when it is written."""
 
     nbytes: int
     make: Callable[[], memoryview]
-    """Returns native numbers, `nbytes` in all."""
+    """Returns the native numbers, `nbytes` bytes of them."""
 
 
 def encode_table(head: Mapping[str, Json], columns: Mapping[str, memoryview], schema: Schema) -> bytes:
-    """Encode a table; `columns` holds every column of `schema`."""
+    """Encode a table; `columns` must have every column of `schema`."""
     return bytes(consume_table(dict(head), dict(columns), schema))
 
 
 def consume_table(
     head: dict[str, Json], columns: dict[str, memoryview] | dict[str, memoryview | LazyColumn], schema: Schema
 ) -> memoryview:
-    """Encode a table as `encode_table` does, and remove the fields and columns from what is given once they are copied.
+    """Encode a table as `encode_table` does, and remove each field and column from the arguments once it is copied.
 
-    A large table then takes little more than its own memory, if the caller has no other reference to them.
+    A large table then needs little more than its own memory, if the caller keeps no other reference to them.
     """
     encoded = list(iter_object(head))
     head.clear()
@@ -135,12 +134,12 @@ def consume_table(
         _COLUMN.pack_into(table, _START.size + _COLUMN.size * number, *described)
         table[at : at + body.nbytes] = body
         at += body.nbytes + -body.nbytes % _ALIGN
-        del column, native, body  # before the next one is made
+        del column, native, body  # free their memory before the next column is created
     return table
 
 
 def _new_memory(size_bytes: int) -> memoryview:
-    """Return zeros of which only what is written to takes memory, all of it given back when nobody has a view of it."""
+    """Return zeroed memory that is allocated page by page when written, and freed with the last view of it."""
     return memoryview(mmap(-1, size_bytes, flags=MAP_PRIVATE | MAP_ANONYMOUS))
 
 
@@ -176,26 +175,26 @@ def decode_table(
     if missing or cursor.rest:
         what = f"column {missing[0]!r} is missing" if missing else "bytes after the table"
         raise Corrupt(f"{where}: {what}", key=where)
-    # Last, and without the table: of many entries the head takes more memory than all else.
+    # Last, and after the table is freed: with many entries, the head takes more memory than anything else.
     del data, cursor, body
     head: dict[str, Json] = {}
     for name, value in fields:
         head[name] = convert[name](value) if convert and name in convert else value
-        del value  # before the next one is parsed
+        del value  # free it before the next one is parsed
     return Table(head, columns)
 
 
 def _copy_column(body: memoryview, kind: Kind) -> Sequence[int]:
-    """Return a column in memory of its own; a view would keep the whole table, and with it the text of the head."""
+    """Return a copy of a column; a view would keep the whole table in memory, with the text of the head."""
     view = body.cast(kind.letter)
-    # Of a byte per row there is little to save, and a view is faster.
+    # A column of one byte per row is small anyway, and faster as a plain view.
     if kind.row_bytes > 1 and len(view) > 1 and view[1:] == view[:-1]:
         return RepeatedColumn(_swap(view[:1], kind.letter)[0], len(view))
     return _swap(memoryview(bytes(body)).cast(kind.letter), kind.letter)
 
 
 class _Cursor:
-    """Takes bytes from the front of a buffer, never past its end."""
+    """Reads a buffer from front to back, never past its end."""
 
     def __init__(self, data: memoryview, where: str) -> None:
         self._data = data
@@ -223,7 +222,7 @@ def _padding(size: int) -> bytes:
 
 
 def _swap(view: memoryview, letter: Letter) -> memoryview:
-    """Turn native numbers into little-endian ones or back: nothing to do on nearly every machine."""
+    """Convert native numbers to little-endian or back; a no-op on little-endian machines."""
     if sys.byteorder == "little" or letter == "B":
         return view
     swapped = array(letter, view.tolist())

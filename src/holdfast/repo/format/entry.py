@@ -1,4 +1,4 @@
-"""Entries: the leaves of a snapshot as names, bytes and meaning, and the digests that say what they are."""
+"""Entries: the named bytes of a snapshot with their specs, and the digests of entries and snapshots."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from holdfast.repo.format.chunk import ChunkRef
 from holdfast.repo.format.record import Json, canonical_json
 
 NO_RANK: Final = 0xFFFFFFFF
-"""In place of a rank: the entry is the same for all ranks."""
+"""Stands for a rank: the entry belongs to no single rank."""
 
 _HASHED_BYTES: Final = 32 << 10
 _ENTRY_HEAD: Final = struct.Struct("<QQIIIQQ")
@@ -22,20 +22,20 @@ _CHUNK: Final = struct.Struct("<Q32s")
 
 
 class Entry(NamedTuple):
-    """One leaf of a snapshot: `size_bytes` bytes with a meaning (`spec`) that the layers above give it."""
+    """Named bytes of a snapshot; `spec` describes what they mean to the layers above."""
 
     name: str
     size_bytes: int
     chunks: tuple[ChunkRef, ...]
     spec: Json = None
-    """Part of the content: two entries that differ in it are different."""
+    """Part of the content: entries with different specs have different digests."""
     note: Json = None
-    """Not part of the content: where it came from, when, and the like."""
+    """Not part of the content: origin, time and the like."""
     dims: int = 0
-    """0: a plain span of bytes, its chunks in order. 1: each chunk has its place in that span, its start and size in
-    bytes. More: each chunk is a box of the tensor's shape, with so many starts and sizes."""
+    """0: a plain span of bytes, chunks in order. 1: a span whose chunks each state their start and size in bytes.
+    More: each chunk is a box of the tensor, with as many starts and sizes."""
     alias: int = 0
-    """Entries with the same number, if not 0, share memory."""
+    """Entries with the same alias share memory; 0 for none."""
     rank: int = NO_RANK
 
 
@@ -46,7 +46,7 @@ def iter_boxes(entry: Entry) -> Iterator[tuple[ChunkRef, Box]]:
 
 
 def find_shape(entry: Entry) -> Coordinates:
-    """Return the shape of the tensor that the boxes of an entry make up."""
+    """Return the shape of the tensor that the boxes of an entry cover; raises Corrupt if they leave gaps."""
     stops = [box.stops for _, box in iter_boxes(entry)]
     shape = tuple(map(max, zip(*stops, strict=True)))
     present_bytes = sum(ref.size_bytes for ref in entry.chunks)
@@ -56,7 +56,7 @@ def find_shape(entry: Entry) -> Coordinates:
 
 
 def digest_entry(entry: Entry) -> Digest:
-    """Return the content digest of an entry: what it is, not where it lies."""
+    """Return the content digest of an entry; it does not depend on where chunks are stored."""
     return _digest_entry(entry, canonical_json(entry.spec))
 
 
@@ -67,7 +67,7 @@ def _digest_entry(entry: Entry, spec: bytes) -> Digest:
     if dims:
         boxes = [value for chunk in held for value in chunk.box]
         parts.append(struct.pack(f"<{len(boxes)}q", *boxes))
-    # A loop, not a comprehension, which takes longer for the one chunk that most of many entries have.
+    # A loop is faster than a comprehension for a single chunk, which most entries have.
     for chunk in held:
         parts.append(_CHUNK.pack(chunk.size_bytes, chunk.digest))
     return hash_kind("entry", parts)
@@ -79,10 +79,10 @@ def digest_snapshot(spec: Json, entries: Sequence[Entry]) -> Digest:
     hasher = begin_kind("snapshot")
     hasher.update(struct.pack("<QQ", len(encoded), len(entries)))
     hasher.update(encoded)
-    # The same object, as the specs of many entries are, is encoded once. By identity, not equality: 1, 1.0 and True
-    # are equal, and differ in JSON. Each is kept beside its encoding, so that no other has its identity.
+    # Many entries share one spec object, which is encoded once. The key is its id, not its value: 1, 1.0 and True are
+    # equal but differ in JSON. The object is kept alive, so that no other object gets the same id.
     specs: dict[int, tuple[Json, bytes]] = {}
-    # Those that the hasher has not got yet: it is faster with many at once.
+    # Collected, because the hasher is faster with many digests at once.
     digests = bytearray()
     for entry in entries:
         own_spec = entry.spec
@@ -98,5 +98,5 @@ def digest_snapshot(spec: Json, entries: Sequence[Entry]) -> Digest:
 
 
 def digest_parts(spec: Json, entries: Sequence[Entry], parts: Sequence[Digest]) -> Digest:
-    """Return the content digest of a snapshot of many parts: what its root says, and the content of each part."""
+    """Return the content digest of a snapshot of several parts, from its root and the digest of each part."""
     return hash_kind("parts", [digest_snapshot(spec, entries), *parts])

@@ -23,13 +23,13 @@ BAD: Final = "bad/"
 INDEX: Final = "index/"
 PREFIXES: Final = (CONFIG, PACKS, MANIFESTS, SNAPSHOTS, TAGS, LEASES, MARKS, BAD, INDEX)
 SHELVES: Final = tuple(f"{SNAPSHOTS}{number:02x}/" for number in range(32))
-"""Snapshot records are spread over these: to look one name up, a directory has to be listed."""
+"""Snapshot records are spread over these directories, because finding a name means listing its directory."""
 
 MAX_NAME_BYTES: Final = 4096
 MAX_ESCAPED_BYTES: Final = 200
 MAX_GENERATION: Final = 99_999_999
 RESERVED: Final = "@"
-"""What Holdfast's own names begin with: compiled graphs and the like, which users do not save or list."""
+"""Prefix of Holdfast's own names, such as those of compiled graphs, which users cannot save or list."""
 
 _PLAIN: Final = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789._-")
 _ESCAPES: Final = tuple(chr(byte) if byte in _PLAIN else f"%{byte:02x}" for byte in range(256))
@@ -46,7 +46,7 @@ _MAX_PART_BYTES: Final = 1 << 31
 
 @dataclass(frozen=True, slots=True)
 class ManifestRef:
-    """How a record points to a manifest: the referrer keeps the digest."""
+    """A reference to a manifest, with the digest and size of its file."""
 
     manifest_id: str
     digest: Digest
@@ -55,19 +55,19 @@ class ManifestRef:
 
 @dataclass(frozen=True, slots=True)
 class PartRef:
-    """How the root of a snapshot points to one of its parts."""
+    """A reference from the root of a snapshot to one of its parts."""
 
     manifest: ManifestRef
     digest: Digest
     """The content digest of the part."""
 
     def to_json(self) -> list[str | int]:
-        """Return it as a root holds it."""
+        """Return the reference as stored in a root."""
         return [self.manifest.manifest_id, self.manifest.digest.hex(), self.manifest.size_bytes, self.digest.hex()]
 
 
 def parse_part(value: object, *, where: str) -> PartRef:
-    """Check and convert what a root holds; raises Corrupt."""
+    """Parse a reference as stored in a root; raises Corrupt."""
     try:
         if not isinstance(value, list):
             raise TypeError
@@ -83,7 +83,7 @@ def parse_part(value: object, *, where: str) -> PartRef:
 
 
 def verify_name(name: str, *, what: str = "snapshot") -> str:
-    """Return `name` in NFC, or raise BadName that says which rule it breaks."""
+    """Return `name` in NFC; raises BadName, which states the rule that it breaks."""
     why = _name_fault(name)
     if why:
         raise BadName(f"{what} name {name[:80]!r} is refused: {why}")
@@ -91,17 +91,17 @@ def verify_name(name: str, *, what: str = "snapshot") -> str:
 
 
 def is_reserved(name: str) -> bool:
-    """Return whether a name, or a prefix of names, is Holdfast's own and not a user's."""
+    """Return whether a name, or a prefix of names, is one of Holdfast's own."""
     return name.startswith(RESERVED)
 
 
 def is_reserved_stem(stem: str) -> bool:
-    """Return whether the name at a snapshot's stem is Holdfast's own; of a long one only its record knows."""
+    """Return whether a snapshot's stem has one of Holdfast's own names; False for a name too long to be in the stem."""
     return split_stem(stem).startswith(_ESCAPES[ord(RESERVED)])
 
 
 def verify_user_name(name: str, *, what: str = "snapshot") -> str:
-    """Return `name` in NFC, or raise BadName that says which rule it breaks, or that it is Holdfast's own."""
+    """Return `name` in NFC; raises BadName if it breaks a rule or is reserved for Holdfast."""
     if type(name) is not str:
         raise BadName(f"a {what} name is a text such as 'step-3', not the {type(name).__name__} {name!r}")
     if is_reserved(name):
@@ -113,7 +113,7 @@ def verify_user_name(name: str, *, what: str = "snapshot") -> str:
 
 
 def _name_fault(name: str) -> str:
-    """Say what is wrong with `name`, or nothing."""
+    """Return the rule that `name` breaks, or an empty string."""
     if not name:
         return "it is empty"
     try:
@@ -123,9 +123,9 @@ def _name_fault(name: str) -> str:
     if len(encoded) > MAX_NAME_BYTES:
         return f"it is longer than {MAX_NAME_BYTES} bytes"
     if any(unicodedata.category(char) in ("Cc", "Cs") for char in name):
-        return "it holds control characters"
+        return "it contains control characters"
     if "\\" in name:
-        return "it holds a backslash; use '/'"
+        return "it contains a backslash; use '/'"
     parts = name.split("/")
     if "" in parts:
         return "it begins or ends with '/', or has '//' in it"
@@ -136,7 +136,7 @@ def _name_fault(name: str) -> str:
 
 def escape_name(name: str) -> str:
     """Turn a verified name into one key component that is the same on every filesystem."""
-    # A name that is only looked for may hold what no verified one does.
+    # Not every name here was verified: a name that is only searched for may contain surrogates.
     encoded = name.encode(errors="surrogatepass")
     text = "".join(map(_ESCAPES.__getitem__, encoded))
     if text.startswith("."):
@@ -145,14 +145,14 @@ def escape_name(name: str) -> str:
 
 
 def escape_prefix(prefix: str) -> str:
-    """Turn the start of a name into the start of its escaped form; wider than exact for long names."""
+    """Turn the start of a name into the start of its escaped form; empty, which matches any name, if it is too long."""
     text = escape_name(prefix) if prefix else ""
     return "" if text.startswith(_DIGEST_FORM) else text
 
 
 def may_start_with(stem: str, prefix: str) -> bool:
-    """Return whether the name at a snapshot's stem can start with `prefix`; only its record knows for certain."""
-    # A name may be too long for its escaped form though its start is not.
+    """Return whether the name at a snapshot's stem may start with `prefix`; only its record is certain."""
+    # A stem in digest form may have any name, even if the prefix is short.
     return split_stem(stem).startswith((escape_prefix(prefix), _DIGEST_FORM))
 
 
@@ -162,13 +162,13 @@ def split_stem(stem: str) -> str:
 
 
 def split_prefix(name: str) -> str:
-    """Return what a name has in common with its neighbours: all up to the last slash, or nothing."""
+    """Return a name up to and including its last slash; empty if it has none."""
     return name[: name.rfind("/") + 1]
 
 
 def natural_order(name: str) -> tuple[tuple[int, int, str], ...]:
     """Return a sort key by which step-99 comes before step-100."""
-    # What is split at comes second, so that no other script's digits, which int() may refuse, pass for numbers.
+    # Odd positions are what the pattern matched. Digits of other scripts, which int() may refuse, stay text.
     parts = enumerate(_DIGITS.split(name))
     return tuple((1, int(part), part) if position % 2 else (0, 0, part) for position, part in parts)
 
@@ -180,12 +180,12 @@ def snapshot_stem(name: str) -> str:
 
 
 def find_shelf(name: str) -> str:
-    """Return the shelf that a snapshot's records lie on."""
+    """Return the shelf, a key prefix, that contains a snapshot's records."""
     return _shelve(escape_name(name))
 
 
 def _shelve(escaped: str) -> str:
-    # Of the escaped name, so that a key alone tells whether it is where it belongs.
+    # From the escaped name, so that a key alone shows whether it is on the right shelf.
     return SHELVES[hash_bytes(escaped.encode())[0] % len(SHELVES)]
 
 
@@ -207,7 +207,7 @@ def generation_key(stem: str, generation: int) -> str:
 
 
 def split_generation(key: str) -> tuple[str, int] | None:
-    """Split a key into stem and generation, or return None if it is not one of ours."""
+    """Split a key into stem and generation; return None if it does not have that form."""
     prefix, _, last = key.rpartition("/")
     stem, at, number = last.rpartition("@")
     is_config = prefix + "/" == CONFIG
@@ -237,12 +237,12 @@ def new_lease_id() -> str:
 
 
 def new_file_id(lease_id: str) -> str:
-    """Return a random id for a pack or manifest; its lease is in it, so that a collector can tell whose it is."""
+    """Return a random id for a pack or manifest; it contains the lease id, so that a collector knows its writer."""
     return f"{lease_id}-{os.urandom(8).hex()}"
 
 
 def new_write_id() -> str:
-    """Return what makes a record unlike any other, so that its writer knows it again."""
+    """Return a random id that makes a record unique, so that its writer can recognize it."""
     # os.urandom and not secrets: that loads hmac and hashlib, which costs the command line 6 ms.
     return os.urandom(16).hex()
 
@@ -253,17 +253,17 @@ def is_file_id(text: str) -> bool:
 
 
 def parse_file_key(key: str) -> str | None:
-    """Return the id in the key of a pack or manifest, None for any other key: nothing else is ever swept."""
+    """Return the id in the key of a pack or manifest; None for any other key, which is never swept."""
     prefix, slash, file_id = key.partition("/")
     return file_id if prefix + slash in (PACKS, MANIFESTS) and is_file_id(file_id) else None
 
 
 def are_file_ids(texts: Sequence[str]) -> bool:
-    """Return whether each of `texts` is a file id, all at once: an index names thousands."""
+    """Return whether each of `texts` is a file id; checks all at once, because an index names thousands."""
     joined, dashes = "".join(texts), "-" * len(texts)
     if not set(map(len, texts)) <= {_FILE_ID_CHARS} or joined[_LEASE_ID_CHARS::_FILE_ID_CHARS] != dashes:
         return False
-    # Every id has its dash where it belongs, so whatever else is not a digit would be left over.
+    # Every dash is in its place, so any other character that is not a hex digit would be left over.
     return joined.encode(errors="replace").translate(None, b"0123456789abcdef") == dashes.encode()
 
 

@@ -1,1 +1,1 @@
-"""Reading: which bytes are needed, where they are, and their verification."""
+"""Reads snapshots: plans which bytes to read, finds where they are stored, and verifies them."""

@@ -1,4 +1,4 @@
-"""Other copies of a chunk: by the index, then by the footer of every pack."""
+"""Finds other copies of a chunk, in the index first, then in the footers of all packs."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _ROW_COST_BYTES: Final = 400
 
 
 class Copies:
-    """Finds other copies of chunks; what it has learnt serves for every chunk of a lost pack. Safe in any thread."""
+    """Finds other copies of chunks; keeps what it has read, as a lost pack takes many chunks. Safe in any thread."""
 
     def __init__(self, repo: Repository) -> None:
-        """Look at nothing before the first question."""
+        """Search `repo`; nothing is read before the first search."""
         self._store = repo.store
         self._limit_bytes = repo.budget_bytes // 4
         self._lock = threading.Lock()
@@ -31,7 +31,7 @@ class Copies:
         self._in_footers: dict[Digest, list[PackedChunk]] | None = None
 
     def iter_copies(self, ref: ChunkRef) -> Iterator[Location]:
-        """Yield every place but the hint's where a copy of the chunk may lie, the cheap look-ups first."""
+        """Yield every other location where a copy of the chunk may be stored, the cheapest to find first."""
         seen = {ref.location}
         for find in (self._find_in_index, self._find_in_footers):
             for location in find(ref):
@@ -52,7 +52,7 @@ class Copies:
                 self._in_footers = self._read_footers()
             found = self._in_footers.get(ref.digest, ())
         if not found and len(self._in_footers) * _ROW_COST_BYTES >= self._limit_bytes:
-            # More than may be remembered: look again, for this chunk only.
+            # Not all footers fit in memory: read them again, for this chunk only.
             found = [
                 row for _, footer in iter_footers(self._store) for row in footer.chunks if row.digest == ref.digest
             ]
@@ -68,7 +68,7 @@ class Copies:
 
 
 def iter_footers(store: ObjectStore) -> Iterator[tuple[str, Footer]]:
-    """Yield every pack whose footer can be read."""
+    """Yield the id and footer of every pack whose footer can be read."""
     for info in iter_objects(store, PACKS):
         pack_id = parse_pack_key(info.key)
         if pack_id:

@@ -1,4 +1,4 @@
-"""Verified reads: exact ranges of entries into the caller's buffer, from the hint or from any other intact copy."""
+"""Reads ranges of entries into the caller's buffers, verified, from the stated location or any other intact copy."""
 
 from __future__ import annotations
 
@@ -34,37 +34,37 @@ from holdfast.repo.read.stretches import (
 )
 
 Verify = Literal["full", "fast", False]
-"""What proves bytes: BLAKE3 of each chunk; XXH3 of what is stored, which finds accidents only; nothing."""
+"""How bytes are verified: "full" by BLAKE3 of each chunk; "fast" by XXH3, which finds accidents only; False: not."""
 
 _MODES: Final[tuple[Verify, ...]] = ("full", "fast", False)
 _FOLLOWS: Final = 8
-"""How often a snapshot that keeps being repacked is followed before it counts as gone."""
+"""How often a snapshot that was repacked is opened again before the read fails."""
 
 
 class Watch(Protocol):
-    """Told of every write to a buffer, from the threads that write; entries are told apart by their names."""
+    """Receives a call for every write to a buffer, from the threads that write; `name` is the entry's name."""
 
     def expect(self, name: str, parts: int) -> None:
-        """So many parts of the entry will be written."""
+        """Note that `parts` parts of the entry will be written."""
 
     def begin(self, name: str) -> None:
-        """Bytes of the entry are about to be written; may be repeated."""
+        """Note that bytes of the entry are about to be written; may be called repeatedly."""
 
     def end(self, name: str) -> None:
-        """One part of the entry is written and verified."""
+        """Note that one part of the entry was written and verified."""
 
 
 class SnapshotReader:
-    """Reads entries of one snapshot; every byte it returns has been verified. Use it in a `with`."""
+    """Reads entries of one snapshot and verifies every byte as `verify` says. Use it in a `with`."""
 
     def __init__(
         self, repo: Repository, snapshot: Snapshot, *, verify: Verify = "full", manifest: Manifest | None = None
     ) -> None:
-        """Read the manifests, unless one that is all of them is given; raises NotFound if collected, or Corrupt."""
+        """Read the manifests, unless `manifest`, a merged view of them, is passed; raises NotFound, Corrupt."""
         self._verify: Verify = verify
         self.snapshot = snapshot
         self.manifests: Manifests | None = None
-        """All of them, unless one was given."""
+        """The root and its parts; None if a merged manifest was passed."""
         if manifest is None:
             self.manifests = read_manifests(repo.store, snapshot.manifest)
             manifest = self.manifests.view()
@@ -74,7 +74,7 @@ class SnapshotReader:
         self._store = repo.store
         self.counters = repo.counters
         self.budget_bytes = repo.budget_bytes
-        # Once: to look whether a class has all methods of a protocol takes longer than to map a file.
+        # Checked once: isinstance with a protocol takes longer than mapping a file.
         self._mappable = repo.store if isinstance(repo.store, MappableStore) else None
         self._stages = repo.counters.stages
         self._proven = repo.proven
@@ -82,17 +82,17 @@ class SnapshotReader:
         self._blocks = BlockPool(BLOCK_BYTES, kept=self._engine.threads, huge=True)
 
     def __enter__(self) -> Self:
-        """Return itself."""
+        """Return the reader."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End the threads."""
+        """Stop the reader's threads."""
         self._engine.__exit__(kind, error, trace)
 
     def find_entry(self, name: str) -> Entry:
-        """Return the entry of that name, or raise NotFound that helps."""
+        """Return the entry called `name`; raises NotFound, which names the command that lists entries."""
         try:
             return self.manifest.find_entry(name)
         except NotFound:
@@ -109,19 +109,19 @@ class SnapshotReader:
         return data
 
     def read_into(self, entry: Entry, start: int, buffer: memoryview) -> None:
-        """Fill `buffer` with the bytes of `entry` from `start` on; reads only the chunks that these lie in."""
+        """Fill `buffer` with the bytes of `entry` from `start` on; reads only the chunks that contain them."""
         buffer = buffer.cast("B")
         stop = start + buffer.nbytes
         if start < 0 or stop > entry.size_bytes:
-            raise ValueError(f"bytes {start} to {stop} of {entry.name!r}, which has {entry.size_bytes}")
+            raise ValueError(f"bytes {start} to {stop} are out of range: {entry.name!r} has {entry.size_bytes} bytes")
         self._read(list_entry_wants(entry, start, buffer))
 
     def read_all(self, wanted: Sequence[tuple[Entry, memoryview]], *, watch: Watch | None = None) -> None:
-        """Fill a buffer with each of these entries, all at once; whatever happens, nothing is written afterwards."""
+        """Fill one buffer per entry, concurrently; no buffer is written to after this returns or raises."""
         self._read([want for entry, buffer in wanted for want in list_entry_wants(entry, 0, buffer)], watch)
 
     def read_regions(self, wanted: Sequence[tuple[Entry, Region, memoryview]]) -> None:
-        """Fill a buffer with a box of each of these entries, all at once; reads only chunks that hold some of it."""
+        """Fill one buffer per region of an entry, concurrently; reads only chunks that overlap the region."""
         self._read([want for each in wanted for want in list_region_wants(*each)])
 
     def _read(self, wants: Sequence[Want], watch: Watch | None = None) -> None:
@@ -137,7 +137,7 @@ class SnapshotReader:
         self._engine.run(partial(self._read_batch, watch), group_stretches(plan_stretches(placed)))
 
     def _put_chunk(self, want: Want, watch: Watch | None) -> None:
-        """Read one chunk from wherever an intact copy is left, and put it where it is wanted."""
+        """Read one chunk from any intact copy, and copy the wanted bytes into its buffer."""
         data = self._read_chunk(want.entry, want.ref, want.start)
         if watch is not None:
             watch.begin(want.entry.name)
@@ -146,24 +146,24 @@ class SnapshotReader:
             watch.end(want.entry.name)
 
     def map_entry(self, entry: Entry) -> memoryview | None:
-        """Return an entry as private memory over its pack, unverified; None if it does not lie there in one piece."""
+        """Return a private memory map of an entry, unverified; None if it is not contiguous in one pack."""
         first = entry.chunks[0].location if is_in_one_piece(entry) else None
         if first is None or self._mappable is None:
             return None
         try:
             return self._mappable.map(pack_key(first.pack_id), first.offset, entry.size_bytes)
         except (NotFound, Corrupt, StoreError):
-            return None  # reading it finds another copy, or says what is wrong
+            return None  # a normal read then finds another copy, or raises an error with the details
 
     def iter_entry(self, entry: Entry) -> Iterator[memoryview]:
-        """Yield an entry piece by piece, never holding more than a few pieces, whatever its size."""
+        """Yield an entry in pieces of at most 8 MiB, so that memory stays bounded whatever its size."""
         for start in range(0, entry.size_bytes, UNIT_BYTES):
             piece = memoryview(bytearray(min(UNIT_BYTES, entry.size_bytes - start)))
             self.read_into(entry, start, piece)
             yield piece
 
     def read_chunk(self, entry: Entry, position: int) -> memoryview:
-        """Read one chunk of an entry, by its position among them."""
+        """Read the chunk at `position` among the chunks of an entry."""
         start = sum(ref.size_bytes for ref in entry.chunks[:position])
         return self._read_chunk(entry, entry.chunks[position], start)
 
@@ -172,7 +172,7 @@ class SnapshotReader:
             try:
                 self._read_stretch(stretch, watch)
             except (NotFound, Corrupt, StoreError):
-                # Something of it cannot be read, or is not what it should be: each chunk for itself, from anywhere.
+                # Part of the stretch is unreadable or damaged. Read each chunk by itself, from any intact copy.
                 self._proven.forget(stretch.pack_id)
                 for want in stretch.wants:
                     self._put_chunk(want, watch)
@@ -182,7 +182,7 @@ class SnapshotReader:
                     watch.end(want.entry.name)
 
     def _read_stretch(self, stretch: Stretch, watch: Watch | None) -> None:
-        """Read chunks that lie together: straight to where they are wanted, or by way of a block."""
+        """Read adjacent chunks: directly into the target buffer if they fit there, otherwise through a block."""
         target = stretch.find_target()
         if target is not None:
             if watch is not None:
@@ -191,7 +191,7 @@ class SnapshotReader:
             self._verify_all(stretch, target)
             return
         with self._blocks.lend() as block:
-            # The block begins with the page that the stretch begins in, so that direct reads need no other.
+            # Read from the start of the first page, into an aligned block: direct I/O then needs no other buffer.
             before = stretch.start % PAGE_BYTES
             self._fill(stretch, stretch.start - before, block[: before + stretch.size_bytes])
             data = block[before : before + stretch.size_bytes]
@@ -207,7 +207,7 @@ class SnapshotReader:
         self._stages.add("read", perf_counter() - started, target.nbytes)
 
     def _verify_all(self, stretch: Stretch, data: memoryview) -> None:
-        """Raise DigestMismatch, which need not say what is hit: whoever reads it again will."""
+        """Raise DigestMismatch if any chunk is damaged; the chunk-by-chunk read that follows reports which one."""
         if self._verify is False:
             return
         started = perf_counter()
@@ -216,15 +216,15 @@ class SnapshotReader:
             ref = want.ref
             is_proven = hash_bytes(part) == ref.digest if is_full else fingerprint(part) == want.location.fingerprint
             if not is_proven:
-                raise DigestMismatch(f"pack {stretch.pack_id} holds other bytes than it should")
+                raise DigestMismatch(f"pack {stretch.pack_id} is damaged: a chunk does not match its digest")
         self._stages.add("verify", perf_counter() - started, data.nbytes)
 
     def _read_chunk(self, entry: Entry, ref: ChunkRef, start: int) -> memoryview:
-        """Read one chunk, which begins at `start` of its entry, from wherever an intact copy is left."""
+        """Read one chunk, which begins at byte `start` of its entry, from any intact copy."""
         if ref.location is None and hash_bytes(ref.inline) == ref.digest:
-            return memoryview(ref.inline)  # without the text for errors: there may be very many of these
-        place = f"chunk {short_hex(ref.digest)} (bytes {start} to {start + ref.size_bytes})"
-        what = f"{self.snapshot.name!r}, entry {entry.name!r}, {place}"
+            return memoryview(ref.inline)  # before building the error text: there may be millions of inline chunks
+        chunk = f"chunk {short_hex(ref.digest)} (bytes {start} to {start + ref.size_bytes})"
+        what = f"{self.snapshot.name!r}, entry {entry.name!r}, {chunk}"
         if ref.location is None:
             data = memoryview(ref.inline)
             verify_chunk(data, ref.digest, what=f"{what}, inline in its manifest")
@@ -232,7 +232,7 @@ class SnapshotReader:
         try:
             return self._read_copy(ref, ref.location, what)
         except (NotFound, Corrupt, NewerFormat, StoreError) as error:
-            # A hint is only a hint. Other snapshots, or repairs, may have left another copy.
+            # The location in a manifest is only a hint. Other snapshots or repairs may have written another copy.
             for location in self._copies.iter_copies(ref):
                 try:
                     return self._read_copy(ref, location, what)
@@ -240,13 +240,13 @@ class SnapshotReader:
                     continue
             if isinstance(error, NewerFormat):
                 raise
-            # Before it counts as lost: the snapshot may have been deleted or repacked, and its packs collected.
-            for location in self._successor.iter_places(entry, ref):
+            # Before reporting a loss: the snapshot may have been deleted or repacked, and its packs collected.
+            for location in self._successor.iter_locations(entry, ref):
                 try:
                     return self._read_copy(ref, location, what)
                 except (NotFound, Corrupt, StoreError):
                     continue
-            raise self._lost(error, what, ref.location) from error
+            raise _describe_loss(error, what, ref.location) from error
 
     def _read_copy(self, ref: ChunkRef, location: Location, what: str) -> memoryview:
         key = pack_key(location.pack_id)
@@ -255,25 +255,26 @@ class SnapshotReader:
                 f"{what} is stored with codec {location.codec}, which this Holdfast does not know: upgrade"
             )
         if location.stored_bytes != ref.size_bytes:
-            raise Corrupt(f"{what}: {location.stored_bytes} stored bytes cannot hold {ref.size_bytes}", key=key)
+            raise Corrupt(f"{what}: {location.stored_bytes} bytes are stored instead of {ref.size_bytes}", key=key)
         data = memoryview(bytearray(location.stored_bytes))
         self._store.read_into(key, location.offset, data)
         verify_chunk(data, ref.digest, what=f"{what}, pack {location.pack_id}")
         return data
 
-    def _lost(self, error: Exception, what: str, location: Location) -> Exception:
-        """Say what is lost, where it was, and what to do."""
-        key = pack_key(location.pack_id)
-        advice = "no other intact copy is in the store. Run `holdfast check --read`; restore the pack from a copy"
-        if isinstance(error, NotFound):
-            return MissingChunk(f"{what}: its pack {location.pack_id} is gone, and {advice}", key=key)
-        if isinstance(error, Corrupt):
-            return DigestMismatch(f"{what}: damaged in pack {location.pack_id}, and {advice}", key=key)
-        return StoreError(f"{what}: pack {location.pack_id} cannot be read ({error}), and {advice}", key=key)
+
+def _describe_loss(error: Exception, what: str, location: Location) -> Exception:
+    """Return the error for a chunk that has no intact copy: what is lost, where it was, and what to do."""
+    key = pack_key(location.pack_id)
+    advice = "no other intact copy is in the store. Run `holdfast check --read`; restore the pack from a copy"
+    if isinstance(error, NotFound):
+        return MissingChunk(f"{what}: its pack {location.pack_id} is gone, and {advice}", key=key)
+    if isinstance(error, Corrupt):
+        return DigestMismatch(f"{what}: damaged in pack {location.pack_id}, and {advice}", key=key)
+    return StoreError(f"{what}: pack {location.pack_id} cannot be read ({error}), and {advice}", key=key)
 
 
 class _Successor:
-    """What the name holds now, asked when a chunk is not where it was. Safe in any thread."""
+    """Finds chunks of a snapshot that was repacked while it is being read. Safe in any thread."""
 
     def __init__(self, repo: Repository, snapshot: Snapshot) -> None:
         self._store = repo.store
@@ -282,24 +283,24 @@ class _Successor:
         self._manifest: Manifest | None = None
         self._lock = threading.Lock()
 
-    def iter_places(self, entry: Entry, ref: ChunkRef) -> Iterator[Location]:
-        """Yield where the snapshot has the chunk since it was repacked; nothing if it was not.
+    def iter_locations(self, entry: Entry, ref: ChunkRef) -> Iterator[Location]:
+        """Yield the chunk's locations in later generations of the name; nothing if it was not repacked.
 
-        Raises NotFound if it was deleted or overwritten: then nothing keeps its bytes any more.
+        Raises NotFound if the snapshot was deleted or overwritten: its bytes may then be collected.
         """
         for attempt in range(_FOLLOWS):
             with self._lock:
-                # What was learnt for another chunk of a lost pack serves for this one, too.
+                # First the manifest that was read for another chunk: a lost pack takes many chunks with it.
                 is_known = attempt == 0 and self._manifest is not None
                 if not is_known and not self._follow():
                     return
                 manifest = self._manifest
             if manifest is not None:
-                held = manifest.find_entry(entry.name).chunks
-                yield from {at: None for other in held if other.digest == ref.digest and (at := other.location)}
+                chunks = manifest.find_entry(entry.name).chunks
+                yield from {at: None for other in chunks if other.digest == ref.digest and (at := other.location)}
 
     def _follow(self) -> bool:
-        """Look at the name again; tell whether it has moved on, its content being the same."""
+        """Read the name again; return whether it has a later generation with the same content."""
         try:
             newest = read_name(self._store, self._snapshot.name).snapshot
             if newest and newest.generation == self._generation:
@@ -309,40 +310,41 @@ class _Successor:
                 self._manifest = read_view(self._store, newest.manifest)
                 return True
         except NotFound:
-            return True  # repacked once more, and collected
+            return True  # repacked again, and this manifest was collected: the next attempt reads a later one
         except (Corrupt, NewerFormat, StoreError):
             return False
         raise NotFound(
             f"{self._snapshot.name!r} was deleted or overwritten while it was read, and its bytes were collected;"
-            " list again",
+            " list the snapshots again",
             name=self._snapshot.name,
         )
 
 
 def verify_mode(verify: Verify) -> None:
-    """Raise ValueError unless `verify` is one of the ways to prove bytes."""
+    """Raise ValueError unless `verify` is "full", "fast" or False."""
     if verify not in _MODES:
         raise ValueError(f"verify must be 'full', 'fast' or False, not {verify!r}")
 
 
 def open_snapshot(repo: Repository, snapshot: Snapshot, *, verify: Verify = "full") -> SnapshotReader:
-    """Open a snapshot for reading; if it was deleted or overwritten and collected meanwhile, raises NotFound."""
+    """Open a snapshot for reading; raises NotFound if it was deleted or overwritten, and collected since."""
     for _ in range(_FOLLOWS):
         try:
             return SnapshotReader(repo, snapshot, verify=verify)
         except NotFound as error:
             newest = read_name(repo.store, snapshot.name).snapshot
-            # A repack changes where the bytes lie, not what they are: what was asked for is still there.
+            # A repack moves the bytes but keeps the content: the later generation is what the caller asked for.
             if newest is None or newest.generation == snapshot.generation or newest.digest != snapshot.digest:
                 raise NotFound(
-                    f"{snapshot.name!r} is gone: its manifest was collected or lost; list again", name=snapshot.name
+                    f"{snapshot.name!r} is gone: its manifest was collected or lost; list the snapshots again",
+                    name=snapshot.name,
                 ) from error
             snapshot = newest
     raise NotFound(f"{snapshot.name!r} keeps being repacked while it is opened; try again", name=snapshot.name)
 
 
 def is_readable(repo: Repository, snapshot: Snapshot) -> bool:
-    """Read all of a snapshot and return whether it is what it was."""
+    """Read a whole snapshot and return whether every byte is present and intact."""
     try:
         with SnapshotReader(repo, snapshot) as reader:
             for entry in reader.manifest.iter_entries():

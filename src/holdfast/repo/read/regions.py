@@ -1,6 +1,6 @@
-"""Parts of a tensor: which chunks hold a box of it, and how the bytes of each get to their places; pure.
+"""Plans how chunks fill a buffer with a box of a tensor; pure.
 
-A tensor lies in a row of bytes, in C order. A run is a stretch of that row which lies in one piece in a box as well.
+A tensor is a span of bytes in C order. A run is a range of bytes that is contiguous in the tensor and in a box of it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from holdfast.repo.read.stretches import Want, iter_begins, list_some_wants, lis
 
 
 class Region(NamedTuple):
-    """A box of a tensor of that shape, wanted in memory of its own, in C order."""
+    """A box of a tensor of the given shape, to be read into contiguous memory in C order."""
 
     box: Box
     shape: Coordinates
@@ -26,14 +26,14 @@ class Region(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """How much memory it takes."""
+        """Size of the box in memory."""
         return volume(self.box) * self.item_bytes
 
 
 def list_region_wants(entry: Entry, region: Region, buffer: memoryview) -> list[Want]:
-    """Return the chunks that hold a region, and how they fill `buffer` with it; chunks that hold none are left out.
+    """Return the chunks that overlap a region, and how they fill `buffer` with it.
 
-    Some chunks of the entry may not be there: Corrupt if these are among them.
+    The entry may lack some of its chunks; raises Corrupt if the region needs one of those.
     """
     if entry.dims > 1:
         return _list_from_boxes(entry, region, buffer)
@@ -44,7 +44,7 @@ def list_region_wants(entry: Entry, region: Region, buffer: memoryview) -> list[
 
 
 def list_entry_wants(entry: Entry, start: int, buffer: memoryview) -> list[Want]:
-    """Return the chunks that fill `buffer` with the bytes of an entry from `start` on, boxes or not."""
+    """Return the chunks that fill `buffer` with the bytes of an entry from `start` on, whether boxes or spans."""
     if entry.dims < 2:
         return list_wants(entry, start, buffer)
     shape = find_shape(entry)
@@ -53,9 +53,9 @@ def list_entry_wants(entry: Entry, start: int, buffer: memoryview) -> list[Want]
         return _list_from_boxes(entry, Region(whole(shape), shape, item_bytes), buffer)
     wants = []
     for ref, box in iter_boxes(entry):
-        place = partial(_put_runs, Region(box, shape, item_bytes), start, buffer)
+        put = partial(_put_runs, Region(box, shape, item_bytes), start, buffer)
         if any(_clip(run, start, buffer.nbytes) for run in _iter_runs(box, shape, item_bytes)):
-            wants.append(_place_all(entry, ref, place))
+            wants.append(_want_whole(entry, ref, put))
     return wants
 
 
@@ -72,7 +72,7 @@ def _list_from_boxes(entry: Entry, region: Region, buffer: memoryview) -> list[W
             at, _ = span_of(own, region.box.sizes, region.item_bytes)
             wants.append(Want(entry, ref, 0, buffer, at, 0, ref.size_bytes))
         else:
-            wants.append(_place_all(entry, ref, partial(_put_common, region, common, box, buffer)))
+            wants.append(_want_whole(entry, ref, partial(_put_common, region, common, box, buffer)))
     if found < volume(region.box):
         raise refuse_part(entry)
     return wants
@@ -86,38 +86,39 @@ def _list_from_span(entry: Entry, region: Region, buffer: memoryview) -> list[Wa
         end = begin + ref.size_bytes
         while first < len(runs) and runs[first].start + runs[first].size_bytes <= begin:
             first += 1
-        held = []
+        in_chunk = []
         for at in range(first, len(runs)):
             run = runs[at]
             if run.start >= end:
                 break
-            held.append(run)
+            in_chunk.append(run)
             found += min(end, run.start + run.size_bytes) - max(begin, run.start)
-        if held:
-            wants.append(_place_all(entry, ref, partial(_put_span, held, begin, buffer)))
+        if in_chunk:
+            wants.append(_want_whole(entry, ref, partial(_put_span, in_chunk, begin, buffer)))
     if entry.dims and found != region.size_bytes:
         raise refuse_part(entry)
     return wants
 
 
-def _place_all(entry: Entry, ref: ChunkRef, place: partial[None]) -> Want:
-    return Want(entry, ref, 0, memoryview(b""), 0, 0, ref.size_bytes, place)
+def _want_whole(entry: Entry, ref: ChunkRef, put: partial[None]) -> Want:
+    """Return a want for a whole chunk, which `put` copies to the buffer."""
+    return Want(entry, ref, 0, memoryview(b""), 0, 0, ref.size_bytes, put)
 
 
 class _Run(NamedTuple):
-    """Bytes that lie in one piece in the tensor and in a box of it."""
+    """Bytes that are contiguous in the tensor and in a box of it."""
 
     start: int
-    """In the tensor, in bytes."""
+    """Offset in the tensor, in bytes."""
     at: int
-    """In the box, in bytes."""
+    """Offset in the box, in bytes."""
     size_bytes: int
 
 
 def _iter_runs(box: Box, shape: Coordinates, item_bytes: int) -> Iterator[_Run]:
     """Yield the runs of a box, in order."""
     dims = len(shape)
-    # The innermost dims that are whole make up one run, together with the first that is not.
+    # The innermost dims that the box covers entirely, and the next dim outwards, form one run.
     inner = dims
     while inner > 0 and box.sizes[inner - 1] == shape[inner - 1]:
         inner -= 1
@@ -126,20 +127,20 @@ def _iter_runs(box: Box, shape: Coordinates, item_bytes: int) -> Iterator[_Run]:
     size = prod(box.sizes[outer:]) * item_bytes
     base = sum(box.starts[dim] * strides[dim] for dim in range(outer, dims))
     ranges = [range(box.starts[dim], box.starts[dim] + box.sizes[dim]) for dim in range(outer)]
-    for number, place in enumerate(product(*ranges)):
-        start = base + sum(index * stride for index, stride in zip(place, strides, strict=False))
+    for number, indices in enumerate(product(*ranges)):
+        start = base + sum(index * stride for index, stride in zip(indices, strides, strict=False))
         yield _Run(start * item_bytes, number * size, size)
 
 
 def _put_common(region: Region, common: Box, box: Box, buffer: memoryview, chunk: memoryview) -> None:
-    """Copy what a chunk, a box, has of a region to where it stands in the region."""
+    """Copy the overlap of a chunk (a box) and a region to its position in the region."""
     ours = _iter_runs(relative(common, region.box.starts), region.box.sizes, region.item_bytes)
     theirs = _iter_runs(relative(common, box.starts), box.sizes, region.item_bytes)
     _copy_runs(buffer, ours, chunk, theirs)
 
 
 def _copy_runs(target: memoryview, ours: Iterator[_Run], source: memoryview, theirs: Iterator[_Run]) -> None:
-    """Copy from runs to runs: both are the same bytes in the same order, cut differently."""
+    """Copy from runs to runs: both describe the same bytes in the same order, cut differently."""
     to, of = next(ours, None), next(theirs, None)
     while to is not None and of is not None:
         size = min(to.size_bytes, of.size_bytes)
@@ -154,14 +155,14 @@ def _rest(run: _Run, size: int) -> _Run | None:
 
 
 def _put_span(runs: list[_Run], begin: int, buffer: memoryview, chunk: memoryview) -> None:
-    """Copy what a chunk, which begins at that byte of the tensor, has of some runs to where they stand in a region."""
+    """Copy the bytes of `runs` that a chunk contains to a region; the chunk begins at byte `begin` of the tensor."""
     for start, at, size in runs:
         low, high = max(start, begin), min(start + size, begin + chunk.nbytes)
         buffer[at + low - start : at + high - start] = chunk[low - begin : high - begin]
 
 
 def _put_runs(own: Region, start: int, buffer: memoryview, chunk: memoryview) -> None:
-    """Copy what a chunk, a box, has of the bytes of a tensor from `start` on."""
+    """Copy the bytes of a tensor from `start` on, as far as a chunk (a box) contains them."""
     for run in _iter_runs(own.box, own.shape, own.item_bytes):
         clipped = _clip(run, start, buffer.nbytes)
         if clipped:

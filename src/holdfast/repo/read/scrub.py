@@ -1,4 +1,4 @@
-"""Reads every byte of packs on all cores and tells which chunks, headers or padding are not as they were written."""
+"""Reads every byte of packs on all cores, and reports damaged chunks and padding."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from holdfast.repo.format.pack import PAGE_BYTES, Footer, PackedChunk
 from holdfast.repo.stages import Stages
 
 _READ_BYTES: Final = 4 * CHUNK_BYTES
-"""How much is read at once: with less a disk is slower, and more would not stay in the processor's cache."""
+"""Size of one read: smaller reads make a disk slower, larger ones do not fit in the CPU cache."""
 _BATCH: Final = 4
-"""Stretches that a thread takes at once: to hand over a single one costs as much as to open its file."""
+"""Stretches per task: handing over a single one costs as much as opening its file."""
 _BUFFER_BYTES: Final = _READ_BYTES + 2 * PAGE_BYTES
 _ZEROS: Final = bytes(PAGE_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """A part of a pack that is read at once: whole chunks and the padding before them."""
+    """A part of a pack that is read at once: whole chunks and their padding."""
 
     pack_id: str
     start: int
@@ -37,13 +37,13 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Scrubbed:
-    """What reading a stretch has shown."""
+    """What was found when a stretch was read."""
 
     stretch: Stretch
     bad_chunks: tuple[PackedChunk, ...] = ()
     has_bad_padding: bool = False
     error: str = ""
-    """The stretch could not be read at all."""
+    """Why the stretch could not be read; empty if it could."""
 
 
 def cut_pack(pack_id: str, footer: Footer, *, data_start: int) -> Iterator[Stretch]:
@@ -61,7 +61,7 @@ def cut_pack(pack_id: str, footer: Footer, *, data_start: int) -> Iterator[Stret
 
 
 class Scrubber:
-    """Scrubs stretches on a pool, each thread with one buffer that it reuses."""
+    """Reads and verifies stretches on an engine's threads, which reuse their buffers."""
 
     def __init__(self, store: ObjectStore, engine: Engine, stages: Stages) -> None:
         """Read from `store` on the threads of `engine`."""
@@ -71,7 +71,7 @@ class Scrubber:
         self._blocks = BlockPool(_BUFFER_BYTES, kept=engine.threads, huge=True)
 
     def scrub(self, stretches: Iterable[Stretch]) -> Iterator[Scrubbed]:
-        """Yield the outcome of each stretch, in order, many being read at once."""
+        """Yield the result of each stretch, in order, while others are read in the background."""
         for batch in self._engine.iter_results(self._scrub_batch, _iter_batches(stretches)):
             yield from batch
 
@@ -83,7 +83,7 @@ class Scrubber:
             return self._scrub_in(block, stretch)
 
     def _scrub_in(self, block: memoryview, stretch: Stretch) -> Scrubbed:
-        # From the start of a page on, into the start of a page: then nothing need be copied on the way from the disk.
+        # Read from a page boundary into an aligned buffer: direct I/O then needs no copy.
         before, size = stretch.start % PAGE_BYTES, stretch.stop - stretch.start
         if before + size > len(block):
             block = memoryview(bytearray(before + size))
@@ -97,7 +97,7 @@ class Scrubber:
 
 
 def _judge(stretch: Stretch, data: memoryview) -> Scrubbed:
-    """Tell what is not as it was written."""
+    """Return the chunks that are damaged, and whether padding is."""
     bad: list[PackedChunk] = []
     is_clean = True
     end = 0
@@ -114,11 +114,11 @@ def _judge(stretch: Stretch, data: memoryview) -> Scrubbed:
 def _iter_batches(stretches: Iterable[Stretch]) -> Iterator[tuple[list[Stretch], int]]:
     left = iter(stretches)
     while batch := list(islice(left, _BATCH)):
-        yield batch, _BUFFER_BYTES  # they are read one after the other into the same memory
+        yield batch, _BUFFER_BYTES  # the stretches of a batch are read one by one into the same buffer
 
 
 def _is_intact(stored: memoryview, chunk: PackedChunk) -> bool:
-    # What a later version has compressed cannot be unfolded here, but its stored bytes prove themselves.
+    # A codec of a later version cannot be decompressed here, but the fingerprint is that of the stored bytes.
     if chunk.location.codec != RAW:
         return fingerprint(stored) == chunk.location.fingerprint
     return hash_bytes(stored) == chunk.digest

@@ -1,4 +1,4 @@
-"""Entries as streams: read-only, seekable windows on the bytes of an entry, of which every byte read was verified."""
+"""Opens entries as read-only, seekable streams, whose bytes are verified when they are read."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ _BUFFER_BYTES: Final = 64 << 10
 
 
 class RangeSource(Protocol):
-    """Something that has bytes at positions."""
+    """A source of bytes that can be read at any offset."""
 
     def read_into(self, start: int, buffer: memoryview, /) -> None:
-        """Fill `buffer` with the bytes from `start` on; all of them are there."""
+        """Fill `buffer` with the bytes from `start` on; the caller asks only for bytes that exist."""
 
 
 class RangeView(io.RawIOBase):
-    """A window on a source: a stream that begins at `offset` there, and never reads past `size_bytes`.
+    """A stream over `size_bytes` bytes of a source, from `offset` on; it never reads outside that range.
 
-    Positions are as in any binary stream: one past the end is allowed, and nothing is read there.
+    As in any binary stream, the position may be past the end; reading there returns nothing.
     """
 
     def __init__(
         self, source: RangeSource, offset: int, size_bytes: int, *, on_close: Callable[[], None] = lambda: None
     ) -> None:
-        """Read nothing yet; `on_close` is called when the stream is closed."""
+        """Open the stream without reading; `on_close` is called once, when it is closed."""
         super().__init__()
         self._source = source
         self._offset = offset
@@ -50,23 +50,23 @@ class RangeView(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        """Go to a position, counted from the beginning of the window, from here, or from its end; return it."""
+        """Set the position, relative to the start, the current position or the end; return it."""
         self._verify_open()
         bases = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size_bytes}
         if whence not in bases:
             raise ValueError(f"whence={whence} is none of os.SEEK_SET, os.SEEK_CUR and os.SEEK_END")
         if bases[whence] + offset < 0:
-            raise ValueError(f"position {bases[whence] + offset} lies before the beginning")
+            raise ValueError(f"position {bases[whence] + offset} is before the start of the stream")
         self._position = bases[whence] + offset
         return self._position
 
     def tell(self) -> int:
-        """Return the position in the window."""
+        """Return the position in the stream."""
         self._verify_open()
         return self._position
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
-        """Fill `buffer` as far as the window reaches; return the number of bytes."""
+        """Fill `buffer` up to the end of the stream; return the number of bytes."""
         self._verify_open()
         target = memoryview(buffer).cast("B")
         target = target[: max(0, self._size_bytes - self._position)]
@@ -76,7 +76,7 @@ class RangeView(io.RawIOBase):
         return target.nbytes
 
     def readall(self) -> bytes:
-        """Return all that is left, read at once."""
+        """Return all remaining bytes, in one read."""
         data = bytearray(max(0, self._size_bytes - self.tell()))
         self.readinto(data)
         return bytes(data)
@@ -93,7 +93,7 @@ class RangeView(io.RawIOBase):
 
 
 class _EntryBytes:
-    """The bytes of an entry. Keeps the last chunk, so that reading line by line reads each chunk once."""
+    """The bytes of an entry. Caches the last chunk, so that reading line by line reads each chunk once."""
 
     def __init__(self, reader: SnapshotReader, entry: Entry) -> None:
         self._reader = reader
@@ -130,11 +130,11 @@ def open_entry(
 ) -> io.BufferedReader:
     """Return an entry, or `size_bytes` of it from `start` on, as a stream; raises NotFound, ValueError.
 
-    Only chunks that somebody reads are read, each is verified as a whole, and one that is damaged raises Corrupt.
+    The stream reads only the chunks it needs and verifies each as a whole; a damaged chunk raises Corrupt.
     """
     entry = reader.find_entry(name)
     size = entry.size_bytes - start if size_bytes is None else size_bytes
     if start < 0 or size < 0 or start + size > entry.size_bytes:
-        raise ValueError(f"bytes {start} to {start + size} of {name!r}, which has {entry.size_bytes}")
+        raise ValueError(f"bytes {start} to {start + size} are out of range: {name!r} has {entry.size_bytes} bytes")
     view = RangeView(_EntryBytes(reader, entry), start, size, on_close=on_close)
     return io.BufferedReader(view, buffer_size=_BUFFER_BYTES)

@@ -1,4 +1,4 @@
-"""What to read: the chunks that are wanted, sorted by where they lie and merged into stretches of packs; pure."""
+"""Plans reads: sorts wanted chunks by location and merges them into stretches of packs; pure."""
 
 from __future__ import annotations
 
@@ -12,43 +12,43 @@ from holdfast.repo.format.chunk import RAW, UNIT_BYTES, ChunkRef, Location
 from holdfast.repo.format.entry import Entry
 
 STRETCH_BYTES: Final = 8 << 20
-"""How much is read at once: what a thread pays for each read, in turns of Python, is little beside it."""
+"""Largest single read: large enough that the cost of a call, which needs the GIL, is small beside it."""
 BLOCK_BYTES: Final = STRETCH_BYTES + PAGE_BYTES
 _GAP_BYTES: Final = 32 << 10
-"""What lies between two wanted chunks is read, too, if it is less: another read would cost more."""
+"""A gap between wanted chunks up to this size is read too: a second read would cost more."""
 _OWN_BYTES: Final = 1 << 20
-"""What is that long is read apart from what goes elsewhere, and so goes straight to where it is wanted."""
+"""From this size on, chunks for different buffers are read separately, each directly into its buffer."""
 READ_COST_BYTES: Final = 64 << 10
-"""A read costs as much as some bytes more."""
+"""The fixed cost of a read, as a number of bytes that would take as long."""
 
 
 @dataclass(slots=True)
 class Want:
-    """A chunk, or a part of it, and where its bytes are to go."""
+    """A wanted chunk, or a part of one, and the buffer that its bytes go to."""
 
     entry: Entry
     ref: ChunkRef
     start: int
-    """Where in its entry the chunk begins."""
+    """Offset of the chunk in its entry."""
     buffer: memoryview
     at: int
-    """Where in the buffer the bytes go."""
+    """Offset in the buffer at which the bytes are put."""
     skip: int
-    """How many bytes of the chunk come before those that are wanted."""
+    """Offset in the chunk of the first wanted byte."""
     size_bytes: int
-    """How many are wanted."""
+    """How many bytes are wanted."""
     place: Callable[[memoryview], None] | None = None
-    """What puts the chunk where it is wanted, if that is not one piece of a buffer."""
+    """Copies the chunk to the buffer, if the wanted bytes are not contiguous there."""
 
     @property
     def location(self) -> Location:
-        """Where it should lie."""
-        assert self.ref.location is not None, "chunks that are inline lie nowhere else"
+        """The location stated by the manifest; the chunk must not be inline."""
+        assert self.ref.location is not None, "inline chunks have no location"
         return self.ref.location
 
     @property
     def is_plainly_stored(self) -> bool:
-        """Return whether a plain read of where it should lie gives its bytes."""
+        """Return whether the bytes at its location are the chunk's bytes, not compressed or inline."""
         at = self.ref.location
         return at is not None and at.codec == RAW and at.stored_bytes == self.ref.size_bytes
 
@@ -58,7 +58,7 @@ class Want:
         return self.size_bytes == self.ref.size_bytes
 
     def put(self, chunk: memoryview) -> None:
-        """Put what is wanted of a chunk where it is wanted."""
+        """Copy the wanted bytes of `chunk` to the buffer."""
         if self.place is not None:
             self.place(chunk)
             return
@@ -73,7 +73,7 @@ def list_wants(entry: Entry, start: int, buffer: memoryview) -> list[Want]:
 
 
 def list_some_wants(entry: Entry, start: int, buffer: memoryview) -> list[Want]:
-    """Return the same of an entry that need not have all of its chunks; Corrupt if some of these are missing."""
+    """Do as `list_wants` for an entry that may lack chunks; raises Corrupt if a needed one is missing."""
     stop = start + buffer.nbytes
     wants = []
     for ref, begin in iter_begins(entry):
@@ -86,7 +86,7 @@ def list_some_wants(entry: Entry, start: int, buffer: memoryview) -> list[Want]:
 
 
 def iter_begins(entry: Entry) -> Iterator[tuple[ChunkRef, int]]:
-    """Yield the chunks of an entry that lies in a row, and the byte of it at which each begins."""
+    """Yield the chunks of an entry that is a span of bytes, each with its offset in the entry."""
     end = 0
     for ref in entry.chunks:
         begin = ref.box[0] if entry.dims else end
@@ -95,8 +95,10 @@ def iter_begins(entry: Entry) -> Iterator[tuple[ChunkRef, int]]:
 
 
 def refuse_part(entry: Entry) -> Corrupt:
-    """Return the error for an entry that is asked for bytes which it does not have."""
-    return Corrupt(f"{entry.name!r} is only a part of an entry, the others are not named; run `holdfast check`")
+    """Return the error for a read of bytes that this part of an entry does not contain."""
+    return Corrupt(
+        f"{entry.name!r} is only one part of an entry, and its manifest does not name the others; run `holdfast check`"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,17 +112,17 @@ class Stretch:
 
     @property
     def size_bytes(self) -> int:
-        """How many bytes are read."""
+        """How many bytes the read fetches."""
         return self.stop - self.start
 
     def iter_parts(self, data: memoryview) -> Iterator[tuple[Want, memoryview]]:
-        """Yield each chunk with its bytes out of those of the stretch."""
+        """Yield each want with the bytes of its chunk; `data` is the whole stretch."""
         for want in self.wants:
             first = want.location.offset - self.start
             yield want, data[first : first + want.ref.size_bytes]
 
     def find_target(self) -> memoryview | None:
-        """Return the memory that the bytes can be read straight into; None if they go to several places, or in part."""
+        """Return the memory to read directly into; None unless the chunks are whole and contiguous in one buffer."""
         first = self.wants[0]
         end = first.at
         for want in self.wants:
@@ -132,7 +134,7 @@ class Stretch:
 
 
 def plan_stretches(wants: Sequence[Want]) -> Iterator[Stretch]:
-    """Yield the reads that fetch these chunks, in the order in which they lie."""
+    """Yield the reads that fetch these chunks, by pack and offset."""
     open_wants: list[Want] = []
     pack_id, start, stop = "", 0, 0
     for want in sorted(wants, key=lambda want: (want.location.pack_id, want.location.offset)):
@@ -155,7 +157,7 @@ def plan_stretches(wants: Sequence[Want]) -> Iterator[Stretch]:
 
 
 def group_stretches(stretches: Iterable[Stretch]) -> Iterator[tuple[list[Stretch], int]]:
-    """Yield batches of stretches that are worth a thread's while, and what each weighs."""
+    """Yield batches of stretches, each enough work for a thread, with the cost of each batch in bytes."""
     batch: list[Stretch] = []
     size = 0
     for stretch in stretches:
@@ -170,7 +172,7 @@ def group_stretches(stretches: Iterable[Stretch]) -> Iterator[tuple[list[Stretch
 
 
 def is_in_one_piece(entry: Entry) -> bool:
-    """Return whether the bytes of an entry lie raw and back to back in one pack."""
+    """Return whether the bytes of an entry are stored raw and contiguous in one pack."""
     if entry.dims:
         return False
     end: tuple[str, int] | None = None

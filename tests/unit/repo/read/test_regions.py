@@ -196,7 +196,7 @@ def test_a_region_whose_chunks_are_not_there_is_refused(region: Box, kind: str) 
         some = some._replace(chunks=tuple(chunks), dims=1)
     buffer = memoryview(bytearray(ITEM_BYTES * prod(region.sizes)))
 
-    with pytest.raises(Corrupt, match="'x' is only a part of an entry"):
+    with pytest.raises(Corrupt, match="'x' is only one part of an entry"):
         list_region_wants(some, Region(region, (8, 8), ITEM_BYTES), buffer)
     with pytest.raises(Corrupt, match="'x'"):
         list_entry_wants(some, 0, memoryview(bytearray(array.nbytes)))

@@ -118,7 +118,7 @@ def test_the_end_is_counted_from_as_in_any_stream() -> None:
     assert view.read() == bytes([5, 6])
     assert view.seek(3, os.SEEK_END) == 8
     assert view.read() == b""
-    with pytest.raises(ValueError, match="before the beginning"):
+    with pytest.raises(ValueError, match="before the start of the stream"):
         view.seek(-6, os.SEEK_END)
     with pytest.raises(ValueError, match="whence=7"):
         view.seek(0, 7)

@@ -140,5 +140,5 @@ def test_an_entry_lies_in_one_piece_or_not(spans: list[tuple[int, int]], codec: 
 
 def test_a_part_of_an_entry_is_not_read_for_the_whole() -> None:
     made = Entry("a", 0, (), None, None, dims=1)
-    with pytest.raises(Corrupt, match="'a' is only a part"):
+    with pytest.raises(Corrupt, match="'a' is only one part"):
         list_wants(made, 0, memoryview(b""))
