@@ -103,7 +103,7 @@ def test_a_change_is_refused_once_the_store_has_gone(
 ) -> None:
     way(tmp_path / "s")
     before = list_all(tmp_path)
-    with pytest.raises(StoreGone, match="open it anew") as caught:
+    with pytest.raises(StoreGone, match="open it again") as caught:
         CHANGES[change](store)
     assert list_all(tmp_path) == before
     assert caught.value.expected_id == store.repository.identity.store_id != caught.value.found_id
@@ -262,7 +262,7 @@ def test_a_store_made_in_a_new_directory_is_logged_as_information(
         store = holdfast.open(tmp_path / "s")
         store.save("a", TREE)
         store.save("b", TREE)
-    assert [(found.levelno, "made a new store" in found.getMessage()) for found in caplog.records] == [
+    assert [(found.levelno, "created a new store" in found.getMessage()) for found in caplog.records] == [
         (logging.INFO, True)
     ]
 

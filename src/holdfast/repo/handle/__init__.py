@@ -1,1 +1,1 @@
-"""An open repository: its config, its identity, and what it remembers of packs."""
+"""An open repository: its config, its identity, its index, and which stored chunks it has verified."""

@@ -1,4 +1,4 @@
-"""The config record: what makes a place a store, and which versions may do what to it."""
+"""The config record: it makes a directory or bucket a store, and says which versions may read and change it."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from holdfast.repo.names.generations import create_generation, read_newest
 FORMAT_MAJOR: Final = 1
 FORMAT_MINOR: Final = 0
 OPERATIONS: Final = ("read", "write", "collect")
-"""What a feature flag can be mandatory for."""
+"""The operations that can require a feature."""
 _KNOWN_FEATURES: Final[frozenset[str]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """What a store says about itself."""
+    """The content of a store's config record."""
 
     store_id: str
     major: int
     minor: int
     features: dict[str, tuple[str, ...]]
-    """Per operation, the features that whoever does it must know."""
+    """Per operation, the features that a version must support to do it."""
     is_confirmed: bool = False
-    """It was written down a second time, after the first was durable: the store cannot vanish any more."""
+    """The config was written a second time, after the first was durable: a loss of power cannot undo it."""
 
     def verify_may(self, operation: str, *, url: str) -> None:
-        """Raise NewerFormat unless this version knows all that `operation` needs here."""
+        """Raise NewerFormat unless this version supports every feature that `operation` requires."""
         unknown = sorted(set(self.features.get(operation, ())) - _KNOWN_FEATURES)
         if unknown:
             raise NewerFormat(
@@ -42,7 +42,7 @@ class Config:
 
 
 def create_config(store: ObjectStore) -> Config:
-    """Make an empty place a store; raises ObjectExists if it is one already, NotAStore if it is not empty."""
+    """Create a store in an empty location; raises ObjectExists if there is one, NotAStore if it is not empty."""
     newest = read_newest(store, CONFIG)
     if newest.fields:
         raise ObjectExists(f"{store.url} has a config already", key=newest.fields.key)
@@ -55,35 +55,35 @@ def create_config(store: ObjectStore) -> Config:
         "features": {operation: list(names) for operation, names in config.features.items()},
     }
     store.prepare([*PREFIXES, *SHELVES])
-    # Not always 0: who was first may have died over it, and a torn record never counted.
+    # Not always generation 0: an earlier process may have died while writing it, and a torn record does not count.
     create_generation(store, CONFIG, newest.next_generation, {**fields, "write_id": new_write_id()})
-    with suppress(StoreFull):  # it is durable and counts; the next writer confirms it
+    with suppress(StoreFull):  # the config is durable and valid; the next writer confirms it
         return confirm_config(store)
     return config
 
 
 def confirm_config(store: ObjectStore) -> Config:
-    """Write the config down a second time, unless that was done.
+    """Write the config a second time, unless that was done before.
 
-    A config that is visible may not be durable yet, for whoever created it may have died over it. Its repetition is
-    created only after it is durable, so a writer that sees the repetition need not wonder, nor pay for an fsync.
+    A visible config may not be durable: the process that created it may have died before the fsync. The second one is
+    created only after the first is durable, so a writer that sees the second needs no fsync.
     """
     newest = read_newest(store, CONFIG)
     if newest.fields is None:
-        raise NotAStore(f"{store.url}: its config was created and is gone again")
+        raise NotAStore(f"{store.url}: its config was just created and has vanished; is another process deleting it?")
     config = parse_config(newest.fields, url=store.url)
     config.verify_may("write", url=store.url)
     if config.is_confirmed:
         return config
     store.sync(CONFIG)
     repeated = {**newest.fields.values, "write_id": new_write_id(), "confirms": newest.generation}
-    with suppress(ObjectExists):  # somebody else did it, and had made the first one durable before
+    with suppress(ObjectExists):  # another process confirmed it, after making the first one durable
         create_generation(store, CONFIG, newest.next_generation, repeated)
     return replace(config, is_confirmed=True)
 
 
 def ensure_config(store: ObjectStore) -> Config:
-    """Return the config for a writer, creating it if the place is empty; two that come at once agree on one."""
+    """Return the config for a writer; create it if the location is empty. Concurrent writers agree on one."""
     if find_config(store) is None:
         with suppress(ObjectExists):
             return create_config(store)
@@ -91,25 +91,25 @@ def ensure_config(store: ObjectStore) -> Config:
 
 
 def verify_empty(store: ObjectStore) -> None:
-    """Raise NotAStore if there are objects without a config: a damaged store, or somebody else's files."""
+    """Raise NotAStore if there are objects without a config: a damaged store, or other files."""
     page = store.list("", limit=1)
     if page and page[0].key.startswith(CONFIG):
         page = store.list("", after=CONFIG + "\x7f", limit=1)
-    # Whoever is making it a store just now has created the config before anything else.
+    # Read the config again: a process that is creating the store writes the config before anything else.
     if page and find_config(store) is None:
         raise NotAStore(
             describe_foreign(store.url)
             or f"{store.url} is not empty and has no config, so it is no store: {page[0].key!r} is there."
-            " Choose an empty place; if this was a store, its config/ was lost: restore it from a copy"
+            " Choose an empty directory; if this was a store, its config/ was lost: restore it from a copy"
         )
-    # A file has no objects in it either.
+    # The path may be a file, which contains no objects either.
     foreign = "" if page else describe_foreign(store.url)
     if foreign:
         raise NotAStore(foreign)
 
 
 def find_config(store: ObjectStore) -> Config | None:
-    """Return the config of a store, None if there is none; raises NewerFormat for one we may not read."""
+    """Return the config of a store, None if there is none; raises NewerFormat if this version cannot read it."""
     newest = read_newest(store, CONFIG)
     return parse_config(newest.fields, url=store.url) if newest.fields else None
 
@@ -121,7 +121,7 @@ def parse_config(fields: Fields, *, url: str) -> Config:
     major, minor = version.integer("major"), version.integer("minor")
     if major < FORMAT_MAJOR:
         raise NotAStore(
-            f"{url} has format {major}.{minor}, a draft that no release reads; make a new store, and save there"
+            f"{url} has format {major}.{minor}, a draft that no release reads; create a new store, and save there"
         )
     if major > FORMAT_MAJOR:
         raise NewerFormat(f"{url} has format {major}.{minor}, this Holdfast reads up to {FORMAT_MAJOR}: upgrade")
@@ -133,7 +133,7 @@ def parse_config(fields: Fields, *, url: str) -> Config:
 
 
 def find_unknown_prefix(store: ObjectStore) -> str | None:
-    """Return the first key outside the format's prefixes: a later version may have put it there."""
+    """Return the first key outside the format's prefixes, None if none; a later version may write such keys."""
     after = ""
     while True:
         page = store.list("", after=after, limit=1)

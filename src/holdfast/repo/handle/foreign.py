@@ -1,4 +1,4 @@
-"""Describes what lies at a path that is not a store: files and folders of other tools, and what to do with them."""
+"""Describes what is at a path that is not a store: files and folders of other tools, and what to do with them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from holdfast.repo.format.layout import PREFIXES
 
 _HEAD_BYTES: Final = 512
 _MAX_NAMES: Final = 10_000
-"""How many names of a folder are looked at; one of a million files need not be listed to be described."""
+"""How many names of a folder are read; a folder of a million files can be described without listing them all."""
 
 _ZIP: Final = b"PK\x03\x04"
 _ZIP_NAME_SIZE_AT: Final = 26
@@ -29,7 +29,7 @@ _SAVE: Final = "and save what that returns with holdfast.open(STORE).save(NAME, 
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """Something that another tool wrote."""
+    """A kind of file or folder that another tool writes, and what to do with it."""
 
     what: str
     advice: str
@@ -58,9 +58,10 @@ _MAGIC: Final[Sequence[tuple[bytes, str]]] = (
 
 
 def describe_foreign(url: str) -> str:
-    """Say in sentences what lies at a path or URL that is not a store, and what to do; empty if there is nothing.
+    """Return a sentence that describes what is at a path or URL that is not a store, and what to do.
 
-    Only names and the first bytes of a file are read. What cannot be read is not described.
+    Returns an empty string if nothing is there, or it is unknown or unreadable. Only names and the first bytes of a
+    file are read.
     """
     path = find_path(url)
     if path is None:
@@ -72,10 +73,10 @@ def describe_foreign(url: str) -> str:
         kind = _find_file_kind(path, status)
     except OSError:
         return ""
-    return _tell(path, kind)
+    return _describe_kind(path, kind)
 
 
-def _tell(path: str, kind: _Kind) -> str:
+def _describe_kind(path: str, kind: _Kind) -> str:
     return f"{path} is {kind.what}, not a store; {kind.advice.format(path=path)}"
 
 
@@ -97,7 +98,7 @@ def _find_file_kind(path: str, status: os.stat_result) -> _Kind:
 
 
 def _find_zip_kind(head: bytes) -> _Kind:
-    """Tell archives apart by the name of their first member."""
+    """Recognize an archive by the name of its first member."""
     size = int.from_bytes(head[_ZIP_NAME_SIZE_AT : _ZIP_NAME_SIZE_AT + 2], "little")
     name = head[_ZIP_NAME_AT : _ZIP_NAME_AT + size]
     if name.endswith(b"/data.pkl"):
@@ -118,14 +119,14 @@ def _describe_folder(path: str) -> str:
     with os.scandir(path) as entries:
         names = sorted(entry.name for entry, _ in zip(entries, range(_MAX_NAMES), strict=False))
     if not names:
-        return ""  # a store can be made here, even in the directory of another
+        return ""  # a store can be created here, even inside the directory of another one
     root = locate_store_root(os.path.dirname(path))
-    # Other directories below a store are the user's own.
+    # Only the format's own directories are part of a store. Others below it belong to the user.
     if root is not None and os.path.relpath(path, root).split(os.sep)[0] + "/" in PREFIXES:
         return f"{path} is a part of the store {root}, not a store; use {root}"
     for applies, kind in _FOLDERS:
         if applies(names):
-            return _tell(path, kind)
+            return _describe_kind(path, kind)
     inner = next((name for name in names if holds_config(os.path.join(path, name))), None)
     if inner is not None:
         return f"{path} is not a store, but {inner} in it is; use {os.path.join(path, inner)}"

@@ -1,7 +1,7 @@
-"""Change hints: what memory looked like when it was last saved, so that what still looks so need not be hashed again.
+"""Change hints: keyed hashes of memory at its last save, so that unchanged memory is not hashed with BLAKE3 again.
 
-A hint is XXH3-128 with a seed that nobody knows: memory that differs looks the same with a chance of 1 in 2**128,
-but for somebody who can read this process. It never leaves the process and never names anything.
+A hint is XXH3-128 with a secret random seed: different memory has the same hint with a chance of 1 in 2**128, unless an
+attacker can read this process. A hint never leaves the process and is never used as an address.
 """
 
 from __future__ import annotations
@@ -18,26 +18,25 @@ _LIMIT: Final = 1 << 20
 
 
 class Hints:
-    """What one handle remembers. Safe in any thread."""
+    """The hints and digests that one handle remembers. Safe in any thread."""
 
     def __init__(self) -> None:
-        """Choose a seed."""
-        self._look = Seeded(int.from_bytes(os.urandom(8), "little"))
+        self._hint_of = Seeded(int.from_bytes(os.urandom(8), "little"))
         self._seen: dict[tuple[str, int, int], tuple[bytes, Digest]] = {}
 
     def hash(self, name: str, start: int, data: memoryview) -> Digest:
-        """Return the BLAKE3 of a chunk of the entry `name`: remembered, if it looks as it did."""
+        """Return the BLAKE3 of a chunk of the entry `name`; the remembered one, if its hint has not changed."""
         if data.nbytes < HINTED_BYTES:
             return hash_bytes(data)
         key = (name, start, data.nbytes)
-        look = self._look(data)
+        hint = self._hint_of(data)
         seen = self._seen.get(key)
-        if seen and seen[0] == look:
+        if seen and seen[0] == hint:
             return seen[1]
         digest = hash_bytes(data)
-        # Memory that changes just now must not be remembered by the one look and the other digest.
-        if self._look(data) == look:
+        # Memory that changed between the two hashes must not be remembered: hint and digest would not match.
+        if self._hint_of(data) == hint:
             if len(self._seen) >= _LIMIT:
                 self._seen.clear()
-            self._seen[key] = (look, digest)
+            self._seen[key] = (hint, digest)
         return digest

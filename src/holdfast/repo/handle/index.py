@@ -1,4 +1,4 @@
-"""Index fragments: sorted tables of which pack holds which chunk, searched by block; a cache that may vanish."""
+"""The index: fragments, which are sorted tables of the chunks in packs; a cache that can be rebuilt from the packs."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from holdfast.repo.format.record import Json
 from holdfast.repo.handle.guide import Guide
 
 TIER: Final = 8
-"""So many fragments of one size class are merged into one."""
+"""How many fragments of one size class are merged into one."""
 MAX_ROWS: Final = 1 << 18
-"""A merge never makes a larger fragment, so the cost of a commit is bounded."""
+"""Most rows that a merge puts into one fragment, so that the cost of a commit is bounded."""
 ROW: Final = struct.Struct("<32sIIQIB3x16s")
 _HEADER: Final = struct.Struct("<8sHHIQQ32s")
 _MAGIC: Final = b"HFINDEX\n"
@@ -36,9 +36,9 @@ _PREFIXES_PER_BLOCK: Final = 16384
 _ROWS_PER_BLOCK: Final = 512
 _MAX_DIRECTORY_BYTES: Final = 64 << 20
 _FIRST_READ_BYTES: Final = 16 << 10
-"""What is read to open a fragment: nearly always all that opening needs, and all of a small one."""
+"""Size of the first read of a fragment: mostly its header and directory, and all of a small fragment."""
 _SEARCHES_PER_ROW: Final = 1 / 16
-"""After so many searches of fragments, to have put every row into a guide would have cost less."""
+"""After this many searches of fragments per row, building a guide costs less than going on without one."""
 _SLOTS_PER_ROW: Final = 16
 _FEWEST_SLOTS_PER_ROW: Final = 4
 _DIRECTORY: Final[Schema] = {
@@ -87,7 +87,7 @@ def _blocks(data: bytes, size: int) -> Iterator[memoryview]:
 
 
 class Fragment:
-    """One fragment, read by block as it is searched."""
+    """One fragment; its blocks are read when they are searched."""
 
     def __init__(self, store: ObjectStore, key: str, size_bytes: int) -> None:
         """Read header and directory; raises NotFound, Corrupt or NewerFormat."""
@@ -115,15 +115,15 @@ class Fragment:
         self._prefix_checks = bytes(table.columns["prefix_check"])
         self._row_checks = bytes(table.columns["row_check"])
         if size_bytes > len(self._start):
-            self._start = memoryview(b"")  # of a large fragment, the cache decides what stays in memory
+            self._start = memoryview(b"")  # blocks of a large fragment are kept by the cache
         blocks = -(-rows // _PREFIXES_PER_BLOCK), -(-rows // _ROWS_PER_BLOCK)
         if (len(self._fanout), len(self._row_checks) // 16) != blocks or len(self._prefix_checks) != 16 * blocks[0]:
             raise Corrupt(f"{key} has an impossible directory", key=key)
 
     def find(self, digest: Digest, cache: BlockCache) -> Iterator[tuple[int, Location]]:
-        """Yield (size, location) of each copy of the chunk that this fragment knows."""
+        """Yield (size, location) of each copy of the chunk that this fragment lists."""
         prefix = int.from_bytes(digest[:4], "big")
-        # The run of equal prefixes may begin in the block before the one that starts with it.
+        # Equal prefixes may begin at the end of the block before the first block that starts with the prefix.
         first = max(bisect_left(self._fanout, prefix) - 1, 0)
         for block in range(first, bisect_right(self._fanout, prefix)):
             prefixes = cache.prefixes(self, block)
@@ -179,21 +179,21 @@ class Fragment:
 
 def _parse_packs(value: Json, key: str) -> list[str]:
     if not isinstance(value, list) or not set(map(type, value)) <= {str} or not are_file_ids(value):
-        raise Corrupt(f"{key} names packs that cannot be", key=key)
+        raise Corrupt(f"{key} has malformed pack ids", key=key)
     return value
 
 
 class BlockCache:
-    """The blocks read last, within a byte budget."""
+    """The most recently used blocks, within a byte budget."""
 
     def __init__(self, limit_bytes: int) -> None:
-        """Hold at most `limit_bytes`, and always the last block."""
+        """Keep at most `limit_bytes`, and always the last block."""
         self._limit = limit_bytes
         self._held = 0
         self._blocks: OrderedDict[tuple[str, str, int], memoryview | array[int]] = OrderedDict()
 
     def prefixes(self, fragment: Fragment, block: int) -> array[int]:
-        """Return a block of prefixes, reading it if need be."""
+        """Return a block of prefixes; reads it if it is not cached."""
         found = self._blocks.get((fragment.key, "prefix", block))
         if isinstance(found, array):
             self._blocks.move_to_end((fragment.key, "prefix", block))
@@ -203,7 +203,7 @@ class BlockCache:
         return read
 
     def rows(self, fragment: Fragment, block: int) -> memoryview:
-        """Return a block of rows, reading it if need be."""
+        """Return a block of rows; reads it if it is not cached."""
         found = self._blocks.get((fragment.key, "row", block))
         if isinstance(found, memoryview):
             self._blocks.move_to_end((fragment.key, "row", block))
@@ -221,13 +221,13 @@ class BlockCache:
 
 
 class Index:
-    """All fragments of a store: finds copies of chunks. Best effort: what cannot be read is not found.
+    """All fragments of a store: finds copies of chunks. Best effort: fragments that cannot be read are ignored.
 
-    Safe in any thread. A fragment never changes, so whoever keeps an index open pays only for new ones.
+    Safe in any thread. A fragment never changes, so an index that is kept open reads only new ones.
     """
 
     def __init__(self, store: ObjectStore, *, limit_bytes: int) -> None:
-        """Know of nothing before `refresh`; hold at most `limit_bytes` of what is read."""
+        """Start without fragments, until `refresh`; keep at most `limit_bytes` in memory."""
         self.damaged: set[str] = set()
         self._store = store
         self._max_slots = 1 << (limit_bytes // 4).bit_length() - 1
@@ -243,7 +243,7 @@ class Index:
         return len(self._fragments)
 
     def refresh(self) -> Self:
-        """Open the fragments that are new, forget those that are gone; blocks are read when they are needed."""
+        """Open new fragments and forget deleted ones; blocks are read when they are needed."""
         with self._lock:
             listed = {info.key: info.size_bytes for info in iter_objects(self._store, INDEX)}
             for key in self._fragments.keys() - listed.keys():
@@ -254,7 +254,7 @@ class Index:
         return self
 
     def find(self, digest: Digest, size_bytes: int) -> list[Location]:
-        """Return where copies of a chunk may lie."""
+        """Return the locations where copies of a chunk may be stored."""
         found = []
         with self._lock:
             for key in self._choose(int.from_bytes(digest[:4], "big")):
@@ -265,14 +265,14 @@ class Index:
         return found
 
     def _choose(self, prefix: int) -> Iterable[str]:
-        """Return whom to search: all, until it pays to have a guide."""
+        """Return the keys of the fragments to search: all of them, until a guide is worth its cost."""
         if self._guide is None:
             if self._num_searches < self._num_rows * _SEARCHES_PER_ROW:
                 self._num_searches += len(self._fragments)
                 return list(self._fragments)
             self._guide = Guide(self._count_slots())
             for key in list(self._fragments):
-                self._show(self._guide, key)
+                self._add_to_guide(self._guide, key)
         return self._guide.find(prefix)
 
     def _count_slots(self) -> int:
@@ -291,9 +291,9 @@ class Index:
         if self._guide and self._guide.num_slots < min(self._max_slots, _FEWEST_SLOTS_PER_ROW * self._num_rows):
             self._guide, self._num_searches = None, 0
         if self._guide:
-            self._show(self._guide, key)
+            self._add_to_guide(self._guide, key)
 
-    def _show(self, guide: Guide, key: str) -> None:
+    def _add_to_guide(self, guide: Guide, key: str) -> None:
         try:
             guide.add(key, self._fragments[key].iter_prefixes(self._cache))
         except (NotFound, Corrupt, StoreError) as error:
@@ -311,19 +311,19 @@ class Index:
 
 
 def write_fragment(store: ObjectStore, chunks: Iterable[PackedChunk]) -> str:
-    """Write a fragment under its own digest; not fsynced, for it can be rebuilt from the packs."""
+    """Write a fragment under its own digest and return its key; not fsynced, as it can be rebuilt from the packs."""
     data = encode_fragment(chunks)
     key = index_key(hash_bytes(data).hex())
     try:
         create_settled(store, key, data, durable=False)
     except ObjectExists:
-        # Only a damaged file can bear our name without our bytes; look-ups ignore it and so may we.
+        # The key is a digest, so only a damaged file can have it with other bytes. Lookups ignore such a file.
         return key
     return key
 
 
 def drop_missing(store: ObjectStore, fragments: Iterable[ObjectInfo], present: AbstractSet[str]) -> None:
-    """Write fragments anew that know packs which are gone: they only cost look-ups."""
+    """Rewrite fragments without the packs that are gone: their rows only slow lookups down."""
     for info in fragments:
         try:
             fragment = Fragment(store, info.key, info.size_bytes)
@@ -338,7 +338,7 @@ def drop_missing(store: ObjectStore, fragments: Iterable[ObjectInfo], present: A
 
 
 def plan_merge(fragments: Iterable[ObjectInfo]) -> list[ObjectInfo]:
-    """Choose fragments to merge: the first size class that is full, or none."""
+    """Choose fragments to merge: those of the smallest size class that is full, or none."""
     tiers: dict[int, list[ObjectInfo]] = {}
     for info in fragments:
         tiers.setdefault((info.size_bytes // ROW.size).bit_length() // 3, []).append(info)
@@ -350,13 +350,13 @@ def plan_merge(fragments: Iterable[ObjectInfo]) -> list[ObjectInfo]:
 
 
 def apply_merge(store: ObjectStore, fragments: list[ObjectInfo]) -> None:
-    """Write one fragment in place of many; whoever searches meanwhile finds the old ones, the new one or both."""
+    """Replace many fragments by one; a concurrent search finds the old ones, the new one or both."""
     chunks: list[PackedChunk] = []
     for info in fragments:
         try:
             chunks += Fragment(store, info.key, info.size_bytes).iter_chunks()
         except (NotFound, Corrupt, NewerFormat):
-            continue  # merged by somebody else, or of no use to us; whoever has a use for it can rebuild it
+            continue  # merged by another process, or unreadable; it can be rebuilt from the packs
     merged = write_fragment(store, chunks)
     for info in fragments:
         if info.key != merged:
@@ -364,6 +364,6 @@ def apply_merge(store: ObjectStore, fragments: list[ObjectInfo]) -> None:
 
 
 def merge_tiers(store: ObjectStore) -> None:
-    """Merge what is due, smallest first, until no size class is full."""
+    """Merge fragments, smallest first, until no size class is full."""
     while plan := plan_merge(iter_objects(store, INDEX)):
         apply_merge(store, plan)

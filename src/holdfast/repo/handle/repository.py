@@ -27,18 +27,17 @@ _RECENT_PREFIXES: Final = 64
 
 
 class RecentSnapshots:
-    """The snapshot last saved under each prefix by this handle: a save finds the step before without a listing."""
+    """The snapshot last saved under each prefix by this handle: a save finds the previous step without a listing."""
 
     def __init__(self) -> None:
-        """Remember nothing yet."""
         self._snapshots: OrderedDict[str, Snapshot] = OrderedDict()
 
     def find(self, name: str) -> Snapshot | None:
-        """Return the snapshot last saved beside `name`; it may be gone since."""
+        """Return the snapshot last saved under the prefix of `name`; it may have been deleted since."""
         return self._snapshots.get(split_prefix(name))
 
     def remember(self, snapshot: Snapshot) -> None:
-        """Remember `snapshot`, forgetting the oldest prefix if there are many."""
+        """Remember `snapshot`; forgets the least recently saved prefix if there are too many."""
         self._snapshots[split_prefix(snapshot.name)] = snapshot
         self._snapshots.move_to_end(split_prefix(snapshot.name))
         if len(self._snapshots) > _RECENT_PREFIXES:
@@ -47,14 +46,14 @@ class RecentSnapshots:
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """What a handle has done so far."""
+    """What a handle has done since it was opened."""
 
     mapped_entries: int
-    """Entries that were mapped and not read."""
+    """Entries that were memory-mapped instead of read."""
     unmapped_entries: int
-    """Entries that were to be mapped and had to be read: not in one piece, packed, or sharing memory."""
+    """Entries that could not be mapped and were read: not contiguous, packed, or sharing memory."""
     stages: Mapping[StageName, Stage]
-    """Where the time of saving and loading went."""
+    """How long each stage of saving and loading took."""
 
 
 @dataclass(slots=True)
@@ -66,7 +65,7 @@ class Counters:
     stages: Stages = field(default_factory=Stages)
 
     def read(self) -> Statistics:
-        """Return what was counted so far."""
+        """Return the current counts."""
         return Statistics(self.mapped_entries, self.unmapped_entries, self.stages.read())
 
 
@@ -76,19 +75,19 @@ class Repository:
 
     store: ObjectStore
     config: Config | None
-    """None as long as nothing was saved: the first save creates the store."""
+    """None if there was no store when the repository was opened: the first save creates it."""
     budget_bytes: int = DEFAULT_BUDGET_BYTES
     recent: RecentSnapshots = field(default_factory=RecentSnapshots)
     counters: Counters = field(default_factory=Counters)
     proven: Proven = field(default_factory=Proven)
     identity: StoreIdentity = field(default_factory=StoreIdentity)
     hints: Hints | None = None
-    """What memory looked like when it was last saved, if the user lets looks count."""
+    """Change hints, if the user enabled them (`change_hints`)."""
     index: Index = field(init=False)
-    """Kept open, so that a save reads only what is new in it; `refresh` it before relying on it."""
+    """Kept open, so that a save reads only what is new in it; `refresh` it before use."""
 
     def __post_init__(self) -> None:
-        """Open nothing yet."""
+        """Set the store's identity and create the index, without reading."""
         if self.config and not self.identity.store_id:
             self.identity.store_id = self.config.store_id
         object.__setattr__(self, "index", Index(self.store, limit_bytes=self.budget_bytes // 4))
@@ -111,18 +110,18 @@ class Repository:
         return self.store
 
     def _create(self) -> Config:
-        # Asked before, told afterwards: a mount point whose filesystem is not mounted looks just like that.
+        # Checked before the store is created, reported afterwards. A mount point without its filesystem looks the same.
         was_bare = isinstance(self.store, PlacedStore) and self.store.is_bare()
         config = ensure_config(self.store)
         if was_bare:
             _log.warning(
-                "%s: made a new store (%s) in a directory that was there and empty. If a filesystem should be mounted"
-                " there, mount it and save again. holdfast.open(..., create=False) never makes a store",
+                "%s: created a new store (%s) in an existing, empty directory. If a filesystem should be mounted"
+                " there, mount it and save again. holdfast.open(..., create=False) never creates a store",
                 self.store.url,
                 config.store_id,
             )
         else:
-            _log.info("%s: made a new store (%s)", self.store.url, config.store_id)
+            _log.info("%s: created a new store (%s)", self.store.url, config.store_id)
         return config
 
 
@@ -135,7 +134,7 @@ def open_repository(
     stages: Stages | None = None,
     store_id: str = "",
 ) -> Repository:
-    """Open a repository; raises NotAStore if there is none, unless the first save may create it.
+    """Open a repository; raises NotAStore if there is none, unless `create` lets the first save create it.
 
     With `store_id`, all changes are refused (StoreGone) unless the store there has that id.
     """
@@ -153,10 +152,10 @@ def open_repository(
 
 
 def init_repository(store: ObjectStore) -> Config:
-    """Make an empty place a store; raises NotAStore if it is one already, or not empty."""
+    """Create a store in an empty location; raises NotAStore if there is one already, or it is not empty."""
     if find_config(store) is not None:
         raise NotAStore(f"{store.url} is a store already; nothing was changed")
     try:
         return create_config(store)
     except ObjectExists as error:
-        raise NotAStore(f"{store.url} was made a store by somebody else just now; nothing was changed") from error
+        raise NotAStore(f"{store.url} was just made a store by another process; nothing was changed") from error

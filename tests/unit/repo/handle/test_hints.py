@@ -55,7 +55,7 @@ def test_little_is_hashed_at_once(hashed: list[int]) -> None:
 
 def test_two_handles_do_not_see_alike() -> None:
     data = memoryview(noise(MIB))
-    assert Hints()._look(data) != Hints()._look(data)
+    assert Hints()._hint_of(data) != Hints()._hint_of(data)
 
 
 def test_memory_that_changes_while_it_is_hashed_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
