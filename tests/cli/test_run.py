@@ -134,7 +134,7 @@ def test_a_repetition_that_is_as_far_apart_makes_it_noise(recorded: Cli) -> None
     [
         (["diff", "god", "bad"], "no run 'god' in .*; did you mean 'good'"),
         (["diff", "good", "later"], "have no step in common: nothing was compared"),
-        (["diff", "good", "bad", "--steps", "many"], "--steps: steps must be like .* 'many' is not"),
+        (["diff", "good", "bad", "--steps", "many"], "--steps: steps must look like .*, not 'many'"),
         (["diff", "good", "bad", "--tolerance", "some"], "--tolerance: 'some' is no tolerance"),
         (["diff", "good", "bad", "--map", "a"], "--map takes NAME=VALUE, not 'a'"),
         (["diff", "good", "bad", "--dim", "a=x"], "--dim takes PATTERN=DIM where DIM is a number"),

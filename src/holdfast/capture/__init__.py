@@ -1,1 +1,1 @@
-"""Recording what flows through a model, and finding where two recordings part."""
+"""Record the tensors of a training run, and find where two recorded runs diverge."""

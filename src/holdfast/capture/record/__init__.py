@@ -1,1 +1,1 @@
-"""Recording a run while it trains."""
+"""Record a run while it trains."""

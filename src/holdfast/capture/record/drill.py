@@ -1,4 +1,4 @@
-"""Drilling: the operations inside one module, each result an event; only while that module runs."""
+"""Drilling: records the result of every operation inside chosen modules, while these run."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from holdfast.capture.record.points import Point
 from holdfast.capture.stored.events import Level
 
 _UNWRITTEN: Final = ("aten.empty", "aten.new_empty")
-"""Memory that nobody has written to holds anything."""
+"""Operations that return uninitialized memory; its content is arbitrary."""
 
 
 class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
-    """Sees what operations return."""
+    """A dispatch mode that observes the results of operations."""
 
     def __init__(self, drill: Drill, point: Point) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # as well
@@ -36,31 +36,31 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch'
 
 
 class Drill:
-    """Looks into modules, operation by operation."""
+    """Records the operations inside modules."""
 
-    def __init__(self, eye: Observer, find_innermost: Callable[[], str | None]) -> None:
-        """Look into none yet."""
-        self._eye = eye
+    def __init__(self, observer: Observer, find_innermost: Callable[[], str | None]) -> None:
+        """Pass results to `observer`; `find_innermost` returns the module whose call is running."""
+        self._observer = observer
         self._find_innermost = find_innermost
         self._counts: defaultdict[str, int] = defaultdict(int)
         self._installed: list[tuple[torch.nn.Module, object]] = []
 
     def install(self, point: Point) -> None:
-        """Look into a module from now on."""
+        """Record the operations of a module from now on."""
         module, forward = point.module, point.module.forward
 
         def drilled(*args: Any, **kwargs: Any) -> Any:
-            if is_compiling() or not self._eye.is_open:
+            if is_compiling() or not self._observer.is_open:
                 return forward(*args, **kwargs)
             with _Operations(self, point):
                 return forward(*args, **kwargs)
 
-        # On the object, in front of what its class has; so it goes again without a trace.
+        # On the instance, which hides the class's forward; deleting it restores the module.
         self._installed.append((module, vars(module).get("forward")))
         module.forward = drilled
 
     def remove(self) -> None:
-        """Leave all modules as they were."""
+        """Restore the forward methods of all modules."""
         for module, own in self._installed:
             if own is None:
                 del module.forward
@@ -69,18 +69,18 @@ class Drill:
         self._installed.clear()
 
     def begin_step(self) -> None:
-        """Count operations from 0 again."""
+        """Reset the operation counts."""
         self._counts.clear()
 
     def see(self, point: Point, operation: Any, result: object) -> None:
-        """Take up what an operation has returned; views have no bytes of their own."""
+        """Observe the result of an operation; views are left out, because they have no bytes of their own."""
         name = str(operation)
         if operation.is_view or name.startswith(_UNWRITTEN):
             return
-        eye = self._eye
+        observer = self._observer
         try:
             parent = self._find_innermost() or point.fqn
-            level = eye.find_level("op", parent)
+            level = observer.find_level("op", parent)
             if level is Level.OFF:
                 return
             fqn = f"{parent}/{name}"
@@ -88,6 +88,6 @@ class Drill:
             where = CallSite("forward", "op", fqn, self._counts[fqn], name, parent, find_source(), recompute)
             self._counts[fqn] += 1
             for path, tensor in iter_paths(result):
-                eye.see(tensor, where, level, path)
-        except Exception as error:  # noqa: BLE001  # a mistake of ours must not end the training
-            eye.fail(error)
+                observer.see(tensor, where, level, path)
+        except Exception as error:  # noqa: BLE001  # a bug in the recorder must not stop the training
+            observer.fail(error)

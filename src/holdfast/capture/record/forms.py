@@ -1,4 +1,4 @@
-"""Arguments and results as they are seen: where each tensor is in them, and how they are arranged around these."""
+"""Paths of the tensors in arguments and results, and the form of the arguments around these tensors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _UNKNOWN: Final = re.compile(r"[\x00-\x1f]")
 
 
 def iter_paths(tree: object, path: str = "", depth: int = 0) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield where the tensors in arguments or results are, as Python would say it: "[1]", ".hidden", "['mask']"."""
+    """Yield the tensors in arguments or results with their paths in Python syntax: "[1]", ".hidden", "['mask']"."""
     if isinstance(tree, torch.Tensor):
         yield path, tree
     elif depth < _MAX_DEPTH:
@@ -40,16 +40,16 @@ def _iter_children(tree: object) -> Iterator[tuple[str, object]]:
 
 
 def iter_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield where the tensors in the arguments of a call are: "[0]" by position, "['mask']" by keyword."""
+    """Yield the tensors in the arguments of a call with their paths: "[0]" by position, "['mask']" by keyword."""
     yield from iter_paths(args)
     yield from iter_paths(kwargs)
 
 
 def describe_form(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-    """Return how the arguments of a call are arranged, as JSON; tensors are named by their paths."""
+    """Return the form of a call's arguments as JSON: plain values and containers, with paths in place of tensors."""
     values, keys = pack_kwargs(*args, **kwargs)
     count = len(args)
-    paths = [f"[{place}]" if place < count else f"[{keys[place - count]!r}]" for place in range(len(values))]
+    paths = [f"[{index}]" if index < count else f"[{keys[index - count]!r}]" for index in range(len(values))]
     nodes = [_encode(value, path, 0) for value, path in zip(values, paths, strict=True)]
     return json.dumps({"keys": list(keys), "values": nodes}, separators=(",", ":"))
 
@@ -69,7 +69,7 @@ def _encode(value: object, path: str, depth: int) -> Json:
 
 
 def build_arguments(form: str, tensors: Mapping[str, torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of a call; raises NotFound for what was not kept, Corrupt for what is no form."""
+    """Rebuild the arguments of a call; raises NotFound if one was not kept, Corrupt if the form is invalid."""
     try:
         found = json.loads(form)
         values = [_decode(node, tensors) for node in found["values"]]
@@ -77,14 +77,14 @@ def build_arguments(form: str, tensors: Mapping[str, torch.Tensor]) -> tuple[tup
     except (KeyError, TypeError, ValueError) as error:
         if isinstance(error, NotFound):
             raise
-        raise Corrupt(f"{_UNKNOWN.sub('?', form)[:80]!r} does not say how arguments are arranged: {error!r}") from error
+        raise Corrupt(f"{_UNKNOWN.sub('?', form)[:80]!r} is not a valid form of arguments: {error!r}") from error
 
 
 def _decode(node: Json, tensors: Mapping[str, torch.Tensor]) -> Any:
     ((kind, value),) = node.items()
     if kind == "tensor":
         if value not in tensors:
-            raise NotFound(f"the tensor at {value} of the arguments was not kept; record its input at level 'full'")
+            raise NotFound(f"argument {value} is a tensor that was not kept; record inputs at level 'full'")
         return tensors[value]
     if kind == "plain":
         return value
@@ -94,4 +94,4 @@ def _decode(node: Json, tensors: Mapping[str, torch.Tensor]) -> Any:
         return [_decode(child, tensors) for child in value]
     if kind == "dict":
         return {key: _decode(child, tensors) for key, child in value}
-    raise NotFound(f"an argument of class {str(value)[:80]} was not kept; call the module yourself with one")
+    raise NotFound(f"an argument of class {str(value)[:80]} cannot be recorded; call the module yourself with one")

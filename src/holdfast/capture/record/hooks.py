@@ -1,4 +1,4 @@
-"""Hooks on modules: inputs before a call, outputs after it, and gradients of outputs when they arrive."""
+"""Module hooks: observe inputs before a call, outputs after it, and gradients of outputs in the backward pass."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from holdfast.capture.stored.events import EventKind, Level
 
 
 class Removable(Protocol):
-    """What torch returns for a hook."""
+    """A handle that torch returns for a registered hook."""
 
     def remove(self) -> None:
         """Remove the hook."""
 
 
 class _Call(NamedTuple):
-    """A call of a module that is under way, or was left by an exception."""
+    """A module call that has not returned: it is running, or an exception ended it."""
 
     fqn: str
     number: int
@@ -35,18 +35,17 @@ class _Call(NamedTuple):
 
 
 class _Calls(threading.local):
-    """The calls under way in one thread, the innermost last."""
+    """The running calls of one thread, the innermost last."""
 
     def __init__(self) -> None:
         self.stack: list[_Call] = []
 
 
 class ModuleHooks:
-    """Looks at modules; `begin` is called before anything else, and begins a step if none is under way."""
+    """Hooks on all recorded modules; each calls `begin` first, which begins a step unless one is in progress."""
 
-    def __init__(self, eye: Observer, begin: Callable[[], None]) -> None:
-        """Hook nothing yet."""
-        self._eye = eye
+    def __init__(self, observer: Observer, begin: Callable[[], None]) -> None:
+        self._observer = observer
         self._begin = begin
         self._handles: list[Removable] = []
         self._calls = _Calls()
@@ -56,25 +55,25 @@ class ModuleHooks:
         self._number = 0
         self.is_on = True
         self.called: set[str] = set()
-        """The modules that have been called at least once."""
+        """The modules that were called at least once."""
 
     def install(self, point: Point) -> None:
-        """Look at a module from now on; at the model itself in any case, for steps begin with it."""
+        """Hook a module. The model itself is always hooked, because its call begins a step."""
         kinds: tuple[EventKind, ...] = ("input", "output", "grad")
-        if point.fqn and all(self._eye.find_level(kind, point.fqn) is Level.OFF for kind in kinds):
+        if point.fqn and all(self._observer.find_level(kind, point.fqn) is Level.OFF for kind in kinds):
             return
         enter, leave = (
             partial(self._enter, point.fqn, point.class_name),
             partial(self._leave, point.fqn, point.class_name),
         )
         if point.is_outside:
-            leave = partial(_pass_by)
+            leave = partial(_ignore_output)
         if point.is_compiled:
             self._handles.append(_CompiledCall(point.module, enter, leave))
             return
         self._handles.append(point.module.register_forward_pre_hook(enter, with_kwargs=True))
         self._handles.append(point.module.register_forward_hook(leave))
-        if self._eye.options.compiled == "tap" and not point.is_outside:
+        if self._observer.options.compiled == "tap" and not point.is_outside:
             self._tap(point)
 
     def _tap(self, point: Point) -> None:
@@ -86,15 +85,15 @@ class ModuleHooks:
         self._handles.append(point.module.register_forward_hook(hook))
 
     def see_tapped(self, place: int, position: int, tensor: torch.Tensor, *, is_grad: bool) -> None:
-        """Look at what passes through a tap."""
-        eye, point = self._eye, self._tapped[place]
+        """Observe a tensor that a tap received; see `Watcher.see_tapped`."""
+        observer, point = self._observer, self._tapped[place]
         if not self.is_on:
             return
         try:
             self._begin()
             kind: EventKind = "grad" if is_grad else "output"
-            level = eye.find_level(kind, point.fqn)
-            if not eye.is_open or level is Level.OFF:
+            level = observer.find_level(kind, point.fqn)
+            if not observer.is_open or level is Level.OFF:
                 return
             self.called.add(point.fqn)
             path = f"[{position}]" if position >= 0 else ""
@@ -102,37 +101,37 @@ class ModuleHooks:
             call = self._arrived[key]
             self._arrived[key] += 1
             where = CallSite("backward" if is_grad else "forward", kind, point.fqn, call, point.class_name)
-            eye.see(tensor, where, level, path)
-        except Exception as error:  # noqa: BLE001  # a mistake of ours must not end the training
-            eye.fail(error)
+            observer.see(tensor, where, level, path)
+        except Exception as error:  # noqa: BLE001  # a bug in the recorder must not stop the training
+            observer.fail(error)
 
     def remove(self) -> None:
-        """Leave all modules as they were."""
+        """Remove all hooks."""
         self.is_on = False
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
 
     def begin_step(self) -> None:
-        """Count calls from 0 again."""
+        """Reset the call counts."""
         self._counts.clear()
         self._arrived.clear()
         self._calls.stack.clear()
 
     def find_innermost(self) -> str | None:
-        """Return the module whose call is under way in this thread."""
+        """Return the module whose call is running in this thread, the innermost one."""
         return self._calls.stack[-1].fqn if self._calls.stack else None
 
     def _enter(
         self, fqn: str, class_name: str, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> None:
-        # While torch traces, there is nothing to see; this hook is then no part of what is compiled.
+        # While torch traces, there are no values; returning early keeps this hook out of the compiled code.
         if is_compiling():
             return
-        eye = self._eye
+        observer = self._observer
         try:
             self._begin()
-            if not eye.is_open:
+            if not observer.is_open:
                 return
             self.called.add(fqn)
             recompute = find_graph_task() != -1
@@ -140,71 +139,71 @@ class ModuleHooks:
             self._counts[fqn, recompute] = number + 1
             call = _Call(fqn, number, find_source(), recompute)
             self._calls.stack.append(call)
-            level = eye.find_level("input", fqn)
+            level = observer.find_level("input", fqn)
             if level is Level.OFF:
                 return
             form = describe_form(args, kwargs) if level is Level.FULL else ""
             where = CallSite("forward", "input", fqn, number, class_name, "", call.source, recompute)
             for path, tensor in iter_arguments(args, kwargs):
-                eye.see(tensor, where, level, path, form)
+                observer.see(tensor, where, level, path, form)
                 form = ""
-        except Exception as error:  # noqa: BLE001  # a mistake of ours must not end the training
-            eye.fail(error)
+        except Exception as error:  # noqa: BLE001  # a bug in the recorder must not stop the training
+            observer.fail(error)
 
     def _leave(self, fqn: str, class_name: str, module: torch.nn.Module, args: tuple[Any, ...], output: object) -> None:
         if is_compiling():
             return
-        eye = self._eye
+        observer = self._observer
         try:
             call = self._find_call(fqn)
-            if call is None or not eye.is_open:
+            if call is None or not observer.is_open:
                 return
             where = CallSite("forward", "output", fqn, call.number, class_name, "", call.source, call.recompute)
-            level, grad_level = eye.find_level("output", fqn), eye.find_level("grad", fqn)
+            level, grad_level = observer.find_level("output", fqn), observer.find_level("grad", fqn)
             for path, tensor in iter_paths(output):
                 if level is not Level.OFF:
-                    eye.see(tensor, where, level, path)
+                    observer.see(tensor, where, level, path)
                 if grad_level is not Level.OFF and tensor.requires_grad:
                     self._await_grad(tensor, where._replace(phase="backward", kind="grad", recompute=False), path)
         except Exception as error:  # noqa: BLE001  # as above
-            eye.fail(error)
+            observer.fail(error)
 
     def _find_call(self, fqn: str) -> _Call | None:
-        """Return the call that ends; those above it on the stack were left by exceptions."""
+        """Pop the call that ends; exceptions ended those above it on the stack."""
         stack = self._calls.stack
-        for place in range(len(stack) - 1, -1, -1):
-            if stack[place].fqn == fqn:
-                call = stack[place]
-                del stack[place:]
+        for index in range(len(stack) - 1, -1, -1):
+            if stack[index].fqn == fqn:
+                call = stack[index]
+                del stack[index:]
                 return call
         return None
 
     def _await_grad(self, tensor: torch.Tensor, where: CallSite, path: str) -> None:
-        # On the tensor, not on the module: hooks of modules on gradients do not stand operations in place.
+        # On the tensor, not on the module: backward hooks of modules do not allow in-place operations.
         handle = tensor.register_hook(partial(self._see_grad, where, path))  # type: ignore[no-untyped-call]  # torch's
         if tensor.is_leaf:
-            # It outlives the step; the others take their hooks with them.
+            # A leaf outlives the step; other tensors take their hooks with them when they are freed.
             self._handles.append(handle)
 
     def _see_grad(self, where: CallSite, path: str, grad: torch.Tensor) -> None:
-        eye = self._eye
-        if not self.is_on or not eye.is_open:
+        observer = self._observer
+        if not self.is_on or not observer.is_open:
             return
         try:
             key = (where.fqn, where.call, path)
             self._arrived[key] += 1
             suffix = f"#{self._arrived[key]}" if self._arrived[key] > 1 else ""
-            eye.see(grad, where, eye.find_level("grad", where.fqn), path + suffix)
+            observer.see(grad, where, observer.find_level("grad", where.fqn), path + suffix)
         except Exception as error:  # noqa: BLE001  # as above
-            eye.fail(error)
+            observer.fail(error)
 
 
-def _pass_by(*rest: object) -> None:
-    """Leave results to what is inside."""
+def _ignore_output(*rest: object) -> None:
+    """Record nothing: taps inside the module record its results."""
 
 
 class _CompiledCall:
-    """Stands around the compiled call of a module, which no hook of its own is outside of."""
+    """Wraps the compiled call of a module, because the module's own hooks are compiled into that call."""
 
     def __init__(self, module: torch.nn.Module, enter: Callable[..., None], leave: Callable[..., None]) -> None:
         self._module = module
@@ -220,5 +219,5 @@ class _CompiledCall:
         module._compiled_call_impl = call
 
     def remove(self) -> None:
-        """Give the module its own call back."""
+        """Restore the module's own compiled call."""
         self._module._compiled_call_impl = self._inner

@@ -1,4 +1,4 @@
-"""The eye of a recording: sees tensor after tensor, takes what its level asks for, and disturbs no training."""
+"""The observer: takes a digest, statistics or a copy of each tensor, and keeps errors away from the training."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TORCH: Final = str(Path(torch.__file__).parent)
 _OURS: Final = str(Path(__file__).parents[1])
 _MAX_NOTES: Final = 50
 find_graph_task: Final[Callable[[], int]] = torch._C._current_graph_task_id
-"""Returns -1 outside of a backward pass; inside of one, modules are called to compute activations again."""
+"""Returns -1 outside a backward pass. Modules called inside one recompute activations."""
 
 
 class RecordingWarning(UserWarning):
@@ -32,7 +32,7 @@ class RecordingWarning(UserWarning):
 
 
 class CallSite(NamedTuple):
-    """What is known of where a tensor is seen, besides its place in the arguments or results."""
+    """Where a tensor was observed, except for its path in the arguments or results."""
 
     phase: Phase
     kind: EventKind
@@ -45,10 +45,9 @@ class CallSite(NamedTuple):
 
 
 class Observer:
-    """Sees tensors and passes them on; knows the step. One for each recording."""
+    """Observes tensors, passes them to the spool, and counts steps. One per recording."""
 
     def __init__(self, spool: Spool, options: Options) -> None:
-        """See nothing before the first step."""
         self.spool = spool
         self.options = options
         self.step = options.first_step
@@ -66,22 +65,22 @@ class Observer:
         self._is_full_off = False
         self._failures = 0
         self._dtypes: dict[torch.dtype, str] = {}
-        # Backward passes of accelerators have threads of their own.
+        # Backward passes on accelerators run on threads of their own.
         self._lock = threading.RLock()
 
     # Steps
 
     def begin_step(self) -> bool:
-        """Begin the step that `step` says; returns whether it is recorded."""
+        """Begin the step numbered `step`; returns whether it is recorded."""
         self.is_open = not self._stopped and self.options.steps(self.step)
         return self.is_open
 
     def end_step(self) -> None:
-        """End the step, hand over what is worth a segment, and tell the user what went wrong behind his back."""
+        """End the step, seal the segment if it is full, and report failures of the writer thread."""
         was_open, self.is_open = self.is_open, False
         self.step += 1
         self._aliases.clear()
-        # What is the same as in the step before, parameters for one, is copied once for both.
+        # A tensor that equals one of the previous step, such as a parameter after its update, is not copied again.
         self._known_before, self._known = self._known, {}
         if was_open:
             self.spool.pending.steps += 1
@@ -90,28 +89,28 @@ class Observer:
         self.tell_failures()
 
     def find_level(self, kind: EventKind, name: str) -> Level:
-        """Return at which level a tensor is recorded."""
+        """Return the level at which a tensor is recorded."""
         level = self._levels.get((kind, name))
         if level is None:
             level = self._levels[kind, name] = self.options.find_level(kind, name)
         return level
 
-    # Trouble
+    # Failures
 
     def note(self, text: str) -> None:
-        """Keep what could not be recorded, and tell the user once."""
+        """Add a note to the run, and warn the user once."""
         if text in self.notes or len(self.notes) >= _MAX_NOTES:
             return
         self.notes.append(text)
         warnings.warn(f"holdfast: {text}", RecordingWarning, stacklevel=2)
 
     def stop(self) -> None:
-        """Record nothing more."""
+        """Stop recording for good."""
         self._stopped = True
         self.is_open = False
 
     def tell_failures(self) -> None:
-        """Tell the user what the thread that writes has met; raises it only if that was asked for."""
+        """Warn about an error of the writer thread; raises it if `when_full` is "raise"."""
         error = self.spool.take_error()
         if error is None:
             return
@@ -123,74 +122,75 @@ class Observer:
             raise error
         if not self._failures:
             self.note(
-                "a segment of this recording could not be written, its tensors are lost, and only digests and numbers"
-                f" are kept from step {self.step} on; training goes on: {type(error).__name__}: {error}"
+                "a segment of this recording could not be written and its tensors are lost; training continues, and"
+                f" only digests and statistics are kept from step {self.step} on: {type(error).__name__}: {error}"
             )
         self._failures += 1
         if self.spool.has_given_up and not self._stopped:
             self.stop()
-            self.note(f"recording has stopped before step {self.step}: the store fails again and again")
+            self.note(f"recording stopped before step {self.step}: the store failed several times in a row")
 
     def fail(self, error: Exception) -> None:
-        """Let no mistake of ours reach the training: stop. What the user asked to be told is raised."""
+        """Stop recording and warn, so that the training continues; raises errors that the user asked for."""
         is_asked_for = self.options.when_full == "raise" and isinstance(error, HoldfastError)
         if is_asked_for or isinstance(error, RecordingWarning):
             raise error
         self.stop()
-        self.note(f"recording has stopped at step {self.step}: {type(error).__name__}: {error}")
+        self.note(f"recording stopped at step {self.step}: {type(error).__name__}: {error}")
 
-    # Seeing
+    # Observing
 
     def see(self, tensor: torch.Tensor, where: CallSite, level: Level, path: str = "", form: str = "") -> None:
-        """Take of a tensor what its level asks for."""
+        """Record a tensor at its level: digest, statistics or copy."""
         with self._lock:
-            local, place = find_part(tensor, self._layouts)
+            local, placement = find_part(tensor, self._layouts)
             try:
-                look = observe(local)
+                observed = observe(local)
             except Unsupported as error:
                 self.note(f"{where.kind} of {where.fqn or 'the model'} is not recorded: {error}")
                 return
-            digest = look.digest()
-            dtype = self._dtypes.get(look.dtype) or self._dtypes.setdefault(look.dtype, look.dtype_name)
+            digest = observed.digest()
+            dtype = self._dtypes.get(observed.dtype) or self._dtypes.setdefault(observed.dtype, observed.dtype_name)
             leaf, stats = "", None
             if level is Level.FULL:
-                leaf = self._keep(look, digest, dtype)
+                leaf = self._keep(observed, digest, dtype)
             if level is Level.STATS or (level is Level.FULL and not leaf):
-                stats = look.measure(self.options.bins)
+                stats = observed.measure(self.options.bins)
             phase, kind, fqn, call, module, parent, source, recompute = where
-            alias = self._find_alias(look)
-            # As a plain tuple: this is the innermost of all loops.
+            alias = self._find_alias(observed)
+            site = Site(self.step, phase, kind, fqn, call, path)
+            # Positional arguments are the fastest; this runs for every tensor.
             seen = ObservedEvent(
-                *(self._seq, Site(self.step, phase, kind, fqn, call, path), dtype, look.shape, digest, module, parent),
-                *(recompute, source, alias, place, stats, leaf, form),
+                *(self._seq, site, dtype, observed.shape, digest, module, parent),
+                *(recompute, source, alias, placement, stats, leaf, form),
             )
             self._seq += 1
             self.spool.pending.seen.append(seen)
 
-    def _find_alias(self, look: ObservedTensor) -> int:
-        storage = look.keep
+    def _find_alias(self, observed: ObservedTensor) -> int:
+        storage = observed.keep
         if not isinstance(storage, torch.UntypedStorage):
             return -1
         key: int = storage._cdata
         found = self._aliases.get(key)
         if found is None:
-            # The reference keeps the number of the storage, not its memory, from being used again in this step.
+            # The weak reference keeps the storage's address from being reused in this step, but not its memory.
             reference = StorageWeakRef(storage)  # type: ignore[no-untyped-call]  # torch's
             found = self._aliases[key] = (reference, len(self._aliases))
         return found[1]
 
-    def _keep(self, look: ObservedTensor, digest: bytes, dtype: str) -> str:
-        """Copy a tensor, unless this run has its bytes already; returns its leaf, or nothing if there is no room."""
-        key = (digest, dtype, look.shape)
+    def _keep(self, observed: ObservedTensor, digest: bytes, dtype: str) -> str:
+        """Copy a tensor, unless the same bytes were copied already; returns its leaf, or "" if there is no room."""
+        key = (digest, dtype, observed.shape)
         leaf = self._known.get(key) or self._known_before.get(key)
         if leaf is None:
-            size_bytes = look.data.nbytes
+            size_bytes = observed.data.nbytes
             if not self._has_room(size_bytes):
                 return ""
             self._copied_bytes += size_bytes
             memory = self.spool.take_memory(size_bytes)
-            look.copy(memory)
-            leaf = self.spool.keep(Copy(memory, look.dtype, look.shape))
+            observed.copy(memory)
+            leaf = self.spool.keep(Copy(memory, observed.dtype, observed.shape))
         self._known[key] = leaf
         return leaf
 
@@ -202,15 +202,15 @@ class Observer:
             self._is_full_off = True
             self.note(
                 f"degraded to stats at step {self.step}: max_bytes={options.max_bytes} is used up;"
-                " digests and numbers are still kept"
+                " digests and statistics are still kept"
             )
             return False
         if self.spool.has_room(size_bytes):
             return True
         if options.when_full == "raise":
             raise StoreFull(
-                f"step {self.step}: the copies that wait to be written have reached queue_bytes={options.queue_bytes};"
-                " give more, record less, or choose when_full='block' or 'degrade'",
+                f"step {self.step}: copies that wait to be written have reached queue_bytes={options.queue_bytes};"
+                " raise queue_bytes, record less, or pass when_full='block' or 'degrade'",
                 needed_bytes=size_bytes,
             )
         if options.when_full == "degrade":
@@ -224,7 +224,7 @@ class Observer:
 
 
 def find_source() -> str:
-    """Return the line of the user's code that has led here: "model.py:212"."""
+    """Return the innermost line of the user's code on the call stack, such as "model.py:212"."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         filename = frame.f_code.co_filename

@@ -1,4 +1,4 @@
-"""What a caller may ask of a recording: levels by name, kinds, steps and budgets; checked once, then only looked up."""
+"""Options of a recording: levels by name, kinds, steps and limits, validated once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _BINS: Final = 32
 
 
 class RecordOptions(TypedDict, total=False):
-    """What may be asked of a recording, as a caller says it; see `record`."""
+    """The keyword options of `record`, as the caller passes them; `record` describes each."""
 
     level: LevelName | Level | Mapping[str, LevelName | Level]
     include: str | Iterable[str]
@@ -48,16 +48,16 @@ class RecordOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What is recorded, and within which limits."""
+    """Validated options: what to record, and within which limits."""
 
     levels: tuple[tuple[str, Level], ...] = (("*", Level.DIGEST),)
-    """The first pattern that fits counts; what fits none is not recorded."""
+    """Pairs of pattern and level. The first pattern that matches wins; a name without a match is not recorded."""
     include: tuple[str, ...] = ("*",)
     exclude: tuple[str, ...] = ()
     kinds: frozenset[EventKind] = frozenset(KINDS)
     steps: Callable[[int], bool] = field(default=lambda step: True)
     max_bytes: int | None = None
-    """How many bytes of tensors are copied in all; after that only numbers are taken."""
+    """Limit for all copies of tensors in the run; after that, only digests and statistics are kept."""
     queue_bytes: int = _QUEUE_BYTES
     when_full: WhenFull = "block"
     compiled: CompiledMode = "boundary"
@@ -67,25 +67,25 @@ class Options:
     segment_steps: int = _SEGMENT_STEPS
     segment_s: float = _SEGMENT_S
     bins: int = _BINS
-    """Of histograms."""
+    """Number of histogram bins."""
 
     def find_level(self, kind: EventKind, name: str) -> Level:
-        """Return at which level a tensor of that kind and name is recorded."""
+        """Return the level at which a tensor of that kind and name is recorded."""
         if kind not in self.kinds or _matches(name, self.exclude) or not _matches(name, self.include):
             return Level.OFF
         return next((level for pattern, level in self.levels if _matches(name, (pattern,))), Level.OFF)
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:
-    """Tell whether a name fits a pattern, or lies below one that is a plain name."""
+    """Return whether a name matches a pattern, or is inside a module that a pattern names in full."""
     return any(fnmatchcase(name, pattern) or name.startswith(f"{pattern}.") for pattern in patterns)
 
 
 def make_options(choices: RecordOptions) -> Options:
-    """Check what a caller asks for; raises ValueError that names the choice."""
+    """Validate a caller's options; raises ValueError for a bad value, TypeError for an unknown option."""
     known = RecordOptions.__annotations__
     if unknown := sorted(set(choices) - set(known)):
-        raise TypeError(f"record() has no option {', '.join(unknown)}; it has {', '.join(sorted(known))}")
+        raise TypeError(f"record() has no option {', '.join(unknown)}; its options are {', '.join(sorted(known))}")
     steps = choices.get("steps")
     max_bytes = choices.get("max_bytes")
     return Options(
@@ -135,7 +135,7 @@ def _parse_kinds(kinds: str | Iterable[str]) -> frozenset[EventKind]:
 
 
 def parse_size(size: int | str, *, what: str) -> int:
-    """Return a number of bytes from a number or a text such as "20GB" or "512 MiB"; raises ValueError."""
+    """Return a number of bytes from an int or a text such as "20GB" or "512 MiB"; raises ValueError."""
     if isinstance(size, int) and not isinstance(size, bool):
         if size <= 0:
             raise ValueError(f"{what} must be more than 0 bytes, not {size}")
@@ -148,7 +148,7 @@ def parse_size(size: int | str, *, what: str) -> int:
 
 
 def parse_steps(steps: Steps) -> Callable[[int], bool]:
-    """Return whether a step is meant: by "0-9,20,100:1000:100", by numbers, or by a function of the caller."""
+    """Return a function that says whether a step is selected, from "0-9,20,100:1000:100", numbers, or a function."""
     if isinstance(steps, int):
         return {steps}.__contains__
     if isinstance(steps, str):
@@ -160,7 +160,7 @@ def parse_steps(steps: Steps) -> Callable[[int], bool]:
 def _parse_range(text: str) -> range:
     found = _STEPS.match(text)
     if found is None:
-        raise ValueError(f"steps must be like '0-9,20,100:1000:100', and {text!r} is not")
+        raise ValueError(f"steps must look like '0-9,20,100:1000:100', not {text!r}")
     first, dash, last, stop, stride = found.groups()
     if dash:
         return range(int(first), int(last) + 1 if last else 1 << 62)

@@ -1,4 +1,4 @@
-"""Where a model can be looked at: its modules, parameters and buffers by names that no wrapper has a part in."""
+"""The modules, parameters and buffers of a model that can be recorded, by names without wrappers."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ _COMPILED: Final = "_orig_mod"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Point:
-    """A module that is looked at."""
+    """A module that is recorded."""
 
     fqn: str
     module: torch.nn.Module
     is_compiled: bool = False
-    """Its own call is compiled code, so that its hooks are part of that: only whoever calls it can look."""
+    """Its call is compiled code, including its hooks; so the call itself has to be wrapped."""
     is_outside: bool = False
-    """Its results are seen by what is inside of it; from outside, only its arguments are."""
+    """Only its inputs are recorded here; taps inside it record the results."""
 
     @property
     def class_name(self) -> str:
-        """What the user calls it."""
+        """The class name, without a compile wrapper."""
         inner = self.module._modules.get(_COMPILED) or self.module
         return type(inner).__name__
 
 
 @dataclass(frozen=True, slots=True)
 class Points:
-    """Where a model is looked at."""
+    """Everything of a model that is recorded."""
 
     modules: tuple[Point, ...]
     parameters: dict[str, torch.nn.Parameter]
-    """Tied ones have the name that comes first."""
+    """A tied parameter has the first of its names."""
     buffers: tuple[tuple[torch.nn.Module, str, str], ...]
-    """Module, own name and full name: a buffer may be replaced."""
+    """Module, local name and full name. Not the tensor itself: a module may replace its buffers."""
     boundaries: tuple[str, ...]
-    """Compiled modules whose inside cannot be seen."""
+    """Compiled modules, inside which nothing can be recorded."""
 
     def iter_buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the buffers as they are now."""
+        """Yield the current buffers by full name."""
         for module, own, name in self.buffers:
             buffer = module._buffers.get(own)
             if buffer is not None:
@@ -53,7 +53,7 @@ class Points:
 
 
 def find_points(model: torch.nn.Module, *, compiled: CompiledMode) -> Points:
-    """Find what can be looked at in a model; a shared module, parameter or buffer has the name that comes first."""
+    """Find what can be recorded in a model; a shared module, parameter or buffer has the first of its names."""
     walk = _Walk(compiled)
     walk.visit(model, "", is_inside=False)
     return Points(tuple(walk.modules), walk.parameters, tuple(walk.buffers), tuple(walk.boundaries))
@@ -66,14 +66,14 @@ class _Walk:
     parameters: dict[str, torch.nn.Parameter] = field(default_factory=dict)
     buffers: list[tuple[torch.nn.Module, str, str]] = field(default_factory=list)
     boundaries: list[str] = field(default_factory=list)
-    _met: set[int] = field(default_factory=set)
+    _visited: set[int] = field(default_factory=set)
 
     def visit(self, module: torch.nn.Module, fqn: str, *, is_inside: bool) -> None:
-        """Take a module up and all below it; `is_inside` of compiled code nothing can be hooked."""
-        if id(module) in self._met:
+        """Add a module and everything below it; `is_inside` means inside compiled code, where hooks do not fire."""
+        if id(module) in self._visited:
             return
-        self._met.add(id(module))
-        self._take_tensors(module, fqn)
+        self._visited.add(id(module))
+        self._add_tensors(module, fqn)
         wrapped = _find_wrapped(module)
         is_compiled = wrapped == _COMPILED or module._compiled_call_impl is not None
         is_boundary = is_compiled and self.compiled == "boundary"
@@ -90,20 +90,20 @@ class _Walk:
                 below = fqn if name == wrapped else f"{fqn}.{name}" if fqn else name
                 self.visit(child, below, is_inside=is_inside or is_boundary)
 
-    def _take_tensors(self, module: torch.nn.Module, fqn: str) -> None:
+    def _add_tensors(self, module: torch.nn.Module, fqn: str) -> None:
         prefix = f"{fqn}." if fqn else ""
         for name, parameter in module._parameters.items():
-            if parameter is not None and id(parameter) not in self._met:
-                self._met.add(id(parameter))
+            if parameter is not None and id(parameter) not in self._visited:
+                self._visited.add(id(parameter))
                 self.parameters[prefix + name] = parameter
         for name, buffer in module._buffers.items():
-            if buffer is not None and id(buffer) not in self._met:
-                self._met.add(id(buffer))
+            if buffer is not None and id(buffer) not in self._visited:
+                self._visited.add(id(buffer))
                 self.buffers.append((module, name, prefix + name))
 
 
 def _find_wrapped(module: torch.nn.Module) -> str | None:
-    """Return the name under which a wrapper holds what it wraps."""
+    """Return the attribute under which a wrapper stores the module it wraps; None if this is no wrapper."""
     if isinstance(module, torch.nn.parallel.DistributedDataParallel | torch.nn.DataParallel):
         return "module"
     return next((name for name in (*_WRAPPED, _COMPILED) if name in module._modules), None)

@@ -1,4 +1,4 @@
-"""Recording a run: what flows through a model, step by step, into the store, while it trains as if nobody looked."""
+"""The recorder: hooks a model and its optimizers, and writes their tensors to the store without changing results."""
 
 from __future__ import annotations
 
@@ -44,38 +44,39 @@ def record(
     optimizer: Optimizers = None,
     **choices: Unpack[RecordOptions],
 ) -> Recorder:
-    """Make a recording, to be put around a training loop by `with`.
+    """Return a context manager that records a training loop into the store.
 
-    A step ends when every optimizer has stepped, or with `rec.step()`. Results are not changed, and no trouble with
-    the store reaches the training: it is a warning, and a note in the run.
+    A step ends when every optimizer has stepped, or when `rec.step()` is called. Recording does not change results.
+    Store errors do not stop the training: they become a warning and a note in the run.
 
     Args:
-        repo: where to; the run is a series of snapshots, so a crash keeps what was committed.
-        name: of the run; no part of it begins with "@".
-        model: the module that is called; wrappers have no part in the names of what is in it.
-        optimizer: one, several, or none.
+        repo: the repository to write to. A run is a series of snapshots, so a crash keeps what was committed.
+        name: name of the run; no part of it may begin with "@".
+        model: the module that the training loop calls. Recorded names leave out wrappers such as DDP and FSDP.
+        optimizer: one optimizer, a sequence of them, or None.
         choices:
-            level: "digest", "stats" or "full", or patterns of names with a level each, of which the first counts.
-            include, exclude: patterns of names of modules and parameters.
-            kinds: what is recorded of them: "input output grad parameter buffer param_grad optimizer rng op log".
-            steps: "0-9,20,100:1000:100", numbers, or a function of the step.
-            max_bytes: of copies in all; then only digests and numbers are taken.
-            queue_bytes: of copies that wait to be written; when_full: "block" until some are, "degrade" to numbers,
-                or "raise".
-            compiled: "boundary" records compiled modules from outside, "eager" runs them uncompiled, "tap" compiles
-                operations into them that show results and gradients; so it must begin before they are compiled.
-            drill: names of modules that are looked into, operation by operation.
-            overwrite: replace a run of that name.
-            first_step: the number of the first step, of a run that was resumed.
-            segment_steps, segment_s: after how many steps or seconds what was seen is committed.
-            bins: of histograms.
+            level: "off", "digest", "stats" or "full", or a mapping of name patterns to levels; the first match wins.
+            include, exclude: patterns for the names of modules and parameters.
+            kinds: what to record: any of "input output grad parameter buffer param_grad optimizer rng op log".
+            steps: which steps to record: "0-9,20,100:1000:100", numbers, or a function of the step number.
+            max_bytes: limit for all copies of tensors in the run; after that, only digests and statistics are kept.
+            queue_bytes: limit for copies that wait to be written.
+            when_full: what to do at `queue_bytes`: "block" until there is room, "degrade" to statistics, or "raise".
+            compiled: "boundary" records only the inputs and outputs of a compiled module, "eager" runs it uncompiled,
+                "tap" compiles operations into it that record results and gradients. For "tap", start recording
+                before the module is compiled.
+            drill: names of modules whose single operations are recorded too.
+            overwrite: replace an existing run of that name.
+            first_step: number of the first step, for a resumed run.
+            segment_steps, segment_s: commit after this many steps or seconds.
+            bins: number of histogram bins.
     """
     optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer or ())
     return Recorder(repo, verify_run_name(name), model, optimizers, make_options(choices))
 
 
 class Recorder:
-    """A recording under way: a context manager. Made by `record`."""
+    """A recording in progress, used as a context manager. Returned by `record`."""
 
     def __init__(
         self,
@@ -85,7 +86,6 @@ class Recorder:
         optimizers: Sequence[torch.optim.Optimizer],
         options: Options,
     ) -> None:
-        """Touch nothing yet."""
         self.name = name
         self._repo = repo
         self._model = model
@@ -94,21 +94,21 @@ class Recorder:
         self._points = find_points(model, compiled=options.compiled)
         origin = RunIdentity(name, *_find_rank(), time.time(), describe_run(model, optimizers))
         self._spool = Spool(repo, origin, queue_bytes=options.queue_bytes, bins=options.bins)
-        self._eye = Observer(self._spool, options)
-        self._weights = Weights(self._eye, self._points, optimizers)
-        self._hooks = ModuleHooks(self._eye, self._begin)
-        self._drill = Drill(self._eye, self._hooks.find_innermost)
+        self._observer = Observer(self._spool, options)
+        self._weights = Weights(self._observer, self._points, optimizers)
+        self._hooks = ModuleHooks(self._observer, self._begin)
+        self._drill = Drill(self._observer, self._hooks.find_innermost)
         self._stack = ExitStack()
         self._handles: list[Removable] = []
-        self._is_begun = self._is_ended = self._is_hushed = False
+        self._is_begun = self._is_ended = self._is_silenced = False
         self._stepped: set[int] = set()
         self._logged: defaultdict[str, int] = defaultdict(int)
         self._pid = os.getpid()
 
-    # A recording as a context
+    # Context manager
 
     def __enter__(self) -> Self:
-        """Hook the model; raises NameInUse if there is a run of that name."""
+        """Install the hooks; raises NameInUse if a run of that name exists."""
         self._clear_name()
         try:
             self._install()
@@ -120,26 +120,27 @@ class Recorder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Unhook everything, then commit what is left; waits for that."""
+        """Remove the hooks, commit the rest, and wait until it is written."""
         self._remove()
         if os.getpid() != self._pid:
             return
         if self._is_begun:
             self._finish_step()
         if error is not None:
-            self._eye.notes.append(f"ended by {type(error).__name__}: {error}"[:400])
+            self._observer.notes.append(f"ended by {type(error).__name__}: {error}"[:400])
         self._note_uncalled()
-        self._spool.seal(tuple(self._eye.notes), is_last=error is None)
+        self._spool.seal(tuple(self._observer.notes), is_last=error is None)
         self._spool.wait()
         if error is None:
-            self._eye.tell_failures()
+            self._observer.tell_failures()
 
     def _clear_name(self) -> None:
         rank, _ = _find_rank()
         found = [record for segment, record in iter_segments(self._repo, self.name) if segment.rank == rank]
         if found and not self._options.overwrite:
             raise NameInUse(
-                f"there is a run {self.name!r} in {self._repo.store.url}; choose another name, or overwrite=True",
+                f"run {self.name!r} already exists in {self._repo.store.url};"
+                " choose another name, or pass overwrite=True to replace it",
                 name=self.name,
             )
         if found:
@@ -151,9 +152,10 @@ class Recorder:
         if self._options.compiled == "eager":
             self._stack.enter_context(torch.compiler.set_stance("force_eager"))
         for boundary in self._points.boundaries:
-            self._eye.note(
-                f"{boundary or 'the model'} is compiled: it is recorded from outside, hooks cannot fire inside;"
-                " compiled='eager' runs it uncompiled and sees all, compiled='tap' sees results inside"
+            self._observer.note(
+                f"{boundary or 'the model'} is compiled, and hooks do not fire inside compiled code: only its"
+                " inputs and outputs are recorded; compiled='eager' runs it uncompiled and records everything,"
+                " compiled='tap' records results inside"
             )
         drilled = dict.fromkeys(self._options.drill, False)
         for point in self._points.modules:
@@ -163,7 +165,7 @@ class Recorder:
             self._hooks.install(point)
         for name, is_found in drilled.items():
             if not is_found:
-                self._eye.note(f"drill={name!r}: there is no such module to look into")
+                self._observer.note(f"drill={name!r}: the model has no such module that can be recorded")
         for optimizer in self._optimizers:
             self._handles.append(optimizer.register_step_pre_hook(self._before_update))
             self._handles.append(optimizer.register_step_post_hook(self._after_update))
@@ -177,83 +179,84 @@ class Recorder:
         self._stack.close()
 
     def _note_uncalled(self) -> None:
-        """Say which modules were never seen: they may have run inside of a compiled function."""
+        """Note the modules that were never called: they may have run inside a compiled function."""
         if not self._hooks.called:
             return
         missed = [
             point.fqn
             for point in self._points.modules
-            if point.fqn not in self._hooks.called and self._eye.find_level("output", point.fqn) is not Level.OFF
+            if point.fqn not in self._hooks.called and self._observer.find_level("output", point.fqn) is not Level.OFF
         ]
         if missed:
             more = f" and {len(missed) - _MAX_NAMED} more" if len(missed) > _MAX_NAMED else ""
-            self._eye.notes.append(
-                f"never called: {', '.join(missed[:_MAX_NAMED])}{more}; hooks fire neither inside of compiled code, nor"
-                " where another module only uses the parameters"
+            self._observer.notes.append(
+                f"never called: {', '.join(missed[:_MAX_NAMED])}{more}; hooks do not fire inside compiled code, or"
+                " when another module uses only the parameters"
             )
 
-    # What the user may call
+    # For the user
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What could not be recorded so far."""
-        return tuple(self._eye.notes)
+        """What could not be recorded so far, and why."""
+        return tuple(self._observer.notes)
 
     @property
     def new_bytes(self) -> int:
-        """How many bytes the store has got that it did not hold before."""
+        """Bytes that this recording added to the store, after deduplication."""
         return self._spool.new_bytes
 
     def step(self) -> None:
-        """End the step, if the optimizer has not done so."""
+        """End the current step, unless the optimizers have ended it already."""
         try:
             if self._is_begun and not self._is_ended:
-                if not self._stepped and self._eye.is_open:
+                if not self._stepped and self._observer.is_open:
                     self._weights.see_all_grads()
                 self._is_ended = True
-        except Exception as error:  # noqa: BLE001  # a mistake of ours must not end the training
-            self._eye.fail(error)
+        except Exception as error:  # noqa: BLE001  # a bug in the recorder must not stop the training
+            self._observer.fail(error)
 
     def log(self, name: str, value: object) -> None:
-        """Record a tensor, or all in a tree of them, under a name of your own: in the step that is under way."""
+        """Record a number, a tensor, or all tensors of a tree in the current step, under a name of your choice."""
         if os.getpid() != self._pid or not self._hooks.is_on:
             return
         try:
             if not self._is_begun:
                 self._begin()
-            level = self._eye.find_level("log", name) if self._eye.is_open else Level.OFF
+            level = self._observer.find_level("log", name) if self._observer.is_open else Level.OFF
             if level is Level.OFF:
                 return
             tree = torch.tensor(value, dtype=torch.float64) if isinstance(value, float | int) else value
             where = CallSite("custom", "log", name, self._logged[name], source=find_source())
             self._logged[name] += 1
             for path, tensor in iter_paths(tree):
-                self._eye.see(tensor, where, level, path)
+                self._observer.see(tensor, where, level, path)
         except Exception as error:  # noqa: BLE001  # as above
-            self._eye.fail(error)
+            self._observer.fail(error)
 
     def flush(self) -> None:
-        """Commit what was recorded so far, and wait for that."""
-        # After the end nothing is left, and a segment after the last one would make the run unfinished.
+        """Commit what was recorded so far, and wait until it is written."""
+        # After the recording has ended, nothing is pending, and a segment after the last one would mark the run as
+        # unfinished.
         if self._hooks.is_on:
             self._spool.seal(self.notes)
         self._spool.wait()
-        self._eye.tell_failures()
+        self._observer.tell_failures()
 
     def read(self) -> Run:
-        """Return the run as far as it is recorded."""
+        """Flush, and return the run as recorded so far."""
         self.flush()
         return read_run(self._repo, self.name)
 
     def replay(self, fqn: str, step: int, **options: Unpack[ReplayOptions]) -> Replayed:
-        """Run a module of the model on the inputs that were recorded, and compare what it returns; see `replay`."""
+        """Run a module of the model again on its recorded inputs, and compare the results; see `replay`."""
         found = next((point.module for point in self._points.modules if point.fqn == fqn), None)
         module = found if found is not None else self._model.get_submodule(fqn)
         with self._silence():
             return replay(self.read(), module, fqn, step, **options)
 
     def selfcheck(self, function: Callable[[], object]) -> Checked:
-        """Run one step with and without recording, from the same state, and tell whether results are the same."""
+        """Run one step with and without recording, from the same state, and report whether the results are equal."""
         scratch = open_repository(MemoryStore(), create=True)
         options = replace(self._options, steps=lambda step: True)
 
@@ -265,80 +268,81 @@ class Recorder:
 
     @contextmanager
     def _silence(self) -> Iterator[None]:
-        """Record nothing meanwhile; hooks stay where they are."""
-        was_open, self._eye.is_open, self._is_hushed = self._eye.is_open, False, True
+        """Pause recording; the hooks stay installed."""
+        was_open, self._observer.is_open, self._is_silenced = self._observer.is_open, False, True
         try:
             yield
         finally:
-            self._eye.is_open, self._is_hushed = was_open, False
+            self._observer.is_open, self._is_silenced = was_open, False
 
     # Steps
 
     def _begin(self) -> None:
-        """Begin a step, if none is under way or the one that is has ended."""
-        if self._is_hushed or (self._is_begun and not self._is_ended):
+        """Begin a step, unless one is in progress."""
+        if self._is_silenced or (self._is_begun and not self._is_ended):
             return
         if self._is_begun:
             self._finish_step()
         if os.getpid() != self._pid:
-            self._eye.stop()
+            self._observer.stop()
         self._is_begun, self._is_ended = True, False
         self._stepped.clear()
         self._logged.clear()
         self._hooks.begin_step()
         self._drill.begin_step()
-        if self._eye.begin_step():
+        if self._observer.begin_step():
             self._weights.see_state()
 
     def _finish_step(self) -> None:
         self._is_begun = False
-        if self._options.compiled == "tap" and self._eye.is_open and self._hooks.called <= {""}:
-            self._eye.note(
-                "nothing was tapped: what was compiled before the recording has no taps; call torch.compiler.reset()"
-                " before it. Taps change what is fused, and stay in compiled code until then"
+        if self._options.compiled == "tap" and self._observer.is_open and self._hooks.called <= {""}:
+            self._observer.note(
+                "no tap was called: code that was compiled before the recording has no taps; call"
+                " torch.compiler.reset() before the recording starts. Taps change which operations are fused, and stay"
+                " in the compiled code until the next reset"
             )
-        if self._eye.is_open and self._stepped and not self._hooks.called:
-            self._eye.note(
-                "no module was called: another model is trained, or this one inside of compiled code, where hooks"
-                " cannot fire; compiled='eager' runs it uncompiled and sees all"
+        if self._observer.is_open and self._stepped and not self._hooks.called:
+            self._observer.note(
+                "no module was called: the loop trains another model, or runs this one inside compiled code, where"
+                " hooks do not fire; compiled='eager' runs it uncompiled and records everything"
             )
-        self._eye.end_step()
+        self._observer.end_step()
 
     # Optimizers
 
     def _before_update(self, optimizer: torch.optim.Optimizer, *rest: Any) -> None:
-        if self._is_hushed:
+        if self._is_silenced:
             return
         try:
-            # Whoever calls no module that is hooked begins here.
+            # If no hooked module was called, the step begins here.
             self._begin()
-            if self._eye.is_open:
+            if self._observer.is_open:
                 self._weights.see_grads(optimizer)
         except Exception as error:  # noqa: BLE001  # as above
-            self._eye.fail(error)
+            self._observer.fail(error)
 
     def _after_update(self, optimizer: torch.optim.Optimizer, *rest: Any) -> None:
-        if self._is_hushed:
+        if self._is_silenced:
             return
         try:
-            if self._eye.is_open:
+            if self._observer.is_open:
                 self._weights.see_update(optimizer)
             self._stepped.add(id(optimizer))
             if self._is_begun and len(self._stepped) == len(self._optimizers):
                 self._is_ended = True
         except Exception as error:  # noqa: BLE001  # as above
-            self._eye.fail(error)
+            self._observer.fail(error)
 
 
 def _find_rank() -> tuple[int, int]:
-    """Return this process's rank, and how many there are."""
+    """Return this process's rank and the world size."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     return 0, 1
 
 
 def describe_run(model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Json]:
-    """Return what is worth comparing first when two runs differ."""
+    """Return the environment and settings of a run: what to compare first when two runs differ."""
     return {
         **describe_environment(),
         "threads": torch.get_num_threads(),

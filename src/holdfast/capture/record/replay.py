@@ -1,4 +1,4 @@
-"""Replaying a call: a live module on the inputs that were recorded, and how far its results are from those then."""
+"""Replay: run a live module on the recorded inputs of a call, and compare its results with the recorded ones."""
 
 from __future__ import annotations
 
@@ -19,52 +19,55 @@ from holdfast.trees.move import cast_floating, move_to_device
 
 
 class ReplayOptions(TypedDict, total=False):
-    """How to run a call again."""
+    """The keyword options of `replay`."""
 
     dtype: torch.dtype | None
-    """What the floating tensors of arguments, parameters and buffers are cast to: float64 gives a reference."""
+    """Cast floating-point arguments, parameters and buffers to this dtype; float64 gives a reference result."""
     device: torch.device | str | None
     call: int
-    """Which call of the module in that step."""
+    """Which call of the module in that step, from 0."""
     rank: int
     weights: Literal["recorded", "live"]
-    """Whether parameters and buffers are those of that step, as far as they were kept, or those that there are now."""
+    """Use the parameters and buffers recorded in that step, as far as they were kept, or the current ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What a call returned when it was run again."""
+    """The result of a replayed call, and its difference from the recorded one."""
 
     fqn: str
     step: int
     result: Any
     measures: dict[str, Distance]
-    """By place in the results, how far each is from the recorded one; what was recorded in full only."""
+    """By path in the results, the difference from the recorded tensor; only for tensors recorded at level "full"."""
     unmatched: tuple[str, ...] = ()
-    """Places that only one of the two has, or whose bytes were not kept."""
+    """Paths that only one of the two results has, or whose bytes were not kept."""
 
     @property
     def is_close(self) -> bool:
-        """Whether all that could be compared is within the tolerance of its dtype."""
+        """Whether every result could be compared and is within the tolerance of its dtype."""
         return bool(self.measures) and not self.unmatched and all(each.is_close for each in self.measures.values())
 
     @property
     def max_abs(self) -> float:
-        """The largest difference of all; NaN if there is none to tell."""
+        """The largest absolute difference; NaN if nothing could be compared."""
         found = [each.max_abs for each in self.measures.values() if each.max_abs is not None]
         return max(found, default=float("nan"))
 
 
 def replay(run: Run, module: torch.nn.Module, fqn: str, step: int, **options: Unpack[ReplayOptions]) -> Replayed:
-    """Run a module on the inputs of a recorded call, and compare; it and the random generators stay as they are."""
+    """Run a module on the inputs of a recorded call, and compare the results.
+
+    Neither the module nor the RNG state changes. Raises NotFound if the inputs were not recorded at level "full".
+    """
     rank, number = options.get("rank", run.ranks[0] if run.ranks else 0), options.get("call", 0)
     events = run.events(step, rank)
     inputs = _find_events(events, "input", fqn, number)
     form = next((event.form for event in inputs if event.form), "")
     if not form:
         raise NotFound(
-            f"run {run.facts.name!r} has no inputs of call {number} of {fqn or 'the model'!r} in step {step} to run"
-            f" again; record with level={{{fqn or '*'!r}: 'full', '*': 'digest'}}",
+            f"run {run.facts.name!r} did not keep the inputs of call {number} of {fqn or 'the model'!r} in step {step};"
+            f" record with level={{{fqn or '*'!r}: 'full', '*': 'digest'}} to replay it",
             name=fqn,
         )
     args, kwargs = build_arguments(form, {event.site.path: run.read_tensor(event) for event in inputs})
@@ -87,7 +90,7 @@ def _find_events(events: Iterable[Event], kind: EventKind, fqn: str, number: int
 
 
 def _read_weights(run: Run, events: Iterable[Event], fqn: str) -> dict[str, torch.Tensor]:
-    """Return the parameters and buffers that a module had when the step began, as far as their bytes were kept."""
+    """Return a module's parameters and buffers at the start of the step, as far as their bytes were kept."""
     prefix = f"{fqn}." if fqn else ""
     return {
         event.site.fqn.removeprefix(prefix): run.read_tensor(event)
@@ -106,7 +109,7 @@ def _run(
     device: torch.device | str | None,
 ) -> Any:
     state: dict[str, torch.Tensor] = {name: parameter.detach() for name, parameter in module.named_parameters()}
-    # A call may write to buffers; these are not its own.
+    # A call may write to buffers, so it gets copies.
     state |= {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
     state |= {name: tensor for name, tensor in weights.items() if name in state}
     state = cast_floating(state, dtype)

@@ -1,4 +1,4 @@
-"""Proof that looking changes nothing: one step with and without, from the same state, compared bit for bit."""
+"""Self-check: run a step with and without recording from the same state, and compare the results bit for bit."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from holdfast.snapshot.resume import RngState
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What came of a step with and without recording."""
+    """Whether recording changes a step."""
 
     is_repeatable: bool
-    """Whether the step gives the same twice without recording; if not, nothing can be told."""
+    """Whether two runs of the step without recording are equal; if not, the check proves nothing."""
     differences: tuple[str, ...]
-    """What recording has changed: "result[0]", "parameter layers.0.weight", "gradient ...", "random generators"."""
+    """What recording changed, such as "result[0]", "gradient of layers.0.weight" or "random generators"."""
 
     @property
     def is_unchanged(self) -> bool:
-        """Whether recording has changed nothing."""
+        """Whether the step is repeatable and recording changed nothing."""
         return self.is_repeatable and not self.differences
 
 
@@ -38,16 +38,16 @@ def check_step(
     optimizers: Sequence[torch.optim.Optimizer],
     recording: Callable[[], AbstractContextManager[object]],
 ) -> Checked:
-    """Run a step twice without and once with recording; model, optimizers and generators are then as before."""
+    """Run a step twice without and once with recording, then restore model, optimizers and RNG state."""
     state = _State(model, optimizers)
     try:
         bare = _run(function, state, nullcontext())
         again = _run(function, state, nullcontext())
-        watched = _run(function, state, recording())
+        recorded = _run(function, state, recording())
     finally:
         state.restore()
-    names = sorted(bare.keys() | watched.keys())
-    differences = tuple(name for name in names if bare.get(name) != watched.get(name))
+    names = sorted(bare.keys() | recorded.keys())
+    differences = tuple(name for name in names if bare.get(name) != recorded.get(name))
     return Checked(bare == again, differences)
 
 
@@ -63,7 +63,7 @@ def _digest(tensor: torch.Tensor) -> bytes:
 
 
 class _State:
-    """All that a step changes, as it was."""
+    """A copy of everything that a step may change."""
 
     def __init__(self, model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self._model = model

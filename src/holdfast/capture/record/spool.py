@@ -1,4 +1,4 @@
-"""From what hooks have seen to committed segments: copies wait within a budget, one thread writes, training goes on."""
+"""The spool: collects observed events, and commits them as segments on a background thread, within a byte budget."""
 
 from __future__ import annotations
 
@@ -21,14 +21,12 @@ from holdfast.repo.handle.repository import Repository
 
 _MAX_FAILURES: Final = 3
 _MAX_SEEN: Final = 20_000
-"""How many events a segment takes, however small they are."""
-
-
+"""Limit for the events of a segment, however small they are."""
 _MAX_STATS: Final = 100_000
 
 
 class ObservedEvent(NamedTuple):
-    """An event as a hook leaves it: made in a moment, turned into an Event by the thread that writes."""
+    """An event as the hooks produce it: cheap to create; the writer thread turns it into an `Event`."""
 
     seq: int
     site: Site
@@ -47,7 +45,7 @@ class ObservedEvent(NamedTuple):
 
 
 class Copy(NamedTuple):
-    """The bytes of a tensor as they were."""
+    """A copy of a tensor's bytes."""
 
     memory: Array
     dtype: torch.dtype
@@ -56,7 +54,7 @@ class Copy(NamedTuple):
 
 @dataclass(slots=True)
 class PendingSegment:
-    """What will be one segment."""
+    """Events and copies that will become one segment."""
 
     number: int
     seen: list[ObservedEvent] = field(default_factory=list)
@@ -70,7 +68,7 @@ class PendingSegment:
 
 @dataclass(frozen=True, slots=True)
 class RunIdentity:
-    """Whose recording it is."""
+    """The run and rank of a recording, and its environment."""
 
     run: str
     rank: int
@@ -80,10 +78,10 @@ class RunIdentity:
 
 
 class Spool:
-    """Takes copies and events from the thread that trains, and commits them in its own."""
+    """Takes copies and events from the training thread, and commits them on a background thread."""
 
     def __init__(self, repo: Repository, origin: RunIdentity, *, queue_bytes: int, bins: int = 0) -> None:
-        """Start no thread yet; `bins` are those of the histograms of copies."""
+        """Write to `repo`; `queue_bytes` limits the copies in memory, `bins` is for the histograms of copies."""
         self._bins = bins
         self._stats: OrderedDict[str, Stats | None] = OrderedDict()
         self._repo = repo
@@ -110,21 +108,21 @@ class Spool:
 
     @property
     def new_bytes(self) -> int:
-        """How many bytes the store did not hold before."""
+        """Bytes that were added to the store, after deduplication."""
         return self._new_bytes
 
     @property
     def has_given_up(self) -> bool:
-        """Whether so many segments in a row could not be written that nothing more is taken."""
+        """Whether too many segments in a row could not be written; then recording should stop."""
         return self._in_a_row >= _MAX_FAILURES
 
     def take_error(self) -> Exception | None:
-        """Return what went wrong since this was asked last."""
+        """Return the last error since the previous call, or None."""
         error, self._error = self._error, None
         return error
 
     def has_room(self, size_bytes: int) -> bool:
-        """Tell whether a copy fits into the budget, or is alone in it."""
+        """Return whether a copy fits into the budget; a single copy always does."""
         with self._changed:
             return self._fits(size_bytes)
 
@@ -132,13 +130,13 @@ class Spool:
         return self._held_bytes + size_bytes <= self._queue_bytes or self._held_bytes == 0
 
     def wait_for_room(self, size_bytes: int, notes: tuple[str, ...]) -> None:
-        """Hand over what is pending, and wait until a copy fits."""
+        """Seal the pending segment, and wait until a copy fits."""
         self.seal(notes)
         with self._changed:
             self._changed.wait_for(lambda: self._fits(size_bytes))
 
     def keep(self, copy: Copy) -> str:
-        """Take a copy, and return the name of its leaf."""
+        """Add a copy to the pending segment, and return the name of its leaf."""
         number = len(self.pending.copies)
         self.pending.copies[number] = copy
         self.pending.size_bytes += copy.memory.nbytes
@@ -147,15 +145,15 @@ class Spool:
         return format_leaf(self.pending.number, number)
 
     def take_memory(self, size_bytes: int) -> Array:
-        """Return memory for a copy: that of one which is written, if there is; new pages take longer than to copy."""
+        """Return memory for a copy, reusing that of a written copy: touching new pages takes longer than copying."""
         with self._changed:
             if self._free.get(size_bytes):
                 self._free_bytes -= size_bytes
                 return self._free[size_bytes].pop()
         return np.empty(size_bytes, dtype=np.uint8)
 
-    def _give_back(self, batch: PendingSegment) -> None:
-        """Keep the memory of copies for the next ones of their sizes, within the budget."""
+    def _recycle(self, batch: PendingSegment) -> None:
+        """Keep the memory of written copies for later copies of the same size, within the budget."""
         for copy in batch.copies.values():
             size_bytes = copy.memory.nbytes
             if self._held_bytes + self._free_bytes + size_bytes <= self._queue_bytes:
@@ -163,7 +161,7 @@ class Spool:
                 self._free_bytes += size_bytes
 
     def is_full(self, *, segment_steps: int, segment_s: float) -> bool:
-        """Tell whether what is pending is worth a segment."""
+        """Return whether the pending segment should be sealed."""
         batch = self.pending
         return (
             batch.size_bytes >= self._queue_bytes // 4
@@ -173,7 +171,7 @@ class Spool:
         )
 
     def seal(self, notes: tuple[str, ...], *, is_last: bool = False) -> None:
-        """Hand what is pending to the thread that writes."""
+        """Hand the pending segment to the writer thread, and start that thread if needed."""
         batch, self.pending = self.pending, self._open_batch()
         batch.notes, batch.is_last = notes, is_last
         with self._changed:
@@ -184,12 +182,12 @@ class Spool:
             self._changed.notify_all()
 
     def wait(self) -> None:
-        """Wait until all that was sealed is written, or has failed."""
+        """Wait until every sealed segment is written or has failed."""
         with self._changed:
             self._changed.wait_for(lambda: not self._batches and not self._is_writing)
 
     def _work(self) -> None:
-        """Write batch after batch; ends when there is none, and is started again when there is one."""
+        """Write all queued segments, then end; `seal` starts a new thread for the next one."""
         while True:
             with self._changed:
                 if not self._batches:
@@ -203,14 +201,14 @@ class Spool:
                 with self._changed:
                     self._is_writing = False
                     self._held_bytes -= batch.size_bytes
-                    self._give_back(batch)
+                    self._recycle(batch)
                     self._changed.notify_all()
 
     def _write(self, batch: PendingSegment) -> None:
         seen = [*self._unwritten, *batch.seen]
         try:
             self._commit(batch, seen, batch.copies)
-        except Exception as error:  # noqa: BLE001  # training goes on, whatever it is; the user is told
+        except Exception as error:  # noqa: BLE001  # no error may stop the training; the observer reports it
             self._fail(batch, seen, error)
             if batch.is_last:
                 self._try_last(batch)
@@ -222,7 +220,7 @@ class Spool:
         self._unwritten = [] if self.has_given_up else seen[-4 * _MAX_SEEN :]
 
     def _try_last(self, batch: PendingSegment) -> None:
-        """Write the end of a recording without its tensors: what was seen may still find room."""
+        """Commit the end of a recording without its tensors: the events alone may still fit on a full disk."""
         last = PendingSegment(self._next, notes=batch.notes, is_last=True)
         try:
             self._commit(last, self._unwritten, {})
@@ -248,7 +246,7 @@ class Spool:
         self._new_bytes += result.new_bytes
 
     def _measure(self, leaf: str, copy: Copy) -> None:
-        """Take the numbers of a copy here, where nobody waits for it; events of the next segments may name it too."""
+        """Take the statistics of a copy, off the training thread; events of later segments may refer to it too."""
         values = find_values(copy.memory, copy.dtype)
         self._stats[leaf] = None if values is None else measure_values(values, self._bins)
         if len(self._stats) > _MAX_STATS:

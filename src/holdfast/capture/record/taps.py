@@ -1,4 +1,4 @@
-"""Taps: operations that stand in compiled code where a hook was, and show what passes through them."""
+"""Taps: custom operations that are compiled in place of hooks and pass each tensor on to a recording."""
 
 from __future__ import annotations
 
@@ -15,42 +15,45 @@ Tap = Callable[[torch.Tensor, int, int, int], torch.Tensor]
 
 
 class Watcher(Protocol):
-    """Who is shown what passes."""
+    """A recording that receives the tensors of taps."""
 
     def see_tapped(self, place: int, position: int, tensor: torch.Tensor, *, is_grad: bool) -> None:
-        """Look at an output, or its gradient, of the module at a place: the n-th of its results, or the only one."""
+        """Receive an output, or its gradient, of the module number `place`.
+
+        `position` is the index of the tensor among the module's outputs; -1 if it is the only one.
+        """
 
 
 class Taps:
-    """Who is shown what, by number: compiled code outlives the recording that it was compiled in.
+    """The recordings that receive tensors, by number: compiled code outlives the recording it was compiled in.
 
-    There is one for the process, for so it is with torch's operations; it holds nobody alive.
+    There is one per process, because torch's operations are global. It keeps no recording alive.
     """
 
     def __init__(self) -> None:
-        """Make the operations known to torch."""
+        """Register the operations with torch."""
         self._watchers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._count = 0
         self.tap = _define(self._show)
 
     def register(self, watcher: Watcher) -> int:
-        """Return a number by which taps find a watcher as long as it lives."""
+        """Return a number by which taps find this watcher while it is alive."""
         self._count += 1
         self._watchers[self._count] = watcher
         return self._count
 
-    def _show(self, tensor: torch.Tensor, whom: tuple[int, int, int], is_grad: bool) -> torch.Tensor:
-        number, place, position = whom
+    def _show(self, tensor: torch.Tensor, target: tuple[int, int, int], is_grad: bool) -> torch.Tensor:
+        number, place, position = target
         watcher = self._watchers.get(number)
         if watcher is not None:
             watcher.see_tapped(place, position, tensor, is_grad=is_grad)
-        # An operation must not return its argument.
+        # A custom operation must not return its argument.
         return tensor.clone()
 
 
 @cache
 def find_taps() -> Taps:
-    """Return the taps of this process, made when they are first needed."""
+    """Return the taps of this process; the first call creates them."""
     return Taps()
 
 
@@ -64,10 +67,10 @@ def _define(show: Callable[[torch.Tensor, tuple[int, int, int], bool], torch.Ten
         return show(tensor, (number, place, position), True)
 
     def remember(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        ctx.whom = inputs[1:]
+        ctx.target = inputs[1:]
 
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        return tap_grad(grad, *ctx.whom), None, None, None
+        return tap_grad(grad, *ctx.target), None, None, None
 
     tap.register_fake(lambda tensor, number, place, position: torch.empty_like(tensor))
     tap_grad.register_fake(lambda tensor, number, place, position: torch.empty_like(tensor))
@@ -76,7 +79,7 @@ def _define(show: Callable[[torch.Tensor, tuple[int, int, int], bool], torch.Ten
 
 
 def make_hook(tap: Tap, number: int, place: int) -> Callable[..., object]:
-    """Return a hook for the results of a module that does something only while it is compiled."""
+    """Return a forward hook that adds taps to a module's outputs while it is compiled, and otherwise does nothing."""
 
     def hook(module: torch.nn.Module, args: tuple[Any, ...], output: object) -> object:
         if not is_compiling():

@@ -1,4 +1,4 @@
-"""What a step is made with and what it makes: parameters, buffers, their gradients, and the states of optimizers."""
+"""Observes the state of a step: parameters, buffers, RNG state, gradients and optimizer state."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ from holdfast.capture.stored.events import EventKind, Level, Phase
 
 
 class Weights:
-    """Shows an eye the state of a model and its optimizers, at the times at which it means something."""
+    """Passes the state of a model and its optimizers to an observer, before and after the optimizers step."""
 
-    def __init__(self, eye: Observer, points: Points, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """Show nothing yet."""
-        self._eye = eye
+    def __init__(self, observer: Observer, points: Points, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self._observer = observer
         self._points = points
         self._optimizers = optimizers
         self._names = {id(parameter): name for name, parameter in points.parameters.items()}
 
     def see_state(self) -> None:
-        """Show what a step begins with."""
-        if "rng" in self._eye.options.kinds:
+        """Observe the state at the start of a step: RNG state, parameters and buffers."""
+        if "rng" in self._observer.options.kinds:
             self._see("forward", "rng", "cpu", torch.get_rng_state())
         for name, parameter in self._points.parameters.items():
             self._see("forward", "parameter", name, parameter)
@@ -32,17 +31,17 @@ class Weights:
             self._see("forward", "buffer", name, buffer)
 
     def see_all_grads(self) -> None:
-        """Show the gradients of all parameters."""
+        """Observe the gradients of all parameters."""
         self._see_grads(self._points.parameters.items())
 
     def see_grads(self, optimizer: torch.optim.Optimizer) -> None:
-        """Show what an optimizer is about to work with: gradients, and the numbers of its groups."""
+        """Observe what an optimizer is about to use: gradients and the settings of its parameter groups."""
         self._see_grads(self._iter_parameters(optimizer))
-        if "optimizer" in self._eye.options.kinds:
+        if "optimizer" in self._observer.options.kinds:
             self._see_groups(optimizer)
 
     def see_update(self, optimizer: torch.optim.Optimizer) -> None:
-        """Show what an optimizer has made: parameters and its states of them."""
+        """Observe what an optimizer has updated: parameters and optimizer state."""
         for name, parameter in self._iter_parameters(optimizer):
             self._see("optimizer", "parameter", name, parameter)
         for name, parameter in self._iter_parameters(optimizer):
@@ -50,9 +49,9 @@ class Weights:
                 self._see("optimizer", "optimizer", name, tensor, path)
 
     def _see(self, phase: Phase, kind: EventKind, name: str, tensor: torch.Tensor, path: str = "") -> None:
-        level = self._eye.find_level(kind, name)
+        level = self._observer.find_level(kind, name)
         if level is not Level.OFF:
-            self._eye.see(tensor, CallSite(phase, kind, name), level, path)
+            self._observer.see(tensor, CallSite(phase, kind, name), level, path)
 
     def _see_grads(self, parameters: Iterable[tuple[str, torch.Tensor]]) -> None:
         for name, parameter in parameters:
@@ -61,11 +60,11 @@ class Weights:
 
     def _iter_parameters(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor]]:
         for number, group in enumerate(optimizer.param_groups):
-            for place, parameter in enumerate(group["params"]):
-                yield self._names.get(id(parameter), f"param_groups.{number}.{place}"), parameter
+            for index, parameter in enumerate(group["params"]):
+                yield self._names.get(id(parameter), f"param_groups.{number}.{index}"), parameter
 
     def _see_groups(self, optimizer: torch.optim.Optimizer) -> None:
-        """Show the numbers of parameter groups: a learning rate explains more than what follows from it."""
+        """Observe the settings of parameter groups: a wrong learning rate explains every later difference."""
         prefix = f"{self._optimizers.index(optimizer)}." if len(self._optimizers) > 1 else ""
         for number, group in enumerate(optimizer.param_groups):
             for key, value in group.items():
@@ -75,7 +74,7 @@ class Weights:
 
 
 def _find_numbers(value: object) -> torch.Tensor | None:
-    """Return what a parameter group holds as numbers, if it does."""
+    """Return a setting of a parameter group as a tensor; None if it is no number."""
     numbers = value if isinstance(value, tuple | list) else (value,)
     if all(type(each) in (int, float) for each in numbers):
         return torch.tensor(numbers, dtype=torch.float64)

@@ -295,7 +295,7 @@ def test_a_name_that_is_taken_is_refused_before_anything_is_hooked() -> None:
     repo, training = new_repo(), new_training()
     record_steps(repo, "run")
 
-    with pytest.raises(NameInUse, match="choose another name, or overwrite=True"), training.record(repo, "run"):
+    with pytest.raises(NameInUse, match="choose another name, or pass overwrite=True"), training.record(repo, "run"):
         pytest.fail("it must not begin")
 
     assert count_hooks(training.model) == 0

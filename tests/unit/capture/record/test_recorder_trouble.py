@@ -38,7 +38,7 @@ def test_a_store_that_fails_stops_no_training_and_the_user_is_told_once(fault: F
     assert torch.equal(torch.stack(found), torch.stack(expected))
     texts = [str(each.message) for each in told if issubclass(each.category, RecordingWarning)]
     assert len([text for text in texts if "could not be written" in text]) == 1
-    assert "recording has stopped" in texts[-1]
+    assert "recording stopped" in texts[-1]
     assert count_hooks(training.model) == 0
 
 
@@ -54,7 +54,7 @@ def test_a_store_that_fails_once_loses_tensors_and_no_events() -> None:
 
     repo = open_repository(HookedStore(inner, before=fail_once))
 
-    with pytest.warns(RecordingWarning, match="only digests and numbers are kept"):
+    with pytest.warns(RecordingWarning, match="only digests and statistics are kept"):
         record_steps(repo, training=training, level="full", segment_steps=1, count=4)
 
     run = read_run(open_repository(inner), "run")
@@ -120,7 +120,7 @@ def test_a_mistake_of_ours_stops_the_recording_and_not_the_training(monkeypatch:
     with training.record(repo) as rec:
         training.step()
         monkeypatch.setattr(rec._weights, "see_state", _fail)
-        with pytest.warns(RecordingWarning, match="recording has stopped at step 1: ValueError: ours"):
+        with pytest.warns(RecordingWarning, match="recording stopped at step 1: ValueError: ours"):
             training.step()
         training.step()
 
@@ -162,7 +162,7 @@ def test_what_was_committed_before_a_crash_is_readable() -> None:
     [
         ({"level": "everything"}, "the level of '\\*' must be one of 'off', 'digest'"),
         ({"kinds": "inputs"}, "each of kinds must be one of"),
-        ({"steps": "1..2"}, "steps must be like '0-9,20,100:1000:100'"),
+        ({"steps": "1..2"}, "steps must look like '0-9,20,100:1000:100'"),
         ({"max_bytes": "much"}, "max_bytes must be a number of bytes or a text such as '20GB'"),
         ({"queue_bytes": 0}, "queue_bytes must be more than 0"),
         ({"when_full": "panic"}, "when_full must be one of 'block', 'degrade', 'raise'"),
@@ -177,5 +177,5 @@ def test_choices_that_mean_nothing_are_refused(choices: dict[str, object], text:
 
 
 def test_an_option_that_there_is_not_is_named() -> None:
-    with pytest.raises(TypeError, match="record\\(\\) has no option levels; it has"):
+    with pytest.raises(TypeError, match="record\\(\\) has no option levels; its options are"):
         recorder.record(new_repo(), "run", new_training().model, levels="full")  # type: ignore[call-arg]  # as well
