@@ -135,7 +135,7 @@ def test_a_repetition_that_is_as_far_apart_makes_it_noise(recorded: Cli) -> None
         (["diff", "god", "bad"], "no run 'god' in .*; did you mean 'good'"),
         (["diff", "good", "later"], "have no step in common: nothing was compared"),
         (["diff", "good", "bad", "--steps", "many"], "--steps: steps must look like .*, not 'many'"),
-        (["diff", "good", "bad", "--tolerance", "some"], "--tolerance: 'some' is no tolerance"),
+        (["diff", "good", "bad", "--tolerance", "some"], "--tolerance: 'some' is not a tolerance"),
         (["diff", "good", "bad", "--map", "a"], "--map takes NAME=VALUE, not 'a'"),
         (["diff", "good", "bad", "--dim", "a=x"], "--dim takes PATTERN=DIM where DIM is a number"),
         (["report", "good", "bad", "/no/such/place.html"], "there is no directory /no/such; create it first"),
@@ -163,7 +163,7 @@ def test_nan_names_who_made_it(recorded: Cli) -> None:
 
 
 def test_nan_of_a_clean_run_exits_with_0(recorded: Cli) -> None:
-    assert recorded.ok("run", "nan", "good").startswith("good: nothing is NaN")
+    assert recorded.ok("run", "nan", "good").startswith("good: no NaN found")
     assert recorded("run", "nan", "good", "--json").json["origin"] is None
 
 

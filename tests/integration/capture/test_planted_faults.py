@@ -371,7 +371,7 @@ def test_gradients_that_were_changed_after_the_backward_pass_are_told_from_one_t
 
     assert everywhere is not None
     assert everywhere.why.endswith(
-        "; so it is with 50 other parameters: something may have changed all gradients after the backward pass"
+        "; the same holds for 50 other parameters: something may have changed all gradients after the backward pass"
     )
     assert name(once) == ("layers.1.up", 1, "backward")
     assert once is not None

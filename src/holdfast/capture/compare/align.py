@@ -1,4 +1,4 @@
-"""Pairing the events of two runs: by site, by name, by call, by shape and order, by bytes; what is left is listed."""
+"""Pair the events of two runs: by site, by name, by call, by shape and order, by bytes."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from typing import Final, Literal
 from holdfast.capture.stored.events import Event
 
 How = Literal["exact", "name", "call", "shape", "digest"]
-"""Which pass has paired two events: each looks only at what those before it have left."""
+"""Which pass paired two events; each pass sees only the events that earlier passes left."""
 
 WRAPPERS: Final = frozenset(
     {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module"}
 )
-"""Components of names that data-parallel, compiled, sharded and checkpointed modules put around what they wrap."""
+"""Name components that wrappers add: data-parallel, compiled, sharded and checkpointed modules."""
 _MAX_CELLS: Final = 250_000
-"""How large a stretch may be, one side times the other, to be aligned by the longest blocks in common."""
+"""Limit for aligning a stretch by common blocks: the product of the lengths of both sides."""
 
 NameMap = Mapping[str, str]
-"""Names of the first run to names of the second: of a module and all below it, `*` for any part."""
+"""Names of the first run to names of the second: a module and everything below it; `*` matches any component."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two events taken for the same one of two runs."""
+    """An event of each run, treated as the same one."""
 
     a: Event
     b: Event
@@ -38,7 +38,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """The pairs in the order of the first run, and what only one of them has."""
+    """The pairs in the order of the first run, and the events that only one run has."""
 
     pairs: tuple[Pair, ...]
     only_a: tuple[Event, ...]
@@ -46,23 +46,25 @@ class Alignment:
 
 
 def align(a: Sequence[Event], b: Sequence[Event], *, names: NameMap | None = None) -> Alignment:
-    """Pair the events of one step of two runs, each in the order in which it was seen; never gives up.
+    """Pair the events of one step of two runs; both lists are in the order of observation.
 
-    Takes time in proportion to the number of events, but for short stretches of what is named differently.
+    Takes linear time, except for short stretches of events whose names differ.
     """
-    work = _Work(a, b)
-    work.pair_by("exact", lambda event: event.site, lambda event: event.site)
+    aligner = _Aligner(a, b)
+    aligner.pair_by("exact", lambda event: event.site, lambda event: event.site)
     rename = _make_renaming(names or {})
-    work.pair_by("name", partial(_find_place, rename=rename), partial(_find_place, rename=strip_wrappers))
+    aligner.pair_by(
+        "name", partial(_find_renamed_site, rename=rename), partial(_find_renamed_site, rename=strip_wrappers)
+    )
     for find in (_find_shaped_call, _find_call, _find_shaped_name, _find_name):
-        work.pair_by("call", partial(find, rename=rename), partial(find, rename=strip_wrappers))
-    work.pair_by_order()
-    work.pair_by("digest", _find_bytes, _find_bytes)
-    return work.finish()
+        aligner.pair_by("call", partial(find, rename=rename), partial(find, rename=strip_wrappers))
+    aligner.pair_by_order()
+    aligner.pair_by("digest", _find_bytes, _find_bytes)
+    return aligner.finish()
 
 
 def strip_wrappers(fqn: str) -> str:
-    """Return a name without what wrappers have put into it."""
+    """Return a name without the components that wrappers added."""
     return ".".join(part for part in fqn.split(".") if part not in WRAPPERS)
 
 
@@ -93,13 +95,13 @@ def _apply_rule(rule: re.Pattern[str], new: str, fqn: str) -> str | None:
     return re.sub(r"\*", lambda star: next(filled, star[0]), new) + rest
 
 
-def _find_place(event: Event, rename: Callable[[str], str]) -> Hashable:
+def _find_renamed_site(event: Event, rename: Callable[[str], str]) -> Hashable:
     site = event.site
     return (site.phase, site.kind, rename(site.fqn), site.call, site.path)
 
 
 def _find_shaped_call(event: Event, rename: Callable[[str], str]) -> tuple[Hashable, ...]:
-    # Of several results of one call, those of the same shape belong together.
+    # Among several results of one call, pair those of the same shape.
     return (*_find_call(event, rename), event.shape)
 
 
@@ -123,8 +125,8 @@ def _find_signature(event: Event) -> Hashable:
     return (event.site.kind, event.site.phase, event.shape, event.dtype)
 
 
-class _Work:
-    """One alignment under way: positions that are not paired yet."""
+class _Aligner:
+    """The state of one alignment: the pairs so far, and the indices that are not paired yet."""
 
     def __init__(self, a: Sequence[Event], b: Sequence[Event]) -> None:
         self._a, self._b = a, b
@@ -132,65 +134,65 @@ class _Work:
         self._pairs: dict[int, tuple[int, How]] = {}
 
     def pair_by(self, how: How, key_a: Callable[[Event], Hashable], key_b: Callable[[Event], Hashable]) -> None:
-        """Pair what has the same key, in order."""
+        """Pair events with the same key, in order."""
         if not self._left_a or not self._left_b:
             return
         waiting: defaultdict[Hashable, deque[int]] = defaultdict(deque)
-        for place in self._left_b:
-            waiting[key_b(self._b[place])].append(place)
-        found = ((place, waiting.get(key_a(self._a[place]))) for place in self._left_a)
-        self._keep(how, [(place, queue.popleft()) for place, queue in found if queue])
+        for index in self._left_b:
+            waiting[key_b(self._b[index])].append(index)
+        found = ((index, waiting.get(key_a(self._a[index]))) for index in self._left_a)
+        self._keep(how, [(index, queue.popleft()) for index, queue in found if queue])
 
     def pair_by_order(self) -> None:
-        """Pair what has the same kind, phase, shape and dtype and comes in the same order."""
+        """Pair events with the same kind, phase, shape and dtype that come in the same order."""
         if self._left_a and self._left_b:
-            ours = [_find_signature(self._a[place]) for place in self._left_a]
-            theirs = [_find_signature(self._b[place]) for place in self._left_b]
+            ours = [_find_signature(self._a[index]) for index in self._left_a]
+            theirs = [_find_signature(self._b[index]) for index in self._left_b]
             anchors = self._find_anchors()
             matched = [*_iter_matches(ours, theirs, anchors)]
             self._keep("shape", [(self._left_a[left], self._left_b[right]) for left, right in matched])
 
     def _find_anchors(self) -> list[tuple[int, int]]:
-        """Return what is left and has the same bytes, which nothing else has, in an order that both runs share."""
+        """Return unpaired events whose bytes occur once in each run, as pairs in an order that both runs share."""
         ours, theirs = (
-            _find_unique([(_find_signature(side[place]), side[place].digest) for place in left])
+            _find_unique([(_find_signature(side[index]), side[index].digest) for index in left])
             for side, left in ((self._a, self._left_a), (self._b, self._left_b))
         )
-        common = [(place, theirs[key]) for key, place in ours.items() if key in theirs]
+        common = [(index, theirs[key]) for key, index in ours.items() if key in theirs]
         return _find_rising(common)
 
     def _keep(self, how: How, pairs: Sequence[tuple[int, int]]) -> None:
         self._pairs.update({left: (right, how) for left, right in pairs})
         paired_a, paired_b = {left for left, _ in pairs}, {right for _, right in pairs}
-        self._left_a = [place for place in self._left_a if place not in paired_a]
-        self._left_b = [place for place in self._left_b if place not in paired_b]
+        self._left_a = [index for index in self._left_a if index not in paired_a]
+        self._left_b = [index for index in self._left_b if index not in paired_b]
 
     def finish(self) -> Alignment:
-        """Return what was found."""
+        """Return the pairs and the events left over."""
         pairs = (Pair(self._a[left], self._b[right], how) for left, (right, how) in sorted(self._pairs.items()))
-        only_a, only_b = (self._a[place] for place in self._left_a), (self._b[place] for place in self._left_b)
+        only_a, only_b = (self._a[index] for index in self._left_a), (self._b[index] for index in self._left_b)
         return Alignment(tuple(pairs), tuple(only_a), tuple(only_b))
 
 
 def _find_unique(keys: Sequence[Hashable]) -> dict[Hashable, int]:
-    places: dict[Hashable, int] = {}
+    indices: dict[Hashable, int] = {}
     repeated = set()
-    for place, key in enumerate(keys):
-        if key in places:
+    for index, key in enumerate(keys):
+        if key in indices:
             repeated.add(key)
-        places[key] = place
-    return {key: place for key, place in places.items() if key not in repeated}
+        indices[key] = index
+    return {key: index for key, index in indices.items() if key not in repeated}
 
 
 def _find_rising(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the longest part of pairs, which rise on the left, that rises on the right as well."""
+    """Return the longest subsequence of pairs, sorted on the left, that is also increasing on the right."""
     tails: list[int] = []
     chain: list[int] = []
     before: list[int] = [-1] * len(pairs)
     for number, (_, right) in enumerate(pairs):
         length = bisect_left(tails, right)
         before[number] = chain[length - 1] if length else -1
-        # A chain of that length now ends lower; or it is the longest so far.
+        # A chain of this length now ends with a smaller number, or is the longest so far.
         tails[length : length + 1] = [right]
         chain[length : length + 1] = [number]
     found = []
@@ -204,7 +206,7 @@ def _find_rising(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 def _iter_matches(
     a: Sequence[Hashable], b: Sequence[Hashable], anchors: Iterable[tuple[int, int]]
 ) -> Iterator[tuple[int, int]]:
-    """Yield pairs of places that have the same signature, in order; anchors are pairs already."""
+    """Yield pairs of indices that have the same signature, in order; anchors are already pairs."""
     start_a = start_b = 0
     for end_a, end_b in (*anchors, (len(a), len(b))):
         yield from _iter_stretch(a[start_a:end_a], b[start_b:end_b], start_a, start_b)
@@ -216,7 +218,7 @@ def _iter_matches(
 def _iter_stretch(
     a: Sequence[Hashable], b: Sequence[Hashable], start_a: int, start_b: int
 ) -> Iterator[tuple[int, int]]:
-    """Yield pairs between two anchors: what is alike at both ends first, then blocks if that is affordable."""
+    """Yield pairs between two anchors: equal ends first, then common blocks if the stretch is small enough."""
     head = 0
     while head < min(len(a), len(b)) and a[head] == b[head]:
         yield start_a + head, start_b + head
@@ -236,10 +238,10 @@ def _find_blocks(a: Sequence[Hashable], b: Sequence[Hashable]) -> Iterator[tuple
 
 
 def _find_in_turn(a: Sequence[Hashable], b: Sequence[Hashable]) -> Iterator[tuple[int, int]]:
-    """Yield the first of a signature with the first of it on the other side, the second with the second, and so on."""
+    """Yield pairs by count: the n-th of a signature with the n-th of it on the other side."""
     waiting: defaultdict[Hashable, deque[int]] = defaultdict(deque)
-    for place, key in enumerate(b):
-        waiting[key].append(place)
-    for place, key in enumerate(a):
+    for index, key in enumerate(b):
+        waiting[key].append(index)
+    for index, key in enumerate(a):
         if queue := waiting.get(key):
-            yield place, queue.popleft()
+            yield index, queue.popleft()

@@ -1,4 +1,4 @@
-"""For tests of the user: two runs match, or the test fails with the first place where they part."""
+"""`assert_runs_match`, for use in tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def assert_runs_match(
     reference: Run | None = None,
     **ways: Unpack[DiffChoices],
 ) -> RunDiff:
-    """Compare two runs as `Store.diff_runs` does; raises AssertionError that says where they part."""
+    """Compare two runs like `Store.diff_runs`; raises AssertionError that says where they diverge."""
     __tracebackhide__ = True
     result = diff_runs(a, b, noise=noise, reference=reference, ways=make_ways(ways))
     if not result.steps:

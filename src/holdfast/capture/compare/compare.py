@@ -1,4 +1,4 @@
-"""Where two runs part: goes down the steps that differ, pairs their events, and finds which of them are origins."""
+"""Compare two runs: reads the steps that differ, pairs their events, and finds the origins of the differences."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ class Ways:
 
     bounds: Bounds = field(default_factory=Bounds)
     names: NameMap = field(default_factory=dict)
-    """What modules of the first run are called in the second."""
+    """Names of the first run to names of the second, for modules that were renamed."""
     dims: Dims = field(default_factory=dict)
-    """How the tensors of many ranks lie together where they do not say so themselves."""
+    """How to combine the tensors of many ranks that are not DTensors, by name pattern."""
     steps: Collection[int] | None = None
     shift: int = 0
-    """How many steps the first run had behind it when the second began: that one was resumed, and counts from 0."""
+    """Added to the step numbers of the second run: for a resumed run whose steps count from 0."""
     max_rows: int = _MAX_ROWS
 
 
 class DiffChoices(TypedDict, total=False):
-    """How a caller may have two runs compared; see `Ways` and `Bounds`."""
+    """The keyword options of a comparison; `Ways` and `Bounds` describe each."""
 
     tolerance: tuple[float, float] | None
-    """rtol and atol, for all dtypes."""
+    """`(rtol, atol)` for all dtypes; None uses the table of `torch.testing`."""
     factor: float
     margin: float
     names: NameMap
@@ -63,15 +63,15 @@ class DiffChoices(TypedDict, total=False):
 
 
 def make_ways(choices: DiffChoices) -> Ways:
-    """Return what a caller has chosen; raises TypeError for what there is not."""
+    """Return the options of a comparison; raises TypeError for an unknown one."""
     known = DiffChoices.__annotations__
     if unknown := sorted(choices.keys() - known.keys()):
-        raise TypeError(f"diff_runs() has no option {', '.join(unknown)}; it has {', '.join(known)}")
-    given: dict[str, Any] = dict(choices)
-    bounds = {name: given.pop(name) for name in ("tolerance", "factor", "margin") if name in given}
+        raise TypeError(f"diff_runs() has no option {', '.join(unknown)}; its options are {', '.join(known)}")
+    rest: dict[str, Any] = dict(choices)
+    bounds = {name: rest.pop(name) for name in ("tolerance", "factor", "margin") if name in rest}
     if bounds.get("tolerance") is not None:
         bounds["tolerance"] = Tolerance(*bounds["tolerance"])
-    return Ways(bounds=Bounds(**bounds), **given)
+    return Ways(bounds=Bounds(**bounds), **rest)
 
 
 def diff_runs(
@@ -83,38 +83,43 @@ def diff_runs(
     tolerance: Tolerance | None = None,
     ways: Ways | None = None,
 ) -> RunDiff:
-    """Find where run `b` parts from run `a`.
+    """Find where run `b` diverges from run `a`.
 
-    Tensors are close if they are within torch.testing's tolerances, or `tolerance`; with `noise`, a repetition of
-    `a`, if they are no farther apart than a few times what these two are; with `reference`, if `b` is about as near
-    to it as `a`. What is given rather than computed - the model's input, parameters before the first step, random
-    states - has to be equal.
+    Two tensors are close if they are within `tolerance`; the default is that of `torch.testing.assert_close` for
+    their dtype. With `noise`, a repetition of `a`, they are close if their difference is at most a few times the
+    difference between `a` and `noise`. With `reference`, they are close if `b` is about as near to the reference as
+    `a` is. Tensors that were not computed in the run must be equal: the model's inputs, the parameters before the
+    first step, and the RNG state.
     """
     chosen = ways or Ways()
     bounds = chosen.bounds if tolerance is None else Bounds(tolerance, chosen.bounds.factor, chosen.bounds.margin)
     runs, gatherings = _gather_all(a, shift_run(b, chosen.shift), noise, reference, chosen.dims)
     ours, theirs = runs[0], runs[1]
-    assert ours is not None and theirs is not None, "both were given"  # noqa: PT018  # one thing is meant
+    assert ours is not None and theirs is not None, "both were passed"  # noqa: PT018  # one condition
     judge = Judge(ours, theirs, bounds, noise=runs[2], reference=runs[3], names=chosen.names)
-    work = _Work(ours, theirs, judge, chosen)
+    comparison = _Comparison(ours, theirs, judge, chosen)
     for step in _find_steps(ours, theirs, chosen.steps):
-        work.compare_step(step)
-    notes = (*_iter_notes(ours, theirs), *work.iter_notes(), *(note for each in gatherings for note in each.notes))
+        comparison.compare_step(step)
+    notes = (
+        *_iter_notes(ours, theirs),
+        *comparison.iter_notes(),
+        *(note for each in gatherings for note in each.notes),
+    )
     return RunDiff(
         a=a.facts.name,
         b=b.facts.name,
-        origin=work.origins[0] if work.origins else None,
-        origins=tuple(work.origins),
-        rows=tuple(work.rows),
-        steps=tuple(work.steps),
+        origin=comparison.origins[0] if comparison.origins else None,
+        origins=tuple(comparison.origins),
+        rows=tuple(comparison.rows),
+        steps=tuple(comparison.steps),
         environment=tuple(iter_changes(a.facts.environment, b.facts.environment)),
         notes=notes,
-        left_out=work.left_out,
+        left_out=comparison.left_out,
     )
 
 
 def iter_changes(a: Mapping[str, Json], b: Mapping[str, Json]) -> Iterator[EnvironmentChange]:
-    """Yield in what two environments differ, by dotted name."""
+    """Yield the differences of two environments, by dotted name."""
     ours, theirs = dict(_iter_flat(a, "")), dict(_iter_flat(b, ""))
     for what in dict.fromkeys((*ours, *theirs)):
         if ours.get(what) != theirs.get(what):
@@ -132,10 +137,10 @@ def _iter_flat(facts: Mapping[str, Json], prefix: str) -> Iterator[tuple[str, Js
 def _gather_all(
     a: Run, b: Run, noise: Run | None, reference: Run | None, dims: Dims
 ) -> tuple[list[Run | None], list[Gathering]]:
-    """Return the runs as they can be compared: as if of one rank each, unless all ranks are alike."""
+    """Return the runs unchanged if world size and sharding agree; otherwise gathered into one rank each."""
     runs = [a, b, noise, reference]
-    given = [run for run in runs if run is not None]
-    if not dims and len({run.facts.world for run in given}) == 1 and len({_has_shards(run) for run in given}) == 1:
+    passed = [run for run in runs if run is not None]
+    if not dims and len({run.facts.world for run in passed}) == 1 and len({_has_shards(run) for run in passed}) == 1:
         return list(runs), []
     gatherings: list[Gathering] = []
     gathered: list[Run | None] = []
@@ -163,13 +168,13 @@ def _iter_notes(a: Run, b: Run) -> Iterator[str]:
         yield from (f"{run.facts.name}: {note}" for note in run.facts.notes)
         if run.facts.status != "complete":
             yield f"{run.facts.name}: the recording was not finished"
-        alone = sorted(set(run.steps) - set(other.steps))
-        if alone:
-            yield f"{run.facts.name}: steps {_show_steps(alone)} are not in {other.facts.name}"
+        extra = sorted(set(run.steps) - set(other.steps))
+        if extra:
+            yield f"{run.facts.name}: steps {_show_steps(extra)} are not in {other.facts.name}"
 
 
 def _show_steps(steps: Sequence[int]) -> str:
-    """Return rising numbers as ranges."""
+    """Return sorted step numbers as ranges: "0-3, 7"."""
     runs: list[list[int]] = []
     for step in steps:
         if runs and step == runs[-1][1] + 1:
@@ -180,24 +185,24 @@ def _show_steps(steps: Sequence[int]) -> str:
 
 
 @dataclass(slots=True)
-class _Rank:
-    """One rank's share of a step under comparison."""
+class _RankStep:
+    """One rank's events of a step, paired."""
 
     rank: int
-    scene: StepGraph
+    graph: StepGraph
     alignment: Alignment
     pairs: dict[int, tuple[Pair, Verdict]]
-    """By place in the scene, what is paired."""
+    """By index of the event in the graph, its pair and the verdict."""
 
     @property
     def stage(self) -> int:
-        """How early something differs."""
-        bad = (find_stage(event) for place, event in enumerate(self.scene.events) if self.scene.is_bad(place))
+        """The earliest stage in which something differs; NOWHERE if nothing does."""
+        bad = (find_stage(event) for index, event in enumerate(self.graph.events) if self.graph.is_bad(index))
         return min(bad, default=NOWHERE)
 
 
-class _Work:
-    """One comparison under way."""
+class _Comparison:
+    """The state of one comparison."""
 
     def __init__(self, a: Run, b: Run, judge: Judge, ways: Ways) -> None:
         self._a, self._b, self._judge, self._ways = a, b, judge, ways
@@ -213,29 +218,29 @@ class _Work:
 
     @property
     def origins(self) -> list[Origin]:
-        """The first one of each module, parameter or state, in order."""
+        """The first origin of each module, parameter or state, in order."""
         found: dict[tuple[str, str, int], Origin] = {}
         for _, origin in sorted(self._order, key=lambda pair: pair[0]):
             found.setdefault((origin.fqn, origin.phase, origin.rank), origin)
         return [*found.values()][:_MAX_ORIGINS]
 
     def iter_notes(self) -> Iterator[str]:
-        """Yield what a reader should know of how it was compared."""
+        """Yield notes on how the runs were compared."""
         if self._is_near:
-            yield "what the origin comes from is close but not equal: tolerance 'exact' shows where that began"
+            yield "the inputs of the origin are close but not equal: tolerance 'exact' shows where they began to differ"
         if self._recomputed:
-            yield f"{self._recomputed} tensors that were computed again for the backward pass are left out"
+            yield f"{self._recomputed} tensors that were recomputed for the backward pass are left out"
         if self.left_out:
-            yield f"{self.left_out} rows beyond the first {self._ways.max_rows} are only counted"
+            yield f"{self.left_out} rows after the first {self._ways.max_rows} are counted but not listed"
 
     @property
     def _is_near(self) -> bool:
-        """Whether the first origin has its class by tolerance only."""
+        """Whether the first origin is one only because of the tolerance: an input of it is close, not equal."""
         origin = next(iter(self.origins), None)
         return origin is not None and any(part.standing == "close" for part in (*origin.inputs, *origin.parameters))
 
     def compare_step(self, step: int) -> None:
-        """Compare one step, unless its roots say that nothing in it differs and nothing has differed before."""
+        """Compare one step; skip it if its roots are equal and no step before it differs."""
         self._first_step = step if self._first_step is None else self._first_step
         if not self._trails and all(self._a.root(step, rank) == self._b.root(step, rank) for rank in self._ranks):
             self.steps.append(StepDiff(step, {}, is_skipped=True))
@@ -249,7 +254,7 @@ class _Work:
         largest = 0.0
         for rank in ranks:
             elsewhere = min((stage for number, stage in stages.items() if number != rank.rank), default=NOWHERE)
-            found = self._trails[rank.rank].judge(rank.scene, elsewhere=elsewhere)
+            found = self._trails[rank.rank].judge(rank.graph, elsewhere=elsewhere)
             for row in self._iter_rows(rank, found):
                 counts[row.cls] += 1
                 largest = max(largest, _find_relative(row))
@@ -258,7 +263,7 @@ class _Work:
         self.steps.append(StepDiff(step, counts, largest))
 
     def _begin(self) -> None:
-        """Learn what was there before the first step that differs: from the first one, and the one before."""
+        """Read the state before the first step that differs: from the very first step and the last equal one."""
         for rank in self._ranks:
             trail = self._trails[rank] = Trail()
             steps = [self._first_step, self._skipped] if self._skipped is not None else []
@@ -266,22 +271,22 @@ class _Work:
                 if step is not None:
                     trail.judge(StepGraph([event for event in self._a.events(step, rank) if not event.recompute]))
 
-    def _open(self, step: int, rank: int) -> _Rank:
+    def _open(self, step: int, rank: int) -> _RankStep:
         ours, theirs = (self._read(run, step, rank) for run in (self._a, self._b))
         alignment = align(ours, theirs, names=self._ways.names)
-        scene = StepGraph(ours)
-        places = {event.seq: place for place, event in enumerate(ours)}
+        graph = StepGraph(ours)
+        indices = {event.seq: index for index, event in enumerate(ours)}
         trail = self._trails[rank]
         pairs: dict[int, tuple[Pair, Verdict]] = {}
         standings: list[Standing] = ["missing"] * len(ours)
         for pair in alignment.pairs:
-            place = places[pair.a.seq]
+            index = indices[pair.a.seq]
             is_same = pair.a.digest == pair.b.digest
-            verdict = self._judge.judge(pair, is_given=not is_same and trail.is_given(scene, place))
-            pairs[place] = (pair, verdict)
-            standings[place] = verdict.standing
-        scene.settle(standings)
-        return _Rank(rank, scene, alignment, pairs)
+            verdict = self._judge.judge(pair, is_given=not is_same and trail.is_given(graph, index))
+            pairs[index] = (pair, verdict)
+            standings[index] = verdict.standing
+        graph.settle(standings)
+        return _RankStep(rank, graph, alignment, pairs)
 
     def _read(self, run: Run, step: int, rank: int) -> list[Event]:
         events = run.events(step, rank)
@@ -289,19 +294,19 @@ class _Work:
         self._recomputed += len(events) - len(kept)
         return kept
 
-    def _iter_rows(self, rank: _Rank, found: Mapping[int, Cause]) -> Iterator[EventRow]:
+    def _iter_rows(self, rank: _RankStep, found: Mapping[int, Cause]) -> Iterator[EventRow]:
         hints = PairHints(rank.alignment, names=(self._a.facts.name, self._b.facts.name))
-        for place, event in enumerate(rank.scene.events):
-            if place not in rank.pairs:
+        for index, event in enumerate(rank.graph.events):
+            if index not in rank.pairs:
                 yield EventRow("missing", event, None, why=f"only in {self._a.facts.name}")
                 continue
-            pair, verdict = rank.pairs[place]
+            pair, verdict = rank.pairs[index]
             cls: Class = "equal"
             why = ""
-            if place in found:
-                cls, why = ("origin" if found[place].is_origin else "propagated"), found[place].why
-                if found[place].is_origin:
-                    self._keep_origin(rank, place, found[place], hints)
+            if index in found:
+                cls, why = ("origin" if found[index].is_origin else "propagated"), found[index].why
+                if found[index].is_origin:
+                    self._keep_origin(rank, index, found[index], hints)
             elif verdict.standing == "close":
                 cls = "close"
             yield EventRow(cls, pair.a, pair.b, pair.how, verdict.measure, why, verdict.floor)
@@ -314,15 +319,15 @@ class _Work:
         else:
             self.left_out += 1
 
-    def _keep_origin(self, rank: _Rank, place: int, found: Cause, hints: PairHints) -> None:
-        pair, verdict = rank.pairs[place]
-        # Hints cost a look at the whole step each, and nobody reads hundreds of them.
+    def _keep_origin(self, rank: _RankStep, index: int, found: Cause, hints: PairHints) -> None:
+        pair, verdict = rank.pairs[index]
+        # Each hint scans the whole step, and hundreds of hints are of no use to a reader.
         has_hints = len(self._order) < _MAX_ORIGINS * len(self._ranks)
         moved = hints.find_reordered(pair) if has_hints else ""
-        events, standings = rank.scene.events, rank.scene.standings
+        events, standings = rank.graph.events, rank.graph.standings
         inputs = (ComparedInput(name_site(events[each].site), standings[each]) for each in found.inputs)
         origin = Origin(
-            # Where calls come in another order, it is the call that has moved, not what is around it.
+            # If calls come in another order, the origin is the call that moved, not the module around it.
             fqn=pair.a.site.fqn if moved and found.kind == "input" else found.fqn,
             step=found.step,
             phase=found.phase,
@@ -343,8 +348,8 @@ class _Work:
         self._order.append(((found.step, find_stage(pair.a), pair.a.seq, rank.rank), origin))
 
 
-def _iter_counts(rank: _Rank, found: Cause, origin: Pair) -> Iterator[str]:
-    """Yield how many steps an optimizer has taken, if that differs: then a state was lost, or is another's."""
+def _iter_counts(rank: _RankStep, found: Cause, origin: Pair) -> Iterator[str]:
+    """Yield the step counts of an optimizer if they differ: then its state was lost or mixed up."""
     if found.kind != "optimizer":
         return
     for pair, verdict in rank.pairs.values():
@@ -352,13 +357,16 @@ def _iter_counts(rank: _Rank, found: Cause, origin: Pair) -> Iterator[str]:
         is_count = site.kind == "optimizer" and site.fqn == origin.a.site.fqn and site.path == "['step']"
         if is_count and verdict.measure and verdict.measure.values:
             ours, theirs = verdict.measure.values
-            yield f"the optimizer counts {ours:g} steps in the first run and {theirs:g} in the second: a state was lost"
+            yield (
+                f"the optimizer counts {ours:g} steps in the first run and {theirs:g} in the second:"
+                " its state was lost or replaced"
+            )
 
 
 def _iter_guesses(found: Cause) -> Iterator[str]:
-    """Yield where else to look: no gradient was recorded between these and what was named."""
+    """Yield other modules that may be the origin: no gradient was recorded between them and the named one."""
     if found.maybe:
-        yield f"it may as well be the backward pass of {', '.join(name or 'the model' for name in found.maybe)}"
+        yield f"the origin may also be the backward pass of {', '.join(name or 'the model' for name in found.maybe)}"
 
 
 def _find_relative(row: EventRow) -> float:
@@ -367,7 +375,7 @@ def _find_relative(row: EventRow) -> float:
 
 
 def describe_mismatch(result: RunDiff, *, max_rows: int = 10) -> str:
-    """Return why two runs do not match, for people."""
+    """Return a text that says where two runs diverge, with notes, environment changes and the first rows."""
     lines = [result.headline]
     lines += [f"  {note}" for note in (result.origin.notes if result.origin else ())]
     lines += [f"  environment: {change.what}: {change.a} -> {change.b}" for change in result.environment]

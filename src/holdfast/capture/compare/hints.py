@@ -1,4 +1,4 @@
-"""Hints at what a difference may mean: calls in another order, calls of one run only, bytes that lie elsewhere."""
+"""Hints on what may explain a difference: reordered calls, calls of one run only, tensors that were swapped."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _MAX_NAMED: Final = 3
 
 
 class PairHints:
-    """What the events of one step of one rank say about a pair of them; found when asked for."""
+    """Finds hints for a pair in the other events of its step and rank."""
 
     def __init__(self, alignment: Alignment, *, names: tuple[str, str]) -> None:
-        """Know the events and the names of both runs."""
+        """Search in `alignment`; `names` are the names of both runs, for the texts."""
         self._alignment = alignment
         self._a, self._b = names
         self._calls = [pair for pair in alignment.pairs if pair.a.site.kind == pair.b.site.kind == "input"]
 
     def find_reordered(self, pair: Pair) -> str:
-        """Say which calls come before this one in one run and after it in the other; nothing if none do."""
+        """Return a text on calls that come before this one in one run and after it in the other; "" if none do."""
         if pair.a.site.kind != "input":
             return ""
         fqn = pair.a.site.fqn
@@ -36,7 +36,7 @@ class PairHints:
         return f"calls come in another order: it is called {', and '.join(parts)}"
 
     def iter_notes(self, pair: Pair) -> Iterator[str]:
-        """Yield what else is worth knowing."""
+        """Yield further hints on a pair."""
         if pair.how != "exact":
             yield f"paired by {pair.how} with {pair.b.site.fqn or 'the model'} in {self._b}"
         for events, run, seq in (
@@ -56,11 +56,11 @@ class PairHints:
             return
         other = _find_elsewhere(pair.b, [each.a for each in self._alignment.pairs])
         if other:
-            yield f"{self._b} has there the bytes of {other} in {self._a}"
+            yield f"it has the bytes in {self._b} that {other} has in {self._a}"
 
 
 def _find_elsewhere(event: Event, others: Sequence[Event]) -> str:
-    """Return what of the same kind has the bytes of an event, if that is not itself."""
+    """Return the name of another event of the same kind that has the bytes of an event; "" if none has."""
     same = (event.digest, event.dtype, event.shape, event.site.kind)
     names = [
         other.site.fqn
@@ -75,6 +75,6 @@ def _is_related(fqn: str, other: str) -> bool:
 
 
 def _name(names: Sequence[str]) -> str:
-    """Return the outermost of some names, a few of them."""
+    """Return the outermost of the names, at most a few of them."""
     kept = [name for name in dict.fromkeys(names) if not any(is_below(name, other) for other in names)]
     return ", ".join(kept[:_MAX_NAMED]) + (" and more" if len(kept) > _MAX_NAMED else "")

@@ -1,4 +1,4 @@
-"""How far two tensors are apart: one pass over both in blocks, in float64; or what their stored numbers alone tell."""
+"""Measure the distance of two tensors: one pass over both in blocks, in float64; or bounds from their statistics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from holdfast.capture.stored.events import Stats
 from holdfast.repo.format.record import Json
 
 _BLOCK_ITEMS: Final = 1 << 13
-"""Few enough to stay in the cache, several times over, and for no library to wake its threads for."""
+"""Small enough that several blocks fit into the cache, and that no library starts threads for one."""
 _BITS: Final[Mapping[torch.dtype, torch.dtype]] = MappingProxyType(
     {
         torch.float16: torch.int16,
@@ -26,14 +26,14 @@ _BITS: Final[Mapping[torch.dtype, torch.dtype]] = MappingProxyType(
 )
 _SIGN: Final = -(1 << 63)
 _SAFE: Final = (1e-140, 1e140)
-"""Magnitudes whose squares, summed, are floats."""
+"""Magnitudes whose sums of squares neither overflow nor underflow."""
 
 Basis = Literal["values", "stats", "digest"]
 Numbers = np.ndarray[Any, Any]
 
 
 class Tolerance(NamedTuple):
-    """A value fits if it is no farther from the expected one than `atol + rtol * |expected|`."""
+    """A value is close if it differs from the expected one by at most `atol + rtol * |expected|`."""
 
     rtol: float
     atol: float
@@ -51,41 +51,41 @@ TABLE: Final[Mapping[str, Tolerance]] = MappingProxyType(
         "complex128": Tolerance(1e-7, 1e-7),
     }
 )
-"""What `torch.testing.assert_close` allows by default, by dtype; all others have to be equal."""
+"""The default tolerances of `torch.testing.assert_close` by dtype; other dtypes must be equal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Distance:
-    """How far `b` is from `a`; NaN in the same place on both sides counts as equal. None is what is not known."""
+    """The difference of `b` from `a`. None means not known; NaN at the same index on both sides counts as equal."""
 
     basis: Basis
     total: int = 0
     unequal: int | None = None
-    """How many values are not the same."""
+    """Number of values that are not equal."""
     mismatches: int | None = None
-    """How many of them are outside of the tolerance, or NaN or infinite on one side only."""
+    """Number of values outside the tolerance, or NaN or infinite on one side only."""
     max_abs: float | None = None
-    """The largest difference of values that are finite on both sides; at least that, where only stats are known."""
+    """The largest difference of values that are finite on both sides; a lower bound if only stats are known."""
     at: tuple[int, ...] | None = None
-    """Where that is, or else the first place that is NaN or infinite on one side only."""
+    """Index of that difference; if there is none, the first index that is NaN or infinite on one side only."""
     values: tuple[complex, complex] | None = None
-    """Both values there."""
+    """Both values at that index."""
     relative_l2: float | None = None
-    """The norm of the difference by that of `a`; at least that, where only stats are known."""
+    """The norm of the difference divided by that of `a`; a lower bound if only stats are known."""
     cosine: float | None = None
     sqnr_db: float | None = None
-    """Power of `a` by power of the difference, in decibel; infinite if nothing differs."""
+    """Power of `a` divided by power of the difference, in decibels; infinite if nothing differs."""
     max_ulp: int | None = None
-    """How many floats of the wider dtype lie between the two that are farthest apart in this sense."""
+    """The largest difference in units in the last index of the wider dtype."""
     nan: tuple[int, int] = (0, 0)
     inf: tuple[int, int] = (0, 0)
     masks: int = 0
-    """In how many places only one side is NaN, or infinite in that way."""
+    """Number of values that are NaN, or infinite with that sign, on one side only."""
     note: str = ""
 
     @property
     def percent(self) -> float | None:
-        """How much is outside of the tolerance."""
+        """Percentage of values outside the tolerance."""
         if self.mismatches is None:
             return None
         return 100 * self.mismatches / self.total if self.total else 0.0
@@ -96,7 +96,7 @@ class Distance:
         return self.mismatches == 0
 
     def to_json(self) -> dict[str, Json]:
-        """Return the numbers as JSON has them; those that are not finite as text."""
+        """Return the numbers as JSON; those that are not finite as text."""
         return {
             "basis": self.basis,
             "total": self.total,
@@ -124,7 +124,7 @@ def _spell(value: complex | None) -> Json:
 
 
 def find_tolerance(a: torch.dtype, b: torch.dtype) -> Tolerance:
-    """Return what the table allows for the wider of two dtypes."""
+    """Return the tolerance in the table for the wider of two dtypes."""
     return TABLE.get(str(find_wider(a, b)).removeprefix("torch."), EXACT)
 
 
@@ -132,7 +132,7 @@ def find_wider(a: torch.dtype, b: torch.dtype) -> torch.dtype:
     """Return the dtype in which values of both are compared."""
     if a == b:
         return a
-    # Torch promotes no float of 8 bits, and no unsigned integer of more than 8.
+    # Torch does not promote 8-bit floats, or unsigned integers of more than 8 bits.
     a, b = (_widen(dtype) for dtype in (a, b))
     return torch.promote_types(a, b)
 
@@ -144,7 +144,7 @@ def _widen(dtype: torch.dtype) -> torch.dtype:
 
 
 def measure(a: torch.Tensor, b: torch.Tensor, *, tolerance: Tolerance | None = None) -> Distance:
-    """Return how far `b` is from `a`, by the table's tolerance if none is given."""
+    """Return the difference of `b` from `a`; `tolerance` defaults to that of the table."""
     if a.shape != b.shape:
         note = f"shapes differ: {tuple(a.shape)} against {tuple(b.shape)}"
         return Distance("values", total=a.numel(), note=note)
@@ -162,13 +162,13 @@ def measure(a: torch.Tensor, b: torch.Tensor, *, tolerance: Tolerance | None = N
 
 
 def measure_stats(a: Stats | None, b: Stats | None, total: int) -> Distance:
-    """Return what is known of two tensors that differ and of which only numbers, or not even those, were kept."""
+    """Return what is known about two tensors that differ if only statistics, or only digests, were kept."""
     if a is None or b is None:
         return Distance(
             "digest", total=total, note="only digests were kept: the bytes differ, by how much is not known"
         )
     gap, drift = max(abs(a.minimum - b.minimum), abs(a.maximum - b.maximum)), abs(a.norm - b.norm)
-    # Where nothing is finite on one side, there are no numbers.
+    # If one side has no finite value, its statistics are NaN.
     is_known = math.isfinite(gap) and math.isfinite(drift)
     relative = drift / a.norm if a.norm else math.inf if drift else 0.0
     return Distance(
@@ -186,16 +186,16 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _unravel(place: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+def _unravel(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:
     index: list[int] = []
     for size in reversed(shape):
-        place, rest = divmod(place, size)
+        flat, rest = divmod(flat, size)
         index.append(rest)
     return tuple(reversed(index))
 
 
-def _pick(a: torch.Tensor, b: torch.Tensor, place: int) -> tuple[complex, complex]:
-    x, y = (side.flatten()[place].item() for side in (a, b))
+def _pick(a: torch.Tensor, b: torch.Tensor, flat: int) -> tuple[complex, complex]:
+    x, y = (side.flatten()[flat].item() for side in (a, b))
     return x, y
 
 
@@ -204,23 +204,23 @@ def _measure_integers(a: torch.Tensor, b: torch.Tensor) -> Distance:
     for start in range(0, total, _BLOCK_ITEMS):
         x, y = (_order(side.flatten()[start : start + _BLOCK_ITEMS]) for side in (a, b))
         unequal += int((x != y).sum())
-        # Modulo 2**64 the difference is right, and as an unsigned number it fits.
+        # The difference may overflow int64, but is exact modulo 2**64; read as unsigned, it is right.
         gap = torch.maximum(x, y) - torch.minimum(x, y)
-        place = int((gap ^ _SIGN).argmax())
-        if (size := int(gap[place]) % (1 << 64)) > largest:
-            largest, at = size, (start + place,)
+        index = int((gap ^ _SIGN).argmax())
+        if (size := int(gap[index]) % (1 << 64)) > largest:
+            largest, at = size, (start + index,)
     return Distance("values", total, unequal, unequal, largest, at)
 
 
 def _order(block: torch.Tensor) -> torch.Tensor:
-    """Return integers as int64 that are as far apart as before; those of uint64 in their order."""
+    """Return integers as int64 with the same differences; uint64 is shifted to keep its order."""
     return block.view(torch.int64) ^ _SIGN if block.dtype == torch.uint64 else block.to(torch.int64)
 
 
 def _measure_floats(a: torch.Tensor, b: torch.Tensor, wider: torch.dtype, allowed: Tolerance) -> Distance:
     tally = _Tally(allowed, _find_scale(a, b))
     compared = torch.complex128 if wider.is_complex else torch.float64
-    # Two infinities, or two numbers at the ends of what a float can hold, have no difference; they are looked for.
+    # Extreme values overflow when they are subtracted; `_Tally` handles NaN and infinities itself.
     with np.errstate(all="ignore"):
         for start in range(0, a.numel(), _BLOCK_ITEMS):
             x, y = (side[start : start + _BLOCK_ITEMS] for side in (a, b))
@@ -230,7 +230,7 @@ def _measure_floats(a: torch.Tensor, b: torch.Tensor, wider: torch.dtype, allowe
 
 
 def _find_scale(a: torch.Tensor, b: torch.Tensor) -> float:
-    """Return what values are to be divided by for their squares to be floats: 1, but for extreme float64."""
+    """Return a divisor that keeps squares of values in range: 1, except for extreme float64."""
     if not a.numel() or torch.float64 not in (a.dtype, b.dtype):
         return 1.0
     largest = max(float(side.double().abs().nan_to_num(posinf=0.0).max()) for side in (a, b) if not side.is_complex())
@@ -239,7 +239,7 @@ def _find_scale(a: torch.Tensor, b: torch.Tensor) -> float:
 
 @dataclass(slots=True)
 class _Tally:
-    """What is known of the differences so far."""
+    """Running totals over the blocks so far."""
 
     allowed: Tolerance
     scale: float
@@ -253,10 +253,10 @@ class _Tally:
     nan: list[int] = field(default_factory=lambda: [0, 0])
     inf: list[int] = field(default_factory=lambda: [0, 0])
     squares: list[float] = field(default_factory=lambda: [0.0] * 4)
-    """Of the difference, of a, of b, and of a times b."""
+    """Sums of squares of the difference, of a and of b, and the sum of a times b."""
 
     def add(self, start: int, x: Numbers, y: Numbers, ranks: tuple[Numbers, Numbers] | None) -> None:
-        """Add a block: in float64 or complex128, and as ranks among the floats of the wider dtype, if it has them."""
+        """Add a block: values in float64 or complex128, and their ranks among the floats of the wider dtype, if any."""
         finite = np.isfinite(x) & np.isfinite(y)
         is_finite = bool(finite.all())
         differ = x != y
@@ -271,9 +271,9 @@ class _Tally:
         self.unequal += int(np.count_nonzero(differ))
         gap = np.abs(x - y)
         self.mismatches += int(np.count_nonzero(gap > self.allowed.atol + self.allowed.rtol * np.abs(x)))
-        place = int(gap.argmax())
-        if (size := float(gap[place])) > self.largest:
-            self.largest, self.at = size, start + place
+        index = int(gap.argmax())
+        if (size := float(gap[index])) > self.largest:
+            self.largest, self.at = size, start + index
         if ranks is not None:
             self.ulp = max(self.ulp, _find_ulp(*(side[differ] for side in ranks)))
         self._add_squares(x, y)
@@ -298,16 +298,16 @@ class _Tally:
             self.squares[number] += float(np.dot(left, right))
 
     def finish(self, total: int, *, has_ulps: bool) -> Distance:
-        """Return the numbers; `at` is a place in the flat tensor."""
+        """Return the numbers; `at` is an index into the flat tensor."""
         gap, ours, theirs, both = self.squares
-        place = self.torn_at if self.at is None else self.at
+        index = self.torn_at if self.at is None else self.at
         return Distance(
             "values",
             total=total,
             unequal=self.unequal,
             mismatches=self.mismatches,
             max_abs=self.largest,
-            at=None if place is None else (place,),
+            at=None if index is None else (index,),
             relative_l2=math.sqrt(gap / ours) if ours else math.inf if gap else 0.0,
             cosine=max(-1.0, min(1.0, both / math.sqrt(ours) / math.sqrt(theirs))) if ours and theirs else None,
             sqnr_db=math.inf if not gap else 10 * math.log10(ours / gap) if ours else -math.inf,
@@ -319,19 +319,19 @@ class _Tally:
 
 
 def _find_ulp(ours: Numbers, theirs: Numbers) -> int:
-    """Return how many floats lie between those of two blocks that are farthest apart in this sense."""
+    """Return the largest difference of ranks between two blocks."""
     is_same_sign = (ours ^ theirs) >= 0
-    # Across zero the count may be larger than any int64, so both sides are counted from there.
+    # Across zero the difference may overflow int64, so both sides are counted from zero and added as Python ints.
     near = int(np.where(is_same_sign, np.abs(ours - theirs), 0).max())
     if is_same_sign.all():
         return near
     ours, theirs = np.abs(ours[~is_same_sign]), np.abs(theirs[~is_same_sign])
-    place = int((ours.astype(np.float64) + theirs).argmax())
-    return max(near, int(ours[place]) + int(theirs[place]))
+    index = int((ours.astype(np.float64) + theirs).argmax())
+    return max(near, int(ours[index]) + int(theirs[index]))
 
 
 def _rank_floats(block: torch.Tensor) -> Numbers:
-    """Return for each float how many floats lie between zero and it; below zero that number is negative."""
+    """Return the rank of each float: the number of floats between zero and it, negative below zero."""
     bits = block.view(_BITS[block.dtype]).numpy().astype(np.int64)
     magnitude = bits & ((1 << (8 * block.dtype.itemsize - 1)) - 1)
     return np.where(bits < 0, -magnitude, magnitude)

@@ -1,4 +1,4 @@
-"""Who made the first NaN or infinity of a run: something not finite that nothing but finite values went into."""
+"""Find the origin of NaN and infinity in a run: tensors that are not finite although their inputs are."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from holdfast.repo.format.record import Json
 
 _WORDS: Final = Words(bad="is not finite", good="finite")
 _MAX_ORIGINS: Final = 100
-_TAKEN: Final = frozenset({"input", "buffer"})
-"""What may hold infinities on purpose, such as a mask of attention."""
+_MAY_BE_INFINITE: Final = frozenset({"input", "buffer"})
+"""Kinds of tensors that may contain infinities on purpose, such as attention masks."""
 
 Health = Literal["finite", "infinite", "nan", "unknown"]
 
@@ -33,35 +33,35 @@ _STANDINGS: Final[Mapping[Health, Standing]] = {
 
 @dataclass(frozen=True, slots=True)
 class NonFinite:
-    """What is not finite in a run, and where that began."""
+    """Where NaN and infinity first appear in a run, and how many tensors contain them."""
 
     run: str
     origin: Origin | None
-    """Who made the first NaN or infinity; None if all that is known is finite."""
+    """What produced the first NaN or infinity; None if every tensor that is known is finite."""
     origins: tuple[Origin, ...] = ()
-    """All who made one from finite values, in order."""
+    """Everything that produced NaN or infinity from finite inputs, in order."""
     nan: int = 0
-    """How many tensors hold a NaN."""
+    """Number of tensors that contain NaN."""
     inf: int = 0
-    """How many hold infinities and no NaN."""
+    """Number of tensors that contain infinities but no NaN."""
     unknown: int = 0
-    """Of how many it is not known, because only their digest was kept."""
+    """Number of tensors of which only the digest was kept, so their values are not known."""
     notes: tuple[str, ...] = ()
 
     @property
     def headline(self) -> str:
-        """What a person wants to know, in a sentence."""
+        """The result in one sentence."""
         if self.origin:
             return str(self.origin)
         if self.unknown:
             return (
-                f"{self.run}: nothing is known to be NaN or infinite; of {self.unknown} tensors"
-                " only the digest was kept: record again with level='stats'"
+                f"{self.run}: no NaN or infinity found, but {self.unknown} tensors were recorded by digest only;"
+                " record again with level='stats' to check them"
             )
-        return f"{self.run}: nothing is NaN, and no infinity was made"
+        return f"{self.run}: no NaN found, and no infinity was produced"
 
     def to_json(self) -> dict[str, Json]:
-        """Return all of it as JSON."""
+        """Return the whole result as JSON."""
         return {
             "run": self.run,
             "headline": self.headline,
@@ -75,65 +75,68 @@ class NonFinite:
 
 
 def find_nonfinite(run: Run, *, steps: Collection[int] | None = None) -> NonFinite:
-    """Find who made the first NaN or infinity of a run, from stored numbers or, where these are not, from values."""
-    work = _Work(run)
+    """Find what produced the first NaN or infinity of a run.
+
+    Reads the recorded statistics; where a tensor has none, its values. `steps` limits the search.
+    """
+    search = _Search(run)
     for step in run.steps:
         if steps is None or step in steps:
-            work.look_at(step)
-    origins = work.find_origins()
+            search.check_step(step)
+    origins = search.find_origins()
     return NonFinite(
         run=run.facts.name,
         origin=origins[0] if origins else None,
         origins=origins,
-        nan=work.counts["nan"],
-        inf=work.counts["infinite"],
-        unknown=work.counts["unknown"],
-        notes=(*run.facts.notes, *work.find_notes()),
+        nan=search.counts["nan"],
+        inf=search.counts["infinite"],
+        unknown=search.counts["unknown"],
+        notes=(*run.facts.notes, *search.find_notes()),
     )
 
 
-class _Work:
-    """One search under way."""
+class _Search:
+    """The state of one search."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
         self._trails = {rank: Trail(_WORDS) for rank in run.ranks}
         self._known: dict[bytes, Health] = {}
-        self._meant: set[bytes] = set()
+        self._intended: set[bytes] = set()
         self._order: list[tuple[tuple[int, ...], Origin]] = []
         self.counts: dict[Health, int] = {"finite": 0, "infinite": 0, "nan": 0, "unknown": 0}
 
-    def look_at(self, step: int) -> None:
-        """Look at all ranks of a step."""
-        scenes = {rank: self._open(step, rank) for rank in self._run.ranks}
-        stages = {rank: _find_stage(scene) for rank, scene in scenes.items()}
-        for rank, scene in scenes.items():
+    def check_step(self, step: int) -> None:
+        """Check all ranks of a step."""
+        graphs = {rank: self._open(step, rank) for rank in self._run.ranks}
+        stages = {rank: _find_stage(graph) for rank, graph in graphs.items()}
+        for rank, graph in graphs.items():
             elsewhere = min((stage for other, stage in stages.items() if other != rank), default=NOWHERE)
-            for place, found in self._trails[rank].judge(scene, elsewhere=elsewhere).items():
+            for index, found in self._trails[rank].judge(graph, elsewhere=elsewhere).items():
                 if found.is_origin and len(self._order) < _MAX_ORIGINS:
-                    self._keep(scene, place, found)
+                    self._keep(graph, index, found)
 
     def find_origins(self) -> tuple[Origin, ...]:
-        """Return those who made something that is not finite, in order."""
+        """Return the origins found so far, in order."""
         return tuple(origin for _, origin in sorted(self._order, key=lambda pair: pair[0]))
 
     def find_notes(self) -> list[str]:
-        """Return what was taken to be meant."""
-        count = len(self._meant)
-        return [f"{count} infinite inputs or buffers gave finite results and are taken for masks"] if count else []
+        """Return a note on the infinities that were treated as masks."""
+        count = len(self._intended)
+        return [f"{count} infinite inputs or buffers gave finite results and are treated as masks"] if count else []
 
     def _open(self, step: int, rank: int) -> StepGraph:
         events = [event for event in self._run.events(step, rank) if not event.recompute]
         healths = [self._find_health(event) for event in events]
         for health in healths:
             self.counts[health] += 1
-        scene = StepGraph(events)
-        self._meant |= _find_intended_infinities(scene, healths)
-        scene.settle([self._find_standing(*pair) for pair in zip(events, healths, strict=True)])
-        return scene
+        graph = StepGraph(events)
+        self._intended |= _find_intended_infinities(graph, healths)
+        graph.settle([self._find_standing(*pair) for pair in zip(events, healths, strict=True)])
+        return graph
 
     def _find_standing(self, event: Event, health: Health) -> Standing:
-        if health == "infinite" and event.digest in self._meant and event.site.kind in _TAKEN:
+        if health == "infinite" and event.digest in self._intended and event.site.kind in _MAY_BE_INFINITE:
             return "equal"
         return _STANDINGS[health]
 
@@ -156,9 +159,9 @@ class _Work:
             return "finite"
         return "nan" if bool(tensor.isnan().any()) else "infinite"
 
-    def _keep(self, scene: StepGraph, place: int, found: Cause) -> None:
-        event, standings = scene.events[place], scene.standings
-        inputs = (ComparedInput(name_site(scene.events[each].site), standings[each]) for each in found.inputs)
+    def _keep(self, graph: StepGraph, index: int, found: Cause) -> None:
+        event, standings = graph.events[index], graph.standings
+        inputs = (ComparedInput(name_site(graph.events[each].site), standings[each]) for each in found.inputs)
         origin = Origin(
             fqn=found.fqn,
             step=found.step,
@@ -180,7 +183,7 @@ class _Work:
         try:
             tensor = self._run.read_tensor(event)
         except NotFound:
-            return "how many is not known"
+            return "the number of values is not known"
         return f"{int(tensor.isnan().sum())} NaN, {int(tensor.isinf().sum())} infinite of {tensor.numel()}"
 
 
@@ -189,22 +192,22 @@ def _can_be_bad(event: Event) -> bool:
     return isinstance(dtype, torch.dtype) and (dtype.is_floating_point or dtype.is_complex) and 0 not in event.shape
 
 
-def _find_intended_infinities(scene: StepGraph, healths: list[Health]) -> set[bytes]:
-    """Return the bytes of infinite inputs and buffers from which a call made nothing but finite values."""
-    meant = set()
-    for call in scene.calls.values():
-        results = {healths[place] for place in call.outputs}
+def _find_intended_infinities(graph: StepGraph, healths: list[Health]) -> set[bytes]:
+    """Return the digests of infinite inputs and buffers from which a call computed only finite outputs."""
+    intended = set()
+    for call in graph.calls.values():
+        results = {healths[index] for index in call.outputs}
         if results != {"finite"}:
             continue
-        meant |= {scene.events[place].digest for place in call.inputs if healths[place] == "infinite"}
-    for place, event in enumerate(scene.events):
-        if event.site.kind == "buffer" and healths[place] == "infinite":
-            calls = scene.find_calls(scene.find_owner(event.site.fqn) or "")
+        intended |= {graph.events[index].digest for index in call.inputs if healths[index] == "infinite"}
+    for index, event in enumerate(graph.events):
+        if event.site.kind == "buffer" and healths[index] == "infinite":
+            calls = graph.find_calls(graph.find_owner(event.site.fqn) or "")
             if any({healths[out] for out in call.outputs} == {"finite"} for call in calls):
-                meant.add(event.digest)
-    return meant
+                intended.add(event.digest)
+    return intended
 
 
-def _find_stage(scene: StepGraph) -> int:
-    bad = (find_stage(event) for place, event in enumerate(scene.events) if scene.is_bad(place))
+def _find_stage(graph: StepGraph) -> int:
+    bad = (find_stage(event) for index, event in enumerate(graph.events) if graph.is_bad(index))
     return min(bad, default=NOWHERE)

@@ -1,4 +1,4 @@
-"""Whether the ranks of a run that should hold the same do: replicas of parameters, of reduced gradients, of results."""
+"""Compare the ranks of one run: parameters, reduced gradients and results that should be equal on several ranks."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ _MAX_FINDINGS: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """Something that ranks should hold the same of, and do not."""
+    """A tensor that should be equal on several ranks, and is not."""
 
     site: Site
     groups: tuple[tuple[int, ...], ...]
-    """Ranks that agree with each other; most of them first, and those with rank 0 before others."""
+    """Groups of ranks whose tensors are equal; the largest group first, then by lowest rank."""
     why: str
     source: str = ""
     measure: Distance | None = None
-    """How far the second group is from the first."""
+    """The difference between the first two groups."""
 
     @property
     def fqn(self) -> str:
-        """The module, parameter or state."""
+        """Name of the module, parameter or state."""
         return self.site.fqn
 
     @property
@@ -41,14 +41,14 @@ class Replica:
         return tuple(sorted(rank for group in self.groups[1:] for rank in group))
 
     def __str__(self) -> str:
-        """Say it in a sentence."""
+        """Describe the difference in one sentence."""
         site = self.site
         source = f" ({self.source})" if self.source else ""
         most, odd = _show_ranks(self.groups[0]), _show_ranks(self.odd)
         return f"step {site.step}, {site.phase}, {name_site(site)}: {odd} differs from {most}: {self.why}{source}"
 
     def to_json(self) -> dict[str, Json]:
-        """Return it as JSON."""
+        """Return the difference as JSON."""
         groups: list[Json] = [list(group) for group in self.groups]
         return {
             **spell_site(self.site),
@@ -62,32 +62,32 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class RanksDiff:
-    """Which replicas of a run are not equal."""
+    """The replicas of a run that are not equal."""
 
     run: str
     world: int
     findings: tuple[Replica, ...]
-    """In order: the first one is where it began."""
+    """In order; the first is where the ranks diverge."""
     checked: int
-    """How many places should be the same on several ranks."""
+    """Number of tensors that should be equal on several ranks."""
     notes: tuple[str, ...] = ()
 
     @property
     def origin(self) -> Replica | None:
-        """Where replicas differ first; None if all are equal."""
+        """The first difference; None if all replicas are equal."""
         return self.findings[0] if self.findings else None
 
     @property
     def headline(self) -> str:
-        """What a person wants to know, in a sentence."""
+        """The result in one sentence."""
         if self.origin:
             return str(self.origin)
         if not self.checked:
-            return f"{self.run}: nothing was recorded that several ranks should hold the same of"
+            return f"{self.run}: no recorded tensor should be equal on several ranks; nothing was compared"
         return f"{self.run}: all {self.checked} replicas of {self.world} ranks are equal"
 
     def to_json(self) -> dict[str, Json]:
-        """Return all of it as JSON."""
+        """Return the whole result as JSON."""
         return {
             "run": self.run,
             "world": self.world,
@@ -99,34 +99,37 @@ class RanksDiff:
 
 
 def diff_ranks(run: Run, *, dims: Dims | None = None, steps: Collection[int] | None = None) -> RanksDiff:
-    """Find what ranks should hold the same of and do not; what `dims` says is split among them need not be the same."""
-    work = _Work(run, dims or {})
+    """Find tensors that should be equal on several ranks and are not.
+
+    Tensors that `dims` declares as split or partial are left out. `steps` limits the comparison.
+    """
+    check = _RankCheck(run, dims or {})
     for step in run.steps:
-        if (steps is None or step in steps) and len(work.findings) < _MAX_FINDINGS:
-            work.check_step(step)
-    return RanksDiff(run.facts.name, run.facts.world, tuple(work.findings), work.checked, tuple(work.find_notes()))
+        if (steps is None or step in steps) and len(check.findings) < _MAX_FINDINGS:
+            check.check_step(step)
+    return RanksDiff(run.facts.name, run.facts.world, tuple(check.findings), check.checked, tuple(check.find_notes()))
 
 
-class _Work:
-    """One check under way."""
+class _RankCheck:
+    """The state of one check."""
 
     def __init__(self, run: Run, dims: Dims) -> None:
         self._run, self._dims = run, dims
-        self._random: dict[int, None] = {}
+        self._rng_steps: dict[int, None] = {}
         self.findings: list[Replica] = []
         self.checked = 0
 
     def find_notes(self) -> Iterator[str]:
-        """Yield what a reader should know."""
+        """Yield the notes of the run and of this check."""
         yield from self._run.facts.notes
         missing = sorted(set(range(self._run.facts.world)) - set(self._run.ranks))
         if missing:
             yield f"{_show_ranks(missing)} recorded nothing"
-        if self._random:
-            yield f"random states differ between ranks from step {next(iter(self._random))} on, which may be meant"
+        if self._rng_steps:
+            yield f"RNG states differ between ranks from step {next(iter(self._rng_steps))} on; that may be intended"
 
     def check_step(self, step: int) -> None:
-        """Check one step: what is there by itself, then what equal calls have made."""
+        """Check one step: state and reduced gradients, and outputs of calls with equal inputs."""
         groups: dict[Site, list[Event]] = {}
         for event in self._run.events(step):
             if not event.recompute:
@@ -138,16 +141,16 @@ class _Work:
     def _iter_state(self, groups: dict[Site, list[Event]]) -> Iterator[tuple[int, Replica]]:
         for site, events in groups.items():
             if site.kind == "rng" and len({event.digest for event in events}) > 1:
-                self._random.setdefault(site.step)
+                self._rng_steps.setdefault(site.step)
             is_reduced = site.kind == "param_grad"
             if site.kind not in _REPLICAS and not is_reduced:
                 continue
-            what = "a gradient after it was reduced" if is_reduced else f"a {site.kind} that all should have the same"
+            what = "a gradient after it was reduced" if is_reduced else f"a {site.kind} that should be equal on all"
             for same in self._find_replicas(events):
                 yield from self._check(same, what)
 
     def _iter_results(self, groups: dict[Site, list[Event]]) -> Iterator[tuple[int, Replica]]:
-        """Check what calls gave that had the same inputs on all ranks, where nothing differs in what they hold."""
+        """Check outputs of calls whose inputs, parameters and buffers are equal on all ranks."""
         inputs: dict[tuple[str, int], list[list[Event]]] = {}
         bad = set()
         for site, events in groups.items():
@@ -156,15 +159,15 @@ class _Work:
             elif site.kind in _REPLICAS and any(len(_split(same)) > 1 for same in self._find_replicas(events)):
                 bad.add(site.fqn)
         for site, events in groups.items():
-            given = inputs.get((site.fqn, site.call), ()) if site.kind == "output" and site.phase == "forward" else ()
-            if not given or any(name.startswith(f"{site.fqn}." if site.fqn else "") for name in bad):
+            passed = inputs.get((site.fqn, site.call), ()) if site.kind == "output" and site.phase == "forward" else ()
+            if not passed or any(name.startswith(f"{site.fqn}." if site.fqn else "") for name in bad):
                 continue
-            if all(len(each) == len(events) and len(_split(each)) == 1 for each in given):
+            if all(len(each) == len(events) and len(_split(each)) == 1 for each in passed):
                 for same in self._find_replicas(events):
                     yield from self._check(same, "an output of equal inputs and parameters")
 
     def _find_replicas(self, events: Sequence[Event]) -> list[list[Event]]:
-        """Return the events of one place that should be the same: whole ones, or the same part of a sharded one."""
+        """Return groups of events of one site that should be equal: whole tensors, or the same shard."""
         if find_dim(self._dims, events[0]) not in (None, "replicate"):
             return []
         parts: dict[object, list[Event]] = {}
@@ -185,7 +188,7 @@ class _Work:
 
 
 def _split(events: Sequence[Event]) -> list[list[Event]]:
-    """Return the events by what they hold; most of them first, then by rank."""
+    """Group events by content; the largest group first, then by rank."""
     groups: dict[object, list[Event]] = {}
     for event in sorted(events, key=lambda event: event.rank):
         groups.setdefault((event.digest, event.dtype, event.shape), []).append(event)

@@ -1,4 +1,4 @@
-"""What a comparison of two runs has found: the origin, the rows, counts by step, and all of it as JSON."""
+"""The result of comparing two runs: origins, rows, counts by step; as objects and as JSON."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SCHEMA: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class ComparedInput:
-    """Something that a tensor was made from or with, and how it is to the other run's."""
+    """An input or parameter that a tensor was computed from, and how it compares with the other run's."""
 
     name: str
     standing: Standing
@@ -28,10 +28,10 @@ class ComparedInput:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where two runs part: something that differs though nothing that it comes from does."""
+    """Where two runs diverge: a tensor that differs although everything it was computed from is equal."""
 
     fqn: str
-    """The module, parameter or state to look at: in the backward pass the one whose backward pass it is."""
+    """The module, parameter or state to inspect; for a gradient, the module whose backward pass computed it."""
     step: int
     phase: Phase
     kind: EventKind
@@ -39,9 +39,9 @@ class Origin:
     source: str
     why: str
     site: Site
-    """Where the first tensor that differs was seen."""
+    """Where the first tensor that differs was observed."""
     how: How = "exact"
-    """Which pass has paired it."""
+    """Which pass of the alignment paired the two events."""
     inputs: tuple[ComparedInput, ...] = ()
     parameters: tuple[ComparedInput, ...] = ()
     measure: Distance | None = None
@@ -49,13 +49,13 @@ class Origin:
     world: int = 1
 
     def __str__(self) -> str:
-        """Say it in a sentence."""
+        """Describe the origin in one sentence."""
         rank = f", rank {self.rank}" if self.world > 1 else ""
         source = f" ({self.source})" if self.source else ""
         return f"step {self.step}{rank}, {self.phase}, {self.fqn or 'the model'}: {self.why}{source}"
 
     def to_json(self) -> dict[str, Json]:
-        """Return it as JSON."""
+        """Return the origin as JSON."""
         return {
             "fqn": self.fqn,
             "step": self.step,
@@ -75,7 +75,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class EventRow:
-    """One event that is not equal in both runs, or that only one of them has."""
+    """One event of a comparison: a pair, or an event that only one run has."""
 
     cls: Class
     a: Event | None
@@ -84,17 +84,17 @@ class EventRow:
     measure: Distance | None = None
     why: str = ""
     floor: float | None = None
-    """How far two runs that should be the same are apart here, where it was measured."""
+    """The relative difference between the first run and its repetition here, if it was measured."""
 
     @property
     def event(self) -> Event:
-        """The first run's, or else the second's."""
+        """The first run's event; the second run's if the first has none."""
         found = self.a or self.b
         assert found is not None, "a row has an event"
         return found
 
     def to_json(self) -> dict[str, Json]:
-        """Return it as JSON."""
+        """Return the row as JSON."""
         event = self.event
         return {
             "class": self.cls,
@@ -114,24 +114,24 @@ class EventRow:
 
 @dataclass(frozen=True, slots=True)
 class StepDiff:
-    """One step: how many events stand how, and the largest difference."""
+    """One step: the number of events of each class, and the largest difference."""
 
     step: int
     counts: Mapping[Class, int]
     largest: float = 0.0
-    """Of the relative differences that are finite."""
+    """The largest finite relative difference."""
     is_skipped: bool = False
-    """Whether the roots are equal, so that no event was looked at."""
+    """Whether the step was skipped because its roots are equal; then its events are not counted."""
 
     def to_json(self) -> dict[str, Json]:
-        """Return it as JSON."""
+        """Return the step as JSON."""
         counts: dict[str, Json] = {name: self.counts.get(name, 0) for name in CLASSES}
         return {"step": self.step, "counts": counts, "largest": self.largest, "is_skipped": self.is_skipped}
 
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentChange:
-    """One thing in which the environments of two runs differ; None where a run does not say."""
+    """One difference between the environments of two runs; None where a run did not record the value."""
 
     what: str
     a: Json
@@ -140,35 +140,35 @@ class EnvironmentChange:
 
 @dataclass(frozen=True, slots=True)
 class RunDiff:
-    """What a comparison of two runs has found."""
+    """The result of comparing two runs."""
 
     a: str
     b: str
     origin: Origin | None
-    """The first one; None if the runs match."""
+    """The first origin; None if the runs match."""
     origins: tuple[Origin, ...] = ()
-    """The first one of each module, parameter or state, in order."""
+    """The first origin of each module, parameter or state, in order."""
     rows: tuple[EventRow, ...] = field(default=(), repr=False)
-    """What is not equal, in order; what is equal is only counted."""
+    """Events that are not equal, in order; equal events are only counted."""
     steps: tuple[StepDiff, ...] = field(default=(), repr=False)
     environment: tuple[EnvironmentChange, ...] = ()
     notes: tuple[str, ...] = ()
     left_out: int = 0
-    """How many rows there are beyond those that are kept."""
+    """Number of rows that were counted but not kept in `rows`."""
 
     @property
     def is_match(self) -> bool:
-        """Whether nothing that both runs have is apart."""
+        """Whether every tensor that both runs have is equal or close."""
         return self.origin is None
 
     @property
     def is_equal(self) -> bool:
-        """Whether both runs have the same events, to the last bit."""
+        """Whether both runs have the same events, bit for bit."""
         return self.is_match and not any(self.counts[name] for name in CLASSES if name != "equal") and bool(self.steps)
 
     @property
     def counts(self) -> Mapping[Class, int]:
-        """How many events stand how; those of steps with equal roots are not counted."""
+        """Number of events by class; events of skipped steps are not counted."""
         total: Counter[Class] = Counter(dict.fromkeys(CLASSES, 0))
         for step in self.steps:
             total.update(step.counts)
@@ -176,7 +176,7 @@ class RunDiff:
 
     @property
     def headline(self) -> str:
-        """What a person wants to know, in a sentence."""
+        """The result in one sentence."""
         if self.origin:
             return str(self.origin)
         if not self.steps:
@@ -190,7 +190,7 @@ class RunDiff:
         return f"{self.a} and {self.b} match in {among}: {', '.join(parts)}"
 
     def to_json(self) -> dict[str, Json]:
-        """Return all of it as JSON; `schema` counts its versions."""
+        """Return the whole result as JSON; `schema` is the version of this format."""
         return {
             "schema": SCHEMA,
             "a": self.a,
@@ -222,7 +222,7 @@ def spell_site(site: Site) -> dict[str, Json]:
 
 
 def name_site(site: Site) -> str:
-    """Return a site for people: `output[1] of layers.0.attn, call 2`."""
+    """Return a readable name of a site: `output[1] of layers.0.attn, call 2`."""
     call = f", call {site.call}" if site.call else ""
     return f"{site.kind}{site.path} of {site.fqn or 'the model'}{call}"
 

@@ -1,4 +1,4 @@
-"""What is known of parameters, buffers and states of optimizers while a run is gone through: how each was last seen."""
+"""Tracks parameters, buffers, optimizer state and RNG state over the steps of a run: how each was last observed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _USED: Final = frozenset({"parameter", "buffer"})
 
 @dataclass(frozen=True, slots=True)
 class LastState:
-    """When a state was last seen, and how it was."""
+    """When a state was last observed, and how it compared with the other run's."""
 
     kind: EventKind
     standing: Standing
@@ -27,38 +27,37 @@ class LastState:
 
 
 class States:
-    """How each state of one rank was last seen, and which modules have some that differ."""
+    """How each state of one rank was last observed, and which modules contain states that differ."""
 
     def __init__(self) -> None:
-        """Know of nothing."""
         self._seen: dict[str, LastState] = {}
         self._updated: dict[str, LastState] = {}
-        """Seen in the optimizer phase of this step: what it is after the update, not before."""
+        """States observed in the optimizer phase of this step: their values after the update."""
         self._bad_below: Counter[str] = Counter()
-        """By module, how many of the parameters and buffers in it differ."""
+        """By module, the number of parameters and buffers in it that differ."""
         self._bad: dict[str, None] = {}
         self._of_parameter: defaultdict[str, dict[str, None]] = defaultdict(dict)
 
     def find(self, name: str) -> LastState | None:
-        """Return how a state was last seen."""
+        """Return how a state was last observed."""
         return self._updated.get(name) or self._seen.get(name)
 
     def find_before(self, name: str) -> LastState | None:
-        """Return how a state was before the optimizer of this step."""
+        """Return how a state was observed before the optimizer of this step ran."""
         return self._seen.get(name)
 
     def find_of_parameter(self, parameter: str) -> list[LastState]:
-        """Return how the optimizer's states of a parameter were before its step."""
+        """Return how the optimizer's states of a parameter were observed before this step."""
         return [self._seen[name] for name in self._of_parameter.get(parameter, ()) if name in self._seen]
 
     def find_below(self, module: str) -> tuple[tuple[str, Standing], ...]:
-        """Return the parameters and buffers of a module and of all below it."""
+        """Return the parameters and buffers in a module and everything below it."""
         return tuple(
             (name, seen.standing) for name, seen in self._seen.items() if seen.kind in _USED and is_below(name, module)
         )
 
     def has_bad(self, module: str = "") -> bool:
-        """Tell whether a parameter or buffer in a module differs; in any, if none is named."""
+        """Return whether a parameter or buffer in a module differs; by default, in the whole model."""
         return self._bad_below[module] > 0
 
     def iter_bad(self) -> Iterator[str]:
@@ -66,7 +65,7 @@ class States:
         yield from self._bad
 
     def note(self, event: Event, standing: Standing) -> None:
-        """Take over how a state is now; what the optimizer has made counts from the next step on."""
+        """Store the current state; what the optimizer updated counts only from the next step on."""
         site = event.site
         name = find_name(event)
         if site.kind == "optimizer":
@@ -78,7 +77,7 @@ class States:
             self._keep(name, seen)
 
     def end_step(self) -> None:
-        """Let what the optimizer has made count."""
+        """Let the updates of the optimizer count."""
         for name, seen in self._updated.items():
             self._keep(name, seen)
         self._updated = {}
@@ -98,7 +97,7 @@ class States:
             self._bad_below[module] += 1 if is_bad else -1
 
     def find_parameter(self, event: Event) -> str:
-        """Return the parameter that a state of the optimizer belongs to: what it is called by, or begins with."""
+        """Return the parameter that an optimizer state belongs to: its name, or a prefix of it."""
         fqn = name = event.site.fqn
         if event.site.path:
             return fqn
@@ -111,10 +110,10 @@ class States:
 
 
 def is_setting(event: Event) -> bool:
-    """Tell whether an event is a number of a group of parameters, such as the learning rate: set, not computed."""
+    """Return whether an event is a setting of a parameter group, such as the learning rate: set, not computed."""
     return event.site.kind == "optimizer" and event.site.fqn.startswith(_GROUPS) and bool(event.site.path)
 
 
 def find_name(event: Event) -> str:
-    """Return the name of a state: with its path, if it has one."""
+    """Return the name of a state, including its path."""
     return event.site.fqn + event.site.path

@@ -1,4 +1,4 @@
-"""Whether two events that were paired are equal, close or apart: by a table, by a measured noise, or by a reference."""
+"""Decide whether paired events are equal, close or differ: by tolerance table, measured noise or a reference run."""
 
 from __future__ import annotations
 
@@ -35,28 +35,28 @@ class Bounds:
     """What counts as close."""
 
     tolerance: Tolerance | None = None
-    """The same for all dtypes, rather than what the table has."""
+    """One tolerance for all dtypes; None uses the table."""
     factor: float = 4.0
-    """How many times the measured noise a difference may be."""
+    """With a noise run: the largest difference that counts as close, as a multiple of the measured noise."""
     margin: float = 2.0
-    """How many times as far as the first run the second may be from the reference."""
+    """With a reference: how far the second run may be from it, as a multiple of the first run's distance."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How one pair stands, and by how much it differs."""
+    """Whether the events of a pair are equal, and by how much they differ."""
 
     standing: Standing
     measure: Distance | None = None
     floor: float | None = None
-    """The relative difference between two runs that should be the same, where it was measured."""
+    """The relative difference between the first run and its repetition, if it was measured."""
 
 
 _EQUAL: Final = Verdict("equal")
 
 
 class Judge:
-    """Compares what was paired of two runs; each two tensors once, however often they are met."""
+    """Compares the pairs of two runs; measures each pair of tensors once, however often it occurs."""
 
     def __init__(
         self,
@@ -68,20 +68,19 @@ class Judge:
         reference: Run | None = None,
         names: NameMap | None = None,
     ) -> None:
-        """Read nothing yet."""
         self._a, self._b, self._bounds = a, b, bounds
         self._noise = _Partner(a, noise) if noise else None
         self._reference = _Partner(a, reference, names) if reference else None
         self._known: OrderedDict[tuple[object, ...], Distance] = OrderedDict()
 
     def judge(self, pair: Pair, *, is_given: bool) -> Verdict:
-        """Return how a pair stands; what is given rather than computed has no rounding, and must be equal."""
+        """Return the verdict on a pair; `is_given`: the tensor was not computed, so it has no rounding."""
         a, b = pair.a, pair.b
         if (a.digest, a.dtype, a.shape) == (b.digest, b.dtype, b.shape):
             return _EQUAL
         found = self._measure(self._a, a, self._b, b)
         if found.unequal == 0:
-            # Other bits for the same values: a zero of the other sign, or another dtype that holds them too.
+            # Other bits for the same values: a zero of the other sign, or another dtype that represents them too.
             return Verdict("close", found)
         if a.shape != b.shape:
             return Verdict("differs", found)
@@ -104,7 +103,7 @@ class Judge:
         return self._known[key]
 
     def _find_floor(self, a: Event) -> Distance | None:
-        """Return how far the repeated run is from the first one at this place; None if that is not known."""
+        """Return the distance of the repeated run from the first one at this event; None if it is not known."""
         again = self._noise.find(a) if self._noise else None
         if self._noise is None or again is None or again.shape != a.shape:
             return None
@@ -114,11 +113,11 @@ class Judge:
         return found if found.basis == "values" else None
 
     def _has_noise_before(self, a: Event) -> bool:
-        """Tell whether the repeated run has parted from the first before this place.
+        """Return whether the repeated run diverged from the first one before this event.
 
-        Then it may be equal here by luck alone, and what the table allows is no more than rounding.
+        Then it may be equal here only by chance, and a difference within the table's tolerance is still noise.
         """
-        return self._noise is not None and self._noise.has_parted(a)
+        return self._noise is not None and self._noise.has_diverged(a)
 
     def _is_noise(self, found: Distance, floor: Distance) -> bool:
         if found.basis != "values" or found.masks > floor.masks:
@@ -129,7 +128,7 @@ class Judge:
         return all((size or 0) <= self._bounds.factor * (usual or 0) for size, usual in both)
 
     def _fits_reference(self, a: Event, b: Event) -> bool | None:
-        """Tell whether the second run is about as near to the reference as the first; None if that is not known."""
+        """Return whether the second run is about as near to the reference as the first; None if it is not known."""
         truth = self._reference.find(a) if self._reference else None
         if self._reference is None or truth is None:
             return None
@@ -137,7 +136,7 @@ class Judge:
         ours, theirs = self._measure(run, truth, self._a, a), self._measure(run, truth, self._b, b)
         if ours.relative_l2 is None or theirs.relative_l2 is None or {ours.basis, theirs.basis} != {"values"}:
             return None
-        # What is exact in the first run may still be rounded in the second, to the last bit.
+        # A value that is exact in the first run may still be rounded in the second, by one unit in the last place.
         limit = self._bounds.margin * ours.relative_l2 + _find_eps(a, b)
         return theirs.masks <= ours.masks and theirs.relative_l2 <= limit
 
@@ -148,7 +147,7 @@ def _find_eps(a: Event, b: Event) -> float:
 
 
 def measure_events(ours: Run, a: Event, theirs: Run, b: Event, tolerance: Tolerance | None = None) -> Distance:
-    """Return how far two recorded tensors are apart, or what is known of it."""
+    """Return the distance of two recorded tensors: from their values, else their statistics, else their digests."""
     if a.shape != b.shape:
         note = f"shapes differ: {a.shape} against {b.shape}"
         return Distance("digest", total=math.prod(a.shape), note=note)
@@ -161,42 +160,42 @@ def measure_events(ours: Run, a: Event, theirs: Run, b: Event, tolerance: Tolera
 
 
 class _Partner:
-    """Another run beside the first: finds the event of it that is the same as one of the first."""
+    """A noise or reference run, aligned with the first run: finds its event for an event of the first."""
 
     def __init__(self, a: Run, run: Run, names: NameMap | None = None) -> None:
         self.run = run
         self._a, self._names = a, names
         self._steps: OrderedDict[tuple[int, int], Mapping[int, Event]] = OrderedDict()
-        self._parted: dict[int, tuple[int, int]] = {}
-        """By rank, the first step that is not equal to the first run's, and where in it."""
+        self._diverged: dict[int, tuple[int, int]] = {}
+        """By rank, the step and event number at which it diverges from the first run."""
 
     def find(self, event: Event) -> Event | None:
         key = (event.site.step, event.rank)
         if key not in self._steps:
             pairs = align(self._a.events(*key), self.run.events(*key), names=self._names).pairs
-            # What is paired by its shape alone may be anything, and would make a floor of nothing.
+            # Pairs that match only by shape or bytes may be unrelated, so they give no noise floor.
             self._steps[key] = {pair.a.seq: pair.b for pair in pairs if pair.how not in ("shape", "digest")}
             if len(self._steps) > _KEPT_STEPS:
                 self._steps.popitem(last=False)
         return self._steps[key].get(event.seq)
 
-    def has_parted(self, event: Event) -> bool:
-        """Tell whether something before an event is not equal in the two runs."""
-        if event.rank not in self._parted:
-            self._parted[event.rank] = self._find_parting(event.rank)
-        return self._parted[event.rank] < (event.site.step, event.seq)
+    def has_diverged(self, event: Event) -> bool:
+        """Return whether anything before an event differs between the two runs."""
+        if event.rank not in self._diverged:
+            self._diverged[event.rank] = self._find_divergence(event.rank)
+        return self._diverged[event.rank] < (event.site.step, event.seq)
 
-    def _find_parting(self, rank: int) -> tuple[int, int]:
+    def _find_divergence(self, rank: int) -> tuple[int, int]:
         for step in self._a.steps:
             if step in self.run.steps and self._a.root(step, rank) != self.run.root(step, rank):
                 pairs = align(self._a.events(step, rank), self.run.events(step, rank), names=self._names).pairs
-                apart = (pair.a.seq for pair in pairs if pair.a.digest != pair.b.digest)
-                return (step, min(apart, default=-1))
+                unequal = (pair.a.seq for pair in pairs if pair.a.digest != pair.b.digest)
+                return (step, min(unequal, default=-1))
         return (_NEVER, 0)
 
 
 def parse_tolerance(text: str) -> Tolerance | None:
-    """Read `table`, `exact`, or `RTOL,ATOL`; raises ValueError that says so."""
+    """Parse `table`, `exact`, or `RTOL,ATOL`; raises ValueError for anything else."""
     if text == "table":
         return None
     if text == "exact":
@@ -204,5 +203,5 @@ def parse_tolerance(text: str) -> Tolerance | None:
     try:
         rtol, atol = (float(part) for part in text.split(","))
     except ValueError as error:
-        raise ValueError(f"{text!r} is no tolerance: write table, exact, or RTOL,ATOL such as 1e-3,1e-5") from error
+        raise ValueError(f"{text!r} is not a tolerance: use table, exact, or RTOL,ATOL such as 1e-3,1e-5") from error
     return Tolerance(rtol, atol)

@@ -165,7 +165,7 @@ def test_activations_that_are_computed_again_change_nothing() -> None:
 
     assert result.origin is None
     assert result.counts["missing"] == 0
-    assert any("computed again for the backward pass are left out" in note for note in result.notes)
+    assert any("recomputed for the backward pass are left out" in note for note in result.notes)
 
 
 def test_an_origin_that_is_one_by_tolerance_only_says_so() -> None:
@@ -178,7 +178,7 @@ def test_an_origin_that_is_one_by_tolerance_only_says_so() -> None:
     assert result.origin is not None
     assert result.origin.fqn == "layers.2"
     assert "equal within tolerance" in result.origin.why
-    assert any("tolerance 'exact' shows where that began" in note for note in result.notes)
+    assert any("tolerance 'exact' shows where they began to differ" in note for note in result.notes)
 
 
 def test_kinds_that_were_not_recorded_leave_the_first_difference_as_the_origin() -> None:

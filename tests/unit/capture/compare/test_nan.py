@@ -70,7 +70,7 @@ def test_a_run_that_is_finite_has_no_origin() -> None:
     found = find_nonfinite(train_well())
 
     assert found.origin is None
-    assert found.headline == "good: nothing is NaN, and no infinity was made"
+    assert found.headline == "good: no NaN found, and no infinity was produced"
 
 
 def test_a_mask_of_infinities_is_no_fault_and_excuses_none() -> None:
@@ -90,7 +90,7 @@ def test_a_mask_of_infinities_is_no_fault_and_excuses_none() -> None:
 
     assert found.origin is not None
     assert found.origin.fqn == "b"
-    assert found.notes == ("1 infinite inputs or buffers gave finite results and are taken for masks",)
+    assert found.notes == ("1 infinite inputs or buffers gave finite results and are treated as masks",)
 
 
 def test_an_infinite_input_that_makes_nan_is_itself_the_origin() -> None:

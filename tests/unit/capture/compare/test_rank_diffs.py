@@ -74,7 +74,7 @@ def test_other_random_states_are_noted() -> None:
     found = diff_ranks(make_tensor_run(*ranks))
 
     assert found.origin is None
-    assert found.notes == ("random states differ between ranks from step 0 on, which may be meant",)
+    assert found.notes == ("RNG states differ between ranks from step 0 on; that may be intended",)
 
 
 def shard(rank: int, tensor: torch.Tensor = WEIGHT) -> dict[str, Any]:
