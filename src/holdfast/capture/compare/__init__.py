@@ -1,1 +1,1 @@
-"""Comparing runs: which events differ, and where the difference began."""
+"""Compare runs: which events differ, and where the difference began."""

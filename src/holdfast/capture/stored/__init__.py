@@ -1,1 +1,1 @@
-"""Recorded runs as stored: events, their tables, and the segments that hold them."""
+"""Recorded runs as they are stored: events, their tables, and the segments that contain them."""

@@ -1,4 +1,4 @@
-"""Events: one tensor seen at one place of a run, as data; what a recorder writes and a comparison reads."""
+"""Events: one tensor observed at one site of a run, as data; the recorder writes them and a comparison reads them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final, Literal, NamedTuple
 
 Phase = Literal["forward", "backward", "optimizer", "custom"]
 EventKind = Literal["input", "output", "grad", "parameter", "buffer", "param_grad", "optimizer", "rng", "op", "log"]
-"""What the tensor is to its module: `grad` is that of an output, `op` one of the results of an operation inside."""
+"""The role of a tensor: `grad` is the gradient of an output, `op` a result of an operation inside a module."""
 
 PHASES: Final[tuple[Phase, ...]] = ("forward", "backward", "optimizer", "custom")
 KINDS: Final[tuple[EventKind, ...]] = (
@@ -26,7 +26,7 @@ KINDS: Final[tuple[EventKind, ...]] = (
 
 
 class Level(Enum):
-    """How much of a tensor is kept: each level keeps what those before it keep."""
+    """How much of a tensor is kept; each level includes the ones before it."""
 
     OFF = "off"
     DIGEST = "digest"
@@ -36,7 +36,7 @@ class Level(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """A tensor in numbers, taken over its finite values; NaN and infinities are counted apart."""
+    """Statistics of a tensor's finite values; NaN and infinities are counted separately."""
 
     minimum: float
     maximum: float
@@ -46,55 +46,55 @@ class Stats:
     inf: int
     zero: int
     histogram: tuple[int, ...] = ()
-    """Counts of equal bins from minimum to maximum; of a large tensor, those of an even sample."""
+    """Counts in equal bins from minimum to maximum; of a large tensor, those of an even sample."""
 
 
 class Site(NamedTuple):
-    """Where in a run a tensor was seen: the same in two runs that do the same."""
+    """Where in a run a tensor was observed; two runs of the same code have the same sites."""
 
     step: int
     phase: Phase
     kind: EventKind
     fqn: str
-    """The module's name from the root, without wrappers; a parameter's or optimizer state's own full name."""
+    """The full name of the module, without wrappers; for a parameter or optimizer state, its own full name."""
     call: int
     """Which call of this module in this step and phase, from 0."""
     path: str
-    """Where in the arguments or results: "", "[1]", ".hidden", "['mask']"."""
+    """Path in the arguments or results: "", "[1]", ".hidden", "['mask']"."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One tensor at one site, on one rank."""
+    """One tensor observed at one site, on one rank."""
 
     seq: int
-    """The order in which the rank saw it: causes come before effects."""
+    """Number in the order in which the rank observed its tensors: causes come before effects."""
     site: Site
     rank: int
     dtype: str
-    """As torch says it, without `torch.`: "float32"."""
+    """Name of the dtype in torch, without `torch.`: "float32"."""
     shape: tuple[int, ...]
-    """Of what this rank holds."""
+    """Shape of this rank's tensor or shard."""
     digest: bytes
     """XXH3-128 of the bytes in C order: equal bytes have equal digests in every run, process and machine."""
     module: str = ""
     """The class of the module, or the name of the operation."""
     parent: str = ""
-    """The fqn of the module call that it lies in, for operations."""
+    """For operations, the name of the module whose call they are in."""
     recompute: bool = False
-    """Seen while activations were computed again for the backward pass."""
+    """Whether it was observed while activations were recomputed for the backward pass."""
     source: str = ""
-    """Where the user's code is: "model.py:212"."""
+    """Line of the user's code: "model.py:212"."""
     alias: int = -1
-    """The same for tensors of one step that share memory."""
+    """A number that tensors of one step have in common if they share memory; -1 if not known."""
     placement: str = ""
-    """How a sharded tensor lies on its mesh, as DTensor says it: "Shard(dim=0)"; nothing for a plain one."""
+    """The placements of a DTensor: "Shard(dim=0)"; "" for a plain tensor."""
     global_shape: tuple[int, ...] = ()
-    """Of the whole, if it is sharded."""
+    """Shape of the whole tensor, if it is sharded."""
     offsets: tuple[int, ...] = ()
-    """Of this rank's part in the whole, if it is sharded."""
+    """Offsets of this rank's shard in the whole, if it is sharded."""
     stats: Stats | None = None
     leaf: str = ""
-    """Under which name the segment keeps its bytes; nothing if only the digest is known."""
+    """Name of its bytes in the segments of the run; "" if they were not kept."""
     form: str = ""
-    """How the arguments of a call are arranged around their tensors, as JSON; on the first input of the call."""
+    """The form of the call's arguments as JSON; only on the first input of the call."""

@@ -1,4 +1,4 @@
-"""Looking at tensors where they lie: their bytes, digest and numbers; nothing is drawn, changed or kept alive."""
+"""Observe tensors: their bytes, digest and statistics, without drawing random numbers or changing them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Array = np.ndarray[Any, Any]
 _EMPTY: Final = memoryview(b"")
 _BLOCK: Final = 1 << 14
 _SAMPLE: Final = 1 << 14
-"""How many values of a tensor a histogram counts."""
+"""Number of values that a histogram counts at most; of larger tensors, an even sample."""
 _is_functional: Final = torch._is_functional_tensor
 _is_transformed: Final = torch._C._functorch.is_functorch_wrapped_tensor
 _NUMPY: Final = {
@@ -38,19 +38,19 @@ _NUMPY: Final = {
     torch.uint16: np.uint16,
     torch.uint32: np.uint32,
     torch.uint64: np.uint64,
-    # Two numbers to an item.
+    # Complex items are two numbers each.
     torch.complex128: np.float64,
     torch.complex64: np.float32,
     torch.complex32: np.float16,
 }
-# By name: most processes never import what defines them.
+# Compared by class name, so that the modules that define them need not be imported.
 _DTENSOR: Final = "DTensor"
 _UNFINISHED: Final = "AsyncCollectiveTensor"
 
 
 @dataclass(frozen=True, slots=True)
 class ShardPlacement:
-    """How the part of a sharded tensor lies in the whole."""
+    """Where a shard is in the whole tensor."""
 
     placement: str = ""
     global_shape: tuple[int, ...] = ()
@@ -62,18 +62,18 @@ WHOLE: Final = ShardPlacement()
 
 @dataclass(frozen=True, slots=True)
 class ObservedTensor:
-    """A tensor as it is now; good until it changes."""
+    """The bytes of a tensor as they are now; valid until the tensor changes."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
     data: memoryview
-    """Its bytes in C order: its own memory where that is possible."""
+    """Its bytes in C order; the tensor's own memory if possible."""
     keep: object
-    """Holds the memory."""
+    """Keeps the memory of `data` alive."""
 
     @property
     def dtype_name(self) -> str:
-        """As torch says it."""
+        """The name of the dtype in torch, without `torch.`."""
         return dtype_name(self.dtype)
 
     def digest(self) -> bytes:
@@ -81,32 +81,32 @@ class ObservedTensor:
         return fingerprint(self.data)
 
     def copy(self, memory: Array) -> None:
-        """Copy the bytes to memory of their size; by no operation of torch, which modes would see."""
+        """Copy the bytes to memory of the same size, without torch operations, which dispatch modes would see."""
         memory[:] = np.frombuffer(self.data, dtype=np.uint8)
 
     def measure(self, bins: int) -> Stats | None:
-        """Return the tensor in numbers; None for a dtype that has none."""
+        """Return the statistics of the tensor; None if its dtype has no numbers."""
         values = find_values(np.frombuffer(self.data, dtype=np.uint8), self.dtype)
         return None if values is None else measure_values(values, bins)
 
 
 def build_copy(memory: Array, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    """Return bytes as the tensor that they are of; no copy."""
+    """Return a tensor over the bytes, without a copy."""
     if not memory.nbytes:
         return torch.empty(shape, dtype=dtype)
     if not memory.flags.writeable:
-        # Torch warns of memory that must not be written to; nobody writes.
+        # Torch warns about read-only memory; a view without that flag avoids the warning, and nothing writes to it.
         memory = np.frombuffer(memory.data.cast("B"), dtype=np.uint8)
     return torch.from_numpy(memory).view(dtype).reshape(shape)
 
 
 def observe(tensor: torch.Tensor) -> ObservedTensor:
-    """Look at a tensor of this process; raises Unsupported for one that has no bytes."""
+    """Observe a local tensor; raises Unsupported if it has no bytes of its own."""
     if not has_own_bytes(tensor) or tensor.is_meta or _is_functional(tensor) or _is_transformed(tensor):
         raise Unsupported(f"a {type(tensor).__qualname__} of layout {tensor.layout} has no bytes of its own")
     dtype, shape = tensor.dtype, tuple(tensor.shape)
     if tensor.is_quantized or items_per_byte(dtype) != 1:
-        raise Unsupported(f"a tensor of {dtype} is more than its bytes")
+        raise Unsupported(f"a tensor of {dtype} is not described by its bytes alone")
     if not math.prod(shape):
         return ObservedTensor(dtype, shape, _EMPTY, None)
     if tensor.device.type != "cpu" or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
@@ -119,17 +119,17 @@ def observe(tensor: torch.Tensor) -> ObservedTensor:
 
 
 def _pack(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the items of a tensor in C order in the memory of the host."""
+    """Return the items of a tensor in C order in host memory."""
     with _disable_current_modes(), torch.no_grad():
         tensor = tensor.detach().resolve_conj().resolve_neg()
         if tensor.element_size() in RAW_DTYPES and tensor.dtype != torch.complex128:
-            # Some dtypes cannot be copied as what they are.
+            # Torch cannot copy some dtypes; integers of the same size can always be copied.
             tensor = tensor.view(RAW_DTYPES[tensor.element_size()])
         return tensor.cpu().contiguous()
 
 
 def find_part(tensor: torch.Tensor, layouts: Layouts) -> tuple[torch.Tensor, ShardPlacement]:
-    """Return what this rank holds of a tensor, and where that lies in the whole if it is sharded."""
+    """Return this rank's part of a tensor, and where it is in the whole if it is sharded."""
     if has_own_bytes(tensor):
         return tensor, WHOLE
     found: Any = tensor
@@ -137,19 +137,19 @@ def find_part(tensor: torch.Tensor, layouts: Layouts) -> tuple[torch.Tensor, Sha
         return found.wait(), WHOLE
     if type(tensor).__name__ != _DTENSOR:
         return tensor, WHOLE
-    # Not to_local(): that makes a new tensor with a history.
+    # Not to_local(): that creates a new tensor with autograd history.
     local, _ = find_part(found._local_tensor, layouts)
     placement, global_shape = ", ".join(map(repr, found.placements)), tuple(found.shape)
     try:
         placed = layouts.find(found).placed
     except HoldfastError:
-        # What is yet to be reduced lies nowhere; its placement says so.
+        # A partial tensor has no offsets in the whole; its placement says that it is partial.
         return local, ShardPlacement(placement, global_shape)
     return local, ShardPlacement(placement, global_shape, tuple(placed[0].box.starts) if len(placed) == 1 else ())
 
 
 def find_values(data: Array, dtype: torch.dtype) -> Array | None:
-    """Return bytes as numbers that numpy can add up: one thread, and no operation of torch that modes would see."""
+    """Return bytes as numbers for numpy, which uses one thread and no torch operations that dispatch modes see."""
     if dtype in _NUMPY:
         return data.view(_NUMPY[dtype])
     if dtype == torch.bfloat16:
@@ -162,7 +162,7 @@ def find_values(data: Array, dtype: torch.dtype) -> Array | None:
 
 
 def measure_values(values: Array, bins: int) -> Stats:
-    """Return numbers in numbers."""
+    """Return the statistics of values."""
     total = values.size
     if values.dtype.kind not in "fiu":
         values = values.astype(np.float64)
@@ -186,7 +186,7 @@ def _find_ends(values: Array) -> tuple[float, float]:
 
 
 def _add_up(values: Array) -> tuple[float, float]:
-    """Return the sums of values and of their squares, in blocks that stay near the processor."""
+    """Return the sums of values and of their squares, in blocks that fit into the processor's cache."""
     added = squared = 0.0
     dtype = np.float32 if values.dtype == np.float32 else np.float64
     with np.errstate(over="ignore"):
@@ -200,7 +200,7 @@ def _add_up(values: Array) -> tuple[float, float]:
 
 
 def _count(values: Array, bins: int, low: float, high: float) -> tuple[int, ...]:
-    """Return how many values lie in each of so many equal bins; of many values, an even sample."""
+    """Return the number of values in each of `bins` equal bins; of many values, an even sample."""
     sample = values[:: -(-values.size // _SAMPLE)].astype(np.float64)
-    places = ((sample - low) * (bins / (high - low))).astype(np.intp)
-    return tuple(np.bincount(places.clip(0, bins - 1), minlength=bins).tolist())
+    indices = ((sample - low) * (bins / (high - low))).astype(np.intp)
+    return tuple(np.bincount(indices.clip(0, bins - 1), minlength=bins).tolist())

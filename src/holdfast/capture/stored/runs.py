@@ -1,4 +1,4 @@
-"""Runs as they are read: what a recording holds, step by step, whether it lies in a store or in memory."""
+"""Read runs: `Run` gives access to the events and tensors of a recording, step by step."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from holdfast.trees.registered import Types
 
 Status = Literal["complete", "unfinished"]
 _KEPT_SEGMENTS: Final = 16
-"""How many segments stay decoded: a comparison goes through the steps of two runs and comes back to few."""
+"""Number of decoded segments to cache: a comparison reads steps in order and rarely returns to old ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """What is known of a run before its events are read."""
+    """Facts about a run that are known before its events are read."""
 
     name: str
     environment: Mapping[str, Json] = field(default_factory=dict)
     world: int = 1
-    """How many ranks it had."""
+    """Number of ranks."""
     status: Status = "complete"
     started_s: float = 0.0
     notes: tuple[str, ...] = ()
@@ -43,18 +43,18 @@ class RunFacts:
 
 
 class RunSource(Protocol):
-    """Where the events and tensors of a run are."""
+    """Provides the events and tensors of a run: a store, memory, or another run."""
 
     @property
     def ranks(self) -> Sequence[int]:
-        """The ranks that have recorded something."""
+        """The ranks that recorded something."""
 
     @property
     def steps(self) -> Sequence[int]:
         """The steps that have events, in order."""
 
     def read_root(self, step: int, rank: int) -> bytes:
-        """Return the root over one rank's events of a step."""
+        """Return the root of one rank's events of a step."""
 
     def read_events(self, step: int, rank: int) -> Sequence[Event]:
         """Return one rank's events of a step, in order."""
@@ -64,47 +64,46 @@ class RunSource(Protocol):
 
 
 class Run:
-    """What a recording holds. Safe in any thread."""
+    """A recorded run: its steps, events and tensors. Thread-safe."""
 
     def __init__(self, facts: RunFacts, holding: RunSource) -> None:
-        """Read nothing yet."""
         self.facts = facts
-        self._holding = holding
+        self._source = holding
 
     def __repr__(self) -> str:
-        """Show what a person wants to know."""
+        """Show name, number of steps and status."""
         return f"<Run {self.facts.name!r} {len(self.steps)} steps, {self.facts.status}>"
 
     @property
     def steps(self) -> Sequence[int]:
         """The steps that have events, in order."""
-        return self._holding.steps
+        return self._source.steps
 
     @property
     def ranks(self) -> Sequence[int]:
-        """The ranks that have recorded something, in order."""
-        return self._holding.ranks
+        """The ranks that recorded something, in order."""
+        return self._source.ranks
 
     def root(self, step: int, rank: int | None = None) -> bytes:
-        """Return a digest over the events of a step, on one rank or all: equal roots mean equal steps."""
+        """Return the root of a step, for one rank or all: a digest of its events. Equal roots mean equal steps."""
         if rank is not None:
-            return self._holding.read_root(step, rank)
-        roots = [(rank, self._holding.read_root(step, rank)) for rank in self.ranks]
+            return self._source.read_root(step, rank)
+        roots = [(rank, self._source.read_root(step, rank)) for rank in self.ranks]
         return hash_kind("run ranks", [rank.to_bytes(4, "little") + root for rank, root in roots if root])
 
     def events(self, step: int, rank: int | None = None) -> Sequence[Event]:
-        """Return the events of a step in the order in which they were seen, on one rank or all."""
+        """Return the events of a step in the order of observation, for one rank or all."""
         if rank is not None:
-            return self._holding.read_events(step, rank)
+            return self._source.read_events(step, rank)
         if len(self.ranks) == 1:
-            return self._holding.read_events(step, self.ranks[0])
-        found = [event for rank in self.ranks for event in self._holding.read_events(step, rank)]
+            return self._source.read_events(step, self.ranks[0])
+        found = [event for rank in self.ranks for event in self._source.read_events(step, rank)]
         return sorted(found, key=lambda event: (event.seq, event.rank))
 
     def read_tensor(self, event: Event) -> torch.Tensor:
-        """Return the tensor of an event; raises NotFound if only its digest or its numbers were kept."""
+        """Return the tensor of an event; raises NotFound if only its digest or statistics were kept."""
         if event.leaf:
-            return self._holding.read_tensor(event)
+            return self._source.read_tensor(event)
         level = "digest" if event.stats is None else "stats"
         site = event.site
         raise NotFound(
@@ -115,19 +114,19 @@ class Run:
 
 
 def read_run(repo: Repository, name: str) -> Run:
-    """Read which segments a run has, and no events yet; raises NotFound."""
+    """Open a run; reads its list of segments, but no events. Raises NotFound."""
     name = verify_run_name(name)
     found = list(iter_segments(repo, name))
     if not found:
         names = sorted({segment.run for segment, _ in iter_segments(repo)})
         close = get_close_matches(name, names, n=1)
         hint = f"did you mean {close[0]!r}? " if close else ""
-        raise NotFound(f"no run {name!r} in {repo.store.url}; {hint}`holdfast run ls` lists what is there", name=name)
+        raise NotFound(f"no run {name!r} in {repo.store.url}; {hint}`holdfast run ls` lists all runs", name=name)
     return Run(_describe([segment for segment, _ in found]), _Stored(repo, found))
 
 
 def iter_runs(repo: Repository) -> Iterator[RunFacts]:
-    """Yield what is known of each run, by name."""
+    """Yield the facts of each run, sorted by name."""
     segments = sorted((segment for segment, _ in iter_segments(repo)), key=lambda segment: segment.run)
     for _, group in groupby(segments, key=lambda segment: segment.run):
         yield _describe(list(group))
@@ -156,7 +155,7 @@ def _describe(segments: Sequence[Segment]) -> RunFacts:
 
 
 class _Stored:
-    """A run in a store: segments are read when a step of theirs is asked for."""
+    """A run in a store; reads a segment when one of its steps is first used."""
 
     def __init__(self, repo: Repository, found: Iterable[tuple[Segment, Record]]) -> None:
         self._segments = {
@@ -169,30 +168,31 @@ class _Stored:
         self.steps = tuple(sorted({step for segment, _ in self._segments.values() for step in segment.roots}))
 
     def read_root(self, step: int, rank: int) -> bytes:
-        # Each is over all events so far, so the last one counts.
-        roots = [segment.roots[step] for segment, _ in self._iter_holding(step, rank)]
+        # Each segment's root covers all events of the step so far, so the last one is the step's root.
+        roots = [segment.roots[step] for segment, _ in self._iter_segments(step, rank)]
         return roots[-1] if roots else NO_ROOT
 
     def read_events(self, step: int, rank: int) -> Sequence[Event]:
-        parts = [self._read_segment(segment, snapshot)[step] for segment, snapshot in self._iter_holding(step, rank)]
+        parts = [self._read_segment(segment, snapshot)[step] for segment, snapshot in self._iter_segments(step, rank)]
         if len(parts) == 1:
             return parts[0]
-        # By number: what was sent once more, because nobody knew whether it had arrived, counts once.
+        # By number: a retry after an uncertain commit may have written the same events twice.
         found = {event.seq: event for part in parts for event in part}
         return [found[seq] for seq in sorted(found)]
 
     def read_tensor(self, event: Event) -> torch.Tensor:
-        number, place = parse_leaf(event.leaf)
+        number, index = parse_leaf(event.leaf)
         if (event.rank, number) not in self._segments:
             raise NotFound(
-                f"segment {number} of rank {event.rank}, which keeps {event.site.kind} of {event.site.fqn!r}, is gone",
+                f"segment {number} of rank {event.rank}, which contains the {event.site.kind} of"
+                f" {event.site.fqn or 'the model'!r}, no longer exists; record the run again",
                 name=event.leaf,
             )
         _, snapshot = self._segments[event.rank, number]
-        tensor: torch.Tensor = snapshot[f"{TENSORS}.{place}"].read(aliases="fresh")
+        tensor: torch.Tensor = snapshot[f"{TENSORS}.{index}"].read(aliases="fresh")
         return tensor
 
-    def _iter_holding(self, step: int, rank: int) -> Iterator[tuple[Segment, Snapshot]]:
+    def _iter_segments(self, step: int, rank: int) -> Iterator[tuple[Segment, Snapshot]]:
         for (of_rank, _), (segment, snapshot) in self._segments.items():
             if of_rank == rank and step in segment.roots:
                 yield segment, snapshot

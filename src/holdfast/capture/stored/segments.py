@@ -1,4 +1,4 @@
-"""Segments: a recording as a series of snapshots, each whole by itself; how they are named, written and found."""
+"""Segments: the snapshots that a recording consists of; how they are named, written and listed."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ TABLE: Final = "table"
 TENSORS: Final = "tensors"
 _VERSION: Final = 1
 _KEY: Final = "run"
-"""Where in a snapshot's metadata the facts of a segment are."""
+"""Key of a snapshot's metadata under which the facts of a segment are stored."""
 _NAME: Final = re.compile(rf"{PREFIX}(?P<run>.+)/@r(?P<rank>[0-9]{{1,9}})/(?P<number>[0-9]{{8}})\Z")
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """What is known of one segment without reading its events."""
+    """The facts of one segment, without its events."""
 
     run: str
     rank: int
@@ -40,9 +40,9 @@ class Segment:
     started_s: float
     environment: Mapping[str, Json]
     notes: tuple[str, ...]
-    """All that went wrong in this rank's recording up to here."""
+    """What this rank could not record up to here."""
     roots: Mapping[int, bytes]
-    """The root of each step that it has events of, over these and those of the segments before it."""
+    """For each step with events in this segment, the root of these and of the step's events in earlier segments."""
     is_last: bool
 
     @property
@@ -52,7 +52,7 @@ class Segment:
 
 
 def verify_run_name(name: str) -> str:
-    """Return a run's name in NFC, or raise BadName that says which rule it breaks."""
+    """Return a run's name in NFC; raises BadName that says which rule it breaks."""
     name = verify_name(name, what="run")
     if any(part.startswith("@") for part in name.split("/")):
         raise BadName(f"run name {name[:80]!r} is refused: no part of it may begin with '@'")
@@ -67,8 +67,8 @@ def write_segment(
         TABLE: encode_events(events),
         TENSORS: {str(number): tensor for number, tensor in tensors.items()},
     }
-    # What is reused was written by this run or one like it a moment ago; reading it all again would take longer than
-    # writing it. `check` and `scrub` find rot.
+    # Most chunks that are reused were written by this run a moment ago; reading them again to verify them would take
+    # longer than writing them. `check` and `scrub` find bit rot.
     options = SaveOptions(metadata={_KEY: _encode(segment)}, environment=False, verify_reuse=False)
     return save_tree(repo, segment.name, tree, options, types=Types())
 
@@ -86,7 +86,7 @@ def _encode(segment: Segment) -> dict[str, Json]:
 
 
 def iter_segments(repo: Repository, run: str | None = None) -> Iterator[tuple[Segment, Snapshot]]:
-    """Yield the committed segments of one run, or of all, in no order."""
+    """Yield the committed segments of one run, or of all runs, in no particular order."""
     prefix = PREFIX if run is None else f"{PREFIX}{run}/"
     for record in iter_names(repo.store, prefix):
         if isinstance(record, DamagedName):
@@ -99,14 +99,14 @@ def iter_segments(repo: Repository, run: str | None = None) -> Iterator[tuple[Se
 def _decode(record: Snapshot, run: str, rank: int, number: int) -> Segment:
     metadata = record.metadata.get(_KEY)
     if not isinstance(metadata, dict):
-        raise Corrupt(f"{record.name!r} says nothing of the run that it is a segment of; run `holdfast check`")
+        raise Corrupt(f"{record.name!r} has no metadata of a run segment; run `holdfast check`")
     fields = Fields(record.name, metadata)
     if fields.integer("version") > _VERSION:
-        raise NewerFormat(f"run {run!r} was recorded by a later Holdfast; upgrade to read it")
+        raise NewerFormat(f"run {run!r} was recorded by a newer version of Holdfast; upgrade to read it")
     try:
         roots = {int(step): bytes.fromhex(root) for step, root in fields.mapping("roots").items()}
     except (TypeError, ValueError) as error:
-        raise Corrupt(f"{record.name!r}: its roots make no sense: {error}", key=record.name) from error
+        raise Corrupt(f"{record.name!r}: its roots are invalid: {error}", key=record.name) from error
     return Segment(
         run=run,
         rank=rank,

@@ -1,4 +1,4 @@
-"""Runs with their steps numbered otherwise: one that was resumed counts from 0, and means what came later."""
+"""Renumber the steps of a run: a resumed run that counts from 0 gets the numbers it continues with."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from holdfast.capture.stored.table import NO_ROOT, advance_root
 
 
 def shift_run(run: Run, by: int) -> Run:
-    """Return a run whose steps have numbers that are larger by so many; the same one for 0."""
+    """Return a run with `by` added to its step numbers; the same run if `by` is 0."""
     return Run(run.facts, _Shifted(run, by)) if by else run
 
 
 class _Shifted:
-    """The events of a run in other steps."""
+    """A run whose step numbers are shifted."""
 
     def __init__(self, run: Run, by: int) -> None:
         self._run, self._by = run, by
@@ -26,7 +26,7 @@ class _Shifted:
         self.steps: Sequence[int] = tuple(step + by for step in run.steps)
 
     def read_root(self, step: int, rank: int) -> bytes:
-        # The number of a step is a part of its root.
+        # The root covers the step number, so it has to be computed again.
         root = NO_ROOT
         for event in self.read_events(step, rank):
             root = advance_root(root, event)

@@ -1,4 +1,4 @@
-"""Events as columns and back: numbers in one array, texts once each, so that equal recordings have equal bytes."""
+"""Encode events as columns and back: numbers in one array, each text once; equal recordings give equal bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from holdfast.errors import Corrupt
 
 DIGEST_BYTES: Final = 16
 NO_ROOT: Final = b""
-"""The root of a step in which nothing was seen."""
+"""The root of a step without events."""
 
 Columns = Mapping[str, np.ndarray[Any, Any]]
 
@@ -23,46 +23,46 @@ _NUMBERS: Final = (
     *("alias", "placement", "leaf_segment", "leaf_number", "dims", "global_dims", "has_offsets", "has_stats", "bins"),
     "form",
 )
-"""The rows of the array of numbers; texts are places in the list of texts."""
+"""The rows of the array of numbers; a text is an index into the list of texts."""
 _SHAPES: Final = {"numbers": 2, "ragged": 1, "digests": 2, "values": 2, "counts": 2, "texts": 1}
-_PHASE: Final = {phase: place for place, phase in enumerate(PHASES)}
-_KIND: Final = {kind: place for place, kind in enumerate(KINDS)}
+_PHASE: Final = {phase: index for index, phase in enumerate(PHASES)}
+_KIND: Final = {kind: index for index, kind in enumerate(KINDS)}
 _TEXTS: Final = ("fqn", "path", "dtype", "module", "parent", "source", "placement", "form")
 
 
 def format_leaf(segment: int, number: int) -> str:
-    """Return under which name events know the bytes that a segment keeps as its n-th tensor."""
+    """Return the name by which events refer to the n-th tensor of a segment."""
     return f"{segment:08d}/{number}"
 
 
 def parse_leaf(leaf: str) -> tuple[int, int]:
-    """Return the segment and the number that a leaf's name says."""
+    """Return the segment and the tensor number in a leaf's name."""
     segment, _, number = leaf.partition("/")
     return int(segment), int(number)
 
 
 def advance_root(root: bytes, event: Event) -> bytes:
-    """Return the root of a step after one more event: equal only if all of them were equal, in order."""
-    # As ASCII, which is the same in every version of Python.
+    """Return the root of a step after one more event. Roots are equal only if all events are, in the same order."""
+    # ascii() gives the same text in every version of Python.
     facts = ascii((*event.site, event.dtype, event.shape)).encode()
     return hash_kind("run step", [root, facts, event.digest])
 
 
 class _Texts:
-    """Texts by their place in the order in which they were met."""
+    """Numbers texts in the order in which they are added."""
 
     def __init__(self) -> None:
-        self._places: dict[str, int] = {}
+        self._indices: dict[str, int] = {}
 
-    def place(self, text: str) -> int:
-        return self._places.setdefault(text, len(self._places))
+    def add(self, text: str) -> int:
+        return self._indices.setdefault(text, len(self._indices))
 
     def encode(self) -> np.ndarray[Any, Any]:
-        return np.frombuffer(json.dumps(list(self._places)).encode(), dtype=np.uint8)
+        return np.frombuffer(json.dumps(list(self._indices)).encode(), dtype=np.uint8)
 
 
 def encode_events(events: Sequence[Event]) -> dict[str, np.ndarray[Any, Any]]:
-    """Return the columns of a table of events; their rank is not in it."""
+    """Return the columns of a table of events; the rank is not stored in it."""
     texts = _Texts()
     rows: list[tuple[int, ...]] = []
     ragged: list[int] = []
@@ -90,22 +90,22 @@ def encode_events(events: Sequence[Event]) -> dict[str, np.ndarray[Any, Any]]:
 def _encode_event(event: Event, texts: _Texts) -> tuple[int, ...]:
     site, stats = event.site, event.stats
     segment, number = parse_leaf(event.leaf) if event.leaf else (-1, -1)
-    place = texts.place
+    add = texts.add
     return (
         event.seq,
         site.step,
         _PHASE[site.phase],
         _KIND[site.kind],
-        place(site.fqn),
+        add(site.fqn),
         site.call,
-        place(site.path),
-        place(event.dtype),
-        place(event.module),
-        place(event.parent),
+        add(site.path),
+        add(event.dtype),
+        add(event.module),
+        add(event.parent),
         event.recompute,
-        place(event.source),
+        add(event.source),
         event.alias,
-        place(event.placement),
+        add(event.placement),
         segment,
         number,
         len(event.shape),
@@ -113,16 +113,16 @@ def _encode_event(event: Event, texts: _Texts) -> tuple[int, ...]:
         bool(event.offsets),
         stats is not None,
         len(stats.histogram) if stats else 0,
-        place(event.form),
+        add(event.form),
     )
 
 
 def decode_events(columns: Columns, *, rank: int, what: str) -> list[Event]:
-    """Return the events of a table; raises Corrupt, naming `what`, if it is none."""
+    """Return the events of a table; raises Corrupt, naming `what`, if the table is invalid."""
     try:
         return list(_iter_events(_verify_shapes(columns), rank))
     except (IndexError, KeyError, StopIteration, TypeError, ValueError, RuntimeError) as error:
-        raise Corrupt(f"{what}: its table of events makes no sense: {error!r}; run `holdfast check`") from error
+        raise Corrupt(f"{what}: its table of events is invalid: {error!r}; run `holdfast check`") from error
 
 
 def _verify_shapes(columns: Columns) -> Columns:
@@ -131,7 +131,7 @@ def _verify_shapes(columns: Columns) -> Columns:
             raise ValueError(f"{name} has {columns[name].ndim} dimensions")
     count = columns["numbers"].shape[1]
     if columns["numbers"].shape[0] != len(_NUMBERS) or columns["digests"].shape != (count, DIGEST_BYTES):
-        raise ValueError(f"columns of {count} events do not fit each other")
+        raise ValueError(f"the columns of {count} events have different lengths")
     return columns
 
 
@@ -140,7 +140,7 @@ def _iter_events(columns: Columns, rank: int) -> Iterable[Event]:
     ragged = _Ragged(columns["ragged"].tolist())
     stats = zip(columns["values"].tolist(), columns["counts"].tolist(), strict=True)
     digests = columns["digests"].tobytes()
-    for place, row in enumerate(columns["numbers"].T.tolist()):
+    for index, row in enumerate(columns["numbers"].T.tolist()):
         fact = dict(zip(_NUMBERS, row, strict=True))
         text = {name: texts[fact[name]] for name in _TEXTS}
         site = Site(
@@ -154,7 +154,7 @@ def _iter_events(columns: Columns, rank: int) -> Iterable[Event]:
             rank=rank,
             dtype=text["dtype"],
             shape=shape,
-            digest=digests[place * DIGEST_BYTES : (place + 1) * DIGEST_BYTES],
+            digest=digests[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES],
             module=text["module"],
             parent=text["parent"],
             recompute=bool(fact["recompute"]),
@@ -170,7 +170,7 @@ def _iter_events(columns: Columns, rank: int) -> Iterable[Event]:
 
 
 class _Ragged:
-    """Numbers of which each event takes as many as it has."""
+    """Reads a varying count of numbers for each event, in order."""
 
     def __init__(self, numbers: list[int]) -> None:
         self._numbers = numbers
@@ -179,7 +179,7 @@ class _Ragged:
     def take(self, count: int) -> tuple[int, ...]:
         taken = self._numbers[self._at : self._at + count]
         if len(taken) != count:
-            raise ValueError("it ends too early")
+            raise ValueError("the ragged column is too short")
         self._at += count
         return tuple(taken)
 

@@ -1,4 +1,4 @@
-"""Runs of many ranks as if one had done it all: parts of sharded tensors put together, replicas taken once."""
+"""Gather a run of many ranks into one rank: assembles sharded tensors, and keeps one copy of replicas."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from holdfast.repo.format.boxes import Box, slices
 
 Dim = int | Literal["replicate", "partial"]
 Dims = Mapping[str, Dim]
-"""By pattern of names, how the tensors of the ranks lie together: along a dim in order, all the same, or as a sum."""
+"""How to combine the tensors of all ranks, by name pattern: concatenate along a dim, take one, or sum."""
 
 _KEPT_STEPS: Final = 4
 _PREFIX: Final = "whole/"
 
 
 def gather_run(run: Run, *, dims: Dims | None = None) -> tuple[Run, Gathering]:
-    """Return a run as one rank would have recorded it, and what could not be put together, as it is met."""
+    """Return a run as a single rank would have recorded it, and the `Gathering`, whose notes list what is left out."""
     gathering = Gathering(run, dims or {})
     return Run(replace(run.facts, world=1), gathering), gathering
 
 
 def is_sharded(event: Event) -> bool:
-    """Tell whether an event is a part of something that is larger, or yet to be added up."""
+    """Return whether an event is a shard of a larger tensor, or a partial sum."""
     return bool(event.placement) and (event.shape != event.global_shape or "Partial" in event.placement)
 
 
 def find_dim(dims: Dims, event: Event) -> Dim | None:
-    """Return how the user says that the tensors of this place lie together; the first pattern counts."""
+    """Return what `dims` says about an event; the first pattern that matches wins."""
     return next((dim for pattern, dim in dims.items() if fnmatchcase(event.site.fqn, pattern)), None)
 
 
@@ -46,14 +46,13 @@ def find_dim(dims: Dims, event: Event) -> Dim | None:
 class _Step:
     events: tuple[Event, ...]
     parts: Mapping[str, tuple[Event, ...]]
-    """By leaf, what a tensor is put together from."""
+    """By leaf, the events that a tensor is assembled from."""
 
 
 class Gathering:
-    """The events of all ranks as those of one."""
+    """A source of events that presents all ranks as rank 0."""
 
     def __init__(self, run: Run, dims: Dims) -> None:
-        """Read nothing yet."""
         self._run, self._dims = run, dims
         self._steps: OrderedDict[int, _Step] = OrderedDict()
         self._left_out: dict[str, dict[Site, None]] = {}
@@ -66,18 +65,18 @@ class Gathering:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What could not be put together of the steps that were read."""
+        """Which tensors of the steps read so far could not be assembled, and why."""
         found = []
         for why, sites in self._left_out.items():
             first = next(iter(sites))
             what = f"{first.kind} of {first.fqn or 'the model'} in step {first.step}"
             found.append(
-                f"{self._run.facts.name}: {len(sites)} tensors of many ranks are left out: {why} (first: {what})"
+                f"{self._run.facts.name}: {len(sites)} tensors of several ranks are left out: {why} (first: {what})"
             )
         return tuple(found)
 
     def read_root(self, step: int, rank: int) -> bytes:
-        """Return the root over the events that were put together."""
+        """Return the root of the assembled events."""
         root = NO_ROOT
         for event in self.read_events(step, rank):
             root = advance_root(root, event)
@@ -94,10 +93,10 @@ class Gathering:
         return self._steps[step].events
 
     def read_tensor(self, event: Event) -> torch.Tensor:
-        """Return the tensor of an event, put together if need be."""
+        """Return the tensor of an event, assembled from its shards if necessary."""
         self.read_events(event.site.step, 0)
         parts = self._steps[event.site.step].parts[event.leaf]
-        return self._put_together(parts)
+        return self._assemble(parts)
 
     def _gather(self, step: int) -> _Step:
         groups: dict[Site, list[Event]] = {}
@@ -109,7 +108,7 @@ class Gathering:
         for number, (site, group) in enumerate(groups.items()):
             try:
                 whole, used = self._join(group, f"{_PREFIX}{number}")
-            except _Apart as reason:
+            except _CannotGather as reason:
                 self._left_out.setdefault(str(reason), {})[site] = None
                 continue
             events.append(whole)
@@ -124,43 +123,43 @@ class Gathering:
         is_same = len({(event.digest, event.dtype, event.shape) for event in group}) == 1
         is_whole = not any(map(is_sharded, group)) and (is_same or dim == "replicate" or first.site.kind == "rng")
         if is_whole and (dim is None or dim == "replicate"):
-            return replace(_forget_place(first), leaf=leaf if first.leaf else ""), (first,)
+            return replace(_as_whole(first), leaf=leaf if first.leaf else ""), (first,)
         if not any(map(is_sharded, group)) and (dim is None or dim == "replicate"):
-            raise _Apart("they differ between ranks, and nothing says how they lie together: name them in dims")
+            raise _CannotGather("they differ between ranks; name them in dims to say how to combine them")
         if not all(event.leaf for event in group):
-            raise _Apart("only digests or stats of their parts were kept: record them with level='full'")
+            raise _CannotGather("only digests or stats of their shards were kept; record them with level='full'")
         try:
-            whole = self._put_together(group)
+            whole = self._assemble(group)
         except (NotFound, RuntimeError) as error:
-            raise _Apart(f"{type(error).__name__}: {error}") from error
-        look = observe(whole)
-        joined = replace(_forget_place(first), shape=look.shape, digest=look.digest(), stats=None, leaf=leaf)
+            raise _CannotGather(f"{type(error).__name__}: {error}") from error
+        observed = observe(whole)
+        joined = replace(_as_whole(first), shape=observed.shape, digest=observed.digest(), stats=None, leaf=leaf)
         return joined, tuple(group)
 
-    def _put_together(self, group: Sequence[Event]) -> torch.Tensor:
+    def _assemble(self, group: Sequence[Event]) -> torch.Tensor:
         first = group[0]
         if len(group) == 1 and not is_sharded(first):
             return self._run.read_tensor(first)
         if any(map(is_sharded, group)):
-            return self._place(group)
+            return self._assemble_shards(group)
         dim = find_dim(self._dims, first)
         tensors = [self._run.read_tensor(event) for event in group]
         if isinstance(dim, int):
             return torch.cat(tensors, dim)
         return torch.stack(tensors).sum(0).to(tensors[0].dtype)
 
-    def _place(self, group: Sequence[Event]) -> torch.Tensor:
-        """Return a sharded tensor as a whole: boxes in their places, what is partial added up."""
+    def _assemble_shards(self, group: Sequence[Event]) -> torch.Tensor:
+        """Return a sharded tensor as a whole: shards at their offsets, partial values reduced."""
         shape = group[0].global_shape
         boxes: dict[Box, list[Event]] = {}
         for event in group:
             starts = event.offsets or (0,) * len(event.shape)
             boxes.setdefault(Box(starts, event.shape), []).append(event)
         if sum(math.prod(box.sizes) for box in boxes) != math.prod(shape):
-            raise _Apart("their parts do not make up the whole: not every rank has recorded its own")
+            raise _CannotGather("their shards do not cover the whole tensor: some ranks did not record theirs")
         whole = None
         for box, events in boxes.items():
-            # Replicas of a part are the same; what is partial is a summand on each rank.
+            # Replicas of a shard are equal, so one is enough; of a partial tensor, each rank has a summand.
             used = events if "Partial" in events[0].placement else events[:1]
             tensors = [self._run.read_tensor(event) for event in used]
             whole = torch.empty(shape, dtype=tensors[0].dtype) if whole is None else whole
@@ -170,9 +169,9 @@ class Gathering:
         return whole
 
 
-class _Apart(Exception):
-    """The events of a place do not make one: why, for all of that kind."""
+class _CannotGather(Exception):
+    """The events of a site cannot be combined into one; the message says why and is shared by all such sites."""
 
 
-def _forget_place(event: Event) -> Event:
+def _as_whole(event: Event) -> Event:
     return replace(event, rank=0, placement="", global_shape=(), offsets=())

@@ -135,7 +135,7 @@ def test_parts_that_do_not_make_a_whole_are_left_out_and_it_is_said() -> None:
     run, gathering = gather_run(make_tensor_run(sharded_rank(0), []))
 
     assert run.events(0) == ()
-    assert "their parts do not make up the whole" in gathering.notes[0]
+    assert "their shards do not cover the whole tensor" in gathering.notes[0]
 
 
 def test_a_rank_with_another_seed_is_named_with_its_rank() -> None:

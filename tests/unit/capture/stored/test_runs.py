@@ -88,7 +88,7 @@ def test_a_table_that_was_cut_off_is_refused(column: str) -> None:
     columns = encode_events([FULL_EVENT])
     columns[column] = columns[column][:-1] if columns[column].ndim == 1 else columns[column][:0]
 
-    with pytest.raises(Corrupt, match="segment 3: its table of events makes no sense"):
+    with pytest.raises(Corrupt, match="segment 3: its table of events is invalid"):
         decode_events(columns, rank=0, what="segment 3")
 
 
@@ -214,5 +214,7 @@ def test_a_tensor_of_which_only_the_digest_is_kept_says_how_to_record_it() -> No
 def test_a_tensor_whose_segment_is_gone_is_named(repo: Repository) -> None:
     write_run(repo, [[make_event(0)]])
 
-    with pytest.raises(NotFound, match=r"segment 9 of rank 0, which keeps output of 'layers\.0', is gone"):
+    with pytest.raises(
+        NotFound, match=r"segment 9 of rank 0, which contains the output of 'layers\.0', no longer exists"
+    ):
         read_run(repo, "run").read_tensor(replace(make_event(0), leaf=format_leaf(9, 0)))
