@@ -1,4 +1,4 @@
-"""Compiling a model with the graphs of a store: `torch.compile` in one call."""
+"""`holdfast.compile`: `torch.compile` with the compiled graphs of a store, in one call."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def compile(
     dynamic: bool | None = None,
     **choices: Unpack[CompilerOptions],
 ) -> Model:
-    """Compile a module or function as `torch.compile` does; graphs that the store has are loaded from it.
+    """Compile a module or function as `torch.compile` does, but load graphs that are in the store from there.
 
-    What is compiled anew goes there, so that the next process need not. `choices` are those of `Store.compiler`.
+    Newly compiled graphs are saved in the store for the next process. `choices` are the arguments of `Store.compiler`.
     """
     opened = store if isinstance(store, Store) else open_store(store)
     compiled: Any = torch.compile(
-        model,  # type: ignore[call-overload]  # it takes and returns what it is given
+        model,  # type: ignore[call-overload]  # torch.compile accepts any callable and returns the same type
         backend=opened.compiler(**choices),
         fullgraph=fullgraph,
         dynamic=dynamic,

@@ -1,1 +1,1 @@
-"""Compiled graphs in a store: a key that says what was compiled, artifacts under it, and the backend that uses them."""
+"""The compile cache: keys of graphs, compiled artifacts in a store, and the `torch.compile` backend that uses them."""

@@ -1,4 +1,4 @@
-"""The backend for torch.compile: each graph that dynamo traces comes from the store, or is compiled and goes there."""
+"""The `torch.compile` backend: loads each graph that dynamo traces from the store, or compiles and saves it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Strict = bool | Literal["hit"]
 
 
 class CompilerOptions(TypedDict, total=False):
-    """What may be asked of a compiler; see `make_compiler`."""
+    """Keyword arguments of `make_compiler`."""
 
     mode: str | None
     options: Mapping[str, Any] | None
@@ -55,17 +55,18 @@ def make_compiler(
     """Make a backend for `torch.compile` that keeps compiled graphs in a repository.
 
     Args:
-        repo: where they are kept.
-        mode: as of `torch.compile`, such as "max-autotune".
-        options: settings of the compiler, as of `torch.compile`.
-        strict: raise CompileCacheError for graphs that cannot be kept and entries that cannot be used, instead of
-            compiling; "hit" also for graphs that are not there.
-        trust: load whatever the store holds. Without, entries must be signed, or the store must be this user's alone.
-        key_file: holds the secret that entries are signed with.
-        versions: a version for each custom operator (`"ns::op"`) whose code the cache cannot see.
-        wait_s: how long to wait for another process that compiles the same graph.
-        import_behind: import torch's compiler by a thread. It saves a second if the model takes that long to load;
-            but Python imports that meet in two threads can fail, so nothing else may import parts of torch meanwhile.
+        repo: the repository that stores the graphs.
+        mode: the mode of `torch.compile`, such as "max-autotune".
+        options: the compiler options of `torch.compile`.
+        strict: True raises CompileCacheError for graphs that cannot be cached and entries that cannot be used, instead
+            of compiling them. "hit" also raises for graphs that are not stored.
+        trust: load every entry of the store. If False, an entry is loaded only if it is signed with the secret, or if
+            no other user can write to the store.
+        key_file: path of a file with the secret that signs entries.
+        versions: a version for each custom operator (`"ns::op"`) whose code the cache cannot read.
+        wait_s: how long to wait for another process that is compiling the same graph, in seconds.
+        import_behind: import torch's compiler in a background thread, which saves about a second while the model
+            loads. Concurrent imports of the same modules can fail, so import no other part of torch at that time.
     """
     cache = CompileCache(
         repo, trust=Trust(secret=read_secret(key_file), everything=trust), waiting=Waiting(wait_s=wait_s)
@@ -77,7 +78,7 @@ def make_compiler(
 
 
 class Compiler:
-    """A backend for `torch.compile`. Cache trouble never fails the program that uses it, unless it is strict."""
+    """A backend for `torch.compile`. If the cache fails, graphs are compiled as usual, unless `strict` is set."""
 
     __name__ = "holdfast"
 
@@ -89,7 +90,7 @@ class Compiler:
         strict: Strict = False,
         versions: Mapping[str, str] | None = None,
     ) -> None:
-        """Take graphs from `cache`, and compile others with these settings."""
+        """Load graphs from `cache`; compile missing ones with `options`. See `make_compiler` for the rest."""
         self.cache = cache
         self._options = dict(options or {})
         self._strict = strict
@@ -97,23 +98,23 @@ class Compiler:
 
     @property
     def statistics(self) -> CacheStatistics:
-        """What it has done so far."""
+        """Counts and times of everything done so far."""
         return self.cache.statistics
 
     def explain(self) -> tuple[Explanation, ...]:
-        """Say of each graph that was lately missed why: how it differs from the nearest that is stored."""
+        """Return, for each recent miss, how its key differs from the nearest stored one."""
         return self.cache.explain()
 
     def prefetch(self, keys: Iterable[str] = ()) -> Prefetch:
-        """Read artifacts in the background: of these keys (see `cache.used`), or of beginnings of keys, or all."""
+        """Read artifacts in the background: those of `keys`, whole or prefixes (see `cache.used`), or all if empty."""
         return self.cache.prefetch(keys)
 
     def __eq__(self, other: object) -> bool:
-        """Tell whether what the one has compiled can serve for the other: then dynamo does not compile again."""
+        """Return whether graphs compiled by either can be used by both. Dynamo then does not compile again."""
         return isinstance(other, Compiler) and self._identify() == other._identify()
 
     def __hash__(self) -> int:
-        """Agree with `==`."""
+        """Return equal hashes for compilers that are equal."""
         return hash((id(self.cache.repo), self._strict))
 
     def _identify(self) -> tuple[object, ...]:
@@ -127,7 +128,7 @@ class Compiler:
         mode: str | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> CompiledCall:
-        """Return the compiled graph; called by dynamo."""
+        """Return the compiled graph. Dynamo calls this."""
         settings = {**self._options, **inductor.read_options(mode, options)}
         obstacle = inductor.find_obstacle()
         if obstacle:
@@ -139,10 +140,10 @@ class Compiler:
             return self._bypass(error.reason, graph, inputs, settings, use_caches=False)
         except Uncacheable as error:
             return self._bypass(error.reason, graph, inputs, settings)
-        except Exception as error:  # noqa: BLE001 - a graph of a kind that nobody thought of is compiled as usual
-            _log.warning("no key could be made for a graph: %r", error)
+        except Exception as error:  # noqa: BLE001 - a graph of an unforeseen kind is compiled as usual
+            _log.warning("cannot make a cache key for a graph, so it is compiled without the cache: %r", error)
             return self._bypass(f"its key could not be made ({type(error).__name__})", graph, inputs, settings)
-        return _Asked(self.cache, graph, inputs, settings, key, self._strict).answer()
+        return _Request(self.cache, graph, inputs, settings, key, self._strict).answer()
 
     def _bypass(
         self,
@@ -155,17 +156,17 @@ class Compiler:
     ) -> CompiledCall:
         self.cache.counters.count_bypass(reason)
         if self._strict:
-            raise inductor.make_error(f"strict: a graph cannot be kept in the compile cache: {reason}")
-        _log.info("a graph is compiled without the cache: %s", reason)
+            raise inductor.make_error(f"strict: a graph cannot be cached: {reason}")
+        _log.info("compiling a graph without the cache: %s", reason)
         with self.cache.counters.timed("compile"):
-            # Torch's caches tell neither inputs that share memory from others, nor code that was edited from what it
-            # was before: they would serve what is wrong.
+            # Torch's caches ignore whether inputs share memory and whether user code was edited, so they could return
+            # a wrong graph in both cases.
             may_use = use_caches and not may_share(inputs)
             return inductor.compile_plainly(graph, inputs, options, use_caches=may_use)
 
 
-class _Asked:
-    """One graph that dynamo asks for, under a key."""
+class _Request:
+    """One graph that dynamo requests, and its key."""
 
     def __init__(
         self,
@@ -186,11 +187,11 @@ class _Asked:
         self._guards: tuple[str, ...] = ()
 
     def answer(self) -> CompiledCall:
-        """Load the graph, or wait for who compiles it, or compile and save it."""
+        """Load the graph, or wait for the process that is compiling it, or compile and save it."""
         try:
             run = self._find()
         except StoreError as error:
-            return self._compile_alone(error)
+            return self._compile_unshared(error)
         if run is not None:
             return run
         if self._strict == "hit":
@@ -211,7 +212,7 @@ class _Asked:
         after = self._counters.read()
         if self._strict and (after.corrupt, after.refused) != (before.corrupt, before.refused):
             raise inductor.make_error(
-                "strict: an entry of the compile cache cannot be used; the warning before says why"
+                "strict: an entry of the compile cache cannot be used; the warning logged before this gives the reason"
             )
         return sought.run
 
@@ -239,19 +240,21 @@ class _Asked:
         else:
             self._counters.count_not_saved(why_not)
             if self._strict:
-                raise inductor.make_error(f"strict: a graph was compiled and not saved: {why_not}")
+                raise inductor.make_error(f"strict: a graph was compiled but could not be saved: {why_not}")
         return made.run
 
-    def _compile_alone(self, error: StoreError) -> CompiledCall:
+    def _compile_unshared(self, error: StoreError) -> CompiledCall:
         self._counters.count_bypass(f"the store cannot be read ({type(error).__name__})")
         if self._strict:
             raise inductor.make_error(f"strict: the compile cache cannot be read: {error}") from error
-        _log.warning("the compile cache cannot be read, graphs are compiled: %s", error)
+        _log.warning("the compile cache cannot be read, so the graph is compiled: %s", error)
         with self._counters.timed("compile"):
             return inductor.compile_plainly(self._graph, self._inputs, self._options)
 
     def _describe_miss(self) -> str:
         url, name = self._cache.repo.store.url, self._key.digest[:12]
         if self._guards:
-            return f"{url} has the graph {name} for other sizes only: {' | '.join(self._guards)[:500]}"
-        return f"{url} does not have the graph {name}; `explain()` of the compiler tells what differs from the nearest"
+            return f"{url} has graph {name} only for other sizes; their guards: {' | '.join(self._guards)[:500]}"
+        return (
+            f"{url} does not have graph {name}; compiler.explain() shows how it differs from the nearest stored graph"
+        )

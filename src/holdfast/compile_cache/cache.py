@@ -1,4 +1,4 @@
-"""The compile cache of one process: finds artifacts and loads them, keeps new ones, and tells what it did and why."""
+"""The compile cache of one process: finds, loads and saves artifacts, counts what it does, and explains misses."""
 
 from __future__ import annotations
 
@@ -31,66 +31,66 @@ from holdfast.repo.handle.repository import Repository
 _log = logging.getLogger(__name__)
 
 _REMEMBERED_MISSES: Final = 32
-"""Each holds the parts of a key: some kilobytes for a large graph."""
+"""Bounds memory: each miss keeps the parts of its key, some kilobytes for a large graph."""
 
 CompiledCall = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Sought:
-    """What a search for a graph came to."""
+    """The result of a search for a graph."""
 
     run: CompiledCall | None
-    """The graph, ready to be called."""
+    """The loaded graph; None if nothing usable was found."""
     guards: tuple[str, ...] = ()
-    """Of entries for the same key and other sizes."""
+    """Guards of the entries that have the same key but are for other sizes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Missed:
-    """A graph that was not there."""
+    """A graph that was not found."""
 
     key: GraphKey
     guards: tuple[str, ...]
     time_s: float
-    """By the store's clock."""
+    """When it was missed, by the store's clock."""
 
 
 class CompileCache:
-    """The artifacts of one repository, as one process uses them. Safe in any thread."""
+    """Loads and saves the artifacts of one repository. Thread-safe."""
 
     def __init__(self, repo: Repository, *, trust: Trust, waiting: Waiting | None = None) -> None:
-        """Use the artifacts that `trust` admits; sign new ones with its secret."""
+        """Load artifacts that `trust` accepts; sign new ones with its secret."""
         self.repo = repo
         self.counters = CacheCounters()
         self._trust = trust
         self._waiting = waiting
         self._ready = Ready(repo, trust)
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
         self._bad: set[tuple[str, int]] = set()
-        self._noted: set[str] = set()
+        self._recorded: set[str] = set()
         self._used: dict[str, None] = {}
         self._missed: deque[Missed] = deque(maxlen=_REMEMBERED_MISSES)
-        atexit.register(_tell_at_exit, weakref.ref(self))
+        atexit.register(_log_at_exit, weakref.ref(self))
 
     @property
     def statistics(self) -> CacheStatistics:
-        """What it has done so far."""
+        """Counts and times of everything done so far."""
         return self.counters.read()
 
     @property
     def used(self) -> tuple[str, ...]:
-        """The keys of all graphs that this process has loaded or saved: what the next one may prefetch."""
+        """The keys of all graphs that this process has loaded or saved; pass them to `prefetch` at the next start."""
         return tuple(self._used)
 
     def find(self, key: GraphKey, inputs: Sequence[Any], options: dict[str, Any]) -> Sought:
-        """Look for a graph whose guards hold for the sizes among `inputs`, and load it. Raises StoreError."""
+        """Load a stored graph of this key whose guards hold for the sizes among `inputs`. Raises StoreError."""
         tried: list[str] = []
         for found in self._iter_variants(key.digest):
             if self._is_bad(found):
                 continue
             if found.trouble:
-                self._complain(found, found.trouble)
+                self._reject(found, found.trouble)
             elif not inductor.hold(found.guards, inputs):
                 tried.append(found.guards)
             elif (run := self._load(found, inputs, options)) is not None:
@@ -99,7 +99,7 @@ class CompileCache:
         return Sought(None, tuple(tried))
 
     def keep(self, key: GraphKey, compiled: CompiledGraph) -> str:
-        """Save what was compiled; returns why that was not possible, if so."""
+        """Save a compiled graph. Return the reason if it was not saved, otherwise ""."""
         if compiled.graph is None:
             return compiled.why_not
         artifact = Artifact(key, compiled.guards, compiled.graph, compiled.kernels, compiled.seconds)
@@ -107,7 +107,7 @@ class CompileCache:
             with self.counters.timed("save"):
                 write_artifact(self.repo, artifact, secret=self._trust.secret)
         except (HoldfastError, OSError) as error:
-            _log.warning("a compiled graph was not saved in %s: %s", self.repo.store.url, error)
+            _log.warning("cannot save a compiled graph in %s: %s", self.repo.store.url, error)
             return f"it could not be saved ({type(error).__name__})"
         self._used[key.digest] = None
         return ""
@@ -115,24 +115,24 @@ class CompileCache:
     def compile_once(
         self, key: GraphKey, find: Callable[[], CompiledCall | None]
     ) -> AbstractContextManager[Turn[CompiledCall]]:
-        """Be the one of all processes that compiles this graph, or wait for who does."""
+        """Become the only process that compiles this graph, or wait for the one that does."""
         return single_flight(self.repo, key.digest, find, self._waiting)
 
     def remember_miss(self, key: GraphKey, guards: tuple[str, ...]) -> None:
-        """Remember a graph that was not there, so that it can be explained."""
+        """Remember a miss for `explain`."""
         self._missed.append(Missed(key, guards, self.repo.store.clock()))
 
     def explain(self) -> tuple[Explanation, ...]:
-        """Say of each graph that was lately missed how it differs from the nearest that is stored; lists the store."""
+        """Return, for each recent miss, how its key differs from the nearest stored one. Lists the whole store."""
         stored = [found for found in iter_artifacts(self.repo.store) if not found.trouble]
         return tuple(self._explain(missed, stored) for missed in list(self._missed))
 
     def prefetch(self, keys: Iterable[str] = ()) -> Prefetch:
-        """Read artifacts in the background, so that hits find them in memory: of these keys, or beginnings; or all."""
+        """Read artifacts into memory in the background: those of `keys`, which may be prefixes, or all if empty."""
         return self._ready.fetch(tuple(keys))
 
     def _explain(self, missed: Missed, stored: Sequence[StoredVariant]) -> Explanation:
-        # What was saved since, by this process too, is not why.
+        # Artifacts saved after the miss, by this process too, cannot explain it.
         before = [found for found in stored if found.snapshot and found.snapshot.time_s <= missed.time_s]
         candidates = [
             Candidate(found.name, found.digests, partial(read_parts, self.repo, found), found.guards)
@@ -154,16 +154,16 @@ class CompileCache:
             with self.counters.timed("find"):
                 artifact = self._ready.take(found) or read_artifact(self.repo, found, trust=self._trust)
         except NotFound:
-            return None  # deleted just now
+            return None  # deleted after it was listed
         except (Corrupt, NewerFormat, Untrusted) as error:
-            self._complain(found, error)
+            self._reject(found, error)
             return None
         try:
             with self.counters.timed("load"):
                 run = inductor.load_graph(artifact.graph, artifact.kernels, options=options)
                 is_held = inductor.hold(found.guards, inputs, install=True)
-        except Exception as error:  # noqa: BLE001 - it is foreign code that fails in its own ways; compiling helps
-            self._complain(found, error)
+        except Exception as error:  # noqa: BLE001 - loading runs stored code, which can raise anything; the graph can still be compiled
+            self._reject(found, error)
             return None
         if not is_held:
             return None
@@ -173,25 +173,27 @@ class CompileCache:
     def _is_bad(self, found: StoredVariant) -> bool:
         return _identify(found) in self._bad
 
-    def _complain(self, found: StoredVariant, error: Exception) -> None:
-        """Count an entry that is of no use, and warn of it, once."""
+    def _reject(self, found: StoredVariant, error: Exception) -> None:
+        """Count an unusable entry and log a warning, once per entry."""
         self._bad.add(_identify(found))
         refused = isinstance(error, Untrusted)
         self.counters.count("refused" if refused else "corrupt")
-        said = str(error).strip().partition("\n")[0][:500] or type(error).__name__
+        message = str(error).strip().partition("\n")[0][:500] or type(error).__name__
         if refused:
-            _log.warning("%s", said)
+            _log.warning("%s", message)
         else:
-            _log.warning("%s in %s cannot be used, the graph is compiled: %s", found.name, self.repo.store.url, said)
+            _log.warning(
+                "%s in %s cannot be used, so the graph is compiled: %s", found.name, self.repo.store.url, message
+            )
 
     def _note_use(self, found: StoredVariant) -> None:
-        """Record that an artifact is in use, behind, at most once for each and only if it is a day old."""
+        """Record in the background that an artifact is in use: once per key, and only if it is older than a day."""
         self._used[found.key_digest] = None
-        with self._turn:
+        with self._lock:
             is_old = found.snapshot is not None and self.repo.store.clock() - found.snapshot.time_s > DAY_S
-            if not is_old or found.key_digest in self._noted:
+            if not is_old or found.key_digest in self._recorded:
                 return
-            self._noted.add(found.key_digest)
+            self._recorded.add(found.key_digest)
         threading.Thread(target=record_use, args=(self.repo, [found]), name="holdfast-use", daemon=True).start()
 
 
@@ -199,10 +201,10 @@ def _identify(found: StoredVariant) -> tuple[str, int]:
     return found.name, found.snapshot.generation if found.snapshot else -1
 
 
-def _tell_at_exit(reference: weakref.ref[CompileCache]) -> None:
+def _log_at_exit(reference: weakref.ref[CompileCache]) -> None:
     cache = reference()
     if cache is None:
         return
-    told = cache.statistics
-    if told.hit or told.miss or told.bypass:
-        _log.info("compile cache %s: %s", cache.repo.store.url, told)
+    statistics = cache.statistics
+    if statistics.hit or statistics.miss or statistics.bypass:
+        _log.info("compile cache %s: %s", cache.repo.store.url, statistics)

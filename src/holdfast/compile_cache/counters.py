@@ -1,4 +1,4 @@
-"""What a compile cache has done in this process: counts, reasons and seconds, and the one line that tells them."""
+"""Counters of a compile cache in this process: events, reasons and times, and a one-line summary of them."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ from typing import Final, Literal
 CacheEvent = Literal["hit", "miss", "guard_miss", "saved", "corrupt", "refused", "restart", "waited"]
 CacheStage = Literal["key", "find", "load", "wait", "compile", "save"]
 
-_WORTH_TELLING_S: Final = 0.005
+_MIN_SHOWN_S: Final = 0.005
 
 
 @dataclass(frozen=True, slots=True)
 class CacheStatistics:
-    """What a cache has done so far; each graph that dynamo had is a hit, a miss, a bypass or a restart."""
+    """Counters of a cache at one moment. Each graph from dynamo counts as a hit, a miss, a bypass or a restart."""
 
     hit: int
     miss: int
     guard_miss: int
-    """Of the misses: those with entries for other sizes."""
+    """Misses for which the store has entries with the same key, but for other sizes."""
     saved: int
     corrupt: int
-    """Entries that were damaged, or could not be loaded."""
+    """Entries that are damaged or could not be loaded."""
     refused: int
-    """Entries that nothing vouches for."""
+    """Entries that are not trusted: neither signed nor in a private store."""
     restart: int
-    """Graphs that the compiler had dynamo trace again."""
+    """Graphs for which the compiler made dynamo trace again."""
     waited: int
-    """Of the hits: those that another process compiled while this one waited."""
+    """Hits that another process compiled while this one waited."""
     bypass: Mapping[str, int]
-    """Graphs that have no entry, by the reason."""
+    """Reason -> number of graphs that were compiled without the cache."""
     not_saved: Mapping[str, int]
-    """Of the misses: those that were compiled and not kept, by the reason."""
+    """Reason -> number of misses that were compiled but not saved."""
     seconds_saved: float
-    """What the hits took to compile, once."""
+    """How long the hits took to compile when they were saved."""
     seconds: Mapping[CacheStage, float]
-    """Where this process's time went."""
+    """Time that this process spent in each stage."""
 
     def __str__(self) -> str:
-        """Tell all of it in one line."""
+        """Return a one-line summary; zero counts are left out, except of hits and misses."""
         counts = {
             "hit" if self.hit == 1 else "hits": self.hit,
             "miss" if self.miss == 1 else "misses": self.miss,
@@ -56,19 +56,18 @@ class CacheStatistics:
             "traced again": self.restart,
             "waited for": self.waited,
         }
-        told = [f"{count} {what}" for what, count in counts.items() if count or what in ("hits", "misses")]
+        texts = [f"{count} {what}" for what, count in counts.items() if count or what in ("hits", "misses")]
         if self.seconds_saved:
-            told.append(f"{self.seconds_saved:.1f} s of compiling saved")
-        told += [f"{stage} {seconds:.2f} s" for stage, seconds in self.seconds.items() if seconds >= _WORTH_TELLING_S]
-        return ", ".join(told)
+            texts.append(f"{self.seconds_saved:.1f} s of compiling saved")
+        texts += [f"{stage} {seconds:.2f} s" for stage, seconds in self.seconds.items() if seconds >= _MIN_SHOWN_S]
+        return ", ".join(texts)
 
 
 class CacheCounters:
-    """Counts while the cache works. Safe in any thread."""
+    """Counts events, reasons and times while the cache works. Thread-safe."""
 
     def __init__(self) -> None:
-        """Begin with nothing."""
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
         self._events: Counter[CacheEvent] = Counter()
         self._bypass: Counter[str] = Counter()
         self._not_saved: Counter[str] = Counter()
@@ -76,34 +75,34 @@ class CacheCounters:
         self._seconds_saved = 0.0
 
     def count(self, event: CacheEvent) -> None:
-        """Count one more."""
-        with self._turn:
+        """Count one event."""
+        with self._lock:
             self._events[event] += 1
 
     def count_hit(self, *, seconds_saved: float) -> None:
-        """Count a hit, and what it took to compile once."""
-        with self._turn:
+        """Count a hit, and the compile time that it saved."""
+        with self._lock:
             self._events["hit"] += 1
             self._seconds_saved += seconds_saved
 
     def count_bypass(self, reason: str) -> None:
-        """Count a graph that has no entry."""
-        with self._turn:
+        """Count a graph that is compiled without the cache."""
+        with self._lock:
             self._bypass[reason] += 1
 
     def count_not_saved(self, reason: str) -> None:
-        """Count a graph that was compiled and not kept."""
-        with self._turn:
+        """Count a graph that was compiled but not saved."""
+        with self._lock:
             self._not_saved[reason] += 1
 
     def add_seconds(self, stage: CacheStage, seconds: float) -> None:
-        """Add to the time of a stage."""
-        with self._turn:
+        """Add to the time spent in a stage."""
+        with self._lock:
             self._seconds[stage] = self._seconds.get(stage, 0.0) + seconds
 
     @contextmanager
     def timed(self, stage: CacheStage) -> Iterator[None]:
-        """Add the time that passes in the context, however that ends."""
+        """Add the duration of the `with` block to a stage, also if the block raises."""
         started = time.monotonic()
         try:
             yield
@@ -111,8 +110,8 @@ class CacheCounters:
             self.add_seconds(stage, time.monotonic() - started)
 
     def read(self) -> CacheStatistics:
-        """Return what was counted so far."""
-        with self._turn:
+        """Return the counters as they are now."""
+        with self._lock:
             return CacheStatistics(
                 hit=self._events["hit"],
                 miss=self._events["miss"],

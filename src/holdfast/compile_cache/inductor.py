@@ -1,7 +1,7 @@
-"""Torch's compiler as the cache sees it: compile and keep, load, check guards; what is private of it lies behind here.
+"""The cache's interface to torch's compiler: compile, load, check guards. Private names of torch are used behind it.
 
-Each version of torch that is known has a module of its own with the names that it takes. Other versions are an
-obstacle, and whoever meets one compiles as usual.
+Each supported torch version has its own module for the private names. With any other version, `find_obstacle` returns
+the reason, and graphs are compiled without the cache.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch.compiler.config
 
 from holdfast.errors import CompileCacheError
 
-# Torch makes a class of the module when it is imported, which its types do not tell.
+# Torch turns this module into a class when it is imported; the type stubs do not show `patch`.
 _patch_compiler: Final[Callable[..., Any]] = torch.compiler.config.patch  # type: ignore[attr-defined]
 
 _KNOWN: Final = {"2.13": "holdfast.compile_cache.torch_2_13.compiler"}
@@ -27,54 +27,54 @@ _KNOWN: Final = {"2.13": "holdfast.compile_cache.torch_2_13.compiler"}
 
 @dataclass(frozen=True, slots=True)
 class CompiledGraph:
-    """A graph that was compiled just now, and what another process needs to have it without compiling."""
+    """A newly compiled graph, and what another process needs to load it without compiling."""
 
     run: Callable[..., Any]
     graph: bytes | None
-    """Forward and backward, or None if they cannot be kept."""
+    """Forward and backward, serialised; None if they cannot be saved."""
     guards: str = ""
-    """On which sizes it holds; empty if on all that the key allows."""
+    """The sizes that it is valid for, as an expression; empty if it is valid for all sizes that the key allows."""
     kernels: Mapping[str, bytes] = field(default_factory=dict)
-    """Shared libraries, by the digest of the source that they were built from."""
+    """Digest of a kernel's source -> the shared library built from it."""
     seconds: float = 0.0
     why_not: str = ""
-    """Why it cannot be kept."""
+    """Why it cannot be saved; empty if it can."""
 
 
 def find_obstacle() -> str:
-    """Return why graphs of this torch cannot be kept, as a sentence, or nothing."""
+    """Return why the cache cannot be used with this torch, as a sentence; "" if it can."""
     version = _version()
     if version not in _KNOWN:
         known = " and ".join(_KNOWN)
-        return f"torch {version} is not known to the compile cache ({known} is); graphs are compiled and not kept"
+        return f"the compile cache does not support torch {version}, only {known}; graphs are compiled but not saved"
     try:
         found: str = load_torch().find_obstacle()
     except ImportError as error:
-        return f"torch {version} lacks what the compile cache needs of it: {error}"
+        return f"this build of torch {version} lacks a module that the compile cache needs: {error}"
     return found
 
 
 @functools.cache
 def load_torch() -> ModuleType:
-    """Import what is private of this torch: a second's work, so not before it is needed."""
+    """Import the module for this version of torch. It takes about a second, so it is imported when first needed."""
     return import_module(_KNOWN[_version()])
 
 
 def read_options(mode: str | None, options: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the compiler's settings that `torch.compile` makes of a mode and options; raises RuntimeError."""
-    # The mode decides first, as in torch.compile.
+    """Return the compiler settings of a mode and options, as `torch.compile` does. Raises RuntimeError."""
+    # Options override the mode, as in torch.compile.
     chosen: dict[str, Any] = torch._inductor.list_mode_options(mode) if mode else {}
     given = {name.replace("-", "_"): value for name, value in (options or {}).items()}
     unknown = sorted(given.keys() - set(torch._inductor.list_options()))
     if unknown:
-        raise RuntimeError(f"unknown options of the compiler: {', '.join(unknown)}; see torch._inductor.list_options()")
+        raise RuntimeError(f"unknown compiler options: {', '.join(unknown)}; see torch._inductor.list_options()")
     return {**chosen, **given}
 
 
 def compile_plainly(
     graph: torch.fx.GraphModule, inputs: Sequence[Any], options: Mapping[str, Any], *, use_caches: bool = True
 ) -> Callable[..., Any]:
-    """Compile as `torch.compile` does, with any torch; nothing is kept, but by torch's own caches if `use_caches`."""
+    """Compile as `torch.compile` does, with any torch. Saves nothing, except in torch's own caches if `use_caches`."""
     compiler: Callable[..., Callable[..., Any]] = torch._inductor.compile
     if use_caches:
         return compiler(graph, list(inputs), options=dict(options))
@@ -85,14 +85,15 @@ def compile_plainly(
 def compile_graph(
     graph: torch.fx.GraphModule, inputs: Sequence[Any], *, options: Mapping[str, Any], tag: str, system: str = ""
 ) -> CompiledGraph:
-    """Compile forward and backward so that they can be kept.
+    """Compile forward and backward so that they can be saved.
 
     Args:
-        graph: what dynamo traced; it may be changed.
-        inputs: as dynamo gives them.
-        options: settings of the compiler.
-        tag: the key of the graph; torch's own caches serve nothing under it that was made under another.
-        system: what the machine is like; libraries built on another are not taken from torch's directory.
+        graph: the graph that dynamo traced; the compiler may modify it.
+        inputs: the inputs that dynamo passes to the backend.
+        options: compiler settings.
+        tag: the digest of the graph's key. Torch's own caches then return only results compiled under the same key.
+        system: digest of the machine's description. Libraries in torch's cache directory that were built for another
+            system are not used.
     """
     made: CompiledGraph = load_torch().compile_graph(graph, inputs, options=options, tag=tag, system=system)
     return made
@@ -101,19 +102,19 @@ def compile_graph(
 def load_graph(
     graph: bytes, kernels: Mapping[str, bytes], *, options: Mapping[str, Any] | None = None
 ) -> Callable[..., Any]:
-    """Return what `compile_graph` has kept as something to run. This runs code from `graph`: verify it before."""
+    """Return a callable for a graph that `compile_graph` serialised. Runs code from `graph`: verify it first."""
     run: Callable[..., Any] = load_torch().load_graph(graph, kernels, options or {})
     return run
 
 
 def hold(guards: str, inputs: Sequence[Any], *, install: bool = False) -> bool:
-    """Tell whether guards hold for the sizes among `inputs`, and have dynamo guard on them if `install`."""
+    """Return whether guards hold for the sizes among `inputs`. If `install`, also add them to dynamo's guards."""
     held: bool = load_torch().hold(guards, inputs, install=install)
     return held
 
 
 def make_error(text: str) -> CompileCacheError:
-    """Return an error that reaches the user as it is, and not as a failure of the backend."""
+    """Return an error that dynamo passes on to the user unchanged, not wrapped as a backend failure."""
     if _version() not in _KNOWN:
         return CompileCacheError(text)
     error: CompileCacheError = load_torch().Refusal(text)
@@ -121,7 +122,7 @@ def make_error(text: str) -> CompileCacheError:
 
 
 def is_for_dynamo(error: Exception) -> bool:
-    """Tell whether an error is how the compiler asks dynamo to trace again, or to leave the frame alone."""
+    """Return whether an error is the compiler's request to dynamo to trace again or to skip the frame."""
     asked: bool = load_torch().is_for_dynamo(error)
     return asked
 

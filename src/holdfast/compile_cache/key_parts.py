@@ -1,4 +1,4 @@
-"""What a key consists of: nine parts, each with a digest of its own, so that a miss is explained; needs no torch."""
+"""The nine parts of a graph key, each with its own digest so that a miss can be explained. Does not need torch."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ PARTS: Final = ("graph", "constants", "inputs", "aliasing", "custom_ops", "flags
 
 @dataclass(frozen=True, slots=True)
 class GraphKey:
-    """What a compiled graph depends on: two graphs with one key may use each other's artifacts."""
+    """Everything that a compiled graph depends on. Graphs with equal keys may use each other's artifacts."""
 
     digest: str
-    """Hex: the BLAKE3 of the nine digests."""
+    """BLAKE3 of the nine part digests, in hex."""
     digests: Mapping[str, str]
-    """Part -> hex."""
+    """Part name -> digest of that part, in hex."""
     parts: Mapping[str, Json]
-    """Part -> what was hashed."""
+    """Part name -> the value that was hashed."""
 
 
 class Uncacheable(Exception):
-    """A graph has no key: something in it, or around it, may differ without showing."""
+    """A graph has no key because something that can change its compiled code cannot be described."""
 
     def __init__(self, reason: str) -> None:
-        """Take the reason as a sentence, without a full stop."""
+        """Store `reason`, a sentence without a full stop that is shown to the user."""
         super().__init__(reason)
         self.reason = reason
 
 
 class UnknownCode(Uncacheable):
-    """A graph has no key because code that it depends on has no digest; torch's own caches do not look at such code."""
+    """A graph has no key because it depends on code without a digest. Torch's caches ignore changes to such code."""
 
 
 def digest_part(part: str, value: Json) -> str:
-    """Return the digest of one part, in hex."""
+    """Return the digest of one key part, in hex."""
     return hash_kind(f"compiled {part}", [canonical_json(value)]).hex()
 
 
 def hash_parts(parts: Mapping[str, Json]) -> GraphKey:
-    """Return the key that these nine parts make up."""
-    assert tuple(parts) == PARTS, "all nine, in order"
+    """Return the key of these parts; `parts` has all nine, in the order of `PARTS`."""
+    assert tuple(parts) == PARTS, "a key has all nine parts, in order"
     digests = {part: digest_part(part, value) for part, value in parts.items()}
     digest = hash_kind("compiled", [bytes.fromhex(digests[part]) for part in PARTS]).hex()
     return GraphKey(digest, digests, parts)

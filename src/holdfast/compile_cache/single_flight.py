@@ -1,8 +1,8 @@
-"""One of many processes compiles: a lease for each key, which the others wait for a bounded time.
+"""Lets one of many processes compile a graph while the others wait for a limited time. Uses a lease for each key.
 
-It is a lease as saves take it, so every store can hold one and every collector knows it; only its id is derived from
-the key, and whoever takes it goes on where the last one ended. No rule of safety needs it: if two hold it after all,
-both compile, and one saves.
+It is the same kind of lease that saves use, so every store supports it and every collector knows it. Only its id
+differs: it is derived from the key, and each new owner creates the next generation. Safety does not depend on it: if
+two processes own the lease at once, both compile and one saves.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from holdfast.repo.names.leases import beating, describe_lease
 
 WAIT_S: Final = 300.0
 BEAT_S: Final = 5.0
-"""How often who compiles shows that it lives."""
+"""How often the compiling process renews its lease."""
 SILENT_S: Final = 6 * BEAT_S
-"""Who has shown nothing for so long is taken for dead."""
+"""A process that has not renewed its lease for this long is considered dead."""
 _FIRST_POLL_S: Final = 0.05
 _LAST_POLL_S: Final = 1.0
 _LEASE_ID_BYTES: Final = 12
@@ -37,18 +37,18 @@ CompileRole = Literal["first", "waited", "alone"]
 
 @dataclass(frozen=True, slots=True)
 class Turn(Generic[Result]):
-    """What became of an attempt to let one compile for all."""
+    """The outcome of `single_flight` for this process."""
 
     found: Result | None
-    """What another has left, if it is of use here."""
+    """The graph that another process saved, if it is usable here; None means: compile."""
     role: CompileRole
-    """The others wait for us; we waited for another; nobody could be told, or waiting took too long."""
+    """first: other processes wait for this one; waited: this one waited; alone: no lease, or the wait took too long."""
     waited_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """How long to wait, and how."""
+    """Time limits of the wait, and the clock that measures them."""
 
     wait_s: float = WAIT_S
     beat_s: float = BEAT_S
@@ -61,10 +61,10 @@ class Waiting:
 def single_flight(
     repo: Repository, key_digest: str, find: Callable[[], Result | None], waiting: Waiting | None = None
 ) -> Iterator[Turn[Result]]:
-    """Be the one who compiles for a key, or wait for who does: then `find` looks for what that one has left.
+    """Become the process that compiles a key, or wait for the one that does and then call `find` for its result.
 
-    Compile and save within the `with` if nothing was found: only when it ends do the others look. Store trouble makes
-    everybody compile for themselves; only what `find` raises is raised.
+    If `found` of the yielded turn is None, compile and save inside the `with` block: the other processes wait until
+    the block ends. If the store fails, every process compiles for itself. Raises only what `find` raises.
     """
     rules = waiting or Waiting()
     flight = _Flight(repo, key_digest, rules)
@@ -82,14 +82,15 @@ def _take_turn(flight: _Flight, find: Callable[[], Result | None], rules: Waitin
     has_waited = False
     while True:
         try:
-            view = flight.look()
+            view = flight.read()
             is_ours = view.is_free and (view.is_dead or not has_waited) and flight.take(view)
         except HoldfastError:
             return Turn(None, "alone", waited_s)
         if is_ours:
             return _begin(flight, find, waited_s)
-        # Whoever waited for one that has ended does not become the next: if that one has left nothing of use, nor will
-        # we leave anything for the others, and one after the other would take longer than all at once.
+        # A process that waited does not take the lease after the owner has ended. If the owner left nothing usable,
+        # this process would not leave anything for the others either, and compiling one after another would take
+        # longer than compiling all at once.
         if not view.is_busy and has_waited:
             return Turn(find(), "waited", waited_s)
         if waited_s >= rules.wait_s:
@@ -100,7 +101,7 @@ def _take_turn(flight: _Flight, find: Callable[[], Result | None], rules: Waitin
 
 
 def _begin(flight: _Flight, find: Callable[[], Result | None], waited_s: float) -> Turn[Result]:
-    """Look once more, for between the caller's look and ours another may have come and gone."""
+    """Call `find` again: another process may have compiled and saved between the caller's search and the lease."""
     try:
         found = find()
     except BaseException:
@@ -114,14 +115,14 @@ def _begin(flight: _Flight, find: Callable[[], Result | None], waited_s: float) 
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """What the files of a lease say at this moment."""
+    """The state of a lease at one moment."""
 
     newest: int
     """The highest generation; -1 if there is none."""
     is_busy: bool
-    """Its owner compiles, as far as anybody can tell."""
+    """A process owns it and has not released it."""
     is_dead: bool = False
-    """It was busy, and its owner is gone."""
+    """It is busy, but its owner has ended or stopped renewing it."""
 
     @property
     def is_free(self) -> bool:
@@ -129,7 +130,7 @@ class _View:
 
 
 class _Flight:
-    """The lease of one key, as one process sees it."""
+    """The lease of one key, as seen by this process."""
 
     def __init__(self, repo: Repository, key_digest: str, rules: Waiting) -> None:
         self._repo = repo
@@ -138,32 +139,32 @@ class _Flight:
         self._lease_id = hash_kind("flight", [key_digest.encode()])[:_LEASE_ID_BYTES].hex()
         self._purpose = f"compile {key_digest[:12]}"
         self._generation = -1
-        self._seen = -1
-        self._seen_s = 0.0
+        self._newest = -1
+        self._newest_since_s = 0.0
 
-    def look(self) -> _View:
-        """Look who has the lease; raises StoreError."""
+    def read(self) -> _View:
+        """Read the state of the lease. Raises StoreError."""
         stem = lease_stem(self._lease_id)
         generations = list_generations(self._store, stem)
         newest = generations[-1] if generations else -1
-        if newest != self._seen:
-            self._seen, self._seen_s = newest, self._rules.clock()
+        if newest != self._newest:
+            self._newest, self._newest_since_s = newest, self._rules.clock()
         if newest < 0:
             return _View(newest, is_busy=False)
         try:
             fields = read_record(self._store, generation_key(stem, newest))
         except NotFound:
-            return _View(-1, is_busy=False)  # it has ended, and is being removed
+            return _View(-1, is_busy=False)  # released, and its files are being deleted
         if fields and fields.text("state") != "live":
             return _View(newest, is_busy=False)
-        is_silent = self._rules.clock() - self._seen_s >= self._rules.silent_s
+        is_silent = self._rules.clock() - self._newest_since_s >= self._rules.silent_s
         is_gone = fields is not None and _is_gone(fields.text("host"), fields.integer("pid"))
         return _View(newest, is_busy=True, is_dead=is_silent or is_gone)
 
     def take(self, view: _View) -> bool:
-        """Take the lease after what was seen of it; False if another was faster. Raises StoreError."""
+        """Create the generation after `view.newest`; False if another process created it first. Raises StoreError."""
         self._generation = view.newest
-        # Before the first lease: what holds one and no config would be taken for something else than a store.
+        # Writes the config before the first lease: a directory with a lease and no config is not recognised as a store.
         self._repo.verify_may_write()
         try:
             self._advance("live")
@@ -173,25 +174,25 @@ class _Flight:
 
     @contextmanager
     def kept_alive(self) -> Iterator[None]:
-        """Show life by a thread of its own until the work is done, then let the others go on."""
+        """Renew the lease in a background thread until the block ends, then release it."""
 
-        def beat() -> bool:
+        def renew() -> bool:
             try:
                 self._advance("live")
             except StoreError as error:
-                # Another took us for dead: it compiles now, and so do we. Anything else may pass.
+                # ObjectExists: another process considers this one dead and compiles too. Other errors may be temporary.
                 return not isinstance(error, ObjectExists)
             return True
 
         try:
-            with beating(beat, every_s=self._rules.beat_s, name="holdfast-flight"):
+            with beating(renew, every_s=self._rules.beat_s, name="holdfast-flight"):
                 yield
         finally:
             self.end()
 
     def end(self) -> None:
-        """Tell that the work is done, and remove what told that it was not."""
-        # A lease that another has taken over is that one's to end.
+        """Release the lease and delete its generations."""
+        # If another process has taken the lease over, creating the next generation fails here and nothing is deleted.
         with suppress(StoreError):
             self._advance("released")
             stem = lease_stem(self._lease_id)
@@ -206,7 +207,7 @@ class _Flight:
 
 
 def _is_gone(host: str, pid: int) -> bool:
-    """Tell whether a process of this host has ended; of other hosts nobody can tell."""
+    """Return whether a process has ended; False for processes of other hosts, which cannot be checked."""
     if host != socket.gethostname() or not 0 < pid < 1 << 31:
         return False
     try:
@@ -214,5 +215,5 @@ def _is_gone(host: str, pid: int) -> bool:
     except ProcessLookupError:
         return True
     except PermissionError:
-        return False  # it is there, and another user's
+        return False  # it exists and belongs to another user
     return False

@@ -157,7 +157,7 @@ def test_who_is_silent_is_taken_for_dead_and_the_next_one_compiles() -> None:
 def test_who_shows_life_is_waited_for() -> None:
     repo = new_repo()
     other = flight._Flight(repo, DIGEST, Waiting())
-    assert other.take(other.look())
+    assert other.take(other.read())
     beats = {f"at_{at}": lambda: other._advance("live") for at in range(20, 200, 20)}
     time = Time(**beats, at_200=other.end)
 

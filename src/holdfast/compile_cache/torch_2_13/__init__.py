@@ -1,1 +1,1 @@
-"""What the cache uses of torch 2.13 by private names."""
+"""Compiles and loads graphs and evaluates guards, with private names of torch 2.13."""

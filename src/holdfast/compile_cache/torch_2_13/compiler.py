@@ -1,4 +1,4 @@
-"""What the cache takes of torch 2.13, by private names: compiling so that it can be kept, kernels, loading, guards."""
+"""Compiles, serialises and loads graphs and evaluates guards, with private names of torch 2.13."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import torch
 
-# What the code of a stored graph imports: once, here, and not when the first one is loaded. The compiler itself, which
-# is a second more, is not among it.
+# Modules that the code of stored graphs imports, so that loading the first graph does not wait for them. The compiler
+# itself is not among them: it takes another second.
 import torch._functorch._aot_autograd.aot_autograd_result
 import torch._inductor.async_compile
 import torch._inductor.codegen.memory_planning
@@ -36,42 +36,42 @@ from holdfast.errors import CompileCacheError
 _log = logging.getLogger(__name__)
 
 _KEEP: Final[dict[str, Any]] = {
-    # Forward and backward in one entry that refers to nothing in torch's own directory.
+    # Put forward and backward into one entry that does not refer to files in torch's cache directory.
     "bundled_autograd_cache": True,
-    # The backward is compiled now and not when it first runs.
+    # Compile the backward now, not when it first runs.
     "force_non_lazy_backward_lowering": True,
-    # What torch finds no key for can be kept under ours.
+    # Graphs without a torch cache key can be saved too: they have a Holdfast key.
     "bypass_autograd_cache_key": True,
-    # Entries come into being even for those who have turned torch's cache off.
+    # Create an entry even if the user has turned torch's cache off.
     "enable_autograd_cache": True,
 }
 
-# Torch makes a class of the module when it is imported, which its types do not tell.
+# Torch turns this module into a class when it is imported; the type stubs do not show `patch`.
 _patch_tag: Final[Callable[..., Any]] = compiler_config.patch  # type: ignore[attr-defined]
 
 
 class Refusal(CompileCacheError, ShortenTraceback):
-    """What is raised if strict; dynamo lets it pass as it is."""
+    """Raised if `strict` is set; dynamo passes it on unchanged."""
 
     def __init__(self, text: str) -> None:
-        """Say what was refused."""
+        """Create the error with `text` as its message."""
         super().__init__(text, first_useful_frame=None)
 
 
 def find_obstacle() -> str:
-    """Return why graphs cannot be kept, as a sentence, or nothing."""
+    """Return why graphs cannot be cached, as a sentence; "" if they can."""
     if compiler_config.force_disable_caches:
-        return "torch.compiler.config.force_disable_caches is set, which turns every compile cache off"
+        return "torch.compiler.config.force_disable_caches is set, which turns off every compile cache"
     found = tuple(inspect.signature(CppCodeCache.load_async).parameters)
     if found != LOAD_PARAMETERS:
-        return f"torch {torch.__version__} loads C++ kernels in another way than the compile cache knows"
+        return f"torch {torch.__version__} loads C++ kernels in a way that the compile cache does not support"
     return ""
 
 
 def compile_graph(
     graph: torch.fx.GraphModule, inputs: Sequence[Any], *, options: Mapping[str, Any], tag: str, system: str
 ) -> CompiledGraph:
-    """Compile forward and backward so that they can be kept."""
+    """Compile forward and backward so that they can be saved."""
     started = time.monotonic()
     with ExitStack() as stack:
         stack.enter_context(functorch_config.patch(_KEEP))
@@ -81,14 +81,14 @@ def compile_graph(
             run = compile_plainly(graph, inputs, options)
         except (RestartAnalysis, SkipFrame):
             raise
-        except Exception as error:  # noqa: BLE001 - whatever it is, compiling as usual tells whether it is the graph's
-            reason = f"it could not be compiled with its backward ({_describe(error)})"
+        except Exception as error:  # noqa: BLE001 - compile as usual: that raises again if the graph itself is at fault
+            reason = f"compiling it together with its backward failed ({_describe(error)})"
         else:
-            return _keep(run, kernels.read, time.monotonic() - started)
-    return _give_up(graph, inputs, options, reason)
+            return _serialise(run, kernels.read, time.monotonic() - started)
+    return _compile_unsaved(graph, inputs, options, reason)
 
 
-def _give_up(
+def _compile_unsaved(
     graph: torch.fx.GraphModule, inputs: Sequence[Any], options: Mapping[str, Any], reason: str
 ) -> CompiledGraph:
     started = time.monotonic()
@@ -96,51 +96,54 @@ def _give_up(
     return CompiledGraph(run, None, seconds=time.monotonic() - started, why_not=reason)
 
 
-def _keep(run: Callable[..., Any], read_kernels: Callable[[str], dict[str, bytes]], seconds: float) -> CompiledGraph:
+def _serialise(
+    run: Callable[..., Any], read_kernels: Callable[[str], dict[str, bytes]], seconds: float
+) -> CompiledGraph:
     if not hasattr(run, "serialize"):
-        return CompiledGraph(run, None, seconds=seconds, why_not="torch made nothing of it that can be kept")
+        return CompiledGraph(run, None, seconds=seconds, why_not="torch returned a function that cannot be serialised")
     try:
         entry = run.serialize()
         guards = entry.guards_expr or ""
         with _no_triton_kernels():
             data = Bundle.serialize_compile_artifacts(Bundle(run))
-        kernels = read_kernels(_read_text(entry))
-    except Exception as error:  # noqa: BLE001 - pickling calls anybody's code, and the graph works without being kept
+        kernels = read_kernels(_read_source(entry))
+    except Exception as error:  # noqa: BLE001 - pickling runs user code, and the graph works without being saved
         return CompiledGraph(run, None, seconds=seconds, why_not=f"it could not be serialised ({_describe(error)})")
     if guards and not is_plain(guards):
-        return CompiledGraph(run, None, seconds=seconds, why_not=f"its guards are more than arithmetic: {guards[:200]}")
+        return CompiledGraph(run, None, seconds=seconds, why_not=f"its guards are not plain arithmetic: {guards[:200]}")
     return CompiledGraph(run, data, guards, kernels, seconds)
 
 
-def _read_text(entry: Any) -> str:
-    """Return the code that was generated, to tell kernels that are used from those that were only tried."""
+def _read_source(entry: Any) -> str:
+    """Return the generated code, which names the kernels in use; autotuning builds others that are not used."""
     parts = (entry.compiled_fw, entry.compiled_bw)
     return "\n".join(part.result.source_code for part in parts if part is not None)
 
 
 @contextmanager
 def _no_triton_kernels() -> Iterator[None]:
-    # The table is the whole process's; loading an entry would put its numbers over those of the process that loads.
-    kept = kernel_side_table.id_to_kernel, kernel_side_table.constant_args
+    # The table is global, and loading a serialised entry writes the entry's table into it: kernels of the loading
+    # process that have the same numbers would be replaced.
+    saved = kernel_side_table.id_to_kernel, kernel_side_table.constant_args
     kernel_side_table.id_to_kernel, kernel_side_table.constant_args = {}, {}
     try:
         yield
     finally:
-        kernel_side_table.id_to_kernel, kernel_side_table.constant_args = kept
+        kernel_side_table.id_to_kernel, kernel_side_table.constant_args = saved
 
 
 def load_graph(graph: bytes, kernels: Mapping[str, bytes], options: Mapping[str, Any]) -> Callable[..., Any]:
-    """Return what was kept as something to run."""
+    """Return a callable for a graph that `compile_graph` serialised. Runs code from `graph`."""
     with inductor_config.patch(dict(options)), supply_kernels(kernels):
         run: Callable[..., Any] = Bundle.deserialize_compile_artifacts(graph).compiled_fn
     return run
 
 
 def hold(guards: str, inputs: Sequence[Any], *, install: bool) -> bool:
-    """Tell whether guards hold, and put them into dynamo's shape environment if `install`."""
+    """Return whether guards hold for the sizes among `inputs`. If `install`, add them to dynamo's shape environment."""
     if not guards:
         return True
-    environment = _find_shapes()
+    environment = _find_shape_env()
     if environment is None or not is_plain(guards):
         return False
     sizes = [size for size in inputs if isinstance(size, torch.SymInt) and has_guarding_hint(size)]
@@ -153,11 +156,11 @@ def hold(guards: str, inputs: Sequence[Any], *, install: bool) -> bool:
 
 
 def is_for_dynamo(error: Exception) -> bool:
-    """Tell whether an error asks dynamo for something."""
+    """Return whether an error is the compiler's request to dynamo to trace again or to skip the frame."""
     return isinstance(error, RestartAnalysis | SkipFrame)
 
 
-def _find_shapes() -> ShapeEnv | None:
+def _find_shape_env() -> ShapeEnv | None:
     context = TracingContext.try_get()
     return context.fake_mode.shape_env if context and context.fake_mode else None
 

@@ -1,4 +1,4 @@
-"""Shape guards as text: which texts are plain arithmetic, so that they may be evaluated before anything is trusted."""
+"""Decides whether the text of shape guards is plain arithmetic, which is safe to evaluate before it is trusted."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import ast
 from typing import Final
 
 MAX_GUARDS_CHARS: Final = 1 << 18
-"""The guards of a graph with thousands of symbols; a record holds no more anyway."""
+"""Enough for a graph with thousands of symbols; a record cannot hold more."""
 _MAX_POWER: Final = 16
-"""A tower of powers would never end; shapes need squares and cubes."""
+"""Shapes need squares and cubes; larger or nested powers could take forever to evaluate."""
 
 _FUNCTIONS: Final = frozenset(
     {"max", "min", "abs", "IsNonOverlappingAndDenseIndicator", "cast_symbool_to_symint_guardless"}
@@ -27,10 +27,10 @@ _SIGNS: Final = (ast.Not, ast.USub, ast.UAdd)
 
 
 def is_plain(text: str) -> bool:
-    """Tell whether guards are comparisons of sizes and nothing else.
+    """Return whether guards only compare and calculate with sizes.
 
-    Torch evaluates guards as Python, and they are read before the rest of an entry is verified: a text that does
-    anything but calculate must not get there.
+    Torch evaluates guards as Python code, before the rest of an entry is verified. So a text that could do anything
+    else must not reach it.
     """
     if len(text) > MAX_GUARDS_CHARS:
         return False
@@ -54,8 +54,8 @@ def _is_plain(node: ast.expr) -> bool:
         case ast.UnaryOp(op=operator, operand=operand):
             return isinstance(operator, _SIGNS) and _is_plain(operand)
         case ast.BinOp(left=left, op=ast.Pow(), right=ast.Constant(value=int(power))):
-            towers = any(isinstance(below, ast.Pow) for below in ast.walk(left))
-            return 0 <= power <= _MAX_POWER and not towers and _is_plain(left)
+            is_nested = any(isinstance(below, ast.Pow) for below in ast.walk(left))
+            return 0 <= power <= _MAX_POWER and not is_nested and _is_plain(left)
         case ast.BinOp(left=left, op=operator, right=right):
             return isinstance(operator, _OPERATORS) and _is_plain(left) and _is_plain(right)
         case ast.IfExp(test=test, body=body, orelse=other):

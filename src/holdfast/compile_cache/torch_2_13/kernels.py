@@ -1,4 +1,4 @@
-"""C++ kernels of torch 2.13: the libraries that a compile has built are read, and given to whoever loads the graph."""
+"""C++ kernels of torch 2.13: reads the libraries that a compilation builds, and supplies them to graphs on loading."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LOAD_PARAMETERS: Final = (
     "needs_vec_isa",
     "kernel_needs_vec_isa",
 )
-"""The parameters of the one way by which torch loads C++ kernels."""
+"""The parameters of `CppCodeCache.load_async`, through which torch loads every C++ kernel."""
 
 _DEFAULTS: Final[dict[str, Any]] = {
     "device_type": "cpu",
@@ -39,32 +39,32 @@ Load = Callable[[], Any]
 
 
 class _Kernels(Protocol):
-    """Takes part in the loading of kernels, on one thread, for one graph."""
+    """Intercepts the loading of kernels for one graph, on one thread."""
 
     def load(self, owner: Any, source: _Source, original: Callable[..., Load]) -> Load:
-        """Return what `original` does, or something that does as well."""
+        """Return a function that loads the kernel: that of `original`, or an equivalent one."""
 
 
 class _Source:
-    """A kernel as torch asks for it."""
+    """The arguments with which torch loads a kernel."""
 
     def __init__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Sort out the arguments of a call."""
-        given = {**_DEFAULTS, **dict(zip(LOAD_PARAMETERS, args, strict=False)), **kwargs}
-        self.main_code: str = given.pop("main_code")
-        self.submit_fn: Any = given.pop("submit_fn")
-        self.rest = {name: given[name] for name in LOAD_PARAMETERS if name in given}
+        """Parse the arguments of a call of `CppCodeCache.load_async`."""
+        arguments = {**_DEFAULTS, **dict(zip(LOAD_PARAMETERS, args, strict=False)), **kwargs}
+        self.main_code: str = arguments.pop("main_code")
+        self.submit_fn: Any = arguments.pop("submit_fn")
+        self.rest = {name: arguments[name] for name in LOAD_PARAMETERS if name in arguments}
 
     def name(self, owner: Any) -> str:
-        """Return the digest of all that decides what is built; the flags for the machine are in the graph's key."""
+        """Return the digest of what determines the library. The machine's flags are in the graph's key instead."""
         facts = [owner.__name__, self.main_code, *self.rest.values()]
         return blake3(json.dumps(facts, default=list).encode()).hexdigest()
 
 
-_taking_part: ContextVar[_Kernels | None] = ContextVar("holdfast_kernels", default=None)
+_active: ContextVar[_Kernels | None] = ContextVar("holdfast_kernels", default=None)
 
 
-class _Hook(classmethod):  # type: ignore[type-arg]  # a marker: it takes no part unless a graph of ours is under way
+class _Hook(classmethod):  # type: ignore[type-arg]  # marks the hook; it does nothing unless `_active` is set
     pass
 
 
@@ -76,7 +76,7 @@ def _install() -> None:
     @functools.wraps(original.__func__)
     def load_async(cls: Any, *args: Any, **kwargs: Any) -> Load:
         plain: Callable[..., Load] = functools.partial(original.__func__, cls)
-        kernels = _taking_part.get()
+        kernels = _active.get()
         if kernels is None:
             return plain(*args, **kwargs)
         return kernels.load(cls, _Source(args, kwargs), plain)
@@ -85,38 +85,38 @@ def _install() -> None:
 
 
 @contextmanager
-def _take_part(kernels: _Kernels) -> Iterator[None]:
+def _intercepting(kernels: _Kernels) -> Iterator[None]:
     _install()
-    token = _taking_part.set(kernels)
+    token = _active.set(kernels)
     try:
         yield
     finally:
-        _taking_part.reset(token)
+        _active.reset(token)
 
 
 class Recorded:
-    """The kernels of a graph that is being compiled."""
+    """Records the kernels of a graph that is being compiled."""
 
     def __init__(self, system: str) -> None:
-        """Have them built for `system`, apart from those of others."""
+        """Keep libraries built for `system`, a digest, apart from those of other systems."""
         self._system = system
         self._kernels: dict[str, tuple[_Source, Load, bool]] = {}
 
     def load(self, owner: Any, source: _Source, original: Callable[..., Load]) -> Load:
-        """Remember a kernel."""
-        # Torch names a library by its source and its flags, among them -march=native, which is not the same everywhere:
-        # in a directory that machines share, what another has built must not become ours.
+        """Load a kernel as torch does, and record it."""
+        # Torch names a library by its source and flags, and -march=native means something else on another machine. The
+        # extra line gives each system its own library if machines share torch's cache directory.
         code = f"{source.main_code}\n// built for {self._system}\n" if self._system else source.main_code
         load = original(code, submit_fn=source.submit_fn, **source.rest)
         self._kernels[source.name(owner)] = source, load, owner is CppCodeCache
         return load
 
     def read(self, text: str) -> dict[str, bytes]:
-        """Return the libraries that the code in `text` uses: autotuning has loaded more."""
+        """Return the libraries that the generated code `text` uses. Autotuning also loads others."""
         used = {
             name: load
-            for name, (source, load, may_be_trial) in self._kernels.items()
-            if not may_be_trial or source.main_code.strip() in text
+            for name, (source, load, may_be_unused) in self._kernels.items()
+            if not may_be_unused or source.main_code.strip() in text
         }
         return {name: _read_library(load()) for name, load in used.items()}
 
@@ -129,9 +129,9 @@ def _read_library(library: Any) -> bytes:
 
 @contextmanager
 def record_kernels(system: str) -> Iterator[Recorded]:
-    """Remember the kernels that are built in this context."""
+    """Record the kernels that are loaded inside the `with` block."""
     recorded = Recorded(system)
-    with _take_part(recorded):
+    with _intercepting(recorded):
         yield recorded
 
 
@@ -149,8 +149,8 @@ class _Supplied:
 
 @contextmanager
 def supply_kernels(kernels: Mapping[str, bytes]) -> Iterator[None]:
-    """Have kernels loaded from `kernels` in this context, and built only if they are not there."""
-    with _take_part(_Supplied(kernels)):
+    """Load kernels from `kernels` inside the `with` block; build only those that it lacks."""
+    with _intercepting(_Supplied(kernels)):
         yield
 
 
@@ -158,13 +158,14 @@ def _load_library(owner: Any, data: bytes) -> Any:
     try:
         return _load_in(owner, data, None)
     except (ImportError, OSError):
-        # Where temporary files must not be executed, torch's own directory is elsewhere.
+        # The temporary directory may be mounted noexec; torch's cache directory is usually elsewhere.
         os.makedirs(cache_dir(), exist_ok=True)
         return _load_in(owner, data, cache_dir())
 
 
 def _load_in(owner: Any, data: bytes, parent: str | None) -> Any:
-    # By its bytes: two libraries of one source are two modules. The file goes at once; what is mapped stays.
+    # Named by its bytes, since two libraries built from one source are different modules. The file can be deleted at
+    # once: the mapping of a loaded library stays valid.
     name = blake3(data).hexdigest()
     with tempfile.TemporaryDirectory(prefix="holdfast-kernels-", dir=parent) as folder:
         path = os.path.join(folder, f"{name}.so")
