@@ -119,7 +119,7 @@ def test_prune_says_what_would_go_and_acts_only_if_told(filled: Cli) -> None:
 
     ran = filled("cache", "prune", "--max-size", "10K")
 
-    assert re.search(rf"^delete +{A[:12]} .* over the size$", ran.out, re.MULTILINE)
+    assert re.search(rf"^delete +{A[:12]} .* over the size limit$", ran.out, re.MULTILINE)
     assert re.search(rf"^keep +{B[:12]} ", ran.out, re.MULTILINE)
     assert re.fullmatch(r"holdfast: nothing was deleted; repeat with --yes to delete 1 key of [0-9.]+ KiB\n", ran.err)
     assert digest_tree(filled.store) == before
@@ -143,8 +143,8 @@ def test_prune_knows_this_system(filled: Cli) -> None:
 
     assert plan["keep"] == [mine.digest]
     assert {(each["key"], each["reason"]) for each in plan["delete"]} == {
-        (A, "of another system"),
-        (B, "of another system"),
+        (A, "compiled for another system"),
+        (B, "compiled for another system"),
     }
 
 

@@ -1,1 +1,1 @@
-"""Compiled graphs as stored: written, found, trusted, limited in size."""
+"""Compiled graphs in a store: writing, finding, trusting, explaining misses, limiting the size."""

@@ -1,4 +1,4 @@
-"""Artifacts as snapshots: a compiled graph, its kernels and its key, proven before they return; needs no torch."""
+"""Writes artifacts (a graph, its kernels and its key) as snapshots, and verifies what it reads. Does not need torch."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from holdfast.repo.names.snapshots import NameState
 from holdfast.repo.write.writer import Request, SaveResult, save
 
 _ATTEMPTS: Final = 16
-"""How often a writer looks again after another was faster; each of them has stored a variant, or mended one."""
+"""How often a writer tries again after another process has written to the same name first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """What a compilation leaves for the next start."""
+    """A compiled graph, with everything that another process needs to use it."""
 
     key: GraphKey
     guards: str
-    """When it fits, as an expression over sizes; empty if always."""
+    """The sizes that it is valid for, as an expression; empty if it is valid for all."""
     graph: bytes
-    """Opaque: unpickling it runs code."""
+    """Serialised by torch. Loading it unpickles it, which runs code."""
     kernels: Mapping[str, bytes]
-    """Compiled libraries by the hash of their source."""
+    """Digest of a kernel's source -> the compiled library."""
     seconds: float
     """How long it took to compile."""
 
@@ -49,37 +49,39 @@ class Artifact:
 def write_artifact(repo: Repository, artifact: Artifact, *, secret: bytes | None) -> SaveResult:
     """Save an artifact as the next variant of its key, signed if there is a secret.
 
-    A variant with the same guards that can be read makes it superfluous; one that cannot, or that lacks the signature,
-    is replaced. Raises what `save` raises, but NameInUse only if others keep being faster.
+    Nothing is written if a readable variant with the same guards exists. A variant with the same guards is replaced if
+    it is damaged, or unsigned although there is a secret. Raises what `save` raises; NameInUse only if other processes
+    wrote first in every attempt.
     """
     started = time.monotonic()
     metadata, sources = _describe(artifact, secret)
     for _ in range(_ATTEMPTS):
-        place = _find_place(repo, artifact, secret)
-        if isinstance(place, StoredVariant):
-            return _describe_held(place, seconds=time.monotonic() - started)
-        request = Request(place.name, sources, metadata=metadata, overwrite=place.snapshot is not None)
+        slot = _find_slot(repo, artifact, secret)
+        if isinstance(slot, StoredVariant):
+            return _report_existing(slot, seconds=time.monotonic() - started)
+        request = Request(slot.name, sources, metadata=metadata, overwrite=slot.snapshot is not None)
         try:
             return save(repo, request)
         except NameInUse:
-            continue  # somebody else has stored a variant there: perhaps this one
+            continue  # another process has written to this name, perhaps the same variant
     raise NameInUse(
-        f"others keep storing variants of {artifact.key.digest}; nothing was written", name=artifact.key.digest
+        f"other processes keep saving variants of {artifact.key.digest}; nothing was written, try again",
+        name=artifact.key.digest,
     )
 
 
 def iter_variants(repo: Repository, key_digest: str) -> Iterator[StoredVariant]:
-    """Yield the variants of a key, by exact names; their guards are known without reading them."""
+    """Yield the variants of a key. Their guards are in their records, so the artifacts are not read."""
     return catalog.iter_variants(repo.store, key_digest)
 
 
 def read_artifact(repo: Repository, found: StoredVariant, *, trust: Trust) -> Artifact:
-    """Read an artifact, and return none of its bytes before all of them are proven and trusted.
+    """Read an artifact. Returns only after all of its bytes are verified and trusted.
 
     Raises:
-        Corrupt, NewerFormat: it is damaged, or not what its record says.
-        Untrusted: nothing vouches for it.
-        NotFound: it was deleted and collected meanwhile.
+        Corrupt, NewerFormat: it is damaged, does not match its record, or has a newer format.
+        Untrusted: it is not signed with the secret, and other users could have written it.
+        NotFound: it was deleted and collected after it was found.
     """
     entries = read_proven(repo, found, trust=trust)
     kernels = {name.removeprefix(KERNELS): data for name, data in entries.items() if name.startswith(KERNELS)}
@@ -88,7 +90,7 @@ def read_artifact(repo: Repository, found: StoredVariant, *, trust: Trust) -> Ar
 
 
 def _describe(artifact: Artifact, secret: bytes | None) -> tuple[dict[str, Json], list[BytesSource]]:
-    """Return what the record will say, and the bytes that it speaks of."""
+    """Return the metadata of the record, and the entries that it describes."""
     entries = {KEY: canonical_json(dict(artifact.key.parts)), GRAPH: artifact.graph}
     entries |= {KERNELS + name: artifact.kernels[name] for name in sorted(artifact.kernels)}
     metadata: dict[str, Json] = {
@@ -106,48 +108,48 @@ def _describe(artifact: Artifact, secret: bytes | None) -> tuple[dict[str, Json]
 
 
 def _find_torch(key: GraphKey) -> str:
-    """Return the version of torch that a key was made for, which is a part of it: to ask torch itself would load it."""
+    """Return the torch version of a key. It is read from the key because importing torch is slow."""
     system = key.parts.get("system")
     version = system.get("torch") if isinstance(system, dict) else None
     return version if isinstance(version, str) else ""
 
 
-def _find_place(repo: Repository, artifact: Artifact, secret: bytes | None) -> StoredVariant | NameState:
-    """Return the variant that makes this one superfluous, or the name that it belongs under and what that holds."""
+def _find_slot(repo: Repository, artifact: Artifact, secret: bytes | None) -> StoredVariant | NameState:
+    """Return the stored variant that makes this one unnecessary, or else the name to write to and its state."""
     free: NameState | None = None
     for state in catalog.iter_states(repo.store, artifact.key.digest):
         if isinstance(state, StoredVariant):
-            continue  # a name whose record is damaged cannot be written to
+            continue  # a name with a damaged record cannot be written to
         if state.snapshot is None:
             free = free or state
             continue
         found = catalog.parse_found(state.snapshot)
         if found.trouble or found.guards == artifact.guards:
-            verdict = _judge(repo, found, secret)
+            verdict = _classify(repo, found, secret)
             if verdict != "other":
-                return found if verdict == "held" else state
-    assert free is not None, "names end with one that is free"
+                return found if verdict == "usable" else state
+    assert free is not None, "iter_states ends with unused names"
     return free
 
 
-def _judge(repo: Repository, found: StoredVariant, secret: bytes | None) -> Literal["held", "broken", "other"]:
-    """Say of a variant with the same guards whether it is "held", to be mended as "broken", or "other" people's."""
+def _classify(repo: Repository, found: StoredVariant, secret: bytes | None) -> Literal["usable", "broken", "other"]:
+    """Classify a variant with the same guards: "usable", "broken" (to be replaced), or "other" (for other readers)."""
     if isinstance(found.trouble, NewerFormat):
         return "other"
     try:
         entries = read_proven(repo, found, trust=Trust(everything=True))
     except (Corrupt, NewerFormat, NotFound):
         return "broken"
-    assert found.snapshot is not None, "it could be read"
+    assert found.snapshot is not None, "only artifacts with a record can be read"
     statement, _ = describe_content(found.key_digest, list_signed(found.snapshot.metadata), entries)
     if secret is None or is_signed(found, statement, secret):
-        return "held"
-    # Signed with another key it is of use to those who have that one.
+        return "usable"
+    # Signed with another key: processes that have that key can use it. Unsigned: replace it with a signed one.
     return "other" if found.mac else "broken"
 
 
-def _describe_held(found: StoredVariant, *, seconds: float) -> SaveResult:
-    held = found.snapshot
-    assert held is not None, "it could be read"
-    size = held.logical_bytes
-    return SaveResult(held.name, held.digest, held.generation, size, 0, size, seconds, existed=True)
+def _report_existing(found: StoredVariant, *, seconds: float) -> SaveResult:
+    existing = found.snapshot
+    assert existing is not None, "only artifacts with a record can be read"
+    size = existing.logical_bytes
+    return SaveResult(existing.name, existing.digest, existing.generation, size, 0, size, seconds, existed=True)

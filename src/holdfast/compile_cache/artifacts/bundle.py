@@ -1,4 +1,4 @@
-"""Artifacts that travel: copied from store to store, under another number where theirs is taken; needs no torch."""
+"""Copies artifacts between stores, under another variant number if theirs is in use. Does not need torch."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from holdfast.repo.write.writer import SaveResult
 def copy_artifact(
     source: Repository, snapshot: Snapshot, target: Repository, *, progress: Progress | None = None
 ) -> SaveResult:
-    """Copy one artifact, unless the target has a variant of its key with the same guards and signature.
+    """Copy one artifact, unless the target has a variant of its key with the same guards and at least its signature.
 
-    Two compilations of one graph differ in bytes, and number their variants as they come: the same name means little.
+    Equal names do not mean equal artifacts: variants are numbered in the order in which a store receives them. Nor do
+    equal artifacts have equal bytes: two compilations of one graph differ.
     """
     started = time.monotonic()
     found = parse_found(snapshot)
@@ -31,16 +32,18 @@ def copy_artifact(
         if state.snapshot is None:
             free = free or state.name
             continue
-        held = parse_found(state.snapshot)
-        if not held.trouble and held.guards == found.guards and _is_as_good(held, found):
+        existing = parse_found(state.snapshot)
+        if not existing.trouble and existing.guards == found.guards and _can_replace(existing, found):
             seconds = time.monotonic() - started
             there, size = state.snapshot, state.snapshot.logical_bytes
             return SaveResult(there.name, there.digest, there.generation, size, 0, size, seconds, existed=True)
     if not free:
-        raise Corrupt(f"{target.store.url} has no name left for a variant of {found.key_digest}", key=found.name)
+        raise Corrupt(
+            f"{target.store.url} has no unused name for another variant of {found.key_digest}", key=found.name
+        )
     return copy_snapshot(source, snapshot, target, name=free, progress=progress)
 
 
-def _is_as_good(held: StoredVariant, found: StoredVariant) -> bool:
-    """Tell whether whoever could use the one can use the other: the same one, or no signature is lost."""
-    return held.mac == found.mac or not found.mac
+def _can_replace(existing: StoredVariant, found: StoredVariant) -> bool:
+    """Return whether every process that trusts `found` by its signature also trusts `existing`."""
+    return existing.mac == found.mac or not found.mac

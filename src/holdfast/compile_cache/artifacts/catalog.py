@@ -1,4 +1,4 @@
-"""Which artifacts a store holds: their names, what their records say, and how they are found; needs no torch."""
+"""The artifacts of a store: their names, the contents of their records, and how to find them. Does not need torch."""
 
 from __future__ import annotations
 
@@ -15,48 +15,50 @@ from holdfast.repo.format.record import Fields, Json
 from holdfast.repo.names.snapshots import DamagedName, NameState, Snapshot, iter_names, read_name
 
 ARTIFACTS: Final = f"{RESERVED}compiled/"
-"""What the names of artifacts begin with; the key's digest and the number of the variant follow."""
+"""Prefix of artifact names; the key's digest, a slash and the variant number follow."""
 ARTIFACT_FORMAT: Final = 1
 
 _NAME: Final = re.compile(rf"{re.escape(ARTIFACTS)}([0-9a-f]{{{2 * DIGEST_BYTES}}})/(0|[1-9][0-9]{{0,8}})\Z")
 _ESCAPED_SLASH: Final = escape_name("a/").removeprefix("a")
 _MAX_GAP: Final = 2
-"""How many names without any record are passed over: whoever copied or deleted by name may have left a hole."""
+"""How many unused variant numbers in a row are skipped: copying or deleting single artifacts can leave gaps."""
 _UNSIGNED: Final = frozenset({"content", "mac"})
 
 
 @dataclass(frozen=True, slots=True)
 class StoredVariant:
-    """One variant of a key as its record tells it; nothing has vouched for it yet."""
+    """One variant of a key, as described by its record. The record is not trusted yet."""
 
     name: str
     key_digest: str
-    """Hex; empty if the name is none of an artifact."""
+    """In hex; empty if the name is not that of an artifact."""
     snapshot: Snapshot | None
-    """None if its record is damaged."""
+    """The snapshot that stores it; None if its record is damaged."""
     guards: str = ""
-    """When it fits, as an expression over sizes: known without reading the artifact."""
+    """The sizes that it is valid for, as an expression; empty if it is valid for all."""
     digests: Mapping[str, str] = field(default_factory=dict)
-    """Part of the key -> its digest in hex."""
+    """Part of the key -> digest of that part, in hex."""
     seconds: float = 0.0
-    """How long it took to compile: what a hit saves."""
+    """How long it took to compile, which is the time that a hit saves."""
     torch: str = ""
+    """Version of torch that compiled it."""
     producer: str = ""
+    """Name of the host that compiled it."""
     content: str = ""
-    """Digest of the statement that says what belongs together: finds accidents."""
+    """Digest of the statement of its key, metadata and entries; detects accidental damage."""
     mac: str = ""
-    """The same with a secret: finds forgers. Empty if it was saved without one."""
+    """Signature of the same statement; detects forgery. Empty if it was saved without a secret."""
     trouble: Corrupt | NewerFormat | None = None
-    """Why it cannot be used; reading it raises this."""
+    """Why it cannot be used; reading the artifact raises this error."""
 
     @property
     def size_bytes(self) -> int:
-        """How large it is, whatever it shares with others."""
+        """Its size before deduplication."""
         return self.snapshot.logical_bytes if self.snapshot else 0
 
     @property
     def number(self) -> int:
-        """Which variant of its key it is; -1 if the name is none of an artifact."""
+        """The variant number in its name; -1 if the name is not that of an artifact."""
         split = _NAME.match(self.name)
         return int(split[2]) if split else -1
 
@@ -64,12 +66,12 @@ class StoredVariant:
 def artifact_name(key_digest: str, number: int) -> str:
     """Return the name of one variant of a key."""
     name = f"{ARTIFACTS}{key_digest}/{number}"
-    assert _NAME.match(name), f"{key_digest!r} is a digest in hex, and {number} a small number"
+    assert _NAME.match(name), f"{key_digest!r} must be a digest in hex, and {number} a small number"
     return name
 
 
 def iter_variants(store: ObjectStore, key_digest: str) -> Iterator[StoredVariant]:
-    """Yield the variants of a key, by exact names: no listing of the store. One that is damaged has `trouble`."""
+    """Yield the variants of a key, without listing the store. Damaged ones have `trouble`."""
     for state in iter_states(store, key_digest):
         if isinstance(state, StoredVariant):
             yield state
@@ -78,7 +80,10 @@ def iter_variants(store: ObjectStore, key_digest: str) -> Iterator[StoredVariant
 
 
 def iter_states(store: ObjectStore, key_digest: str) -> Iterator[NameState | StoredVariant]:
-    """Yield what each name of a key holds, in order, the last ones nothing; Found for a record that is damaged."""
+    """Yield the state of each variant name of a key, in order; the last ones are unused.
+
+    A damaged record yields a StoredVariant with `trouble` instead.
+    """
     number = gap = 0
     while gap <= _MAX_GAP:
         name = artifact_name(key_digest, number)
@@ -88,19 +93,19 @@ def iter_states(store: ObjectStore, key_digest: str) -> Iterator[NameState | Sto
         except (Corrupt, NewerFormat) as error:
             yield StoredVariant(name, key_digest, None, trouble=error)
             continue
-        # A name that was deleted has a record that says so, and others may come after it.
+        # A deleted name still has a record of its deletion, and more variants may follow it.
         gap = 0 if state.next_generation else gap + 1
         yield state
 
 
 def iter_artifacts(store: ObjectStore) -> Iterator[StoredVariant]:
-    """Yield every artifact, in no order, damaged ones too; lists all names of the store."""
+    """Yield every artifact, damaged ones included, in no particular order. Lists all names of the store."""
     for found in iter_names(store, ARTIFACTS):
         yield _describe_damaged(found) if isinstance(found, DamagedName) else parse_found(found)
 
 
 def parse_found(snapshot: Snapshot) -> StoredVariant:
-    """Return what the record of an artifact says; what is not of that form has `trouble`."""
+    """Parse the record of an artifact. If it is malformed, the result has `trouble`."""
     split = _NAME.match(snapshot.name)
     digest = split[1] if split else ""
     fields = Fields(snapshot.name, snapshot.metadata)
@@ -130,12 +135,12 @@ def parse_found(snapshot: Snapshot) -> StoredVariant:
 
 
 def list_signed(metadata: Mapping[str, Json]) -> dict[str, Json]:
-    """Return the part of an artifact's metadata that its statement covers: all but what is made of that statement."""
+    """Return the metadata that the statement covers: all but the digest and signature computed from the statement."""
     return {key: value for key, value in metadata.items() if key not in _UNSIGNED}
 
 
 def find_key_digest(text: str, digests: set[str]) -> list[str]:
-    """Return the keys that `text` may mean: digests that begin with it, given alone or as the name of an artifact."""
+    """Return the digests that match `text`: the prefix of a digest, or the name of an artifact."""
     start = verify_name(text).removeprefix(ARTIFACTS).partition("/")[0]
     return sorted(digest for digest in digests if digest.startswith(start))
 
@@ -143,12 +148,12 @@ def find_key_digest(text: str, digests: set[str]) -> list[str]:
 def _parse_digests(fields: Fields) -> dict[str, str]:
     digests = fields.mapping("digests")
     if not all(isinstance(digest, str) for digest in digests.values()):
-        raise Corrupt(f"record {fields.key}: field 'digests' does not hold texts", key=fields.key)
+        raise Corrupt(f"record {fields.key}: field 'digests' contains a value that is not text", key=fields.key)
     return digests
 
 
 def _describe_damaged(damaged: DamagedName) -> StoredVariant:
-    """Return what the key of a damaged record tells, for its bytes tell nothing."""
+    """Describe a damaged record by its object key, since its bytes cannot be parsed."""
     start = escape_name(ARTIFACTS)
     rest = split_stem(damaged.stem).removeprefix(start).replace(_ESCAPED_SLASH, "/")
     name = ARTIFACTS + rest

@@ -1,7 +1,7 @@
-"""When artifacts were last used: a record for each day, which lists the keys that were hit; needs no torch.
+"""Records when artifacts were last used: one record per day lists the keys that were hit. Does not need torch.
 
-Reading never writes, so a hit by itself leaves no trace. A process that may write records its hits, once and at most
-for a day: `prune` then knows what is in use. Nothing depends on it but the order in which artifacts go.
+Reading never writes, so a hit by itself is not recorded. A process that may write to the store records its hits
+separately, at most once per day and key, so that `prune` knows what is in use. Nothing else depends on these records.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _ATTEMPTS: Final = 4
 
 
 def record_use(repo: Repository, hits: Iterable[StoredVariant]) -> bool:
-    """Record that these artifacts were used today; returns whether anything was written. Raises no HoldfastError.
+    """Record that these artifacts were used today. Return whether anything was written. Raises no HoldfastError.
 
-    Nothing is written for what was saved within the last day, or recorded today by anybody: of a thousand processes
+    Artifacts saved within the last day, or already recorded today by any process, are skipped: of a thousand processes
     that start with the same artifacts, one writes.
     """
     now_s = repo.store.clock()
@@ -36,16 +36,16 @@ def record_use(repo: Repository, hits: Iterable[StoredVariant]) -> bool:
     try:
         return bool(keys) and _add(repo, USES + _format_day(now_s), keys)
     except HoldfastError:
-        return False  # a store that cannot be written to, or is full, is no reason to trouble anybody
+        return False  # use records are optional: a read-only or full store is not an error
 
 
 def read_uses(store: ObjectStore) -> dict[str, float]:
-    """Return when each key was last used, as far as that was recorded, give or take a day; lists all names."""
+    """Return when each key was last used, where recorded, to within a day. Lists all names of the store."""
     return _find_latest(_list_days(store))
 
 
 def forget_uses(store: ObjectStore, *, kept: set[str]) -> int:
-    """Delete the records of days, today's aside, that are not the last on which a key of `kept` was used."""
+    """Delete records older than a day that are not the last use of any key in `kept`. Return how many."""
     days = _list_days(store)
     latest = _find_latest(days)
     oldest_s = store.clock() - DAY_S
@@ -71,14 +71,14 @@ def _find_latest(days: Iterable[Snapshot]) -> dict[str, float]:
 
 def _add(repo: Repository, name: str, keys: set[str]) -> bool:
     for _ in range(_ATTEMPTS):
-        held = read_name(repo.store, name).snapshot
-        known = set(_parse_keys(held)) if held else set()
+        existing = read_name(repo.store, name).snapshot
+        known = set(_parse_keys(existing)) if existing else set()
         if keys <= known:
             return False
         try:
-            save(repo, Request(name, [], metadata={"used": sorted(known | keys)}, overwrite=held is not None))
+            save(repo, Request(name, [], metadata={"used": sorted(known | keys)}, overwrite=existing is not None))
         except NameInUse:
-            continue  # somebody else has added theirs: add ours to that
+            continue  # another process has added its keys: read them and add these
         return True
     return False
 
@@ -87,7 +87,7 @@ def _parse_keys(snapshot: Snapshot) -> tuple[str, ...]:
     try:
         return Fields(snapshot.name, snapshot.metadata).texts("used")
     except HoldfastError:
-        return ()  # not of this form: then nothing is known of that day
+        return ()  # malformed: the uses of that day are unknown
 
 
 def _format_day(time_s: float) -> str:

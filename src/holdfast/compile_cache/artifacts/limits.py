@@ -1,4 +1,4 @@
-"""How much the cache may hold: which keys go by size, age or system, and their deletion; needs no torch."""
+"""Limits of the cache: plans which keys to delete by size, age or system, and deletes them. Does not need torch."""
 
 from __future__ import annotations
 
@@ -14,52 +14,52 @@ from holdfast.objects.protocol import ObjectStore
 from holdfast.repo.names.snapshots import delete_held, read_name
 
 SYSTEM: Final = "system"
-"""The part of a key that says what a graph was compiled for."""
+"""The part of a key that describes the machine and software a graph was compiled for."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheLimits:
-    """What the cache may hold; what breaks any of these goes."""
+    """Limits of the cache. A key that exceeds any of them is deleted."""
 
     max_bytes: int | None = None
-    """Of all artifacts together, as if they shared nothing: from the most recently used on, what fits stays."""
+    """Total size of all artifacts before deduplication. The most recently used keys that fit are kept."""
     max_age_s: float | None = None
-    """Since a key was last used or, if that is not known, saved."""
+    """Maximum time since a key was last used or, if that is not known, saved."""
     systems: frozenset[str] = frozenset()
-    """Digests of this part of keys, as they are for this machine: keys of other machines go. Empty keeps all."""
+    """Digests of the `system` part to keep; keys with others are deleted. Empty keeps all systems."""
 
     def __post_init__(self) -> None:
-        """Refuse what would limit nothing, or everything by mistake."""
+        """Raise ValueError if there is no limit, or a negative one."""
         if self.max_bytes is None and self.max_age_s is None and not self.systems:
             raise ValueError("give at least one limit: --max-size, --max-age or --other-systems")
         if min(self.max_bytes or 0, self.max_age_s or 0.0) < 0 or math.isnan(self.max_age_s or 0.0):
-            raise ValueError("limits of a cache cannot be negative")
+            raise ValueError("a limit of the cache cannot be negative")
 
 
 @dataclass(frozen=True, slots=True)
 class StoredKey:
-    """All variants of one key: they are kept or deleted together."""
+    """All variants of one key. They are kept or deleted together."""
 
     digest: str
     variants: tuple[StoredVariant, ...]
-    """By number."""
+    """Sorted by variant number."""
     used_s: float
     """When it was last used or, if that is not known, saved."""
 
     @property
     def size_bytes(self) -> int:
-        """How large its variants are."""
+        """Total size of its variants before deduplication."""
         return sum(found.size_bytes for found in self.variants)
 
     @property
     def is_damaged(self) -> bool:
-        """Tell whether none of it can be used."""
+        """Whether none of its variants can be used."""
         return all(found.trouble for found in self.variants)
 
 
 @dataclass(frozen=True, slots=True)
 class LimitDecision:
-    """One key, and why it goes; without a reason it stays."""
+    """One key, and the reason to delete it; it is kept if the reason is empty."""
 
     key: StoredKey
     reason: str
@@ -67,7 +67,7 @@ class LimitDecision:
 
 @dataclass(frozen=True, slots=True)
 class LimitsPlan:
-    """What goes and what stays, the most recently used first."""
+    """Which keys to delete and to keep, the most recently used first."""
 
     verdicts: tuple[LimitDecision, ...]
 
@@ -83,15 +83,15 @@ class LimitsPlan:
 
 
 def read_stored(store: ObjectStore) -> list[StoredKey]:
-    """Read which keys there are, the most recently used first; lists all names of the store."""
+    """Read all keys, the most recently used first. Lists all names of the store."""
     return group_keys(iter_artifacts(store), read_uses(store))
 
 
 def group_keys(artifacts: Iterable[StoredVariant], uses: Mapping[str, float]) -> list[StoredKey]:
-    """Return the keys that artifacts belong to, the most recently used first; pure."""
+    """Group artifacts by key, the most recently used first. Does no I/O."""
     groups: dict[str, list[StoredVariant]] = {}
     for found in artifacts:
-        # What has no key by its name stands for itself.
+        # An artifact whose name contains no key forms a group by itself.
         groups.setdefault(found.key_digest or found.name, []).append(found)
     keys = []
     for digest, variants in groups.items():
@@ -102,27 +102,27 @@ def group_keys(artifacts: Iterable[StoredVariant], uses: Mapping[str, float]) ->
 
 
 def plan_limits(keys: Sequence[StoredKey], limits: CacheLimits, *, now_s: float) -> LimitsPlan:
-    """Decide for each key; pure."""
+    """Decide for each key whether to delete it. Does no I/O."""
     verdicts = []
     kept_bytes = 0
     for key in sorted(keys, key=lambda key: (-key.used_s, key.digest)):
         reason = _find_reason(key, limits, now_s)
         if not reason and limits.max_bytes is not None and kept_bytes + key.size_bytes > limits.max_bytes:
-            reason = "over the size"
+            reason = "over the size limit"
         kept_bytes += 0 if reason else key.size_bytes
         verdicts.append(LimitDecision(key, reason))
     return LimitsPlan(tuple(verdicts))
 
 
 def plan_clear(keys: Sequence[StoredKey]) -> LimitsPlan:
-    """Decide to delete everything; pure."""
-    return LimitsPlan(tuple(LimitDecision(key, "everything goes") for key in keys))
+    """Return a plan that deletes every key. Does no I/O."""
+    return LimitsPlan(tuple(LimitDecision(key, "the cache is cleared") for key in keys))
 
 
 def apply_limits(store: ObjectStore, plan: LimitsPlan) -> list[StoredVariant]:
-    """Delete what the plan says, but for what was overwritten since it was made; returns what was deleted.
+    """Delete the keys of the plan, except those overwritten since it was made. Return the deleted artifacts.
 
-    Records of use that tell nothing of the keys that stay go as well. Bytes are freed by `gc`.
+    Also deletes records of use that no remaining key needs. Run `gc` to free the space.
     """
     deleted = [found for key in plan.delete for found in _delete_key(store, key)]
     forget_uses(store, kept={key.digest for key in plan.keep})
@@ -134,15 +134,15 @@ def _find_reason(key: StoredKey, limits: CacheLimits, now_s: float) -> str:
         return "damaged"
     systems = {found.digests.get(SYSTEM, "") for found in key.variants if not found.trouble}
     if limits.systems and not limits.systems & systems:
-        return "of another system"
+        return "compiled for another system"
     if limits.max_age_s is not None and now_s - key.used_s > limits.max_age_s:
-        return "not used for long"
+        return "not used within the age limit"
     return ""
 
 
 def _delete_key(store: ObjectStore, key: StoredKey) -> list[StoredVariant]:
     deleted = []
-    # The last one first: as long as there is one, those before it have never been away.
+    # In reverse order, so that an interrupted deletion leaves variants 0 to n without a gap.
     for found in reversed(key.variants):
         try:
             state = read_name(store, found.name)
@@ -150,5 +150,5 @@ def _delete_key(store: ObjectStore, key: StoredKey) -> list[StoredVariant]:
                 delete_held(store, state)
                 deleted.append(found)
         except (NameInUse, Corrupt, NewerFormat, NotFound):
-            continue  # changed meanwhile, or a damaged record, which only a repair can remove
+            continue  # changed since the plan was made, or a damaged record, which only `repair` can remove
     return deleted

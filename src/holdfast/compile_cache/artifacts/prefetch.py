@@ -1,4 +1,4 @@
-"""Artifacts read ahead: in the background and within a budget, so that a hit need not wait for the store."""
+"""Reads artifacts into memory in the background, within a byte budget, so that hits do not wait for the store."""
 
 from __future__ import annotations
 
@@ -19,56 +19,55 @@ _log = logging.getLogger(__name__)
 
 
 class Prefetch:
-    """Reading ahead that is under way."""
+    """The progress of a prefetch."""
 
     def __init__(self) -> None:
-        """Begin with nothing."""
-        self._over = threading.Event()
+        self._done = threading.Event()
         self.num_artifacts = 0
         self.num_bytes = 0
 
     @property
     def is_over(self) -> bool:
-        """Whether all was read that is going to be."""
-        return self._over.is_set()
+        """Whether the prefetch has ended."""
+        return self._done.is_set()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until all is read; returns whether it is."""
-        return self._over.wait(timeout_s)
+        """Wait until the prefetch has ended; returns False after a timeout."""
+        return self._done.wait(timeout_s)
 
     def add(self, found: StoredVariant) -> None:
-        """Count one that was read."""
+        """Count an artifact that was read."""
         self.num_artifacts += 1
         self.num_bytes += found.size_bytes
 
     def end(self) -> None:
-        """Let go who waits."""
-        self._over.set()
+        """Mark the prefetch as ended, and wake up waiting threads."""
+        self._done.set()
 
 
 class Ready:
-    """Artifacts in memory, proven and trusted, each to be taken once. Safe in any thread."""
+    """Verified and trusted artifacts in memory. Each can be taken once. Thread-safe."""
 
     def __init__(self, repo: Repository, trust: Trust) -> None:
-        """Hold nothing yet."""
+        """Read from `repo` the artifacts that `trust` accepts."""
         self._repo = repo
         self._trust = trust
-        self._turn = threading.Lock()
-        self._held: dict[str, dict[str, tuple[StoredVariant, Artifact]]] = {}
+        self._lock = threading.Lock()
+        self._artifacts: dict[str, dict[str, tuple[StoredVariant, Artifact]]] = {}
 
     def find(self, digest: str) -> list[StoredVariant]:
         """Return the variants of a key that are in memory."""
-        with self._turn:
-            return [found for found, _ in self._held.get(digest, {}).values()]
+        with self._lock:
+            return [found for found, _ in self._artifacts.get(digest, {}).values()]
 
     def take(self, found: StoredVariant) -> Artifact | None:
-        """Return an artifact if it is in memory, and hold it no longer."""
-        with self._turn:
-            held = self._held.get(found.key_digest, {}).pop(found.name, None)
+        """Remove an artifact from memory and return it; None if it is not there."""
+        with self._lock:
+            held = self._artifacts.get(found.key_digest, {}).pop(found.name, None)
         return held[1] if held and held[0] == found else None
 
     def fetch(self, keys: Sequence[str]) -> Prefetch:
-        """Begin to read the artifacts of these keys, or of those that begin so; of none given, all for this torch."""
+        """Start to read the artifacts of `keys`, whole or prefixes, or all if empty. Skips those for another torch."""
         prefetch = Prefetch()
         work = threading.Thread(target=self._fetch, args=(keys, prefetch), name="holdfast-prefetch", daemon=True)
         work.start()
@@ -78,20 +77,20 @@ class Ready:
         try:
             for found in self._iter_wanted(keys):
                 if prefetch.num_bytes + found.size_bytes > self._repo.budget_bytes:
-                    _log.info("prefetch: %s and more would take more than the budget; they are not read", found.name)
+                    _log.info("prefetch stops before %s: it would exceed the memory budget", found.name)
                     return
-                self._hold(found)
+                self._read(found)
                 prefetch.add(found)
         except HoldfastError as error:
-            # Whoever needs the artifact meets the same, and says so.
+            # The same error is reported when the artifact is needed.
             _log.info("prefetch ended early: %s", error)
         finally:
             prefetch.end()
 
-    def _hold(self, found: StoredVariant) -> None:
+    def _read(self, found: StoredVariant) -> None:
         artifact = read_artifact(self._repo, found, trust=self._trust)
-        with self._turn:
-            self._held.setdefault(found.key_digest, {})[found.name] = found, artifact
+        with self._lock:
+            self._artifacts.setdefault(found.key_digest, {})[found.name] = found, artifact
 
     def _iter_wanted(self, keys: Sequence[str]) -> Iterator[StoredVariant]:
         exact = [key for key in keys if len(key) == 2 * DIGEST_BYTES]

@@ -1,4 +1,4 @@
-"""What an artifact consists of, as one statement that is hashed and signed; and its bytes, read and held against it."""
+"""The signed statement of what an artifact contains. Reads the entries of an artifact and verifies them against it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ GRAPH: Final = "graph"
 KEY: Final = "key.json"
 KERNELS: Final = "kernels/"
 MAX_ARTIFACT_BYTES: Final = 1 << 30
-"""More than any compiler writes, and less than would hurt."""
+"""More than any compiler writes, and small enough to be read into memory."""
 
 
 def describe_content(key_digest: str, facts: Mapping[str, Json], entries: Mapping[str, bytes]) -> tuple[bytes, str]:
-    """Return the statement that these facts and bytes belong to that key, and the digest of it in hex.
+    """Return a statement that these facts and entries belong to that key, and its digest in hex.
 
-    The number of the variant is no part of it: a copy under another number is as good. The key is, and all that the
-    record says but this, so that nothing can be taken from one artifact for another.
+    It covers the key and the whole record, so that no part of one artifact can be used in another. It does not cover
+    the variant number, so that a copy under another number is valid too.
     """
     digests = {name: hash_bytes(data).hex() for name, data in entries.items()}
     statement = canonical_json({"artifact of": key_digest, "facts": dict(facts), "entries": digests})
@@ -33,21 +33,21 @@ def describe_content(key_digest: str, facts: Mapping[str, Json], entries: Mappin
 
 
 def read_proven(repo: Repository, found: StoredVariant, *, trust: Trust) -> dict[str, bytes]:
-    """Read the entries of an artifact by name; raises Corrupt, NewerFormat, Untrusted or NotFound before returning any.
+    """Read all entries of an artifact, by name. Raises Corrupt, NewerFormat, Untrusted or NotFound.
 
-    What is trusted is decided after all bytes were read: what is judged is what is returned, whatever happens then.
+    The signature is checked on the bytes in memory that are returned, so later changes in the store have no effect.
     """
     if found.trouble:
         raise found.trouble
-    assert found.snapshot is not None, "without trouble there is a record"
+    assert found.snapshot is not None, "a variant without trouble has a record"
     verify_promising(repo.store, found, trust)
     with open_snapshot(repo, found.snapshot) as reader:
         entries = _read_entries(reader, found.name)
     statement, content = describe_content(found.key_digest, list_signed(found.snapshot.metadata), entries)
     if not hmac.compare_digest(content, found.content):
         raise Corrupt(
-            f"{found.name!r} does not hold the artifact that its record describes; it is compiled and saved again when"
-            " it is next needed",
+            f"{found.name!r} does not contain the artifact that its record describes; the graph is compiled and saved"
+            " again when it is next needed",
             key=found.name,
         )
     verify_trusted(repo.store, found, statement, trust)
@@ -55,29 +55,29 @@ def read_proven(repo: Repository, found: StoredVariant, *, trust: Trust) -> dict
 
 
 def read_parts(repo: Repository, found: StoredVariant) -> dict[str, Json]:
-    """Read the parts of an artifact's key, which are data and run nothing, so that nobody need vouch for them."""
+    """Read the parts of an artifact's key. They are data and run no code, so they need no signature."""
     if found.trouble:
         raise found.trouble
-    assert found.snapshot is not None, "without trouble there is a record"
+    assert found.snapshot is not None, "a variant without trouble has a record"
     with open_snapshot(repo, found.snapshot) as reader:
         return parse_parts(reader.read_entry(KEY), found)
 
 
 def parse_parts(data: bytes | bytearray, found: StoredVariant) -> dict[str, Json]:
-    """Return the parts of a key, or raise Corrupt."""
+    """Parse the parts of a key. Raises Corrupt."""
     parts = parse_json(memoryview(data), where=f"{found.name}, {KEY}")
     if not isinstance(parts, dict):
-        raise Corrupt(f"{found.name!r}: {KEY} does not hold the parts of a key", key=found.name)
+        raise Corrupt(f"{found.name!r}: {KEY} does not contain the parts of a key", key=found.name)
     return parts
 
 
 def _read_entries(reader: SnapshotReader, name: str) -> dict[str, bytes]:
-    held = {entry.name: entry for entry in reader.manifest.iter_entries()}
-    strange = [entry for entry in held if entry not in (GRAPH, KEY) and not entry.startswith(KERNELS)]
-    if strange or not {GRAPH, KEY} <= held.keys():
-        raise Corrupt(f"{name!r} does not hold what an artifact consists of: {sorted(held)[:8]}", key=name)
-    if sum(entry.size_bytes for entry in held.values()) > MAX_ARTIFACT_BYTES:
-        raise Corrupt(f"{name!r} claims to be larger than {MAX_ARTIFACT_BYTES} bytes", key=name)
-    buffers = {entry: bytearray(held[entry].size_bytes) for entry in held}
-    reader.read_all([(held[entry], memoryview(buffers[entry])) for entry in held])
+    listed = {entry.name: entry for entry in reader.manifest.iter_entries()}
+    strange = [entry for entry in listed if entry not in (GRAPH, KEY) and not entry.startswith(KERNELS)]
+    if strange or not {GRAPH, KEY} <= listed.keys():
+        raise Corrupt(f"{name!r} does not have the entries of an artifact, but {sorted(listed)[:8]}", key=name)
+    if sum(entry.size_bytes for entry in listed.values()) > MAX_ARTIFACT_BYTES:
+        raise Corrupt(f"{name!r} is larger than {MAX_ARTIFACT_BYTES} bytes according to its manifest", key=name)
+    buffers = {entry: bytearray(listed[entry].size_bytes) for entry in listed}
+    reader.read_all([(listed[entry], memoryview(buffers[entry])) for entry in listed])
     return {entry: bytes(data) for entry, data in buffers.items()}

@@ -1,4 +1,4 @@
-"""Why there was no artifact for a key: the nearest that is stored, and what differs, part by part; needs no torch."""
+"""Explains a miss: finds the nearest stored artifact and lists what differs, part by part. Does not need torch."""
 
 from __future__ import annotations
 
@@ -12,52 +12,52 @@ from holdfast.errors import HoldfastError
 from holdfast.repo.format.record import Json
 
 _MAX_SHOWN: Final = 3
-"""Differences of one part in the line that sums up; the details have more."""
+"""Differences per part in the one-line reason; `details` lists more."""
 _MAX_DETAILS: Final = 40
 _MAX_DIFF_LINES: Final = 120
 _MAX_VALUE_CHARS: Final = 80
 _MAX_READ: Final = 4
-"""How many stored graphs are compared line by line, of those that are equally near."""
+"""How many of the equally near artifacts are read and compared in detail."""
 _ABSENT: Final = "absent"
 _HEX: Final = frozenset("0123456789abcdef")
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A stored artifact as far as it is known without reading it."""
+    """What is known of a stored artifact without reading it."""
 
     name: str
     digests: Mapping[str, str]
-    """Part of its key -> digest in hex."""
+    """Part of its key -> digest of that part, in hex."""
     read_parts: Callable[[], Mapping[str, Json]]
-    """Reads what was hashed; may raise HoldfastError."""
+    """Reads the parts of its key. May raise HoldfastError."""
     guards: str = ""
-    """When it fits, as an expression over sizes."""
+    """The sizes that it is valid for, as an expression."""
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Why nothing that is stored could be used."""
+    """Why no stored artifact could be used."""
 
     reason: str
-    """In one line."""
+    """The reason, in one line."""
     nearest: str | None = None
-    """Name of the artifact that it was compared with."""
+    """Name of the nearest stored artifact, with which the key was compared."""
     changed: tuple[str, ...] = ()
-    """The parts of the key that differ from that one's."""
+    """The parts of the key that differ from that of `nearest`."""
     details: tuple[str, ...] = ()
-    """Every difference, a line each."""
+    """The differences outside the graph, one per line."""
     graph_diff: tuple[str, ...] = ()
-    """From the stored graph to this one, as a unified diff."""
+    """Unified diff from the stored graph to this one."""
 
     @property
     def headline(self) -> str:
-        """The reason, as it is logged."""
+        """The reason in one line, with the prefix `missed:`."""
         return f"missed: {self.reason}"
 
     @property
     def text(self) -> str:
-        """All of it, a few lines or many."""
+        """The whole explanation, over several lines."""
         lines = [self.headline]
         if self.nearest is not None:
             lines.append(f"nearest stored: {self.nearest}")
@@ -66,23 +66,25 @@ class Explanation:
 
 
 def explain(key: GraphKey, candidates: Iterable[Candidate], *, guards: Sequence[str] = ()) -> Explanation:
-    """Return why nothing that is stored serves `key`, told by the nearest: same graph first, then fewest other parts.
+    """Return why no stored artifact could be used for `key`, by comparing it with the nearest one.
+
+    An artifact with the same graph is nearer than one with another graph; then the one with fewer different parts is.
 
     Args:
-        key: what was looked for.
-        candidates: what is stored; entries of the very key count as tried, and their guards as not met.
-        guards: those of entries of the key that were tried, if they are not among the candidates.
+        key: the key that was missed.
+        candidates: the stored artifacts. The guards of those with the same key are reported as not fulfilled.
+        guards: guards of further artifacts with the same key that did not hold.
     """
     stored = list(candidates)
-    fitting = [each for each in stored if not _find_changed(key, each)]
-    if guards or fitting:
-        return _explain_guards([*guards, *(each.guards for each in fitting)], fitting)
+    same_key = [each for each in stored if not _find_changed(key, each)]
+    if guards or same_key:
+        return _explain_guards([*guards, *(each.guards for each in same_key)], same_key)
     if not stored:
-        return Explanation("nothing else is stored")
+        return Explanation("the store has no other compiled graph")
     nearest, parts = _find_nearest(key, stored)
     changed = _find_changed(key, nearest)
     if parts is None:
-        reason = f"{_join(changed)} changed (what the nearest was made of cannot be read)"
+        reason = f"{_join(changed)} changed (the key of the nearest artifact cannot be read)"
         return Explanation(reason, nearest.name, changed)
     differences = {part: _describe_part(part, parts.get(part), key.parts[part]) for part in changed}
     details = [f"{part}: {line}" for part, lines in differences.items() if part != "graph" for line in lines]
@@ -99,18 +101,18 @@ def _find_changed(key: GraphKey, candidate: Candidate) -> tuple[str, ...]:
     return tuple(part for part in PARTS if key.digests[part] != candidate.digests.get(part))
 
 
-def _explain_guards(guards: Sequence[str], fitting: Sequence[Candidate]) -> Explanation:
-    count = "1 entry" if len(guards) == 1 else f"{len(guards)} entries"
+def _explain_guards(guards: Sequence[str], same_key: Sequence[Candidate]) -> Explanation:
+    count = "1 entry has this key, but its" if len(guards) == 1 else f"{len(guards)} entries have this key, but their"
     shown = [each or "(none)" for each in guards]
     return Explanation(
-        f"{count} for the key, none whose shape guards hold: {'; '.join(_cut(shown, _MAX_SHOWN))}",
-        fitting[0].name if fitting else None,
+        f"{count} shape guards do not hold: {'; '.join(_cut(shown, _MAX_SHOWN))}",
+        same_key[0].name if same_key else None,
         details=_cut([f"guards: {each}" for each in shown], _MAX_DETAILS) if len(shown) > 1 else (),
     )
 
 
 def _find_nearest(key: GraphKey, stored: Sequence[Candidate]) -> tuple[Candidate, Mapping[str, Json] | None]:
-    """Return the nearest candidate and its parts, if they can be read."""
+    """Return the nearest candidate, and its parts or None if they cannot be read."""
 
     def distance(candidate: Candidate) -> tuple[bool, int]:
         changed = _find_changed(key, candidate)
@@ -128,7 +130,7 @@ def _read(candidate: Candidate) -> Mapping[str, Json] | None:
     try:
         return candidate.read_parts()
     except HoldfastError:
-        return None  # the explanation is worth less without it, and worth giving
+        return None  # the changed parts can still be named
 
 
 def _count_differences(key: GraphKey, parts: Mapping[str, Json]) -> int:
@@ -142,7 +144,7 @@ def _list_lines(graph: Json) -> list[str]:
 
 
 def _count_changed_lines(old: Sequence[str], new: Sequence[str]) -> int:
-    """Return how many lines are in one and not in the other, at least; by far cheaper than a diff."""
+    """Return a lower bound for the number of lines that differ. Much cheaper than a diff."""
     return len(set(old) ^ set(new)) + abs(len(old) - len(new))
 
 
@@ -168,50 +170,46 @@ def _diff_graphs(old: Json, new: Json) -> tuple[str, ...]:
 
 
 def _describe_sharing(groups: Json) -> str:
-    """Return which inputs share memory, with their places in it, in bytes."""
+    """Describe which inputs share memory, with their offsets in bytes."""
     if groups == []:
         return "no inputs share memory"
     try:
-        texts = [_join([f"{number} (at {start})" for number, start in group]) for group in groups]
+        texts = [_join([f"{number} (at byte {start})" for number, start in group]) for group in groups]
     except (TypeError, ValueError):
-        return _show(groups)  # of another format
+        return _show(groups)  # written by another version
     return f"inputs {', inputs '.join(texts)} share memory"
 
 
 def _iter_differences(path: str, old: Json, new: Json) -> Iterator[str]:
-    """Yield `place old -> new` for each value that differs."""
+    """Yield `path old -> new` for each value that differs."""
     if old == new and type(old) is type(new):
         return
     if isinstance(old, dict) and isinstance(new, dict):
         for name in sorted(old.keys() | new.keys()):
-            yield from _iter_differences(_go_down(path, name), old.get(name, _ABSENT), new.get(name, _ABSENT))
+            yield from _iter_differences(f"{path}.{name}", old.get(name, _ABSENT), new.get(name, _ABSENT))
     elif _is_table(old) and _is_table(new):
         if len(old) != len(new):
-            yield f"{_place(path)} {len(old)} -> {len(new)}".strip()
+            yield f"{_format_path(path)} {len(old)} -> {len(new)}".strip()
         for number, (below, other) in enumerate(zip(old, new, strict=False)):
             yield from _iter_differences(f"{path}[{number}]", below, other)
-    elif _is_wordy(old) and _is_wordy(new):
+    elif _is_word_list(old) and _is_word_list(new):
         lost, gained = sorted(set(old.split()) - set(new.split())), sorted(set(new.split()) - set(old.split()))
-        yield f"{_place(path)} without {' '.join(lost) or 'any less'}, with {' '.join(gained) or 'none more'}"
+        yield f"{_format_path(path)} removed {' '.join(lost) or 'nothing'}, added {' '.join(gained) or 'nothing'}"
     else:
-        yield f"{_place(path)} {_show(old)} -> {_show(new)}".strip()
+        yield f"{_format_path(path)} {_show(old)} -> {_show(new)}".strip()
 
 
 def _is_table(value: Json) -> bool:
-    """Tell whether a list has rows; others are shown whole, as sizes are."""
+    """Return whether a list contains mappings, which are compared one by one. Other lists are shown whole."""
     return isinstance(value, list) and any(isinstance(each, dict) for each in value)
 
 
-def _is_wordy(value: Json) -> bool:
+def _is_word_list(value: Json) -> bool:
     return isinstance(value, str) and len(value) > _MAX_VALUE_CHARS and " " in value
 
 
-def _go_down(path: str, name: str) -> str:
-    return f"{path}.{name}"
-
-
-def _place(path: str) -> str:
-    """Return a place below a part as it is read: `inputs.inputs[2].size` is the size of input 2."""
+def _format_path(path: str) -> str:
+    """Return a path for people: `inputs.inputs[2].size` becomes `input 2 size`."""
     _, _, rest = (
         path.replace("inputs.inputs[", "inputs.input ").replace("constants[", "constants.constant ").partition(".")
     )
@@ -229,7 +227,7 @@ def _show(value: Json) -> str:
 
 
 def _sum_up(lines: Sequence[str]) -> str:
-    return ", ".join(_cut(lines, _MAX_SHOWN)) or "in a way that does not show"
+    return ", ".join(_cut(lines, _MAX_SHOWN)) or "no visible difference"
 
 
 def _cut(lines: Sequence[str], count: int) -> tuple[str, ...]:

@@ -198,7 +198,7 @@ def test_what_an_artifact_does_not_consist_of_is_refused(entries: dict[str, byte
     assert good.snapshot is not None
     found = forge(repo, good.name, entries, good.snapshot.metadata)
 
-    with pytest.raises(Corrupt, match="does not hold what an artifact consists of"):
+    with pytest.raises(Corrupt, match="does not have the entries of an artifact, but"):
         read_artifact(repo, found, trust=ALL)
 
 

@@ -76,8 +76,8 @@ def _delete(keys: list[StoredKey], limits: CacheLimits, now_s: float = 100.0) ->
 def test_what_was_used_least_recently_goes_when_there_is_too_much() -> None:
     keys = [_key("a", 10, 40), _key("b", 30, 40), _key("c", 20, 40)]
 
-    assert _delete(keys, CacheLimits(max_bytes=80)) == {"a": "over the size"}
-    assert _delete(keys, CacheLimits(max_bytes=79)) == {"a": "over the size", "c": "over the size"}
+    assert _delete(keys, CacheLimits(max_bytes=80)) == {"a": "over the size limit"}
+    assert _delete(keys, CacheLimits(max_bytes=79)) == {"a": "over the size limit", "c": "over the size limit"}
     assert _delete(keys, CacheLimits(max_bytes=0)).keys() == {"a", "b", "c"}
     assert _delete(keys, CacheLimits(max_bytes=120)) == {}
 
@@ -85,25 +85,27 @@ def test_what_was_used_least_recently_goes_when_there_is_too_much() -> None:
 def test_what_fits_stays_though_something_larger_goes() -> None:
     keys = [_key("a", 10, 5), _key("b", 30, 40), _key("c", 20, 1000)]
 
-    assert _delete(keys, CacheLimits(max_bytes=50)) == {"c": "over the size"}
+    assert _delete(keys, CacheLimits(max_bytes=50)) == {"c": "over the size limit"}
 
 
 def test_what_was_not_used_for_long_goes() -> None:
     keys = [_key("a", 10, 1), _key("b", 90, 1)]
 
-    assert _delete(keys, CacheLimits(max_age_s=50)) == {"a": "not used for long"}
+    assert _delete(keys, CacheLimits(max_age_s=50)) == {"a": "not used within the age limit"}
 
 
 def test_what_is_for_another_system_goes() -> None:
     keys = [_key("a", 10, 1, system="other"), _key("b", 10, 1)]
 
-    assert _delete(keys, CacheLimits(systems=frozenset({"mine"}))) == {"a": "of another system"}
+    assert _delete(keys, CacheLimits(systems=frozenset({"mine"}))) == {"a": "compiled for another system"}
 
 
 def test_what_goes_for_another_reason_does_not_count_for_the_size() -> None:
     keys = [_key("a", 90, 100, system="other"), _key("b", 10, 100)]
 
-    assert _delete(keys, CacheLimits(max_bytes=100, systems=frozenset({"mine"}))) == {"a": "of another system"}
+    assert _delete(keys, CacheLimits(max_bytes=100, systems=frozenset({"mine"}))) == {
+        "a": "compiled for another system"
+    }
 
 
 @pytest.mark.parametrize("rules", [{}, {"max_bytes": -1}, {"max_age_s": -1.0}, {"max_age_s": float("nan")}])

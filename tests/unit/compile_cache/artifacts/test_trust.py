@@ -179,7 +179,7 @@ def test_a_list_that_cannot_be_read_is_a_doubt(place: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(os, "getxattr", read)
 
-    assert check_ownership(str(place)) == "/ cannot be looked at (Input/output error)"
+    assert check_ownership(str(place)) == "/ cannot be checked (Input/output error)"
 
 
 def test_what_belongs_to_another_user_is_not_trusted(
@@ -243,15 +243,15 @@ def test_links_in_a_circle_and_what_is_not_there_are_doubts(tmp_path: Path) -> N
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
 
-    assert "cannot be looked at (too many links)" in check_ownership(str(tmp_path / "a"))
-    assert "cannot be looked at (No such file or directory)" in check_ownership(str(tmp_path / "none"))
+    assert "cannot be checked (too many links)" in check_ownership(str(tmp_path / "a"))
+    assert "cannot be checked (No such file or directory)" in check_ownership(str(tmp_path / "none"))
 
 
 def test_a_store_of_another_kind_is_not_trusted_by_where_it_is(repo: Repository) -> None:
     class Elsewhere:
         url = "s3://bucket"
 
-    assert check_store_trust(Elsewhere(), find_variant(repo)) == "the store is not a directory of this machine"  # type: ignore[arg-type]  # only its kind is looked at
+    assert check_store_trust(Elsewhere(), find_variant(repo)) == "the store is not a local directory"  # type: ignore[arg-type]  # only its kind is looked at
 
 
 @pytest.fixture
@@ -278,7 +278,7 @@ def test_the_word_of_the_user_is_enough(shared: Repository) -> None:
         (None, None, "it is not signed"),
         (None, SECRET, "it is not signed"),
         (SECRET, None, "there is no key to check its signature with"),
-        (SECRET, OTHER_SECRET, "its signature is not right"),
+        (SECRET, OTHER_SECRET, "its signature does not match the key"),
     ],
 )
 def test_a_refusal_says_why_and_what_to_do(
@@ -290,9 +290,9 @@ def test_a_refusal_says_why_and_what_to_do(
         read_artifact(shared, found, trust=Trust(secret=checked_with))
 
     assert str(caught.value) == (
-        f"'{found.name}' in {place} is refused, for to load it is to run it: {reason}, and {place} can be written by"
-        f" anybody (mode 0777): run `chmod -R go-w {place}`. Sign artifacts with a key that all who share the store"
-        " have (HOLDFAST_CACHE_KEY_FILE or key_file=), or say trust=True if you trust whoever can write there"
+        f"'{found.name}' in {place} is refused, because loading it runs its code: {reason}, and {place} can be written"
+        f" by anybody (mode 0777): run `chmod -R go-w {place}`. Sign artifacts with a key that all users of the store"
+        " share (HOLDFAST_CACHE_KEY_FILE or key_file=), or pass trust=True if you trust everyone who can write there"
     )
     assert caught.value.name == found.name
 
@@ -316,7 +316,7 @@ def test_a_record_without_a_file_is_a_doubt(repo: Repository) -> None:
     assert found.snapshot is not None
     later = replace(found, snapshot=replace(found.snapshot, generation=7))
 
-    assert "cannot be looked at" in check_store_trust(repo.store, later)
+    assert "cannot be checked" in check_store_trust(repo.store, later)
 
 
 def test_a_secret_comes_from_a_file_or_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -340,7 +340,9 @@ def test_a_secret_comes_from_a_file_or_the_environment(tmp_path: Path, monkeypat
 def test_a_secret_that_is_too_short_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOLDFAST_CACHE_KEY", "short")
 
-    with pytest.raises(HoldfastError, match=r"\$HOLDFAST_CACHE_KEY: a key has 32 to 65536 bytes, this one has 5; make"):
+    with pytest.raises(
+        HoldfastError, match=r"\$HOLDFAST_CACHE_KEY: a key has 32 to 65536 bytes, this one has 5; create"
+    ):
         read_secret()
 
 
@@ -354,7 +356,7 @@ def test_a_key_file_that_others_can_write_is_refused(tmp_path: Path) -> None:
     file.write_text(KEY)
     file.chmod(0o622)
 
-    with pytest.raises(HoldfastError, match=r"for others could choose the key: .* can be written by anybody"):
+    with pytest.raises(HoldfastError, match=r"because other users could replace the key: .* can be written by anybody"):
         read_secret(file)
 
 
@@ -366,7 +368,9 @@ def test_a_key_file_that_others_can_read_is_warned_about(tmp_path: Path, caplog:
     with caplog.at_level(logging.WARNING):
         assert read_secret(file)
 
-    assert f"the key file {file} can be read by others, who could sign artifacts; run chmod 600 on it" in caplog.text
+    assert (
+        f"the key file {file} can be read by other users, who could sign artifacts; run chmod 600 on it" in caplog.text
+    )
 
 
 def test_a_directory_that_other_machines_share_is_in_doubt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -375,4 +379,7 @@ def test_a_directory_that_other_machines_share_is_in_doubt(tmp_path: Path, monke
     monkeypatch.setattr("holdfast.objects.local.files.PosixFiles.read_filesystem_type", lambda *_: "nfs4")
     shared = LocalStore(str(tmp_path / "store"))
 
-    assert check_store_trust(shared, found) == "other machines may write to its filesystem, as whom they like"
+    assert (
+        check_store_trust(shared, found)
+        == "the store is on a network filesystem, where other machines can write as any user"
+    )

@@ -66,7 +66,7 @@ def swap(part: str, *path: Any, to: Json) -> dict[str, Json]:
         (swap("inputs", "symbols", "s0", to="9 to oo"), "inputs changed (symbols.s0 2 to oo -> 9 to oo)"),
         (
             {"aliasing": [[[0, 0], [1, 16]]]},
-            "aliasing changed (no inputs share memory -> inputs 0 (at 0) and 1 (at 16) share memory)",
+            "aliasing changed (no inputs share memory -> inputs 0 (at byte 0) and 1 (at byte 16) share memory)",
         ),
         (
             swap("constants", 0, "digest", to="cd" * 32),
@@ -84,7 +84,7 @@ def swap(part: str, *path: Any, to: Json) -> dict[str, Json]:
         (swap("system", "cpu_isa", to="AVX2"), "system changed (cpu_isa AVX512 -> AVX2)"),
         (
             swap("system", "cpu_instructions", to="avx avx2 fma vaes " + "x" * 80),
-            "system changed (cpu_instructions without avx512f, with vaes)",
+            "system changed (cpu_instructions removed avx512f, added vaes)",
         ),
         (swap("graph", 2, to="%1 = torch.mul(%0, 3)"), "graph changed (1 of 4 lines removed, 1 added)"),
     ],
@@ -148,18 +148,18 @@ def test_of_graphs_that_differ_the_one_with_fewer_other_lines_is_nearest() -> No
 def test_guards_that_do_not_hold_are_the_reason_if_the_key_is_there() -> None:
     found = explain(key_with(), [stored(key_with(), "@compiled/ab/0", guards="9 <= L['t0']")])
 
-    assert found.headline == "missed: 1 entry for the key, none whose shape guards hold: 9 <= L['t0']"
+    assert found.headline == "missed: 1 entry has this key, but its shape guards do not hold: 9 <= L['t0']"
     assert found.nearest == "@compiled/ab/0"
 
 
 def test_guards_that_were_tried_can_be_given() -> None:
     found = explain(key_with(), [], guards=["9 <= L['t0']", ""])
 
-    assert found.headline == "missed: 2 entries for the key, none whose shape guards hold: 9 <= L['t0']; (none)"
+    assert found.headline == "missed: 2 entries have this key, but their shape guards do not hold: 9 <= L['t0']; (none)"
 
 
 def test_an_empty_store_is_the_reason() -> None:
-    assert explain(key_with(), []) == Explanation("nothing else is stored")
+    assert explain(key_with(), []) == Explanation("the store has no other compiled graph")
 
 
 def test_a_damaged_entry_is_explained_as_far_as_it_is_known() -> None:
@@ -170,7 +170,7 @@ def test_a_damaged_entry_is_explained_as_far_as_it_is_known() -> None:
 
     found = explain(key_with(), [Candidate("@compiled/ab/0", old.digests, fail)])
 
-    assert found.headline == "missed: flags and system changed (what the nearest was made of cannot be read)"
+    assert found.headline == "missed: flags and system changed (the key of the nearest artifact cannot be read)"
 
 
 def test_an_entry_of_another_format_is_explained() -> None:
