@@ -116,7 +116,7 @@ MODULES: Final = (
         "rules.OTHER",
         _IMPORT_RULES,
         files={"mutated/rules.py": "def __getattr__(name):\n    return NUMBER"},
-        refusal="which that module computes",
+        refusal="which the module computes when it is read",
     ),
     Way(
         "a module that changes another",

@@ -1,1 +1,1 @@
-"""What Python code does: the digest of functions, and user code in torch's tables."""
+"""Digests of Python functions and everything they read, and the search for user code in torch's tables."""

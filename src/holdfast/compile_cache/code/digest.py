@@ -1,7 +1,7 @@
-"""The digest of what a Python function does: its bytecode, its closure and defaults, and everything that it reads.
+"""Digests of Python functions: of the bytecode, closure and defaults, and of everything that the function reads.
 
-What a function reads is followed to the end: through globals, attributes of modules, imports inside functions,
-attributes of functions, classes with their methods, and objects. What cannot be followed is a reason not to cache.
+Reads are followed recursively: through globals, attributes of modules, imports inside functions, attributes of
+functions, classes with their methods, and objects. If a read cannot be followed, the graph is not cached.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from holdfast.digest import hash_kind
 _MAX_DEPTH: Final = 40
 _MAX_TEXTS: Final = 20_000
 
-# What operators such as + read from the class of a tensor.
+# Methods that operators such as + read from the class of a tensor.
 _ARITHMETIC: Final = frozenset(
     f"__{prefix}{name}__"
     for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
     for prefix in ("", "r", "i")
 ) | {f"__{name}__" for name in ("abs", "eq", "ge", "getitem", "gt", "invert", "le", "lt", "ne", "neg", "setitem")}
-# They show tables, names and files that no digest describes.
+# Attributes that give access to namespaces, names and files, which no digest covers.
 _INTROSPECTION: Final = frozenset(
     {
         "__annotations__", "__builtins__", "__closure__", "__code__", "__defaults__", "__dict__", "__doc__",
@@ -48,24 +48,25 @@ _INTROSPECTION: Final = frozenset(
         "f_globals", "f_locals", "gi_frame", "tb_frame",
     }
 )  # fmt: skip
-# With names in the source, they are other ways to read attributes.
+# Called with a constant name, these functions are plain attribute reads.
 _ATTRIBUTE_FUNCTIONS: Final = {"delattr": delattr, "getattr": getattr, "hasattr": hasattr, "setattr": setattr}
 
 
 @dataclass(frozen=True, slots=True)
 class CodeDigest:
-    """What stands for a function in a key."""
+    """The digest that represents a function in a key."""
 
     digest: str
-    """Hex."""
+    """In hex."""
     operators: frozenset[str]
-    """Operators that the function may call, as `namespace::name`; the digest holds their names and not their code."""
+    """Operators that the function may call, as `namespace::name`. The digest covers their names, not their code."""
 
 
 def digest_code(function: object, *, where: str) -> CodeDigest:
-    """Return the digest of what a function does; names of its local variables and its file do not count.
+    """Return the digest of a function. It does not depend on the names of local variables or on the file.
 
-    Raises UnknownCode, which says `where`, if the function reads something that has no digest, such as a file.
+    Raises UnknownCode, whose reason starts with `where`, if the function reads something without a digest, such as a
+    file.
     """
     walk = _Walk(where)
     walk.add(function, 0)
@@ -75,7 +76,7 @@ def digest_code(function: object, *, where: str) -> CodeDigest:
 
 
 class _Walk:
-    """A walk over a function and everything that it reads, each object once."""
+    """Walks over a function and everything that it reads, visiting each object once."""
 
     def __init__(self, where: str) -> None:
         self.texts: list[str] = []
@@ -83,18 +84,18 @@ class _Walk:
         self._where = where
         self._seen: dict[int, int] = {}
         self._alive: list[object] = []
-        # Attributes that are read from values which only a run of the code has. Such a value is a tensor, or one of the
-        # modules and classes that the code has in its hands; so each of these is asked for each of the attributes.
+        # Attributes read from values that are only known when the code runs. Such a value can be a tensor, or any of
+        # the modules and classes that the code refers to. So each attribute is read from each of these.
         self._attributes: set[str] = set(_ARITHMETIC)
         self._open: list[object] = [torch.Tensor]
-        self._asked: set[tuple[int, str]] = set()
+        self._checked: set[tuple[int, str]] = set()
 
     def add(self, value: Any, depth: int) -> None:
-        """Describe a value and what it consists of."""
+        """Add the texts of a value and of everything that it consists of."""
         if depth > _MAX_DEPTH:
-            self._refuse(f"uses more than {_MAX_DEPTH} levels of functions, too deep to look through")
+            self._refuse(f"uses more than {_MAX_DEPTH} nested levels of functions, which is the limit")
         if len(self.texts) > _MAX_TEXTS:
-            self._refuse(f"reads more than {_MAX_TEXTS} values, too many to look through")
+            self._refuse(f"reads more than {_MAX_TEXTS} values, which is the limit")
         if (text := find_plain_text(value)) is not None:
             self.texts.append(text)
         elif isinstance(value, torch._ops.OperatorBase | torch._ops.OpOverloadPacket | CustomOpDef):
@@ -107,19 +108,19 @@ class _Walk:
             self.texts.append(f"again {self._seen[id(value)]}\n")
         else:
             self._seen[id(value)] = len(self._seen)
-            self._alive.append(value)  # an id belongs to one object only as long as that lives
+            self._alive.append(value)  # an id is unique only as long as its object is alive
             self._add_parts(value, depth)
 
     def add_attributes(self) -> None:
-        """Ask all open values for all attributes that are read from unknown ones, until nothing new turns up."""
+        """Read all attributes of unknown values from all open values, until there are no new combinations."""
         while pending := [
             (owner, name)
             for owner in self._open
             for name in sorted(self._attributes)
-            if (id(owner), name) not in self._asked
+            if (id(owner), name) not in self._checked
         ]:
             for owner, name in pending:
-                self._asked.add((id(owner), name))
+                self._checked.add((id(owner), name))
                 if (found := self._find_attribute(owner, name)) is not MISSING:
                     self.texts.append(f"may read {name_open(owner)}.{name}\n")
                     self.add(found, 0)
@@ -131,7 +132,7 @@ class _Walk:
         if isinstance(value, torch._ops.HigherOrderOperator):
             name = name_operator(value)
             if name not in HIGHER_ORDER:
-                self._refuse(f"uses the higher-order operator {name}, which is not known to be cacheable")
+                self._refuse(f"uses the higher-order operator {name}, which the cache does not support")
             self.texts.append(f"operator {name}\n")
             return
         name = value._qualname if isinstance(value, CustomOpDef) else name_operator(value)
@@ -153,7 +154,7 @@ class _Walk:
 
     def _verify_pure(self, name: str) -> None:
         if not is_pure(name):
-            self._refuse(f"uses {name}, whose result may depend on what is not in the key")
+            self._refuse(f"uses {name}, whose result may depend on something that is not in the key")
 
     def _add_parts(self, value: object, depth: int) -> None:
         if isinstance(value, CodeType):
@@ -162,7 +163,7 @@ class _Walk:
         parts = list_parts(value)
         if parts is None:
             kind = type(value)
-            raise UnknownCode(f"{self._where} uses {kind.__module__}.{kind.__qualname__}, whose code has no digest")
+            raise UnknownCode(f"{self._where} uses a {kind.__module__}.{kind.__qualname__}, which has no digest")
         self.texts.append(f"{parts.text} of {len(parts.values)}\n")
         for each in parts.values:
             self.add(each, depth + 1)
@@ -170,10 +171,10 @@ class _Walk:
             self._add_reads(value, read_code(value.__code__), depth + 1)
 
     def _add_code(self, code: CodeType, depth: int) -> None:
-        # Callers may name arguments; local variables are seen by nobody else.
+        # Callers can pass arguments by name; the names of local variables have no effect.
         names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         numbers = (code.co_flags, code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount)
-        table = getattr(code, "co_exceptiontable", b"")  # before Python 3.11, it is in the bytecode
+        table = getattr(code, "co_exceptiontable", b"")  # Python before 3.11 has it in the bytecode
         self.texts.append(f"code {code.co_code.hex()} {numbers} {names} {code.co_names} {table.hex()}\n")
         for each in code.co_consts:
             self.add(each, depth + 1)
@@ -181,19 +182,19 @@ class _Walk:
     def _add_reads(self, function: FunctionType, reads: Reads, depth: int) -> None:
         self._attributes |= reads.attributes
         named = reads.attributes.union(*(chain[1:] for chain in reads.chains))
-        if strange := sorted(named & _INTROSPECTION):
-            self._refuse(f"reads {strange[0]}, which shows more than can be followed")
+        if found := sorted(named & _INTROSPECTION):
+            self._refuse(f"reads {found[0]}, which gives access to more than can be followed")
         for chain in reads.chains:
             self._add_chain(function, chain, reads.computed, depth)
         for imported in reads.imports:
             self._add_import(function, imported, depth)
 
     def _add_chain(self, function: FunctionType, chain: tuple[str, ...], computed: frozenset[str], depth: int) -> None:
-        """Describe a global, or what attributes lead to from it as far as they can be followed without running code."""
+        """Add a global, or the attribute that a chain such as `a.b.c` leads to, as far as no user code has to run."""
         name, *below = chain
         value = function.__globals__.get(name, MISSING)
         if value is MISSING:
-            untyped: Any = function  # some stubs do not know the attribute
+            untyped: Any = function  # some type stubs lack the attribute
             value = untyped.__builtins__.get(name, MISSING)
         if value is MISSING:
             self.texts.append(f"no global {name}\n")
@@ -210,7 +211,7 @@ class _Walk:
     def _find_attribute(self, owner: object, name: str) -> object:
         found = find_attribute(owner, name)
         if found is MISSING and computes_attributes(owner):
-            self._refuse(f"reads {name_open(owner)}.{name}, which that module computes")
+            self._refuse(f"reads {name_open(owner)}.{name}, which the module computes when it is read")
         if isinstance(found, dict | list) and isinstance(owner, ModuleType) and is_known_module(owner):
             self._verify_pure(f"{owner.__name__}.{name}")
         return found
@@ -230,11 +231,11 @@ class _Walk:
             self.add(self._load(f"{name}.{each}") if found is MISSING else found, depth)
 
     def _load(self, name: str) -> ModuleType | None:
-        """Import a module, as the code will when it runs; return None if there is none."""
+        """Import a module, as the code does when it runs; None if there is no such module."""
         try:
             return import_module(name)
         except ImportError:
             self.texts.append(f"no module {name}\n")
             return None
-        except Exception as error:  # a module runs anybody's code when it is imported
-            raise UnknownCode(f"{self._where} imports {name}, which fails with {type(error).__name__}") from error
+        except Exception as error:  # importing runs user code
+            raise UnknownCode(f"{self._where} imports {name}, which raises {type(error).__name__}") from error

@@ -1,4 +1,4 @@
-"""Which code came with torch, Python or numpy, so that a version stands for it, and which of that may be relied on."""
+"""Recognises code of torch, Python and numpy, which a version identifies, and which of it is pure."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ import torch
 
 _ROOTS: Final = frozenset({*sys.stdlib_module_names, "torch", "numpy"})
 _HEAP_TYPE: Final = 1 << 9
-"""CPython's flag for classes that were made while running, by Python code or an extension."""
+"""CPython's flag for classes created at run time, by Python code or by an extension."""
 
-# Modules of Python whose functions compute from their arguments alone, or have effects that no graph shows.
+# Standard modules whose functions depend only on their arguments, or whose side effects do not affect graphs.
 _PURE: Final = frozenset(
     {
         "_bisect", "_collections", "_collections_abc", "_functools", "_heapq", "_operator", "_struct", "_warnings",
@@ -34,7 +34,7 @@ _PURE: Final = frozenset(
         "operator", "re", "statistics", "string", "struct", "textwrap", "types", "typing", "warnings",
     }
 )  # fmt: skip
-# Their results depend on files, on the process, or on names that are computed.
+# Exceptions: their results depend on files, on the process, or on computed names.
 _IMPURE: Final = frozenset(
     {
         "_operator.attrgetter", "_operator.methodcaller", "builtins.__import__", "builtins.breakpoint",
@@ -49,7 +49,7 @@ _IMPURE_PREFIXES: Final = (
     "torch.package.", "torch.serialization.", "torch.utils.cpp_extension.", "torch.utils.data.",
 )  # fmt: skip
 
-# Tables are full of them, and they hold no code of their own.
+# Frequent types in tables that contain no user code; they are skipped for speed.
 _ATOMS: Final = frozenset({bool, float, int, str, type(None), torch._ops.OpOverload, torch._ops.OpOverloadPacket})
 _DESCRIPTORS: Final = (
     ClassMethodDescriptorType,
@@ -62,14 +62,14 @@ _NUMPY_FUNCTIONS: Final = frozenset({"ufunc", "_ArrayFunctionDispatcher"})
 
 
 def is_in_torch(filename: str) -> bool:
-    """Tell whether a source file is part of the installed torch."""
-    place = _find_directory("torch")
-    return filename.startswith(place) or os.path.abspath(filename).startswith(place)
+    """Return whether a source file is part of the installed torch."""
+    directory = _find_directory("torch")
+    return filename.startswith(directory) or os.path.abspath(filename).startswith(directory)
 
 
 @functools.lru_cache(maxsize=4096)
 def is_known_file(filename: str) -> bool:
-    """Tell whether a source file came with torch, Python or numpy."""
+    """Return whether a source file is part of torch, Python or numpy."""
     if filename.startswith("<frozen "):
         return True
     if is_in_torch(filename) or ("numpy" in sys.modules and filename.startswith(_find_directory("numpy"))):
@@ -78,17 +78,17 @@ def is_known_file(filename: str) -> bool:
 
 
 def is_known_module(module: ModuleType) -> bool:
-    """Tell whether a module came with torch, Python or numpy."""
+    """Return whether a module is part of torch, Python or numpy."""
     return module.__name__.partition(".")[0] in _ROOTS
 
 
 def is_made_at_run_time(kind: type) -> bool:
-    """Tell whether a class was made by Python code or an extension, and is not part of the interpreter."""
+    """Return whether a class was created by Python code or an extension, not by the interpreter itself."""
     return bool(kind.__flags__ & _HEAP_TYPE)
 
 
 def name_known(value: object) -> str:
-    """Return the name of a function or class that a version stands for, or nothing if it is the user's."""
+    """Return the name of a function or class of torch, Python or numpy; "" if the value is user code."""
     if isinstance(value, type):
         return _name_class(value)
     if isinstance(value, FunctionType):
@@ -104,7 +104,7 @@ def name_known(value: object) -> str:
 
 
 def is_pure(name: str) -> bool:
-    """Tell whether what a known function or class does follows from its arguments and from what is in a key."""
+    """Return whether the result of a known function or class depends only on its arguments and on what is in a key."""
     if name.partition(".")[0] in ("torch", "numpy"):
         return not name.startswith(_IMPURE_PREFIXES)
     if name in _IMPURE:
@@ -113,11 +113,11 @@ def is_pure(name: str) -> bool:
 
 
 def find_foreign(value: object, own: dict[int, object]) -> object:
-    """Return a function or an object in an entry of torch's tables that came with none of the three, or None.
+    """Return a function or object in an entry of torch's tables that is not part of torch, Python or numpy; or None.
 
     Args:
-        value: the entry, something callable or a container.
-        own: objects that are known to hold nothing foreign, by their ids; this call adds to it.
+        value: the entry, a callable or a container.
+        own: id -> object, of objects without foreign code. This call adds to it.
     """
     if id(value) in own:
         return None
@@ -142,7 +142,7 @@ def find_foreign(value: object, own: dict[int, object]) -> object:
 
 
 def read_cell(cell: Any) -> object:
-    """Return what a cell of a closure holds, or None if it is not filled yet."""
+    """Return the content of a closure cell; None if it is still empty."""
     try:
         return cell.cell_contents
     except ValueError:
@@ -150,7 +150,7 @@ def read_cell(cell: Any) -> object:
 
 
 def _iter_parts(value: object) -> Iterator[object]:
-    """Yield what an object that wraps functions, or a container, holds."""
+    """Yield the contents of a container, or of an object that wraps functions."""
     if isinstance(value, functools.partial):
         yield from (value.func, *value.args, *value.keywords.values())
     elif isinstance(value, MethodType):
@@ -164,7 +164,7 @@ def _iter_parts(value: object) -> Iterator[object]:
 
 
 def _is_generated(method: MethodType) -> bool:
-    """Tell whether a class of torch's has a method that torch has written as a text: it comes from no file."""
+    """Return whether a method of a torch class was generated by torch from a text, so that it has no file."""
     function: Any = method.__func__
     return getattr(getattr(function, "__code__", None), "co_filename", "") == "<string>" and any(
         vars(base).get(function.__name__) is function
@@ -179,21 +179,21 @@ def _find_root(kind: type) -> str:
 
 @functools.cache
 def _find_directory(module: str) -> str:
-    place = sys.modules[module].__file__
-    assert place is not None, "it is no namespace package"
-    return os.path.join(os.path.dirname(os.path.abspath(place)), "")
+    file = sys.modules[module].__file__
+    assert file is not None, "only namespace packages have no file"
+    return os.path.join(os.path.dirname(os.path.abspath(file)), "")
 
 
 def _name_class(value: type) -> str:
     if _find_root(value) not in _ROOTS:
         return ""
-    # Types of C are often not where they say that they are, and no user can have made them.
-    is_there = not is_made_at_run_time(value) or _find_by_name(value) is value
-    return f"{value.__module__}.{value.__qualname__}" if is_there else ""
+    # Static C types are often not found under the module they name, but no user code can have created them.
+    is_genuine = not is_made_at_run_time(value) or _find_by_name(value) is value
+    return f"{value.__module__}.{value.__qualname__}" if is_genuine else ""
 
 
 def _name_function(value: FunctionType) -> str:
-    """Return the name of a function in a known file, if that name leads to it or it has no closure."""
+    """Return the name of a function in a known file; "" if it has a closure and its name does not lead to it."""
     if not is_known_file(value.__code__.co_filename) or not isinstance(value.__module__, str):
         return ""
     name = f"{value.__module__}.{value.__qualname__}"
@@ -203,7 +203,7 @@ def _name_function(value: FunctionType) -> str:
 
 
 def _find_by_name(value: type | FunctionType) -> object:
-    """Return what the name of a class or function leads to."""
+    """Return the object that the qualified name of a class or function refers to."""
     found: object = sys.modules.get(value.__module__)
     for part in value.__qualname__.split("."):
         found = vars(found).get(part) if hasattr(found, "__dict__") else None

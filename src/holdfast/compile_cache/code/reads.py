@@ -1,4 +1,4 @@
-"""Which names a code object reads, taken from its bytecode: globals, attributes below them, imports."""
+"""Finds which names a code object reads, from its bytecode: globals, attributes of them, imports."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Final
 
 _GLOBAL_READS: Final = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
 _ATTRIBUTE_READS: Final = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
-# They leave no value on the stack, or one below that of the instruction before them.
-_SILENT: Final = frozenset({"CACHE", "EXTENDED_ARG", "NOP", "PRECALL", "PUSH_NULL", "RESUME"})
+# Instructions that push nothing, or only the NULL marker of a call.
+_IGNORED: Final = frozenset({"CACHE", "EXTENDED_ARG", "NOP", "PRECALL", "PUSH_NULL", "RESUME"})
 _ATTRIBUTE_FUNCTIONS: Final = frozenset({"delattr", "getattr", "hasattr", "setattr"})
 
 
@@ -22,28 +22,28 @@ class Import:
 
     module: str
     level: int
-    """How many packages up a relative import starts; 0 for an absolute one."""
+    """Number of leading dots of a relative import; 0 for an absolute one."""
     names: tuple[str, ...]
-    """What `from module import ...` lists; empty for `import module`."""
+    """The names in `from module import ...`; empty for `import module`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reads:
-    """What a code object reads, and the code objects that are nested in it."""
+    """What a code object and the code objects nested in it read."""
 
     chains: tuple[tuple[str, ...], ...]
-    """Names of globals, each with the attributes that are read from it at once: `a.b.c` is ("a", "b", "c")."""
+    """Names of globals, each with the attributes read directly from it: `a.b.c` is ("a", "b", "c")."""
     imports: tuple[Import, ...]
     attributes: frozenset[str]
-    """Attributes that are read from values which only a run of the code has, such as arguments."""
+    """Attributes read from values that are only known when the code runs, such as arguments."""
     computed: frozenset[str]
-    """Which of `getattr`, `setattr`, `hasattr`, `delattr` are used in another way than with a name in the source."""
+    """Those of `getattr`, `setattr`, `hasattr`, `delattr` that are used without a constant name."""
 
 
 @functools.lru_cache(maxsize=4096)
 def read_code(code: CodeType) -> Reads:
-    """Return what a code object reads."""
-    steps = [step for step in dis.get_instructions(code) if step.opname not in _SILENT]
+    """Return what a code object and the code objects nested in it read."""
+    steps = [step for step in dis.get_instructions(code) if step.opname not in _IGNORED]
     chains, attributes, computed = _read_names(steps)
     imports = list(_iter_imports(steps))
     for nested in code.co_consts:
@@ -79,9 +79,9 @@ def _read_names(steps: Sequence[dis.Instruction]) -> tuple[list[tuple[str, ...]]
 
 
 def _list_attributes(steps: Sequence[dis.Instruction], position: int) -> list[str]:
-    """Return the attributes that are read one after the other from the value on the stack."""
+    """Return the chain of attributes that is read from the value on top of the stack."""
     found = []
-    # At a jump target the value may come from elsewhere, as in `(a if c else b).name`.
+    # At a jump target, the value may come from another branch, as in `(a if c else b).name`.
     while position < len(steps) and steps[position].opname in _ATTRIBUTE_READS and not steps[position].is_jump_target:
         found.append(steps[position].argval)
         position += 1
@@ -89,7 +89,7 @@ def _list_attributes(steps: Sequence[dis.Instruction], position: int) -> list[st
 
 
 def _find_constant_name(steps: Sequence[dis.Instruction], position: int) -> str | None:
-    """Return the name in `getattr(x, "name")`, with a default or without; None if what is written is not that plain."""
+    """Return the name in `getattr(x, "name")`, with or without a default; None if the name is not a plain constant."""
     if position < len(steps) and steps[position].opname.startswith("LOAD_"):
         position += 1 + len(_list_attributes(steps, position + 1))
         if position < len(steps) and steps[position].opname == "LOAD_CONST" and not steps[position].is_jump_target:
@@ -99,7 +99,7 @@ def _find_constant_name(steps: Sequence[dis.Instruction], position: int) -> str 
 
 
 def _is_end_of_call(steps: Sequence[dis.Instruction]) -> bool:
-    """Tell whether a call comes next, or one more argument and then a call."""
+    """Return whether the next instructions are a call, or one more argument and then a call."""
     if steps and steps[0].opname.startswith("LOAD_"):
         steps = steps[1:]
     return bool(steps) and steps[0].opname.startswith("CALL")

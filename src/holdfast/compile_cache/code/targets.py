@@ -1,4 +1,4 @@
-"""What the nodes of a graph call, under names that find the very same function again in any process, or none."""
+"""Names for what the nodes of a graph call. A name refers to the same function in every process."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from torch._dynamo.utils import numpy_method_wrapper, numpy_operator_wrapper, nu
 from holdfast.compile_cache.code.known import is_in_torch
 from holdfast.compile_cache.key_parts import Uncacheable
 
-# Modules whose functions are the same wherever the versions of torch and Python are.
+# Modules other than torch whose functions are determined by the Python version.
 _FOREIGN: Final = frozenset({"_operator", "operator", "math", "builtins"})
 
-# Higher-order operators that are what their arguments and bodies say, and nothing else.
+# Higher-order operators that their arguments and subgraphs describe completely.
 HIGHER_ORDER: Final = frozenset(
     {
         "associative_scan",
@@ -33,7 +33,7 @@ HIGHER_ORDER: Final = frozenset(
     }
 )
 
-# Namespaces of operators that come with torch, so that its version stands for their code.
+# Namespaces of operators that are part of torch, so that its version identifies their code.
 BUILTIN_NAMESPACES: Final = frozenset(
     {
         "_native",
@@ -52,24 +52,24 @@ BUILTIN_NAMESPACES: Final = frozenset(
         "sparse",
     }
 )
-# What they do depends on which processes there are, and that is not in a graph.
+# What these do depends on the process group, which is not in the graph.
 _COLLECTIVE_NAMESPACES: Final = frozenset(
     {"_c10d_functional", "_c10d_functional_autograd", "_dtensor", "c10d", "fsdp", "symm_mem"}
 )
 
 _WHY_NOT_HIGHER_ORDER: Final = {
-    "autograd_function_apply": "the graph calls a torch.autograd.Function, whose code cannot be told from the graph",
+    "autograd_function_apply": "the graph calls a torch.autograd.Function, whose code is not in the graph",
     "triton_kernel_wrapper_mutation": "the graph launches a Triton kernel of yours, whose code is not in the graph",
     "triton_kernel_wrapper_functional": "the graph launches a Triton kernel of yours, whose code is not in the graph",
 }
 
 
 def name_target(target: object, versions: Mapping[str, str]) -> str:
-    """Return a name for what a node calls; raises Uncacheable if a name does not stand for it.
+    """Return a name for what a node calls. Raises Uncacheable if no name identifies it in other processes.
 
     Args:
         target: a function, an operator or a method.
-        versions: functions whose code the user vouches for, `module.name` -> version.
+        versions: `module.name` -> version, of user functions; the user changes the version with the code.
     """
     match target:
         case torch._ops.HigherOrderOperator():
@@ -89,7 +89,7 @@ def name_target(target: object, versions: Mapping[str, str]) -> str:
     raise Uncacheable(f"the graph calls {_shorten(target)}, which is neither a function nor an operator")
 
 
-def name_operator(target: Any) -> str:  # Any: torch's own methods have no types here
+def name_operator(target: Any) -> str:  # Any: torch does not type these methods
     """Return an operator's name, `namespace::name` or with an overload `namespace::name.overload`."""
     if isinstance(target, torch._ops.OpOverloadPacket):
         return str(target._qualified_op_name)
@@ -97,7 +97,7 @@ def name_operator(target: Any) -> str:  # Any: torch's own methods have no types
 
 
 def is_builtin(operator_name: str) -> bool:
-    """Tell whether an operator, `namespace::name`, comes with torch."""
+    """Return whether an operator, `namespace::name`, is part of torch."""
     return operator_name.partition("::")[0] in BUILTIN_NAMESPACES
 
 
@@ -106,7 +106,7 @@ def _name_higher_order(target: torch._ops.HigherOrderOperator) -> str:
     if name in _WHY_NOT_HIGHER_ORDER:
         raise Uncacheable(_WHY_NOT_HIGHER_ORDER[name])
     if name not in HIGHER_ORDER or getattr(torch.ops.higher_order, name, None) is not target:
-        raise Uncacheable(f"the graph calls the higher-order operator {name}, which is not known to be cacheable")
+        raise Uncacheable(f"the graph calls the higher-order operator {name}, which the cache does not support")
     return f"higher_order.{name}"
 
 
@@ -117,7 +117,7 @@ def _name_operator(target: torch._ops.OpOverload) -> str:
     overload = getattr(packet, target._overloadname, None)
     _verify_local(name)
     if overload is not target:
-        raise Uncacheable(f"the graph calls an operator {name} that torch.ops does not have any more")
+        raise Uncacheable(f"the graph calls the operator {name}, which is no longer registered in torch.ops")
     return name
 
 
@@ -126,48 +126,48 @@ def _name_packet(target: torch._ops.OpOverloadPacket) -> str:
     namespace, _, rest = name.partition("::")
     _verify_local(name)
     if getattr(getattr(torch.ops, namespace, None), rest, None) is not target:
-        raise Uncacheable(f"the graph calls an operator {name} that torch.ops does not have any more")
+        raise Uncacheable(f"the graph calls the operator {name}, which is no longer registered in torch.ops")
     return f"{name} (any overload)"
 
 
 def _verify_local(name: str) -> None:
     if name.partition("::")[0] in _COLLECTIVE_NAMESPACES:
-        raise Uncacheable(f"the graph talks to other processes ({name}), and who they are is not in the graph")
+        raise Uncacheable(f"the graph communicates with other processes ({name}), which the key does not describe")
 
 
 def _name_method(target: MethodDescriptorType) -> str:
     owner = target.__objclass__
     if owner in (torch._C.TensorBase, torch.Tensor) and getattr(owner, target.__name__, None) is target:
         return f"Tensor.{target.__name__}"
-    raise Uncacheable(f"the graph calls {_shorten(target)}, a method of no tensor")
+    raise Uncacheable(f"the graph calls {_shorten(target)}, which is not a tensor method")
 
 
 def _name_function(target: FunctionType | BuiltinFunctionType | type, versions: Mapping[str, str]) -> str:
-    # A qualified name is no identity: what a function makes has that of the maker, as `boolean_dispatch.<locals>.fn`.
+    # A qualified name is not unique: all functions made by `boolean_dispatch` are `boolean_dispatch.<locals>.fn`.
     home, name = getattr(target, "__module__", None) or "", target.__name__
     if (version := versions.get(f"{home}.{name}")) is not None:
         return f"{home}.{name} version {version}"
     if home.partition(".")[0] != "torch" and home not in _FOREIGN:
         raise Uncacheable(
-            f"the graph calls {home}.{name}, which is not torch's and may change;"
-            f' if you vouch for it, pass versions={{"{home}.{name}": "1"}} and raise that when its code changes'
+            f"the graph calls {home}.{name}, which is not part of torch, so its code may change; to cache the graph,"
+            f' pass versions={{"{home}.{name}": "1"}} and change the version whenever the code changes'
         )
     if getattr(sys.modules.get(home, operator), name, None) is not target:
-        raise Uncacheable(f"the graph calls {_shorten(target)}, which is not what {home}.{name} is")
+        raise Uncacheable(f"the graph calls {_shorten(target)}, which is not the function that {home}.{name} refers to")
     if isinstance(target, FunctionType) and not is_in_torch(target.__code__.co_filename):
-        raise Uncacheable(f"{home}.{name} was replaced by code of {target.__code__.co_filename}")
+        raise Uncacheable(f"{home}.{name} was replaced by code from {target.__code__.co_filename}")
     return f"{home}.{name}"
 
 
 def _name_numpy(target: Any) -> str:
-    """Return the name of a function, an operator or a method of numpy, which torch does with tensors."""
+    """Return the name of a numpy function, operator or method that torch runs on tensors."""
     if isinstance(target, numpy_method_wrapper):
         return f"numpy method {target.method}"
     if isinstance(target, numpy_operator_wrapper):
         return f"numpy operator {name_target(target.op, {})}"
     name = target.f.__name__
     if getattr(torch._numpy, name, None) is not target.f:
-        raise Uncacheable(f"the graph calls {_shorten(target)}, which is not what torch does for numpy.{name}")
+        raise Uncacheable(f"the graph calls {_shorten(target)}, which is not torch's implementation of numpy.{name}")
     return f"numpy.{name}"
 
 

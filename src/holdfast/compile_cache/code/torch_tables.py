@@ -1,7 +1,7 @@
-"""Code of the user's in torch's tables of lowerings, decompositions, patterns and Python kernels.
+"""Finds user code in torch's tables of lowerings, decompositions, patterns and Python kernels.
 
-An entry is torch's own if all functions in it come from files of the installed torch. Tables are long, so they are
-looked through once, and again only if they hold other objects than before.
+An entry belongs to torch if all functions in it come from files of the installed torch, Python or numpy. The tables are
+long, so they are searched once, and again only if their contents have changed.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from holdfast.compile_cache.code.targets import BUILTIN_NAMESPACES, is_builtin
 
 
 class TableEntry(NamedTuple):
-    """An entry of a table."""
+    """An entry of one of torch's tables."""
 
     role: str
-    """What the table is for, as "lowering"."""
+    """What the table contains, such as "lowering"."""
     subject: Any
-    """What the entry is for, mostly an operator."""
+    """What the entry applies to, usually an operator."""
     code: Any
-    """A function, or what holds functions."""
+    """A function, or an object that contains functions."""
 
 
-# Module and name of a table -> what its entries are. Modules that are not loaded hold nothing of the user's.
+# (module, name) of a table -> role of its entries. Modules that are not loaded contain no user code.
 _DICTIONARIES: Final[Mapping[tuple[str, str], str]] = {
     ("torch._inductor.lowering", "lowerings"): "lowering",
     ("torch._inductor.lowering", "user_lowerings"): "preferred lowering",
@@ -41,7 +41,7 @@ _DICTIONARIES: Final[Mapping[tuple[str, str], str]] = {
     ("torch._inductor.fx_passes.group_batch_fusion", "PRE_GRAD_FUSIONS"): "fusion before autograd",
     ("torch._inductor.fx_passes.group_batch_fusion", "POST_GRAD_FUSIONS"): "fusion after autograd",
 }
-# Torch itself puts nothing into this one.
+# Torch itself adds nothing to these tables.
 _ALWAYS_FOREIGN: Final = frozenset({"preferred lowering"})
 _PASSES: Final = "torch._inductor.fx_passes."
 PATTERN: Final = "pattern"
@@ -49,30 +49,29 @@ KERNELS: Final = "Python kernels"
 
 
 class TableWatch:
-    """Finds what is not torch's own in torch's tables."""
+    """Finds user code in torch's tables. Searches a table again only if it has changed."""
 
     def __init__(self) -> None:
-        """Remember nothing yet."""
-        self._held: dict[str, list[Any]] = {}
+        self._contents: dict[str, list[Any]] = {}
         self._foreign: dict[str, list[TableEntry]] = {}
         self._own: dict[int, object] = {}
         self._tables: tuple[_Table, ...] = (_PythonKernels(), _Registered(), _Patterns())
 
     def list_foreign(self) -> list[TableEntry]:
-        """Return the entries that are, or hold, code which did not come with torch or Python."""
+        """Return the entries that are or contain code from outside of torch, Python and numpy."""
         found: list[TableEntry] = []
         for role, table in _iter_dictionaries():
             found += self._compare(role, [*table, *table.values()], table.items)
         for each in self._tables:
-            found += self._compare(each.role, each.list_held(), each.list_rows)
+            found += self._compare(each.role, each.list_contents(), each.list_rows)
         return found
 
     def _compare(
-        self, role: str, held: list[Any], list_rows: Callable[[], Iterable[tuple[Any, Any]]]
+        self, role: str, contents: list[Any], list_rows: Callable[[], Iterable[tuple[Any, Any]]]
     ) -> list[TableEntry]:
-        # Python compares lists of the same objects without a call of their methods, a thousand in a microsecond.
-        if held != self._held.get(role):
-            self._held[role] = held
+        # Lists of identical objects compare without calling their methods: about a thousand per microsecond.
+        if contents != self._contents.get(role):
+            self._contents[role] = contents
             self._foreign[role] = [
                 TableEntry(role, subject, code)
                 for subject, code in list_rows()
@@ -86,27 +85,27 @@ class _Table(Protocol):
 
     role: str
 
-    def list_held(self) -> list[Any]:
-        """Return objects that are others as soon as the table has changed."""
+    def list_contents(self) -> list[Any]:
+        """Return the objects in the table; the list differs from the last one if the table has changed."""
 
     def list_rows(self) -> Iterable[tuple[Any, Any]]:
-        """Return what entries are for, and their code; called after `list_held`."""
+        """Return the subject and code of each entry. Called after `list_contents`."""
 
 
 @functools.cache
 def watch_tables() -> TableWatch:
-    """Return the watch of this process."""
+    """Return the TableWatch of this process."""
     return TableWatch()
 
 
 def iter_kernels(operator: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the Python kernels of an operator, each after what it is for; `py_impl` adds them."""
+    """Yield (dispatch key, function) of the Python kernels that `py_impl` has added to an operator."""
     for table in (operator.py_kernels, operator.python_key_table, operator.functorch_table):
         yield from ((str(key), kernel) for key, kernel in table.items())
 
 
 def iter_registered(name: str) -> Iterator[tuple[str, Any]]:
-    """Yield the fakes and the rules for `__torch_dispatch__` that torch.library keeps for an operator."""
+    """Yield (role, function) of the fakes and `__torch_dispatch__` rules that torch.library keeps for an operator."""
     entry = registry.singleton._data.get(name)
     if entry is not None:
         yield from (("fake", kernel.func) for kernel in entry.fake_impl.kernels)
@@ -116,7 +115,7 @@ def iter_registered(name: str) -> Iterator[tuple[str, Any]]:
 def _iter_dictionaries() -> Iterator[tuple[str, Mapping[Any, Any]]]:
     for (module, name), role in _DICTIONARIES.items():
         yield role, getattr(sys.modules.get(module), name, {})
-    # Torch makes this table of others once; what is added to those afterwards is not in use.
+    # Torch builds this table from others once; later additions to those are not used.
     in_use = getattr(sys.modules.get("torch._inductor.decomposition"), "fast_random_decomps", None)
     yield "decomposition in use", in_use() if in_use is not None and in_use.cache_info().currsize else {}
     for name, table in getattr(sys.modules.get("torch._decomp"), "global_decomposition_table", {}).items():
@@ -124,7 +123,7 @@ def _iter_dictionaries() -> Iterator[tuple[str, Mapping[Any, Any]]]:
 
 
 class _PythonKernels:
-    """Python kernels of the operators that come with torch."""
+    """Python kernels of torch's own operators."""
 
     role = KERNELS
 
@@ -136,7 +135,7 @@ class _PythonKernels:
         self._filled: list[dict[Any, Any]] = []
         self._empty: list[dict[Any, Any]] = []
 
-    def list_held(self) -> list[Any]:
+    def list_contents(self) -> list[Any]:
         namespaces = [vars(torch.ops)[name] for name in sorted(BUILTIN_NAMESPACES) if name in vars(torch.ops)]
         num_packets = [len(torch._ops._higher_order_ops), *(len(vars(each)) for each in namespaces)]
         if num_packets != self._num_packets:
@@ -154,7 +153,7 @@ class _PythonKernels:
             yield each, (*each.py_kernels.values(), *each.python_key_table.values(), *each.functorch_table.values())
 
     def _sort(self) -> None:
-        """Tell tables with kernels from the many that have none."""
+        """Separate tables with kernels from the many empty ones."""
         values = chain(torch._ops._higher_order_ops.values(), chain.from_iterable(map(dict.values, self._packets)))
         self._operators = [each for each in values if isinstance(each, torch._ops.OperatorBase)]
         tables = [
@@ -167,16 +166,16 @@ class _PythonKernels:
 
 
 class _Registered:
-    """Fakes and rules for `__torch_dispatch__` that torch.library keeps for the operators that come with torch."""
+    """Fakes and `__torch_dispatch__` rules that torch.library keeps for torch's own operators."""
 
     role = "registration"
 
-    def list_held(self) -> list[Any]:
-        held: list[Any] = []
+    def list_contents(self) -> list[Any]:
+        contents: list[Any] = []
         for name, entry in registry.singleton._data.items():
             if is_builtin(name):
-                held += (*entry.fake_impl.kernels, *entry.torch_dispatch_rules._data.values())
-        return held
+                contents += (*entry.fake_impl.kernels, *entry.torch_dispatch_rules._data.values())
+        return contents
 
     def list_rows(self) -> Iterable[tuple[Any, Any]]:
         for name in registry.singleton._data:
@@ -185,16 +184,16 @@ class _Registered:
 
 
 class _Patterns:
-    """Patterns by which torch's compiler rewrites graphs."""
+    """Patterns with which torch's compiler rewrites graphs."""
 
     role = PATTERN
 
     def __init__(self) -> None:
         self._num_modules = 0
-        self._places: list[tuple[dict[str, Any], str]] = []
+        self._variables: list[tuple[dict[str, Any], str]] = []
         self._entries: list[Any] = []
 
-    def list_held(self) -> list[Any]:
+    def list_contents(self) -> list[Any]:
         matcher = sys.modules.get("torch._inductor.pattern_matcher")
         if matcher is None:
             return []
@@ -202,11 +201,12 @@ class _Patterns:
         if len(sys.modules) != self._num_modules:
             self._num_modules = len(sys.modules)
             modules = [vars(module) for name, module in list(sys.modules.items()) if name.startswith(_PASSES)]
-            places = [(module, name) for module in modules for name in module]
-            self._places = [(module, name) for module, name in places if any(_iter_passes(module[name], kind))]
-        passes = [each for module, name in self._places for each in _iter_passes(module.get(name), kind)]
+            variables = [(module, name) for module in modules for name in module]
+            self._variables = [(module, name) for module, name in variables if any(_iter_passes(module[name], kind))]
+        passes = [each for module, name in self._variables for each in _iter_passes(module.get(name), kind)]
         self._entries = [entry for each in passes for found in list(each.patterns.values()) for entry in found]
-        # By their ids, for two entries that say the same are equal; a new one is never where an old one still is.
+        # Compare ids, since different entries can be equal. `_entries` kept the last ones alive until now, so a new
+        # entry cannot have the id of an old one.
         return list(map(id, self._entries))
 
     def list_rows(self) -> Iterable[tuple[Any, Any]]:

@@ -1,4 +1,4 @@
-"""How each kind of value that code may read is described: as a text, by its parts, or attribute by attribute."""
+"""Describes the values that code reads: as text, by their parts, or by the attributes that are read from them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import torch
 from holdfast.compile_cache.code.known import is_known_file, is_known_module, is_made_at_run_time, name_known, read_cell
 
 MISSING: Final = object()
-"""What `find_attribute` returns if there is none."""
+"""Returned by `find_attribute` if there is no such attribute."""
 
 _PLAIN: Final = frozenset(
     {bool, int, float, complex, str, bytes, range, slice, type(None), type(...), type(NotImplemented)}
@@ -37,7 +37,7 @@ _TORCH_PLAIN: Final = (
 )
 _ANNOTATIONS: Final = (types.GenericAlias, types.UnionType)
 _BASES: Final = (dict, list, tuple, set, frozenset, collections.deque, types.MappingProxyType, int, float, str)
-# Bookkeeping of Python and torch in a class; what of it counts is described by itself, or by the class's functions.
+# Bookkeeping of Python and torch in a class. What matters of it is described elsewhere, or by the class's functions.
 _SKIPPED: Final = frozenset(
     {
         "__abstractmethods__", "__annotate_func__", "__annotations__", "__annotations_cache__", "__dataclass_fields__",
@@ -49,59 +49,59 @@ _SKIPPED: Final = frozenset(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ValueParts:
-    """What a value consists of."""
+    """The parts of a value: a text, and the values that it consists of."""
 
     text: str
     values: Sequence[object]
     has_code: bool = False
-    """Whether it is a function of the user's, which reads more than its parts."""
+    """Whether the value is a user function, whose code reads more than these parts."""
 
 
 def find_plain_text(value: object) -> str | None:
-    """Return the text of a value that has no parts, or None."""
+    """Return the text of a value that has no parts; None if it has parts."""
     if type(value) in _PLAIN or isinstance(value, _TORCH_PLAIN + _ANNOTATIONS):
         return f"{type(value).__name__} {value!r}\n"
     if isinstance(value, re.Pattern):
         return f"pattern {value.pattern!r} {value.flags}\n"
     if isinstance(value, logging.Logger):
-        return "logger\n"  # what it writes is not part of a graph
+        return "logger\n"  # logging does not affect a graph
     if type(value).__module__ == "typing":
         return f"annotation {value!r}\n"
     return None
 
 
 def is_open(value: object) -> bool:
-    """Tell whether a value is described by what is read from it: a module, or a class not the user's."""
+    """Return whether a value is described by the attributes read from it: a module, or a class not of the user."""
     return isinstance(value, ModuleType) or (isinstance(value, type) and bool(name_known(value)))
 
 
 def name_open(value: object) -> str:
-    """Return the name of a value for which `is_open` holds."""
+    """Return the name of a value for which `is_open` is true."""
     return value.__name__ if isinstance(value, ModuleType) else name_known(value)
 
 
 def find_attribute(owner: object, name: str) -> object:
-    """Return an attribute of an open value, or MISSING; no code of the user's runs."""
+    """Return an attribute of an open value, or MISSING. Runs no user code."""
     if isinstance(owner, type):
         return next((vars(base)[name] for base in owner.__mro__ if name in vars(base)), MISSING)
     assert isinstance(owner, ModuleType), "only modules and classes are open"
     if name in vars(owner):
         return vars(owner)[name]
     if is_known_module(owner):
-        # Torch loads some of its modules when they are first asked for. Methods of modules themselves are not meant.
+        # `getattr` because torch loads some submodules on first use; dunder names would find methods of ModuleType.
         return MISSING if name.startswith("__") else getattr(owner, name, MISSING)
     return sys.modules.get(f"{owner.__name__}.{name}", MISSING)
 
 
 def computes_attributes(owner: object) -> bool:
-    """Tell whether a module of the user's runs code for attributes that it does not have."""
+    """Return whether a user module runs code to compute missing attributes."""
     if not isinstance(owner, ModuleType) or is_known_module(owner):
         return False
     return type(owner) is not ModuleType or "__getattr__" in vars(owner)
 
 
 def list_parts(value: object) -> ValueParts | None:
-    """Return what a value consists of, or None if there is more to it than can be seen."""
+    """Return the parts of a value, or None if it has state that cannot be read."""
     if isinstance(value, FunctionType):
         return _list_function(value)
     if isinstance(value, type):
@@ -119,16 +119,16 @@ def list_parts(value: object) -> ValueParts | None:
 
 def _list_function(function: FunctionType) -> ValueParts:
     cells = [read_cell(cell) for cell in function.__closure__ or ()]
-    given = [function.__defaults__, function.__kwdefaults__, *cells, *_flatten(vars(function))]
+    values = [function.__defaults__, function.__kwdefaults__, *cells, *_flatten(vars(function))]
     if is_known_file(function.__code__.co_filename):
-        # A version stands for its code, but not for what it wraps.
+        # A version identifies its code, but not the functions that it wraps.
         name = f"{function.__module__}.{function.__qualname__} line {function.__code__.co_firstlineno}"
-        return ValueParts(f"known function {name}", given)
-    return ValueParts(f"function {function.__qualname__}", [function.__code__, *given], has_code=True)
+        return ValueParts(f"known function {name}", values)
+    return ValueParts(f"function {function.__qualname__}", [function.__code__, *values], has_code=True)
 
 
 def _list_wrapped(value: Any) -> ValueParts | None:
-    """Return the parts of what wraps a function, or None if the value does not."""
+    """Return the parts of an object that wraps a function or a field; None for other values."""
     match value:
         case functools.partial():
             return ValueParts("partial", (value.func, value.args, value.keywords, *_flatten(vars(value))))
@@ -146,19 +146,19 @@ def _list_wrapped(value: Any) -> ValueParts | None:
             return ValueParts("cached property", (value.func,))
         case MemberDescriptorType():
             return ValueParts(f"slot {value.__name__}", ())
-        case collections._tuplegetter():  # type: ignore[attr-defined]  # what fields of named tuples are
+        case collections._tuplegetter():  # type: ignore[attr-defined]  # the type of named tuple fields
             return ValueParts(f"field {value.__reduce__()[1][0]}", ())
     return None
 
 
 def _list_items(value: Any) -> ValueParts | None:
-    """Return the parts of a container, or of an object that is derived from one or from a number."""
+    """Return the parts of a container, or of an object derived from a container, a number or a string."""
     base: Any = next((base for base in _BASES if isinstance(value, base)), None)
     if base is None:
         return None
     if base in (set, frozenset):
         if any(find_plain_text(each) is None for each in value):
-            return None  # objects have no order that is the same in every process
+            return None  # the order of objects differs between processes
         items: list[object] = sorted(value, key=repr)
     elif base in (dict, types.MappingProxyType):
         items = list(_flatten(value))
@@ -179,17 +179,17 @@ def _iter_class(kind: type) -> Iterator[object]:
 
 
 def _has_python_state(kind: type) -> bool:
-    """Tell whether all that objects of a class hold is in their `__dict__` and `__slots__`."""
+    """Return whether the state of objects of a class is entirely in `__dict__` and `__slots__`."""
     if kind in (object, typing.Generic, types.SimpleNamespace):
         return True
-    # Classes of extensions have neither of the two; they keep what they hold to themselves.
+    # Extension classes have neither; their state cannot be read.
     has_names = not {"__dict__", "__slots__"}.isdisjoint(vars(kind)) or kind.__base__ is not object
     return is_made_at_run_time(kind) and has_names and all(_has_python_state(base) for base in kind.__bases__)
 
 
 def _iter_state(value: object) -> Iterator[object]:
     yield from _flatten(getattr(value, "__dict__", {}))
-    for name in copyreg._slotnames(type(value)):  # type: ignore[attr-defined]  # what pickle calls, too
+    for name in copyreg._slotnames(type(value)):  # type: ignore[attr-defined]  # pickle uses it, too
         yield from (name, getattr(value, name, None))
 
 

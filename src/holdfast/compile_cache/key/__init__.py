@@ -1,1 +1,1 @@
-"""The key of a compiled graph: everything that can change the compiled code."""
+"""Computes the key of a graph: a digest of everything that can change the compiled code."""

@@ -1,4 +1,4 @@
-"""Which graphs may be kept: whatever their key does not tell must not matter; reasons are sentences."""
+"""Refuses graphs that must not be cached because the key cannot describe everything that affects their compilation."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _NO_VERSIONS: Final[Mapping[str, str]] = MappingProxyType({})
 _KINDS: Final = frozenset({torch.Tensor, torch.nn.Parameter})
 _DEVICES: Final = frozenset({"cpu", "cuda"})
 
-# Notes on a node by which its makers direct the compiler; dynamo makes none of them by itself.
-_DIRECTIONS: Final = frozenset(
+# Metadata of a node that controls the compiler; dynamo itself sets none of it.
+_ANNOTATIONS: Final = frozenset(
     {
         "ac_graph_id",
         "chunking",
@@ -38,8 +38,8 @@ _DIRECTIONS: Final = frozenset(
     }
 )
 
-# Functions that change their arguments without a trace on the tensors that dynamo looks at.
-_SILENT: Final = ("batch_norm", "instance_norm")
+# Functions that change their arguments without changing the version counters of the fake tensors.
+_UNTRACKED: Final = ("batch_norm", "instance_norm")
 _IN_PLACE: Final = frozenset(
     {operator.setitem, operator.delitem}
     | {getattr(operator, f"i{name}") for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")}
@@ -53,9 +53,9 @@ def verify_cacheable(
     """Raise Uncacheable if the artifact of a graph could be wrong for another graph with the same key.
 
     Args:
-        graph: as dynamo gives it to a backend.
-        inputs: what it is called with.
-        versions: operators and functions whose code the user vouches for.
+        graph: the graph that dynamo passes to a backend.
+        inputs: the inputs that dynamo passes with it.
+        versions: versions of user operators and functions whose code the cache does not read.
     """
     _verify_surroundings(graph)
     for number, value in enumerate(inputs):
@@ -70,35 +70,35 @@ def verify_cacheable(
 
 def _verify_surroundings(graph: GraphModule) -> None:
     if compiled_autograd.in_compiled_autograd_region or compiled_autograd.compiled_autograd_enabled:
-        raise Uncacheable("compiled autograd is on, whose graphs hold hooks that are not in a key")
+        raise Uncacheable("compiled autograd is on, and the hooks in its graphs are not in the key")
     context = TracingContext.try_get()
     if context is not None and context.fakify_first_call:
-        raise Uncacheable("the first call is made with fake tensors, which do not show what is shared or aligned")
+        raise Uncacheable("the first call uses fake tensors, which do not show shared memory or alignment")
     if inductor_config.freezing:
-        raise Uncacheable("freezing is on, so that weights become a part of the code")
+        raise Uncacheable("freezing is on, which makes the weights part of the compiled code")
     if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
-        raise Uncacheable("hooks on saved tensors are set, whose code is not in the graph")
+        raise Uncacheable("saved-tensor hooks are set, and their code is not in the graph")
     if torch._C._functorch.peek_interpreter_stack() is not None:
-        raise Uncacheable("a transform of torch.func is going on around the graph")
+        raise Uncacheable("the graph is compiled inside a torch.func transform")
     if torch._C._len_torch_dispatch_stack():
-        raise Uncacheable("a dispatch mode is active, which sees the operators of the graph and may change them")
+        raise Uncacheable("a torch dispatch mode is active, which may change the operators of the graph")
 
 
 def _verify_input(value: object, number: int) -> None:
     if not isinstance(value, torch.Tensor):
         return
     if isinstance(value, FakeTensor):
-        raise Uncacheable(f"input {number} is a fake tensor, which does not show what is shared or aligned")
+        raise Uncacheable(f"input {number} is a fake tensor, which does not show shared memory or alignment")
     if type(value) not in _KINDS:
-        raise Uncacheable(f"input {number} is of the tensor subclass {type(value).__qualname__}, which may do anything")
-    if torch._C._functorch.is_functorch_wrapped_tensor(value):
-        raise Uncacheable(f"input {number} is a tensor under a transform of torch.func")
-    if value.layout != torch.strided or value.is_quantized or value.is_nested:
         raise Uncacheable(
-            f"input {number} is a {_describe_layout(value)} tensor, which is not described by its strides"
+            f"input {number} is a tensor subclass ({type(value).__qualname__}), whose code is not in the key"
         )
+    if torch._C._functorch.is_functorch_wrapped_tensor(value):
+        raise Uncacheable(f"input {number} is wrapped by a torch.func transform")
+    if value.layout != torch.strided or value.is_quantized or value.is_nested:
+        raise Uncacheable(f"input {number} is a {_describe_layout(value)} tensor, which the key cannot describe")
     if value.device.type not in _DEVICES:
-        raise Uncacheable(f"input {number} is on the device {value.device}, of a kind that keys do not describe")
+        raise Uncacheable(f"input {number} is on the device {value.device}; the cache supports only CPU and CUDA")
 
 
 def _describe_layout(value: torch.Tensor) -> str:
@@ -108,14 +108,14 @@ def _describe_layout(value: torch.Tensor) -> str:
 
 
 def _list_graphs(graph: GraphModule) -> list[GraphModule]:
-    """Return a graph and those below it."""
+    """Return a graph and all its subgraphs."""
     found = []
     for name, module in graph.named_modules():
         if isinstance(module, GraphModule):
             found.append(module)
         else:
             raise Uncacheable(
-                f"the graph holds the module {name} ({type(module).__qualname__}) without looking into it"
+                f"the graph contains the module {name} ({type(module).__qualname__}), which dynamo did not trace into"
             )
     return found
 
@@ -123,19 +123,19 @@ def _list_graphs(graph: GraphModule) -> list[GraphModule]:
 def _verify_attributes(graph: GraphModule) -> None:
     own = [name for name, _ in (*graph.named_parameters(), *graph.named_buffers())]
     if own:
-        # Torch makes them the first inputs of what it compiles, and gives them from outside of what can be kept.
-        raise Uncacheable(f"the graph holds parameters or buffers of its own ({', '.join(own[:3])})")
+        # Torch makes them the first inputs of the compiled graph, and passes them from a wrapper that cannot be saved.
+        raise Uncacheable(f"the graph contains its own parameters or buffers ({', '.join(own[:3])})")
     used = {str(node.target).partition(".")[0] for node in graph.graph.nodes if node.op == "get_attr"}
     if unused := sorted({name for name, _ in graph.named_children()} - used):
         raise Uncacheable(
-            f"the graph holds graphs that it does not call ({', '.join(unused)}), as hooks on saved tensors"
+            f"the graph contains subgraphs that it does not call ({', '.join(unused)}), such as saved-tensor hooks"
         )
 
 
 def _verify_node(node: Node, versions: Mapping[str, str], seen: set[object]) -> None:
-    if not _DIRECTIONS.isdisjoint(node.meta):
-        found = ", ".join(sorted(_DIRECTIONS & node.meta.keys()))
-        raise Uncacheable(f"a node of the graph carries directions for the compiler ({found})")
+    if not _ANNOTATIONS.isdisjoint(node.meta):
+        found = ", ".join(sorted(_ANNOTATIONS & node.meta.keys()))
+        raise Uncacheable(f"a node of the graph has annotations for the compiler ({found})")
     if node.op == "call_function":
         if node.target not in seen:
             seen.add(node.target)
@@ -143,29 +143,29 @@ def _verify_node(node: Node, versions: Mapping[str, str], seen: set[object]) -> 
     elif node.op == "call_method":
         _verify_method(node)
     elif node.op not in ("placeholder", "get_attr", "output"):
-        raise Uncacheable(f"the graph has a node of the kind {node.op}, which dynamo did not look into")
+        raise Uncacheable(f"the graph has a {node.op} node, which dynamo did not trace into")
 
 
 def _verify_method(node: Node) -> None:
-    """See that a method is one of tensors: others have methods of the same name that do something else."""
+    """Refuse methods of other objects than tensors: only the method's name is in the key."""
     owner = node.args[0] if node.args else None
     value = owner.meta.get("example_value") if isinstance(owner, Node) else None
     if not isinstance(value, torch.Tensor | torch.SymInt | torch.SymFloat | torch.SymBool | torch.Size):
         raise Uncacheable(
-            f"the graph calls the method {node.target} of a {type(value).__qualname__}, which is no tensor"
+            f"the graph calls the method {node.target} of a {type(value).__qualname__}, which is not a tensor"
         )
 
 
 def _verify_sharing(graph: GraphModule, inputs: Sequence[object]) -> None:
-    """Refuse graphs that change an input which shares memory: torch's guards do not see whether the next call does."""
+    """Refuse graphs that change an input which shares memory: torch's guards do not check this at the next call."""
     groups = find_shared(inputs)
     if not groups:
         return
-    if culprit := next(
+    if mutating := next(
         (node for module in _list_graphs(graph) for node in module.graph.nodes if _may_mutate(node)), None
     ):
         raise Uncacheable(
-            f"inputs {_list_numbers(groups[0])} share memory, and the graph may change one of them ({culprit.target})"
+            f"inputs {_list_numbers(groups[0])} share memory, and the graph may change one of them ({mutating.target})"
         )
     fakes = list_fakes(graph)
     for group in groups:
@@ -174,18 +174,18 @@ def _verify_sharing(graph: GraphModule, inputs: Sequence[object]) -> None:
 
 
 def _may_mutate(node: Node) -> bool:
-    """Tell whether a node may change an argument unseen: where dynamo's versions of fakes do not tell."""
+    """Return whether a node may change an argument without changing the version counters of dynamo's fake tensors."""
     if isinstance(node.target, torch._ops.HigherOrderOperator):
         return True
     if isinstance(node.target, torch._ops.OpOverload):
         return node.target._schema.is_mutable
     if node.target in _IN_PLACE or node.kwargs.get("out") is not None:
         return True
-    return any(name in str(getattr(node.target, "__name__", node.target)) for name in _SILENT)
+    return any(name in str(getattr(node.target, "__name__", node.target)) for name in _UNTRACKED)
 
 
 def _was_changed(fake: object) -> bool:
-    """Tell whether dynamo has changed a fake while it traced."""
+    """Return whether a fake tensor may have been changed during tracing, by its version counter."""
     if not isinstance(fake, torch.Tensor):
         return False
     return fake.is_inference() or fake._version != 0

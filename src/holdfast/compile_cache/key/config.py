@@ -1,4 +1,4 @@
-"""The compiler's settings, but for those that cannot change code, and the options of a call: two parts of a key."""
+"""The key parts `config` and `options`: compiler settings, without those that cannot change the compiled code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BOOKKEEPING: Final = frozenset(
     {"TYPE_CHECKING", "_cache_config_factory_keys", "_cache_config_ignore_prefix", "_save_config_ignore"}
 )
 
-# Where tools and files are: the same tool lies elsewhere on another machine, and with a hit none is run.
+# Paths of tools and files: the same tool has another path on another machine, and a hit runs no tool.
 _PATHS: Final = frozenset(
     {
         "autoheuristic_log_path",
@@ -41,7 +41,7 @@ _PATHS: Final = frozenset(
     }
 )
 
-# Whether torch's own caches are used: they answer with what compiling would give.
+# Settings of torch's own caches, which return the same code that compiling would produce.
 _CACHES: Final = frozenset(
     {
         "autograd_cache_allow_custom_autograd_functions",
@@ -79,8 +79,8 @@ _CACHES: Final = frozenset(
     }
 )
 
-# What is written to logs and screens while compiling.
-_TALK: Final = frozenset(
+# What is logged and displayed during compilation.
+_LOGGING: Final = frozenset(
     {
         "autotune_num_choices_displayed",
         "check_shape_env_recorded_events",
@@ -105,7 +105,7 @@ _TALK: Final = frozenset(
     }
 )
 
-# Who compiles, and how long others wait for it.
+# Compile workers and their timeouts.
 _WORKERS: Final = frozenset(
     {
         "compile_threads",
@@ -119,24 +119,24 @@ _WORKERS: Final = frozenset(
     }
 )
 
-EXCLUDED: Final = _BOOKKEEPING | _PATHS | _CACHES | _TALK | _WORKERS
+EXCLUDED: Final = _BOOKKEEPING | _PATHS | _CACHES | _LOGGING | _WORKERS
 _EXCLUDED_PREFIX: Final = "trace."
-"""Traces of the compiler's work, a dozen settings of the kind of `_TALK`."""
+"""About a dozen settings for traces of the compiler; they only affect logging."""
 
-# Any: torch puts the function that copies settings on these modules when it makes them.
+# Any: torch adds `get_config_copy` to these modules at run time.
 _MODULES: Final[dict[str, Any]] = {
     "inductor": inductor_config,
     "functorch": functorch_config,
     "shapes": shapes_config,
 }
-# Dynamo's settings show in its graph; these are looked at by those who compile it.
+# The effect of dynamo's settings is visible in the graph, except for these, which later stages read.
 _DYNAMO: Final = ("capture_scalar_outputs", "force_compile_during_fx_trace")
 
 _PLAIN: Final = frozenset({bool, int, str, type(None)})
 
 
 def describe_config() -> Json:
-    """Return the settings that may change what is compiled, by module and name."""
+    """Return the settings that may change the compiled code, by module and name."""
     return {
         **{name: _describe_settings(module.get_config_copy()) for name, module in _MODULES.items()},
         "dynamo": {name: describe_setting(getattr(dynamo_config, name, None), name) for name in _DYNAMO},
@@ -144,12 +144,12 @@ def describe_config() -> Json:
 
 
 def describe_options(options: Mapping[str, object]) -> Json:
-    """Return the options of a call, but for those that cannot change code."""
+    """Return the options of a call, without those that cannot change the compiled code."""
     return _describe_settings(options)
 
 
 def describe_setting(value: object, name: str) -> Json:
-    """Return a setting's value as JSON; raises Uncacheable for code that does not say which version of it this is."""
+    """Return the value of a setting as JSON. Raises Uncacheable for user code without a `uuid()` method."""
     if type(value) in _PLAIN:
         return value
     if isinstance(value, float):
@@ -173,14 +173,14 @@ def _describe_settings(settings: Mapping[str, Any]) -> Json:
 
 
 def _describe_code(value: object, name: str) -> Json:
-    """Return what stands for a pass or another piece of code: the id that it gives itself, or torch's name for it."""
+    """Return what identifies a compiler pass or other code: its `uuid()`, or its name if it is part of torch."""
     if isinstance(value, FunctionType | type) and value.__module__.partition(".")[0] == "torch":
         return name_target(value, {})
     uuid = getattr(value, "uuid", None)
     found = uuid() if callable(uuid) else None
     if found is None:
         raise Uncacheable(
-            f"the compiler's setting {name} is a {type(value).__module__}.{type(value).__qualname__}, which may do"
-            " anything; give it a method uuid() that changes whenever its code does"
+            f"the compiler setting {name} is a {type(value).__module__}.{type(value).__qualname__}, whose code has no"
+            " digest; give it a method uuid() whose result changes whenever the code changes"
         )
     return {"code": f"{type(value).__module__}.{type(value).__qualname__}", "uuid": repr(found)}

@@ -1,4 +1,4 @@
-"""How torch is set at the time of a call: modes, precision, determinism, backends; a part of a key."""
+"""The key part `flags`: torch's global state at the time of a call, such as grad mode, precision and backends."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from holdfast.repo.format.record import Json
 
 _AUTOCAST_DEVICES: Final = ("cpu", "cuda")
 
-# Any: most of these are properties that torch puts on modules, where type checkers do not see them.
+# Any: most of these are properties that torch adds to modules at run time, so type checkers do not know them.
 _BACKENDS: Final[Any] = torch.backends
 _DETERMINISTIC: Final[Any] = torch.utils.deterministic
 
 
 def describe_flags(device_types: Iterable[str]) -> Json:
-    """Return what a call sees of torch's global state, autocast for the CPU, CUDA and these kinds of devices."""
+    """Return the global state of torch that affects a call; autocast for CPU, CUDA and `device_types`."""
     return {
         "grad": torch.is_grad_enabled(),
         "inference": torch.is_inference_mode_enabled(),

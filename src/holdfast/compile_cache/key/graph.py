@@ -1,4 +1,4 @@
-"""A graph as text that names nothing of the user's, and its constants by content: two parts of a key."""
+"""The key parts `graph` and `constants`: a graph as text without user names, and the content of its constants."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from holdfast.compile_cache.key_parts import Uncacheable
 from holdfast.digest import hash_bytes
 from holdfast.repo.format.record import Json
 
-Held = TypeVar("Held")
+Item = TypeVar("Item")
 
 _PLAIN: Final = frozenset({bool, int, float, complex, str, type(None), type(...)})
 _TORCH_PLAIN: Final = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 _FUNCTIONS: Final = (type(len), type(hash_bytes), torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 
-# Their last argument is a message that names variables, and nobody sees it unless the assertion fails.
+# Their last argument is the message of an assertion. It contains variable names and does not affect the code.
 _WITH_MESSAGE: Final = frozenset({"aten::_assert_scalar"})
 
-# What dynamo notes about a graph for others to read, and what no compiler looks at.
-_NOTES: Final = frozenset({"backend_id", "dynamo_compile_id", "dynamo_flat_name_to_original_fqn"})
+# Metadata that dynamo sets on a graph and that no compiler reads.
+_IGNORED_META: Final = frozenset({"backend_id", "dynamo_compile_id", "dynamo_flat_name_to_original_fqn"})
 _POLICY: Final = "_checkpoint_context_fn"
-"""The note that holds what a selective checkpoint keeps, a function."""
+"""Metadata key of the policy of a selective checkpoint, a function."""
 
 
 class GraphText:
-    """The text of a graph and of those below it, and the constants that it refers to, in order of appearance.
+    """The text of a graph and its subgraphs, and their constants in order of appearance.
 
-    Nodes are numbered, so is what they refer to; what a node calls is written by a name that finds it again.
+    Nodes, subgraphs and constants are numbered. Functions are written by a name that is valid in every process.
     """
 
     def __init__(self, graph: GraphModule, *, symbols: Symbols, versions: Mapping[str, str]) -> None:
-        """Write the text of `graph`; raises Uncacheable if something in it cannot be written."""
+        """Write the text of `graph`. Raises Uncacheable if something in it has no text."""
         self.lines: list[str] = []
         self.constants: list[Json] = []
         self._symbols = symbols
@@ -51,7 +51,7 @@ class GraphText:
             self._written += 1
 
     def _write_graph(self, graph: GraphModule) -> None:
-        _verify_notes(graph)
+        _verify_meta(graph)
         if self._written:
             self.lines.append(f"graph {self._written}:")
         if (policy := graph.meta.get(_POLICY)) is not None:
@@ -78,7 +78,7 @@ class GraphText:
         if node.op == "call_method":
             return f".{node.target}({self._describe_call(node, numbers)})"
         if node.op != "call_function":
-            raise Uncacheable(f"the graph has a node of the kind {node.op}, which dynamo leaves whole")
+            raise Uncacheable(f"the graph has a {node.op} node, which dynamo did not trace into")
         if (name := self._targets.get(node.target)) is None:
             name = self._targets[node.target] = name_target(node.target, self._versions)
         if name in _WITH_MESSAGE:
@@ -95,13 +95,13 @@ class GraphText:
         for name in path.split("."):
             value = getattr(value, name)
         if isinstance(value, GraphModule):
-            return f"graph {_place(value, self._graphs)}"
+            return f"graph {_find_number(value, self._graphs)}"
         if isinstance(value, torch.Tensor):
-            number = _place(value, self._seen_constants)
+            number = _find_number(value, self._seen_constants)
             if number == len(self.constants):
                 self.constants.append(_describe_constant(value))
             return f"constant {number}"
-        raise Uncacheable(f"the graph refers to {path}, a {type(value).__qualname__}, which has no digest")
+        raise Uncacheable(f"the graph refers to {path}, a {type(value).__qualname__}, which the key cannot describe")
 
     def _describe(self, value: object, numbers: Mapping[Node, str]) -> str:
         if type(value) is Node:
@@ -124,33 +124,38 @@ class GraphText:
             return str(self._symbols.describe(value))
         if isinstance(value, _FUNCTIONS):
             return name_target(value, self._versions)
-        raise Uncacheable(f"the graph is given a {type(value).__module__}.{type(value).__qualname__} as an argument")
+        kind = f"{type(value).__module__}.{type(value).__qualname__}"
+        raise Uncacheable(f"a node of the graph has an argument of type {kind}, which the key cannot describe")
 
 
-def _place(value: Held, held: list[Held]) -> int:
-    """Return where `value` itself stands in a list, at its end if it is new."""
-    for number, each in enumerate(held):
+def _find_number(value: Item, numbered: list[Item]) -> int:
+    """Return the index of `value` in a list, by identity; append it if it is new."""
+    for number, each in enumerate(numbered):
         if each is value:
             return number
-    held.append(value)
-    return len(held) - 1
+    numbered.append(value)
+    return len(numbered) - 1
 
 
-def _verify_notes(graph: GraphModule) -> None:
-    if strange := sorted(graph.meta.keys() - _NOTES - {_POLICY}):
-        raise Uncacheable(f"the graph carries notes that may direct the compiler ({', '.join(map(str, strange))})")
+def _verify_meta(graph: GraphModule) -> None:
+    if unknown := sorted(graph.meta.keys() - _IGNORED_META - {_POLICY}):
+        raise Uncacheable(f"the graph has metadata that may affect the compiler ({', '.join(map(str, unknown))})")
 
 
 def _describe_policy(policy: object) -> str:
-    """Return what stands for the policy of a selective checkpoint: what its owner says, as torch asks, or its code."""
-    own = getattr(policy, "cache_hash", None)
-    return repr(own) if own is not None else digest_code(policy, where="the policy of a checkpoint").digest
+    """Return what identifies the policy of a selective checkpoint: its `cache_hash`, as in torch, or its digest."""
+    cache_hash = getattr(policy, "cache_hash", None)
+    if cache_hash is not None:
+        return repr(cache_hash)
+    return digest_code(policy, where="the policy of a selective checkpoint").digest
 
 
 def _describe_constant(tensor: torch.Tensor) -> Json:
-    """Return what a constant is, and the digest of its items."""
+    """Return the properties of a constant, and the digest of its items."""
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout != torch.strided or tensor.is_meta:
-        raise Uncacheable(f"the graph holds a constant of the kind {type(tensor).__qualname__}, {tensor.layout}")
+        raise Uncacheable(
+            f"the graph contains a constant that the key cannot describe: {type(tensor).__qualname__}, {tensor.layout}"
+        )
     items = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1).view(torch.uint8)
     return {
         "dtype": str(tensor.dtype),

@@ -1,4 +1,4 @@
-"""The inputs of a graph, without their values, and which of them share memory: two parts of a key."""
+"""The key parts `inputs` and `aliasing`: properties of the inputs except values, and which of them share memory."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from holdfast.compile_cache.key_parts import Uncacheable
 from holdfast.repo.format.record import Json
 
 _ALIGNED_BYTES: Final = 16
-"""What the compiler takes for aligned; it loads from there in another way."""
+"""Alignment that the compiler assumes; it generates other loads for unaligned inputs."""
 _NUMBERS: Final = (int, torch.SymInt, torch.SymFloat, torch.SymBool)
 _STATIC: Final = "_dynamo_static_input_type"
-"""Where dynamo notes that an input stays where it is from call to call, as parameters do."""
+"""Dynamo's mark for inputs whose address does not change between calls, such as parameters."""
 
 
 def describe_inputs(graph: GraphModule, inputs: Sequence[object], symbols: Symbols) -> Json:
-    """Return a row for each input, in order, and the bounds of their symbols.
+    """Return a row for each input, in order, and the ranges of their symbols.
 
-    Sizes come from the fakes that dynamo traced with: the real ones are numbers where the graph has symbols.
+    Sizes come from dynamo's fake tensors: those of the real inputs are numbers where the graph has symbols.
     """
     rows = [
         _describe_input(value, node.meta, symbols, number)
@@ -32,7 +32,7 @@ def describe_inputs(graph: GraphModule, inputs: Sequence[object], symbols: Symbo
 
 
 def describe_aliasing(inputs: Sequence[object]) -> Json:
-    """Return the groups of inputs that share a storage: for each its number, and its place after the group's first."""
+    """Return groups of inputs that share a storage, as [index, offset in bytes from the lowest of the group]."""
     groups = []
     for numbers in find_shared(inputs):
         starts = {number: _start_bytes(inputs[number]) for number in numbers}
@@ -42,12 +42,12 @@ def describe_aliasing(inputs: Sequence[object]) -> Json:
 
 
 def find_shared(inputs: Sequence[object]) -> list[list[int]]:
-    """Return the numbers of inputs that share a storage, in groups of two or more."""
+    """Return the indices of inputs that share a storage, in groups of two or more."""
     groups: dict[tuple[str, int], list[int]] = {}
     for number, value in enumerate(inputs):
         if isinstance(value, torch.Tensor) and value.layout == torch.strided:
             storage = value.untyped_storage()
-            # By address, or for what has none (the meta device) by the storage itself; empty ones share nothing.
+            # By address, or by the storage object if it has no address (meta device). Empty storages share nothing.
             address = storage.data_ptr() or (storage._cdata if storage.nbytes() else 0)
             if address:
                 groups.setdefault((str(value.device), address), []).append(number)
@@ -55,15 +55,15 @@ def find_shared(inputs: Sequence[object]) -> list[list[int]]:
 
 
 def may_share(inputs: Sequence[object]) -> bool:
-    """Tell whether some inputs share a storage, or are of a kind that does not show it."""
+    """Return whether some inputs share a storage, or are of a kind that does not show it."""
     try:
         return bool(find_shared(inputs))
-    except Exception:  # noqa: BLE001 - tensors without a storage, and subclasses, raise whatever they like
+    except Exception:  # noqa: BLE001 - tensor subclasses, and tensors without a storage, can raise anything
         return True
 
 
 def list_fakes(graph: GraphModule) -> list[object]:
-    """Return what dynamo traced with in place of each input."""
+    """Return the fake tensor or symbol with which dynamo traced each input."""
     return [node.meta.get("example_value") for node in _placeholders(graph)]
 
 
@@ -75,7 +75,9 @@ def _describe_input(value: object, meta: dict[str, Any], symbols: Symbols, numbe
     fake = meta.get("example_value")
     if isinstance(value, torch.Tensor):
         if not isinstance(fake, torch.Tensor):
-            raise Uncacheable(f"input {number} was not traced by dynamo, so which of its sizes may change is not known")
+            raise Uncacheable(
+                f"input {number} was not traced by dynamo, so it is not known which of its sizes may change"
+            )
         return _describe_tensor(value, fake, meta, symbols)
     if isinstance(value, _NUMBERS) and not isinstance(value, bool):
         return {"number": symbols.describe(value if fake is None else fake)}
@@ -89,9 +91,9 @@ def _describe_tensor(value: torch.Tensor, fake: torch.Tensor, meta: dict[str, An
         "size": [symbols.describe(each) for each in fake.shape],
         "stride": [symbols.describe(each) for each in fake.stride()],
     }
-    # What is seldom so is told only then: a key has hundreds of rows.
-    row.update({name: True for name, is_so in _iter_oddities(value) if is_so})
-    # An output that is a view of the input may be made again by its absolute place.
+    # Rare properties are listed only if they are true, because a key has hundreds of rows.
+    row.update({name: True for name, is_so in _iter_rare_properties(value) if is_so})
+    # The offset matters: an output that is a view of the input can be re-created by its absolute offset.
     if offset := symbols.describe(fake.storage_offset()):
         row["offset"] = offset
     if static := (meta.get("tensor_dict") or {}).get(_STATIC):
@@ -99,7 +101,7 @@ def _describe_tensor(value: torch.Tensor, fake: torch.Tensor, meta: dict[str, An
     return row
 
 
-def _iter_oddities(value: torch.Tensor) -> Iterator[tuple[str, bool]]:
+def _iter_rare_properties(value: torch.Tensor) -> Iterator[tuple[str, bool]]:
     yield "requires_grad", value.requires_grad
     yield "parameter", isinstance(value, torch.nn.Parameter)
     yield "not a leaf", not value.is_leaf
@@ -109,6 +111,6 @@ def _iter_oddities(value: torch.Tensor) -> Iterator[tuple[str, bool]]:
     yield "unaligned", not value.is_meta and value.data_ptr() % _ALIGNED_BYTES != 0
 
 
-def _start_bytes(value: Any) -> int:  # Any: `find_shared` has chosen tensors
+def _start_bytes(value: Any) -> int:  # Any: `find_shared` returns only tensors
     start: int = value.storage_offset() * value.element_size()
     return start

@@ -1,4 +1,4 @@
-"""The key of a graph: equal work has equal keys in any process, and what can change a result changes the key."""
+"""Computes the key of a graph. Equal work has equal keys in every process; what can change a result changes the key."""
 
 from __future__ import annotations
 
@@ -23,19 +23,20 @@ __all__ = ["PARTS", "GraphKey", "Uncacheable", "UnknownCode", "make_key"]
 def make_key(
     graph: GraphModule, inputs: Sequence[object], *, options: Mapping[str, object], versions: Mapping[str, str]
 ) -> GraphKey:
-    """Return the key of a graph as dynamo gives it to a backend; raises Uncacheable if it has none.
+    """Return the key of a graph that dynamo passes to a backend. Raises Uncacheable if it has none.
 
     Args:
-        graph: what to compile.
-        inputs: what it is called with first; their values do not count.
-        options: settings of the compiler for this call.
-        versions: operators (`namespace::name`) and functions (`module.name`) whose code the user vouches for.
+        graph: the graph to compile.
+        inputs: the inputs of the first call; their values do not affect the key.
+        options: compiler settings of this call.
+        versions: versions of operators (`namespace::name`) and functions (`module.name`) whose code is not read; the
+            user changes the version with the code.
     """
     verify_cacheable(graph, inputs, versions=versions)
     symbols = Symbols()
     described = describe_inputs(graph, inputs, symbols)
     text = GraphText(graph, symbols=symbols, versions=versions)
-    # Those that only the graph has, as sizes read from data, come after those of the inputs.
+    # Again, because the graph can have more symbols than the inputs, such as sizes that depend on data.
     described["symbols"] = symbols.list_ranges()
     device_types = _find_device_types(inputs, text.lines)
     return hash_parts(

@@ -1,4 +1,4 @@
-"""The code of operators that do not come with torch, and code that replaces torch's own; a part of a key."""
+"""The key part `custom_ops`: code of operators that are not part of torch, and user code that replaces torch's own."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from holdfast.compile_cache.key_parts import UnknownCode
 from holdfast.digest import hash_bytes
 from holdfast.repo.format.record import Json
 
-_HINT: Final = 'if you vouch for its code, pass versions={{"{name}": "1"}} and raise that when the code changes'
+_HINT: Final = 'to cache the graph, pass versions={{"{name}": "1"}} and change the version whenever the code changes'
 
-# What `torch.library.custom_op` keeps of an operator's functions, and how we call it.
+# Attributes in which `torch.library.custom_op` keeps the functions of an operator -> names in the key.
 _FUNCTIONS: Final = {
     "_init_fn": "implementation",
     "_abstract_fn": "fake",
@@ -42,9 +42,9 @@ _TABLES: Final = {"_backend_fns": "implementation", "_torch_dispatch_fns": "rule
 
 
 def describe_operators(graph: GraphModule, versions: Mapping[str, str]) -> Json:
-    """Return what stands for the code of each foreign operator that a graph may call, and for code in torch's place.
+    """Return digests of the user operators that a graph may call, and of user code that replaces torch's own.
 
-    Raises UnknownCode if nothing stands for it.
+    Raises UnknownCode if some of this code has no digest and no version.
     """
     found = _Descriptions(versions)
     for name in sorted(set(_iter_operators(graph))):
@@ -62,30 +62,30 @@ def _iter_operators(graph: GraphModule) -> Iterator[str]:
 
 
 class _Descriptions:
-    """What stands for code, by the operator or by what the code replaces."""
+    """Collects digests or versions of user code, by operator or by what the code replaces."""
 
     def __init__(self, versions: Mapping[str, str]) -> None:
         self.described: dict[str, Json] = {}
         self._versions = versions
 
     def add_operator(self, name: str) -> None:
-        """Describe an operator that is not torch's, and those that its code calls."""
+        """Describe a user operator and the operators that its code calls; ignores those of torch."""
         if name in self.described or not (name in self._versions or _is_foreign(name)):
             return
-        self.described[name] = None  # it may call itself
+        self.described[name] = None  # ends the recursion if it calls itself
         try:
             self.described[name] = self._describe_operator(name)
         except AttributeError as error:
             raise UnknownCode(
-                f"where this torch keeps the code of the operator {name} is not known ({error})"
+                f"the code of the operator {name} cannot be found in this version of torch ({error})"
             ) from error
 
     def add_replacements(self) -> None:
-        """Describe the user's code in torch's tables: any graph may use it, for one operator may become others."""
+        """Describe user code in torch's tables. Any graph may use it: the compiler replaces operators by others."""
         for kernel in watch_libraries().list_foreign():
             name = kernel.operator.partition(".")[0]
             if name not in self._versions:
-                reason = f"a kernel of yours is registered for {name} ({kernel.key}), and torch does not keep its code"
+                reason = f"your code registers a kernel for {name} ({kernel.key}), and torch does not keep its code"
                 raise UnknownCode(f"{reason}; {_HINT.format(name=name)}")
             self.described[f"kernel of {name} for {kernel.key}"] = {"version": self._versions[name]}
         for row in watch_tables().list_foreign():
@@ -98,10 +98,10 @@ class _Descriptions:
         if version is not None:
             self.described[title] = {"version": version}
         elif row.role == PATTERN:
-            reason = f"torch's compiler rewrites graphs by a pattern of yours ({name}), which has no digest"
+            reason = f"torch's compiler rewrites graphs with a pattern of yours ({name}), which has no digest"
             raise UnknownCode(f"{reason}; {_HINT.format(name=name)}")
         elif row.role == KERNELS:
-            self.described[title] = self._describe_kernels(row.subject, title)
+            self.described[title] = self._describe_kernels(row.subject, str(row.subject))
         else:
             self.described[title] = self._digest(row.code, f"your {title}", name)
 
@@ -113,7 +113,7 @@ class _Descriptions:
         return {**found, **self._describe_additions(name)}
 
     def _describe_definition(self, name: str, definition: Any) -> dict[str, Json]:
-        """Return the digests of all functions of an operator made by `torch.library.custom_op`."""
+        """Return the digests of all functions of an operator defined by `torch.library.custom_op`."""
         entry = registry.singleton.get(name)
         found: dict[str, Json] = {
             "schema": definition._schema,
@@ -136,7 +136,7 @@ class _Descriptions:
         return found
 
     def _describe_compiled(self, name: str) -> dict[str, Json]:
-        """Return the digests of the libraries that may hold an operator, and of what Python adds to it."""
+        """Return the digests of all loaded libraries, any of which may contain the operator."""
         if any(defined.partition(".")[0] == name for defined in torch.library._defs):
             _refuse(f"the operator {name} was defined by torch.library.Library, which does not keep its code", name)
         if unseen := [kernel.key for kernel in list_kernels(name) if kernel.key != "Meta"]:
@@ -147,24 +147,30 @@ class _Descriptions:
         return {"libraries": sorted(_hash_library(path, os.stat(path).st_mtime_ns) for path in libraries)}
 
     def _describe_additions(self, name: str) -> dict[str, Json]:
-        """Return the digests of what was added to an operator since it was defined: fakes, rules, Python kernels."""
+        """Return the digests of what was added to an operator after its definition: fakes, rules, Python kernels."""
         found: dict[str, Json] = {}
         for number, (role, function) in enumerate(iter_registered(name)):
             where = f"the {role} of the operator {name}"
             found[f"{role}, {number}"] = self._digest(function, where, name)
         for overload in _list_overloads(name):
-            found[f"kernels of {overload}"] = self._describe_kernels(overload, f"operator {name}")
+            found[f"kernels of {overload}"] = self._describe_kernels(overload, f"the operator {name}")
         return found
 
-    def _describe_kernels(self, operator: Any, title: str) -> Json:
+    def _describe_kernels(self, operator: Any, owner: str) -> Json:
         name = name_operator(operator).partition(".")[0]
         return {
-            key: self._digest(kernel, f"the Python kernel for {key} of {title}", name)
+            key: self._digest(kernel, f"the Python kernel for {key} of {owner}", name)
             for key, kernel in iter_kernels(operator)
         }
 
     def _digest(self, function: object, where: str, name: str) -> str:
-        """Return the digest of a function, and describe the operators that it may call."""
+        """Return the digest of a function, and describe the operators that it may call.
+
+        Args:
+            function: the function.
+            where: what the function is; the beginning of the reason if it has no digest.
+            name: the name under which the user can pass a version for it.
+        """
         try:
             found = digest_code(function, where=where)
         except UnknownCode as error:
@@ -185,7 +191,7 @@ def _is_foreign(name: str) -> bool:
 
 
 def _name_row(row: TableEntry) -> str:
-    """Return the name by which the user may vouch for an entry of a table: the operator's, or that of the function."""
+    """Return the name under which the user can pass a version for an entry: of the operator, or of the function."""
     if row.role == PATTERN:
         function: Any = find_foreign(row.code, {})
         return f"{function.__module__}.{getattr(function, '__qualname__', type(function).__qualname__)}"
@@ -201,7 +207,7 @@ def _list_overloads(name: str) -> list[Any]:
 
 
 def _unwrap(function: Any) -> object:
-    """Return the user's function below what torch has put around it."""
+    """Return the user's function inside the wrappers that torch has added."""
     while hasattr(function, "__wrapped__"):
         function = function.__wrapped__
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
@@ -210,6 +216,6 @@ def _unwrap(function: Any) -> object:
 
 @lru_cache(maxsize=64)
 def _hash_library(path: str, modified_ns: int) -> str:
-    """Return the digest of a file; `modified_ns` makes another file of the same name another call."""
+    """Return the digest of a file. `modified_ns` is part of the cache key, so that a changed file is read again."""
     with open(path, "rb") as file:
         return hash_bytes(file.read()).hex()

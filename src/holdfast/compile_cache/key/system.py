@@ -1,4 +1,4 @@
-"""What compiled code is made for: torch, Python, the C library, processor and accelerators; a part of a key."""
+"""The key part `system`: what compiled code is built for, that is torch, Python, C library, processor and GPUs."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from holdfast.digest import hash_bytes
 from holdfast.repo.format.record import Json
 
 FORMAT: Final = 2
-"""Raised when keys or artifacts change their meaning: all that was stored before is then a miss."""
+"""Increased when the meaning of keys or artifacts changes; everything stored before is then a miss."""
 
 _CPUINFO: Final = "/proc/cpuinfo"
 _FLAG_LINES: Final = ("flags", "Features")
 
-# What the kernel reports beside instructions: how it keeps time, who virtualises, which leaks are closed. Compilers do
-# not look at these, and they differ between machines of one kind.
-_NO_INSTRUCTIONS: Final = frozenset(
+# Flags in /proc/cpuinfo that are not instructions: clocks, virtualisation, mitigations. Compilers ignore them, and they
+# differ between machines of the same kind.
+_NOT_INSTRUCTIONS: Final = frozenset(
     {
         "acpi", "aperfmperf", "apic", "arat", "arch_capabilities", "arch_perfmon", "art", "bts", "cat_l2", "cat_l3",
         "cdp_l2", "cdp_l3", "cmp_legacy", "constant_tsc", "cpb", "cppc", "cpuid", "cpuid_fault", "cqm", "cqm_llc",
@@ -47,9 +47,9 @@ _NO_INSTRUCTIONS: Final = frozenset(
 
 
 def describe_system(device_types: Iterable[str]) -> Json:
-    """Return what code for these kinds of devices depends on beside its source."""
+    """Return what compiled code for these device types depends on besides its source."""
     system = dict(_describe_process())
-    # Not with the rest: the user may change it, and a test may.
+    # Not in the cached part: it can change while the process runs.
     system["cpu_isa"] = torch.backends.cpu.get_cpu_capability()
     if "cuda" in device_types:
         system["gpus"] = _describe_gpus()
@@ -57,24 +57,24 @@ def describe_system(device_types: Iterable[str]) -> Json:
 
 
 def digest_systems() -> frozenset[str]:
-    """Return the digests of this part in the keys of this machine: without accelerators and, if any, with them."""
+    """Return the digests that this part can have on this machine: for CPU only and, if there are GPUs, with them."""
     kinds = [("cpu",), ("cpu", "cuda")] if torch.cuda.is_available() else [("cpu",)]
     return frozenset(digest_part("system", describe_system(kind)) for kind in kinds)
 
 
 def parse_instructions(cpuinfo: str) -> list[str]:
-    """Return the instructions that all processors of a `/proc/cpuinfo` know, sorted, without other flags."""
+    """Return the instruction sets that all processors in a `/proc/cpuinfo` support, sorted, without other flags."""
     found = [
         set(line.partition(":")[2].split())
         for line in cpuinfo.splitlines()
         if line.partition(":")[0].strip() in _FLAG_LINES
     ]
-    return sorted(set.intersection(*found) - _NO_INSTRUCTIONS) if found else []
+    return sorted(set.intersection(*found) - _NOT_INSTRUCTIONS) if found else []
 
 
 @functools.cache
 def _describe_process() -> Json:
-    """Return what cannot change while this process runs."""
+    """Return the part that cannot change while this process runs."""
     return {
         "format": FORMAT,
         "torch": str(torch.__version__),
@@ -92,7 +92,7 @@ def _describe_process() -> Json:
 
 
 def _read_build() -> str:
-    """Return how torch was built; the line of the processor that it runs on is told apart."""
+    """Return how torch was built, without the line on the current processor, which `cpu_isa` covers."""
     return "\n".join(line for line in torch.__config__.show().splitlines() if "CPU capability" not in line)
 
 
@@ -120,7 +120,7 @@ def _read_instructions() -> list[str]:
 
 @functools.cache
 def _describe_gpus() -> Json:
-    """Return the kinds of GPU: one if all are of a kind, however many there are, or else one for each."""
+    """Return a description of each GPU; only one if all are of the same kind, so that their number does not matter."""
     found = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     kinds = [f"{each.name}, {each.major}.{each.minor}, {each.multi_processor_count} multiprocessors" for each in found]
     return kinds[:1] if len(set(kinds)) == 1 else kinds

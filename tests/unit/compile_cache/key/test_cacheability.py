@@ -94,14 +94,14 @@ def why_not(graph: GraphModule, x: object = None) -> str:
 def test_an_autograd_function_is_not_cached() -> None:
     reason = reason_of(double, torch.ones(3, requires_grad=True))
 
-    assert reason == "the graph calls a torch.autograd.Function, whose code cannot be told from the graph"
+    assert reason == "the graph calls a torch.autograd.Function, whose code is not in the graph"
 
 
 def test_a_function_of_the_users_is_not_cached_and_the_reason_says_what_to_do() -> None:
     reason = reason_of(call_mine, torch.ones(3))
 
     name = f"{__name__}.of_mine"
-    assert reason.startswith(f"the graph calls {name}, which is not torch's and may change; if you vouch for it, pass")
+    assert reason.startswith(f"the graph calls {name}, which is not part of torch, so its code may change; to cache")
     assert f'versions={{"{name}": "1"}}' in reason
 
 
@@ -122,7 +122,7 @@ def test_a_function_of_torch_that_was_replaced_is_not_cached(monkeypatch: pytest
 
     reason = why_not(graph_of(lambda graph, x: graph.call_function(silu, (x,))))
 
-    assert reason == f"torch.nn.functional.silu was replaced by code of {__file__}"
+    assert reason == f"torch.nn.functional.silu was replaced by code from {__file__}"
 
 
 def test_a_function_that_its_name_does_not_find_is_not_cached() -> None:
@@ -133,7 +133,7 @@ def test_a_function_that_its_name_does_not_find_is_not_cached() -> None:
 
     reason = why_not(graph_of(lambda graph, x: graph.call_function(relu, (x,))))
 
-    assert reason.endswith("which is not what torch.nn.functional.relu is")
+    assert reason.endswith("which is not the function that torch.nn.functional.relu refers to")
 
 
 def test_an_unknown_higher_order_operator_is_not_cached() -> None:
@@ -141,7 +141,7 @@ def test_an_unknown_higher_order_operator_is_not_cached() -> None:
 
     reason = why_not(graph_of(lambda graph, x: graph.call_function(operator, (x,))))
 
-    assert reason == "the graph calls the higher-order operator strict_mode, which is not known to be cacheable"
+    assert reason == "the graph calls the higher-order operator strict_mode, which the cache does not support"
 
 
 def test_an_object_that_is_called_is_not_cached() -> None:
@@ -157,7 +157,7 @@ def test_an_object_that_is_called_is_not_cached() -> None:
 def test_a_module_that_was_not_looked_into_is_not_cached() -> None:
     reason = why_not(graph_of(lambda graph, x: graph.call_module("relu", (x,)), attributes={"relu": nn.ReLU()}))
 
-    assert reason == "the graph holds the module relu (ReLU) without looking into it"
+    assert reason == "the graph contains the module relu (ReLU), which dynamo did not trace into"
 
 
 def test_collectives_are_not_cached() -> None:
@@ -166,7 +166,7 @@ def test_collectives_are_not_cached() -> None:
     reason = why_not(graph_of(lambda graph, x: graph.call_function(operator, (x, "sum", "0"))))
 
     assert reason == (
-        "the graph talks to other processes (_c10d_functional::all_reduce), and who they are is not in the graph"
+        "the graph communicates with other processes (_c10d_functional::all_reduce), which the key does not describe"
     )
 
 
@@ -177,7 +177,7 @@ def test_an_argument_that_has_no_text_is_not_cached() -> None:
 
     reason = why_not(graph)
 
-    assert reason == "the graph is given a torch._C.Generator as an argument"
+    assert reason == "a node of the graph has an argument of type torch._C.Generator, which the key cannot describe"
 
 
 def test_checkpoints_without_a_policy_are_cached() -> None:
@@ -190,24 +190,24 @@ def test_directions_on_a_node_are_not_cached() -> None:
     graph = graph_of(lambda graph, x: graph.call_function(torch.sin, (x,)))
     next(node for node in graph.graph.nodes if node.op == "call_function").meta["recompute"] = True
 
-    assert why_not(graph) == "a node of the graph carries directions for the compiler (recompute)"
+    assert why_not(graph) == "a node of the graph has annotations for the compiler (recompute)"
 
 
 def test_methods_of_what_is_no_tensor_are_not_cached() -> None:
     reason = why_not(graph_of(lambda graph, x: graph.call_method("sin", (graph.call_function(len, (x,)),))))
 
-    assert reason == "the graph calls the method sin of a NoneType, which is no tensor"
+    assert reason == "the graph calls the method sin of a NoneType, which is not a tensor"
 
 
 @pytest.mark.parametrize(
     ("x", "reason"),
     [
-        (torch.ones(4).to_sparse(), "input 0 is a sparse_coo tensor, which is not described by its strides"),
+        (torch.ones(4).to_sparse(), "input 0 is a sparse_coo tensor, which the key cannot describe"),
         (
             _TwoTensor(torch.ones(4), torch.ones(4)),
-            "input 0 is of the tensor subclass TwoTensor, which may do anything",
+            "input 0 is a tensor subclass (TwoTensor), whose code is not in the key",
         ),
-        (torch.ones(4, device="meta"), "input 0 is on the device meta, of a kind that keys do not describe"),
+        (torch.ones(4, device="meta"), "input 0 is on the device meta; the cache supports only CPU and CUDA"),
         ("text", "input 0 is a str, neither a tensor nor a number"),
     ],
     ids=["sparse", "subclass", "meta", "text"],
@@ -222,14 +222,14 @@ def test_fake_inputs_are_not_cached() -> None:
 
     reason = why_not(graph_of(lambda graph, x: graph.call_function(torch.sin, (x,))), x)
 
-    assert reason == "input 0 is a fake tensor, which does not show what is shared or aligned"
+    assert reason == "input 0 is a fake tensor, which does not show shared memory or alignment"
 
 
 def test_inputs_that_dynamo_did_not_trace_are_not_cached() -> None:
     graph = graph_of(lambda graph, x: graph.call_function(torch.sin, (x,)))
     next(iter(graph.graph.nodes)).meta.clear()
 
-    assert why_not(graph) == "input 0 was not traced by dynamo, so which of its sizes may change is not known"
+    assert why_not(graph) == "input 0 was not traced by dynamo, so it is not known which of its sizes may change"
 
 
 def test_a_graph_that_changes_what_inputs_share_is_not_cached() -> None:
@@ -257,14 +257,14 @@ def _saved_tensor_hooks() -> Iterator[None]:
 def test_hooks_on_saved_tensors_are_not_cached() -> None:
     reason = why_not(graph_of(lambda graph, x: graph.call_function(torch.sin, (x,))))
 
-    assert reason == "hooks on saved tensors are set, whose code is not in the graph"
+    assert reason == "saved-tensor hooks are set, and their code is not in the graph"
 
 
 def test_freezing_is_not_cached() -> None:
     with _CONFIG.patch(freezing=True):
         reason = why_not(graph_of(lambda graph, x: graph.call_function(torch.sin, (x,))))
 
-    assert reason == "freezing is on, so that weights become a part of the code"
+    assert reason == "freezing is on, which makes the weights part of the compiled code"
 
 
 def test_compiled_autograd_is_not_cached(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,7 +272,7 @@ def test_compiled_autograd_is_not_cached(monkeypatch: pytest.MonkeyPatch) -> Non
 
     reason = why_not(graph_of(lambda graph, x: graph.call_function(torch.sin, (x,))))
 
-    assert reason == "compiled autograd is on, whose graphs hold hooks that are not in a key"
+    assert reason == "compiled autograd is on, and the hooks in its graphs are not in the key"
 
 
 def test_a_first_call_with_fakes_is_not_cached() -> None:
@@ -282,7 +282,7 @@ def test_a_first_call_with_fakes_is_not_cached() -> None:
     with tracing(context):
         reason = why_not(graph_of(lambda graph, x: graph.call_function(torch.sin, (x,))))
 
-    assert reason == "the first call is made with fake tensors, which do not show what is shared or aligned"
+    assert reason == "the first call uses fake tensors, which do not show shared memory or alignment"
 
 
 class _Pass:
@@ -305,7 +305,7 @@ def test_a_pass_of_the_users_counts_by_the_id_that_it_gives_itself() -> None:
 
     assert isinstance(one, GraphKey) and isinstance(same, GraphKey) and isinstance(other, GraphKey)  # noqa: PT018 - for the types
     assert one.digest == same.digest != other.digest
-    assert str(none).startswith(f"the compiler's setting post_grad_custom_pre_pass is a {__name__}._Pass, which may do")
+    assert str(none).startswith(f"the compiler setting post_grad_custom_pre_pass is a {__name__}._Pass, whose code")
 
 
 def graph_with(tensor: Tensor) -> GraphModule:
@@ -316,7 +316,7 @@ def graph_with(tensor: Tensor) -> GraphModule:
 
 @pytest.mark.parametrize("kind", [nn.Buffer, nn.Parameter])
 def test_a_graph_with_tensors_that_torch_makes_inputs_is_not_cached(kind: Callable[[Tensor], Tensor]) -> None:
-    assert why_not(graph_with(kind(torch.ones(4)))) == "the graph holds parameters or buffers of its own (held)"
+    assert why_not(graph_with(kind(torch.ones(4)))) == "the graph contains its own parameters or buffers (held)"
 
 
 def test_transforms_around_a_graph_are_not_cached() -> None:
@@ -328,7 +328,7 @@ def test_transforms_around_a_graph_are_not_cached() -> None:
 
     torch.vmap(transformed)(torch.ones(2, 4))
 
-    assert reasons == ["a transform of torch.func is going on around the graph"]
+    assert reasons == ["the graph is compiled inside a torch.func transform"]
 
 
 def test_dispatch_modes_around_a_graph_are_not_cached() -> None:
@@ -337,7 +337,7 @@ def test_dispatch_modes_around_a_graph_are_not_cached() -> None:
     with FlopCounterMode(display=False):
         reason = why_not(graph)
 
-    assert reason == "a dispatch mode is active, which sees the operators of the graph and may change them"
+    assert reason == "a torch dispatch mode is active, which may change the operators of the graph"
 
 
 def test_constants_count_by_their_content() -> None:

@@ -58,7 +58,10 @@ def test_a_policy_for_checkpoints_counts_by_the_hash_that_it_gives_itself() -> N
 def test_a_policy_for_checkpoints_that_cannot_be_followed_is_not_cached() -> None:
     reason = reason_of(checkpoint_by(policy_by_environment()), leaf())
 
-    assert reason == ("the policy of a checkpoint uses os._Environ, whose result may depend on what is not in the key")
+    assert reason == (
+        "the policy of a selective checkpoint uses os._Environ, whose result may depend on something that is not in the"
+        " key"
+    )
 
 
 def round_by_numpy(x: Tensor) -> Tensor:

@@ -140,8 +140,8 @@ def test_code_that_uses_a_tensor_has_no_digest_and_the_reason_says_what_to_do() 
         reason = reason_of(call, torch.ones(3, requires_grad=True))
 
     assert reason == (
-        "the backward of the operator holdfast_test::scale uses torch.Tensor, whose code has no digest; if you"
-        ' vouch for its code, pass versions={"holdfast_test::scale": "1"} and raise that when the code changes'
+        "the backward of the operator holdfast_test::scale uses a torch.Tensor, which has no digest; to cache"
+        ' the graph, pass versions={"holdfast_test::scale": "1"} and change the version whenever the code changes'
     )
 
 
@@ -152,7 +152,7 @@ def test_code_that_reads_the_environment_has_no_digest() -> None:
         reason = reason_of(call, torch.ones(3, requires_grad=True))
 
     assert reason.startswith(
-        "the backward of the operator holdfast_test::scale uses os._Environ, whose result may depend on what is not in"
+        "the backward of the operator holdfast_test::scale uses os._Environ, whose result may depend on something"
     )
 
 
@@ -286,5 +286,5 @@ def test_a_chain_without_end_is_given_up() -> None:
     for _ in range(50):
         chain = _with_closure(chain)
 
-    with pytest.raises(Uncacheable, match="it uses more than 40 levels of functions, too deep to look through"):
+    with pytest.raises(Uncacheable, match="it uses more than 40 nested levels of functions, which is the limit"):
         digest_code(chain, where="it")
