@@ -191,7 +191,7 @@ class _Request:
         try:
             run = self._find()
         except StoreError as error:
-            return self._compile_unshared(error)
+            return self._compile_without_store(error)
         if run is not None:
             return run
         if self._strict == "hit":
@@ -243,7 +243,7 @@ class _Request:
                 raise inductor.make_error(f"strict: a graph was compiled but could not be saved: {why_not}")
         return made.run
 
-    def _compile_unshared(self, error: StoreError) -> CompiledCall:
+    def _compile_without_store(self, error: StoreError) -> CompiledCall:
         self._counters.count_bypass(f"the store cannot be read ({type(error).__name__})")
         if self._strict:
             raise inductor.make_error(f"strict: the compile cache cannot be read: {error}") from error

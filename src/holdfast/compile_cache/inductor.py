@@ -19,7 +19,7 @@ import torch.compiler.config
 
 from holdfast.errors import CompileCacheError
 
-# Torch turns this module into a class when it is imported; the type stubs do not show `patch`.
+# Torch replaces the class of this module on import; the type stubs do not show `patch`.
 _patch_compiler: Final[Callable[..., Any]] = torch.compiler.config.patch  # type: ignore[attr-defined]
 
 _KNOWN: Final = {"2.13": "holdfast.compile_cache.torch_2_13.compiler"}
@@ -50,7 +50,7 @@ def find_obstacle() -> str:
     try:
         found: str = load_torch().find_obstacle()
     except ImportError as error:
-        return f"this build of torch {version} lacks a module that the compile cache needs: {error}"
+        return f"this build of torch {version} lacks a module or name that the compile cache needs: {error}"
     return found
 
 
@@ -109,8 +109,8 @@ def load_graph(
 
 def hold(guards: str, inputs: Sequence[Any], *, install: bool = False) -> bool:
     """Return whether guards hold for the sizes among `inputs`. If `install`, also add them to dynamo's guards."""
-    held: bool = load_torch().hold(guards, inputs, install=install)
-    return held
+    is_met: bool = load_torch().hold(guards, inputs, install=install)
+    return is_met
 
 
 def make_error(text: str) -> CompileCacheError:
@@ -123,8 +123,8 @@ def make_error(text: str) -> CompileCacheError:
 
 def is_for_dynamo(error: Exception) -> bool:
     """Return whether an error is the compiler's request to dynamo to trace again or to skip the frame."""
-    asked: bool = load_torch().is_for_dynamo(error)
-    return asked
+    found: bool = load_torch().is_for_dynamo(error)
+    return found
 
 
 def _version() -> str:

@@ -63,8 +63,8 @@ class Ready:
     def take(self, found: StoredVariant) -> Artifact | None:
         """Remove an artifact from memory and return it; None if it is not there."""
         with self._lock:
-            held = self._artifacts.get(found.key_digest, {}).pop(found.name, None)
-        return held[1] if held and held[0] == found else None
+            stored = self._artifacts.get(found.key_digest, {}).pop(found.name, None)
+        return stored[1] if stored and stored[0] == found else None
 
     def fetch(self, keys: Sequence[str]) -> Prefetch:
         """Start to read the artifacts of `keys`, whole or prefixes, or all if empty. Skips those for another torch."""

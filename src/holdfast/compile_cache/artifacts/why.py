@@ -144,7 +144,7 @@ def _list_lines(graph: Json) -> list[str]:
 
 
 def _count_changed_lines(old: Sequence[str], new: Sequence[str]) -> int:
-    """Return a lower bound for the number of lines that differ. Much cheaper than a diff."""
+    """Estimate how many lines differ. Much cheaper than a diff."""
     return len(set(old) ^ set(new)) + abs(len(old) - len(new))
 
 

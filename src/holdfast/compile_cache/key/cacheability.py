@@ -147,7 +147,7 @@ def _verify_node(node: Node, versions: Mapping[str, str], seen: set[object]) -> 
 
 
 def _verify_method(node: Node) -> None:
-    """Refuse methods of other objects than tensors: only the method's name is in the key."""
+    """Refuse methods of objects other than tensors and sizes: only the method's name is in the key."""
     owner = node.args[0] if node.args else None
     value = owner.meta.get("example_value") if isinstance(owner, Node) else None
     if not isinstance(value, torch.Tensor | torch.SymInt | torch.SymFloat | torch.SymBool | torch.Size):

@@ -46,7 +46,7 @@ _KEEP: Final[dict[str, Any]] = {
     "enable_autograd_cache": True,
 }
 
-# Torch turns this module into a class when it is imported; the type stubs do not show `patch`.
+# Torch replaces the class of this module on import; the type stubs do not show `patch`.
 _patch_tag: Final[Callable[..., Any]] = compiler_config.patch  # type: ignore[attr-defined]
 
 
