@@ -259,7 +259,7 @@ def test_steps_with_equal_roots_are_not_read() -> None:
     ]
     a, b = (make_tensor_run(each) for each in seen)
 
-    found = diff_runs(Watched(a.facts, a._holding), b)
+    found = diff_runs(Watched(a.facts, a._source), b)
 
     assert found.origin is not None
     assert found.origin.step == 4
