@@ -1,4 +1,4 @@
-"""What a tree may be made of: the classes that the user has registered, and how they and containers are rebuilt."""
+"""The classes that the user registered for trees, and how their values and containers are rebuilt."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from holdfast.repo.format.record import Json
 
 Kind = Literal["enum", "dataclass", "namedtuple", "tensor"]
 
-# Factories that are no code of the user: what they make is what an absent field would have held.
+# Default factories that run no code of the user; they may fill a field that was not saved.
 _BUILTIN_FACTORIES: Final[tuple[Callable[[], object], ...]] = (list, dict, set)
 
-# A factory runs when a missing key is asked for: only these, which make empty builtins, are ever put in place.
+# A defaultdict calls its factory for a missing key, so only these, which create empty builtins, are restored.
 _FACTORIES: Final[Mapping[str | None, Callable[[], object] | None]] = {
     None: None,
     **{made.__name__: made for made in (bool, int, float, complex, str, bytes, bytearray, list, tuple, dict)},
@@ -33,18 +33,18 @@ _FACTORIES: Final[Mapping[str | None, Callable[[], object] | None]] = {
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """One class that a snapshot may name."""
+    """A registered class: its name in snapshots, its kind and its fields."""
 
     cls: type[Any]
     type_id: str
     kind: Kind
     fields: tuple[str, ...] = ()
     defaults: Mapping[str, Callable[[], object]] = dataclasses.field(default_factory=dict)
-    """What fills a field that the class did not have yet when the value was saved."""
+    """Creates the default of a field that the class did not have when the value was saved."""
 
 
 class Types:
-    """The classes that a store was told about; nothing else is ever made, and no class is looked up by its name."""
+    """The classes that are registered with a store. No other class is ever created, and none is imported by name."""
 
     def __init__(self, classes: Iterable[type] = ()) -> None:
         self._by_id: dict[str, Registered] = {}
@@ -75,23 +75,23 @@ class Types:
         return registered.type_id
 
     def find_by_id(self, type_id: str) -> Registered:
-        """Return what was registered under `type_id`, or raise Unsupported."""
+        """Return the registered class with the name `type_id`, or raise Unsupported."""
         registered = self._by_id.get(type_id)
         if registered is None:
             short = type_id[:200]
             raise Unsupported(
-                f"it was saved as an object of class {short!r}, which this store was not told about:"
+                f"it was saved as an object of class {short!r}, which is not registered:"
                 f" pass types=[{short.rpartition(':')[2].rpartition('.')[2]}] to holdfast.open(...)"
             )
         return registered
 
     def find_by_class(self, cls: type) -> Registered | None:
-        """Return what was registered for `cls` itself; its base classes do not count."""
+        """Return the registration of `cls` itself, not of a base class; None if there is none."""
         return self._by_class.get(cls)
 
 
 def find_kind(cls: type) -> Kind | None:
-    """Tell which kind of class that can be registered `cls` is, if any."""
+    """Return the kind of a class that can be registered, or None if it cannot."""
     if issubclass(cls, torch.Tensor):
         return "tensor" if getattr(cls, "__tensor_flatten__", None) is not None else None
     if issubclass(cls, Enum):
@@ -125,7 +125,7 @@ def _inspect_dataclass(cls: type[Any], type_id: str) -> Registered:
     try:
         object.__new__(cls)
     except TypeError as error:
-        raise Unsupported(f"dataclass {type_id} is abstract or holds more than its fields: {error}") from error
+        raise Unsupported(f"dataclass {type_id} is abstract or has state besides its fields: {error}") from error
     for name in names:
         if _runs_code(inspect.getattr_static(cls, name, None)):
             raise Unsupported(f"dataclass {type_id}: field {name!r} is a descriptor, and setting it would run its code")
@@ -161,12 +161,12 @@ def _always(value: object) -> Callable[[], object]:
 
 
 def take_apart(registered: Registered, value: Any) -> list[tuple[str, object]]:
-    """Return the fields of a dataclass or named tuple, or raise Unsupported if they are not all there is to it."""
+    """Return the fields of a dataclass or named tuple; raises Unsupported if it has attributes besides them."""
     if registered.kind == "namedtuple":
         found = list(zip(registered.fields, tuple.__iter__(value), strict=True))
     else:
         found = [(name, _read_field(registered, value, name)) for name in registered.fields]
-    # An attribute that is no field would be lost, and the value come back as another.
+    # An attribute that is not a field would be lost, and the loaded value would differ.
     for name in getattr(value, "__dict__", {}):
         if name not in registered.fields and not _is_cached(registered.cls, name):
             raise Unsupported(
@@ -190,13 +190,13 @@ def _is_cached(cls: type, name: str) -> bool:
 
 
 def put_together(registered: Registered, found: Mapping[Any, object]) -> object:
-    """Rebuild a dataclass or named tuple without running any code of its class; raises Unsupported or ValueError."""
+    """Rebuild a dataclass or named tuple without running code of its class; raises Unsupported or ValueError."""
     if not all(type(name) is str for name in found):
         raise ValueError("a field without a name")
     gone = [name for name in found if name not in registered.fields]
     if gone:
         raise Unsupported(
-            f"field {gone[0][:80]!r} was saved, and class {registered.type_id} has it no more:"
+            f"field {gone[0][:80]!r} was saved, and class {registered.type_id} does not have it any more:"
             " pass the class as it was in types="
         )
     values = [found[name] if name in found else _default(registered, name) for name in registered.fields]
@@ -218,14 +218,14 @@ def _default(registered: Registered, name: str) -> object:
 
 
 def member_name(registered: Registered, value: Enum) -> str:
-    """Return the name of an enum member; a combination of flags is the names of its bits."""
+    """Return the name of an enum member; for a combination of flags, the names of its bits."""
     if value.__class__.__members__.get(value._name_) is value:
         return value._name_
-    # Only flags have values that are no members; unknown bits of one belong to no name.
+    # Only flags have values that are not members; unknown bits of a flag have no name.
     names = [member._name_ for member in value] if isinstance(value, Flag) else []
     text = "|".join(str(name) for name in names)
     if not isinstance(value, Flag) or find_member(registered, text) is not value:
-        raise Unsupported(f"a {registered.cls.__qualname__} that is no combination of its members cannot be saved")
+        raise Unsupported(f"a {registered.cls.__qualname__} that is not a combination of its members cannot be saved")
     return text
 
 
@@ -237,7 +237,7 @@ def find_member(registered: Registered, name: str) -> Enum:
     names = name.split("|") if name else []
     if not issubclass(registered.cls, Flag) or not all(part in members for part in names):
         raise Unsupported(
-            f"member {name[:80]!r} was saved, and class {registered.type_id} has it no more:"
+            f"member {name[:80]!r} was saved, and class {registered.type_id} does not have it any more:"
             " pass the class as it was in types="
         )
     found: Enum = functools.reduce(operator.or_, [members[part] for part in names], registered.cls(0))
@@ -245,23 +245,23 @@ def find_member(registered: Registered, name: str) -> Enum:
 
 
 def is_known(factory: object) -> bool:
-    """Tell whether a defaultdict with this factory can be saved."""
+    """Return whether a defaultdict with this factory can be saved."""
     return any(factory is known for known in _FACTORIES.values())
 
 
-# A key's hash and comparison may be a registered class's own, over whatever its fields hold.
+# Hash and comparison of a key may be a registered class's own, which may raise for unexpected fields.
 _HASH_ERRORS: Final = (TypeError, ValueError, ArithmeticError, AttributeError)
 
 
 def build_dict(values: list[Any]) -> dict[Any, Any]:
-    """Build a dict from keys and values in turn, or raise ValueError."""
+    """Build a dict from alternating keys and values, or raise ValueError."""
     each = iter(values)
     try:
         found = dict(zip(each, each, strict=True))
     except _HASH_ERRORS as error:
-        raise ValueError("a key that cannot be one") from error
+        raise ValueError("a key that cannot be hashed") from error
     if 2 * len(found) != len(values):
-        raise ValueError("a key stands twice")
+        raise ValueError("a key occurs twice")
     return found
 
 
@@ -269,9 +269,9 @@ def _build_set(values: list[Any]) -> set[Any]:
     try:
         found = set(values)
     except _HASH_ERRORS as error:
-        raise ValueError("a member of a set that cannot be one") from error
+        raise ValueError("a member of a set that cannot be hashed") from error
     if len(found) != len(values):
-        raise ValueError("a member of a set stands twice")
+        raise ValueError("a member of a set occurs twice")
     return found
 
 
@@ -294,7 +294,7 @@ def _build_defaulted(node: list[Json], values: list[Any]) -> object:
 def _build_deque(node: list[Json], values: list[Any]) -> object:
     limit = node[1] if len(node) > 1 else False
     if limit is not None and (type(limit) is not int or not len(values) <= limit < 1 << 63):
-        raise ValueError("a deque of more than its limit")
+        raise ValueError("a deque with more items than its limit")
     return deque(values, limit)
 
 

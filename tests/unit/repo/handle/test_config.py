@@ -189,5 +189,5 @@ def test_a_prefix_that_the_format_does_not_have_is_found(store: MemoryStore, key
 
 
 def test_a_draft_is_refused_and_says_what_to_do() -> None:
-    with pytest.raises(NotAStore, match=r"has format 0\.3, a draft that no release reads; make a new store"):
+    with pytest.raises(NotAStore, match=r"has format 0\.3, a draft that no release reads; create a new store"):
         parse_config(fields(format={"major": 0, "minor": 3}), url="memory://")

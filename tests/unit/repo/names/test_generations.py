@@ -130,7 +130,7 @@ def test_a_record_below_a_higher_generation_does_not_count(store: MemoryStore) -
 def test_an_object_too_large_for_a_record_is_damage(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.repo.names.generations.MAX_RECORD_BYTES", 100)
     store.create(generation_key(STEM, 0), bytes(5000))
-    with pytest.raises(Corrupt, match="at most"):
+    with pytest.raises(Corrupt, match="more than the limit"):
         read_record(store, generation_key(STEM, 0))
 
 
