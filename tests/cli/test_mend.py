@@ -38,7 +38,7 @@ def test_a_lost_index_is_planned_then_rebuilt(saved: Cli) -> None:
     before = digest_tree(saved.store)
     ran = saved("repair")
     assert ran.code == 0
-    assert ran.out == "reindex: index/\n    the index does not know every chunk\n"
+    assert ran.out == "reindex: index/\n    some chunks are missing in the index\n"
     assert ran.err == "holdfast: nothing was changed; repeat with --yes for 1 action\n"
     assert digest_tree(saved.store) == before
     ran = saved("repair", "--yes")

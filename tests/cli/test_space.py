@@ -245,7 +245,7 @@ def test_gc_refuses_a_store_with_something_unknown(steps: Cli) -> None:
     for words in (["gc"], ["gc", "--yes"]):
         ran = steps(*words)
         assert (ran.code, ran.out) == (2, "")
-        assert "holds 'extra/thing', which this Holdfast does not know; nothing is collected" in ran.err
+        assert "contains 'extra/thing', which this Holdfast does not know; nothing is collected" in ran.err
 
 
 def test_gc_refuses_while_a_name_is_damaged(steps: Cli) -> None:

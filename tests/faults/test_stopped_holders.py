@@ -151,7 +151,7 @@ def test_a_second_collector_beside_one_that_is_stopped_with_the_lock_leaves_the_
             if is_alone:
                 times_alone += 1
                 assert outcome.pending_marks > 0
-                assert "another collection that does not go on" in outcome.waiting_for
+                assert "another collection, which holds the lock" in outcome.waiting_for
             assert collector.finish() == 0
         verify_intact(place)
         collect(LocalStore(place))

@@ -34,7 +34,9 @@ def test_a_collector_deletes_nothing_beside_a_link(repo: Repository, tmp_path: P
     (tmp_path / "store" / place).symlink_to("nowhere")
     before = keys(repo.store, PACKS) + keys(repo.store, MANIFESTS)
 
-    with pytest.raises(Corrupt, match=f"holds the symbolic link {place}, which is not followed; nothing is collected"):
+    with pytest.raises(
+        Corrupt, match=f"contains the symbolic link {place}, which is not followed; nothing is collected"
+    ):
         collect(repo.store)
 
     assert keys(repo.store, PACKS) + keys(repo.store, MANIFESTS) == before

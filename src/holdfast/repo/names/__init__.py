@@ -1,1 +1,1 @@
-"""Names and their records: generations, snapshots, tags, leases, marks, and what they keep alive."""
+"""Names and their records: generations, snapshots, tags, leases and marks, and which files they keep alive."""

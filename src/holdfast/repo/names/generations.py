@@ -1,4 +1,4 @@
-"""Names whose value changes by create-only puts: each change is the next generation, the highest valid one counts."""
+"""Names that change by create-only puts: each change creates the next generation; the highest valid one counts."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _RELISTS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Newest:
-    """The value of a stem: its highest valid generation, and the next one that is free."""
+    """The value of a stem: its highest valid generation, and the next free number."""
 
     stem: str
     fields: Fields | None
     generation: int
-    """Of `fields`; -1 without."""
+    """The generation of `fields`; -1 if there are none."""
     next_generation: int
 
 
@@ -43,21 +43,21 @@ def iter_stems(store: ObjectStore, prefix: str) -> Iterator[tuple[str, list[int]
 
 
 def read_newest(store: ObjectStore, stem: str) -> Newest:
-    """Read the value of `stem`; raises Corrupt if its newest record is damaged, for an older one would be a lie."""
+    """Read the value of `stem`; raises Corrupt if its newest record is damaged: an older one would be outdated."""
     for _ in range(_RELISTS):
         newest = _read_highest(store, stem, list_generations(store, stem))
         if newest:
             return newest
-    raise Corrupt(f"{stem}: records keep vanishing while they are read; is somebody deleting files by hand?", key=stem)
+    raise Corrupt(f"{stem}: records keep disappearing while they are read; are files being deleted by hand?", key=stem)
 
 
 def read_listed(store: ObjectStore, stem: str, generations: list[int]) -> Newest:
-    """Read the value of `stem` from a listing made before; lists again if that is out of date."""
+    """Read the value of `stem` from an earlier listing; list again if a listed record is gone."""
     return _read_highest(store, stem, generations) or read_newest(store, stem)
 
 
 def _read_highest(store: ObjectStore, stem: str, generations: list[int]) -> Newest | None:
-    """Read the highest generation that is not torn; None if one has vanished since it was listed."""
+    """Read the highest generation that is not torn; None if one was deleted since it was listed."""
     next_generation = generations[-1] + 1 if generations else 0
     for generation in reversed(generations):
         try:
@@ -84,35 +84,36 @@ def create_generation(
     durable: bool = True,
     may_vanish: bool = False,
 ) -> None:
-    """Create `generation` of `stem`, or raise ObjectExists if somebody else was first.
+    """Create `generation` of `stem`; raises ObjectExists if another process was first.
 
-    `fields` must hold a random write id. A higher generation that is there afterwards means that our view
-    was stale and our record does not count: that is a loss as well. With `may_vanish` it is none if nothing is
-    there afterwards: the record has counted, and was then removed as one that has served.
+    `fields` must contain a random write id. If a higher generation exists afterwards, our listing was stale and our
+    record does not count, so that raises ObjectExists as well. With `may_vanish` it is no error if no generation
+    exists afterwards: the record counted, and a collector has deleted it since.
     """
     key = generation_key(stem, generation)
     create_settled(store, key, encode_record({**fields, "generation": generation}), durable=durable)
     try:
         highest = list_generations(store, stem)[-1:]
     except StoreError as error:
-        raise StoreError(f"{key} was created, but not seen to count: {error}", key=key, fate="unknown") from error
+        text = f"{key} was created, but it is unknown whether it counts: {error}"
+        raise StoreError(text, key=key, fate="unknown") from error
     if highest != [generation] and not (may_vanish and not highest):
         raise ObjectExists(f"{key} was overtaken by a higher generation", key=key)
 
 
 def change_name(store: ObjectStore, stem: str, generation: int, fields: Mapping[str, Json], *, name: str) -> None:
-    """Create the next generation of a user's name: raises NameInUse for the loser, CommitUnknown if nobody can tell."""
+    """Create the next generation of a user's name; raises NameInUse if another was first, CommitUnknown if unclear."""
     try:
         create_generation(store, stem, generation, fields)
     except ObjectExists as error:
         raise NameInUse(
-            f"{name!r} was changed by somebody else at the same moment; look, then try again", name=name
+            f"{name!r} was changed by another process at the same time; check its state, then try again", name=name
         ) from error
     except StoreError as error:
         if error.fate == "absent":
             raise
         raise CommitUnknown(
-            f"{name!r} was being changed when the store failed, and shows the old or the new state: {error}."
-            " Look with `holdfast show`, then try again",
+            f"the store failed while {name!r} was being changed, so it has the old or the new state: {error}."
+            " Check with `holdfast show`, then try again",
             name=name,
         ) from error

@@ -1,4 +1,4 @@
-"""Leases: how a save tells collectors that it is alive; taking the next generation of one is how it is fenced."""
+"""Leases: a save renews its lease while it is alive; a collector fences a lease by creating its next generation."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from holdfast.repo.names.generations import create_generation, list_generations
 _log = logging.getLogger(__name__)
 
 RENEW_S: Final = 60.0
-"""A save that moves bytes shows a new generation this often."""
+"""How often a save that makes progress renews its lease."""
 EXPIRE_S: Final = 900.0
-"""A lease that has shown no new generation for so long may be fenced."""
+"""A lease that was not renewed for so long may be fenced."""
 _NO_MEMORY_S: Final = 1.0
-"""How long to wait before the next try, if there was no memory for one."""
+"""The wait before the next attempt after a MemoryError."""
 
 LeaseState = Literal["live", "released", "fenced"]
 
 _NO_LOCK: Final = " (no lock)"
-"""Ends the host in the lease of a save without the store's lock: so it equals no host's name, and a collector that gets
-the lock for itself waits for that save as for one on another host."""
+"""Appended to the host in the lease of a save that runs without the store's lock. The host then equals no real host
+name, so a collector that gets the exclusive lock waits for that save as for one on another host."""
 
 
 @contextmanager
 def beating(beat: Callable[[], bool], *, every_s: float, name: str) -> Iterator[None]:
-    """Call `beat` again and again by a thread of its own, until the `with` ends or it returns False."""
-    # A bare lock, because to release it takes no memory; an Event may fail and leave the thread waiting.
+    """Call `beat` every `every_s` seconds on a background thread, until the `with` block ends or it returns False."""
+    # A plain lock, because releasing it allocates no memory; setting an Event may fail and leave the thread waiting.
     over = threading.Lock()
     over.acquire()
 
-    def go_on() -> None:
+    def run() -> None:
         has_more = True
         while has_more:
             try:
@@ -49,7 +49,7 @@ def beating(beat: Callable[[], bool], *, every_s: float, name: str) -> Iterator[
             except MemoryError:
                 sleep(_NO_MEMORY_S)  # the next beat may get some
 
-    thread = BackgroundThread(go_on, name)
+    thread = BackgroundThread(run, name)
     thread.start()
     try:
         yield
@@ -57,15 +57,15 @@ def beating(beat: Callable[[], bool], *, every_s: float, name: str) -> Iterator[
         over.release()
         thread.join()
         if thread.error is not None:
-            _log.warning("%s ended too early: %r", name, thread.error)
+            _log.warning("background thread %s stopped early: %r", name, thread.error)
 
 
 @contextmanager
 def kept_alive(lease: Lease, *, every_s: float = RENEW_S / 2) -> Iterator[None]:
-    """Renew a lease by a thread of its own: its owner may have to wait for others. Being fenced is found out later."""
+    """Renew a lease on a background thread while the caller waits for others; a lost lease is not reported here."""
 
     def keep() -> bool:
-        with suppress(StoreError, LeaseLost):  # whoever commits will be told
+        with suppress(StoreError, LeaseLost):  # the commit renews the lease again, and raises
             lease.keep_alive()
         return True
 
@@ -76,7 +76,7 @@ def kept_alive(lease: Lease, *, every_s: float = RENEW_S / 2) -> Iterator[None]:
 def describe_lease(
     store: ObjectStore, lease_id: str, state: LeaseState, *, purpose: str, is_locked: bool = True
 ) -> dict[str, Json]:
-    """Return what the record of a lease says; each one is unlike any other."""
+    """Return the fields of a lease record; a random write id makes each one unique."""
     return {
         "kind": "lease",
         "lease": lease_id,
@@ -90,64 +90,64 @@ def describe_lease(
 
 
 class KeptAlive(Protocol):
-    """The lease under which packs are written, as those see it who write them."""
+    """The part of a lease that code which writes packs needs."""
 
     @property
     def lease_id(self) -> str:
-        """Its id, with which the names of all files begin that are written under it."""
+        """The lease's id; the names of all files written under it begin with it."""
 
     def keep_alive(self) -> None:
-        """Show that the save lives, if it is time to."""
+        """Renew the lease if it is due."""
 
 
 class Lease:
-    """One save's lease. Safe in any thread."""
+    """One save's lease. Thread-safe."""
 
     def __init__(self, store: ObjectStore, *, purpose: str, is_locked: bool = True) -> None:
-        """Take a new lease: from now on, collectors wait for it. Without the store's lock, say so (`is_locked`)."""
+        """Create a new lease: from now on, collectors wait for it. Pass `is_locked=False` without the store's lock."""
         self.lease_id = new_lease_id()
         self._store = store
         self._purpose = purpose
         self._is_locked = is_locked
         self._generation = -1
-        self._shown_s = 0.0
-        self._shown_monotonic_s = 0.0
-        self._turn = threading.Lock()
-        self._is_over = False
+        self._renewed_s = 0.0
+        self._renewed_monotonic_s = 0.0
+        self._lock = threading.Lock()
+        self._is_released = False
         try:
             self._advance("live")
         except BaseException:
-            self.forget()  # it may be there, and nobody else knows of it
+            self.forget()  # its record may exist, and no caller could release it
             raise
 
     def keep_alive(self) -> None:
-        """Renew if it is time to; cheap enough to be called for every bit of work."""
-        # By two clocks: the store's may be set back, by hours, and this process's does not count while it is suspended.
-        is_new = 0.0 <= self._store.clock() - self._shown_s < RENEW_S
-        if not is_new or monotonic() - self._shown_monotonic_s >= RENEW_S:
+        """Renew the lease if it is due; cheap enough to call for every piece of work."""
+        # Two clocks: the store's may be set back by hours, and the monotonic one stops while the machine is suspended.
+        is_recent = 0.0 <= self._store.clock() - self._renewed_s < RENEW_S
+        if not is_recent or monotonic() - self._renewed_monotonic_s >= RENEW_S:
             self.renew()
 
     def renew(self) -> None:
-        """Show that the save is alive; raises LeaseLost if it has been fenced."""
+        """Create the next generation of the lease; raises LeaseLost if it was fenced."""
         self._advance("live")
 
     def release(self) -> None:
-        """End the lease; raises LeaseLost if it has been fenced before."""
+        """End the lease; raises LeaseLost if it was fenced."""
         self._advance("released")
 
     def forget(self) -> None:
-        """Remove the files of a lease that has ended: the last one last, so that it never seems alive again."""
+        """Delete the files of an ended lease, the highest generation last, so that it never seems alive again."""
         try:
             for generation in list_generations(self._store, lease_stem(self.lease_id)):
                 self._store.delete(generation_key(lease_stem(self.lease_id), generation))
         except StoreError:
-            return  # a collector removes them in time
+            return  # a later collection deletes them
 
     def _advance(self, state: LeaseState) -> None:
-        with self._turn:
-            # Whoever keeps it alive must not bring it back.
-            if not self._is_over:
-                self._is_over = state == "released"
+        with self._lock:
+            # A background thread that renews must not revive a released lease.
+            if not self._is_released:
+                self._is_released = state == "released"
                 self._create_next(state)
 
     def _create_next(self, state: LeaseState) -> None:
@@ -159,14 +159,14 @@ class Lease:
                 self._generation + 1,
                 fields,
                 durable=False,
-                # A collector that sees a release removes the lease at once, perhaps before we have looked again.
+                # A collector that reads the release deletes the lease at once, perhaps before it is listed below.
                 may_vanish=state == "released",
             )
         except ObjectExists as error:
             raise LeaseLost(
-                f"{self._purpose}: a collector took this save for dead and fenced its lease {self.lease_id};"
+                f"{self._purpose}: a collector considered this save dead and fenced its lease {self.lease_id};"
                 " nothing of it is visible. Save again"
             ) from error
         self._generation += 1
-        self._shown_s = self._store.clock()
-        self._shown_monotonic_s = monotonic()
+        self._renewed_s = self._store.clock()
+        self._renewed_monotonic_s = monotonic()

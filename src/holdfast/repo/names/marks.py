@@ -1,4 +1,4 @@
-"""Marks: what a collector is about to delete. A writer treats whatever is marked, or known to be bad, as absent."""
+"""Reads marks (files that a collector is about to delete) and bad packs; writers treat both as absent."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ ABANDONED_S: Final = 6 * 3600.0
 def read_marked(store: ObjectStore) -> frozenset[str]:
     """Return the keys of all packs and manifests that some collector has marked.
 
-    A mark that is damaged may have meant any of them, so then all count as marked: a save still works, but
-    builds on nothing that others wrote. Marks are not fsynced, so the loss of power can leave such a one.
+    A damaged mark may have named any of them, so then all count as marked: a save still works, but reuses nothing
+    that is stored. Marks are not fsynced, so a power loss can damage one.
     """
     for _ in range(_RELISTS):
         try:
             return frozenset(key for info in iter_objects(store, MARKS) for key in _read_keys(store, info.key))
         except NotFound:
-            continue  # its collector is done and has removed it; what is there now is not what was listed
-    raise Corrupt(f"{store.url}: marks keep vanishing while they are read; try again", key=MARKS)
+            continue  # its collector has finished and deleted it, so the listing is out of date
+    raise Corrupt(f"{store.url}: marks keep disappearing while they are read; try again", key=MARKS)
 
 
 def _read_keys(store: ObjectStore, key: str) -> list[str]:
@@ -40,12 +40,15 @@ def _read_keys(store: ObjectStore, key: str) -> list[str]:
 
 
 def find_abandoned(store: ObjectStore) -> list[str]:
-    """Return the marks of collections that seem to have been given up; what they marked is not shared until then."""
+    """Return the keys of marks older than ABANDONED_S, whose collection was probably interrupted.
+
+    Until a collection finishes it, saves write the marked chunks again.
+    """
     oldest_s = store.clock() - ABANDONED_S
     return [info.key for info in iter_objects(store, MARKS) if info.modified_s < oldest_s]
 
 
 def read_bad_packs(store: ObjectStore) -> frozenset[str]:
-    """Return the keys of packs known to hold damaged chunks; nothing new is built on them."""
+    """Return the keys of packs known to contain damaged chunks; new saves do not refer to them."""
     found = (info.key.removeprefix(BAD).partition("@")[0] for info in iter_objects(store, BAD))
     return frozenset(PACKS + pack_id for pack_id in found if is_file_id(pack_id))

@@ -1,4 +1,4 @@
-"""Which commits can still be undone: a fenced save may withdraw, so what it replaced must stay in reach."""
+"""Decides which commits can still be undone: a fenced save may withdraw, so the snapshot it replaced is kept."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ LeaseStanding = Literal["gone", "live", "released", "fenced"]
 
 
 def judge_standing(state: str, *, lowest: int) -> LeaseStanding:
-    """Return how a lease stands by the state of its highest generation and the number of its lowest.
+    """Return the standing of a lease from the state of its highest generation and the number of its lowest.
 
-    A fence without the generations below it came when the owner had ended well and was removing its files.
+    A fence without the generations below it was created while the owner, which had released the lease, was deleting
+    its files.
     """
     if state == "fenced":
         return "released" if lowest else "fenced"
@@ -28,7 +29,7 @@ def judge_standing(state: str, *, lowest: int) -> LeaseStanding:
 
 
 def read_standing(store: ObjectStore, lease_id: str) -> LeaseStanding:
-    """Return how a lease stands; only one that was released loses its files, so one without any has ended well."""
+    """Return the standing of a lease. Only released leases lose their files, so "gone" means that it was released."""
     if not lease_id:
         return "gone"
     stem = lease_stem(lease_id)
@@ -37,28 +38,28 @@ def read_standing(store: ObjectStore, lease_id: str) -> LeaseStanding:
         try:
             fields = read_record(store, generation_key(stem, generation))
         except NotFound:
-            return read_standing(store, lease_id)  # it is being removed: look again
+            return read_standing(store, lease_id)  # it is being deleted: read again
         except (Corrupt, NewerFormat):
             return "live"
         if fields is None:
-            return "live"  # torn by a loss of power: nobody can tell, so it is waited for
+            return "live"  # torn by a power loss: its state is unknown, so collectors wait for it
         return judge_standing(fields.text("state"), lowest=generations[0])
     return "gone"
 
 
 def is_settled(store: ObjectStore, snapshot: Snapshot) -> bool:
-    """Tell whether the save that committed `snapshot` has returned, so that nothing but a later change undoes it."""
+    """Return whether the lease of `snapshot` was released: then its save cannot withdraw it any more."""
     return read_standing(store, snapshot.lease_id) in ("gone", "released")
 
 
 Before = Snapshot | Literal["open"] | None
-"""What a withdrawal brings back: a snapshot, nothing, or what cannot be told yet."""
+"""What a withdrawal restores: a snapshot; nothing (None); or "open" while that cannot be decided."""
 
 
 def find_before(store: ObjectStore, state: NameState) -> Before:
-    """Return what a withdrawn overwrite of the name that was in `state` has to bring back.
+    """Return what to restore if an overwrite of the name, which was in `state`, is withdrawn.
 
-    The newest record is not always it: its own save may be fenced and about to withdraw it, having lost its bytes.
+    It is not always the newest record: the save that wrote that may be fenced, have lost its files, and withdraw it.
     """
     stem = snapshot_stem(state.name)
     for generation in reversed(list_generations(store, stem)):
@@ -70,7 +71,7 @@ def find_before(store: ObjectStore, state: NameState) -> Before:
         snapshot = parse_snapshot(fields)
         if is_settled(store, snapshot):
             return snapshot
-        # Marks are listed after the record was read: what is marked later is marked with that record in sight.
+        # Marks are read after the record: a collector that publishes a mark later has read this record as a root.
         marked = read_marked(store)
         needed = list(iter_needed(store, snapshot))
         if needed and all(is_present(store, key) for key in needed):
@@ -82,11 +83,11 @@ def _read_below(store: ObjectStore, stem: str, generation: int) -> Fields | None
     try:
         return read_record(store, generation_key(stem, generation))
     except NotFound:
-        return None  # collected, so a higher one is settled: the name has changed, and the commit will find out
+        return None  # collected, so a higher one is settled: the name has changed, and the commit will fail
 
 
 def iter_needed(store: ObjectStore, snapshot: Snapshot) -> Iterator[str]:
-    """Yield the keys of the manifests and the packs of a snapshot; nothing if a manifest is gone."""
+    """Yield the keys of the manifests and packs of a snapshot; nothing if a manifest is missing."""
     try:
         needs = read_needs(store, snapshot.manifest)
     except NotFound:
@@ -96,7 +97,7 @@ def iter_needed(store: ObjectStore, snapshot: Snapshot) -> Iterator[str]:
 
 
 def is_present(store: ObjectStore, key: str) -> bool:
-    """Tell whether an object is there."""
+    """Return whether an object exists."""
     try:
         store.stat(key)
     except NotFound:

@@ -1,4 +1,4 @@
-"""What is alive: the snapshot records that count, and the packs and manifests that they lead to."""
+"""Reads what is live: the snapshot records that count, and the packs and manifests that they need."""
 
 from __future__ import annotations
 
@@ -28,30 +28,30 @@ _RELISTS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class LeaseView:
-    """What the files of one lease say."""
+    """The state of one lease, as read from its files."""
 
     lease_id: str
     generations: tuple[int, ...]
     standing: LeaseStanding
     shown_s: float
-    """When its newest generation appeared, by the store's clock."""
+    """When its newest generation was created, by the store's clock."""
     purpose: str = ""
     host: str = ""
 
     @property
     def is_live(self) -> bool:
-        """Tell whether its save may be at work; one that cannot be read counts as live."""
+        """Whether its save may be running; a lease that cannot be read counts as live."""
         return self.standing == "live"
 
     @property
     def is_exhausted(self) -> bool:
-        """Tell whether its numbers are used up: nobody can fence it, so if it is live it stays so."""
+        """Whether its generation numbers are exhausted: it cannot be fenced, so a live one stays live."""
         return self.generations[-1] >= MAX_GENERATION
 
 
 @dataclass(frozen=True, slots=True)
 class DeadRecords:
-    """Generations of one stem that do not count any more, lowest first."""
+    """Generations of one stem that can be deleted, lowest first."""
 
     stem: str
     generations: tuple[int, ...]
@@ -59,20 +59,20 @@ class DeadRecords:
 
 @dataclass(slots=True)
 class Live:
-    """All that some snapshot needs, and the records that nothing needs any more."""
+    """All files that some snapshot needs, and the records that can be deleted."""
 
     current: list[Snapshot] = field(default_factory=list)
     superseded: list[Snapshot] = field(default_factory=list)
-    """Replaced, but by a commit that is not settled and may be withdrawn."""
+    """Replaced by a commit that is not settled, and so may still be withdrawn."""
     needs: dict[str, list[Snapshot]] = field(default_factory=dict)
-    """Keys of packs and manifests, and who needs them."""
+    """Keys of packs and manifests, and the snapshots that need them."""
     dead_records: list[DeadRecords] = field(default_factory=list)
     committed_under: set[str] = field(default_factory=set)
     """Leases that some record names."""
 
 
-class _Moved(Exception):
-    """Somebody changed or collected what we were following."""
+class _Changed(Exception):
+    """A record was changed or collected while its files were being followed."""
 
 
 _Chain = list[tuple[int, Fields]]
@@ -94,7 +94,7 @@ def read_leases(store: ObjectStore) -> dict[str, LeaseView]:
                 standing = judge_standing(fields.text("state"), lowest=generations[0])
                 purpose, host = fields.text("purpose"), fields.text("host")
         except NotFound:
-            continue  # it was released, and is being removed
+            continue  # it was released, and is being deleted
         except (Corrupt, NewerFormat):
             pass
         leases[lease_id] = LeaseView(lease_id, tuple(generations), standing, shown_s, purpose, host)
@@ -102,13 +102,13 @@ def read_leases(store: ObjectStore) -> dict[str, LeaseView]:
 
 
 def read_live(store: ObjectStore) -> Live:
-    """Read every root and follow it; raises Corrupt if one cannot be read, for then nothing may be deleted."""
+    """Read every root and the files it needs; raises Corrupt if one cannot be read: then nothing may be deleted."""
     for _ in range(_RELISTS):
         try:
             return _read_live(store)
-        except _Moved:
+        except _Changed:
             continue
-    raise Corrupt(f"{store.url}: snapshots keep vanishing while they are read; try again when less is going on")
+    raise Corrupt(f"{store.url}: snapshots keep changing while they are read; try again when fewer processes write")
 
 
 def _read_live(store: ObjectStore) -> Live:
@@ -117,7 +117,7 @@ def _read_live(store: ObjectStore) -> Live:
         for prefix in (SNAPSHOTS, TAGS)
         for stem, generations in iter_stems(store, prefix)
     ]
-    # Leases after records: whoever committed a record seen above and is not among the leases was released.
+    # Leases after records: if the lease of a record read above is missing now, it was released.
     leases = read_leases(store)
     live = Live()
     for stem, generations, chain in chains:
@@ -136,7 +136,7 @@ def _read_live(store: ObjectStore) -> Live:
 
 
 def _read_chain(store: ObjectStore, stem: str, generations: list[int]) -> _Chain:
-    """Read the generations of a stem that are not torn, highest first; damage in the highest is an error."""
+    """Read the generations of a stem that are not torn, highest first; raises if the highest is damaged."""
     chain: _Chain = []
     for generation in reversed(generations):
         try:
@@ -144,7 +144,7 @@ def _read_chain(store: ObjectStore, stem: str, generations: list[int]) -> _Chain
             if fields:
                 _verify_own(fields, stem, generation)
         except NotFound as error:
-            raise _Moved from error
+            raise _Changed from error
         except (Corrupt, NewerFormat):
             if not chain:
                 raise
@@ -155,19 +155,19 @@ def _read_chain(store: ObjectStore, stem: str, generations: list[int]) -> _Chain
 
 
 def _verify_own(fields: Fields, stem: str, generation: int) -> None:
-    """Raise Corrupt for a record in another's place or in a state that is not known: it may hide a root."""
+    """Raise Corrupt for a record under a wrong key or in an unknown state: it may hide a root."""
     is_snapshot = stem.startswith(SNAPSHOTS)
     fields.expect(kind="snapshot" if is_snapshot else "tag", generation=generation)
     name = fields.text("name")
     if (snapshot_stem(name) if is_snapshot else tag_stem(name)) != stem:
-        raise Corrupt(f"record {fields.key} holds a name that belongs elsewhere", key=fields.key)
+        raise Corrupt(f"record {fields.key} has a name that belongs to another key", key=fields.key)
     state = fields.text("state")
     if state not in ("live", "deleted"):
         raise Corrupt(f"record {fields.key} is in the unknown state {state[:40]!r}", key=fields.key)
 
 
 def _keep_roots(chain: _Chain, leases: dict[str, LeaseView], live: Live) -> set[int]:
-    """Add the roots of one name, from the newest record down to the first settled one; return their generations."""
+    """Add the roots of one name to `live`: the newest record down to the first settled one; return their numbers."""
     kept = set()
     for position, (generation, fields) in enumerate(chain):
         kept.add(generation)
@@ -186,17 +186,17 @@ def _find_needed(
 ) -> list[str]:
     needed = list(iter_needed(store, snapshot))
     lease = leases.get(snapshot.lease_id)
-    # A fenced save that died before it could withdraw: its record is broken, those below it are followed as well.
+    # A fenced save may have died before it withdrew its record. Its files may be gone; older records are roots as well.
     if needed or (lease and lease.standing == "fenced"):
         return needed
     stem = snapshot_stem(snapshot.name)
     if read_newest(store, stem).generation != snapshot.generation:
         if snapshot in superseded and is_present(store, generation_key(stem, snapshot.generation)):
-            # A loss of power has brought back its record, or the lease above it, but not its bytes.
+            # After a power loss its record, or the lease of the record above, reappeared, but its files did not.
             return needed
-        raise _Moved
+        raise _Changed
     raise Corrupt(
-        f"snapshot {snapshot.name!r} has lost its manifest, so nobody can tell which packs it needs;"
+        f"the manifest of snapshot {snapshot.name!r} is missing, so it is unknown which packs it needs;"
         " nothing was deleted. Restore it from a copy, or delete the snapshot first",
         key=manifest_key(snapshot.manifest.manifest_id),
     )

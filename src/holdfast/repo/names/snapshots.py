@@ -1,4 +1,4 @@
-"""Snapshots by name: the record whose creation is the commit, its overwriting, withdrawal and deletion."""
+"""Snapshot records: creating one commits a save; also reading, withdrawing and deleting them by name."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ class Snapshot:
     name: str
     manifest: ManifestRef
     digest: Digest
-    """Content digest: equal digests mean equal content, whatever the name, the packing or the machine."""
+    """Content digest: equal digests mean equal content, whatever the name, the packs or the machine."""
     time_s: float
     num_entries: int
     logical_bytes: int
     metadata: dict[str, Json]
     lease_id: str
-    """The lease under which it was committed; until that was released, the generation before is still a root."""
+    """The lease under which it was committed; until its release, the generation before is still a root."""
     generation: int = -1
     write_id: str = ""
     environment: dict[str, Json] = field(default_factory=dict)
-    """Where and with what it was saved, if that was recorded."""
+    """The machine and software that saved it, if recorded."""
 
 
 @dataclass(frozen=True, slots=True)
 class NameState:
-    """What a name holds now: a snapshot, or nothing; and the generation that a change would create."""
+    """The current state of a name: its snapshot, if any, and the generation that a change would create."""
 
     name: str
     snapshot: Snapshot | None
@@ -58,20 +58,20 @@ class NameState:
 
 @dataclass(frozen=True, slots=True)
 class DamagedName:
-    """A name whose newest record cannot be believed."""
+    """A name whose newest record is damaged or of a newer format."""
 
     stem: str
     error: Corrupt | NewerFormat
 
 
 def read_name(store: ObjectStore, name: str) -> NameState:
-    """Read what `name` holds now."""
+    """Read the current state of `name`."""
     name = verify_name(name)
     return _parse_state(read_newest(store, snapshot_stem(name)), name)
 
 
 def read_snapshot(store: ObjectStore, name: str) -> Snapshot:
-    """Read the snapshot that `name` holds now, or raise NotFound."""
+    """Read the current snapshot of `name`, or raise NotFound."""
     snapshot = read_name(store, name).snapshot
     if snapshot is None:
         raise NotFound(f"no snapshot {name!r} in {store.url}; `holdfast ls` lists what is there", name=name)
@@ -79,18 +79,18 @@ def read_snapshot(store: ObjectStore, name: str) -> Snapshot:
 
 
 def iter_names(store: ObjectStore, prefix: str = "") -> Iterator[Snapshot | DamagedName]:
-    """Yield the snapshot of every name that starts with `prefix`, in no order, damaged ones too."""
+    """Yield the snapshot of every name that starts with `prefix`, in no order; damaged names as DamagedName."""
     prefix = unicodedata.normalize("NFC", prefix)
     return _iter_names(store, prefix, lambda stem: may_start_with(stem, prefix))
 
 
 def iter_user_names(store: ObjectStore, prefix: str = "") -> Iterator[Snapshot | DamagedName]:
-    """Yield as `iter_names` does, but leave out Holdfast's own names, unless `prefix` begins as they do."""
+    """Yield like `iter_names`, but without Holdfast's reserved names, unless `prefix` is reserved itself."""
     if is_reserved(prefix):
         yield from iter_names(store, prefix)
         return
     prefix = unicodedata.normalize("NFC", prefix)
-    # By the stem, before a record is read: there may be many of them, and who lists runs need not wait for them.
+    # Filtered by stem, before a record is read: there may be many reserved names.
     wanted = _iter_names(store, prefix, lambda stem: may_start_with(stem, prefix) and not is_reserved_stem(stem))
     yield from (found for found in wanted if isinstance(found, DamagedName) or not is_reserved(found.name))
 
@@ -110,13 +110,13 @@ def _iter_names(store: ObjectStore, prefix: str, is_wanted: Callable[[str], bool
 
 
 def commit_snapshot(store: ObjectStore, snapshot: Snapshot) -> None:
-    """Create the record of `snapshot`: the moment at which the save happens. Raises NameInUse, CommitUnknown."""
+    """Create the record of `snapshot`, which commits the save; raises NameInUse or CommitUnknown."""
     stem = snapshot_stem(snapshot.name)
     change_name(store, stem, snapshot.generation, _live_fields(snapshot), name=snapshot.name)
 
 
 def withdraw_snapshot(store: ObjectStore, snapshot: Snapshot, before: Snapshot | None) -> None:
-    """Undo a commit by creating the next generation: what the name held before, or nothing."""
+    """Undo a commit by creating the next generation: the snapshot `before`, or a tombstone if there was none."""
     generation = snapshot.generation + 1
     if before is None:
         _create_tombstone(store, snapshot.name, generation)
@@ -126,7 +126,7 @@ def withdraw_snapshot(store: ObjectStore, snapshot: Snapshot, before: Snapshot |
 
 
 def delete_snapshot(store: ObjectStore, name: str) -> Snapshot:
-    """Delete a name by creating a tombstone; returns what it held. Raises NotFound, NameInUse, CommitUnknown."""
+    """Delete a name by creating a tombstone; return its snapshot. Raises NotFound, NameInUse or CommitUnknown."""
     state = read_name(store, name)
     if state.snapshot is None:
         raise NotFound(f"no snapshot {name!r} in {store.url}; nothing was deleted", name=name)
@@ -135,7 +135,7 @@ def delete_snapshot(store: ObjectStore, name: str) -> Snapshot:
 
 
 def delete_held(store: ObjectStore, state: NameState) -> None:
-    """Delete just what the name held when `state` was read; raises NameInUse if it has changed since."""
+    """Delete a name as it was when `state` was read; raises NameInUse if it has changed since."""
     _create_tombstone(store, state.name, state.next_generation)
 
 
@@ -170,13 +170,13 @@ def _live_fields(snapshot: Snapshot) -> dict[str, Json]:
 
 
 def _parse_state(newest: Newest, name: str) -> NameState:
-    """Check the newest record of a name and say what it means."""
+    """Check the newest record of a name and return the state of the name."""
     fields = newest.fields
     if fields is None:
         return NameState(name, None, newest.next_generation)
     fields.expect(kind="snapshot", name=name)
     if newest.stem != snapshot_stem(name):
-        raise Corrupt(f"record {fields.key} holds the name {name[:80]!r}, which belongs elsewhere", key=fields.key)
+        raise Corrupt(f"record {fields.key} has the name {name[:80]!r}, which belongs to another key", key=fields.key)
     state = fields.text("state")
     if state == "deleted":
         return NameState(name, None, newest.next_generation)
@@ -189,7 +189,7 @@ def parse_snapshot(fields: Fields) -> Snapshot:
     """Check and convert the fields of a live snapshot record."""
     manifest_id = fields.text("manifest")
     if not is_file_id(manifest_id):
-        raise Corrupt(f"record {fields.key} names a manifest that cannot be", key=fields.key)
+        raise Corrupt(f"record {fields.key} has an invalid manifest id", key=fields.key)
     return Snapshot(
         name=fields.text("name"),
         manifest=ManifestRef(manifest_id, fields.digest("manifest_digest"), fields.integer("manifest_bytes")),

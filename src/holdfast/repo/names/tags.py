@@ -1,4 +1,4 @@
-"""Tags: short names that point to a snapshot, and can be moved or removed."""
+"""Tags: second names for snapshots, which can be set, moved and removed."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from holdfast.repo.names.snapshots import DamagedName, Snapshot
 
 @dataclass(frozen=True, slots=True)
 class Tag:
-    """A name for a snapshot."""
+    """A second name for a snapshot."""
 
     name: str
     snapshot_name: str
     digest: Digest
-    """Content digest of the snapshot when the tag was set, so that a later overwrite shows."""
+    """Content digest of the snapshot when the tag was set, so that a later overwrite is noticed."""
     time_s: float
 
 
 def read_tag(store: ObjectStore, name: str) -> Tag | None:
-    """Read what a tag points to, or None."""
+    """Read a tag; None if it does not exist."""
     name = verify_name(name, what="tag")
     return _parse_tag(read_newest(store, tag_stem(name)), name)
 
 
 def iter_tags(store: ObjectStore) -> Iterator[Tag | DamagedName]:
-    """Yield every tag, ordered by key."""
+    """Yield every tag, ordered by key; a tag that cannot be read as a DamagedName."""
     for stem, generations in iter_stems(store, TAGS):
         try:
             newest = read_listed(store, stem, generations)
@@ -45,7 +45,7 @@ def iter_tags(store: ObjectStore) -> Iterator[Tag | DamagedName]:
 
 
 def set_tag(store: ObjectStore, name: str, snapshot: Snapshot, *, move: bool = False) -> Tag:
-    """Point a tag to `snapshot`; one that points elsewhere is moved only if told. Raises NameInUse."""
+    """Point a tag to `snapshot`; raises NameInUse if it points to another one, unless `move`."""
     name = verify_name(name, what="tag")
     newest = read_newest(store, tag_stem(name))
     found = _parse_tag(newest, name)
@@ -61,7 +61,7 @@ def set_tag(store: ObjectStore, name: str, snapshot: Snapshot, *, move: bool = F
 
 
 def delete_tag(store: ObjectStore, name: str) -> Tag:
-    """Remove a tag; the snapshot stays."""
+    """Remove a tag and return it; the snapshot is kept."""
     name = verify_name(name, what="tag")
     newest = read_newest(store, tag_stem(name))
     found = _parse_tag(newest, name)
@@ -82,7 +82,7 @@ def _parse_tag(newest: Newest, name: str) -> Tag | None:
         return None
     fields.expect(kind="tag", name=name)
     if newest.stem != TAGS + escape_name(name):
-        raise Corrupt(f"record {fields.key} holds the name {name[:80]!r}, which belongs elsewhere", key=fields.key)
+        raise Corrupt(f"record {fields.key} has the name {name[:80]!r}, which belongs to another key", key=fields.key)
     state = fields.text("state")
     if state == "deleted":
         return None

@@ -1,1 +1,1 @@
-"""Upkeep: check, repair, collection, pruning, usage, and copies to other repositories."""
+"""Maintenance of a repository: check, repair, garbage collection, pruning, usage, and copying."""

@@ -1,4 +1,4 @@
-"""Check a store: structure, or every byte; yields findings that name what is hit, and never stops at the first."""
+"""Checks a store, its structure or every byte; yields a finding for each problem, with the snapshots it affects."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ _MAX_MANIFEST_BYTES: Final = 1 << 30
 _RESTORE: Final = "restore the pack from a copy of the store, or delete the snapshot"
 
 Place = tuple[str, int]
-"""Pack id and offset."""
+"""Pack id and offset of a chunk."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Problem:
-    """A chunk that a snapshot needs and that is not where its manifest says."""
+    """A chunk that a snapshot needs and that is missing or damaged at the location in its manifest."""
 
     snapshot: Snapshot
     entry: Entry
@@ -48,7 +48,7 @@ class _Problem:
 
 
 class Checker:
-    """One check of one store; works on a store whose config is damaged, too."""
+    """One check of one store; also works if the config of the store is damaged."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Checker:
         """Check `store`; with `read`, every byte of every object."""
         self.tally = Tally()
         self._links = check_links(store)
-        # Every other finding is about what can be reached without following a link.
+        # Every other finding is about objects that can be reached without following a link.
         self._store = store.passing_over_links() if isinstance(store, LinkedStore) else store
         self._read = read
         self._progress = progress or Silent()
@@ -80,7 +80,7 @@ class Checker:
         self._used_manifests: set[str] = set()
 
     def iter_findings(self) -> Iterator[Finding]:
-        """Yield all findings: links, records, packs, then what they mean for snapshots and entries."""
+        """Yield all findings: links, records, packs, then the affected snapshots and entries."""
         yield from self._links
         roots = Roots()
         for finding in check_records(self._store, roots, self.tally):
@@ -105,7 +105,7 @@ class Checker:
             self._progress.end()
 
     def _iter_stretches(self, keys: list[str]) -> Iterator[Stretch]:
-        """Check each pack's footer and, if all is to be read, yield its stretches."""
+        """Check each pack's footer and, if every byte is checked, yield its stretches."""
         for key in keys:
             pack_id = parse_pack_key(key)
             if pack_id is None:
@@ -136,7 +136,12 @@ class Checker:
         if outcome.has_bad_padding:
             text = f"{key}: padding between bytes {stretch.start} and {stretch.stop} is not zero"
             yield Finding(
-                "warning", "padding", key, text, "no chunk is hit; copy the pack anew if you can", pack=stretch.pack_id
+                "warning",
+                "padding",
+                key,
+                text,
+                "no chunk is affected; restore the pack from a copy",
+                pack=stretch.pack_id,
             )
         for chunk in outcome.bad_chunks:
             self._bad_places[stretch.pack_id, chunk.location.offset] = outcome.error or "its bytes are damaged"
@@ -177,7 +182,7 @@ class Checker:
                 yield Finding("note", "pack-unused", info.key, text, advice, pack=pack_id)
 
     def _report_packs(self) -> Iterator[Finding]:
-        """Tell which packs are damaged as a whole; if no snapshot uses one, nothing that was saved is hit."""
+        """Yield packs that are damaged as a whole; a warning if no snapshot uses the pack."""
         for pack_id, text in self._damaged_packs.items():
             is_used = pack_id in self._used_packs
             severity: Severity = "error" if is_used else "warning"
@@ -207,7 +212,7 @@ class Checker:
                 start += ref.size_bytes
 
     def _find_fault(self, ref: ChunkRef) -> str:
-        """Say why a chunk cannot be read where its hint says, or nothing."""
+        """Return why a chunk cannot be read at its location in the manifest; an empty text if it can."""
         at = ref.location
         if at is None:
             return "" if hash_bytes(ref.inline) == ref.digest else "its inline bytes are damaged"
@@ -220,11 +225,11 @@ class Checker:
             return f"its pack is damaged: {self._bad_footers[at.pack_id]}"
         row = rows.get(at.offset)
         if row is None or (row.digest, row.size_bytes, row.location) != (ref.digest, ref.size_bytes, at):
-            return "its pack holds something else at that place"
+            return "its pack has something else at that offset"
         return ""
 
     def _find_rows(self, pack_id: str) -> dict[int, PackedChunk]:
-        """Return the chunks of a pack by offset, keeping those of the packs used last."""
+        """Return the chunks of a pack by offset, from a cache of recently used packs."""
         if pack_id in self._footers:
             self._footers.move_to_end(pack_id)
             return self._footers[pack_id]
@@ -247,7 +252,7 @@ class Checker:
 
     def _is_intact(self, at: Location, digest: Digest) -> bool:
         if at.codec != RAW or at.stored_bytes > CHUNK_BYTES:
-            return False  # what a manifest says is not believed before memory is taken for it
+            return False  # sizes in a manifest are not trusted, so memory for them is bounded
         data = memoryview(bytearray(at.stored_bytes))
         try:
             self._store.read_into(pack_key(at.pack_id), at.offset, data)
@@ -256,7 +261,7 @@ class Checker:
         return hash_bytes(data) == digest
 
     def _report(self, problems: list[_Problem]) -> Iterator[Finding]:
-        """Tell for each chunk that is hit whether another copy saves it."""
+        """Yield a finding for each affected chunk: a warning if the store has an intact copy, otherwise an error."""
         copies = self._find_copies({problem.ref.digest for problem in problems})
         for problem in problems:
             at = problem.ref.location
@@ -288,7 +293,7 @@ class Checker:
         return found
 
     def _check_other_manifests(self, roots: Roots) -> Iterator[Finding]:
-        """Check manifests that no current snapshot uses: they prove themselves."""
+        """Report manifests that no current snapshot uses, and check that each can be decoded."""
         used = self._used_manifests | {snapshot.manifest.manifest_id for snapshot in roots.current}
         for info in iter_objects(self._store, MANIFESTS):
             if info.key.removeprefix(MANIFESTS) in used:
@@ -317,5 +322,5 @@ class Checker:
             except NotFound:
                 continue
             except HoldfastError as error:
-                advice = "look-ups pass it over; delete the file, it can be rebuilt from the packs"
+                advice = "it is ignored; delete the file, it can be rebuilt from the packs"
                 yield Finding("warning", "index-damaged", info.key, str(error), advice)

@@ -1,4 +1,4 @@
-"""Checks every record of a store: config, snapshots, tags, leases, marks; yields findings and collects the roots."""
+"""Checks every record of a store (config, snapshots, tags, leases, marks), and collects the current snapshots."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ from holdfast.repo.upkeep.findings import Finding, Severity, Tally
 
 @dataclass(slots=True)
 class Roots:
-    """What the records lead to."""
+    """The current snapshots, filled in while records are checked."""
 
     current: list[Snapshot] = field(default_factory=list)
     is_newer: bool = False
-    """The store is of a format that this version does not know: whatever else it holds cannot be judged."""
+    """The store has a newer format than this version supports, so nothing else in it can be checked."""
 
 
 def check_records(store: ObjectStore, roots: Roots, tally: Tally) -> Iterator[Finding]:
-    """Check all records, the newest and those it has replaced."""
+    """Check all records, current and replaced ones; add the current snapshots to `roots`."""
     yield from _check_config(store, roots, tally)
     if roots.is_newer:
         return
@@ -55,7 +55,7 @@ def check_records(store: ObjectStore, roots: Roots, tally: Tally) -> Iterator[Fi
             yield from _check_name(store, stem, generations, roots)
     for prefix in (LEASES, MARKS, BAD):
         infos = list(iter_objects(store, prefix))
-        # Keys are ordered, so the last of a lease is the one that tells its state.
+        # Keys are ordered, so the last record of a lease has its state.
         last = {info.key.rpartition("@")[0]: info.key for info in infos}
         for info in infos:
             tally.objects += 1
@@ -67,13 +67,13 @@ def check_links(store: ObjectStore) -> Iterator[Finding]:
     """Report each symbolic link: no operation follows it, and listings that meet it raise an error."""
     if not isinstance(store, LinkedStore):
         return
-    for place in store.iter_links():
-        text = f"{place} is a symbolic link; links inside a store are never followed"
-        if is_key(place):
-            advice = "put what it leads to in its place, or remove it; until then saves and collections may be refused"
-            yield Finding("error", "link", place, text, advice)
+    for path in store.iter_links():
+        text = f"{path} is a symbolic link; links inside a store are never followed"
+        if is_key(path):
+            advice = "replace it by its target, or remove it; until then saves and collections may be refused"
+            yield Finding("error", "link", path, text, advice)
         else:
-            yield Finding("warning", "link", place, text, "it is nothing that Holdfast writes; remove it")
+            yield Finding("warning", "link", path, text, "Holdfast does not write such a file; remove it")
 
 
 def _check_config(store: ObjectStore, roots: Roots, tally: Tally) -> Iterator[Finding]:
@@ -96,7 +96,7 @@ def _check_config(store: ObjectStore, roots: Roots, tally: Tally) -> Iterator[Fi
         except NewerFormat as error:
             if not is_known:
                 roots.is_newer = True
-                advice = "upgrade Holdfast; nothing else was checked, for this version cannot judge it"
+                advice = "upgrade Holdfast; nothing else was checked, because this version does not know the format"
                 yield Finding("error", "newer-format", info.key, str(error), advice)
                 return
         except HoldfastError as error:
@@ -104,13 +104,13 @@ def _check_config(store: ObjectStore, roots: Roots, tally: Tally) -> Iterator[Fi
             yield Finding(
                 severity, "config-damaged", info.key, str(error), "restore this file from a copy of the store"
             )
-    # One that is torn never counted. If nothing else is here, that is how making a store ended before it began.
+    # A torn config never counted. If the store has nothing else, its creation was interrupted: that is no error.
     if num_torn == len(infos) and (not infos or any(not key.startswith(CONFIG) for key in _iter_first_keys(store))):
         yield Finding("error", "config-missing", CONFIG, "the store has no config", "restore config/ from a copy")
 
 
 def _iter_first_keys(store: ObjectStore) -> Iterator[str]:
-    """Yield the first key of each prefix of the format that holds anything."""
+    """Yield the first key under each prefix of the format."""
     return (info.key for prefix in PREFIXES for info in store.list(prefix, limit=1))
 
 
@@ -128,10 +128,10 @@ def _check_name(store: ObjectStore, stem: str, generations: list[int], roots: Ro
             if snapshot and is_current:
                 roots.current.append(snapshot)
         except NotFound:
-            continue  # collected while we were looking
+            continue  # collected since it was listed
         except (Corrupt, NewerFormat, StoreError) as error:
             severity: Severity = "error" if is_current else "warning"
-            advice = "nothing needs it any more: garbage collection removes it"
+            advice = "it is not needed any more: garbage collection removes it"
             if is_current:
                 advice = "restore this file from a copy of the store; reading the name fails until then"
             name = split_stem(stem) if stem.startswith(SNAPSHOTS) else ""
@@ -140,12 +140,12 @@ def _check_name(store: ObjectStore, stem: str, generations: list[int], roots: Ro
 
 
 def _parse_fields(fields: Fields, stem: str, generation: int) -> Snapshot | None:
-    """Check the fields of a snapshot or tag record; returns the snapshot if it is a live one."""
+    """Check the fields of a snapshot or tag record; return the snapshot if the record is a live one."""
     kind = "snapshot" if stem.startswith(SNAPSHOTS) else "tag"
     fields.expect(kind=kind, generation=generation)
     name = fields.text("name")
     if stem != (snapshot_stem(name) if kind == "snapshot" else tag_stem(name)):
-        raise Corrupt(f"record {fields.key} holds a name that belongs elsewhere", key=fields.key)
+        raise Corrupt(f"record {fields.key} has a name that belongs to another key", key=fields.key)
     state = fields.text("state")
     if state not in ("live", "deleted"):
         raise Corrupt(f"record {fields.key} is in the unknown state {state[:40]!r}", key=fields.key)
@@ -157,7 +157,7 @@ def _parse_fields(fields: Fields, stem: str, generation: int) -> Snapshot | None
 
 
 def _check_passing(store: ObjectStore, info: ObjectInfo, *, is_last: bool) -> Iterator[Finding]:
-    """Check a record that is there only while somebody works."""
+    """Check a temporary record: a lease, a mark or a note of a bad pack."""
     try:
         fields = read_record(store, info.key)
         if fields is None:
@@ -175,14 +175,14 @@ def _check_passing(store: ObjectStore, info: ObjectInfo, *, is_last: bool) -> It
     except NotFound:
         return
     except (Corrupt, NewerFormat, StoreError) as error:
-        advice = "nothing saved depends on it; delete the file when nobody is saving or collecting"
+        advice = "no snapshot depends on it; delete the file when no save or collection is running"
         yield Finding("warning", "record-damaged", info.key, str(error), advice)
 
 
 def _check_keys(store: ObjectStore) -> Iterator[Finding]:
     for info in iter_objects(store, ""):
         if not _is_known(info.key):
-            text = f"{info.key} is nothing that this version of Holdfast writes"
+            text = f"{info.key} is not a file that this version of Holdfast writes"
             advice = "if a later version put it there, upgrade; otherwise move it away"
             yield Finding("warning", "unknown-object", info.key, text, advice)
 
@@ -205,9 +205,9 @@ def _is_known(key: str) -> bool:
 
 def _torn(key: str) -> Finding:
     text = f"record {key} is cut short: it counts as never written"
-    # Where creates are atomic a crash cannot do this, so for what lasts it is worth a look.
-    is_lasting = key.startswith((SNAPSHOTS, TAGS, CONFIG))
+    # A crash cannot tear a record if creates are atomic, so a torn permanent record deserves a warning.
+    is_permanent = key.startswith((SNAPSHOTS, TAGS, CONFIG))
     advice = "if a save of that name had returned, restore this file from a copy; otherwise it is harmless"
-    if not is_lasting:
+    if not is_permanent:
         advice = "garbage collection removes it"
-    return Finding("warning" if is_lasting else "note", "record-torn", key, text, advice)
+    return Finding("warning" if is_permanent else "note", "record-torn", key, text, advice)

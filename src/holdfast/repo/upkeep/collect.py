@@ -1,4 +1,4 @@
-"""Garbage collection beside live writers: plan, mark, wait, sweep, and remove what interrupted work has left."""
+"""Garbage collection while others write: plan, mark, wait, sweep, and delete leftovers of interrupted work."""
 
 from __future__ import annotations
 
@@ -32,37 +32,37 @@ from holdfast.repo.upkeep.sweep import (
 )
 
 NETWORK_GRACE_S: Final = 120.0
-"""On a network filesystem a listing may be that stale, whatever else is known."""
+"""On a network filesystem a listing may be stale for this long."""
 MIN_AGE_S: Final = 3600.0
 _POLL_S: Final = 0.05
 _UNLOCKED_AFTER_S: Final = 5.0
-"""Within so long after the lock was taken no save goes on without it: half of what `store.lock.LockWait` allows."""
+"""No save gives up waiting for the lock within this time: half of what `objects.local.lock.LockWait` allows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """When to act; safety never depends on it."""
+    """When a collection acts; its safety does not depend on them."""
 
     min_age_s: float = MIN_AGE_S
-    """Younger files are left alone, unless it is certain that nobody is writing."""
+    """Younger files are kept, unless it is certain that no process is writing."""
     grace_s: float = 0.0
-    """Time between mark and sweep; at least 120 s where a network is in between."""
+    """Time between mark and sweep; at least 120 s on a network filesystem."""
     expire_s: float = EXPIRE_S
-    """A lease that has shown nothing new for so long is fenced."""
+    """A lease that was not renewed for so long is fenced."""
     wait_s: float = 0.0
-    """How long to wait for saves under way before the rest is left to the next collection."""
+    """How long to wait for running saves before the rest is left to the next collection."""
     sleep: Callable[[float], None] = time.sleep
 
 
 @dataclass(frozen=True, slots=True)
 class CollectPlan:
-    """What nothing needs any more."""
+    """The files and records that can be deleted."""
 
     dead: tuple[ObjectInfo, ...]
     """Packs and manifests."""
     records: tuple[DeadRecords, ...]
     live_bytes: int
-    """Bytes of the packs and manifests that stay."""
+    """Bytes of the packs and manifests that are kept."""
 
     @property
     def dead_bytes(self) -> int:
@@ -82,13 +82,13 @@ class Collected:
     pending_marks: int = 0
     pending_bytes: int = 0
     waiting_for: list[str] = field(default_factory=list)
-    """Why pending marks were not swept: saves under way, or the grace time."""
+    """Why pending marks were not swept: running saves, or the grace time."""
     unfenced: list[str] = field(default_factory=list)
-    """Keys of leases that have shown nothing for long and cannot be fenced: what they might use stays."""
+    """Keys of stale leases that cannot be fenced, their numbers being exhausted; files they may use are kept."""
 
 
 def verify_may_collect(store: ObjectStore, *, store_id: str = "") -> None:
-    """Raise unless this version knows and sees all that the store may hold, and it is `store_id`, if that is given."""
+    """Raise unless this version supports everything in the store, no link hides a part, and its id is `store_id`."""
     config = find_config(store)
     if store_id:
         StoreIdentity(store_id).verify(config, url=store.url)
@@ -98,19 +98,19 @@ def verify_may_collect(store: ObjectStore, *, store_id: str = "") -> None:
     link = read_first_link(store)
     if link:
         raise Corrupt(
-            f"{store.url} holds the symbolic link {link}, which is not followed; nothing is collected, for what lies"
-            " behind it may be needed: put what it leads to in its place, or remove it",
+            f"{store.url} contains the symbolic link {link}, which is not followed; nothing is collected, because its"
+            " target may be needed: replace the link by its target, or remove it",
             key=link,
         )
     unknown = find_unknown_prefix(store)
     if unknown:
         raise NewerFormat(
-            f"{store.url} holds {unknown!r}, which this Holdfast does not know; nothing is collected: upgrade"
+            f"{store.url} contains {unknown!r}, which this Holdfast does not know; nothing is collected: upgrade"
         )
 
 
 def plan_collect(store: ObjectStore, *, min_age_s: float = MIN_AGE_S) -> CollectPlan:
-    """Find what is dead: unneeded, older than `min_age_s`, and not of a save under way. Reads only."""
+    """Find files that are dead: not needed, older than `min_age_s`, and not of a running save. Reads only."""
     files = [info for prefix in (MANIFESTS, PACKS) for info in iter_objects(store, prefix)]
     # Files before leases: the lease of every file seen was there before it.
     leases = read_leases(store)
@@ -124,28 +124,28 @@ def plan_collect(store: ObjectStore, *, min_age_s: float = MIN_AGE_S) -> Collect
 def _is_dead(info: ObjectInfo, live: Live, leases: dict[str, LeaseView], oldest_s: float) -> bool:
     file_id = parse_file_key(info.key)
     if file_id is None:
-        return False  # nothing that we wrote
+        return False  # not a file of Holdfast
     lease = leases.get(file_id.partition("-")[0])
     is_ended = not (lease and lease.is_live)
     return is_ended and info.key not in live.needs and info.modified_s <= oldest_s
 
 
 def collect(store: ObjectStore, rules: Rules | None = None, *, store_id: str = "") -> Collected:
-    """Delete what nothing needs; beside live writers it may leave a part to the next collection.
+    """Delete files that nothing needs; while others write, some may be left to the next collection.
 
     Raises:
         Corrupt: a root cannot be read, or a symbolic link hides something; nothing was deleted.
         NewerFormat: the store holds something that this version does not know; nothing was deleted.
-        StoreGone: a `store_id` is given, and this is not that store; nothing was deleted.
+        StoreGone: a `store_id` was passed, and this is another store; nothing was deleted.
     """
     verify_may_collect(store, store_id=store_id)
     return _Collection(store, rules or Rules(), store_id).run()
 
 
 def _find_unlocked(leases: Iterable[LeaseView]) -> list[LeaseView]:
-    """Return live leases of saves that this host's lock does not tell about.
+    """Return live leases of saves that do not hold this host's lock.
 
-    Those are saves on other hosts, and saves here that went on without the lock because it was held for too long.
+    These are saves on other hosts, and saves here that went on without the lock because it was held for too long.
     """
     here = socket.gethostname()
     return [lease for lease in leases if lease.is_live and lease.host != here]
@@ -162,10 +162,10 @@ class _Collection:
         self._swept: list[Mark] = []
 
     def run(self) -> Collected:
-        is_alone = self._clear_when_alone()
-        # First of all, for the files of a dead save are spared as long as its lease looks live.
+        is_exclusive = self._clear_if_exclusive()
+        # Before the plan: the files of a dead save are kept as long as its lease seems live.
         self._fence_expired()
-        plan = plan_collect(self._store, min_age_s=0.0 if is_alone else self._rules.min_age_s)
+        plan = plan_collect(self._store, min_age_s=0.0 if is_exclusive else self._rules.min_age_s)
         marks = list(iter_marks(self._store))
         marked = {key for mark in marks for key in mark.keys}
         fresh = [info for info in plan.dead if info.key not in marked]
@@ -176,44 +176,44 @@ class _Collection:
         self._remove_idle_marks()
         self._remove_records(plan)
         self._remove_leases()
-        self._remove_spoilt_marks(is_alone=False)
+        self._remove_broken_marks(is_exclusive=False)
         self._tidy()
         return self._outcome
 
-    def _clear_when_alone(self) -> bool:
-        """If it is certain that nobody writes, remove what dead writers have left, and say so."""
+    def _clear_if_exclusive(self) -> bool:
+        """Delete leftovers of dead writers if it is certain that no process writes; return whether it is."""
         began_s = time.monotonic()  # a clock that is set back would make the hold look shorter
         with self._store.hold(exclusive=True) as is_held:
             leases = read_leases(self._store)
             if not is_held or _find_unlocked(leases.values()):
                 return False
-            # A save goes on without the lock only after it has waited longer than this. What is younger may be its own.
+            # A save goes on without the lock only after a longer wait than this. Younger files may belong to one.
             older_than_s = time.monotonic() - began_s - _UNLOCKED_AFTER_S
             self._outcome.debris += self._store.remove_debris(older_than_s=older_than_s)
-            self._remove_spoilt_marks(is_alone=True)
-            # Saves wait as long as this is held, so roots are read only if they matter: a fenced save that committed
-            # and died left a record that its fence alone explains.
+            self._remove_broken_marks(is_exclusive=True)
+            # Saves wait while the lock is held, so roots are read only if needed: if a fenced save committed and then
+            # died, its fence must be kept, because it alone explains a record whose files may be missing.
             has_fenced = any(lease.standing == "fenced" for lease in leases.values())
             explained = read_live(self._store).committed_under if has_fenced else set()
             for lease in leases.values():
-                # Who was fenced on another host may only sleep: without its fence it would take itself for alive.
+                # A fenced save on another host may only be suspended; without its fence it would renew its lease.
                 is_dead = lease.host == socket.gethostname() and lease.lease_id not in explained
                 if lease.standing != "fenced" or is_dead:
-                    self._forget(lease)
+                    self._delete_lease(lease)
             return True
 
-    def _remove_spoilt_marks(self, *, is_alone: bool) -> None:
-        """Remove marks that a loss of power has torn; damaged ones, which stand for everything, only when alone."""
+    def _remove_broken_marks(self, *, is_exclusive: bool) -> None:
+        """Delete torn marks; damaged ones, for which writers treat every file as marked, only if exclusive."""
         for stem, generations in list(iter_stems(self._store, MARKS)):
             for generation in generations:
                 try:
-                    is_spoilt = read_record(self._store, generation_key(stem, generation)) is None
+                    is_broken = read_record(self._store, generation_key(stem, generation)) is None
                 except NotFound:
                     continue
                 except Corrupt:
-                    is_spoilt = is_alone
-                # A list of leases without its mark: another collector swept while it was being written.
-                if is_spoilt or 0 not in generations:
+                    is_broken = is_exclusive
+                # A list of leases without its mark: another collector swept the mark while the list was being written.
+                if is_broken or 0 not in generations:
                     self._store.delete(generation_key(stem, generation))
                     self._outcome.debris += 1
 
@@ -232,11 +232,11 @@ class _Collection:
         if reason:
             self._leave_pending(sizes, reason)
             return
-        # Held: who finds itself alone may remove a mark, and must not while we rely on this one. So unlike a save,
-        # a sweep never goes on without the lock.
+        # A collector with the exclusive lock may delete a mark, and must not while we rely on this one. So unlike a
+        # save, a sweep never goes on without the lock.
         with self._store.hold(exclusive=False) as is_held:
             if not is_held:
-                self._leave_pending(sizes, "another collection that does not go on")
+                self._leave_pending(sizes, "another collection, which holds the lock")
                 return
             if not is_standing(self._store, mark):
                 return
@@ -252,9 +252,9 @@ class _Collection:
         self._outcome.waiting_for.append(reason)
 
     def _remove_idle_marks(self) -> None:
-        """Remove marks that were swept and still stand, for what they name is needed again; only when alone.
+        """Delete swept marks whose remaining files are needed again; only with the exclusive lock.
 
-        Beside another collector a mark must stay: that one may have read other roots, and be about to delete.
+        While another collector runs, a mark must be kept: that one may have read other roots and be about to delete.
         """
         standing = [mark for mark in self._swept if is_standing(self._store, mark)]
         if not standing:
@@ -272,20 +272,20 @@ class _Collection:
         return sizes
 
     def _wait(self, mark: Mark) -> str:
-        """Wait until nobody can rely on what is marked; return why not, if it takes too long."""
+        """Wait until no save can rely on the marked files; return what blocks it if that takes too long."""
         waiting = read_waiting(self._store, mark.stem)
         deadline_s = self._store.clock() + self._rules.wait_s
         slept_s = 0.0
         while True:
             reason = self._find_reason(mark, waiting, slept_s)
-            # The clock may be set back meanwhile, by hours; what was slept has passed all the same.
+            # The store's clock may be set back by hours during the wait, so the time slept counts as well.
             if not reason or self._store.clock() >= deadline_s or slept_s >= self._rules.wait_s:
                 return reason
             self._rules.sleep(_POLL_S)
             slept_s += _POLL_S
 
     def _find_reason(self, mark: Mark, waiting: frozenset[str], slept_s: float) -> str:
-        # If nobody writes at this moment, whoever began before the mark has ended, whatever its lease says.
+        # If no process writes at this moment, every save from before the mark has ended, whatever its lease says.
         with self._store.hold(exclusive=True) as is_held:
             if is_held and not _find_unlocked(read_leases(self._store).values()):
                 return ""
@@ -293,32 +293,33 @@ class _Collection:
         if blockers:
             return f"{len(blockers)} under way: {blockers[0].purpose or blockers[0].lease_id}"
         grace_s = max(self._rules.grace_s, NETWORK_GRACE_S if self._store.traits.network else 0.0)
-        # A mark from the future was published by a clock that was ahead, or ours is behind: then what we slept counts.
+        # A mark from the future comes from a clock that was ahead of ours. Then the time that we slept counts.
         left_s = grace_s - max(self._store.clock() - mark.published_s, slept_s)
         return f"{left_s:.0f} s of grace" if left_s > 0 else ""
 
     def _remove_records(self, plan: CollectPlan) -> None:
-        """Remove records that count no more, the lowest generation first."""
+        """Delete dead records, the lowest generation first."""
         for dead in plan.records:
             for generation in dead.generations:
                 self._store.delete(generation_key(dead.stem, generation))
                 self._outcome.records += 1
 
     def _remove_leases(self) -> None:
-        """Remove what is left of leases that were released; one that was fenced must stay (see `settled`)."""
+        """Delete the files of released leases; those of fenced ones must be kept (see `rollback`)."""
         for lease in read_leases(self._store).values():
             if lease.standing == "released":
-                self._forget(lease)
+                self._delete_lease(lease)
 
-    def _forget(self, lease: LeaseView) -> None:
+    def _delete_lease(self, lease: LeaseView) -> None:
         for generation in lease.generations:
             self._store.delete(generation_key(lease_stem(lease.lease_id), generation))
         self._outcome.leases += 1
 
     def _tidy(self) -> None:
-        """Clear away old temporary files, and let the index and the list of bad packs forget packs that are gone."""
+        """Delete old temporary files, and drop deleted packs from the index and the list of bad packs."""
         self._outcome.debris += self._store.remove_debris(older_than_s=max(self._rules.min_age_s, EXPIRE_S))
-        # Packs last: what is noted about a pack that is sealed meanwhile would seem to be about one that is gone.
+        # Packs are listed last: a pack that is sealed after an earlier listing would be missing from it, and its
+        # index fragment would be dropped.
         fragments, bad = (list(iter_objects(self._store, prefix)) for prefix in (INDEX, BAD))
         present = {info.key.removeprefix(PACKS) for info in iter_objects(self._store, PACKS)}
         drop_missing(self._store, fragments, present)

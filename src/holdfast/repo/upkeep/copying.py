@@ -1,4 +1,4 @@
-"""Copies snapshots from one repository to another: only what is missing moves, verified on both sides."""
+"""Copies snapshots from one repository to another: only missing chunks are copied, verified on both sides."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def copy_snapshot(
 ) -> SaveResult:
     """Copy one snapshot, under its name or another, with its commit time, metadata and content digest.
 
-    A copy that was cut off is simply repeated: packs that it completed are found by their index and not moved again.
-    Raises NameInUse if the target's name holds other content, unless `overwrite`.
+    After an interruption, repeat the copy: packs that were completed are found by the index and not copied again.
+    Raises NameInUse if the name has other content in the target, unless `overwrite`.
     """
     started = time.monotonic()
     name = snapshot.name if name is None else name

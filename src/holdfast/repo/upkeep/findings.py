@@ -1,4 +1,4 @@
-"""Findings: what a check reports, never raising, never stopping at the first."""
+"""Findings: the problems that a check reports instead of raising an error for the first."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from dataclasses import dataclass
 from typing import Literal
 
 Severity = Literal["error", "warning", "note"]
-"""error: something saved cannot be read back. warning: damage that costs nothing yet. note: harmless left-overs."""
+"""error: saved data cannot be read. warning: damage that has lost no data yet. note: harmless leftovers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is not as it should be."""
+    """One problem in a store."""
 
     severity: Severity
     code: str
-    """Stable word for programs."""
+    """A stable identifier for programs."""
     key: str
-    """The object concerned."""
+    """The key of the affected object."""
     message: str
     advice: str
     snapshot: str = ""
@@ -28,7 +28,7 @@ class Finding:
 
 @dataclass(slots=True)
 class Tally:
-    """How much a check has looked at."""
+    """How much a check has covered."""
 
     objects: int = 0
     snapshots: int = 0

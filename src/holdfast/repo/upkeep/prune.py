@@ -1,4 +1,4 @@
-"""Retention: which snapshots to keep, decided apart from deleting the others."""
+"""Retention: decides which snapshots to keep, and deletes the others in a separate step."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ _STEP: Final = re.compile(r"([0-9]+)[^0-9]*\Z")
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """What to keep; a snapshot stays if any rule says so."""
+    """Retention rules; a snapshot is kept if any rule applies."""
 
     last: int = 0
-    """The newest so many, by commit time."""
+    """Keep so many of the newest, by commit time."""
     every: int = 0
-    """Those whose step, the last number in the name, is a multiple of this."""
+    """Keep those whose step, the last number in the name, is a multiple of this."""
     within_s: float = 0.0
-    """Those committed within so many seconds."""
+    """Keep those committed within so many seconds."""
     tagged: bool = True
-    """Those that a tag points to."""
+    """Keep those that a tag points to."""
 
     def __post_init__(self) -> None:
-        """Refuse rules that would keep nothing by mistake."""
+        """Raise ValueError for rules that would keep nothing by mistake."""
         if min(self.last, self.every, self.within_s) < 0:
-            raise ValueError("rules of what to keep cannot be negative")
+            raise ValueError("retention rules cannot be negative")
         if math.isnan(self.within_s):
             raise ValueError("keep_within= (within_s) is not a number")
         if not (self.last or self.every or self.within_s):
@@ -45,7 +45,7 @@ class Keep:
 
 
 class KeepRules(TypedDict, total=False):
-    """What to keep, as a caller says it."""
+    """Retention rules as keyword arguments of the public API."""
 
     keep_last: int
     keep_every: int
@@ -56,14 +56,14 @@ class KeepRules(TypedDict, total=False):
 def make_keep(
     *, keep_last: int = 0, keep_every: int = 0, keep_within: float | timedelta = 0.0, keep_tagged: bool = True
 ) -> Keep:
-    """Return rules as they are applied."""
+    """Convert keyword arguments to rules."""
     within_s = keep_within.total_seconds() if isinstance(keep_within, timedelta) else float(keep_within)
     return Keep(keep_last, keep_every, within_s, keep_tagged)
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One snapshot, and why it stays; without a reason it goes."""
+    """A snapshot and the reasons to keep it; without a reason it is deleted."""
 
     snapshot: Snapshot
     reasons: tuple[str, ...]
@@ -71,11 +71,11 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class PrunePlan:
-    """What to keep and what to delete, in natural order of names."""
+    """The snapshots to keep and to delete, in natural order of their names."""
 
     verdicts: tuple[Verdict, ...]
     heeds_tags: bool = True
-    """What is tagged by the time at which it is carried out is kept, too."""
+    """Also keep snapshots that are tagged between planning and deleting."""
 
     @property
     def delete(self) -> tuple[Snapshot, ...]:
@@ -90,15 +90,15 @@ class PrunePlan:
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """What became of the snapshots that a plan would delete."""
+    """What happened to the snapshots that a plan would delete."""
 
     deleted: tuple[Snapshot, ...]
     kept: tuple[Verdict, ...]
-    """Those that were tagged or overwritten since the plan was made."""
+    """Those that were tagged or overwritten after the plan was made."""
 
 
 def plan_prune(snapshots: Sequence[Snapshot], tags: Iterable[Tag], keep: Keep, *, now_s: float) -> PrunePlan:
-    """Decide for each snapshot; pure."""
+    """Decide for each snapshot whether to keep it; reads nothing and deletes nothing."""
     tagged = _describe_tagged(tags) if keep.tagged else {}
     newest = sorted(snapshots, key=lambda snapshot: (snapshot.time_s, natural_order(snapshot.name)), reverse=True)
     last = {snapshot.name for snapshot in newest[: keep.last]}
@@ -119,7 +119,7 @@ def plan_prune(snapshots: Sequence[Snapshot], tags: Iterable[Tag], keep: Keep, *
 
 
 def _describe_tagged(tags: Iterable[Tag]) -> dict[str, str]:
-    """Return why each snapshot that a tag points to stays, by name."""
+    """Return the reason to keep each tagged snapshot, by name."""
     tagged: dict[str, list[str]] = {}
     for tag in tags:
         tagged.setdefault(tag.snapshot_name, []).append(tag.name)
@@ -127,9 +127,9 @@ def _describe_tagged(tags: Iterable[Tag]) -> dict[str, str]:
 
 
 def read_prune_plan(store: ObjectStore, prefix: str, keep: Keep) -> PrunePlan:
-    """Read what is under `prefix` and decide, for Holdfast's own names only if it begins as they do.
+    """Read the snapshots under `prefix` and decide; reserved names are included only if `prefix` is reserved.
 
-    A tag that cannot be read is an error, for it might protect anything.
+    Raises Corrupt if a tag cannot be read, because it might protect any snapshot.
     """
     tags = _read_tags(store)
     snapshots = [found for found in iter_user_names(store, prefix) if isinstance(found, Snapshot)]
@@ -146,7 +146,7 @@ def _read_tags(store: ObjectStore) -> list[Tag]:
 
 
 def apply_prune(store: ObjectStore, plan: PrunePlan) -> Pruned:
-    """Delete what the plan says, but for what was tagged, overwritten or deleted since it was made."""
+    """Delete the snapshots in the plan, except those tagged, overwritten or deleted since it was made."""
     tagged = _describe_tagged(_read_tags(store)) if plan.heeds_tags and plan.delete else {}
     deleted, kept = [], []
     for snapshot in plan.delete:
@@ -155,12 +155,12 @@ def apply_prune(store: ObjectStore, plan: PrunePlan) -> Pruned:
             continue
         reason = tagged.get(snapshot.name, "")
         if state.snapshot.write_id != snapshot.write_id:
-            reason = "overwritten meanwhile"
+            reason = "overwritten since the plan was made"
         if not reason:
             try:
                 delete_held(store, state)
             except NameInUse:
-                reason = "changed meanwhile"
+                reason = "changed since the plan was made"
         if reason:
             kept.append(Verdict(state.snapshot, (reason,)))
         else:
@@ -169,5 +169,5 @@ def apply_prune(store: ObjectStore, plan: PrunePlan) -> Pruned:
 
 
 def prune(store: ObjectStore, prefix: str, keep: Keep) -> list[Snapshot]:
-    """Decide and delete in one call; returns what was deleted."""
+    """Plan and delete in one call; return the deleted snapshots."""
     return list(apply_prune(store, read_prune_plan(store, prefix, keep)).deleted)

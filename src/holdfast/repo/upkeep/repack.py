@@ -1,4 +1,4 @@
-"""Repacking: live chunks of mostly dead packs move into new ones, by a new generation of whoever uses them."""
+"""Repacking: copies live chunks of mostly dead packs into new packs, and commits the snapshots that use them again."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from holdfast.repo.upkeep.transfer import Job, transfer_snapshot
 from holdfast.repo.upkeep.usage import read_usage
 
 DEAD_SHARE: Final = 0.5
-"""A pack of which more than this is dead is worth repacking."""
+"""A pack with a larger share of dead bytes than this is repacked."""
 SLACK_SHARE: Final = 0.1
-"""How much may stay dead after a thorough repack, as a share of what is live."""
+"""The dead bytes that a thorough repack may leave, as a share of the live bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +40,10 @@ def plan_repack(
     dead_share: float = DEAD_SHARE,
     slack_share: float | None = None,
 ) -> RepackPlan:
-    """Choose the packs that are dead by more than `dead_share` but still used. Reads only.
+    """Choose the packs that are still used and whose dead share is more than `dead_share`. Reads only.
 
-    With `slack_share`, also the next most dead ones, until what is dead in all others is at most that share of what
-    is live.
+    With `slack_share`, also choose the next most dead packs, until the dead bytes in all others are at most that share
+    of the live bytes.
     """
     used = [pack for pack in read_usage(repo.store, snapshots).packs if pack.live_bytes]
     left = sum(pack.dead_bytes for pack in used)
@@ -63,14 +63,13 @@ def _find_packs(repo: Repository, snapshot: Snapshot) -> list[str]:
     try:
         return read_needs(repo.store, snapshot.manifest).packs
     except NotFound:
-        return []  # deleted and collected since it was listed
+        return []  # it was deleted and collected after it was listed
 
 
 def apply_repack(repo: Repository, plan: RepackPlan, *, progress: Progress | None = None) -> list[Snapshot]:
-    """Give each snapshot a new generation that needs none of the victims; returns those that were moved.
+    """Commit a new generation of each snapshot that needs none of the victims; return the moved snapshots.
 
-    The content digest, the commit time and the metadata stay. A name that changes meanwhile is passed over: what
-    it holds now is not what was planned for.
+    Content digest, commit time and metadata are kept. A name that was changed after the plan was made is skipped.
     """
     progress = progress or Silent()
     repo.verify_may_write()
@@ -85,12 +84,12 @@ def apply_repack(repo: Repository, plan: RepackPlan, *, progress: Progress | Non
             continue
         except NotFound:
             if read_name(repo.store, snapshot.name).next_generation == state.next_generation:
-                raise  # nobody has deleted it: it is lost
+                raise  # it was not deleted, so its files are lost
     return moved
 
 
 def move_snapshot(
     repo: Repository, state: NameState, snapshot: Snapshot, victims: frozenset[str], progress: Progress
 ) -> Snapshot:
-    """Commit a new generation of `snapshot` whose chunks lie anywhere but in `victims`."""
+    """Commit a new generation of `snapshot` that has no chunks in the packs `victims`."""
     return transfer_snapshot(Job("repack", repo, snapshot, repo, state, victims=victims), progress).snapshot

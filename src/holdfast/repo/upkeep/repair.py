@@ -1,4 +1,4 @@
-"""Repair: from what a check has found to a plan that loses nothing silently, and the doing of it."""
+"""Repair: turns the findings of a check into a plan that reports every loss, and carries it out."""
 
 from __future__ import annotations
 
@@ -27,35 +27,35 @@ ActionKind = Literal["reindex", "quarantine", "heal", "discard"]
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One thing to do: rebuild the index, list a pack as bad, point a snapshot to other copies, delete a file."""
+    """One step: rebuild the index, list a pack as bad, point a snapshot to intact copies, or delete a file."""
 
     kind: ActionKind
     target: str
-    """A key, a pack id or a snapshot's name."""
+    """A key, a pack id or the name of a snapshot."""
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """An entry that cannot be read any more, or a tag, and that nothing in this store can bring back."""
+    """An entry or a tag that cannot be read any more and cannot be restored from this store."""
 
     snapshot: str
     entry: str
     reason: str
     tag: str = ""
-    """Of a tag only this is set: what it pointed to is not lost with it."""
+    """For a lost tag only this field is set: its snapshot is not lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class RepairPlan:
-    """What can be mended, and what is lost; snapshots with losses stay, for their other entries can be read."""
+    """What can be repaired, and what is lost. Snapshots with losses are kept: their other entries can be read."""
 
     actions: tuple[Action, ...]
     losses: tuple[Loss, ...]
 
 
 def plan_repair(repo: Repository, *, progress: Progress | None = None) -> RepairPlan:
-    """Read every byte and decide what to do about what is found. Changes nothing."""
+    """Read every byte and return the repairs and losses; changes nothing."""
     findings = list(Checker(repo.store, read=True, progress=progress, stages=repo.counters.stages).iter_findings())
     packs: dict[str, str] = {}
     heal: dict[str, str] = {}
@@ -74,14 +74,14 @@ def plan_repair(repo: Repository, *, progress: Progress | None = None) -> Repair
     actions = [Action("discard", finding.key, finding.message) for finding in findings if _is_discardable(finding)]
     actions += [Action("quarantine", pack_id, why) for pack_id, why in packs.items() if pack_key(pack_id) not in known]
     if not _covers_all(repo) or any(finding.code == "index-damaged" for finding in findings):
-        actions.append(Action("reindex", INDEX, "the index does not know every chunk"))
+        actions.append(Action("reindex", INDEX, "some chunks are missing in the index"))
     lost = {loss.snapshot for loss in losses.values()}
     actions += [Action("heal", name, reason) for name, reason in heal.items() if name not in lost]
     return RepairPlan(tuple(actions), tuple(losses.values()))
 
 
 def _find_loss(finding: Finding) -> Loss | None:
-    """Return what is lost by a finding, or None."""
+    """Return the loss that a finding means, or None."""
     if finding.severity != "error":
         return None
     if finding.key.startswith(TAGS):
@@ -90,23 +90,23 @@ def _find_loss(finding: Finding) -> Loss | None:
 
 
 def _is_discardable(finding: Finding) -> bool:
-    # A torn name is left as it is: it may be all that is left of a save, and its number must not be free again. A torn
-    # note in bad/ still names its pack, and a lease that cannot be read counts as live until a collector knows better.
+    # A torn name is kept: it may be all that is left of a save, and its number must not become free again. A torn note
+    # in bad/ still names its pack. A lease that cannot be read counts as live until a collector fences it.
     return finding.code == "index-damaged" or (finding.code == "record-torn" and finding.key.startswith(MARKS))
 
 
 def _iter_users(repo: Repository, packs: frozenset[str]) -> Iterator[tuple[str, str]]:
-    """Yield each snapshot that uses one of `packs`, and which: intact chunks in a damaged pack are in danger."""
+    """Yield the name of each snapshot that uses one of `packs`, and the pack: its intact chunks are in danger, too."""
     for found in iter_names(repo.store) if packs else ():
         if isinstance(found, Snapshot):
-            with suppress(NotFound, Corrupt, NewerFormat):  # then it is among the losses
+            with suppress(NotFound, Corrupt, NewerFormat):  # it is reported as a loss
                 used = packs.intersection(read_needs(repo.store, found.manifest).packs)
                 if used:
                     yield found.name, min(used)
 
 
 def apply_repair(repo: Repository, plan: RepairPlan, *, progress: Progress | None = None) -> list[Action]:
-    """Carry out a plan; returns what was done. Nothing that can still be read is deleted."""
+    """Carry out a plan and return the completed actions. Nothing that can still be read is deleted."""
     done = []
     bad = frozenset(action.target for action in plan.actions if action.kind == "quarantine")
     for action in plan.actions:
@@ -137,7 +137,7 @@ def _apply(repo: Repository, action: Action, bad: frozenset[str], progress: Prog
 
 
 def _quarantine(repo: Repository, action: Action) -> bool:
-    """List a pack as bad: nothing new is built on it; what can be read of it still is."""
+    """List a pack as bad: new saves do not refer to it, but existing snapshots still read from it."""
     fields = {"kind": "bad", "pack": action.target, "write_id": new_write_id(), "reason": action.reason}
     try:
         create_generation(repo.store, BAD + action.target, 0, fields, durable=False)
@@ -152,7 +152,7 @@ def _covers_all(repo: Repository) -> bool:
 
 
 def _find_unknown(repo: Repository, index: Index) -> Iterable[str]:
-    """Yield the packs of which the index does not know every chunk."""
+    """Yield the packs that have a chunk which is missing in the index."""
     for pack_id, footer in iter_footers(repo.store):
         for chunk in footer.chunks:
             if chunk.location not in index.find(chunk.digest, chunk.size_bytes):
@@ -161,7 +161,7 @@ def _find_unknown(repo: Repository, index: Index) -> Iterable[str]:
 
 
 def rebuild_index(repo: Repository) -> int:
-    """Write fragments for packs that the index does not know, from their footers; returns how many."""
+    """Write index fragments for packs with missing chunks, from their footers; return the number of these packs."""
     index = Index(repo.store, limit_bytes=repo.budget_bytes // 4).refresh()
     unknown = set(_find_unknown(repo, index))
     for pack_id, footer in iter_footers(repo.store):

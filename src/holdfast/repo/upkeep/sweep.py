@@ -1,4 +1,4 @@
-"""Marks and sweeps: tell writers what is about to go, wait for whoever might not have heard, then delete."""
+"""Marks and sweeps: publish which files will be deleted, wait for saves that may not have read that, then delete."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from holdfast.repo.names.rollback import is_present
 from holdfast.repo.names.roots import LeaseView, Live, read_leases
 
 MARK_KEYS: Final = 60_000
-"""How many files one mark names at most: 54 bytes each, which fits into a record."""
+"""The most files that one mark names: at 54 bytes each, they fit into a record."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A published intention to delete."""
+    """A collector's announcement of files that it will delete."""
 
     stem: str
     keys: tuple[str, ...]
@@ -30,7 +30,7 @@ class Mark:
 
 
 def iter_marks(store: ObjectStore) -> Iterable[Mark]:
-    """Yield every mark that can be read; a torn one never counted, a damaged one is for check."""
+    """Yield every mark that can be read. A torn mark never counted; `check` reports a damaged one."""
     for stem, _ in iter_stems(store, MARKS):
         key = generation_key(stem, 0)
         try:
@@ -44,36 +44,36 @@ def iter_marks(store: ObjectStore) -> Iterable[Mark]:
 
 
 def _parse_mark(stem: str, fields: Fields, published_s: float) -> Mark | None:
-    """Return a mark with those of its keys that may be swept; None if it is no mark."""
+    """Return a mark with those of its keys that may be swept; None if the record is not a mark."""
     try:
         fields.expect(kind="mark")
         named = fields.texts("keys")
     except Corrupt:
         return None
-    # Whatever else a mark names, by mistake or malice, is not a collector's to delete.
+    # A collector deletes only packs and manifests, whatever else a mark names by mistake or malice.
     return Mark(stem, tuple(key for key in named if parse_file_key(key)), published_s)
 
 
 def publish_marks(store: ObjectStore, dead: Sequence[ObjectInfo]) -> list[str]:
-    """Tell all writers that `dead` is about to go, by as many marks as it takes."""
+    """Announce to all writers that `dead` will be deleted, with as many marks as needed; return their stems."""
     return [publish_mark(store, dead[first : first + MARK_KEYS]) for first in range(0, len(dead), MARK_KEYS)]
 
 
 def publish_mark(store: ObjectStore, dead: Sequence[ObjectInfo]) -> str:
-    """Tell all writers that `dead` is about to go: from now on, whoever starts treats it as absent."""
+    """Announce that `dead` will be deleted: every save that starts from now on treats it as absent. Return the stem."""
     stem = MARKS + new_lease_id()
     keys: list[Json] = [info.key for info in dead]
     fields = {"kind": "mark", "write_id": new_write_id(), "generation": 0, "keys": keys, "leases": []}
-    # Not looked at again: its name is its own, and another collector may have gone on with it, or be done.
+    # Not `create_generation`, which lists again: the name is unique, and another collector may have swept it already.
     create_settled(store, generation_key(stem, 0), encode_record(fields), durable=False)
     return stem
 
 
 def read_waiting(store: ObjectStore, stem: str) -> frozenset[str]:
-    """Return the leases that a mark has to wait for: those found alive after it was published.
+    """Return the leases that a mark has to wait for: those that were live after it was published.
 
-    They are written down once, as the mark's next generation, so that a later collection goes on waiting for
-    the same ones: newer saves have seen the mark and do not hold it up.
+    The list is stored once, as the mark's next generation, so that a later collection waits for the same leases.
+    Newer saves have read the mark and need not be waited for.
     """
     fields = _read_mark(store, generation_key(stem, 1))
     if fields is not None:
@@ -83,7 +83,7 @@ def read_waiting(store: ObjectStore, stem: str) -> frozenset[str]:
     try:
         create_generation(store, stem, 1, record, durable=False)
     except ObjectExists:
-        # Another collector was first; its list was made after the mark, too, so either will do.
+        # Another collector was first. Its list was also made after the mark, so both are valid.
         return _read_mark(store, generation_key(stem, 1)) or frozenset(alive)
     return frozenset(alive)
 
@@ -92,12 +92,12 @@ def _read_mark(store: ObjectStore, key: str) -> frozenset[str] | None:
     try:
         fields = read_record(store, key)
     except (NotFound, Corrupt):
-        return None  # a spoilt list is as good as none: whoever is alive now is waited for
+        return None  # a damaged list counts as missing: a new one names the leases that are live now
     return frozenset(fields.texts("leases")) if fields else None
 
 
 def find_blockers(store: ObjectStore, waiting: Iterable[str], *, expire_s: float) -> list[LeaseView]:
-    """Return the leases still to be waited for, fencing those that have shown nothing new for `expire_s`."""
+    """Return the leases that must still be waited for; fence those that were not renewed for `expire_s`."""
     leases = read_leases(store)
     blockers = []
     for lease_id in waiting:
@@ -110,7 +110,7 @@ def find_blockers(store: ObjectStore, waiting: Iterable[str], *, expire_s: float
 
 
 def fence(store: ObjectStore, lease: LeaseView) -> bool:
-    """Take the next generation of a lease, so that its owner cannot renew it; tell whether that worked."""
+    """Create the next generation of a lease, so that its owner cannot renew it; return whether that succeeded."""
     if lease.is_exhausted:
         return False
     fields = {
@@ -119,7 +119,7 @@ def fence(store: ObjectStore, lease: LeaseView) -> bool:
         "state": "fenced",
         "write_id": new_write_id(),
         "purpose": lease.purpose,
-        # Kept: on its own host a lock tells whether its owner is dead, elsewhere nothing does.
+        # Kept, because only on its own host does the lock show whether the owner is dead.
         "host": lease.host,
         "pid": 0,
         "time": store.clock(),
@@ -128,18 +128,18 @@ def fence(store: ObjectStore, lease: LeaseView) -> bool:
     try:
         create_generation(store, stem, generation, fields)
     except ObjectExists:
-        return False  # it is alive after all, or has just ended: look again
+        return False  # it was renewed or released at the same time: the caller reads it again
     if list_generations(store, stem) == [generation]:
-        # It was released and removed meanwhile: our fence stands alone, and would look like a save that was fenced.
+        # It was released and deleted at the same time: our fence is alone, and would look like that of a fenced save.
         store.delete(generation_key(stem, generation))
     return True
 
 
 def sweep(store: ObjectStore, mark: Mark, live: Live) -> list[str]:
-    """Delete what was marked and is not needed; returns what was deleted.
+    """Delete marked files that are not needed; return their keys.
 
-    The mark goes when nothing that it names is there any more, and not before: while it stands nobody begins to
-    rely on what it names, so another collector that sweeps it at the same time cannot take anything away.
+    The mark is deleted only when none of its files exists any more. While it exists, no new save relies on them, so
+    another collector that sweeps the same mark cannot delete a file in use.
     """
     deleted = []
     for key in mark.keys:
@@ -152,19 +152,19 @@ def sweep(store: ObjectStore, mark: Mark, live: Live) -> list[str]:
 
 
 def is_standing(store: ObjectStore, mark: Mark) -> bool:
-    """Tell whether nobody has removed a mark since it was read."""
+    """Return whether a mark still exists."""
     return is_present(store, generation_key(mark.stem, 0))
 
 
 def remove_mark(store: ObjectStore, mark: Mark) -> None:
-    """Remove a mark; only when nothing that it names is there, or nobody else is at work."""
-    # The list of leases first: a mark without it is only waited for anew, a list without its mark means nothing.
+    """Delete a mark; call it only if none of its files exists, or with the exclusive lock."""
+    # The list of leases first: without it a mark only waits again, but a list without its mark is useless.
     for generation in (1, 0):
         store.delete(generation_key(mark.stem, generation))
 
 
 def read_idle_marks(store: ObjectStore, live: Live) -> list[str]:
-    """Return the stems of marks that have nothing to delete: all that is left of what they name is needed again."""
+    """Return the stems of marks with nothing to delete: all of their remaining files are needed again."""
     idle = []
     for mark in iter_marks(store):
         left = [key for key in mark.keys if is_present(store, key)]

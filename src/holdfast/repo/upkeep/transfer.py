@@ -1,4 +1,4 @@
-"""Commits a snapshot again with its bytes elsewhere: where a target holds them already, or in new packs."""
+"""Commits a snapshot again in a target, referring to chunks that are present and copying the others to new packs."""
 
 from __future__ import annotations
 
@@ -23,46 +23,46 @@ from holdfast.repo.write.packing import Packer
 from holdfast.repo.write.transaction import Draft, Part, Transaction
 
 _WINDOW: Final = 8
-"""Chunks that are looked up and read at once."""
+"""The number of chunks that are looked up and read at the same time."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Keeps = Callable[[Location], bool]
-"""Tells whether a place in the target may be referred to as it is."""
+"""Returns whether the new manifest may refer to this location in the target."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A snapshot whose bytes are to lie elsewhere: in another repository, or in other packs of its own."""
+    """A snapshot whose bytes will be stored elsewhere: in another repository, or in other packs of its own."""
 
     verb: str
     source: Repository
     snapshot: Snapshot
     target: Repository
     state: NameState
-    """What the name holds in the target."""
+    """The state of the name in the target."""
     bases: tuple[Snapshot | None, ...] = ()
-    """Snapshots of the target that are likely to hold much of it."""
+    """Snapshots of the target that are likely to share many chunks."""
     victims: frozenset[str] | None = None
-    """Within one repository, the packs to leave: places in all others are kept. None keeps none, for a copy."""
+    """Within one repository, the packs to empty: chunks in all others are kept. None for a copy, which keeps none."""
 
     def keeps(self, location: Location, avoid: frozenset[str]) -> bool:
-        """Tell whether a place may be referred to as it is."""
+        """Return whether the new manifest may refer to this location."""
         return self.victims is not None and pack_key(location.pack_id) not in avoid
 
 
 class Transferred(NamedTuple):
-    """A snapshot in its target, and how many of its bytes were written there."""
+    """A snapshot in its target, and how many of its bytes were written or reused there."""
 
     snapshot: Snapshot
     new_bytes: int
-    """Bytes of chunks that moved, and of values in the new manifests."""
+    """Bytes of chunks that were copied, and of values in the new manifests."""
     reused_bytes: int
-    """Bytes of chunks that the target held."""
+    """Bytes of chunks that were already present in the target."""
 
 
 def transfer_snapshot(job: Job, progress: Progress) -> Transferred:
-    """Commit a snapshot in the target with its time, metadata and content digest."""
+    """Commit a snapshot in the target with the same time, metadata and content digest."""
     snapshot = job.snapshot
     origin = "" if job.source is job.target else f" from {job.source.store.url}"
     progress.begin(f"{job.verb} {snapshot.name}", snapshot.logical_bytes)
@@ -96,12 +96,12 @@ def transfer_snapshot(job: Job, progress: Progress) -> Transferred:
 
 
 def _read_stated(reader: SnapshotReader, source: Repository) -> Manifests:
-    """Return the manifests of a snapshot, or raise: to commit others under its name would hide that it is damaged."""
+    """Read the manifests of a snapshot; raises DigestMismatch if they differ from its record; a copy would hide it."""
     snapshot = reader.snapshot
     manifests = read_manifests(source.store, snapshot.manifest)
     if manifests.digest() != snapshot.digest:
         raise DigestMismatch(
-            f"{snapshot.name!r} in {source.store.url} does not hold the content that its record states;"
+            f"{snapshot.name!r} in {source.store.url} does not have the content that its record states;"
             " run `holdfast check` there, and save it again or restore it from a copy",
             key=manifest_key(snapshot.manifest.manifest_id),
         )
@@ -110,7 +110,7 @@ def _read_stated(reader: SnapshotReader, source: Repository) -> Manifests:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """One chunk of one entry, and where it stands."""
+    """One chunk of one entry: its index, and its offset in the entry."""
 
     entry: Entry
     position: int
@@ -122,13 +122,13 @@ class _Step:
 
 
 class Transfer:
-    """Moves what is missing, each chunk once, verified when it is read; used by one thread."""
+    """Copies missing chunks, each once, verified when read; for use by one thread."""
 
     def __init__(self, reader: SnapshotReader, holdings: Holdings, packer: Packer, engine: Engine) -> None:
-        """Read from `reader`, look up in `holdings`, write to `packer`."""
+        """Read from `reader`, find present chunks in `holdings`, write to `packer`."""
         self.moved_bytes = 0
         self.inline_bytes = 0
-        """Of values that lie in manifests, which every copy writes anew."""
+        """Bytes of values in manifests, which every copy writes again."""
         self._reader = reader
         self._holdings = holdings
         self._packer = packer
@@ -138,7 +138,7 @@ class Transfer:
         self._entries: list[Entry] = []
 
     def move(self, parts: Sequence[Part], progress: Progress, *, keeps: Keeps) -> list[Part]:
-        """Return `parts` with places in the target for all their chunks; those that are inline are verified."""
+        """Return `parts` with locations in the target for all their chunks; inline chunks are verified."""
         steps = []
         self._entries = [entry for part in parts for entry in part.entries]
         for step in (step for entry in self._entries for step in _iter_steps(entry)):
@@ -151,10 +151,10 @@ class Transfer:
             window = steps[first : first + _WINDOW]
             self._settle(window, keeps)
             progress.advance(sum(step.ref.size_bytes for step in window))
-        return [part._replace(entries=[_place(entry, self._known) for entry in part.entries]) for part in parts]
+        return [part._replace(entries=[_relocate(entry, self._known) for entry in part.entries]) for part in parts]
 
     def rewrite(self, refs: Sequence[ChunkRef]) -> list[ChunkRef]:
-        """Write chunks into packs of this transfer, wherever else they may be."""
+        """Write chunks into packs of this transfer, even if they are present elsewhere."""
         wanted = {ref.digest for ref in refs}
         steps: dict[Digest, _Step] = {}
         for entry in self._entries:
@@ -166,8 +166,8 @@ class Transfer:
         return [ref._replace(location=self._known[ref.digest]) for ref in refs]
 
     def _settle(self, window: Sequence[_Step], keeps: Keeps) -> None:
-        """Find or make a place for each chunk of the window."""
-        open_steps: dict[Digest, _Step] = {}
+        """Find each chunk of the window in the target, or write it there."""
+        unknown: dict[Digest, _Step] = {}
         for step in window:
             at = step.ref.location
             if step.ref.digest in self._known or at is None:
@@ -175,8 +175,8 @@ class Transfer:
             if keeps(at):
                 self._known[step.ref.digest] = at
             else:
-                open_steps.setdefault(step.ref.digest, step)
-        asked = [(step, self._holdings.find(step.ref.digest, step.ref.size_bytes)) for step in open_steps.values()]
+                unknown.setdefault(step.ref.digest, step)
+        asked = [(step, self._holdings.find(step.ref.digest, step.ref.size_bytes)) for step in unknown.values()]
         missing = []
         for (step, _), found in zip(asked, self._work(self._choose_intact, asked), strict=True):
             if found:
@@ -187,7 +187,7 @@ class Transfer:
             self._append(step, data)
 
     def _work(self, work: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
-        # A window is small enough to be under way as a whole.
+        # A window is small enough for all its chunks to be in memory at the same time.
         return self._engine.iter_results(work, ((item, CHUNK_BYTES) for item in items))
 
     def _choose_intact(self, asked: tuple[_Step, Sequence[Location]]) -> Location | None:
@@ -199,8 +199,8 @@ class Transfer:
 
     def _append(self, step: _Step, data: memoryview) -> None:
         last = self._last
-        goes_on = last is not None and last.entry is step.entry and last.position + 1 == step.position
-        alignment = 1 if goes_on else choose_alignment(step.entry.size_bytes - step.start)
+        is_next = last is not None and last.entry is step.entry and last.position + 1 == step.position
+        alignment = 1 if is_next else choose_alignment(step.entry.size_bytes - step.start)
         (location,) = self._packer.append([NewChunk(step.ref.digest, data, alignment)])
         self._known[step.ref.digest] = location
         self._last = step
@@ -216,8 +216,8 @@ def _iter_steps(entry: Entry) -> list[_Step]:
     return steps
 
 
-def _place(entry: Entry, places: dict[Digest, Location]) -> Entry:
+def _relocate(entry: Entry, locations: dict[Digest, Location]) -> Entry:
     chunks = tuple(
-        ref._replace(location=places[ref.digest]) if ref.location is not None else ref for ref in entry.chunks
+        ref._replace(location=locations[ref.digest]) if ref.location is not None else ref for ref in entry.chunks
     )
     return entry._replace(chunks=chunks)

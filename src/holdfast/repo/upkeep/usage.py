@@ -1,4 +1,4 @@
-"""What takes the space: logical, stored, shared and reclaimable bytes, per snapshot and in all."""
+"""Computes the space that snapshots and packs take: logical, stored, shared and reclaimable bytes."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Place = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class SnapshotUsage:
-    """What one snapshot takes."""
+    """The space that one snapshot takes."""
 
     snapshot: Snapshot
     stored_bytes: int
-    """Bytes of the chunks and the manifest it uses, each chunk once."""
+    """Bytes of its chunks and manifests, each chunk counted once."""
     own_bytes: int
     """Bytes that no other snapshot uses: what deleting it can free."""
 
@@ -37,25 +37,25 @@ class SnapshotUsage:
 
 @dataclass(frozen=True, slots=True)
 class PackUsage:
-    """How much of a pack is needed."""
+    """How much of a pack is in use."""
 
     pack_id: str
     size_bytes: int
     live_bytes: int
-    """Bytes of the chunks in it that some snapshot uses."""
+    """Bytes of its chunks that some snapshot uses."""
     dead_bytes: int
-    """Bytes that go when nothing dead is left in it: those of unused chunks, or the whole pack if all are."""
+    """Bytes that collecting or repacking can free: its unused chunks, or the whole pack if all are unused."""
 
     @property
     def dead_share(self) -> float:
-        """Which part of its chunks is dead, by their bytes."""
+        """The dead bytes as a share of the bytes of all its chunks."""
         chunk_bytes = self.live_bytes + self.dead_bytes
         return self.dead_bytes / chunk_bytes if chunk_bytes else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What the whole store takes."""
+    """The space that the whole store takes."""
 
     snapshots: tuple[SnapshotUsage, ...]
     packs: tuple[PackUsage, ...]
@@ -64,28 +64,28 @@ class Usage:
 
     @property
     def logical_bytes(self) -> int:
-        """What all snapshots would take without sharing."""
+        """The bytes that all snapshots would take without sharing."""
         return sum(usage.snapshot.logical_bytes for usage in self.snapshots)
 
     @property
     def stored_bytes(self) -> int:
-        """What packs and manifests take."""
+        """The bytes of all packs and manifests."""
         return sum(pack.size_bytes for pack in self.packs) + self.manifest_bytes
 
     @property
     def live_bytes(self) -> int:
-        """What is needed of that, with what packs take for their order."""
+        """The stored bytes that are needed, with headers, padding and footers of packs."""
         return self.stored_bytes - self.reclaimable_bytes
 
     @property
     def reclaimable_bytes(self) -> int:
-        """What collecting, and repacking packs that are partly dead, can free."""
+        """The bytes that collecting, and repacking packs that are partly dead, can free."""
         dead_manifest_bytes = self.manifest_bytes - self.live_manifest_bytes
         return sum(pack.dead_bytes for pack in self.packs) + dead_manifest_bytes
 
 
 def find_leases(snapshot: Snapshot, manifests: Manifests) -> frozenset[str]:
-    """Return the leases that a snapshot was written under: each rank of a DCP save has its own.
+    """Return the leases under which a snapshot was written: each rank of a DCP save has its own.
 
     The id of every pack and manifest begins with the lease of its writer.
     """
@@ -93,10 +93,10 @@ def find_leases(snapshot: Snapshot, manifests: Manifests) -> frozenset[str]:
 
 
 def find_new_bytes(leases: Collection[str], entries: Iterable[Entry]) -> list[int]:
-    """Return for each entry how many of its bytes were written under `leases`.
+    """Return, for each entry, how many of its bytes were written under `leases`.
 
-    These are values that lie in the manifest, and chunks in packs of these leases. A chunk that several entries use
-    counts for the first of them.
+    These are values in the manifest, and chunks in packs of these leases. A chunk that several entries use counts for
+    the first of them.
     """
     seen: set[Place] = set()
     found = []
@@ -115,7 +115,7 @@ def find_new_bytes(leases: Collection[str], entries: Iterable[Entry]) -> list[in
 
 
 def iter_places(manifests: Manifests) -> Iterator[tuple[Place, int]]:
-    """Yield each stored chunk that a snapshot refers to, with its size; repeated ones again."""
+    """Yield the pack id, offset and stored size of every chunk that a snapshot refers to; repeated ones repeatedly."""
     for entry in manifests.iter_entries():
         for ref in entry.chunks:
             if ref.location:
@@ -123,26 +123,26 @@ def iter_places(manifests: Manifests) -> Iterator[tuple[Place, int]]:
 
 
 def read_usage(store: ObjectStore, snapshots: Sequence[Snapshot]) -> Usage:
-    """Read the manifests of `snapshots`, the current ones of a store, and add up."""
+    """Read the manifests of `snapshots`, all current ones of a store, and return the space they take."""
     users: dict[Place, int] = {}
     sizes: dict[Place, int] = {}
-    held: list[set[Place]] = []
+    used: list[set[Place]] = []
     manifest_bytes: list[int] = []
     for snapshot in snapshots:
         places: dict[Place, int] = {}
         manifest_bytes.append(0)
-        with suppress(NotFound):  # deleted and collected since it was listed
+        with suppress(NotFound):  # it was deleted and collected after it was listed
             manifests = read_manifests(store, snapshot.manifest)
             places = dict(iter_places(manifests))
             manifest_bytes[-1] = manifests.size_bytes
         sizes.update(places)
-        held.append(set(places))
+        used.append(set(places))
         for place in places:
             users[place] = users.get(place, 0) + 1
     usages = []
-    for snapshot, places_held, own_manifest in zip(snapshots, held, manifest_bytes, strict=True):
-        own = sum(sizes[place] for place in places_held if users[place] == 1)
-        stored = sum(sizes[place] for place in places_held)
+    for snapshot, places_used, own_manifest in zip(snapshots, used, manifest_bytes, strict=True):
+        own = sum(sizes[place] for place in places_used if users[place] == 1)
+        stored = sum(sizes[place] for place in places_used)
         usages.append(SnapshotUsage(snapshot, stored + own_manifest, own + own_manifest))
     live: dict[str, int] = {}
     for (pack_id, _), size in sizes.items():
@@ -156,7 +156,7 @@ def _weigh_pack(store: ObjectStore, info: ObjectInfo, live_bytes: int) -> PackUs
     pack_id = info.key.removeprefix(PACKS)
     dead_bytes = 0 if live_bytes else info.size_bytes
     if live_bytes and parse_pack_key(info.key):
-        # Not all that is not alive is dead: header, padding and footer are as large as many a small chunk.
+        # Not everything that is not live is dead: header, padding and footer may be as large as a small chunk.
         with suppress(NotFound, Corrupt, NewerFormat):
             rows = read_footer(store, pack_id).chunks
             dead_bytes = max(sum(row.location.stored_bytes for row in rows) - live_bytes, 0)
@@ -164,7 +164,7 @@ def _weigh_pack(store: ObjectStore, info: ObjectInfo, live_bytes: int) -> PackUs
 
 
 def find_freed_bytes(store: ObjectStore, current: Sequence[Snapshot], doomed: Sequence[Snapshot]) -> int:
-    """Return how many bytes only `doomed` use, and so can be freed once they are deleted."""
+    """Return the bytes that only the snapshots `doomed` use, which deleting them can free."""
     names = {snapshot.name for snapshot in doomed}
     places: dict[Place, int] = {}
     manifest_bytes = 0

@@ -109,7 +109,7 @@ class Vanishing(Watched):
 
 def test_records_that_keep_vanishing_are_an_error_and_no_endless_loop(store: MemoryStore) -> None:
     create(store, 0)
-    with pytest.raises(Corrupt, match="keep vanishing"):
+    with pytest.raises(Corrupt, match="keep disappearing"):
         read_newest(Vanishing(store), STEM)
 
 
@@ -157,7 +157,7 @@ def test_a_change_that_certainly_did_not_happen_raises_what_the_store_raised(sto
 
 
 def test_a_change_that_may_not_last_is_unknown(store: MemoryStore) -> None:
-    with pytest.raises(CommitUnknown, match=r"'x' .* shows the old or the new state") as caught:
+    with pytest.raises(CommitUnknown, match=r"'x' .* has the old or the new state") as caught:
         change(Refusing(store, "volatile", keeps=True), 0)
     assert caught.value.name == "x"
 
@@ -174,7 +174,7 @@ def test_a_change_that_cannot_be_looked_at_is_unknown(store: MemoryStore) -> Non
 
 
 def test_a_change_that_was_made_but_not_seen_to_count_is_unknown(store: MemoryStore) -> None:
-    with pytest.raises(CommitUnknown, match="not seen to count"):
+    with pytest.raises(CommitUnknown, match="unknown whether it counts"):
         # Hold, create, list.
         change(FaultyStore(store, fault=Fault.ONCE, at=3), 0)
     assert list_generations(store, STEM) == [0]
@@ -182,7 +182,7 @@ def test_a_change_that_was_made_but_not_seen_to_count_is_unknown(store: MemorySt
 
 def test_the_loser_of_a_race_is_told_the_name(store: MemoryStore) -> None:
     change(store, 0)
-    with pytest.raises(NameInUse, match="'x' was changed by somebody else at the same moment") as caught:
+    with pytest.raises(NameInUse, match="'x' was changed by another process at the same time") as caught:
         change(store, 0)
     assert caught.value.name == "x"
 

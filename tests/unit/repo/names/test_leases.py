@@ -87,7 +87,7 @@ def test_a_released_lease_has_ended(store: MemoryStore) -> None:
 def test_a_fenced_lease_is_lost(store: MemoryStore, act: str) -> None:
     lease = Lease(store, purpose="save 'a'")
     fence(store, lease)
-    with pytest.raises(LeaseLost, match=r"save 'a': a collector took this save for dead .* Save again"):
+    with pytest.raises(LeaseLost, match=r"save 'a': a collector considered this save dead .* Save again"):
         getattr(lease, act)()
 
 

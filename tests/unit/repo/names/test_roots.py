@@ -163,7 +163,7 @@ def test_a_record_that_is_not_its_own_forbids_to_decide(repo: Repository, change
 def test_a_record_on_the_wrong_shelf_forbids_to_decide(repo: Repository, key: str) -> None:
     save_bytes(repo, "a", {"x": noise(2000)})
     repo.store.create(key, repo.store.read(record_key("a"), limit_bytes=10_000))
-    with pytest.raises(Corrupt, match=f"record {key} holds a name that belongs elsewhere"):
+    with pytest.raises(Corrupt, match=f"record {key} has a name that belongs to another key"):
         read_live(repo.store)
 
 
@@ -178,7 +178,9 @@ def test_a_record_of_a_later_version_forbids_to_decide(repo: Repository) -> None
 def test_a_lost_manifest_forbids_to_decide_and_says_what_to_do(repo: Repository) -> None:
     save_bytes(repo, "a", {"x": noise(2000)})
     repo.store.delete(manifest_key(snapshot_of(repo, "a").manifest.manifest_id))
-    with pytest.raises(Corrupt, match=r"'a' has lost its manifest.*nothing was deleted.*or delete the snapshot first"):
+    with pytest.raises(
+        Corrupt, match=r"the manifest of snapshot 'a' is missing.*nothing was deleted.*or delete the snapshot first"
+    ):
         read_live(repo.store)
     delete_snapshot(repo.store, "a")
     assert read_live(repo.store).needs == {}

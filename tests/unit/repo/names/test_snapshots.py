@@ -174,7 +174,7 @@ def test_a_record_under_the_name_of_another_is_damage(repo: Repository, store: M
         read_name(store, "b")
     assert names(store) == ["a"]
     (damaged,) = (found for found in iter_names(store) if isinstance(found, DamagedName))
-    assert "belongs elsewhere" in str(damaged.error)
+    assert "belongs to another key" in str(damaged.error)
 
 
 @pytest.mark.parametrize("key", misplaced_keys("a"))
@@ -185,7 +185,7 @@ def test_a_record_on_the_wrong_shelf_is_damage_and_its_name_holds_what_is_on_the
     store.create(key, store.read(record_key("a"), limit_bytes=10_000))
     assert names(store) == ["a"]
     (damaged,) = (found for found in iter_names(store) if isinstance(found, DamagedName))
-    assert str(damaged.error) == f"record {key} holds the name 'a', which belongs elsewhere"
+    assert str(damaged.error) == f"record {key} has the name 'a', which belongs to another key"
     store.delete(record_key("a"))
     assert read_name(store, "a").snapshot is None
 

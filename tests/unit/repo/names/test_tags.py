@@ -99,7 +99,7 @@ def test_a_tag_under_the_name_of_another_is_damage(tagged: Repository, store: Me
     store.create("tags/copy@00000000", store.read("tags/best@00000000", limit_bytes=10_000))
     (damaged,) = (tag for tag in iter_tags(store) if isinstance(tag, DamagedName))
     assert damaged.stem == "tags/copy"
-    assert "belongs elsewhere" in str(damaged.error)
+    assert "belongs to another key" in str(damaged.error)
 
 
 @pytest.mark.parametrize(

@@ -244,7 +244,7 @@ def test_a_hint_into_something_else_is_found_without_reading(saved: Repository) 
     commit_forged(saved, "odd", [Entry("x", 5000, (wrong,))])
     (finding,) = check(saved.store, read=False)
     assert (finding.severity, finding.code, finding.snapshot) == ("warning", "chunk-hit", "odd")
-    assert "holds something else at that place" in finding.message
+    assert "has something else at that offset" in finding.message
 
 
 def test_damaged_inline_bytes_are_an_error(saved: Repository) -> None:

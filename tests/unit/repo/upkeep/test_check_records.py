@@ -109,7 +109,7 @@ def test_a_newer_format_is_not_called_damage_and_nothing_else_is_judged(
     (finding,) = check_records(saved, found, Tally())
     assert (finding.severity, finding.code, finding.key) == ("error", "newer-format", "config/00000003")
     assert text in finding.message
-    assert finding.advice == "upgrade Holdfast; nothing else was checked, for this version cannot judge it"
+    assert finding.advice == "upgrade Holdfast; nothing else was checked, because this version does not know the format"
     assert found.is_newer
     assert found.current == []
 
@@ -179,7 +179,7 @@ def test_a_record_on_the_wrong_shelf_is_damage(saved: MemoryStore, key: str) -> 
     saved.create(key, saved.contents()[record_key("b")])
     (finding,) = check(saved)
     assert (finding.severity, finding.code, finding.key) == ("error", "record-damaged", key)
-    assert "belongs elsewhere" in finding.message
+    assert "belongs to another key" in finding.message
 
 
 def test_a_record_that_cannot_be_read_is_an_error_and_the_next_one_is_checked(saved: MemoryStore) -> None:

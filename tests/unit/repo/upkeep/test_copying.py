@@ -156,7 +156,7 @@ def test_a_source_whose_record_states_other_content_is_an_error(source: Reposito
     with pytest.raises(DigestMismatch) as caught:
         copy(source, repo)
     assert str(caught.value) == (
-        "'a' in memory://source does not hold the content that its record states;"
+        "'a' in memory://source does not have the content that its record states;"
         " run `holdfast check` there, and save it again or restore it from a copy"
     )
     assert caught.value.key == manifest_key(snapshot_of(source, "a").manifest.manifest_id)

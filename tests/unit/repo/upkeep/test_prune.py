@@ -150,7 +150,7 @@ def test_a_name_that_changed_since_the_plan_is_passed_over(three: Repository) ->
     done = apply_prune(three.store, plan)
     assert done.deleted == ()
     assert [(verdict.snapshot, verdict.reasons) for verdict in done.kept] == [
-        (snapshot_of(three, "run/1"), ("overwritten meanwhile",))
+        (snapshot_of(three, "run/1"), ("overwritten since the plan was made",))
     ]
     assert load_bytes(three, "run/1") == {"x": b"new"}
 

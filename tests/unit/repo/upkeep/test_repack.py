@@ -86,7 +86,7 @@ def test_the_spec_and_the_notes_stay(half: Repository) -> None:
 def test_what_does_not_hold_what_its_record_states_is_not_given_another_digest(half: Repository) -> None:
     old = snapshot_of(half, "c")
     commit_snapshot(half.store, replace(old, generation=old.generation + 1, digest=hash_bytes(b"other"), lease_id=""))
-    with pytest.raises(DigestMismatch, match="'c' in memory:// does not hold the content that its record states"):
+    with pytest.raises(DigestMismatch, match="'c' in memory:// does not have the content that its record states"):
         apply_repack(half, plan(half))
     assert snapshot_of(half, "c").digest == hash_bytes(b"other")
 

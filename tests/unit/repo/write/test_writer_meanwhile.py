@@ -139,7 +139,7 @@ def test_memory_that_changes_between_its_digest_and_the_pack_commits_nothing(sto
 
 def test_who_is_overtaken_before_the_commit_is_told_and_the_winner_stands(store: MemoryStore) -> None:
     racing = Meanwhile(store, "manifests/", lambda: save_bytes(new_repo(store), "a", {"x": b"winner"}))
-    with pytest.raises(NameInUse, match="'a' was changed by somebody else"):
+    with pytest.raises(NameInUse, match="'a' was changed by another process"):
         save_bytes(new_repo(racing), "a", {"x": noise(5000)})
     assert load_bytes(new_repo(store), "a") == {"x": b"winner"}
     assert keys(store, "leases/") == []
