@@ -107,7 +107,7 @@ def test_what_fits_nothing_says_so_and_can_be_cleared(opened: Browser) -> None:
     opened.type("no such thing")
 
     assert opened.run(NAMES) == []
-    assert "Nothing fits" in opened.run(_text(".none"))
+    assert "No tensor matches" in opened.run(_text(".none"))
 
     opened.click("#clear")
 

@@ -1,4 +1,4 @@
-"""From a comparison to a report: rows for what differs and, around it, for what does not; portraits of what matters."""
+"""Build a report from a comparison: rows for tensors that differ and for equal ones around them, and details."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from holdfast.repo.format.record import Json
 
 MAX_ROWS: Final = 50_000
 _BASES: Final[Mapping[str, str]] = {
-    "stats": "Told from stored statistics: the real differences may be larger.",
-    "digest": "Only digests are known: whether it differs, not by how much.",
+    "stats": "Computed from recorded statistics: the real differences may be larger.",
+    "digest": "Only the digest was recorded: the tensor differs, but by how much is not known.",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class ReportLimits:
-    """How much a report may hold and what it may cost to make."""
+    """Limits for the size of a report and for the work to build it."""
 
     rows: int = MAX_ROWS
     details: int = 5_000
-    """How many tensors are shown by the numbers that were kept of them."""
+    """Number of tensors that get details, such as recorded statistics."""
     portraits: int = 200
-    """How many tensors are read to take their histograms, the origin first."""
+    """Number of tensors that are read for their histograms, the origin first."""
     portrait_bytes: int = 1 << 30
-    """Of these, on both sides."""
+    """Limit for the bytes of these tensors, both runs together."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A row, and the events behind it."""
+    """A row and its events."""
 
     row: ReportRow
     a: Event | None
@@ -58,20 +58,20 @@ def gather(
     limits: ReportLimits | None = None,
     dims: Dims | None = None,
 ) -> Report:
-    """Return the report on two runs and what was found of them; `dims` as they were compared with."""
+    """Return the report on a comparison of two runs; `dims` must be those of the comparison."""
     limits = limits or ReportLimits()
     sides = _make_side(a), _make_side(b)
     if _is_gathered(a, b, diff):
         a, b = (gather_run(run, dims=dims)[0] for run in (a, b))
     entries = _list_entries(a, b, diff, limits)
     origin = _find_origin(entries, diff.origin)
-    # What a run says of itself stands beside its name.
+    # Notes of a single run are shown beside its name.
     said = {f"{side.name}: {note}" for side in sides for note in side.notes}
     notes = [note for note in diff.notes if note not in said]
     if len(diff.rows) > limits.rows:
         notes.append(f"{len(diff.rows) - limits.rows} more tensors differ; the table has the first {limits.rows}.")
     if skipped := sum(step.is_skipped for step in diff.steps):
-        notes.append(f"Steps that are equal as a whole: {skipped}; their tensors are not counted.")
+        notes.append(f"Steps that are entirely equal: {skipped}; their tensors are not counted.")
     return Report(
         a=sides[0],
         b=sides[1],
@@ -90,9 +90,9 @@ def gather(
 
 
 def spell(value: Json) -> str:
-    """Return a value of an environment for people."""
+    """Return a value of an environment as readable text."""
     if value is None:
-        return "(not said)"
+        return "(not recorded)"
     return value if isinstance(value, str) else json.dumps(value)
 
 
@@ -102,7 +102,7 @@ def _make_side(run: Run) -> RunSide:
 
 
 def _is_gathered(a: Run, b: Run, diff: RunDiff) -> bool:
-    """Tell whether the ranks of each run were put together before the runs were compared."""
+    """Return whether the ranks of each run were gathered before the comparison."""
     if a.facts.world != b.facts.world:
         return True
     return a.facts.world > 1 and not all(_has_own(a, found.a) and _has_own(b, found.b) for found in diff.rows)
@@ -112,7 +112,7 @@ def _has_own(run: Run, event: Event | None) -> bool:
     if event is None:
         return True
     events = run.events(event.site.step, event.rank)
-    # Numbers rise by one from event to event, so the place of one is near at hand.
+    # Event numbers increase by one, so the index usually follows from the number.
     at = event.seq - events[0].seq if events else 0
     return event in events[at : at + 1] or event in events
 
@@ -125,7 +125,7 @@ def _list_entries(a: Run, b: Run, diff: RunDiff, limits: ReportLimits) -> list[_
             break
         entries.append(_Entry(_make_row(event, "EQUAL"), event, None))
         room -= 1
-    # By the first run's order; what only the second has stands where that had come.
+    # In the order of the first run; events of the second run only are sorted in by their own numbers.
     entries.sort(key=lambda entry: (entry.row.step, _find_seq(entry), entry.row.rank))
     return entries
 
@@ -137,12 +137,12 @@ def _find_seq(entry: _Entry) -> int:
 
 
 def _iter_equal(a: Run, diff: RunDiff) -> Iterator[Event]:
-    """Yield what is equal in the steps that were looked at, the step of the origin first."""
+    """Yield the equal events of the compared steps, those of the origin's step first."""
     seen = {(found.a.rank, found.a.seq) for found in diff.rows if found.a}
     steps = [step.step for step in diff.steps if not step.is_skipped]
     first = diff.origin.step if diff.origin else None
     for step in sorted(steps, key=lambda step: (step != first, step)):
-        # Where not all rows were kept, what has none may differ as well.
+        # If some rows were left out, an event without a row may differ too.
         is_whole = not diff.left_out or any(found.event.site.step > step for found in diff.rows[-1:])
         if is_whole:
             yield from (event for event in a.events(step) if (event.rank, event.seq) not in seen)
@@ -190,10 +190,10 @@ def _end(note: str) -> str:
 def _note_side(found: Found, b: Run) -> str:
     if found.a is None or found.b is None:
         return ""
-    aside = [found.b.site.fqn] if found.b.site.fqn != found.a.site.fqn else []
-    aside += [found.b.dtype] if found.b.dtype != found.a.dtype else []
-    aside += [str(found.b.shape)] if found.b.shape != found.a.shape else []
-    return f"in {b.facts.name} it is {' '.join(aside)}" if aside else ""
+    other = [found.b.site.fqn] if found.b.site.fqn != found.a.site.fqn else []
+    other += [found.b.dtype] if found.b.dtype != found.a.dtype else []
+    other += [str(found.b.shape)] if found.b.shape != found.a.shape else []
+    return f"in {b.facts.name} it is {' '.join(other)}" if other else ""
 
 
 def _note_measure(measure: Distance | None) -> str:
@@ -203,7 +203,7 @@ def _note_measure(measure: Distance | None) -> str:
 
 
 def _note_floor(floor: float | None) -> str:
-    return "" if floor is None else f"runs that should be the same are apart by {floor:.2g} here"
+    return "" if floor is None else f"the repeated run differs by {floor:.2g} here"
 
 
 def _spell_bad(measure: Distance) -> str:
@@ -212,7 +212,7 @@ def _spell_bad(measure: Distance) -> str:
 
 
 def _find_origin(entries: Sequence[_Entry], origin: Origin | None) -> int | None:
-    """Return which row the headline is about, or else the first of its class."""
+    """Return the row that the headline is about; if there is none, the first origin."""
     if origin is None:
         return None
     origins = [at for at, entry in enumerate(entries) if entry.row.verdict == "ORIGIN"]
@@ -247,12 +247,12 @@ _RANKS: Final[Mapping[str, int]] = {"ORIGIN": 0, "PROPAGATED": 1, "MISSING": 2, 
 
 
 def _count_bytes(entry: _Entry) -> int:
-    """Return how much of a row's tensors would be in memory, an item taking 8 bytes at most."""
+    """Return the memory that a row's tensors need, at 8 bytes an item."""
     return sum(8 * math.prod(event.shape) for event in (entry.a, entry.b) if event and event.leaf)
 
 
 def _read_detail(a: Run, b: Run, entry: _Entry) -> Detail | None:
-    """Return portraits of the tensors themselves, over the same bins; None if they were not kept."""
+    """Return summaries of the tensors themselves, over the same bins; None if they were not kept."""
     try:
         held = [run.read_tensor(event) if event else None for run, event in ((a, entry.a), (b, entry.b))]
     except NotFound:

@@ -1,4 +1,4 @@
-"""A report as one HTML file: no network, no library; what came from users is text in it and never markup."""
+"""Write a report as one HTML file: no network, no libraries; text from users never becomes markup."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from holdfast.objects.url import verify_path
 from holdfast.repo.format.record import Json
 
 _SCRIPTS: Final = ("data.js", "table.js", "plots.js", "charts.js", "detail.js", "main.js")
-"""In the order in which they build on one another."""
+"""In the order of their dependencies."""
 _TEXTS: Final = (
     "phase",
     "kind",
@@ -37,7 +37,7 @@ _TEXTS: Final = (
 _COUNTS: Final = ("step", "rank", "call")
 _NUMBERS: Final = ("rel", "abs", "sqnr", "ulp", "mismatch")
 _DIGITS: Final = 9
-"""More than a plot or a table can show, and half of what a float64 would take in the file."""
+"""More digits than a plot or table shows, and half of what a float64 would take in the file."""
 _PLACE: Final = re.compile(r"@(policy|title|headline|style|data|script)@")
 
 
@@ -53,22 +53,22 @@ def render_html(report: Report) -> bytes:
         "data": _encode_json(describe(report)),
         "script": script,
     }
-    # In one pass: what is put in place of a mark may itself look like one.
+    # In one pass: a replacement may itself contain a placeholder.
     page = _PLACE.sub(lambda found: parts[found[1]], _read("page.html"))
     return page.encode("ascii", "xmlcharrefreplace")
 
 
 def write_html(report: Report, path: str | os.PathLike[str]) -> None:
-    """Write the page to a file, which appears whole or not at all."""
-    place = verify_path(os.fspath(path))
-    beside = f"{place}.{os.getpid()}.tmp"
+    """Write the page to a file, atomically."""
+    target = verify_path(os.fspath(path))
+    temporary = f"{target}.{os.getpid()}.tmp"
     try:
-        with open(beside, "wb") as file:
+        with open(temporary, "wb") as file:
             file.write(render_html(report))
-        os.replace(beside, place)
+        os.replace(temporary, target)
     except BaseException:
-        if os.path.exists(beside):
-            os.unlink(beside)
+        if os.path.exists(temporary):
+            os.unlink(temporary)
         raise
 
 
@@ -77,7 +77,7 @@ def _read(name: str) -> str:
 
 
 def _make_policy(style: str, script: str) -> str:
-    """Return a policy under which only this style and this script count, and nothing is loaded."""
+    """Return a content security policy that allows only this style and this script, and no loading."""
     allowed = [f"{kind}-src '{_digest(text)}'" for kind, text in (("style", style), ("script", script))]
     return "; ".join(["default-src 'none'", *allowed, "base-uri 'none'", "form-action 'none'"])
 
@@ -87,20 +87,20 @@ def _digest(text: str) -> str:
 
 
 def _encode_json(value: Json) -> str:
-    # ASCII, and without what could end a script element or open a comment in one.
+    # ASCII, without characters that could end the script element or open a comment in it.
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def describe(report: Report) -> dict[str, Json]:
-    """Return a report as the script of the page reads it: rows as columns, texts once."""
+    """Return a report as the page's script reads it: rows as columns, each text once."""
     numbers: dict[str, int] = {}
     columns: dict[str, Json] = {
         name: [numbers.setdefault(getattr(row, name), len(numbers)) for row in report.rows] for name in _TEXTS
     }
     columns |= {name: [getattr(row, name) for row in report.rows] for name in _COUNTS}
     columns |= {name: _describe_column(report.rows, name) for name in _NUMBERS}
-    # Of a cosine, what is worth knowing is how far it is from 1.
+    # Not rounded: a cosine near 1 is shown as its distance from 1.
     columns["cos"] = [row.cos if row.cos is not None and math.isfinite(row.cos) else None for row in report.rows]
     return {
         "schema": 1,
@@ -126,7 +126,7 @@ def _describe_column(rows: Iterable[ReportRow], name: str) -> list[Json]:
 
 
 def _describe_number(value: float | None) -> Json:
-    """Return a number for JSON, which has no word for infinity; what is not a number is not known."""
+    """Return a number for JSON: infinity as text, NaN as null (not known)."""
     if value is None or math.isnan(value):
         return None
     if math.isinf(value):
@@ -151,7 +151,7 @@ def _describe_time(time_s: float) -> str:
     try:
         return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(time_s))
     except (OverflowError, ValueError, OSError):
-        # A record can hold any number; not every number is a date.
+        # A record can contain any number; not every number is a date.
         return f"@{time_s:g}"
 
 

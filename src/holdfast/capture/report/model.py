@@ -1,4 +1,4 @@
-"""What a report shows, as plain data: the rows of its table, the numbers of its plots, and pictures of tensors."""
+"""The content of a report as plain data: table rows, numbers for plots, and tensor summaries."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class TensorSummary:
-    """The values of one tensor in numbers, taken over those that are finite."""
+    """Statistics and histogram of a tensor's finite values."""
 
     minimum: float
     maximum: float
@@ -22,27 +22,27 @@ class TensorSummary:
     high: float
     """Where the last bin ends."""
     histogram: tuple[int, ...] = ()
-    """Counts of equal bins."""
+    """Counts in equal bins."""
 
 
 @dataclass(frozen=True, slots=True)
 class Detail:
-    """What a report says of a tensor beside its row."""
+    """Details of a tensor that are not in its row."""
 
     at: tuple[int, ...] | None = None
-    """Where the two sides are furthest apart."""
+    """Index of the largest difference."""
     values: tuple[str, str] | None = None
-    """What they hold there, as text: numbers may be complex."""
+    """Both values at that index, as text: numbers may be complex."""
     a: TensorSummary | None = None
     b: TensorSummary | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ReportRow:
-    """One tensor of a step, paired or not; a number that is not known is None."""
+    """One tensor of a step, paired or not; None for numbers that are not known."""
 
     verdict: str
-    """A class, in capitals: ORIGIN, PROPAGATED, CLOSE, MISSING, EQUAL."""
+    """The class in capitals: ORIGIN, PROPAGATED, CLOSE, MISSING or EQUAL."""
     step: int
     rank: int
     phase: str
@@ -55,17 +55,17 @@ class ReportRow:
     module: str = ""
     source: str = ""
     pairing: str = ""
-    """By what the two sides were found to belong together."""
+    """How the two events were paired."""
     note: str = ""
     bad: str = ""
-    """How many values are NaN or infinite on each side; nothing if none is."""
+    """Number of NaN and infinite values in each run; "" if there are none."""
     rel: float | None = None
     abs: float | None = None
     cos: float | None = None
     sqnr: float | None = None
     ulp: float | None = None
     mismatch: float | None = None
-    """Percent."""
+    """Percentage of values outside the tolerance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class RunSide:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A comparison of two runs as a page shows it."""
+    """A comparison of two runs as the page shows it."""
 
     a: RunSide
     b: RunSide
@@ -91,16 +91,16 @@ class Report:
     rows: tuple[ReportRow, ...] = ()
     """In the order of the run: causes come before effects."""
     origin: int | None = None
-    """Which row is the first that differs by itself."""
+    """Index of the origin's row."""
     inputs: tuple[str, ...] = ()
-    """What went into the origin, a text each."""
+    """Inputs of the origin, a text each."""
     parameters: tuple[str, ...] = ()
     counts: Mapping[str, int] = field(default_factory=dict)
-    """How many tensors are of each class; those of steps that are equal as a whole have no row."""
+    """Number of tensors of each class; tensors of skipped steps are not counted."""
     environment: tuple[tuple[str, str, str], ...] = ()
-    """What differs: a name, and how it is on each side."""
+    """Differences of the environment: name, value in the first run, value in the second."""
     tolerance: str = ""
-    """By which measure tensors count as close."""
+    """A text that says when tensors count as close."""
     notes: tuple[str, ...] = ()
     details: Mapping[int, Detail] = field(default_factory=dict)
-    """By the number of the row."""
+    """By index of the row."""

@@ -1,4 +1,4 @@
-"""Portraits of tensors: their values in numbers and as a histogram, taken in blocks so that large ones fit."""
+"""Summarize tensors: statistics and a histogram, computed in blocks to limit memory."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from holdfast.capture.stored.events import Stats
 
 BINS: Final = 40
 _SHOWN: Final = 64
-"""How many values are shown rather than only those in the corners."""
+"""Tensors of up to this many values are shown in full; of larger ones, only the corners."""
 _BLOCK_ITEMS: Final = 1 << 20
-"""A block takes 8 bytes an item, a few times over."""
+"""A block needs a few times 8 bytes per item."""
 
 
 def summarize_tensor(
     tensor: torch.Tensor, *, ends: tuple[float, float] | None = None, bins: int = BINS
 ) -> TensorSummary:
-    """Return the portrait of a tensor; `ends` are where its histogram begins and ends, else its own."""
+    """Return statistics and histogram of a tensor; `ends` are the range of the histogram, by default the tensor's."""
     low, high = math.inf, -math.inf
     total, squares, zero, nan, inf, finite = 0.0, 0.0, 0, 0, 0, 0
     for block in _iter_blocks(tensor):
@@ -43,7 +43,7 @@ def summarize_tensor(
 
 
 def find_ends(*tensors: torch.Tensor) -> tuple[float, float] | None:
-    """Return the least and the largest finite value of all; None if there is none."""
+    """Return the smallest and the largest finite value of all tensors; None if there is none."""
     low, high = math.inf, -math.inf
     for tensor in tensors:
         for block in _iter_blocks(tensor):
@@ -54,7 +54,7 @@ def find_ends(*tensors: torch.Tensor) -> tuple[float, float] | None:
 
 
 def copy_summary(stats: Stats) -> TensorSummary:
-    """Return the portrait that was taken when a tensor was recorded."""
+    """Return a summary made from recorded statistics."""
     return TensorSummary(
         minimum=stats.minimum,
         maximum=stats.maximum,
@@ -70,16 +70,16 @@ def copy_summary(stats: Stats) -> TensorSummary:
 
 
 def format_values(tensor: torch.Tensor) -> list[str]:
-    """Return lines that show a tensor: all of a small one, the corners of a large one."""
+    """Return lines that show the values of a small tensor, or the corners of a large one."""
     held = tensor.detach().cpu().resolve_conj().resolve_neg()
     if held.is_floating_point() and held.dtype.itemsize < 4:
-        # Numpy has no floats so short.
+        # Numpy has no bfloat16 or 8-bit floats.
         held = held.float()
     return np.array2string(held.numpy(), threshold=_SHOWN, edgeitems=2, precision=6, max_line_width=110).splitlines()
 
 
 def _iter_blocks(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yield the values as float64, of complex ones their magnitudes."""
+    """Yield the values as float64 blocks; for complex values, their magnitudes."""
     flat = tensor.detach().cpu().reshape(-1)
     for start in range(0, flat.numel(), _BLOCK_ITEMS):
         block = flat[start : start + _BLOCK_ITEMS]
@@ -88,7 +88,7 @@ def _iter_blocks(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 def _count(tensor: torch.Tensor, low: float, high: float, bins: int) -> tuple[int, ...]:
     counts = torch.zeros(bins, dtype=torch.int64)
-    # Divided before it is subtracted: the whole range of float64 does not fit into one.
+    # Divide before subtracting: the difference of extreme float64 values would overflow.
     width = high / bins - low / bins
     for block in _iter_blocks(tensor):
         held = block[torch.isfinite(block)]

@@ -1,4 +1,4 @@
-// The two plots of a comparison: how far the runs are apart over their steps, and through the calls of one step.
+// The two plots: the difference of the runs over all steps, and over the calls of one step.
 const chart = { measure: "rel", step: 0, steps: [], byStep: new Map() };
 
 function startCharts() {
@@ -40,7 +40,7 @@ function amount(row, name) {
   return rows[name][row];
 }
 
-// A size that is known says more than one that is not; what is equal says least.
+// The larger of two amounts; a known difference wins over an unknown one, and that over 0.
 function larger(x, y) {
   if (Number.isNaN(x)) return y > 0 ? y : x;
   if (Number.isNaN(y)) return x > 0 ? x : y;
@@ -58,10 +58,10 @@ function drawSteps() {
   const pad = from === to ? 0.5 : 0;
   const first = data.origin >= 0 ? rows.step[data.origin] : null;
   drawPlot(byId("steps-plot"), {
-    label: `${MEASURES[chart.measure]}, the largest of each step, by phase` + (first === null ? "" : `; the runs part at step ${first}`),
+    label: `${MEASURES[chart.measure]}, the largest of each step, by phase` + (first === null ? "" : `; the runs diverge at step ${first}`),
     from: from - pad, to: to + pad, isLinear: isCount, series,
     xTicks: pickTicks(chart.steps, 10).map((step) => [step, String(step)]),
-    mark: first === null ? null : { x: first, text: "step " + first + ": the runs part", isAbove: true },
+    mark: first === null ? null : { x: first, text: "step " + first + ": the runs diverge", isAbove: true },
     describe: (point) => [`step ${point.x}, ${point.phase}`, describeAmount(point.value, isCount)],
     choose: (point) => chart.byStep.has(point.x) && showStep(point.x),
   });

@@ -1,9 +1,9 @@
-// What the page shows, decoded: columns by name, and texts for numbers. Names are only ever text, never markup.
+// Decodes the data of the page: columns by name, and texts by number. Names are always text, never markup.
 const CLASSES = ["ORIGIN", "PROPAGATED", "CLOSE", "MISSING", "EQUAL"];
 const ROLE = new Set(CLASSES);
 const MEANING = {
-  ORIGIN: "differs by itself",
-  PROPAGATED: "came from what differs",
+  ORIGIN: "differs, its inputs do not",
+  PROPAGATED: "differs because its inputs do",
   CLOSE: "within the tolerance",
   MISSING: "in one run only",
   EQUAL: "the same bytes",
@@ -25,7 +25,7 @@ function decode(raw) {
   return columns;
 }
 
-// What cannot be seen, or turns the direction of a line, is shown as an escape.
+// Invisible characters, and those that change the text direction, are shown as escapes.
 function clean(text) {
   return String(text).replace(/[\p{Cc}\p{Cf}\p{Cs}\p{Co}\p{Zl}\p{Zp}]/gu, (c) => "\\u{" + c.codePointAt(0).toString(16) + "}");
 }
@@ -60,7 +60,7 @@ function short(number) {
   return Number.isInteger(number) ? count(number) : String(Number(number.toPrecision(4)));
 }
 
-// With as many digits as tell two runs apart.
+// With enough digits to show a difference between two runs.
 function exact(number) {
   return Number.isFinite(number) ? String(Number(number.toPrecision(8))) : short(number);
 }

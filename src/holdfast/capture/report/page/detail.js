@@ -1,4 +1,4 @@
-// One tensor: what it is, how far it is apart, how its values lie in both runs, and how it was in other steps.
+// The panel for one tensor: facts, differences, statistics and histograms of both runs, and the same tensor in other steps.
 const detail = { row: -1, isLog: false, back: null };
 
 function openDetail(row) {
@@ -27,7 +27,7 @@ function drawDetail(row) {
   const more = data.details[row] || {};
   const bar = el("div", { class: "bar" },
     pill(text("verdict", row)), el("span", { class: "muted" }, MEANING[text("verdict", row)] || ""), el("span", { class: "spring" }),
-    el("button", { type: "button", class: "quiet", "aria-label": "Tensor before", onclick: () => moveDetail(-1) }, "\u2191"),
+    el("button", { type: "button", class: "quiet", "aria-label": "Previous tensor", onclick: () => moveDetail(-1) }, "\u2191"),
     el("button", { type: "button", class: "quiet", "aria-label": "Next tensor", onclick: () => moveDetail(1) }, "\u2193"),
     el("button", { type: "button", id: "detail-close", onclick: closeDetail }, "Close"));
   const where = `step ${rows.step[row]}, ${text("phase", row)}, ${text("kind", row)}, call ${rows.call[row]}, rank ${rows.rank[row]}`;
@@ -68,10 +68,10 @@ function drawDistance(row, more) {
     ["Cosine", cosine(rows.cos[row])],
     ["SQNR", Number.isNaN(rows.sqnr[row]) ? "" : short(rows.sqnr[row]) + " dB"],
     ["Largest in ULP", short(rows.ulp[row])],
-    ["Over the tolerance", percent(rows.mismatch[row])],
+    ["Outside tolerance", percent(rows.mismatch[row])],
     ["NaN/Inf", text("bad", row)],
   ]);
-  if (made) return [el("h3", {}, "How far apart"), made];
+  if (made) return [el("h3", {}, "Difference"), made];
   const isKnown = ["EQUAL", "MISSING"].includes(text("verdict", row));
   return isKnown ? [] : [el("p", { class: "muted" }, "Not measured: the bytes of this tensor were not kept in both runs. Record it with level=\"full\" to see by how much it differs.")];
 }
@@ -96,7 +96,7 @@ function drawValues(more) {
   return [el("h3", {}, "Values"), el("table", {}, head, body), hasBins ? el("div", { class: "bar" }, el("h3", {}, "Histogram"), el("span", { class: "spring" }), toggle) : null, hasBins ? host : null];
 }
 
-// Both sides over one axis, as density: their bins need not be the same.
+// Both runs on one axis, as densities, because their bins may differ.
 function drawHistogram(host, sides) {
   const width = 540, height = 190, left = 8, bottom = height - 24, top = 8;
   const held = sides.map((side) => (side && side.histogram.length ? side : null));
@@ -147,5 +147,5 @@ function drawHistory(row) {
     body.append(el("tr", {}, el("td", {}, step), el("td", {}, pill(text("verdict", other))), el("td", {}, short(rows.rel[other])), el("td", {}, short(rows.abs[other]))));
   }
   const head = el("thead", {}, el("tr", {}, ...["Step", "Class", "Rel. L2", "Max |d|"].map((title) => el("th", { scope: "col" }, title))));
-  return [el("h3", {}, "The same in other steps"), el("table", {}, head, body)];
+  return [el("h3", {}, "This tensor in other steps"), el("table", {}, head, body)];
 }

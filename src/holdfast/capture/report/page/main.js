@@ -1,4 +1,4 @@
-// The overview, the theme, and the start of everything.
+// The overview and the theme; starts all parts of the page.
 function startOverview() {
   byId("runs").append(el("code", { class: "side-a" }, clean(data.a.name)), el("span", { class: "muted" }, "  and  "), el("code", { class: "side-b" }, clean(data.b.name)));
   const verdict = byId("verdict");
@@ -64,7 +64,7 @@ function drawNotes() {
   return list.children.length ? list : null;
 }
 
-const THEMES = { auto: "Theme: as the system", light: "Theme: light", dark: "Theme: dark" };
+const THEMES = { auto: "Theme: system", light: "Theme: light", dark: "Theme: dark" };
 
 function startTheme() {
   let theme = "auto";

@@ -1,4 +1,4 @@
-// Plots as SVG: a logarithmic scale with lanes of their own for what is equal, not measured or not finite.
+// Plots as SVG: a logarithmic scale, with separate lanes for equal, not measured and not finite.
 const HEIGHT = 250;
 const EDGE = { left: 74, right: 14, top: 22, bottom: 30 };
 const LANE = 22;
@@ -70,7 +70,7 @@ function drawPlot(host, spec) {
   host.replaceChildren(picture, drawKey(spec.series));
 }
 
-// Dots that would lie on one another are drawn once, so that 50,000 of them cost no more than the pixels they take.
+// Draws dots on the same pixel once, so that 50,000 of them cost no more than the pixels they cover.
 function thin(places) {
   const seen = new Set();
   return places.filter(([left, top]) => {

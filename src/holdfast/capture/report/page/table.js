@@ -1,4 +1,4 @@
-// The table of tensors: filters and sorts indices, and keeps only the rows in sight in the document.
+// The table of tensors: filters and sorts indices, and keeps only the visible rows in the document.
 const ROW = 30;
 const SPARE = 6;
 const COLUMNS = [
@@ -10,9 +10,9 @@ const COLUMNS = [
   { name: "fqn", title: "Name", width: "minmax(180px, 2fr)", show: fullName, wide: true },
   { name: "rel", title: "Rel. L2", width: "84px", number: true, show: (row) => short(rows.rel[row]), tip: "|a - b| / |a|" },
   { name: "abs", title: "Max |d|", width: "84px", number: true, show: (row) => short(rows.abs[row]), tip: "the largest difference of two values" },
-  { name: "cos", title: "Cosine", width: "84px", number: true, show: (row) => cosine(rows.cos[row]), tip: "of the angle between the two" },
-  { name: "ulp", title: "ULP", width: "84px", number: true, show: (row) => short(rows.ulp[row]), tip: "the largest difference in steps of the dtype" },
-  { name: "mismatch", title: "Over tol.", width: "76px", number: true, show: (row) => percent(rows.mismatch[row]), tip: "values outside of the dtype's tolerance" },
+  { name: "cos", title: "Cosine", width: "84px", number: true, show: (row) => cosine(rows.cos[row]), tip: "cosine similarity of the two tensors" },
+  { name: "ulp", title: "ULP", width: "84px", number: true, show: (row) => short(rows.ulp[row]), tip: "the largest difference in units in the last place" },
+  { name: "mismatch", title: "Over tol.", width: "76px", number: true, show: (row) => percent(rows.mismatch[row]), tip: "share of values outside the tolerance" },
   { name: "bad", title: "NaN/Inf", width: "76px", show: (row) => text("bad", row), tip: "how many, in the first run and in the second" },
   { name: "dtype", title: "Tensor", width: "minmax(170px, 1fr)", show: (row) => text("dtype", row) + " " + text("shape", row) },
   { name: "source", title: "Source", width: "minmax(110px, .6fr)", show: (row) => text("source", row) },
@@ -27,7 +27,7 @@ function percent(value) {
   return (value > 0 && value < 0.01 ? "<0.01" : String(Number(value.toFixed(2)))) + " %";
 }
 
-// Near 1 only the distance from it says something.
+// Near 1, show the distance from 1.
 function cosine(value) {
   if (Number.isNaN(value)) return "";
   const apart = 1 - value;
@@ -46,7 +46,7 @@ function startTable() {
   table.head.style.gridTemplateColumns = table.template;
   table.body = el("div", { role: "rowgroup" });
   table.body.style.position = "relative";
-  table.empty = el("p", { class: "none", hidden: true }, "Nothing fits. Clear the filters to see all.");
+  table.empty = el("p", { class: "none", hidden: true }, "No tensor matches. Clear the filters to see all.");
   byId("grid").append(table.head, table.body, table.empty);
   byId("grid").addEventListener("scroll", drawRows, { passive: true });
   byId("grid").addEventListener("keydown", moveByKey);
@@ -65,7 +65,7 @@ function startTable() {
   if (data.origin >= 0) showFirst(data.origin);
 }
 
-// What most people look for is in sight, with a little of what was before it.
+// Scroll to the origin, with a few rows before it.
 function showFirst(row) {
   table.active = row;
   byId("grid").scrollTop = Math.max(0, row - 4) * ROW;
@@ -90,7 +90,7 @@ function pick(name, value) {
   refilter();
 }
 
-// By the text of a class, as the tiles above know it.
+// Toggles the filter for a class; the tiles above call it with the class name.
 function pickVerdict(verdict) {
   const at = rows.text.indexOf(verdict);
   const isOn = table.picked.verdict === at;
@@ -104,7 +104,7 @@ function clearFilters() {
   refilter();
 }
 
-// Each word is looked for once in every distinct text; a row then only looks up whether its texts fit.
+// Searches each word once in every distinct text; a row then only reads whether its texts match.
 function findWords() {
   return table.words.map((word) => Uint8Array.from(rows.lower, (text) => (text.includes(word) ? 1 : 0)));
 }
@@ -148,7 +148,7 @@ function sortBy(name) {
   resort();
 }
 
-// All rows are sorted once by each column; what is filtered is then only picked out in that order.
+// All rows are sorted once per column; filtered rows are then picked in that order.
 function resort() {
   const kept = new Uint8Array(rows.size);
   for (const row of table.order) kept[row] = 1;
@@ -168,8 +168,8 @@ function findOrder(name, down) {
   return table.orders.get(key);
 }
 
-// By counting: every value has a place, and rows go there in the order of the run, which is what ties keep.
-// What is not known comes last either way.
+// Counting sort: stable, so rows with equal values stay in the order of the run.
+// Unknown values come last in both directions.
 function sortAll(name, down) {
   const rank = name ? rankOf(name) : Float64Array.from({ length: rows.size }, (_, row) => row);
   const values = Float64Array.from(new Set(rank)).sort();
@@ -246,7 +246,7 @@ function showRow(node, at, isUsed) {
   });
 }
 
-// From 1e-8, which is noise, to 1, which is another tensor.
+// Logarithmic from 1e-8 (noise) to 1 (unrelated tensors).
 function heat(value) {
   if (!(value > 0)) return 0;
   return Math.round(80 * Math.min(1, Math.max(0.04, (Math.log10(value) + 8) / 8)));
