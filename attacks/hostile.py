@@ -13,11 +13,12 @@ from typing import Final
 import zstandard
 
 from holdfast.digest import hash_bytes
+from holdfast.json_text import Json, canonical_json
 from holdfast.objects.local.local_store import LocalStore
 from holdfast.repo.format.entry import Entry
 from holdfast.repo.format.layout import new_write_id
 from holdfast.repo.format.pack import TRAILER
-from holdfast.repo.format.record import Json, canonical_json, encode_record
+from holdfast.repo.format.record import encode_record
 from tests.kit import forging
 from tests.kit.forging import forge_manifest, forge_pack, honest_table, row, seal_manifest, seal_pack
 from tests.kit.saving import PACK_ID, inline_ref, misplaced_keys, new_repo, record_key, save_bytes

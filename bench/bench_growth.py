@@ -23,12 +23,12 @@ from holdfast.repo.format.chunk import ChunkRef
 from holdfast.repo.format.entry import Entry
 from holdfast.repo.format.layout import natural_order
 from holdfast.repo.format.pack import NewChunk
-from holdfast.repo.handle.index import Index
+from holdfast.repo.handle.index import ChunkIndex
 from holdfast.repo.handle.repository import Repository, open_repository
-from holdfast.repo.names.snapshots import Snapshot, iter_names, read_name, read_snapshot
+from holdfast.repo.names.snapshots import CommittedSnapshot, iter_names, read_name, read_snapshot
 from holdfast.repo.upkeep.collect import plan_collect
-from holdfast.repo.write.existing import find_base
-from holdfast.repo.write.transaction import Draft, Part, Transaction
+from holdfast.repo.write.existing import read_base
+from holdfast.repo.write.transaction import Draft, ManifestPart, Transaction
 
 _CHUNK_BYTES: Final = 600
 """Just too large to be stored inline in the manifest."""
@@ -115,7 +115,7 @@ def _commit(repo: Repository, step: int, before: Sequence[Entry], positions: Seq
             entries[position] = Entry(f"layers.{position}.weight", _CHUNK_BYTES, (ref,))
         committed = list(entries.values())
         draft = Draft(read_name(repo.store, f"run/step-{step}"))
-        transaction.commit(draft, lambda: [Part(None, committed)], rewrite=lambda stale: [])
+        transaction.commit(draft, lambda: [ManifestPart(None, committed)], rewrite=lambda stale: [])
     return committed
 
 
@@ -123,8 +123,8 @@ def _record_reader(root: Path, snapshots: int) -> Callable[[], str]:
     return lambda: read_snapshot(open_store(root).store, f"run/step-{snapshots // 2}").name
 
 
-def _open_index(root: Path) -> Index:
-    return Index(LocalStore(root), limit_bytes=_INDEX_BYTES).refresh()
+def _open_index(root: Path) -> ChunkIndex:
+    return ChunkIndex(LocalStore(root), limit_bytes=_INDEX_BYTES).refresh()
 
 
 def _index_opener(root: Path, snapshots: int) -> Callable[[], int]:
@@ -138,7 +138,7 @@ def _look_up(digests: Sequence[Digest], root: Path, snapshots: int) -> Callable[
 
 def _base_finder(root: Path, snapshots: int) -> Callable[[], str]:
     def find() -> str:
-        found = find_base(open_store(root), f"run/step-{_NEW}")
+        found = read_base(open_store(root), f"run/step-{_NEW}")
         return found.name if found else ""
 
     return find
@@ -146,7 +146,7 @@ def _base_finder(root: Path, snapshots: int) -> Callable[[], str]:
 
 def _latest_finder(root: Path, snapshots: int) -> Callable[[], str]:
     def find() -> str:
-        found = (name for name in iter_names(LocalStore(root), "run/") if isinstance(name, Snapshot))
+        found = (name for name in iter_names(LocalStore(root), "run/") if isinstance(name, CommittedSnapshot))
         newest = max(found, key=lambda snapshot: (snapshot.time_s, natural_order(snapshot.name)), default=None)
         return newest.name if newest else ""
 

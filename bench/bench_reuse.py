@@ -24,7 +24,7 @@ _TENSORS: Final = 16
 
 
 def _trusting() -> AbstractContextManager[object]:
-    return mock.patch.object(proven.Proven, "covers", return_value=True)
+    return mock.patch.object(proven.VerifiedChunks, "covers", return_value=True)
 
 
 def _without_sample() -> AbstractContextManager[object]:

@@ -30,10 +30,10 @@ from holdfast.snapshot.leaves import GRAD, TENSOR, iter_entry_numbers
 from holdfast.tensors.dtypes import item_bytes
 from holdfast.tensors.memory import view_bytes
 from holdfast.tensors.storage import storage_bytes
+from holdfast.trees.move import Device
 from holdfast.trees.registered import Types
 
 StoreLocation = str | os.PathLike[str] | Repository
-Device = torch.device | str | int | None
 
 _TUPLE_FIELDS: Final = 6
 _OPEN_WRITERS: Final[weakref.WeakSet[BatchWriter]] = weakref.WeakSet()
@@ -204,7 +204,7 @@ class ContentStoreReader:
         self._lock = threading.RLock()
         self._seen: dict[str, int] | None = None
 
-    def read_storage(self, h: str, *, device: Device = None) -> torch.UntypedStorage:
+    def read_storage(self, h: str, *, device: Device | None = None) -> torch.UntypedStorage:
         """Read a storage by its digest, to its original device or to `device`; raise TensorNotFound."""
         with self._lock_here():
             self._refresh_if_changed()
@@ -240,7 +240,7 @@ class ContentStoreReader:
             requires_grad=spec.requires_grad,
         )
 
-    def read_tensor(self, name: str, *, device: Device = None) -> torch.Tensor:
+    def read_tensor(self, name: str, *, device: Device | None = None) -> torch.Tensor:
         """Read a tensor, to its original device or to `device`; raise TensorNotFound."""
         with self._lock_here():
             return self._rebuilder.read_tensor(self._find(name), _parse_device(device))
@@ -309,7 +309,7 @@ def _open(loc: StoreLocation) -> Repository:
     return open_repository(open_store(os.fspath(loc)), create=True)
 
 
-def _parse_device(device: Device) -> torch.device | None:
+def _parse_device(device: Device | None) -> torch.device | None:
     return None if device is None else torch.device(device)
 
 

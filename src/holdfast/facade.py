@@ -13,12 +13,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from holdfast.errors import StoreError
+from holdfast.json_text import Json
 from holdfast.objects.protocol import ObjectStore
 from holdfast.objects.url import open_store
 from holdfast.progress import Progress
 from holdfast.repo.format.layout import verify_user_name
-from holdfast.repo.format.record import Json
-from holdfast.repo.handle.repository import DEFAULT_BUDGET_BYTES, Repository, Statistics, open_repository
+from holdfast.repo.handle.repository import DEFAULT_BUDGET_BYTES, HandleStatistics, Repository, open_repository
 from holdfast.repo.names.snapshots import delete_snapshot
 from holdfast.repo.names.tags import Tag, delete_tag, iter_tags, set_tag
 from holdfast.repo.read.reader import Verify
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from holdfast.compile_cache.backend import CompilerOptions as CompilerChoices
     from holdfast.diff.compare import Diff
     from holdfast.distributed.checkpoint.checkpoint import Together
-    from holdfast.snapshot.into.plan import Replicas
+    from holdfast.snapshot.into.plan import ReplicaMode
     from holdfast.snapshot.load.options import Aliases
     from holdfast.snapshot.save.staging import AsyncSaver, SaveHandle, Staging
     from holdfast.snapshot.view.lazy import Snapshot
@@ -218,7 +218,7 @@ class Store:
         assign: bool = False,
         verify: Verify = "full",
         allow_pickle: bool = False,
-        replicas: Replicas = "auto",
+        replicas: ReplicaMode = "auto",
         atomic: bool = False,
         **together: Unpack[Together],
     ) -> Any:
@@ -259,9 +259,9 @@ class Store:
 
     def latest(self, prefix: str = "") -> Snapshot | None:
         """Return the snapshot with the latest commit time whose name begins with `prefix`, or None."""
-        from holdfast.snapshot.view.lookup import find_latest
+        from holdfast.snapshot.view.lookup import open_latest
 
-        return find_latest(self.repository, prefix, self._types)
+        return open_latest(self.repository, prefix, self._types)
 
     def delete(self, name: str) -> None:
         """Delete a snapshot. `gc` then frees the bytes that no other snapshot uses. Raises NotFound."""
@@ -369,7 +369,7 @@ class Store:
         """Delete what no snapshot needs. While other processes save, some of it may be left for the next call."""
         return collect(self.repository.store, rules, store_id=self.repository.identity.store_id)
 
-    def statistics(self) -> Statistics:
+    def statistics(self) -> HandleStatistics:
         """Return how many entries this handle mapped or could not map so far, and how long each stage took."""
         return self.repository.counters.read()
 
@@ -391,9 +391,9 @@ class Store:
         return self._saver
 
     def _find(self, name: str | Snapshot) -> Snapshot:
-        from holdfast.snapshot.view.lookup import find_snapshot
+        from holdfast.snapshot.view.lookup import open_named
 
-        return find_snapshot(self.repository, name, self._types) if isinstance(name, str) else name
+        return open_named(self.repository, name, self._types) if isinstance(name, str) else name
 
 
 def make_store(url: str, budget_bytes: int, types: Sequence[type], options: dict[str, bool], store_id: str) -> Store:

@@ -8,7 +8,7 @@ import torch
 import holdfast
 from holdfast.repo.format.entry import Entry
 from holdfast.repo.format.source import BytesSource
-from holdfast.repo.write.transaction import Part
+from holdfast.repo.write.transaction import ManifestPart
 from holdfast.repo.write.writer import Placement, Request, save
 from tests.cli.runs import Cli
 from tests.kit.saving import noise
@@ -84,7 +84,7 @@ def test_cat_of_a_plain_value_says_where_it_is(saved: Cli) -> None:
 
 def save_share(ranks: ThreadRanks, cli: Cli) -> object:
     sources = [BytesSource("own", noise(600, ranks.rank))]
-    root = Part({"tree": ["dict", "own", ["@bytes", 0]]}, [Entry("own", 600, (), {"type": "bytes"}, dims=1)])
+    root = ManifestPart({"tree": ["dict", "own", ["@bytes", 0]]}, [Entry("own", 600, (), {"type": "bytes"}, dims=1)])
     request = Request("ranks", sources, places={0: Placement(600, 0, (), ranks.rank)}, root=root)
     return save(holdfast.open(cli.store).repository, request, ranks=ranks)
 

@@ -12,7 +12,7 @@ from holdfast.distributed.talk.collectives import Collectives
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.format.entry import Entry
 from holdfast.repo.format.source import BytesSource
-from holdfast.repo.write.transaction import Part
+from holdfast.repo.write.transaction import ManifestPart
 from holdfast.repo.write.writer import Placement, Request, SaveResult, save
 from holdfast.testing.faults import Crashed
 from tests.distributed.cues import ARRIVED, BEFORE, COLLECTED, CREATED, WORKED, Cell, Moment, cueing, list_cells
@@ -59,7 +59,7 @@ class Scene:
         return told, load_bytes(new_repo(self._store), "run")["x"] == NEW
 
     def _save(self, ranks: Collectives) -> SaveResult:
-        root = Part(None, [Entry("x", 600, (), dims=1)])
+        root = ManifestPart(None, [Entry("x", 600, (), dims=1)])
         places = {0: Placement(600, 0, (), ranks.rank)}
         request = Request("run", [BytesSource("x", NEW)], places=places, root=root, overwrite=True)
         if ranks.is_coordinator:

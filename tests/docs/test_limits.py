@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast import json_text
 from holdfast.objects import protocol
 from holdfast.repo.format import chunk, columns, layout, record
 from holdfast.repo.names import leases, snapshots
@@ -20,7 +21,7 @@ LIMITS = [
     ("format.md", r"in NFC, 1 to (\d+) bytes in UTF-8", layout.MAX_NAME_BYTES),
     ("format.md", r"If that is longer than (\d+) characters, the escaped form", layout.MAX_ESCAPED_BYTES),
     ("format.md", r"its final newline included; at most (\d+) MiB", record.MAX_RECORD_BYTES // MIB),
-    ("format.md", r"The body is JSON in UTF-8, nested at most (\d+) deep", record.MAX_DEPTH),
+    ("format.md", r"The body is JSON in UTF-8, nested at most (\d+) deep", json_text.MAX_DEPTH),
     ("format.md", r"`metadata` is the user's, at most (\d+) MiB", snapshots.MAX_METADATA_BYTES // MIB),
     ("format.md", r"u16 number of columns \(<= (\d+)\)", columns.MAX_COLUMNS),
     ("format.md", r"are cut at every multiple of (\d+) MiB", chunk.CHUNK_BYTES // MIB),

@@ -10,9 +10,9 @@ from typing import Final
 from holdfast.digest import Digest, hash_bytes
 from holdfast.objects.protocol import ObjectStore
 from holdfast.repo.format.source import BytesSource
-from holdfast.repo.handle.config import find_config
+from holdfast.repo.handle.config import read_config
 from holdfast.repo.handle.repository import init_repository, open_repository
-from holdfast.repo.names.snapshots import Snapshot, delete_snapshot, iter_names, read_snapshot
+from holdfast.repo.names.snapshots import CommittedSnapshot, delete_snapshot, iter_names, read_snapshot
 from holdfast.repo.names.tags import Tag, delete_tag, iter_tags, set_tag
 from holdfast.repo.read.reader import open_snapshot
 from holdfast.repo.upkeep.check import Checker
@@ -53,7 +53,7 @@ class State:
     tags: Mapping[str, tuple[str, Digest]] = field(default_factory=dict)
 
 
-def read_content(store: ObjectStore, snapshot: Snapshot) -> dict[str, bytes]:
+def read_content(store: ObjectStore, snapshot: CommittedSnapshot) -> dict[str, bytes]:
     """Read every entry of a snapshot."""
     with open_snapshot(open_repository(store), snapshot) as reader:
         return {name: bytes(reader.read_entry(name)) for name in reader.manifest.names}
@@ -61,11 +61,11 @@ def read_content(store: ObjectStore, snapshot: Snapshot) -> dict[str, bytes]:
 
 def read_state(store: ObjectStore) -> State:
     """Read everything; raises whatever cannot be read."""
-    if find_config(store) is None:
+    if read_config(store) is None:
         return State()
     names = {}
     for snapshot in iter_names(store):
-        assert isinstance(snapshot, Snapshot), snapshot
+        assert isinstance(snapshot, CommittedSnapshot), snapshot
         content = read_content(store, snapshot)
         names[snapshot.name] = snapshot.digest, {name: hash_bytes(data) for name, data in content.items()}
     tags = {}

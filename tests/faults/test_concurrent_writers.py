@@ -12,7 +12,7 @@ import pytest
 from holdfast.objects.local.local_store import LocalStore
 from holdfast.objects.local.naming import TEMP_PREFIX
 from holdfast.repo.format.layout import CONFIG
-from holdfast.repo.handle.config import find_config
+from holdfast.repo.handle.config import read_config
 from holdfast.repo.names.snapshots import read_snapshot
 from holdfast.repo.names.tags import read_tag, set_tag
 from tests.faults.crew import Crew, InitTask, SaveTask, TagTask
@@ -100,7 +100,7 @@ def test_of_many_that_make_a_place_a_store_one_does(crew: Crew, tmp_path: Path) 
     for number in range(ROUNDS):
         ends = crew.run([InitTask(str(tmp_path / str(number)))] * crew.size)
         assert Counter(ends) == {"made": 1, "NotAStore": crew.size - 1}
-        assert find_config(LocalStore(tmp_path / str(number))) is not None
+        assert read_config(LocalStore(tmp_path / str(number))) is not None
 
 
 def test_a_tag_that_many_move_points_to_what_one_of_the_winners_said(crew: Crew, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from holdfast.repo.names.roots import read_leases, read_live
 from holdfast.repo.names.snapshots import read_name, read_snapshot
 from holdfast.repo.upkeep.collect import plan_collect
 from holdfast.repo.upkeep.repack import plan_repack
-from holdfast.repo.write.existing import Holdings, find_base, read_bases
+from holdfast.repo.write.existing import ExistingChunks, read_base, read_bases
 from holdfast.testing.faults import Fault, FaultyStore
 from tests.faults.fault_loop import Run, attempt, iter_runs
 from tests.faults.gc_scenario import (
@@ -162,9 +162,9 @@ def count_missing_bytes(store: ObjectStore) -> int:
     if target.config is None:
         bases = []
     else:
-        bases = read_bases(store, [read_name(store, "run/1").snapshot, find_base(target, "run/1")])
+        bases = read_bases(store, [read_name(store, "run/1").snapshot, read_base(target, "run/1")])
     target.index.refresh()
-    holdings = Holdings(target, bases, avoid=frozenset())
+    holdings = ExistingChunks(target, bases, avoid=frozenset())
     missing = {}
     for entry in read_manifest(SOURCE, snapshot.manifest).iter_entries():
         for ref in entry.chunks:

@@ -19,8 +19,8 @@ from holdfast.digest import Digest, hash_bytes
 from holdfast.objects.local.local_store import LocalStore
 from holdfast.repo.format.chunk import ChunkRef
 from holdfast.repo.format.entry import Entry, digest_snapshot
-from holdfast.repo.handle.config import find_config
-from holdfast.repo.names.snapshots import Snapshot, iter_names
+from holdfast.repo.handle.config import read_config
+from holdfast.repo.names.snapshots import CommittedSnapshot, iter_names
 from holdfast.repo.names.tags import read_tag
 from tests.faults import kill_supervisor
 from tests.faults.scenario import check_store, read_content
@@ -155,11 +155,11 @@ def digest_of(version: int) -> Digest:
 def read_versions(root: Path, tagged: set[int]) -> dict[str, int | None]:
     """Read every name, and which of the versions `tagged` the tag means; raises if any holds something else."""
     store = LocalStore(root)
-    if find_config(store) is None:
+    if read_config(store) is None:
         return {}
     versions: dict[str, int | None] = {}
     for snapshot in iter_names(store):
-        assert isinstance(snapshot, Snapshot), snapshot
+        assert isinstance(snapshot, CommittedSnapshot), snapshot
         versions[snapshot.name] = snapshot.metadata["version"]
         assert read_content(store, snapshot) == kill_supervisor.content(snapshot.name, snapshot.metadata["version"])
     tag = read_tag(store, kill_supervisor.TAG)

@@ -22,7 +22,7 @@ from holdfast.repo.format.layout import (
     new_lease_id,
 )
 from holdfast.repo.format.record import encode_record
-from holdfast.repo.names.snapshots import Snapshot, iter_names, read_snapshot
+from holdfast.repo.names.snapshots import CommittedSnapshot, iter_names, read_snapshot
 from holdfast.repo.names.tags import read_tag, set_tag
 from holdfast.testing.faults import Crashed, Fault, FaultyStore
 from tests.faults.damage import DAMAGES, DELETED, EMPTIED, HALVED, SCRAMBLED, ZEROED, Damage, flip, replace, swap
@@ -184,7 +184,7 @@ def find_wrong_bytes(store: MemoryStore, *, may_roll_back: bool = False) -> list
         if found_tag and found_tag.snapshot_name != name:
             wrong.append(f"tag {tag} points to {found_tag.snapshot_name}")
     try:
-        listed = [found.name for found in iter_names(store) if isinstance(found, Snapshot)]
+        listed = [found.name for found in iter_names(store) if isinstance(found, CommittedSnapshot)]
     except HoldfastError:
         return wrong
     return wrong + [f"{name} is listed" for name in listed if name not in EXPECTED]

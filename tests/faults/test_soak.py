@@ -14,7 +14,7 @@ from holdfast.objects.local.local_store import LocalStore
 from holdfast.repo.format.layout import MANIFESTS, PACKS
 from holdfast.repo.handle.repository import open_repository
 from holdfast.repo.names.roots import read_live
-from holdfast.repo.names.snapshots import Snapshot, iter_names
+from holdfast.repo.names.snapshots import CommittedSnapshot, iter_names
 from holdfast.repo.upkeep.collect import Rules, collect
 from holdfast.repo.upkeep.repack import apply_repack, plan_repack
 from holdfast.repo.upkeep.usage import read_usage
@@ -67,7 +67,7 @@ def find_wrong(store: LocalStore, told: Told) -> list[str]:
     """Return every name that does not show, bit by bit, what it may."""
     shown = {}
     for snapshot in iter_names(store):
-        assert isinstance(snapshot, Snapshot), snapshot
+        assert isinstance(snapshot, CommittedSnapshot), snapshot
         version = snapshot.metadata["version"]
         shown[snapshot.name] = str(version)
         assert read_content(store, snapshot) == content(snapshot.name, version)

@@ -13,7 +13,7 @@ from holdfast import content_store
 from holdfast.errors import Mismatch
 from holdfast.facade import Store
 from holdfast.repo.handle.repository import MIN_BUDGET_BYTES
-from holdfast.repo.read.reader import SnapshotReader, Watch
+from holdfast.repo.read.reader import SnapshotReader, WriteObserver
 from holdfast.snapshot.load import cast
 from holdfast.trees.move import move_to_device
 from tests.cli.runs import Cli
@@ -247,7 +247,7 @@ class Meter:
         self.most = 0
         read_all, read_into = SnapshotReader.read_all, SnapshotReader.read_into
 
-        def meter_all(reader: SnapshotReader, wanted: Any, *, watch: Watch | None = None) -> None:
+        def meter_all(reader: SnapshotReader, wanted: Any, *, watch: WriteObserver | None = None) -> None:
             self.most = max(self.most, sum(buffer.nbytes for _, buffer in wanted))
             read_all(reader, wanted, watch=watch)
 

@@ -10,7 +10,7 @@ from holdfast.errors import NotFound
 from holdfast.objects.memory import MemoryStore
 from holdfast.objects.protocol import ObjectStore
 from holdfast.repo.handle.repository import open_repository
-from holdfast.repo.names.snapshots import Snapshot, delete_snapshot, iter_names, read_snapshot
+from holdfast.repo.names.snapshots import CommittedSnapshot, delete_snapshot, iter_names, read_snapshot
 from holdfast.repo.upkeep.collect import Rules, collect
 from holdfast.repo.upkeep.copying import copy_snapshot
 from holdfast.repo.upkeep.repack import apply_repack, plan_repack
@@ -98,8 +98,8 @@ def _delete_and_save() -> Part:
     return Part("delete and save", act, {"old": (None, OLD)})
 
 
-def _list_current(store: ObjectStore) -> list[Snapshot]:
-    return [found for found in iter_names(store) if isinstance(found, Snapshot)]
+def _list_current(store: ObjectStore) -> list[CommittedSnapshot]:
+    return [found for found in iter_names(store) if isinstance(found, CommittedSnapshot)]
 
 
 def _repack() -> Part:

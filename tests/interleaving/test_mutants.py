@@ -72,7 +72,12 @@ class Mutant:
 
 MUTANTS: Final = (
     Mutant(
-        "nobody is waited for", collecting, "find_blockers", _wait_for_nobody, "save, patient collector", "'new' shows"
+        "nobody is waited for",
+        collecting,
+        "fence_stale_leases",
+        _wait_for_nobody,
+        "save, patient collector",
+        "'new' shows",
     ),
     Mutant(
         "the mark goes before the files", collecting, "sweep", _sweep_without_mark, "save, eager collector", "'new'"

@@ -13,7 +13,7 @@ from holdfast.repo.handle.repository import open_repository
 from holdfast.repo.names.generations import iter_stems
 from holdfast.repo.names.rollback import is_present, iter_needed
 from holdfast.repo.names.roots import read_leases
-from holdfast.repo.names.snapshots import Snapshot, iter_names
+from holdfast.repo.names.snapshots import CommittedSnapshot, iter_names
 from holdfast.repo.upkeep.collect import collect
 from holdfast.repo.upkeep.repair import rebuild_index
 from holdfast.repo.upkeep.sweep import iter_marks
@@ -30,7 +30,7 @@ def read_held(store: ObjectStore) -> Held:
     """Read all that names show."""
     held: Held = {}
     for found in iter_names(store):
-        if not isinstance(found, Snapshot):
+        if not isinstance(found, CommittedSnapshot):
             held[found.stem] = str(found.error)
             continue
         try:
@@ -102,7 +102,9 @@ def iter_left(store: MemoryStore, *, is_exact: bool = True) -> Iterator[str]:
         yield f"{list(iter_stems(store, LEASES))} are left"
     if not is_exact:
         return
-    needed = {key for found in iter_names(store) if isinstance(found, Snapshot) for key in iter_needed(store, found)}
+    needed = {
+        key for found in iter_names(store) if isinstance(found, CommittedSnapshot) for key in iter_needed(store, found)
+    }
     present = {info.key for prefix in (PACKS, MANIFESTS) for info in store.list(prefix)}
     yield from (f"{key} is left" for key in sorted(present - needed))
     for prefix in (SNAPSHOTS, TAGS):

@@ -10,7 +10,7 @@ from holdfast.compile_cache.artifacts.artifact import Artifact, write_artifact
 from holdfast.compile_cache.artifacts.catalog import StoredVariant, artifact_name, parse_found
 from holdfast.compile_cache.key_parts import PARTS, GraphKey, hash_parts
 from holdfast.digest import Buffer
-from holdfast.repo.format.record import Json
+from holdfast.json_text import Json
 from holdfast.repo.format.source import BytesSource
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import read_snapshot

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from holdfast.digest import Digest, hash_bytes
+from holdfast.json_text import Json
 from holdfast.repo.format import manifest as manifest_module
 from holdfast.repo.format import pack as pack_module
 from holdfast.repo.format.chunk import Location
-from holdfast.repo.format.columns import Kind, Table, column, decode_table, encode_table
+from holdfast.repo.format.columns import ColumnType, Table, column, decode_table, encode_table
 from holdfast.repo.format.entry import Entry
 from holdfast.repo.format.manifest_encoding import encode_manifest
 from holdfast.repo.format.pack import HEADER, TRAILER, PackedChunk, encode_header
-from holdfast.repo.format.record import Json
 from tests.kit.saving import PACK_ID, inline_ref, packed_ref
 
 FOOTER = pack_module._FOOTER
@@ -36,7 +36,7 @@ def forge_pack(
     *,
     size: int,
     head: Mapping[str, Json] | None = None,
-    extra: Mapping[str, Kind] | None = None,
+    extra: Mapping[str, ColumnType] | None = None,
     changes: Mapping[str, memoryview] | None = None,
 ) -> bytes:
     """Return a pack of `size` bytes before its footer, which states `rows`, `head`, `extra` and `changes`."""
@@ -70,7 +70,7 @@ def honest_table(entries: Sequence[Entry] = HONEST, spec: Json = None) -> Table:
 def forge_manifest(
     *,
     head: Mapping[str, Json] | None = None,
-    extra: Mapping[str, Kind] | None = None,
+    extra: Mapping[str, ColumnType] | None = None,
     changes: Mapping[str, Sequence[int]] | None = None,
     entries: Sequence[Entry] = HONEST,
 ) -> bytes:

@@ -12,6 +12,7 @@ from typing import TypedDict, Unpack
 
 from holdfast.digest import Buffer, Digest, fingerprint, hash_bytes
 from holdfast.errors import StoreError
+from holdfast.json_text import Json
 from holdfast.objects.memory import MemoryStore
 from holdfast.objects.protocol import PAGE_LIMIT, ObjectInfo, ObjectStore, StoreTraits, Upload
 from holdfast.repo.format.chunk import RAW, ChunkRef, Location
@@ -26,10 +27,9 @@ from holdfast.repo.format.layout import (
     snapshot_stem,
 )
 from holdfast.repo.format.pack import HEADER, Footer, NewChunk, PackBuilder, PackedChunk
-from holdfast.repo.format.record import Json
 from holdfast.repo.format.source import BytesSource
 from holdfast.repo.handle.repository import Repository, open_repository
-from holdfast.repo.names.snapshots import Snapshot, read_snapshot
+from holdfast.repo.names.snapshots import CommittedSnapshot, read_snapshot
 from holdfast.repo.read.reader import SnapshotReader
 from holdfast.repo.upkeep.findings import Finding
 from holdfast.repo.write.writer import Request, SaveResult, save
@@ -157,7 +157,7 @@ def codes(findings: Sequence[Finding]) -> Counter[str]:
     return Counter(finding.code for finding in findings)
 
 
-def snapshot_of(repo: Repository, name: str) -> Snapshot:
+def snapshot_of(repo: Repository, name: str) -> CommittedSnapshot:
     return read_snapshot(repo.store, name)
 
 

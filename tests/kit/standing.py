@@ -7,11 +7,12 @@ import os
 import socket
 from collections.abc import Sequence
 
+from holdfast.json_text import Json
 from holdfast.objects.protocol import ObjectStore
 from holdfast.repo.format.layout import MANIFESTS, MARKS, PACKS, generation_key, lease_stem, new_write_id, snapshot_stem
-from holdfast.repo.format.record import Json, encode_record
+from holdfast.repo.format.record import encode_record
 from holdfast.repo.names.generations import create_generation, list_generations
-from holdfast.repo.names.snapshots import Snapshot, read_snapshot
+from holdfast.repo.names.snapshots import CommittedSnapshot, read_snapshot
 from holdfast.repo.upkeep.collect import Collected, Rules, collect
 from tests.kit.saving import keys
 
@@ -35,7 +36,7 @@ def put_lease(
     create_generation(store, lease_stem(lease_id), generation, {**fields, **other})
 
 
-def put_under_lease(store: ObjectStore, name: str, lease_id: str = LEASE_ID) -> Snapshot:
+def put_under_lease(store: ObjectStore, name: str, lease_id: str = LEASE_ID) -> CommittedSnapshot:
     """Write the newest record of a name anew, as committed under a lease of ours."""
     snapshot = read_snapshot(store, name)
     stem = snapshot_stem(name)

@@ -11,14 +11,15 @@ from hypothesis import strategies as st
 
 from holdfast.digest import Digest, hash_bytes
 from holdfast.errors import Corrupt, NewerFormat
+from holdfast.json_text import Json, canonical_json, parse_json
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.format.chunk import CHUNK_BYTES, ChunkRef, Location
-from holdfast.repo.format.columns import Kind, Letter, column, decode_table, encode_table
+from holdfast.repo.format.columns import ColumnType, Letter, column, decode_table, encode_table
 from holdfast.repo.format.entry import Entry, digest_snapshot
 from holdfast.repo.format.manifest import decode_manifest
 from holdfast.repo.format.manifest_encoding import encode_manifest
 from holdfast.repo.format.pack import PackBuilder, PackedChunk, read_footer
-from holdfast.repo.format.record import Json, canonical_json, decode_record, encode_record, parse_json
+from holdfast.repo.format.record import decode_record, encode_record
 from holdfast.repo.handle.index import BlockCache, Fragment, encode_fragment
 from tests.kit.forging import seal_manifest, seal_pack
 from tests.kit.saving import PACK_ID, append_run, flip, iter_gaps
@@ -96,7 +97,7 @@ def test_any_bytes_are_json_or_damage(data: bytes) -> None:
     ),
 )
 def test_a_table_decodes_to_itself(head: dict[str, Json], kinds: list[tuple[Letter, int, int, st.DataObject]]) -> None:
-    schema = {f"c{number}": Kind(letter, width) for number, (letter, width, _, _) in enumerate(kinds)}
+    schema = {f"c{number}": ColumnType(letter, width) for number, (letter, width, _, _) in enumerate(kinds)}
     values = {}
     for number, (letter, width, rows, data) in enumerate(kinds):
         bits = 8 * struct.calcsize("=" + letter)
@@ -186,7 +187,7 @@ def _read_fragment(data: bytes) -> object:
 
 DECODERS: list[Callable[[bytes], object]] = [
     lambda data: decode_record(data, key="x"),
-    lambda data: decode_table(memoryview(data), {"x": Kind("Q")}, where="x"),
+    lambda data: decode_table(memoryview(data), {"x": ColumnType("Q")}, where="x"),
     lambda data: decode_manifest(data, where="x"),
     lambda data: decode_manifest(seal_manifest(data), where="x"),
     lambda data: decode_manifest(seal_manifest(data, codec=1, table_bytes=100), where="x"),

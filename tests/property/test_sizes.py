@@ -13,10 +13,10 @@ from holdfast.repo.format.pack import read_footer
 from holdfast.repo.format.rank_manifests import read_manifests
 from holdfast.repo.format.source import BytesSource
 from holdfast.repo.handle.repository import Repository
-from holdfast.repo.names.snapshots import Snapshot, read_snapshot
+from holdfast.repo.names.snapshots import CommittedSnapshot, read_snapshot
 from holdfast.repo.upkeep.copying import copy_snapshot
 from holdfast.repo.upkeep.usage import find_leases, find_new_bytes, read_usage
-from holdfast.repo.write.transaction import Part
+from holdfast.repo.write.transaction import ManifestPart
 from holdfast.repo.write.writer import Placement, Request, SaveResult, save
 from tests.kit.saving import keys, new_repo, noise, save_bytes
 from tests.kit.thread_ranks import run_threads
@@ -36,7 +36,7 @@ def count_packed_bytes(repo: Repository) -> int:
     return sum(row.size_bytes for row in rows)
 
 
-def count_inline_bytes(repo: Repository, snapshot: Snapshot) -> int:
+def count_inline_bytes(repo: Repository, snapshot: CommittedSnapshot) -> int:
     entries = read_manifests(repo.store, snapshot.manifest).iter_entries()
     return sum(chunk.size_bytes for entry in entries for chunk in entry.chunks if chunk.location is None)
 
@@ -95,7 +95,7 @@ def make_share(rank: int, world_size: int, content: dict[str, tuple[int, int]], 
     places |= {at: Placement(len(data), 0, (), rank) for at, data in enumerate(own.values(), start=1)}
     entries = [Entry("shared", len(shared), (), dims=1)]
     entries += [Entry(name, len(data), (), dims=1) for name, data in own.items()]
-    return Request("run/1", sources, places=places, root=Part({"tree": 1}, entries))
+    return Request("run/1", sources, places=places, root=ManifestPart({"tree": 1}, entries))
 
 
 @settings(max_examples=30)

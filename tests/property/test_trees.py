@@ -19,9 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import Corrupt, HoldfastError, NewerFormat, Unsupported
-from holdfast.repo.format.record import Json, canonical_json, parse_json
+from holdfast.json_text import Json, canonical_json, parse_json
 from holdfast.trees.encoding import decode_tree, encode_tree, refuse
-from holdfast.trees.outline import Path, format_value, iter_leaves, join_name
+from holdfast.trees.outline import TreePath, format_value, iter_leaves, join_name
 from holdfast.trees.registered import Types
 
 HERE = __name__
@@ -69,7 +69,7 @@ def make_config(lr: Any, steps: Any) -> Config:
 def encode(tree: object) -> Json:
     """Encode a tree whose leaves are tensors of one number, which stands in the node."""
 
-    def encode_leaf(value: object, path: Path) -> Json:
+    def encode_leaf(value: object, path: TreePath) -> Json:
         if not isinstance(value, torch.Tensor):
             raise refuse(value, path)
         return ["@tensor", int(value)]
@@ -78,7 +78,7 @@ def encode(tree: object) -> Json:
 
 
 def decode(node: Json) -> Any:
-    def decode_leaf(node: list[Json], path: Path) -> object:
+    def decode_leaf(node: list[Json], path: TreePath) -> object:
         join_name(path)
         match node:
             case ["@tensor", int(number)] if abs(number) < 1 << 60:
@@ -257,7 +257,7 @@ def test_the_form_of_a_set_does_not_depend_on_how_it_grew(members: set[object], 
 def test_every_leaf_is_listed_under_the_name_it_was_encoded_with(tree: object) -> None:
     seen: list[str] = []
 
-    def encode_leaf(value: object, path: Path) -> Json:
+    def encode_leaf(value: object, path: TreePath) -> Json:
         seen.append(join_name(path))
         return ["@leaf"]
 

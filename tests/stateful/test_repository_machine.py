@@ -25,7 +25,7 @@ from holdfast.repo.names.generations import iter_stems
 from holdfast.repo.names.leases import EXPIRE_S
 from holdfast.repo.names.rollback import is_settled, iter_needed
 from holdfast.repo.names.roots import read_leases
-from holdfast.repo.names.snapshots import Snapshot, delete_snapshot, iter_names, read_snapshot
+from holdfast.repo.names.snapshots import CommittedSnapshot, delete_snapshot, iter_names, read_snapshot
 from holdfast.repo.names.tags import Tag, delete_tag, iter_tags, set_tag
 from holdfast.repo.upkeep.collect import Rules, collect, plan_collect
 from holdfast.repo.upkeep.copying import copy_snapshot
@@ -188,14 +188,14 @@ class RepositoryMachine(RuleBasedStateMachine):
 
     @rule(share=st.sampled_from([0.0, 0.5]))
     def repack(self, share: float) -> None:
-        current = [found for found in iter_names(self.store) if isinstance(found, Snapshot)]
+        current = [found for found in iter_names(self.store) if isinstance(found, CommittedSnapshot)]
         apply_repack(self.repo, plan_repack(self.repo, current, dead_share=share))
 
     @rule(at=moments, how=rules)
     def repack_while_somebody_collects(self, at: int, how: Rules) -> None:
         repo = open_repository(HookedStore(self.store, before=_at(at, lambda: _collect(self.store, how))))
         with suppress(LeaseLost):
-            current = [found for found in iter_names(repo.store) if isinstance(found, Snapshot)]
+            current = [found for found in iter_names(repo.store) if isinstance(found, CommittedSnapshot)]
             apply_repack(repo, plan_repack(repo, current, dead_share=0.0))
 
     @rule()
@@ -274,7 +274,7 @@ class RepositoryMachine(RuleBasedStateMachine):
                 self._save(self.store, name, content, overwrite=True)
         collect(self.store, NOW)
         needed = {
-            key for found in iter_names(self.store) if isinstance(found, Snapshot)
+            key for found in iter_names(self.store) if isinstance(found, CommittedSnapshot)
             for key in iter_needed(self.store, found)
         }  # fmt: skip
         assert {info.key for prefix in (PACKS, MANIFESTS) for info in self.store.list(prefix)} == needed
@@ -290,7 +290,9 @@ class RepositoryMachine(RuleBasedStateMachine):
 
 
 def _read_all(store: MemoryStore) -> dict[str, Content]:
-    return {found.name: read_content(store, found) for found in iter_names(store) if isinstance(found, Snapshot)}
+    return {
+        found.name: read_content(store, found) for found in iter_names(store) if isinstance(found, CommittedSnapshot)
+    }
 
 
 def _collect(store: ObjectStore, how: Rules) -> None:

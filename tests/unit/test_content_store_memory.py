@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from holdfast.content_store import ContentStoreReader, ContentStoreWriter, hash_storage
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.handle.repository import Repository, open_repository
-from holdfast.repo.names.snapshots import Snapshot as Record
+from holdfast.repo.names.snapshots import CommittedSnapshot as Record
 from holdfast.repo.names.snapshots import iter_names
 from holdfast.snapshot.view.lazy import Snapshot
 from holdfast.trees.registered import Types

@@ -13,7 +13,7 @@ from holdfast.objects.url import open_store
 from holdfast.repo.format.layout import PREFIXES, is_reserved
 from holdfast.repo.handle.config import verify_empty
 from holdfast.repo.handle.repository import Repository, open_repository
-from holdfast.repo.names.snapshots import DamagedName, Snapshot, iter_names, iter_user_names, read_name
+from holdfast.repo.names.snapshots import CommittedSnapshot, DamagedName, iter_names, iter_user_names, read_name
 from holdfast.repo.names.tags import iter_tags, read_tag
 from holdfast.repo.upkeep.check_records import check_links
 
@@ -54,7 +54,7 @@ def verify_possible(store: ObjectStore) -> None:
 
 def read_named_snapshot(
     store: ObjectStore, name: str, output: Output, *, beside: tuple[str, str] = ("", "")
-) -> Snapshot:
+) -> CommittedSnapshot:
     """Return the snapshot of a name or tag; raises NotFound with close matches.
 
     `beside` is the argument that may have been swapped with the name, and the correct usage.

@@ -10,8 +10,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, TextIO
 
+from holdfast.json_text import Json
 from holdfast.progress import Progress, Silent
-from holdfast.repo.format.record import Json
 from holdfast.repo.stages import Stages
 
 if TYPE_CHECKING:

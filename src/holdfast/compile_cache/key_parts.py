@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from holdfast.digest import hash_kind
-from holdfast.repo.format.record import Json, canonical_json
+from holdfast.json_text import Json, canonical_json
 
 PARTS: Final = ("graph", "constants", "inputs", "aliasing", "custom_ops", "flags", "config", "options", "system")
 

@@ -18,8 +18,8 @@ import torch
 from holdfast.content.seen_storages import SeenStorages
 from holdfast.digest import hash_bytes
 from holdfast.errors import Unsupported
+from holdfast.json_text import Json, parse_json
 from holdfast.repo.format.chunk import CHUNK_BYTES
-from holdfast.repo.format.record import Json, parse_json
 from holdfast.repo.format.source import BytesSource, Source
 from holdfast.repo.write.writer import Request
 from holdfast.snapshot.leaves import GRAD, PARTS, TENSOR, LeafWriter

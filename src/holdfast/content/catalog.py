@@ -12,9 +12,9 @@ from holdfast.content.batch import TENSORS
 from holdfast.content.batch_writer import PREFIX
 from holdfast.content.spans import ByteSpan, find_span, join_span
 from holdfast.errors import Corrupt, NewerFormat, NotFound, StoreError
-from holdfast.repo.format.record import Json
+from holdfast.json_text import Json
 from holdfast.repo.handle.repository import Repository
-from holdfast.repo.names.snapshots import Snapshot, iter_names
+from holdfast.repo.names.snapshots import CommittedSnapshot, iter_names
 from holdfast.repo.read.reader import open_snapshot
 from holdfast.snapshot.leaves import GRAD, PARTS, TENSOR, iter_entry_numbers
 from holdfast.snapshot.load.opened import Opened
@@ -86,7 +86,7 @@ class Provider:
 class _Contents:
     """The contents of all batches."""
 
-    batches: dict[str, Snapshot] = field(default_factory=dict)
+    batches: dict[str, CommittedSnapshot] = field(default_factory=dict)
     order: dict[str, tuple[float, str]] = field(default_factory=dict)
     names: dict[str, StoredTensor] = field(default_factory=dict)
     storages: dict[str, Provider] = field(default_factory=dict)
@@ -127,10 +127,10 @@ class Catalog:
 
     def refresh(self) -> None:
         """Read new batches from the store, and forget deleted ones."""
-        listed: dict[str, Snapshot] = {}
+        listed: dict[str, CommittedSnapshot] = {}
         damaged = []
         for record in iter_names(self._repo.store, PREFIX):
-            if isinstance(record, Snapshot):
+            if isinstance(record, CommittedSnapshot):
                 listed[record.name] = record
             else:
                 damaged.append(record.stem)
@@ -209,7 +209,7 @@ def _read_span(opened: Opened, number: int) -> StorageSpan | None:
     return parse_place(entry.note, what=f"{opened.name!r}, {entry.name!r}")
 
 
-def _find_order(listed: dict[str, Snapshot]) -> dict[str, tuple[float, str]]:
+def _find_order(listed: dict[str, CommittedSnapshot]) -> dict[str, tuple[float, str]]:
     """Return sort keys of batches: by time, but batches of one writer always in the order in which it wrote them."""
     latest: dict[str, float] = {}
     order = {}

@@ -11,8 +11,8 @@ import torch
 from holdfast.content.catalog import Catalog, Provider, StorageSpan, StoredTensor, parse_place
 from holdfast.content.spans import ByteSpan, iter_gaps, join_span
 from holdfast.errors import Corrupt, HoldfastError, Unsupported
+from holdfast.json_text import Json
 from holdfast.repo.format.entry import Entry
-from holdfast.repo.format.record import Json
 from holdfast.snapshot.leaves import GRAD, TENSOR, iter_entry_numbers
 from holdfast.snapshot.load.load import load_node
 from holdfast.snapshot.load.opened import Opened

@@ -10,9 +10,9 @@ from holdfast.diff.facts import Content, LeafEntry, LeafFacts, is_stored, parse_
 from holdfast.diff.items import ReadableEntry, find_layout, find_stride, is_same, list_chunks
 from holdfast.diff.sides import Container, PathKey, SnapshotSide, find_moved
 from holdfast.errors import NotFound
-from holdfast.repo.format.record import Json, canonical_json
+from holdfast.json_text import Json, canonical_json
 from holdfast.repo.handle.repository import Repository
-from holdfast.repo.names.snapshots import Snapshot
+from holdfast.repo.names.snapshots import CommittedSnapshot
 from holdfast.repo.read.reader import open_snapshot
 from holdfast.snapshot.load.opened import Opened
 from holdfast.trees.outline import Leaf
@@ -102,8 +102,8 @@ class Change:
 class Diff:
     """The differences from snapshot `a` to snapshot `b`, in the order of their trees."""
 
-    a: Snapshot = field(repr=False)
-    b: Snapshot = field(repr=False)
+    a: CommittedSnapshot = field(repr=False)
+    b: CommittedSnapshot = field(repr=False)
     changes: tuple[Change, ...]
     equal: int
     """The number of equal leaves; of entries, if both digests are equal, because then the trees are not read."""
@@ -138,7 +138,7 @@ class Diff:
         return "{} added, {} removed, {} changed, {} equal".format(*counts)
 
 
-def compare(repo: Repository, a: Snapshot, b: Snapshot, *, only: Sequence[str] = ()) -> Diff:
+def compare(repo: Repository, a: CommittedSnapshot, b: CommittedSnapshot, *, only: Sequence[str] = ()) -> Diff:
     """Return the differences from `a` to `b`, restricted to leaves whose names match a pattern in `only`, if any.
 
     Snapshots with equal digests are equal, and nothing is read. Otherwise both manifests are read. Bytes are read only

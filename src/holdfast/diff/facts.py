@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from holdfast.errors import Corrupt, NewerFormat
+from holdfast.json_text import Json
 from holdfast.repo.format.entry import Entry
 from holdfast.repo.format.manifest import Manifest
-from holdfast.repo.format.record import Json
 from holdfast.trees.outline import Leaf, format_value, iter_leaves
 
 _BLOBS: Final = frozenset({"@array", "@str", "@bytes", "@bytearray", "@pickle", "@torch_save"})

@@ -11,8 +11,8 @@ from typing import Final, Literal
 
 from holdfast.diff.facts import parse_shape
 from holdfast.errors import Corrupt
+from holdfast.json_text import Json
 from holdfast.repo.format.entry import Entry
-from holdfast.repo.format.record import Json
 from holdfast.repo.read.reader import SnapshotReader
 
 _LETTERS: Final[Mapping[int, Literal["B", "H", "I", "Q"]]] = {1: "B", 2: "H", 4: "I", 8: "Q"}

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from holdfast.diff.facts import Content, LeafFacts, find_facts, is_stored, join_role, parse_leaf
 from holdfast.diff.items import find_layout
+from holdfast.json_text import Json, canonical_json
 from holdfast.repo.format.entry import Entry
 from holdfast.repo.format.manifest import Manifest
-from holdfast.repo.format.record import Json, canonical_json
 from holdfast.snapshot.load.opened import Opened
 from holdfast.trees.outline import ITEMS_START, KEYED_START, Leaf, has_children, key_text
 from holdfast.trees.pick import matches

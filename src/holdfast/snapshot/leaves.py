@@ -22,17 +22,17 @@ import numpy as np
 import torch
 
 from holdfast.errors import Corrupt, Unsupported
-from holdfast.repo.format.record import DEFERRED, EncodedJson, Json, canonical_json
+from holdfast.json_text import DEFERRED, EncodedJson, Json, canonical_json
 from holdfast.repo.format.source import BytesSource, Source
 from holdfast.snapshot.pickled import pickle_value
 from holdfast.tensors.arrays import make_source
 from holdfast.tensors.composite import has_own_bytes, split
 from holdfast.tensors.sharding.meshes import Layouts
 from holdfast.tensors.sharding.shard_source import ShardSource, make_shard_source
-from holdfast.tensors.sharding.sharded import Held, PerRank, Shard, describe
+from holdfast.tensors.sharding.sharded import LocalLeaf, PerRank, Shard, describe
 from holdfast.tensors.sources import SourcePlan, group_equal
 from holdfast.trees.encoding import decode_tree, encode_tree, refuse
-from holdfast.trees.outline import Path, join_name
+from holdfast.trees.outline import TreePath, join_name
 from holdfast.trees.registered import Types
 
 TENSOR: Final = "@tensor"
@@ -60,7 +60,7 @@ class LeafWriter:
         # Sources of entries that are not ordinary tensors, by the number of the entry.
         self._others: dict[int, BytesSource | ShardSource] = {}
         self._layouts = Layouts()
-        self.held: dict[int, Held] = {}
+        self.held: dict[int, LocalLeaf] = {}
         """Entries, by number, that are shards of a global tensor, or declared to be replicas."""
         self.own: set[int] = set()
         """Entries that are declared to differ from rank to rank (`per_rank`)."""
@@ -72,7 +72,7 @@ class LeafWriter:
         self._first: dict[int, int] = {}
         self._kept: list[torch.Tensor] = []
 
-    def encode(self, value: object, path: Path) -> Json:
+    def encode(self, value: object, path: TreePath) -> Json:
         """Add the entries of a leaf, and return its node; raises Unsupported with the path of the leaf.
 
         For an ordinary tensor the node is DEFERRED, because a node takes 130 bytes; `encode_nodes` makes it later.
@@ -125,16 +125,16 @@ class LeafWriter:
             first = firsts.get(position)
             yield [TENSOR, number] if first is None else [TENSOR, number, numbers[first]]
 
-    def _encode_own(self, value: PerRank, path: Path) -> Json:
+    def _encode_own(self, value: PerRank, path: TreePath) -> Json:
         first = self._count
         node = self.encode(value.value, path)
         self.own.update(range(first, self._count))
         return node
 
-    def _describe(self, value: object) -> Held:
+    def _describe(self, value: object) -> LocalLeaf:
         return describe(value, layouts=self._layouts)
 
-    def _add_shards(self, name: str, tensor: torch.Tensor | None, held: Held) -> int:
+    def _add_shards(self, name: str, tensor: torch.Tensor | None, held: LocalLeaf) -> int:
         number = self._add_other(make_shard_source(self._choose_name(name), tensor, held))
         self.held[number] = held
         return number
@@ -178,7 +178,7 @@ class LeafWriter:
         return nodes
 
     def _encode_plain(self, value: object) -> Json:
-        def refuse_leaf(leaf: object, path: Path) -> Json:
+        def refuse_leaf(leaf: object, path: TreePath) -> Json:
             raise refuse(leaf, ("its context", *path))
 
         return encode_tree(value, types=self._types, encode_leaf=refuse_leaf)
@@ -246,7 +246,7 @@ def list_parts(node: Sequence[Json], *, what: str) -> list[tuple[str, Json]]:
 def decode_plain(node: Json, types: Types) -> Any:
     """Return a plain value, for example the key of a dict."""
 
-    def refuse_leaf(leaf: list[Json], path: Path) -> object:
+    def refuse_leaf(leaf: list[Json], path: TreePath) -> object:
         raise Corrupt("a leaf where only plain values can be")
 
     return decode_tree(node, types=types, decode_leaf=refuse_leaf)

@@ -13,13 +13,13 @@ import torch
 
 from holdfast.errors import Unsupported
 from holdfast.tensors.sharding.sharded import PerRank, Shard
-from holdfast.trees.outline import Path, join_name
+from holdfast.trees.outline import TreePath, join_name
 from holdfast.trees.rename import replace_by_prefix
 
 _MAX_DEPTH: Final = 200
 _FSDP: Final = "torch.distributed.fsdp._fully_shard."
 
-NoteOwn = Callable[[Path], None]
+NoteOwn = Callable[[TreePath], None]
 
 
 @runtime_checkable
@@ -96,11 +96,11 @@ def expand(tree: object, *, note_own: NoteOwn = lambda path: None) -> object:
     return _run(_Expansion(note_own).expand, tree, ())
 
 
-Walk = Generator[tuple[Any, Path], Any, Any]
+Walk = Generator[tuple[Any, TreePath], Any, Any]
 """Yields a child with its path, is sent the child's replacement, and returns the replacement of the whole."""
 
 
-def _run(walk: Callable[[Any, Path], Walk], value: Any, path: Path) -> Any:
+def _run(walk: Callable[[Any, TreePath], Walk], value: Any, path: TreePath) -> Any:
     """Run a recursive walk on an explicit stack, because the caller may be close to the recursion limit."""
     walks = [walk(value, path)]
     result = None
@@ -125,7 +125,7 @@ class _Expansion:
         self._known: dict[int, tuple[object, object]] = {}
         self._open: set[int] = set()
 
-    def expand(self, value: Any, path: Path) -> Walk:
+    def expand(self, value: Any, path: TreePath) -> Walk:
         kind = type(value)
         # Most values are plain; a protocol check is slower than a comparison of types.
         if kind in _PLAIN or isinstance(value, torch.Tensor) or len(path) > _MAX_DEPTH:
@@ -139,7 +139,7 @@ class _Expansion:
             self._open.discard(id(value))
         return self._known[id(value)][1]
 
-    def _expand(self, value: Any, kind: Any, path: Path) -> Walk:
+    def _expand(self, value: Any, kind: Any, path: TreePath) -> Walk:
         if kind in _DICTS:
             changed = {}
             for key, item in value.items():
@@ -167,7 +167,7 @@ class _Expansion:
         return value
 
 
-def _declare(value: Any, path: Path, *, note: NoteOwn) -> Walk:
+def _declare(value: Any, path: TreePath, *, note: NoteOwn) -> Walk:
     """Return a tree with every leaf declared per rank; `note` is called for values that are not leaves."""
     kind = type(value)
     if kind in _DICTS:

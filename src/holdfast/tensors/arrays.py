@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from holdfast.errors import Corrupt, Unsupported
-from holdfast.repo.format.record import Json
+from holdfast.json_text import Json
 from holdfast.repo.format.source import BytesSource
 from holdfast.tensors.spec import MAX_DIMS
 

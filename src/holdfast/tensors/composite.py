@@ -10,7 +10,7 @@ from typing import Final, Protocol
 import torch
 
 from holdfast.errors import Corrupt, NewerFormat, Unsupported
-from holdfast.repo.format.record import Json
+from holdfast.json_text import Json
 from holdfast.tensors.dtypes import item_bytes, items_per_byte
 from holdfast.tensors.layouts import (
     ORDINARY_CLASSES,
@@ -65,7 +65,7 @@ class TensorTypes(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class TensorParts:
     """The parts of a tensor that is made of others."""
 
     kind: str
@@ -79,7 +79,7 @@ def has_own_bytes(tensor: torch.Tensor) -> bool:
     return type(tensor) in ORDINARY_CLASSES and tensor.layout == torch.strided and not tensor.is_nested
 
 
-def split(tensor: torch.Tensor, *, types: TensorTypes, encode_value: Callable[[object], Json]) -> Parts | None:
+def split(tensor: torch.Tensor, *, types: TensorTypes, encode_value: Callable[[object], Json]) -> TensorParts | None:
     """Split a tensor into its parts; return None for an ordinary tensor.
 
     Several tensors may share a part: jagged tensors have equal ragged sizes only if their offsets are the same object.
@@ -101,7 +101,7 @@ def split(tensor: torch.Tensor, *, types: TensorTypes, encode_value: Callable[[o
         meta, tensors = _split_subclass(tensor, types, encode_value)
     else:
         raise Unsupported(f"a tensor of layout {tensor.layout} cannot be saved: save its to_dense()")
-    return Parts(kind, {**meta, "role": find_role(tensor), "requires_grad": tensor.requires_grad}, tensors)
+    return TensorParts(kind, {**meta, "role": find_role(tensor), "requires_grad": tensor.requires_grad}, tensors)
 
 
 def join(

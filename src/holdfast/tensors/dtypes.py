@@ -9,7 +9,7 @@ from typing import Final
 import torch
 
 from holdfast.errors import Corrupt, NewerFormat
-from holdfast.repo.format.record import Json
+from holdfast.json_text import Json
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _ITEMS_PER_BYTE: Final = MappingProxyType({torch.quint4x2: 2, torch.quint2x4: 4})

@@ -13,7 +13,7 @@ import torch
 from torch.nested._internal.nested_tensor import NestedTensor
 
 from holdfast.errors import Corrupt
-from holdfast.repo.format.record import Json
+from holdfast.json_text import Json
 
 ORDINARY_CLASSES: Final = (torch.Tensor, torch.nn.Parameter)
 _MAX_ITEMS: Final = 1 << 60

@@ -8,7 +8,7 @@ from typing import Final
 import torch
 
 from holdfast.errors import Corrupt, Unsupported
-from holdfast.repo.format.record import Json
+from holdfast.json_text import Json
 from holdfast.tensors.dtypes import dtype_name, find_dtype
 
 _PER_TENSOR: Final = "per_tensor"

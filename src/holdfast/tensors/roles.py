@@ -7,10 +7,10 @@ from typing import Final, Literal
 
 import torch
 
-Role = Literal["tensor", "parameter", "buffer", "passing buffer"]
+TensorRole = Literal["tensor", "parameter", "buffer", "passing buffer"]
 """A "passing buffer" is a buffer that is not persistent."""
 
-ROLES: Final[Mapping[str, Role]] = {
+ROLES: Final[Mapping[str, TensorRole]] = {
     "tensor": "tensor",
     "parameter": "parameter",
     "buffer": "buffer",
@@ -18,7 +18,7 @@ ROLES: Final[Mapping[str, Role]] = {
 }
 
 
-def find_role(tensor: torch.Tensor) -> Role:
+def find_role(tensor: torch.Tensor) -> TensorRole:
     """Return the role of a tensor."""
     # torch marks tensors by these attributes. Reading `__dict__` would create a dict for every tensor of the caller.
     if type(tensor) is torch.Tensor and not (hasattr(tensor, "_is_param") or hasattr(tensor, "_is_buffer")):
@@ -30,7 +30,7 @@ def find_role(tensor: torch.Tensor) -> Role:
     return "tensor"
 
 
-def give_role(tensor: torch.Tensor, role: Role, *, requires_grad: bool) -> torch.Tensor:
+def give_role(tensor: torch.Tensor, role: TensorRole, *, requires_grad: bool) -> torch.Tensor:
     """Return `tensor` with that role; raises RuntimeError if its dtype cannot require a gradient."""
     if role == "parameter":
         return torch.nn.Parameter(tensor, requires_grad=requires_grad)

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 
 from holdfast.errors import SourceChanged, TooLarge, Unsupported
+from holdfast.json_text import Json
 from holdfast.repo.format.boxes import cut_rows, volume, whole
 from holdfast.repo.format.chunk import CHUNK_BYTES
-from holdfast.repo.format.record import Json
 from holdfast.tensors.composite import verify_readable, verify_unwrapped
 from holdfast.tensors.dtypes import item_bytes, items_per_byte
 from holdfast.tensors.memory import ALIGNMENT, copy_bytes, copy_items, view_bytes, view_memory, view_raw, view_storage

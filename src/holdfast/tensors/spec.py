@@ -10,10 +10,10 @@ from typing import Final
 import torch
 
 from holdfast.errors import Corrupt, Unsupported
-from holdfast.repo.format.record import Json
+from holdfast.json_text import Json
 from holdfast.tensors.dtypes import dtype_name, find_dtype, item_bytes, items_per_byte
 from holdfast.tensors.quantizer import decode_quantizer, encode_quantizer
-from holdfast.tensors.roles import ROLES, Role, find_role
+from holdfast.tensors.roles import ROLES, TensorRole, find_role
 
 TENSOR: Final = "tensor"
 MAX_DIMS: Final = 64
@@ -43,7 +43,7 @@ class TensorSpec:
     requires_grad: bool = False
     meta: bool = False
     """The tensor was on the meta device and has no bytes."""
-    role: Role = "tensor"
+    role: TensorRole = "tensor"
     quantizer: Json = None
 
     @property

@@ -9,12 +9,13 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
 from inspect import getattr_static
-from typing import Any, Final, TypeAlias, TypeVar, overload
+from typing import Any, Final, TypeVar, overload
 
 import torch
 from torch.nn.utils.rnn import PackedSequence
 
 from holdfast.errors import Unsupported
+from holdfast.trees.outline import TreePath
 
 MAX_DEPTH: Final = 200
 """The deepest nesting of containers; state is never this deep, but a mistake may be."""
@@ -23,8 +24,6 @@ _UNSET: Final = object()
 _ATOMS: Final = frozenset({bool, bytes, complex, float, int, str, type(None)})
 """Types that are skipped without a step: state may contain lists of a million numbers."""
 
-Path: TypeAlias = tuple[object, ...]
-"""Keys from the root: a dict's key, an index, the name of a field; in a set, an arbitrary position."""
 Tree = TypeVar("Tree")
 
 
@@ -53,7 +52,7 @@ def apply_to_tensors(function: Callable[[torch.Tensor], object], tree: object) -
     return results.get(id(tree), (tree, tree))[1]
 
 
-def iter_tensors(tree: object) -> Iterator[tuple[Path, torch.Tensor]]:
+def iter_tensors(tree: object) -> Iterator[tuple[TreePath, torch.Tensor]]:
     """Yield each tensor in `tree` with its path; a tensor that occurs twice is yielded twice."""
     for step in _iter_steps(tree, (), _find_parts):
         if isinstance(step.node, torch.Tensor):
@@ -78,7 +77,7 @@ class _Step:
     parent: _Step | None = None
     parts: _Parts | None = None
 
-    def find_path(self) -> Path:
+    def find_path(self) -> TreePath:
         """Return the keys from the root to here."""
         keys: list[object] = []
         step = self

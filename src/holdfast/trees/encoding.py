@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from holdfast.errors import Corrupt, NewerFormat, TooLarge, Unsupported
-from holdfast.repo.format.record import DEFERRED, Json, canonical_json
+from holdfast.json_text import DEFERRED, Json, canonical_json
 from holdfast.trees import plain, plain_numpy, plain_torch
-from holdfast.trees.outline import FIELDS_START, ITEMS_START, KEYED_START, MAX_TREE_DEPTH, Path, join_name
+from holdfast.trees.outline import FIELDS_START, ITEMS_START, KEYED_START, MAX_TREE_DEPTH, TreePath, join_name
 from holdfast.trees.registered import (
     BUILDERS,
     Registered,
@@ -29,8 +29,8 @@ from holdfast.trees.registered import (
     take_apart,
 )
 
-EncodeLeaf = Callable[[object, Path], Json]
-DecodeLeaf = Callable[[list[Json], Path], object]
+EncodeLeaf = Callable[[object, TreePath], Json]
+DecodeLeaf = Callable[[list[Json], TreePath], object]
 _Child = tuple[object, Any, bool]
 """Its path element, the child, and whether it is inline: only plain values are allowed in it."""
 
@@ -65,12 +65,12 @@ def decode_tree(node: Json, *, types: Types, decode_leaf: DecodeLeaf) -> object:
     return _Decoder(types, decode_leaf).run(node)
 
 
-def refuse(value: object, path: Path) -> Unsupported:
+def refuse(value: object, path: TreePath) -> Unsupported:
     """Return the error for a leaf that cannot be saved: its path, what it is, and what to do."""
     return Unsupported(f"{_name(path)}: {_explain(value)}")
 
 
-def _name(path: Path) -> str:
+def _name(path: TreePath) -> str:
     return join_name(path)[:200] or "the tree"
 
 
@@ -111,7 +111,7 @@ def _article(value: object) -> str:
     return f"an object of class {type(value).__module__}.{type(value).__qualname__}"
 
 
-def _refuse_inline(value: object, path: Path) -> Unsupported:
+def _refuse_inline(value: object, path: TreePath) -> Unsupported:
     """Return the error for a leaf where only plain values are allowed, for instance in a set."""
     if isinstance(value, torch.Tensor | np.ndarray):
         return Unsupported(
@@ -127,7 +127,7 @@ class _Open:
 
     value: object
     node: list[Json]
-    path: Path
+    path: TreePath
     is_inline: bool
     children: Iterator[_Child]
 
@@ -154,7 +154,7 @@ class _Encoder:
                 self._close(self._stack.pop())
         return root
 
-    def _encode(self, value: Any, path: Path, *, is_inline: bool) -> Json:
+    def _encode(self, value: Any, path: TreePath, *, is_inline: bool) -> Json:
         """Return the node of a value; a container is pushed on the stack, and its node has no children yet."""
         kind = type(value)
         if kind in _LEAF_CLASSES:
@@ -181,7 +181,7 @@ class _Encoder:
         self._stack.append(_Open(value, node, path, is_inline, children))
         return node
 
-    def _verify_may_open(self, value: Any, path: Path) -> None:
+    def _verify_may_open(self, value: Any, path: TreePath) -> None:
         if id(value) in self._ids:
             raise Unsupported(f"{_name(path)}: a container that contains itself cannot be saved; break the cycle")
         if len(path) >= MAX_TREE_DEPTH:
@@ -196,7 +196,7 @@ class _Encoder:
         if type(done.value) in (set, frozenset):
             done.node[1:] = sorted(done.node[1:], key=canonical_json)
 
-    def _leaf(self, value: object, path: Path, *, is_inline: bool) -> Json:
+    def _leaf(self, value: object, path: TreePath, *, is_inline: bool) -> Json:
         if is_inline:
             raise _refuse_inline(value, path)
         node = self._encode_leaf(value, path)
@@ -204,7 +204,7 @@ class _Encoder:
         return node
 
 
-def _named(path: Path, act: Callable[[], Any]) -> Any:
+def _named(path: TreePath, act: Callable[[], Any]) -> Any:
     """Run `act`, and add the name of the path to an Unsupported that it raises."""
     try:
         return act()
@@ -301,7 +301,7 @@ def _iter_keyed(node: list[Json], start: int, values: list[Any]) -> Iterator[_Ch
         yield values[-1], child, False
 
 
-def _damaged(path: Path, why: object) -> Corrupt:
+def _damaged(path: TreePath, why: object) -> Corrupt:
     return Corrupt(f"{_name(path)}: the stored tree is damaged here ({str(why)[:120]}); run `holdfast check`")
 
 
@@ -310,7 +310,7 @@ class _Half:
     """A container that is being decoded, and its decoded children so far."""
 
     node: list[Json]
-    path: Path
+    path: TreePath
     is_inline: bool
     values: list[Any]
     children: Iterator[_Child]
@@ -340,7 +340,7 @@ class _Decoder:
                     self._stack[-1].values.append(value)
         return value
 
-    def _decode(self, node: Json, path: Path, *, is_inline: bool) -> object:
+    def _decode(self, node: Json, path: TreePath, *, is_inline: bool) -> object:
         """Return the value of a node; a container is pushed on the stack instead."""
         kind = type(node)
         if kind is str or kind is bool or node is None:
@@ -367,13 +367,13 @@ class _Decoder:
         self._stack.append(_Half(node, path, is_inline, values, children))
         return None
 
-    def _find_member(self, node: list[Json], path: Path) -> object:
+    def _find_member(self, node: list[Json], path: TreePath) -> object:
         registered = self._find_class(node, path)
         if len(node) != 3 or type(node[2]) is not str:
             raise _damaged(path, "not the member of an enum")
         return _checked(path, lambda: find_member(registered, node[2]))
 
-    def _find_class(self, node: list[Json], path: Path) -> Registered:
+    def _find_class(self, node: list[Json], path: TreePath) -> Registered:
         if len(node) < 2 or type(node[1]) is not str:
             raise _damaged(path, "a class without a name")
         registered: Registered = _named(path, lambda: self._types.find_by_id(node[1]))
@@ -392,7 +392,7 @@ class _Decoder:
         return _checked(done.path, lambda: put_together(registered, build_dict(done.values)))
 
 
-def _checked(path: Path, act: Callable[[], Any]) -> Any:
+def _checked(path: TreePath, act: Callable[[], Any]) -> Any:
     """Run `act`, and turn its errors into ones that name the path."""
     try:
         return _named(path, act)

@@ -13,10 +13,10 @@ from itertools import islice
 from typing import Any, Final
 
 from holdfast.errors import Corrupt, Unsupported
-from holdfast.repo.format.record import MAX_DEPTH, Json
+from holdfast.json_text import MAX_DEPTH, Json
 from holdfast.trees import plain
 
-Path = tuple[object, ...]
+TreePath = tuple[object, ...]
 """The path of a value in its tree: keys of dicts, positions in sequences, names of fields."""
 
 TREE: Final = "tree"

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from itertools import chain
 from typing import Final
 
-from holdfast.repo.format.record import Json
+from holdfast.json_text import Json
 from holdfast.trees.outline import ITEMS_START, KEYED_START, PAIRS_START, has_children, key_text
 from holdfast.trees.rename import plan_names
 

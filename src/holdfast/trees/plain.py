@@ -15,7 +15,7 @@ from pathlib import Path, PosixPath, PurePath, PurePosixPath, PureWindowsPath, W
 from typing import Any, Final
 
 from holdfast.errors import Unsupported
-from holdfast.repo.format.record import Json
+from holdfast.json_text import Json
 
 Encoder = Callable[[Any], Json]
 """Encodes a value of one exact type; raises Unsupported with the reason for the few values that have no encoding."""

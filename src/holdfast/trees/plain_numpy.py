@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from holdfast.errors import Unsupported
-from holdfast.repo.format.record import Json
+from holdfast.json_text import Json
 from holdfast.trees.plain import Decoder, Encoder, decode_base64, decode_text, encode_base64, encode_text, take
 
 _NAMES: Final = (

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 import torch
 
 from holdfast.errors import Unsupported
-from holdfast.repo.format.record import Json
+from holdfast.json_text import Json
 from holdfast.trees.plain import Decoder, Encoder, take, verify_narrow
 
 _MAX_DEVICES: Final = 128

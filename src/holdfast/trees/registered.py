@@ -16,9 +16,9 @@ from typing import Any, Final, Literal
 import torch
 
 from holdfast.errors import Unsupported
-from holdfast.repo.format.record import Json
+from holdfast.json_text import Json
 
-Kind = Literal["enum", "dataclass", "namedtuple", "tensor"]
+ClassKind = Literal["enum", "dataclass", "namedtuple", "tensor"]
 
 # Default factories that run no code of the user; they may fill a field that was not saved.
 _BUILTIN_FACTORIES: Final[tuple[Callable[[], object], ...]] = (list, dict, set)
@@ -37,7 +37,7 @@ class Registered:
 
     cls: type[Any]
     type_id: str
-    kind: Kind
+    kind: ClassKind
     fields: tuple[str, ...] = ()
     defaults: Mapping[str, Callable[[], object]] = dataclasses.field(default_factory=dict)
     """Creates the default of a field that the class did not have when the value was saved."""
@@ -90,7 +90,7 @@ class Types:
         return self._by_class.get(cls)
 
 
-def find_kind(cls: type) -> Kind | None:
+def find_kind(cls: type) -> ClassKind | None:
     """Return the kind of a class that can be registered, or None if it cannot."""
     if issubclass(cls, torch.Tensor):
         return "tensor" if getattr(cls, "__tensor_flatten__", None) is not None else None

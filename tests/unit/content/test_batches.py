@@ -16,8 +16,8 @@ from holdfast.content.spans import ByteSpan, find_span, iter_gaps, join_span
 from holdfast.content_store import ContentStoreReader, ContentStoreWriter
 from holdfast.digest import hash_bytes
 from holdfast.errors import Corrupt, NotFound
+from holdfast.json_text import Json
 from holdfast.objects.memory import MemoryStore
-from holdfast.repo.format.record import Json
 from holdfast.repo.format.source import BytesSource
 from holdfast.repo.handle.repository import Repository, open_repository
 from holdfast.repo.write.writer import Request, save

@@ -13,8 +13,8 @@ import torch
 from holdfast.diff.compare import Diff, compare
 from holdfast.errors import NotFound
 from holdfast.facade import Store
+from holdfast.json_text import Json
 from holdfast.objects.memory import MemoryStore
-from holdfast.repo.format.record import Json
 from holdfast.repo.format.source import BytesSource
 from holdfast.repo.write.writer import Request, save
 from tests.kit.saving import Watched, snapshot_of

@@ -6,8 +6,8 @@ import pytest
 
 from holdfast.errors import Corrupt, HoldfastError, NewerFormat
 from holdfast.facade import Store
+from holdfast.json_text import Json
 from holdfast.objects.memory import MemoryStore
-from holdfast.repo.format.record import Json
 from holdfast.repo.format.source import BytesSource
 from holdfast.repo.write.writer import Request, save
 

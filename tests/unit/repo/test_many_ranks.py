@@ -21,7 +21,7 @@ from holdfast.repo.upkeep.collect import Rules, collect
 from holdfast.repo.upkeep.copying import copy_snapshot
 from holdfast.repo.upkeep.repack import apply_repack, plan_repack
 from holdfast.repo.upkeep.usage import read_usage
-from holdfast.repo.write.transaction import Part
+from holdfast.repo.write.transaction import ManifestPart
 from holdfast.repo.write.writer import Placement, Request, SaveResult, save
 from tests.kit.saving import MIB, keys, load_bytes, new_repo, noise, rot, save_bytes
 from tests.kit.thread_ranks import ThreadRanks, run_threads
@@ -50,7 +50,7 @@ def make_request(rank: int, world_size: int, *, name: str = "run/1", salt: int =
         1: Placement(64, 2, [(0, first, 8, last - first)]),
         2: Placement(600, 0, (), rank),
     }
-    root = Part(
+    root = ManifestPart(
         {"tree": 1},
         [
             Entry("span", len(WHOLE), (), dims=1),
@@ -295,7 +295,7 @@ def test_boxes_that_are_whole_rows_become_a_row_of_bytes(repo: Repository) -> No
         first = 4 * ranks.rank
         source = BytesSource("t", GRID[8 * first : 8 * first + 32])
         place = Placement(64, 2, [(first, 0, 4, 8)])
-        return save(repo, Request("t", [source], places={0: place}, root=Part(None, [rows])), ranks=ranks)
+        return save(repo, Request("t", [source], places={0: place}, root=ManifestPart(None, [rows])), ranks=ranks)
 
     run_threads(2, act)
 

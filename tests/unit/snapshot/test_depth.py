@@ -14,7 +14,7 @@ import torch
 
 import holdfast
 from holdfast.errors import Corrupt, Unsupported
-from holdfast.repo.format.record import canonical_json, parse_json
+from holdfast.json_text import canonical_json, parse_json
 from holdfast.tensors.sharding.sharded import per_rank
 from holdfast.trees.encoding import decode_tree
 from holdfast.trees.outline import MAX_TREE_DEPTH, iter_leaves

@@ -13,9 +13,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 
 from holdfast.errors import Corrupt, HoldfastError, NewerFormat, Unsupported
-from holdfast.repo.format.record import Json, canonical_json, parse_json
+from holdfast.json_text import Json, canonical_json, parse_json
 from holdfast.tensors import composite as parts
-from holdfast.tensors.composite import Parts, join, split, verify_readable
+from holdfast.tensors.composite import TensorParts, join, split, verify_readable
 from tests.kit.tensors import COMPOSITES, ORDINARY, SUBCLASSES, assert_same_tensor
 from tests.tensor_zoo import Scaled, make_quantised
 
@@ -40,7 +40,7 @@ class Known:
 KNOWN = Known(*SUBCLASSES)
 
 
-def take_apart(tensor: torch.Tensor) -> Parts:
+def take_apart(tensor: torch.Tensor) -> TensorParts:
     found = split(tensor, types=KNOWN, encode_value=lambda value: ["context", value])
     assert found is not None
     return found

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from holdfast.errors import Corrupt, NewerFormat
-from holdfast.repo.format.record import Json
+from holdfast.json_text import Json
 from holdfast.tensors.dtypes import dtype_name, find_dtype, item_bytes, items_per_byte
 from tests.tensor_zoo import DTYPES, QUANTISED, TENSORS, make_quantised
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from holdfast.errors import Corrupt
-from holdfast.repo.format.record import Json
+from holdfast.json_text import Json
 from holdfast.tensors.layouts import Meta, find_layout, join_layout, split_layout
 from tests.kit.tensors import COMPOSITES, assert_same_tensor
 from tests.tensor_zoo import DTYPES

@@ -19,10 +19,10 @@ import pytest
 import torch
 
 from holdfast.errors import NewerFormat, TooLarge, Unsupported
-from holdfast.repo.format.record import Json, canonical_json, parse_json
+from holdfast.json_text import Json, canonical_json, parse_json
 from holdfast.trees import encoding
 from holdfast.trees.encoding import MAX_INLINE, decode_tree, encode_tree, refuse
-from holdfast.trees.outline import MAX_TREE_DEPTH, Path
+from holdfast.trees.outline import MAX_TREE_DEPTH, TreePath
 from holdfast.trees.registered import Types
 
 HERE = __name__
@@ -88,7 +88,7 @@ def make_config(lr: Any) -> Config:
     return config
 
 
-def refuse_leaf(value: object, path: Path) -> Json:
+def refuse_leaf(value: object, path: TreePath) -> Json:
     raise refuse(value, path)
 
 
@@ -171,9 +171,9 @@ def test_the_metadata_of_a_state_dict_comes_back() -> None:
 
 
 def test_leaves_are_given_their_value_and_path() -> None:
-    seen: list[tuple[type, Path]] = []
+    seen: list[tuple[type, TreePath]] = []
 
-    def encode_leaf(value: object, path: Path) -> Json:
+    def encode_leaf(value: object, path: TreePath) -> Json:
         seen.append((type(value), path))
         return ["@leaf", len(seen)]
 
@@ -205,7 +205,7 @@ def test_short_strings_and_long_keys_are_no_leaves() -> None:
 
 
 def test_an_error_of_the_leaf_function_is_left_alone() -> None:
-    def fail(node: list[Json], path: Path) -> object:
+    def fail(node: list[Json], path: TreePath) -> object:
         raise ValueError("mine")
 
     with pytest.raises(ValueError, match=r"^mine$"):

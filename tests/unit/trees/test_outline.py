@@ -19,9 +19,9 @@ import pytest
 import torch
 
 from holdfast.errors import Corrupt
-from holdfast.repo.format.record import Json
+from holdfast.json_text import Json
 from holdfast.trees.encoding import encode_tree, refuse
-from holdfast.trees.outline import MAX_TREE_DEPTH, Path, format_value, iter_leaves, join_name
+from holdfast.trees.outline import MAX_TREE_DEPTH, TreePath, format_value, iter_leaves, join_name
 from holdfast.trees.registered import Types
 
 
@@ -54,7 +54,7 @@ TYPES = Types([Color, Right, Point, Key, Loose])
 
 
 def encode(tree: object) -> Json:
-    def encode_leaf(value: object, path: Path) -> Json:
+    def encode_leaf(value: object, path: TreePath) -> Json:
         if not isinstance(value, torch.Tensor):
             raise refuse(value, path)
         return ["@tensor", 0]
@@ -174,9 +174,9 @@ KEYS = [
 
 @pytest.mark.parametrize("key", KEYS, ids=lambda key: type(key).__name__)
 def test_a_key_has_the_same_text_in_memory_and_in_a_store(key: object) -> None:
-    seen: list[Path] = []
+    seen: list[TreePath] = []
 
-    def encode_leaf(value: object, path: Path) -> Json:
+    def encode_leaf(value: object, path: TreePath) -> Json:
         seen.append(path)
         return ["@x"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.errors import Mismatch
-from holdfast.repo.format.record import Json
+from holdfast.json_text import Json
 from holdfast.trees.outline import iter_leaves
 from holdfast.trees.pick import matches, pick, rename_keys
 

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from holdfast.errors import Unsupported
-from holdfast.repo.format.record import Json, canonical_json, parse_json
+from holdfast.json_text import Json, canonical_json, parse_json
 from holdfast.trees import plain, plain_numpy, plain_torch
 from holdfast.trees.registered import Types
 

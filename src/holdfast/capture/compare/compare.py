@@ -28,7 +28,7 @@ from holdfast.capture.stored.events import Event
 from holdfast.capture.stored.runs import Run
 from holdfast.capture.stored.shift import shift_run
 from holdfast.capture.stored.unshard import Dims, Gathering, gather_run, is_sharded
-from holdfast.repo.format.record import Json
+from holdfast.json_text import Json
 
 _MAX_ROWS: Final = 100_000
 _MAX_ORIGINS: Final = 100

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from holdfast.capture.stored.events import Stats
-from holdfast.repo.format.record import Json
+from holdfast.json_text import Json
 
 _BLOCK_ITEMS: Final = 1 << 13
 """Small enough that several blocks fit into the cache, and that no library starts threads for one."""
@@ -55,7 +55,7 @@ TABLE: Final[Mapping[str, Tolerance]] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True)
-class Distance:
+class TensorDistance:
     """The difference of `b` from `a`. None means not known; NaN at the same index on both sides counts as equal."""
 
     basis: Basis
@@ -143,11 +143,11 @@ def _widen(dtype: torch.dtype) -> torch.dtype:
     return torch.int64 if dtype in (torch.uint16, torch.uint32) else torch.float64 if dtype == torch.uint64 else dtype
 
 
-def measure(a: torch.Tensor, b: torch.Tensor, *, tolerance: Tolerance | None = None) -> Distance:
+def measure(a: torch.Tensor, b: torch.Tensor, *, tolerance: Tolerance | None = None) -> TensorDistance:
     """Return the difference of `b` from `a`; `tolerance` defaults to that of the table."""
     if a.shape != b.shape:
         note = f"shapes differ: {tuple(a.shape)} against {tuple(b.shape)}"
-        return Distance("values", total=a.numel(), note=note)
+        return TensorDistance("values", total=a.numel(), note=note)
     allowed = find_tolerance(a.dtype, b.dtype) if tolerance is None else tolerance
     ours, theirs = (side.detach().cpu().resolve_conj().resolve_neg().contiguous() for side in (a, b))
     wider = find_wider(a.dtype, b.dtype)
@@ -161,17 +161,17 @@ def measure(a: torch.Tensor, b: torch.Tensor, *, tolerance: Tolerance | None = N
     return replace(found, at=at, values=values, note=note)
 
 
-def measure_stats(a: Stats | None, b: Stats | None, total: int) -> Distance:
+def measure_stats(a: Stats | None, b: Stats | None, total: int) -> TensorDistance:
     """Return what is known about two tensors that differ if only statistics, or only digests, were kept."""
     if a is None or b is None:
-        return Distance(
+        return TensorDistance(
             "digest", total=total, note="only digests were kept: the bytes differ, by how much is not known"
         )
     gap, drift = max(abs(a.minimum - b.minimum), abs(a.maximum - b.maximum)), abs(a.norm - b.norm)
     # If one side has no finite value, its statistics are NaN.
     is_known = math.isfinite(gap) and math.isfinite(drift)
     relative = drift / a.norm if a.norm else math.inf if drift else 0.0
-    return Distance(
+    return TensorDistance(
         "stats",
         total=total,
         max_abs=gap if is_known else None,
@@ -199,7 +199,7 @@ def _pick(a: torch.Tensor, b: torch.Tensor, flat: int) -> tuple[complex, complex
     return x, y
 
 
-def _measure_integers(a: torch.Tensor, b: torch.Tensor) -> Distance:
+def _measure_integers(a: torch.Tensor, b: torch.Tensor) -> TensorDistance:
     total, unequal, largest, at = a.numel(), 0, 0, None
     for start in range(0, total, _BLOCK_ITEMS):
         x, y = (_order(side.flatten()[start : start + _BLOCK_ITEMS]) for side in (a, b))
@@ -209,7 +209,7 @@ def _measure_integers(a: torch.Tensor, b: torch.Tensor) -> Distance:
         index = int((gap ^ _SIGN).argmax())
         if (size := int(gap[index]) % (1 << 64)) > largest:
             largest, at = size, (start + index,)
-    return Distance("values", total, unequal, unequal, largest, at)
+    return TensorDistance("values", total, unequal, unequal, largest, at)
 
 
 def _order(block: torch.Tensor) -> torch.Tensor:
@@ -217,7 +217,7 @@ def _order(block: torch.Tensor) -> torch.Tensor:
     return block.view(torch.int64) ^ _SIGN if block.dtype == torch.uint64 else block.to(torch.int64)
 
 
-def _measure_floats(a: torch.Tensor, b: torch.Tensor, wider: torch.dtype, allowed: Tolerance) -> Distance:
+def _measure_floats(a: torch.Tensor, b: torch.Tensor, wider: torch.dtype, allowed: Tolerance) -> TensorDistance:
     tally = _Tally(allowed, _find_scale(a, b))
     compared = torch.complex128 if wider.is_complex else torch.float64
     # Extreme values overflow when they are subtracted; `_Tally` handles NaN and infinities itself.
@@ -297,11 +297,11 @@ class _Tally:
         for number, (left, right) in enumerate(((gap, gap), (x, x), (y, y), (x, y))):
             self.squares[number] += float(np.dot(left, right))
 
-    def finish(self, total: int, *, has_ulps: bool) -> Distance:
+    def finish(self, total: int, *, has_ulps: bool) -> TensorDistance:
         """Return the numbers; `at` is an index into the flat tensor."""
         gap, ours, theirs, both = self.squares
         index = self.torn_at if self.at is None else self.at
-        return Distance(
+        return TensorDistance(
             "values",
             total=total,
             unequal=self.unequal,

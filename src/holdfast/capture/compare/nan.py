@@ -14,7 +14,7 @@ from holdfast.capture.compare.step_graph import Standing, StepGraph
 from holdfast.capture.stored.events import Event
 from holdfast.capture.stored.runs import Run
 from holdfast.errors import NotFound
-from holdfast.repo.format.record import Json
+from holdfast.json_text import Json
 
 _WORDS: Final = Words(bad="is not finite", good="finite")
 _MAX_ORIGINS: Final = 100

@@ -6,13 +6,13 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from holdfast.capture.compare.measure import Distance
+from holdfast.capture.compare.measure import TensorDistance
 from holdfast.capture.compare.result import name_site, spell_site
 from holdfast.capture.compare.verdicts import measure_events
 from holdfast.capture.stored.events import Event, Site
 from holdfast.capture.stored.runs import Run
 from holdfast.capture.stored.unshard import Dims, find_dim
-from holdfast.repo.format.record import Json
+from holdfast.json_text import Json
 
 _REPLICAS: Final = frozenset({"parameter", "buffer", "optimizer"})
 _MAX_FINDINGS: Final = 1000
@@ -27,7 +27,7 @@ class Replica:
     """Groups of ranks whose tensors are equal; the largest group first, then by lowest rank."""
     why: str
     source: str = ""
-    measure: Distance | None = None
+    measure: TensorDistance | None = None
     """The difference between the first two groups."""
 
     @property

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from holdfast.capture.compare.align import How
-from holdfast.capture.compare.measure import Distance
+from holdfast.capture.compare.measure import TensorDistance
 from holdfast.capture.compare.step_graph import Standing
 from holdfast.capture.stored.events import Event, EventKind, Phase, Site
-from holdfast.repo.format.record import Json
+from holdfast.json_text import Json
 
 Class = Literal["equal", "close", "origin", "propagated", "missing"]
 CLASSES: Final[tuple[Class, ...]] = ("equal", "close", "origin", "propagated", "missing")
@@ -44,7 +44,7 @@ class Origin:
     """Which pass of the alignment paired the two events."""
     inputs: tuple[ComparedInput, ...] = ()
     parameters: tuple[ComparedInput, ...] = ()
-    measure: Distance | None = None
+    measure: TensorDistance | None = None
     notes: tuple[str, ...] = ()
     world: int = 1
 
@@ -81,7 +81,7 @@ class EventRow:
     a: Event | None
     b: Event | None
     how: How | None = None
-    measure: Distance | None = None
+    measure: TensorDistance | None = None
     why: str = ""
     floor: float | None = None
     """The relative difference between the first run and its repetition here, if it was measured."""

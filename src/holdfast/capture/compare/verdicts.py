@@ -13,7 +13,7 @@ import torch
 from holdfast.capture.compare.align import NameMap, Pair, align
 from holdfast.capture.compare.measure import (
     EXACT,
-    Distance,
+    TensorDistance,
     Tolerance,
     find_tolerance,
     find_wider,
@@ -47,7 +47,7 @@ class Verdict:
     """Whether the events of a pair are equal, and by how much they differ."""
 
     standing: Standing
-    measure: Distance | None = None
+    measure: TensorDistance | None = None
     floor: float | None = None
     """The relative difference between the first run and its repetition, if it was measured."""
 
@@ -71,7 +71,7 @@ class Judge:
         self._a, self._b, self._bounds = a, b, bounds
         self._noise = _Partner(a, noise) if noise else None
         self._reference = _Partner(a, reference, names) if reference else None
-        self._known: OrderedDict[tuple[object, ...], Distance] = OrderedDict()
+        self._known: OrderedDict[tuple[object, ...], TensorDistance] = OrderedDict()
 
     def judge(self, pair: Pair, *, is_given: bool) -> Verdict:
         """Return the verdict on a pair; `is_given`: the tensor was not computed, so it has no rounding."""
@@ -94,7 +94,7 @@ class Judge:
             return Verdict("close" if is_close else "differs", found)
         return Verdict("close" if found.is_close else "differs", found)
 
-    def _measure(self, ours: Run, a: Event, theirs: Run, b: Event) -> Distance:
+    def _measure(self, ours: Run, a: Event, theirs: Run, b: Event) -> TensorDistance:
         key = (a.digest, a.dtype, a.shape, b.digest, b.dtype, b.shape, bool(a.leaf and b.leaf))
         if key not in self._known:
             self._known[key] = measure_events(ours, a, theirs, b, self._bounds.tolerance)
@@ -102,13 +102,13 @@ class Judge:
                 self._known.popitem(last=False)
         return self._known[key]
 
-    def _find_floor(self, a: Event) -> Distance | None:
+    def _find_floor(self, a: Event) -> TensorDistance | None:
         """Return the distance of the repeated run from the first one at this event; None if it is not known."""
         again = self._noise.find(a) if self._noise else None
         if self._noise is None or again is None or again.shape != a.shape:
             return None
         if again.digest == a.digest:
-            return Distance("values", unequal=0, max_abs=0.0, relative_l2=0.0)
+            return TensorDistance("values", unequal=0, max_abs=0.0, relative_l2=0.0)
         found = self._measure(self._a, a, self._noise.run, again)
         return found if found.basis == "values" else None
 
@@ -119,7 +119,7 @@ class Judge:
         """
         return self._noise is not None and self._noise.has_diverged(a)
 
-    def _is_noise(self, found: Distance, floor: Distance) -> bool:
+    def _is_noise(self, found: TensorDistance, floor: TensorDistance) -> bool:
         if found.basis != "values" or found.masks > floor.masks:
             return False
         both = [(found.max_abs, floor.max_abs), (found.relative_l2, floor.relative_l2)]
@@ -146,11 +146,11 @@ def _find_eps(a: Event, b: Event) -> float:
     return torch.finfo(wider).eps if wider.is_floating_point or wider.is_complex else 0.0
 
 
-def measure_events(ours: Run, a: Event, theirs: Run, b: Event, tolerance: Tolerance | None = None) -> Distance:
+def measure_events(ours: Run, a: Event, theirs: Run, b: Event, tolerance: Tolerance | None = None) -> TensorDistance:
     """Return the distance of two recorded tensors: from their values, else their statistics, else their digests."""
     if a.shape != b.shape:
         note = f"shapes differ: {a.shape} against {b.shape}"
-        return Distance("digest", total=math.prod(a.shape), note=note)
+        return TensorDistance("digest", total=math.prod(a.shape), note=note)
     try:
         x, y = ours.read_tensor(a), theirs.read_tensor(b)
     except NotFound:

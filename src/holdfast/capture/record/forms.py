@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 
 from holdfast.errors import Corrupt, NotFound
-from holdfast.repo.format.record import Json
+from holdfast.json_text import Json
 from holdfast.trees.kwargs import pack_kwargs, unpack_kwargs
 
 _MAX_DEPTH: Final = 32

@@ -27,8 +27,8 @@ from holdfast.capture.stored.events import Level
 from holdfast.capture.stored.runs import Run, read_run
 from holdfast.capture.stored.segments import iter_segments, verify_run_name
 from holdfast.errors import NameInUse
+from holdfast.json_text import Json
 from holdfast.objects.memory import MemoryStore
-from holdfast.repo.format.record import Json
 from holdfast.repo.handle.repository import Repository, open_repository
 from holdfast.repo.names.snapshots import delete_snapshot
 from holdfast.snapshot.save.environment import describe_environment

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypedDict, Unpack
 import torch
 from torch.func import functional_call
 
-from holdfast.capture.compare.measure import Distance, measure
+from holdfast.capture.compare.measure import TensorDistance, measure
 from holdfast.capture.record.forms import build_arguments, iter_paths
 from holdfast.capture.stored.events import Event, EventKind
 from holdfast.capture.stored.runs import Run
@@ -38,7 +38,7 @@ class Replayed:
     fqn: str
     step: int
     result: Any
-    measures: dict[str, Distance]
+    measures: dict[str, TensorDistance]
     """By path in the results, the difference from the recorded tensor; only for tensors recorded at level "full"."""
     unmatched: tuple[str, ...] = ()
     """Paths that only one of the two results has, or whose bytes were not kept."""

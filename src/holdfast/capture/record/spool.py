@@ -16,7 +16,7 @@ from holdfast.capture.stored.events import Event, Site, Stats
 from holdfast.capture.stored.observed import WHOLE, Array, ShardPlacement, build_copy, find_values, measure_values
 from holdfast.capture.stored.segments import Segment, write_segment
 from holdfast.capture.stored.table import NO_ROOT, advance_root, format_leaf, parse_leaf
-from holdfast.repo.format.record import Json
+from holdfast.json_text import Json
 from holdfast.repo.handle.repository import Repository
 
 _MAX_FAILURES: Final = 3

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from holdfast.capture.compare.measure import Distance
+from holdfast.capture.compare.measure import TensorDistance
 from holdfast.capture.compare.result import CLASSES, Origin, RunDiff
 from holdfast.capture.compare.result import EventRow as Found
 from holdfast.capture.report.model import Detail, Report, ReportRow, RunSide
@@ -17,7 +17,7 @@ from holdfast.capture.stored.events import Event
 from holdfast.capture.stored.runs import Run
 from holdfast.capture.stored.unshard import Dims, gather_run
 from holdfast.errors import NotFound
-from holdfast.repo.format.record import Json
+from holdfast.json_text import Json
 
 MAX_ROWS: Final = 50_000
 _BASES: Final[Mapping[str, str]] = {
@@ -46,7 +46,7 @@ class _Entry:
     row: ReportRow
     a: Event | None
     b: Event | None
-    measure: Distance | None = None
+    measure: TensorDistance | None = None
 
 
 def gather(
@@ -155,9 +155,14 @@ def _make_entry(found: Found, b: Run) -> _Entry:
 
 
 def _make_row(
-    event: Event, verdict: str, *, pairing: str = "exact", notes: Sequence[str] = (), measure: Distance | None = None
+    event: Event,
+    verdict: str,
+    *,
+    pairing: str = "exact",
+    notes: Sequence[str] = (),
+    measure: TensorDistance | None = None,
 ) -> ReportRow:
-    site, known = event.site, measure or Distance("digest")
+    site, known = event.site, measure or TensorDistance("digest")
     return ReportRow(
         verdict=verdict,
         step=site.step,
@@ -196,7 +201,7 @@ def _note_side(found: Found, b: Run) -> str:
     return f"in {b.facts.name} it is {' '.join(other)}" if other else ""
 
 
-def _note_measure(measure: Distance | None) -> str:
+def _note_measure(measure: TensorDistance | None) -> str:
     if measure is None:
         return ""
     return measure.note or _BASES.get(measure.basis, "")
@@ -206,7 +211,7 @@ def _note_floor(floor: float | None) -> str:
     return "" if floor is None else f"the repeated run differs by {floor:.2g} here"
 
 
-def _spell_bad(measure: Distance) -> str:
+def _spell_bad(measure: TensorDistance) -> str:
     both = (("NaN", measure.nan), ("Inf", measure.inf))
     return " ".join(f"{name} {before}/{after}" for name, (before, after) in both if before or after)
 
@@ -270,7 +275,7 @@ def _copy_detail(entry: _Entry) -> Detail | None:
     return Detail(*place, *taken) if any(taken) or place[0] is not None else None
 
 
-def _find_place(measure: Distance | None) -> tuple[tuple[int, ...] | None, tuple[str, str] | None]:
+def _find_place(measure: TensorDistance | None) -> tuple[tuple[int, ...] | None, tuple[str, str] | None]:
     if measure is None or measure.at is None or measure.values is None:
         return None, None
     first, second = (_spell_value(value) for value in measure.values)

@@ -15,8 +15,8 @@ from importlib.resources import files
 from typing import Final
 
 from holdfast.capture.report.model import Detail, Report, ReportRow, RunSide, TensorSummary
+from holdfast.json_text import Json
 from holdfast.objects.url import verify_path
-from holdfast.repo.format.record import Json
 
 _SCRIPTS: Final = ("data.js", "table.js", "plots.js", "charts.js", "detail.js", "main.js")
 """In the order of their dependencies."""

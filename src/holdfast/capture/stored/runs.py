@@ -17,9 +17,9 @@ from holdfast.capture.stored.segments import TABLE, TENSORS, Segment, iter_segme
 from holdfast.capture.stored.table import NO_ROOT, decode_events, parse_leaf
 from holdfast.digest import hash_kind
 from holdfast.errors import NotFound
-from holdfast.repo.format.record import Json
+from holdfast.json_text import Json
 from holdfast.repo.handle.repository import Repository
-from holdfast.repo.names.snapshots import Snapshot as Record
+from holdfast.repo.names.snapshots import CommittedSnapshot as Record
 from holdfast.snapshot.view.lazy import Snapshot
 from holdfast.trees.registered import Types
 

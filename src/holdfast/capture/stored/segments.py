@@ -12,10 +12,11 @@ import torch
 from holdfast.capture.stored.events import Event
 from holdfast.capture.stored.table import encode_events
 from holdfast.errors import BadName, Corrupt, NewerFormat
+from holdfast.json_text import Json
 from holdfast.repo.format.layout import verify_name
-from holdfast.repo.format.record import Fields, Json
+from holdfast.repo.format.record import Fields
 from holdfast.repo.handle.repository import Repository
-from holdfast.repo.names.snapshots import DamagedName, Snapshot, iter_names
+from holdfast.repo.names.snapshots import CommittedSnapshot, DamagedName, iter_names
 from holdfast.repo.write.writer import SaveResult
 from holdfast.snapshot.save.save import SaveOptions, save_tree
 from holdfast.trees.registered import Types
@@ -85,7 +86,7 @@ def _encode(segment: Segment) -> dict[str, Json]:
     }
 
 
-def iter_segments(repo: Repository, run: str | None = None) -> Iterator[tuple[Segment, Snapshot]]:
+def iter_segments(repo: Repository, run: str | None = None) -> Iterator[tuple[Segment, CommittedSnapshot]]:
     """Yield the committed segments of one run, or of all runs, in no particular order."""
     prefix = PREFIX if run is None else f"{PREFIX}{run}/"
     for record in iter_names(repo.store, prefix):
@@ -96,7 +97,7 @@ def iter_segments(repo: Repository, run: str | None = None) -> Iterator[tuple[Se
             yield _decode(record, found["run"], int(found["rank"]), int(found["number"])), record
 
 
-def _decode(record: Snapshot, run: str, rank: int, number: int) -> Segment:
+def _decode(record: CommittedSnapshot, run: str, rank: int, number: int) -> Segment:
     metadata = record.metadata.get(_KEY)
     if not isinstance(metadata, dict):
         raise Corrupt(f"{record.name!r} has no metadata of a run segment; run `holdfast check`")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from holdfast.capture.compare.measure import Distance
+from holdfast.capture.compare.measure import TensorDistance
 
 
-def format_measure(measure: Distance) -> str:
+def format_measure(measure: TensorDistance) -> str:
     """Return the difference between two tensors as one line."""
     found = [f"rel {measure.relative_l2:.3g}"] if measure.relative_l2 is not None else []
     if measure.max_abs is not None:
@@ -21,5 +21,5 @@ def format_measure(measure: Distance) -> str:
     return "  ".join(found) or "size of the difference unknown: record with level='full'"
 
 
-def _pair_values(measure: Distance) -> str:
+def _pair_values(measure: TensorDistance) -> str:
     return " against ".join(f"{value:.9g}" for value in measure.values or ())

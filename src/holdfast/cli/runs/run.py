@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final, TypeVar
 
 from holdfast.capture.compare.compare import Ways, diff_runs
-from holdfast.capture.compare.measure import Distance
+from holdfast.capture.compare.measure import TensorDistance
 from holdfast.capture.compare.nan import find_nonfinite
 from holdfast.capture.compare.rank_diffs import Replica, diff_ranks
 from holdfast.capture.compare.result import CLASSES, EventRow, Origin, RunDiff
@@ -23,8 +23,8 @@ from holdfast.cli.output import Output, count, format_time, format_utc
 from holdfast.cli.runs.measures import format_measure
 from holdfast.cli.runs.tensor import run_events, run_tensor
 from holdfast.errors import BadName
+from holdfast.json_text import Json
 from holdfast.repo.format.layout import natural_order
-from holdfast.repo.format.record import Json
 from holdfast.repo.handle.repository import Repository
 
 Read = TypeVar("Read")
@@ -182,7 +182,7 @@ def _print_origin(origin: Origin, output: Output, *, good: str = "equal") -> Non
 
 
 def _format_row(row: EventRow) -> list[str]:
-    site, measure = row.event.site, row.measure or Distance("digest")
+    site, measure = row.event.site, row.measure or TensorDistance("digest")
     name = f"{site.fqn or '(the model)'}{site.path}" + (f" #{site.call}" if site.call else "")
     name += f" [{row.why}]" if row.cls == "missing" else ""
     percent = measure.percent
@@ -237,7 +237,7 @@ def _run_ranks(options: Namespace, repo: Repository, output: Output) -> int:
 
 
 def _format_replica(replica: Replica) -> list[str]:
-    site, measure = replica.site, replica.measure or Distance("digest")
+    site, measure = replica.site, replica.measure or TensorDistance("digest")
     groups = " / ".join(",".join(map(str, group)) for group in replica.groups)
     numbers = [_format(measure.relative_l2, ".2e"), _format(measure.max_abs, ".2e")]
     return [str(site.step), site.phase, site.kind, f"{site.fqn}{site.path}", groups, *numbers]

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from fnmatch import fnmatchcase
 from typing import Final
 
-from holdfast.capture.compare.measure import Distance
+from holdfast.capture.compare.measure import TensorDistance
 from holdfast.capture.compare.result import name_site, spell_site
 from holdfast.capture.compare.verdicts import measure_events
 from holdfast.capture.report.model import TensorSummary
@@ -20,7 +20,7 @@ from holdfast.cli.output import Output
 from holdfast.cli.runs.histogram import format_histogram
 from holdfast.cli.runs.measures import format_measure
 from holdfast.errors import AmbiguousName, NotFound
-from holdfast.repo.format.record import Json
+from holdfast.json_text import Json
 from holdfast.repo.handle.repository import Repository
 
 _MAX_LINES: Final = 100
@@ -210,7 +210,7 @@ def _print_summaries(summaries: Sequence[TensorSummary], runs: Sequence[Run], ou
 
 
 def _describe_tensor(
-    event: Event, values: object, summaries: Sequence[TensorSummary], measure: Distance | None
+    event: Event, values: object, summaries: Sequence[TensorSummary], measure: TensorDistance | None
 ) -> dict[str, Json]:
     return {
         **_describe(event),

@@ -26,7 +26,7 @@ from holdfast.compile_cache.artifacts.statement import read_parts
 from holdfast.compile_cache.artifacts.why import Candidate, explain
 from holdfast.compile_cache.key_parts import GraphKey
 from holdfast.errors import AmbiguousName, BadName, NotFound
-from holdfast.repo.format.record import Json
+from holdfast.json_text import Json
 from holdfast.repo.handle.repository import Repository
 
 _SIZE: Final = re.compile(r"([0-9]{1,12})([KMGT]?)(?:i?B)?\Z")

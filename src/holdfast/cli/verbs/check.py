@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 from holdfast.cli.lookup import open_objects
 from holdfast.cli.output import Output, count, format_bytes
-from holdfast.repo.format.record import Json
+from holdfast.json_text import Json
 from holdfast.repo.upkeep.check import Checker
 from holdfast.repo.upkeep.findings import Finding, Tally
 

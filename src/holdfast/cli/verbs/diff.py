@@ -11,7 +11,7 @@ from holdfast.cli.lookup import open_to_read, read_named_snapshot
 from holdfast.cli.output import Output, describe_facts, format_bytes
 from holdfast.diff.compare import Aspect, Change, Diff, Distance, compare
 from holdfast.digest import short_hex
-from holdfast.repo.format.record import Json
+from holdfast.json_text import Json
 from holdfast.repo.handle.repository import Repository
 
 _MAX_LINES: Final = 50

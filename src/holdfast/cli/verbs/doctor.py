@@ -15,8 +15,8 @@ from holdfast.objects.local.probe import DirectoryFacts, locate_nearest_director
 from holdfast.objects.protocol import ObjectStore
 from holdfast.objects.url import open_store
 from holdfast.repo.format.layout import CONFIG, INDEX, LEASES, MANIFESTS, PACKS
-from holdfast.repo.handle.config import FORMAT_MAJOR, FORMAT_MINOR, Config, find_config, find_unknown_prefix
-from holdfast.repo.names.marks import find_abandoned
+from holdfast.repo.handle.config import FORMAT_MAJOR, FORMAT_MINOR, Config, read_config, read_unknown_prefix
+from holdfast.repo.names.marks import read_abandoned
 from holdfast.repo.names.roots import read_live
 from holdfast.repo.names.snapshots import DamagedName, iter_names
 from holdfast.repo.names.tags import iter_tags
@@ -68,7 +68,7 @@ def _judge_absence(store: ObjectStore, place: DirectoryFacts) -> DoctorFinding:
 
 def _judge_format(store: ObjectStore) -> Iterator[DoctorFinding]:
     try:
-        config = find_config(store)
+        config = read_config(store)
     except Corrupt as error:
         yield DoctorFinding("error", "format", f"the config cannot be read: {error}; restore {CONFIG} from a copy")
         return
@@ -78,14 +78,14 @@ def _judge_format(store: ObjectStore) -> Iterator[DoctorFinding]:
         )
         return
     yield _judge_version(config)
-    unknown = find_unknown_prefix(store)
+    unknown = read_unknown_prefix(store)
     if unknown:
         text = f"{unknown} is not part of the format: a later Holdfast or another program created it; check what it is"
         yield DoctorFinding("warning", "foreign", text)
 
 
 def _judge_collection(store: ObjectStore) -> Iterator[DoctorFinding]:
-    abandoned = find_abandoned(store)
+    abandoned = read_abandoned(store)
     idle = _read_idle(store) if abandoned else []
     unfinished = [key for key in abandoned if key.partition("@")[0] not in idle]
     if unfinished:

@@ -10,15 +10,15 @@ from holdfast.cli.lookup import explain_missing, open_to_read, open_to_write, re
 from holdfast.cli.output import Output, format_bytes, format_time, format_utc
 from holdfast.digest import short_hex
 from holdfast.errors import BadName, Corrupt, HoldfastError, NameInUse, NotFound
+from holdfast.json_text import Json, canonical_json
 from holdfast.objects.protocol import ObjectStore
 from holdfast.objects.url import open_store
 from holdfast.repo.format.layout import TAGS, natural_order, split_stem, verify_user_name
-from holdfast.repo.format.record import Json, canonical_json
 from holdfast.repo.handle.repository import init_repository
-from holdfast.repo.names.snapshots import DamagedName, Snapshot, iter_user_names, read_name
+from holdfast.repo.names.snapshots import CommittedSnapshot, DamagedName, iter_user_names, read_name
 from holdfast.repo.names.tags import Tag, delete_tag, iter_tags, read_tag, set_tag
 
-_Found = TypeVar("_Found", Snapshot, Tag)
+_Found = TypeVar("_Found", CommittedSnapshot, Tag)
 
 
 def run_init(options: Namespace, url: str, output: Output) -> int:
@@ -76,7 +76,7 @@ def run_tag(options: Namespace, url: str, output: Output) -> int:
     return 0
 
 
-def describe_snapshot(snapshot: Snapshot, tags: Iterable[Tag]) -> dict[str, Json]:
+def describe_snapshot(snapshot: CommittedSnapshot, tags: Iterable[Tag]) -> dict[str, Json]:
     """Return a snapshot's record as JSON."""
     return {
         "name": snapshot.name,
@@ -91,7 +91,7 @@ def describe_snapshot(snapshot: Snapshot, tags: Iterable[Tag]) -> dict[str, Json
     }
 
 
-def label_tags(snapshot: Snapshot, tags: Iterable[Tag]) -> str:
+def label_tags(snapshot: CommittedSnapshot, tags: Iterable[Tag]) -> str:
     """Return the tags of a snapshot as text; marks tags that were set before its content changed."""
     own = [tag for tag in tags if tag.snapshot_name == snapshot.name]
     return ", ".join(tag.name if tag.digest == snapshot.digest else f"{tag.name} (changed since)" for tag in own)
@@ -110,7 +110,12 @@ def split_damaged(found: Iterable[_Found | DamagedName]) -> tuple[list[_Found], 
 
 
 def _print_snapshots(
-    snapshots: Sequence[Snapshot], damaged: Sequence[DamagedName], tags: Sequence[Tag], output: Output, *, long: bool
+    snapshots: Sequence[CommittedSnapshot],
+    damaged: Sequence[DamagedName],
+    tags: Sequence[Tag],
+    output: Output,
+    *,
+    long: bool,
 ) -> None:
     headers = ["NAME", "WHEN", "ENTRIES", "SIZE", "DIGEST", "TAGS"]
     rows = [
@@ -196,7 +201,7 @@ def _describe_tag(tag: Tag, state: str) -> dict[str, Json]:
     }
 
 
-def read_deletable(store: ObjectStore, name: str, tags: Iterable[Tag]) -> Snapshot:
+def read_deletable(store: ObjectStore, name: str, tags: Iterable[Tag]) -> CommittedSnapshot:
     """Return the snapshot of a name; raises NameInUse if a tag points to it."""
     snapshot = read_name(store, name).snapshot
     if snapshot is None:

@@ -10,10 +10,10 @@ from holdfast.cli.lookup import open_to_write
 from holdfast.cli.output import Output, count, format_bytes
 from holdfast.digest import short_hex
 from holdfast.errors import BadName, NameInUse, NotFound
+from holdfast.json_text import Json
 from holdfast.objects.protocol import ObjectStore
 from holdfast.repo.files.tree import plan_files
 from holdfast.repo.format.layout import verify_user_name
-from holdfast.repo.format.record import Json
 from holdfast.repo.names.snapshots import read_name
 from holdfast.repo.names.tags import read_tag
 from holdfast.repo.write.writer import Request, save

@@ -15,7 +15,7 @@ from holdfast.objects.protocol import ObjectStore
 from holdfast.objects.url import open_store
 from holdfast.repo.format.layout import natural_order
 from holdfast.repo.handle.repository import Repository, open_repository
-from holdfast.repo.names.snapshots import DamagedName, Snapshot, iter_user_names
+from holdfast.repo.names.snapshots import CommittedSnapshot, DamagedName, iter_user_names
 from holdfast.repo.upkeep.copying import copy_snapshot
 from holdfast.repo.upkeep.repair import RepairPlan, apply_repair, plan_repair
 
@@ -50,7 +50,9 @@ def run_copy(options: Namespace, url: str, output: Output) -> int:
     return 1 if damaged else 0
 
 
-def _copy(source: Repository, snapshot: Snapshot, target: Repository, output: Output, *, overwrite: bool) -> None:
+def _copy(
+    source: Repository, snapshot: CommittedSnapshot, target: Repository, output: Output, *, overwrite: bool
+) -> None:
     if snapshot.name.startswith(ARTIFACTS):
         result = copy_artifact(source, snapshot, target, progress=output.progress())
         present = f"{target.store.url} has the equivalent {result.name}"
@@ -69,7 +71,7 @@ def _copy(source: Repository, snapshot: Snapshot, target: Repository, output: Ou
     )
 
 
-def _iter_wanted(store: ObjectStore, names: Iterable[str], output: Output) -> Iterator[Snapshot | DamagedName]:
+def _iter_wanted(store: ObjectStore, names: Iterable[str], output: Output) -> Iterator[CommittedSnapshot | DamagedName]:
     """Yield the snapshots of names, tags, and prefixes that end in "/"; raises NotFound for one that matches none."""
     for name in names:
         if not name.endswith("/"):
@@ -81,7 +83,7 @@ def _iter_wanted(store: ObjectStore, names: Iterable[str], output: Output) -> It
         yield from sorted(found, key=_order)
 
 
-def _order(found: Snapshot | DamagedName) -> tuple[tuple[int, int, str], ...]:
+def _order(found: CommittedSnapshot | DamagedName) -> tuple[tuple[int, int, str], ...]:
     return natural_order(found.stem if isinstance(found, DamagedName) else found.name)
 
 

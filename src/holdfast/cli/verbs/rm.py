@@ -11,9 +11,9 @@ from holdfast.cli.verbs.names import read_deletable, split_damaged
 from holdfast.errors import Corrupt, NewerFormat, NotFound
 from holdfast.objects.protocol import ObjectStore
 from holdfast.repo.names.roots import read_live
-from holdfast.repo.names.snapshots import Snapshot, delete_snapshot
+from holdfast.repo.names.snapshots import CommittedSnapshot, delete_snapshot
 from holdfast.repo.names.tags import iter_tags
-from holdfast.repo.upkeep.usage import find_freed_bytes
+from holdfast.repo.upkeep.usage import read_freed_bytes
 
 
 def run_rm(options: Namespace, url: str, output: Output) -> int:
@@ -39,9 +39,9 @@ def run_rm(options: Namespace, url: str, output: Output) -> int:
     return 0
 
 
-def _count_freed(store: ObjectStore, doomed: Sequence[Snapshot]) -> str:
+def _count_freed(store: ObjectStore, doomed: Sequence[CommittedSnapshot]) -> str:
     """Return, as text, how many bytes only these snapshots use."""
     try:
-        return format_bytes(find_freed_bytes(store, read_live(store).current, doomed))
+        return format_bytes(read_freed_bytes(store, read_live(store).current, doomed))
     except (Corrupt, NewerFormat, NotFound):
         return "an unknown amount: a snapshot cannot be read"

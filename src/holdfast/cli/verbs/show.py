@@ -13,13 +13,13 @@ from holdfast.cli.output import Output, count, describe_facts, format_bytes, for
 from holdfast.cli.verbs.names import describe_snapshot, label_tags
 from holdfast.digest import short_hex
 from holdfast.errors import NotFound
+from holdfast.json_text import Json, canonical_json
 from holdfast.objects.protocol import ObjectStore
 from holdfast.repo.format.entry import Entry
 from holdfast.repo.format.layout import pack_key
 from holdfast.repo.format.manifest import Manifest
 from holdfast.repo.format.rank_manifests import Manifests, read_manifests
-from holdfast.repo.format.record import Json, canonical_json
-from holdfast.repo.names.snapshots import DamagedName, Snapshot
+from holdfast.repo.names.snapshots import CommittedSnapshot, DamagedName
 from holdfast.repo.names.tags import Tag, iter_tags
 from holdfast.repo.upkeep.usage import find_leases, find_new_bytes
 
@@ -61,7 +61,7 @@ def run_show(options: Namespace, url: str, output: Output) -> int:
     return 1 if missing else 0
 
 
-def _find_leaves(options: Namespace, snapshot: Snapshot, manifest: Manifest) -> list[Described]:
+def _find_leaves(options: Namespace, snapshot: CommittedSnapshot, manifest: Manifest) -> list[Described]:
     """Return the requested leaves of a tree; empty for a snapshot of files."""
     tree = manifest.spec.get(_TREE, _NO_TREE) if isinstance(manifest.spec, dict) else _NO_TREE
     if tree is _NO_TREE:
@@ -74,7 +74,7 @@ def _find_leaves(options: Namespace, snapshot: Snapshot, manifest: Manifest) -> 
 
 
 def _find_entries(
-    options: Namespace, snapshot: Snapshot, manifest: Manifest, leaves: Sequence[Described]
+    options: Namespace, snapshot: CommittedSnapshot, manifest: Manifest, leaves: Sequence[Described]
 ) -> list[Entry]:
     """Return the requested entries: those of the leaves, or files by name."""
     if options.leaf is None:
@@ -89,7 +89,7 @@ def _is_wanted(name: str, wanted: str | None) -> bool:
     return wanted is None or name == wanted or name.startswith((f"{wanted}.", f"{wanted}/"))
 
 
-def _raise_not_found(wanted: str | None, snapshot: Snapshot, names: Sequence[str]) -> NoReturn:
+def _raise_not_found(wanted: str | None, snapshot: CommittedSnapshot, names: Sequence[str]) -> NoReturn:
     close = get_close_matches(wanted or "", names, n=3)
     hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"`holdfast show {snapshot.name}` lists them"
     raise NotFound(f"no leaf {wanted!r} in {snapshot.name!r}; {hint}", name=wanted or "")
@@ -147,7 +147,7 @@ class _New:
     by_entry: Mapping[str, int]
 
 
-def _find_new(snapshot: Snapshot, manifests: Manifests, view: Manifest) -> _New:
+def _find_new(snapshot: CommittedSnapshot, manifests: Manifests, view: Manifest) -> _New:
     leases = find_leases(snapshot, manifests)
     entries = list(view.iter_entries())
     names = [entry.name for entry in entries]
@@ -158,7 +158,9 @@ def _find_new(snapshot: Snapshot, manifests: Manifests, view: Manifest) -> _New:
     )
 
 
-def _print_record(snapshot: Snapshot, manifest: Manifest, tags: Iterable[Tag], new: _New, output: Output) -> None:
+def _print_record(
+    snapshot: CommittedSnapshot, manifest: Manifest, tags: Iterable[Tag], new: _New, output: Output
+) -> None:
     facts = [
         ("name", snapshot.name),
         ("tags", label_tags(snapshot, tags) or "none"),
@@ -263,7 +265,7 @@ def _print_packs(packs: Sequence[_PackUse], output: Output) -> None:
 
 
 def _describe(
-    snapshot: Snapshot,
+    snapshot: CommittedSnapshot,
     manifest: Manifest,
     entries: Iterable[Entry],
     packs: Iterable[_PackUse],

@@ -21,7 +21,7 @@ from holdfast.compile_cache.artifacts.statement import (
 from holdfast.compile_cache.artifacts.trust import Trust, is_signed, sign
 from holdfast.compile_cache.key_parts import GraphKey
 from holdfast.errors import Corrupt, NameInUse, NewerFormat, NotFound
-from holdfast.repo.format.record import Json, canonical_json
+from holdfast.json_text import Json, canonical_json
 from holdfast.repo.format.source import BytesSource
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import NameState

@@ -8,13 +8,13 @@ from holdfast.compile_cache.artifacts.catalog import StoredVariant, iter_states,
 from holdfast.errors import Corrupt
 from holdfast.progress import Progress
 from holdfast.repo.handle.repository import Repository
-from holdfast.repo.names.snapshots import Snapshot
+from holdfast.repo.names.snapshots import CommittedSnapshot
 from holdfast.repo.upkeep.copying import copy_snapshot
 from holdfast.repo.write.writer import SaveResult
 
 
 def copy_artifact(
-    source: Repository, snapshot: Snapshot, target: Repository, *, progress: Progress | None = None
+    source: Repository, snapshot: CommittedSnapshot, target: Repository, *, progress: Progress | None = None
 ) -> SaveResult:
     """Copy one artifact, unless the target has a variant of its key with the same guards and at least its signature.
 

@@ -9,10 +9,11 @@ from typing import Final
 
 from holdfast.digest import DIGEST_BYTES
 from holdfast.errors import Corrupt, NewerFormat
+from holdfast.json_text import Json
 from holdfast.objects.protocol import ObjectStore
 from holdfast.repo.format.layout import RESERVED, escape_name, split_stem, verify_name
-from holdfast.repo.format.record import Fields, Json
-from holdfast.repo.names.snapshots import DamagedName, NameState, Snapshot, iter_names, read_name
+from holdfast.repo.format.record import Fields
+from holdfast.repo.names.snapshots import CommittedSnapshot, DamagedName, NameState, iter_names, read_name
 
 ARTIFACTS: Final = f"{RESERVED}compiled/"
 """Prefix of artifact names; the key's digest, a slash and the variant number follow."""
@@ -32,7 +33,7 @@ class StoredVariant:
     name: str
     key_digest: str
     """In hex; empty if the name is not that of an artifact."""
-    snapshot: Snapshot | None
+    snapshot: CommittedSnapshot | None
     """The snapshot that stores it; None if its record is damaged."""
     guards: str = ""
     """The sizes that it is valid for, as an expression; empty if it is valid for all."""
@@ -104,7 +105,7 @@ def iter_artifacts(store: ObjectStore) -> Iterator[StoredVariant]:
         yield _describe_damaged(found) if isinstance(found, DamagedName) else parse_found(found)
 
 
-def parse_found(snapshot: Snapshot) -> StoredVariant:
+def parse_found(snapshot: CommittedSnapshot) -> StoredVariant:
     """Parse the record of an artifact. If it is malformed, the result has `trouble`."""
     split = _NAME.match(snapshot.name)
     digest = split[1] if split else ""

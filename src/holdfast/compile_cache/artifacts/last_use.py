@@ -17,7 +17,7 @@ from holdfast.objects.protocol import ObjectStore
 from holdfast.repo.format.layout import RESERVED
 from holdfast.repo.format.record import Fields
 from holdfast.repo.handle.repository import Repository
-from holdfast.repo.names.snapshots import Snapshot, delete_snapshot, iter_names, read_name
+from holdfast.repo.names.snapshots import CommittedSnapshot, delete_snapshot, iter_names, read_name
 from holdfast.repo.write.writer import Request, save
 
 USES: Final = f"{RESERVED}compiled-use/"
@@ -57,11 +57,11 @@ def forget_uses(store: ObjectStore, *, kept: set[str]) -> int:
     return len(names)
 
 
-def _list_days(store: ObjectStore) -> list[Snapshot]:
-    return [found for found in iter_names(store, USES) if isinstance(found, Snapshot)]
+def _list_days(store: ObjectStore) -> list[CommittedSnapshot]:
+    return [found for found in iter_names(store, USES) if isinstance(found, CommittedSnapshot)]
 
 
-def _find_latest(days: Iterable[Snapshot]) -> dict[str, float]:
+def _find_latest(days: Iterable[CommittedSnapshot]) -> dict[str, float]:
     uses: dict[str, float] = {}
     for day in days:
         for key in _parse_keys(day):
@@ -83,7 +83,7 @@ def _add(repo: Repository, name: str, keys: set[str]) -> bool:
     return False
 
 
-def _parse_keys(snapshot: Snapshot) -> tuple[str, ...]:
+def _parse_keys(snapshot: CommittedSnapshot) -> tuple[str, ...]:
     try:
         return Fields(snapshot.name, snapshot.metadata).texts("used")
     except HoldfastError:

@@ -10,7 +10,7 @@ from holdfast.compile_cache.artifacts.catalog import StoredVariant, list_signed
 from holdfast.compile_cache.artifacts.trust import Trust, verify_promising, verify_trusted
 from holdfast.digest import hash_bytes, hash_kind
 from holdfast.errors import Corrupt
-from holdfast.repo.format.record import Json, canonical_json, parse_json
+from holdfast.json_text import Json, canonical_json, parse_json
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.read.reader import SnapshotReader, open_snapshot
 

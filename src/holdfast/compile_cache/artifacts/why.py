@@ -9,7 +9,7 @@ from typing import Final
 
 from holdfast.compile_cache.key_parts import PARTS, GraphKey
 from holdfast.errors import HoldfastError
-from holdfast.repo.format.record import Json
+from holdfast.json_text import Json
 
 _MAX_SHOWN: Final = 3
 """Differences per part in the one-line reason; `details` lists more."""

@@ -14,7 +14,7 @@ import torch.fx.experimental._config as shapes_config
 
 from holdfast.compile_cache.code.targets import name_target
 from holdfast.compile_cache.key_parts import Uncacheable
-from holdfast.repo.format.record import Json
+from holdfast.json_text import Json
 
 _BOOKKEEPING: Final = frozenset(
     {"TYPE_CHECKING", "_cache_config_factory_keys", "_cache_config_ignore_prefix", "_save_config_ignore"}

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import torch
 
-from holdfast.repo.format.record import Json
+from holdfast.json_text import Json
 
 _AUTOCAST_DEVICES: Final = ("cpu", "cuda")
 

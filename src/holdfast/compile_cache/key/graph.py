@@ -13,7 +13,7 @@ from holdfast.compile_cache.code.targets import name_target
 from holdfast.compile_cache.key.symbols import Symbols
 from holdfast.compile_cache.key_parts import Uncacheable
 from holdfast.digest import hash_bytes
-from holdfast.repo.format.record import Json
+from holdfast.json_text import Json
 
 Item = TypeVar("Item")
 

@@ -10,7 +10,7 @@ from torch.fx import GraphModule
 
 from holdfast.compile_cache.key.symbols import Symbols
 from holdfast.compile_cache.key_parts import Uncacheable
-from holdfast.repo.format.record import Json
+from holdfast.json_text import Json
 
 _ALIGNED_BYTES: Final = 16
 """Alignment that the compiler assumes; it generates other loads for unaligned inputs."""

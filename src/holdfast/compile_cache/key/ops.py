@@ -26,7 +26,7 @@ from holdfast.compile_cache.code.torch_tables import (
 )
 from holdfast.compile_cache.key_parts import UnknownCode
 from holdfast.digest import hash_bytes
-from holdfast.repo.format.record import Json
+from holdfast.json_text import Json
 
 _HINT: Final = 'to cache the graph, pass versions={{"{name}": "1"}} and change the version whenever the code changes'
 

@@ -9,7 +9,7 @@ import sympy  # type: ignore[import-untyped]  # it has no types, and torch's exp
 import torch
 
 from holdfast.compile_cache.key_parts import Uncacheable
-from holdfast.repo.format.record import Json
+from holdfast.json_text import Json
 
 _KIND: Final = re.compile(r"[a-z]+")
 

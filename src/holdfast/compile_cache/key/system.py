@@ -15,7 +15,7 @@ import torch
 
 from holdfast.compile_cache.key_parts import digest_part
 from holdfast.digest import hash_bytes
-from holdfast.repo.format.record import Json
+from holdfast.json_text import Json
 
 FORMAT: Final = 2
 """Increased when the meaning of keys or artifacts changes; everything stored before is then a miss."""

@@ -15,7 +15,7 @@ from holdfast.distributed.talk.collectives import Collectives
 from holdfast.errors import Mismatch
 from holdfast.progress import Progress
 from holdfast.repo.handle.repository import Repository
-from holdfast.repo.names.snapshots import Snapshot
+from holdfast.repo.names.snapshots import CommittedSnapshot
 from holdfast.repo.read.reader import SnapshotReader
 from holdfast.repo.upkeep.prune import Pruned, PrunePlan
 from holdfast.repo.write.writer import Request, SaveResult, save
@@ -156,7 +156,7 @@ def prune_together(
 
 def load_into_together(
     repo: Repository,
-    find: Callable[[], Snapshot],
+    find: Callable[[], CommittedSnapshot],
     tree: Any,
     options: IntoOptions,
     *,
@@ -206,9 +206,9 @@ def load_into_together(
                 return load(replica_exchange)
 
 
-def _agree_on_record(find: Callable[[], Snapshot], ranks: Collectives) -> Snapshot:
+def _agree_on_record(find: Callable[[], CommittedSnapshot], ranks: Collectives) -> CommittedSnapshot:
     """Return the snapshot that this rank finds; raise Mismatch unless all ranks find the same."""
-    found: list[Snapshot] = []
+    found: list[CommittedSnapshot] = []
 
     def find_identity() -> tuple[str, int, bytes]:
         found.append(find())

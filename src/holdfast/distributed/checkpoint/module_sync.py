@@ -16,7 +16,7 @@ from holdfast.distributed.talk.collectives import Collectives
 from holdfast.distributed.talk.failures import name_ranks
 from holdfast.distributed.talk.sending import BUCKET_BYTES, Sender, open_carrier
 from holdfast.errors import Mismatch, Unsupported
-from holdfast.repo.format.record import canonical_json
+from holdfast.json_text import canonical_json
 from holdfast.snapshot.into.in_place import is_ordinary
 
 _LISTED: Final = 50

@@ -13,19 +13,19 @@ from holdfast.distributed.checkpoint.coverage import Sketch, StoredBox, find_pro
 from holdfast.distributed.checkpoint.divergence import tell_difference, verify_alike, warn_of_divergent
 from holdfast.distributed.checkpoint.split import plan_shares
 from holdfast.errors import Mismatch
+from holdfast.json_text import Json, canonical_json, parse_json
 from holdfast.repo.engine import Engine
 from holdfast.repo.format.boxes import Box
 from holdfast.repo.format.entry import NO_RANK, Entry
-from holdfast.repo.format.record import Json, canonical_json, parse_json
-from holdfast.repo.format.source import Piece, Source, cut_sources, group_pieces
-from holdfast.repo.write.transaction import Part
+from holdfast.repo.format.source import Source, SourceChunk, cut_sources, group_pieces
+from holdfast.repo.write.transaction import ManifestPart
 from holdfast.repo.write.world import Ranks
 from holdfast.repo.write.writer import Placement, Request
-from holdfast.snapshot.load.merge_trees import renumber, unite
+from holdfast.snapshot.load.merge_trees import merge_trees, renumber
 from holdfast.snapshot.save.environment import describe_environment
 from holdfast.snapshot.save.save import SaveOptions, make_leaves
 from holdfast.tensors.sharding.shard_source import ShardSource, pick_chunks
-from holdfast.tensors.sharding.sharded import Held
+from holdfast.tensors.sharding.sharded import LocalLeaf
 from holdfast.trees.outline import TREE
 from holdfast.trees.registered import Types
 
@@ -52,9 +52,9 @@ class _Leaves:
 
     node: Json = None
     sources: Sequence[Source] = ()
-    chunks: Sequence[Sequence[Piece]] = ()
+    chunks: Sequence[Sequence[SourceChunk]] = ()
     """The chunks of each source."""
-    held: Mapping[int, Held] = field(default_factory=dict)
+    held: Mapping[int, LocalLeaf] = field(default_factory=dict)
     own: set[int] = field(default_factory=set)
     """Numbers of the entries that were declared per rank."""
     own_names: set[str] = field(default_factory=set)
@@ -143,7 +143,7 @@ class _Planner:
         self._leaves.sources = leaves.sources
         self._leaves.held, self._leaves.own = leaves.held, leaves.own
         self._leaves.own_names = leaves.own_names
-        chunks: list[list[Piece]] = [[] for _ in leaves.sources]
+        chunks: list[list[SourceChunk]] = [[] for _ in leaves.sources]
         for piece in cut_sources(leaves.sources):
             chunks[piece.position].append(piece)
         self._leaves.chunks = chunks
@@ -182,7 +182,7 @@ class _Planner:
             self._leaves.prints.clear()
             return
 
-        def fingerprint(batch: Sequence[Piece]) -> list[tuple[int, bytes]]:
+        def fingerprint(batch: Sequence[SourceChunk]) -> list[tuple[int, bytes]]:
             return [(each.position, seeded(each.source.read(each.start, each.stop))) for each in batch]
 
         pieces = [piece for number in shared for piece in self._leaves.chunks[number]]
@@ -193,7 +193,7 @@ class _Planner:
                 for number, digest in found:
                     self._leaves.prints[number] = seeded(self._leaves.prints[number] + digest)
 
-    def _agree_on_tree(self, described: Sequence[tuple[str, bytes]]) -> Part | None:
+    def _agree_on_tree(self, described: Sequence[tuple[str, bytes]]) -> ManifestPart | None:
         """Return the root: this rank's tree and entries if all ranks have the same, else the union of all ranks.
 
         None if a single process saves only whole tensors.
@@ -214,7 +214,7 @@ class _Planner:
         trees = [parse_json(memoryview(each), where="a rank") for each in sent if each]
         return self._unite(trees)
 
-    def _unite(self, trees: Sequence[Any]) -> Part:
+    def _unite(self, trees: Sequence[Any]) -> ManifestPart:
         described: dict[str, Json] = {}
         for _, entries, _ in trees:
             for entry in entries:
@@ -224,7 +224,7 @@ class _Planner:
             renumber(node, {number: numbers[entry[0]] for number, entry in enumerate(entries)})
             for node, entries, _ in trees
         ]
-        united, divergent = unite(numbered)
+        united, divergent = merge_trees(numbered)
         declared = {name for _, _, names in trees for name in names}
         self._divergent += [name for name in divergent if name not in declared]
         return _make_root(united, list(described.values()))
@@ -367,12 +367,12 @@ def _place_chunks(
     return 1, [(start * (size // count), size) for (start, count), size in zip(items, sizes, strict=True)]
 
 
-def _make_root(node: Json, described: Sequence[Any]) -> Part:
+def _make_root(node: Json, described: Sequence[Any]) -> ManifestPart:
     entries = [
         Entry(name, whole_bytes, (), spec, note, 1, alias, rank)
         for name, whole_bytes, spec, note, alias, rank in described
     ]
-    return Part({TREE: node}, entries)
+    return ManifestPart({TREE: node}, entries)
 
 
 def _flatten(sketch: Sketch) -> tuple[int, list[int]]:

@@ -10,14 +10,14 @@ from contextlib import suppress
 from typing import Any, Final
 
 from holdfast.errors import HoldfastError, NameInUse, NotFound, NotShared, StoreError
+from holdfast.json_text import Json
 from holdfast.objects.protocol import ObjectStore
 from holdfast.repo.format.chunk import ChunkRef
 from holdfast.repo.format.layout import PartRef, manifest_key
-from holdfast.repo.format.record import Json
 from holdfast.repo.handle.repository import Repository
-from holdfast.repo.names.snapshots import NameState, Snapshot, read_name
+from holdfast.repo.names.snapshots import CommittedSnapshot, NameState, read_name
 from holdfast.repo.write.part_writer import end_lease
-from holdfast.repo.write.transaction import Draft, Part, Transaction
+from holdfast.repo.write.transaction import Draft, ManifestPart, Transaction
 
 _KEEP_EVERY_S: Final = 10.0
 """How often the keeper thread checks whether the lease must be renewed and whether the `Commit` still exists."""
@@ -77,13 +77,13 @@ class Commit:
 
     def finish(
         self,
-        root: Part,
+        root: ManifestPart,
         parts: Sequence[PartRef],
         *,
         leases: Sequence[str],
         metadata: Mapping[str, Json],
         environment: Mapping[str, Json],
-    ) -> Snapshot:
+    ) -> CommittedSnapshot:
         """Create the snapshot from the parts of all ranks; return when no collector can delete any of it."""
         self._stop_keeper()
         for rank, part in enumerate(parts):

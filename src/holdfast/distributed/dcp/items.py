@@ -14,9 +14,9 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, TensorWr
 
 from holdfast.distributed.dcp.metadata import find_box
 from holdfast.errors import Mismatch, Unsupported
+from holdfast.json_text import Json
 from holdfast.repo.format.boxes import Box, Coordinates, volume, whole
 from holdfast.repo.format.chunk import cut
-from holdfast.repo.format.record import Json
 from holdfast.repo.format.source import BytesSource
 from holdfast.repo.write.part_writer import MakeSources, PlacedSource
 from holdfast.repo.write.writer import Placement
@@ -24,7 +24,7 @@ from holdfast.snapshot.pickled import find_refusal
 from holdfast.tensors.composite import has_own_bytes, verify_readable
 from holdfast.tensors.dtypes import dtype_name, item_bytes, items_per_byte
 from holdfast.tensors.sharding.shard_source import make_shard_source
-from holdfast.tensors.sharding.sharded import Held, Piece
+from holdfast.tensors.sharding.sharded import LocalBox, LocalLeaf
 from holdfast.tensors.spec import TensorSpec, contiguous_stride, encode_spec
 
 PAYLOAD_SPEC: Final[Json] = {"type": "torch_save"}
@@ -131,7 +131,7 @@ def _make_sources(
         yield _place(fqn, tuple(pieces.values()), tuple(data.size), dtype, data)
         return
     for box, piece in pieces.items():
-        own = Piece(whole(box.sizes), piece.tensor)
+        own = LocalBox(whole(box.sizes), piece.tensor)
         yield _place(name_piece(fqn, box.starts), (own,), box.sizes, dtype, data)
 
 
@@ -154,7 +154,7 @@ def _find_data(item: WriteItem) -> TensorWriteData:
     return item.tensor_data
 
 
-def _resolve(item: WriteItem, planner: SavePlanner) -> Piece:
+def _resolve(item: WriteItem, planner: SavePlanner) -> LocalBox:
     fqn, box = item.index.fqn, find_box(_find_data(item).chunk)
     tensor = planner.resolve_data(item)
     if not isinstance(tensor, torch.Tensor) or not has_own_bytes(tensor) or tensor.is_quantized:
@@ -168,13 +168,13 @@ def _resolve(item: WriteItem, planner: SavePlanner) -> Piece:
         raise Unsupported(f"{fqn}: {error}") from error
     if tuple(tensor.shape) != box.sizes:
         raise Mismatch(f"{fqn}: the planner returned shape {tuple(tensor.shape)} for a box of shape {box.sizes}")
-    return Piece(box, tensor.detach())
+    return LocalBox(box, tensor.detach())
 
 
 def _place(
-    name: str, pieces: tuple[Piece, ...], shape: Coordinates, dtype: torch.dtype, data: TensorWriteData
+    name: str, pieces: tuple[LocalBox, ...], shape: Coordinates, dtype: torch.dtype, data: TensorWriteData
 ) -> PlacedSource:
-    held = Held("shards", shape, dtype, tuple(piece for piece in pieces if volume(piece.box)))
+    held = LocalLeaf("shards", shape, dtype, tuple(piece for piece in pieces if volume(piece.box)))
     source = replace(
         make_shard_source(name, None, held),
         spec=encode_tensor(shape, dtype, requires_grad=data.properties.requires_grad),

@@ -17,11 +17,11 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from holdfast.errors import Corrupt, NewerFormat, Unsupported
+from holdfast.json_text import Json
 from holdfast.repo.format.boxes import Box, volume, whole
-from holdfast.repo.format.record import Json
 from holdfast.tensors.dtypes import dtype_name, find_dtype
 from holdfast.trees.encoding import decode_tree, encode_tree, refuse
-from holdfast.trees.outline import Path
+from holdfast.trees.outline import TreePath
 from holdfast.trees.registered import Types
 
 KEY: Final = "dcp"
@@ -137,14 +137,14 @@ def _decode_stored(value: Json, what: str) -> Stored:
 
 
 def _encode_planner(data: Any) -> Json:
-    def refuse_leaf(leaf: object, path: Path) -> Json:
+    def refuse_leaf(leaf: object, path: TreePath) -> Json:
         raise refuse(leaf, ("the planner's data", *path))
 
     return encode_tree(data, types=Types(()), encode_leaf=refuse_leaf)
 
 
 def _decode_planner(value: Json, what: str) -> Any:
-    def refuse_leaf(leaf: list[Json], path: Path) -> object:
+    def refuse_leaf(leaf: list[Json], path: TreePath) -> object:
         raise _malformed(what)
 
     return decode_tree(value, types=Types(()), decode_leaf=refuse_leaf)

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.metadata import (
 
 from holdfast.distributed.dcp.metadata import VERSION, make_storage_meta
 from holdfast.errors import Unsupported
-from holdfast.repo.format.record import Json
+from holdfast.json_text import Json
 from holdfast.snapshot.leaves import GRAD, PARTS, TENSOR
 from holdfast.snapshot.load.opened import Opened
 from holdfast.tensors.spec import TensorSpec, decode_spec

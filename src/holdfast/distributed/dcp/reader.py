@@ -27,11 +27,11 @@ from holdfast.distributed.dcp.lazy_store import (
 from holdfast.distributed.dcp.metadata import KEY, decode_metadata, is_covered
 from holdfast.distributed.dcp.native import describe_tree, find_tensor
 from holdfast.errors import Mismatch, NotFound
+from holdfast.json_text import Json
 from holdfast.repo.format.boxes import Box, Coordinates, add, slices, subtract
 from holdfast.repo.format.entry import Entry
 from holdfast.repo.format.manifest import Manifest
-from holdfast.repo.format.record import Json
-from holdfast.repo.names.snapshots import Snapshot, read_snapshot
+from holdfast.repo.names.snapshots import CommittedSnapshot, read_snapshot
 from holdfast.repo.read.reader import SnapshotReader, Verify, open_snapshot
 from holdfast.repo.read.regions import Region
 from holdfast.snapshot.into.in_place import mark_written
@@ -51,7 +51,7 @@ _MAX_NAMED: Final = 8
 class _Found(NamedTuple):
     """A checkpoint that was opened for a load."""
 
-    snapshot: Snapshot
+    snapshot: CommittedSnapshot
     manifest: Manifest
     metadata: Metadata
     nodes: dict[str, Json] | None

@@ -12,22 +12,22 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 from holdfast.distributed.dcp.items import PAYLOAD_SPEC, Written, encode_tensor, name_piece
 from holdfast.distributed.dcp.metadata import KEY, encode_metadata, find_box, is_covered
 from holdfast.errors import Mismatch
+from holdfast.json_text import Json
 from holdfast.repo.format.boxes import Coordinates, volume
 from holdfast.repo.format.entry import Entry
-from holdfast.repo.format.record import Json
-from holdfast.repo.write.transaction import Part
+from holdfast.repo.write.transaction import ManifestPart
 from holdfast.snapshot.leaves import PAYLOAD, TENSOR
 from holdfast.tensors.dtypes import find_dtype
 from holdfast.tensors.spec import count_bytes
 from holdfast.trees.outline import TREE
 
 
-def make_root(metadata: Metadata, written: Written, *, alone: bool) -> Part:
+def make_root(metadata: Metadata, written: Written, *, alone: bool) -> ManifestPart:
     """Return the root of a checkpoint; raise Mismatch if the ranks have not written everything that was planned."""
     builder = _Builder(written, alone=alone)
     nodes = {fqn: builder.add(fqn, stored) for fqn, stored in metadata.state_dict_metadata.items()}
     spec = {TREE: nest(nodes, metadata.planner_data), KEY: encode_metadata(metadata)}
-    return Part(spec, builder.entries)
+    return ManifestPart(spec, builder.entries)
 
 
 class _Builder:

@@ -28,11 +28,11 @@ from holdfast.distributed.dcp.metadata import KEY
 from holdfast.distributed.dcp.root import make_root
 from holdfast.distributed.dcp.staging import stage_state
 from holdfast.errors import Mismatch, NotShared
+from holdfast.json_text import Json
 from holdfast.repo.format.layout import PartRef, parse_part
-from holdfast.repo.format.record import Json
-from holdfast.repo.handle.config import find_config
+from holdfast.repo.handle.config import read_config
 from holdfast.repo.handle.repository import Repository
-from holdfast.repo.names.snapshots import Snapshot
+from holdfast.repo.names.snapshots import CommittedSnapshot
 from holdfast.repo.write.part_writer import WrittenPart, end_lease, write_part
 from holdfast.snapshot.save.environment import describe_environment
 
@@ -81,7 +81,7 @@ class StorageWriter(TorchStorageWriter):
         self._commit: Commit | None = None
         self._lease_id = ""
         self.save_id = _new_id()
-        self.snapshot: Snapshot | None = None
+        self.snapshot: CommittedSnapshot | None = None
         """The snapshot of the last save; set only on the rank that committed it."""
 
     def __getstate__(self) -> dict[str, Any]:
@@ -166,7 +166,7 @@ class StorageWriter(TorchStorageWriter):
 
     def _write(self, plan: SavePlan, planner: SavePlanner) -> WriteResult:
         repo, written = self._repository, Written(looks_for_refused=self._weights_only)
-        if find_config(repo.store) is None:
+        if read_config(repo.store) is None:
             raise NotShared(
                 f"rank {self._rank} finds no store in {repo.store.url}, where the coordinator created one: the path is"
                 " local to each node. Use a path that all ranks share"
@@ -194,7 +194,7 @@ class StorageWriter(TorchStorageWriter):
             finally:
                 commit.abandon()
 
-    def _finish(self, commit: Commit, metadata: Metadata, results: list[list[WriteResult]]) -> Snapshot:
+    def _finish(self, commit: Commit, metadata: Metadata, results: list[list[WriteResult]]) -> CommittedSnapshot:
         parts = [result.storage_data for own in results for result in own]
         written = Written()
         for each in parts:

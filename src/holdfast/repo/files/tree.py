@@ -10,12 +10,12 @@ from fnmatch import fnmatchcase
 from typing import Final
 
 from holdfast.errors import BadName, NameInUse, NotFound, SourceChanged
+from holdfast.json_text import Json
 from holdfast.objects.url import verify_path
 from holdfast.progress import Progress, Silent
 from holdfast.repo.files.target import FileTarget
 from holdfast.repo.format.entry import Entry
 from holdfast.repo.format.layout import verify_name
-from holdfast.repo.format.record import Json
 from holdfast.repo.read.reader import SnapshotReader
 
 _LISTED: Final = 50

@@ -12,7 +12,7 @@ from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from typing import Final, Literal, NamedTuple, overload
 
 from holdfast.errors import Corrupt, NewerFormat
-from holdfast.repo.format.record import Json, iter_fields, iter_object
+from holdfast.json_text import Json, iter_fields, iter_object
 
 MAX_TABLE_BYTES: Final = 1 << 30
 MAX_COLUMNS: Final = 256
@@ -25,7 +25,7 @@ _ALIGN: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ColumnType:
     """The type of a column: a struct letter of fixed size, and the count of numbers in a row."""
 
     letter: Letter
@@ -39,7 +39,7 @@ class Kind:
         return _SIZES[self.letter] * self.width
 
 
-Schema = Mapping[str, Kind]
+Schema = Mapping[str, ColumnType]
 
 
 class RepeatedColumn(Sequence[int]):
@@ -184,7 +184,7 @@ def decode_table(
     return Table(head, columns)
 
 
-def _copy_column(body: memoryview, kind: Kind) -> Sequence[int]:
+def _copy_column(body: memoryview, kind: ColumnType) -> Sequence[int]:
     """Return a copy of a column; a view would keep the whole table in memory, with the text of the head."""
     view = body.cast(kind.letter)
     # A column of one byte per row is small anyway, and faster as a plain view.

@@ -9,9 +9,9 @@ from typing import Final, NamedTuple
 
 from holdfast.digest import Digest, begin_kind, hash_kind
 from holdfast.errors import Corrupt
+from holdfast.json_text import Json, canonical_json
 from holdfast.repo.format.boxes import Box, Coordinates
 from holdfast.repo.format.chunk import ChunkRef
-from holdfast.repo.format.record import Json, canonical_json
 
 NO_RANK: Final = 0xFFFFFFFF
 """Stands for a rank: the entry belongs to no single rank."""

@@ -14,12 +14,12 @@ import zstandard
 
 from holdfast.digest import DIGEST_BYTES, Digest, hash_bytes
 from holdfast.errors import Corrupt, DigestMismatch, NewerFormat, NotFound
+from holdfast.json_text import Json
 from holdfast.objects.protocol import ObjectStore
 from holdfast.repo.format.chunk import CHUNK_BYTES, ChunkRef, Location
-from holdfast.repo.format.columns import MAX_TABLE_BYTES, Kind, RepeatedColumn, Schema, Table, decode_table
+from holdfast.repo.format.columns import MAX_TABLE_BYTES, ColumnType, RepeatedColumn, Schema, Table, decode_table
 from holdfast.repo.format.entry import Entry
 from holdfast.repo.format.layout import ManifestRef, PartRef, are_file_ids, manifest_key, parse_part
-from holdfast.repo.format.record import Json
 
 MANIFEST_MAJOR: Final = 1
 MANIFEST_MINOR: Final = 0
@@ -35,22 +35,22 @@ RAW_TABLE: Final = 0
 ZSTD_TABLE: Final = 1
 
 SCHEMA: Final[Schema] = {
-    "entry_bytes": Kind("Q"),
-    "entry_chunks": Kind("I"),
-    "entry_spec": Kind("I"),
-    "entry_note": Kind("I", mandatory=False),
-    "entry_dims": Kind("B"),
-    "entry_alias": Kind("I"),
-    "entry_rank": Kind("I"),
-    "chunk_digest": Kind("B", 32),
-    "chunk_bytes": Kind("I"),
-    "chunk_pack": Kind("I"),
-    "chunk_offset": Kind("Q"),
-    "chunk_stored": Kind("I"),
-    "chunk_codec": Kind("B"),
-    "chunk_xxh3": Kind("B", 16),
-    "box": Kind("q"),
-    "inline": Kind("B"),
+    "entry_bytes": ColumnType("Q"),
+    "entry_chunks": ColumnType("I"),
+    "entry_spec": ColumnType("I"),
+    "entry_note": ColumnType("I", mandatory=False),
+    "entry_dims": ColumnType("B"),
+    "entry_alias": ColumnType("I"),
+    "entry_rank": ColumnType("I"),
+    "chunk_digest": ColumnType("B", 32),
+    "chunk_bytes": ColumnType("I"),
+    "chunk_pack": ColumnType("I"),
+    "chunk_offset": ColumnType("Q"),
+    "chunk_stored": ColumnType("I"),
+    "chunk_codec": ColumnType("B"),
+    "chunk_xxh3": ColumnType("B", 16),
+    "box": ColumnType("q"),
+    "inline": ColumnType("B"),
 }
 
 
@@ -86,7 +86,7 @@ def decode_manifest(data: bytes, *, where: str) -> Manifest:
 
 def _join_names(where: str) -> Mapping[str, Callable[[Json], Json]]:
     """Have the names joined before the tree is parsed, which has most of them as keys: both would take much memory."""
-    return {"names": lambda names: Names(_verify_names(names, where))}
+    return {"names": lambda names: PackedNames(_verify_names(names, where))}
 
 
 def _open_table(file: bytes, where: str) -> memoryview:
@@ -160,7 +160,7 @@ def _sum_up(counts: Sequence[int]) -> Sequence[int]:
     return array("Q", accumulate(counts))
 
 
-class Names(Sequence[str]):
+class PackedNames(Sequence[str]):
     """Many strings in one: each is made when it is asked for."""
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -202,7 +202,9 @@ class Manifest:
         self._head: dict[str, Json] = {field: table.head.get(field) for field in ("specs", "notes")}
         self.spec: Json = table.head.get("spec")
         names = table.head.get("names")
-        self.names: Sequence[str] = names if isinstance(names, Names) else Names(_verify_names(names, where))
+        self.names: Sequence[str] = (
+            names if isinstance(names, PackedNames) else PackedNames(_verify_names(names, where))
+        )
         self.packs = _parse_packs(table, where)
         self.parts = _parse_parts(table, where)
         """Where the chunks are, if this is the root of a snapshot of many parts."""

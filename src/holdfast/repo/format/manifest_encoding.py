@@ -13,6 +13,7 @@ import zstandard
 
 from holdfast.digest import Buffer, hash_parts
 from holdfast.errors import TooLarge
+from holdfast.json_text import Json, canonical_json, encode_texts
 from holdfast.repo.format.chunk import RAW, Location
 from holdfast.repo.format.columns import MAX_TABLE_BYTES, LazyColumn, Letter, Table, consume_table
 from holdfast.repo.format.entry import NO_RANK, Entry
@@ -28,7 +29,6 @@ from holdfast.repo.format.manifest import (
     SCHEMA,
     ZSTD_TABLE,
 )
-from holdfast.repo.format.record import Json, canonical_json, encode_texts
 from holdfast.repo.format.rows import ChunkColumns, EntryRows
 
 _ZSTD_LEVEL: Final = 3

@@ -13,7 +13,7 @@ from holdfast.objects.blocks import LentBlock
 from holdfast.objects.protocol import BlockUpload, ObjectStore
 from holdfast.objects.settle import commit_settled
 from holdfast.repo.format.chunk import CHUNK_BYTES, RAW, Location
-from holdfast.repo.format.columns import Kind, Schema, Table, column, decode_table, encode_table
+from holdfast.repo.format.columns import ColumnType, Schema, Table, column, decode_table, encode_table
 from holdfast.repo.format.layout import is_file_id, pack_key
 from holdfast.repo.format.record import Fields
 
@@ -34,12 +34,12 @@ _END_MAGIC: Final = b"HFPKEND\n"
 _ZEROS: Final = bytes(PAGE_BYTES)
 
 _FOOTER: Final[Schema] = {
-    "digest": Kind("B", 32),
-    "raw_bytes": Kind("I"),
-    "offset": Kind("Q"),
-    "stored_bytes": Kind("I"),
-    "codec": Kind("B"),
-    "xxh3": Kind("B", 16),
+    "digest": ColumnType("B", 32),
+    "raw_bytes": ColumnType("I"),
+    "offset": ColumnType("Q"),
+    "stored_bytes": ColumnType("I"),
+    "codec": ColumnType("B"),
+    "xxh3": ColumnType("B", 16),
 }
 
 

@@ -8,8 +8,8 @@ from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 from holdfast.digest import Buffer
+from holdfast.json_text import Json
 from holdfast.repo.format.chunk import CHUNK_BYTES, cut
-from holdfast.repo.format.record import Json
 
 
 class Source(Protocol):
@@ -68,7 +68,7 @@ class BytesSource:
         return memoryview(self.data).cast("B")[start:stop]
 
 
-class Piece(NamedTuple):
+class SourceChunk(NamedTuple):
     """One chunk to be saved: which source and which bytes of it."""
 
     source: Source
@@ -85,18 +85,18 @@ class Pieces:
         """Cut these; they must not change."""
         self._sources = sources
 
-    def __iter__(self) -> Iterator[Piece]:
+    def __iter__(self) -> Iterator[SourceChunk]:
         """Yield the chunks of all sources, in order."""
         for position, source in enumerate(self._sources):
             cuts = source.cuts
             if len(cuts) == 1:
-                yield Piece(source, position, 0, cuts[0])
+                yield SourceChunk(source, position, 0, cuts[0])
                 continue
             for start, stop in pairwise((0, *cuts)) if cuts else cut(source.size_bytes):
-                yield Piece(source, position, start, stop)
+                yield SourceChunk(source, position, start, stop)
 
 
-def cut_sources(sources: Sequence[Source]) -> list[Piece]:
+def cut_sources(sources: Sequence[Source]) -> list[SourceChunk]:
     """Cut all sources into chunks, in order."""
     return list(Pieces(sources))
 
@@ -106,14 +106,16 @@ def count_pieces(source: Source) -> int:
     return len(source.cuts) or -(-source.size_bytes // CHUNK_BYTES)
 
 
-def group_pieces(pieces: Iterable[Piece], *, limit_bytes: int) -> list[list[Piece]]:
+def group_pieces(pieces: Iterable[SourceChunk], *, limit_bytes: int) -> list[list[SourceChunk]]:
     """Group pieces, in order, into batches of at most `limit_bytes` (or one chunk)."""
     return list(iter_groups(pieces, limit_bytes=limit_bytes))
 
 
-def iter_groups(pieces: Iterable[Piece], *, limit_bytes: int, limit_count: int | None = None) -> Iterator[list[Piece]]:
+def iter_groups(
+    pieces: Iterable[SourceChunk], *, limit_bytes: int, limit_count: int | None = None
+) -> Iterator[list[SourceChunk]]:
     """Yield pieces, in order, in batches of at most `limit_bytes` (or one chunk), and of so many pieces."""
-    batch: list[Piece] = []
+    batch: list[SourceChunk] = []
     room = max(limit_bytes, CHUNK_BYTES)
     for piece in pieces:
         size = piece.stop - piece.start

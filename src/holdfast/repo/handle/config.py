@@ -84,7 +84,7 @@ def confirm_config(store: ObjectStore) -> Config:
 
 def ensure_config(store: ObjectStore) -> Config:
     """Return the config for a writer; create it if the location is empty. Concurrent writers agree on one."""
-    if find_config(store) is None:
+    if read_config(store) is None:
         with suppress(ObjectExists):
             return create_config(store)
     return confirm_config(store)
@@ -96,7 +96,7 @@ def verify_empty(store: ObjectStore) -> None:
     if page and page[0].key.startswith(CONFIG):
         page = store.list("", after=CONFIG + "\x7f", limit=1)
     # Read the config again: a process that is creating the store writes the config before anything else.
-    if page and find_config(store) is None:
+    if page and read_config(store) is None:
         raise NotAStore(
             describe_foreign(store.url)
             or f"{store.url} is not empty and has no config, so it is no store: {page[0].key!r} is there."
@@ -108,7 +108,7 @@ def verify_empty(store: ObjectStore) -> None:
         raise NotAStore(foreign)
 
 
-def find_config(store: ObjectStore) -> Config | None:
+def read_config(store: ObjectStore) -> Config | None:
     """Return the config of a store, None if there is none; raises NewerFormat if this version cannot read it."""
     newest = read_newest(store, CONFIG)
     return parse_config(newest.fields, url=store.url) if newest.fields else None
@@ -132,7 +132,7 @@ def parse_config(fields: Fields, *, url: str) -> Config:
     return config
 
 
-def find_unknown_prefix(store: ObjectStore) -> str | None:
+def read_unknown_prefix(store: ObjectStore) -> str | None:
     """Return the first key outside the format's prefixes, None if none; a later version may write such keys."""
     after = ""
     while True:

@@ -17,7 +17,7 @@ _LIMIT: Final = 1 << 20
 """How many chunks are remembered; beyond, all are forgotten, which costs one save its hints."""
 
 
-class Hints:
+class ChangeHints:
     """The hints and digests that one handle remembers. Safe in any thread."""
 
     def __init__(self) -> None:

@@ -13,14 +13,14 @@ from typing import Final, Self
 
 from holdfast.digest import Digest, fingerprint, hash_bytes
 from holdfast.errors import Corrupt, NewerFormat, NotFound, ObjectExists, StoreError
+from holdfast.json_text import Json
 from holdfast.objects.listing import iter_objects
 from holdfast.objects.protocol import ObjectInfo, ObjectStore
 from holdfast.objects.settle import create_settled
 from holdfast.repo.format.chunk import Location
-from holdfast.repo.format.columns import Kind, Schema, column, decode_table, encode_table
+from holdfast.repo.format.columns import ColumnType, Schema, column, decode_table, encode_table
 from holdfast.repo.format.layout import INDEX, are_file_ids, index_key
 from holdfast.repo.format.pack import PackedChunk
-from holdfast.repo.format.record import Json
 from holdfast.repo.handle.guide import Guide
 
 TIER: Final = 8
@@ -42,9 +42,9 @@ _SEARCHES_PER_ROW: Final = 1 / 16
 _SLOTS_PER_ROW: Final = 16
 _FEWEST_SLOTS_PER_ROW: Final = 4
 _DIRECTORY: Final[Schema] = {
-    "fanout": Kind("I"),
-    "prefix_check": Kind("B", 16),
-    "row_check": Kind("B", 16),
+    "fanout": ColumnType("I"),
+    "prefix_check": ColumnType("B", 16),
+    "row_check": ColumnType("B", 16),
 }
 
 
@@ -220,7 +220,7 @@ class BlockCache:
             self._held -= memoryview(dropped).nbytes
 
 
-class Index:
+class ChunkIndex:
     """All fragments of a store: finds copies of chunks. Best effort: fragments that cannot be read are ignored.
 
     Safe in any thread. A fragment never changes, so an index that is kept open reads only new ones.

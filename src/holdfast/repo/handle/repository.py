@@ -11,12 +11,12 @@ from typing import Final
 from holdfast.errors import NotAStore, ObjectExists
 from holdfast.objects.protocol import ObjectStore, PlacedStore
 from holdfast.repo.format.layout import split_prefix
-from holdfast.repo.handle.config import Config, confirm_config, create_config, ensure_config, find_config, verify_empty
-from holdfast.repo.handle.hints import Hints
+from holdfast.repo.handle.config import Config, confirm_config, create_config, ensure_config, read_config, verify_empty
+from holdfast.repo.handle.hints import ChangeHints
 from holdfast.repo.handle.identity import StoreIdentity
-from holdfast.repo.handle.index import Index
-from holdfast.repo.handle.verified import Proven
-from holdfast.repo.names.snapshots import Snapshot
+from holdfast.repo.handle.index import ChunkIndex
+from holdfast.repo.handle.verified import VerifiedChunks
+from holdfast.repo.names.snapshots import CommittedSnapshot
 from holdfast.repo.stages import Stage, StageName, Stages
 
 _log = logging.getLogger(__name__)
@@ -30,13 +30,13 @@ class RecentSnapshots:
     """The snapshot last saved under each prefix by this handle: a save finds the previous step without a listing."""
 
     def __init__(self) -> None:
-        self._snapshots: OrderedDict[str, Snapshot] = OrderedDict()
+        self._snapshots: OrderedDict[str, CommittedSnapshot] = OrderedDict()
 
-    def find(self, name: str) -> Snapshot | None:
+    def find(self, name: str) -> CommittedSnapshot | None:
         """Return the snapshot last saved under the prefix of `name`; it may have been deleted since."""
         return self._snapshots.get(split_prefix(name))
 
-    def remember(self, snapshot: Snapshot) -> None:
+    def remember(self, snapshot: CommittedSnapshot) -> None:
         """Remember `snapshot`; forgets the least recently saved prefix if there are too many."""
         self._snapshots[split_prefix(snapshot.name)] = snapshot
         self._snapshots.move_to_end(split_prefix(snapshot.name))
@@ -45,7 +45,7 @@ class RecentSnapshots:
 
 
 @dataclass(frozen=True, slots=True)
-class Statistics:
+class HandleStatistics:
     """What a handle has done since it was opened."""
 
     mapped_entries: int
@@ -57,16 +57,16 @@ class Statistics:
 
 
 @dataclass(slots=True)
-class Counters:
+class HandleCounters:
     """What a handle counts while it works; see Statistics."""
 
     mapped_entries: int = 0
     unmapped_entries: int = 0
     stages: Stages = field(default_factory=Stages)
 
-    def read(self) -> Statistics:
+    def read(self) -> HandleStatistics:
         """Return the current counts."""
-        return Statistics(self.mapped_entries, self.unmapped_entries, self.stages.read())
+        return HandleStatistics(self.mapped_entries, self.unmapped_entries, self.stages.read())
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,23 +78,23 @@ class Repository:
     """None if there was no store when the repository was opened: the first save creates it."""
     budget_bytes: int = DEFAULT_BUDGET_BYTES
     recent: RecentSnapshots = field(default_factory=RecentSnapshots)
-    counters: Counters = field(default_factory=Counters)
-    proven: Proven = field(default_factory=Proven)
+    counters: HandleCounters = field(default_factory=HandleCounters)
+    proven: VerifiedChunks = field(default_factory=VerifiedChunks)
     identity: StoreIdentity = field(default_factory=StoreIdentity)
-    hints: Hints | None = None
+    hints: ChangeHints | None = None
     """Change hints, if the user enabled them (`change_hints`)."""
-    index: Index = field(init=False)
+    index: ChunkIndex = field(init=False)
     """Kept open, so that a save reads only what is new in it; `refresh` it before use."""
 
     def __post_init__(self) -> None:
         """Set the store's identity and create the index, without reading."""
         if self.config and not self.identity.store_id:
             self.identity.store_id = self.config.store_id
-        object.__setattr__(self, "index", Index(self.store, limit_bytes=self.budget_bytes // 4))
+        object.__setattr__(self, "index", ChunkIndex(self.store, limit_bytes=self.budget_bytes // 4))
 
     def verify_may_write(self) -> Config:
         """Return the config for a writer, creating it at the first save; raises StoreGone, NewerFormat, StoreError."""
-        config = find_config(self.store)
+        config = read_config(self.store)
         if config is None and not self.identity.store_id:
             config = self._create()
         self.identity.verify(config, url=self.store.url)
@@ -106,7 +106,7 @@ class Repository:
 
     def verify_same(self) -> ObjectStore:
         """Return the object store, to change it; raises StoreGone if it is not the store that was opened."""
-        self.identity.verify(find_config(self.store), url=self.store.url)
+        self.identity.verify(read_config(self.store), url=self.store.url)
         return self.store
 
     def _create(self) -> Config:
@@ -140,20 +140,20 @@ def open_repository(
     """
     if budget_bytes < MIN_BUDGET_BYTES:
         raise ValueError(f"budget_bytes must be at least {MIN_BUDGET_BYTES}, not {budget_bytes}")
-    config = find_config(store)
+    config = read_config(store)
     if config is None:
         verify_empty(store)
         if not create:
             raise NotAStore(f"{store.url} holds no store; make one with `holdfast -s {store.url} init`")
-    counters = Counters(stages=stages or Stages())
-    hints = Hints() if change_hints else None
+    counters = HandleCounters(stages=stages or Stages())
+    hints = ChangeHints() if change_hints else None
     identity = StoreIdentity(store_id)
     return Repository(store, config, budget_bytes, counters=counters, identity=identity, hints=hints)
 
 
 def init_repository(store: ObjectStore) -> Config:
     """Create a store in an empty location; raises NotAStore if there is one already, or it is not empty."""
-    if find_config(store) is not None:
+    if read_config(store) is not None:
         raise NotAStore(f"{store.url} is a store already; nothing was changed")
     try:
         return create_config(store)

@@ -29,7 +29,7 @@ class _Proof:
     """When the copy at each offset was read and found intact."""
 
 
-class Proven:
+class VerifiedChunks:
     """Copies of chunks that a save may reuse without reading them. Safe in any thread.
 
     Versions are those of `ObjectInfo`: they change when a pack is written to. They do not change when its disk damages

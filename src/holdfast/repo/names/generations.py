@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from holdfast.errors import CommitUnknown, Corrupt, NameInUse, NotFound, ObjectExists, StoreError
+from holdfast.json_text import Json
 from holdfast.objects.listing import iter_objects
 from holdfast.objects.protocol import ObjectStore
 from holdfast.objects.settle import create_settled
 from holdfast.repo.format.layout import generation_key, split_generation
-from holdfast.repo.format.record import MAX_RECORD_BYTES, Fields, Json, decode_record, encode_record
+from holdfast.repo.format.record import MAX_RECORD_BYTES, Fields, decode_record, encode_record
 
 _RELISTS: Final = 8
 

@@ -12,10 +12,10 @@ from time import monotonic, sleep
 from typing import Final, Literal, Protocol
 
 from holdfast.errors import LeaseLost, ObjectExists, StoreError
+from holdfast.json_text import Json
 from holdfast.objects.protocol import ObjectStore
 from holdfast.objects.thread_pool import BackgroundThread
 from holdfast.repo.format.layout import generation_key, lease_stem, new_lease_id, new_write_id
-from holdfast.repo.format.record import Json
 from holdfast.repo.names.generations import create_generation, list_generations
 
 _log = logging.getLogger(__name__)

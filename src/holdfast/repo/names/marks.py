@@ -39,7 +39,7 @@ def _read_keys(store: ObjectStore, key: str) -> list[str]:
         return [info.key for prefix in (PACKS, MANIFESTS) for info in iter_objects(store, prefix)]
 
 
-def find_abandoned(store: ObjectStore) -> list[str]:
+def read_abandoned(store: ObjectStore) -> list[str]:
     """Return the keys of marks older than ABANDONED_S, whose collection was probably interrupted.
 
     Until a collection finishes it, saves write the marked chunks again.

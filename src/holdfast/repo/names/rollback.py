@@ -12,7 +12,7 @@ from holdfast.repo.format.rank_manifests import read_needs
 from holdfast.repo.format.record import Fields
 from holdfast.repo.names.generations import list_generations, read_record
 from holdfast.repo.names.marks import read_marked
-from holdfast.repo.names.snapshots import NameState, Snapshot, parse_snapshot
+from holdfast.repo.names.snapshots import CommittedSnapshot, NameState, parse_snapshot
 
 LeaseStanding = Literal["gone", "live", "released", "fenced"]
 
@@ -47,16 +47,16 @@ def read_standing(store: ObjectStore, lease_id: str) -> LeaseStanding:
     return "gone"
 
 
-def is_settled(store: ObjectStore, snapshot: Snapshot) -> bool:
+def is_settled(store: ObjectStore, snapshot: CommittedSnapshot) -> bool:
     """Return whether the lease of `snapshot` was released: then its save cannot withdraw it any more."""
     return read_standing(store, snapshot.lease_id) in ("gone", "released")
 
 
-Before = Snapshot | Literal["open"] | None
-"""What a withdrawal restores: a snapshot; nothing (None); or "open" while that cannot be decided."""
+RollbackTarget = CommittedSnapshot | Literal["undecided"] | None
+"""What a withdrawal restores: a snapshot; nothing (None); or "undecided" while that cannot be decided."""
 
 
-def find_before(store: ObjectStore, state: NameState) -> Before:
+def read_rollback_target(store: ObjectStore, state: NameState) -> RollbackTarget:
     """Return what to restore if an overwrite of the name, which was in `state`, is withdrawn.
 
     It is not always the newest record: the save that wrote that may be fenced, have lost its files, and withdraw it.
@@ -75,7 +75,7 @@ def find_before(store: ObjectStore, state: NameState) -> Before:
         marked = read_marked(store)
         needed = list(iter_needed(store, snapshot))
         if needed and all(is_present(store, key) for key in needed):
-            return "open" if marked.intersection(needed) else snapshot
+            return "undecided" if marked.intersection(needed) else snapshot
     return None
 
 
@@ -86,7 +86,7 @@ def _read_below(store: ObjectStore, stem: str, generation: int) -> Fields | None
         return None  # collected, so a higher one is settled: the name has changed, and the commit will fail
 
 
-def iter_needed(store: ObjectStore, snapshot: Snapshot) -> Iterator[str]:
+def iter_needed(store: ObjectStore, snapshot: CommittedSnapshot) -> Iterator[str]:
     """Yield the keys of the manifests and packs of a snapshot; nothing if a manifest is missing."""
     try:
         needs = read_needs(store, snapshot.manifest)

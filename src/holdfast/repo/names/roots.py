@@ -21,7 +21,7 @@ from holdfast.repo.format.layout import (
 from holdfast.repo.format.record import Fields
 from holdfast.repo.names.generations import iter_stems, read_newest, read_record
 from holdfast.repo.names.rollback import LeaseStanding, is_present, iter_needed, judge_standing
-from holdfast.repo.names.snapshots import Snapshot, parse_snapshot
+from holdfast.repo.names.snapshots import CommittedSnapshot, parse_snapshot
 
 _RELISTS: Final = 8
 
@@ -61,10 +61,10 @@ class DeadRecords:
 class Live:
     """All files that some snapshot needs, and the records that can be deleted."""
 
-    current: list[Snapshot] = field(default_factory=list)
-    superseded: list[Snapshot] = field(default_factory=list)
+    current: list[CommittedSnapshot] = field(default_factory=list)
+    superseded: list[CommittedSnapshot] = field(default_factory=list)
     """Replaced by a commit that is not settled, and so may still be withdrawn."""
-    needs: dict[str, list[Snapshot]] = field(default_factory=dict)
+    needs: dict[str, list[CommittedSnapshot]] = field(default_factory=dict)
     """Keys of packs and manifests, and the snapshots that need them."""
     dead_records: list[DeadRecords] = field(default_factory=list)
     committed_under: set[str] = field(default_factory=set)
@@ -182,7 +182,10 @@ def _keep_roots(chain: _Chain, leases: dict[str, LeaseView], live: Live) -> set[
 
 
 def _find_needed(
-    store: ObjectStore, snapshot: Snapshot, leases: dict[str, LeaseView], superseded: Sequence[Snapshot]
+    store: ObjectStore,
+    snapshot: CommittedSnapshot,
+    leases: dict[str, LeaseView],
+    superseded: Sequence[CommittedSnapshot],
 ) -> list[str]:
     needed = list(iter_needed(store, snapshot))
     lease = leases.get(snapshot.lease_id)

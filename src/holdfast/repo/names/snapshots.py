@@ -9,6 +9,7 @@ from typing import Final
 
 from holdfast.digest import Digest
 from holdfast.errors import Corrupt, NewerFormat, NotFound
+from holdfast.json_text import Json
 from holdfast.objects.protocol import ObjectStore
 from holdfast.repo.format.layout import (
     SNAPSHOTS,
@@ -21,14 +22,14 @@ from holdfast.repo.format.layout import (
     snapshot_stem,
     verify_name,
 )
-from holdfast.repo.format.record import Fields, Json
+from holdfast.repo.format.record import Fields
 from holdfast.repo.names.generations import Newest, change_name, iter_stems, read_listed, read_newest
 
 MAX_METADATA_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class CommittedSnapshot:
     """One committed generation of a name."""
 
     name: str
@@ -52,7 +53,7 @@ class NameState:
     """The current state of a name: its snapshot, if any, and the generation that a change would create."""
 
     name: str
-    snapshot: Snapshot | None
+    snapshot: CommittedSnapshot | None
     next_generation: int
 
 
@@ -70,7 +71,7 @@ def read_name(store: ObjectStore, name: str) -> NameState:
     return _parse_state(read_newest(store, snapshot_stem(name)), name)
 
 
-def read_snapshot(store: ObjectStore, name: str) -> Snapshot:
+def read_snapshot(store: ObjectStore, name: str) -> CommittedSnapshot:
     """Read the current snapshot of `name`, or raise NotFound."""
     snapshot = read_name(store, name).snapshot
     if snapshot is None:
@@ -78,13 +79,13 @@ def read_snapshot(store: ObjectStore, name: str) -> Snapshot:
     return snapshot
 
 
-def iter_names(store: ObjectStore, prefix: str = "") -> Iterator[Snapshot | DamagedName]:
+def iter_names(store: ObjectStore, prefix: str = "") -> Iterator[CommittedSnapshot | DamagedName]:
     """Yield the snapshot of every name that starts with `prefix`, in no order; damaged names as DamagedName."""
     prefix = unicodedata.normalize("NFC", prefix)
     return _iter_names(store, prefix, lambda stem: may_start_with(stem, prefix))
 
 
-def iter_user_names(store: ObjectStore, prefix: str = "") -> Iterator[Snapshot | DamagedName]:
+def iter_user_names(store: ObjectStore, prefix: str = "") -> Iterator[CommittedSnapshot | DamagedName]:
     """Yield like `iter_names`, but without Holdfast's reserved names, unless `prefix` is reserved itself."""
     if is_reserved(prefix):
         yield from iter_names(store, prefix)
@@ -95,7 +96,9 @@ def iter_user_names(store: ObjectStore, prefix: str = "") -> Iterator[Snapshot |
     yield from (found for found in wanted if isinstance(found, DamagedName) or not is_reserved(found.name))
 
 
-def _iter_names(store: ObjectStore, prefix: str, is_wanted: Callable[[str], bool]) -> Iterator[Snapshot | DamagedName]:
+def _iter_names(
+    store: ObjectStore, prefix: str, is_wanted: Callable[[str], bool]
+) -> Iterator[CommittedSnapshot | DamagedName]:
     for stem, generations in iter_stems(store, SNAPSHOTS):
         if not is_wanted(stem):
             continue
@@ -109,13 +112,13 @@ def _iter_names(store: ObjectStore, prefix: str, is_wanted: Callable[[str], bool
             yield state.snapshot
 
 
-def commit_snapshot(store: ObjectStore, snapshot: Snapshot) -> None:
+def commit_snapshot(store: ObjectStore, snapshot: CommittedSnapshot) -> None:
     """Create the record of `snapshot`, which commits the save; raises NameInUse or CommitUnknown."""
     stem = snapshot_stem(snapshot.name)
     change_name(store, stem, snapshot.generation, _live_fields(snapshot), name=snapshot.name)
 
 
-def withdraw_snapshot(store: ObjectStore, snapshot: Snapshot, before: Snapshot | None) -> None:
+def withdraw_snapshot(store: ObjectStore, snapshot: CommittedSnapshot, before: CommittedSnapshot | None) -> None:
     """Undo a commit by creating the next generation: the snapshot `before`, or a tombstone if there was none."""
     generation = snapshot.generation + 1
     if before is None:
@@ -125,7 +128,7 @@ def withdraw_snapshot(store: ObjectStore, snapshot: Snapshot, before: Snapshot |
         commit_snapshot(store, restored)
 
 
-def delete_snapshot(store: ObjectStore, name: str) -> Snapshot:
+def delete_snapshot(store: ObjectStore, name: str) -> CommittedSnapshot:
     """Delete a name by creating a tombstone; return its snapshot. Raises NotFound, NameInUse or CommitUnknown."""
     state = read_name(store, name)
     if state.snapshot is None:
@@ -150,7 +153,7 @@ def _create_tombstone(store: ObjectStore, name: str, generation: int) -> None:
     change_name(store, snapshot_stem(name), generation, fields, name=name)
 
 
-def _live_fields(snapshot: Snapshot) -> dict[str, Json]:
+def _live_fields(snapshot: CommittedSnapshot) -> dict[str, Json]:
     return {
         "kind": "snapshot",
         "name": snapshot.name,
@@ -185,12 +188,12 @@ def _parse_state(newest: Newest, name: str) -> NameState:
     return NameState(name, parse_snapshot(fields), newest.next_generation)
 
 
-def parse_snapshot(fields: Fields) -> Snapshot:
+def parse_snapshot(fields: Fields) -> CommittedSnapshot:
     """Check and convert the fields of a live snapshot record."""
     manifest_id = fields.text("manifest")
     if not is_file_id(manifest_id):
         raise Corrupt(f"record {fields.key} has an invalid manifest id", key=fields.key)
-    return Snapshot(
+    return CommittedSnapshot(
         name=fields.text("name"),
         manifest=ManifestRef(manifest_id, fields.digest("manifest_digest"), fields.integer("manifest_bytes")),
         digest=fields.digest("digest"),

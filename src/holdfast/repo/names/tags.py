@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from holdfast.digest import Digest
 from holdfast.errors import Corrupt, NameInUse, NewerFormat, NotFound
+from holdfast.json_text import Json
 from holdfast.objects.protocol import ObjectStore
 from holdfast.repo.format.layout import TAGS, escape_name, new_write_id, tag_stem, verify_name
-from holdfast.repo.format.record import Json
 from holdfast.repo.names.generations import Newest, change_name, iter_stems, read_listed, read_newest
-from holdfast.repo.names.snapshots import DamagedName, Snapshot
+from holdfast.repo.names.snapshots import CommittedSnapshot, DamagedName
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ def iter_tags(store: ObjectStore) -> Iterator[Tag | DamagedName]:
             yield tag
 
 
-def set_tag(store: ObjectStore, name: str, snapshot: Snapshot, *, move: bool = False) -> Tag:
+def set_tag(store: ObjectStore, name: str, snapshot: CommittedSnapshot, *, move: bool = False) -> Tag:
     """Point a tag to `snapshot`; raises NameInUse if it points to another one, unless `move`."""
     name = verify_name(name, what="tag")
     newest = read_newest(store, tag_stem(name))

@@ -21,7 +21,7 @@ from holdfast.repo.format.layout import pack_key
 from holdfast.repo.format.manifest import Manifest
 from holdfast.repo.format.rank_manifests import Manifests, read_manifests, read_view
 from holdfast.repo.handle.repository import Repository
-from holdfast.repo.names.snapshots import Snapshot, read_name
+from holdfast.repo.names.snapshots import CommittedSnapshot, read_name
 from holdfast.repo.read.copies import Copies
 from holdfast.repo.read.regions import Region, list_entry_wants, list_region_wants
 from holdfast.repo.read.stretches import (
@@ -41,7 +41,7 @@ _FOLLOWS: Final = 8
 """How often a snapshot that was repacked is opened again before the read fails."""
 
 
-class Watch(Protocol):
+class WriteObserver(Protocol):
     """Receives a call for every write to a buffer, from the threads that write; `name` is the entry's name."""
 
     def expect(self, name: str, parts: int) -> None:
@@ -58,7 +58,12 @@ class SnapshotReader:
     """Reads entries of one snapshot and verifies every byte as `verify` says. Use it in a `with`."""
 
     def __init__(
-        self, repo: Repository, snapshot: Snapshot, *, verify: Verify = "full", manifest: Manifest | None = None
+        self,
+        repo: Repository,
+        snapshot: CommittedSnapshot,
+        *,
+        verify: Verify = "full",
+        manifest: Manifest | None = None,
     ) -> None:
         """Read the manifests, unless `manifest`, a merged view of them, is passed; raises NotFound, Corrupt."""
         self._verify: Verify = verify
@@ -116,7 +121,7 @@ class SnapshotReader:
             raise ValueError(f"bytes {start} to {stop} are out of range: {entry.name!r} has {entry.size_bytes} bytes")
         self._read(list_entry_wants(entry, start, buffer))
 
-    def read_all(self, wanted: Sequence[tuple[Entry, memoryview]], *, watch: Watch | None = None) -> None:
+    def read_all(self, wanted: Sequence[tuple[Entry, memoryview]], *, watch: WriteObserver | None = None) -> None:
         """Fill one buffer per entry, concurrently; no buffer is written to after this returns or raises."""
         self._read([want for entry, buffer in wanted for want in list_entry_wants(entry, 0, buffer)], watch)
 
@@ -124,7 +129,7 @@ class SnapshotReader:
         """Fill one buffer per region of an entry, concurrently; reads only chunks that overlap the region."""
         self._read([want for each in wanted for want in list_region_wants(*each)])
 
-    def _read(self, wants: Sequence[Want], watch: Watch | None = None) -> None:
+    def _read(self, wants: Sequence[Want], watch: WriteObserver | None = None) -> None:
         if watch is not None:
             for name, parts in Counter(want.entry.name for want in wants).items():
                 watch.expect(name, parts)
@@ -136,7 +141,7 @@ class SnapshotReader:
                 self._put_chunk(want, watch)
         self._engine.run(partial(self._read_batch, watch), group_stretches(plan_stretches(placed)))
 
-    def _put_chunk(self, want: Want, watch: Watch | None) -> None:
+    def _put_chunk(self, want: Want, watch: WriteObserver | None) -> None:
         """Read one chunk from any intact copy, and copy the wanted bytes into its buffer."""
         data = self._read_chunk(want.entry, want.ref, want.start)
         if watch is not None:
@@ -167,7 +172,7 @@ class SnapshotReader:
         start = sum(ref.size_bytes for ref in entry.chunks[:position])
         return self._read_chunk(entry, entry.chunks[position], start)
 
-    def _read_batch(self, watch: Watch | None, batch: Sequence[Stretch]) -> None:
+    def _read_batch(self, watch: WriteObserver | None, batch: Sequence[Stretch]) -> None:
         for stretch in batch:
             try:
                 self._read_stretch(stretch, watch)
@@ -181,7 +186,7 @@ class SnapshotReader:
                 for want in stretch.wants:
                     watch.end(want.entry.name)
 
-    def _read_stretch(self, stretch: Stretch, watch: Watch | None) -> None:
+    def _read_stretch(self, stretch: Stretch, watch: WriteObserver | None) -> None:
         """Read adjacent chunks: directly into the target buffer if they fit there, otherwise through a block."""
         target = stretch.find_target()
         if target is not None:
@@ -276,7 +281,7 @@ def _describe_loss(error: Exception, what: str, location: Location) -> Exception
 class _Successor:
     """Finds chunks of a snapshot that was repacked while it is being read. Safe in any thread."""
 
-    def __init__(self, repo: Repository, snapshot: Snapshot) -> None:
+    def __init__(self, repo: Repository, snapshot: CommittedSnapshot) -> None:
         self._store = repo.store
         self._snapshot = snapshot
         self._generation = snapshot.generation
@@ -326,7 +331,7 @@ def verify_mode(verify: Verify) -> None:
         raise ValueError(f"verify must be 'full', 'fast' or False, not {verify!r}")
 
 
-def open_snapshot(repo: Repository, snapshot: Snapshot, *, verify: Verify = "full") -> SnapshotReader:
+def open_snapshot(repo: Repository, snapshot: CommittedSnapshot, *, verify: Verify = "full") -> SnapshotReader:
     """Open a snapshot for reading; raises NotFound if it was deleted or overwritten, and collected since."""
     for _ in range(_FOLLOWS):
         try:
@@ -343,7 +348,7 @@ def open_snapshot(repo: Repository, snapshot: Snapshot, *, verify: Verify = "ful
     raise NotFound(f"{snapshot.name!r} keeps being repacked while it is opened; try again", name=snapshot.name)
 
 
-def is_readable(repo: Repository, snapshot: Snapshot) -> bool:
+def is_readable(repo: Repository, snapshot: CommittedSnapshot) -> bool:
     """Read a whole snapshot and return whether every byte is present and intact."""
     try:
         with SnapshotReader(repo, snapshot) as reader:

@@ -26,7 +26,7 @@ _ZEROS: Final = bytes(PAGE_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class PackSection:
     """A part of a pack that is read at once: whole chunks and their padding."""
 
     pack_id: str
@@ -39,25 +39,25 @@ class Stretch:
 class Scrubbed:
     """What was found when a stretch was read."""
 
-    stretch: Stretch
+    stretch: PackSection
     bad_chunks: tuple[PackedChunk, ...] = ()
     has_bad_padding: bool = False
     error: str = ""
     """Why the stretch could not be read; empty if it could."""
 
 
-def cut_pack(pack_id: str, footer: Footer, *, data_start: int) -> Iterator[Stretch]:
+def cut_pack(pack_id: str, footer: Footer, *, data_start: int) -> Iterator[PackSection]:
     """Cut the part of a pack between header and footer into stretches."""
     start = end = data_start
     chunks: list[PackedChunk] = []
     for chunk in footer.chunks:
         stop = chunk.location.offset + chunk.location.stored_bytes
         if chunks and stop - start > _READ_BYTES:
-            yield Stretch(pack_id, start, end, tuple(chunks))
+            yield PackSection(pack_id, start, end, tuple(chunks))
             start, chunks = end, []
         chunks.append(chunk)
         end = stop
-    yield Stretch(pack_id, start, footer.footer_offset, tuple(chunks))
+    yield PackSection(pack_id, start, footer.footer_offset, tuple(chunks))
 
 
 class Scrubber:
@@ -70,19 +70,19 @@ class Scrubber:
         self._engine = engine
         self._blocks = BlockPool(_BUFFER_BYTES, kept=engine.threads, huge=True)
 
-    def scrub(self, stretches: Iterable[Stretch]) -> Iterator[Scrubbed]:
+    def scrub(self, stretches: Iterable[PackSection]) -> Iterator[Scrubbed]:
         """Yield the result of each stretch, in order, while others are read in the background."""
         for batch in self._engine.iter_results(self._scrub_batch, _iter_batches(stretches)):
             yield from batch
 
-    def _scrub_batch(self, batch: Sequence[Stretch]) -> list[Scrubbed]:
+    def _scrub_batch(self, batch: Sequence[PackSection]) -> list[Scrubbed]:
         return [self._scrub_one(stretch) for stretch in batch]
 
-    def _scrub_one(self, stretch: Stretch) -> Scrubbed:
+    def _scrub_one(self, stretch: PackSection) -> Scrubbed:
         with self._blocks.lend() as block:
             return self._scrub_in(block, stretch)
 
-    def _scrub_in(self, block: memoryview, stretch: Stretch) -> Scrubbed:
+    def _scrub_in(self, block: memoryview, stretch: PackSection) -> Scrubbed:
         # Read from a page boundary into an aligned buffer: direct I/O then needs no copy.
         before, size = stretch.start % PAGE_BYTES, stretch.stop - stretch.start
         if before + size > len(block):
@@ -96,7 +96,7 @@ class Scrubber:
             return _judge(stretch, block[before : before + size])
 
 
-def _judge(stretch: Stretch, data: memoryview) -> Scrubbed:
+def _judge(stretch: PackSection, data: memoryview) -> Scrubbed:
     """Return the chunks that are damaged, and whether padding is."""
     bad: list[PackedChunk] = []
     is_clean = True
@@ -111,7 +111,7 @@ def _judge(stretch: Stretch, data: memoryview) -> Scrubbed:
     return Scrubbed(stretch, tuple(bad), has_bad_padding=not is_clean)
 
 
-def _iter_batches(stretches: Iterable[Stretch]) -> Iterator[tuple[list[Stretch], int]]:
+def _iter_batches(stretches: Iterable[PackSection]) -> Iterator[tuple[list[PackSection], int]]:
     left = iter(stretches)
     while batch := list(islice(left, _BATCH)):
         yield batch, _BUFFER_BYTES  # the stretches of a batch are read one by one into the same buffer

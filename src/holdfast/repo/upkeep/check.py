@@ -21,26 +21,24 @@ from holdfast.repo.format.pack import HEADER, Footer, PackedChunk, parse_pack_ke
 from holdfast.repo.format.rank_manifests import Manifests, read_manifests
 from holdfast.repo.handle.index import Fragment
 from holdfast.repo.handle.repository import DEFAULT_BUDGET_BYTES
-from holdfast.repo.names.snapshots import Snapshot
+from holdfast.repo.names.snapshots import CommittedSnapshot
 from holdfast.repo.read.copies import iter_footers
-from holdfast.repo.read.scrub import Scrubbed, Scrubber, Stretch, cut_pack
+from holdfast.repo.read.scrub import PackSection, Scrubbed, Scrubber, cut_pack
 from holdfast.repo.stages import Stages
 from holdfast.repo.upkeep.check_records import Roots, check_links, check_records
 from holdfast.repo.upkeep.findings import Finding, Severity, Tally
+from holdfast.repo.upkeep.usage import PackPosition
 
 _ROW_COST_BYTES: Final = 400
 _MAX_MANIFEST_BYTES: Final = 1 << 30
 _RESTORE: Final = "restore the pack from a copy of the store, or delete the snapshot"
-
-Place = tuple[str, int]
-"""Pack id and offset of a chunk."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Problem:
     """A chunk that a snapshot needs and that is missing or damaged at the location in its manifest."""
 
-    snapshot: Snapshot
+    snapshot: CommittedSnapshot
     entry: Entry
     ref: ChunkRef
     start: int
@@ -75,7 +73,7 @@ class Checker:
         self._unreadable_packs: set[str] = set()
         self._bad_footers: dict[str, str] = {}
         self._damaged_packs: dict[str, str] = {}
-        self._bad_places: dict[Place, str] = {}
+        self._bad_places: dict[PackPosition, str] = {}
         self._used_packs: set[str] = set()
         self._used_manifests: set[str] = set()
 
@@ -104,7 +102,7 @@ class Checker:
         finally:
             self._progress.end()
 
-    def _iter_stretches(self, keys: list[str]) -> Iterator[Stretch]:
+    def _iter_stretches(self, keys: list[str]) -> Iterator[PackSection]:
         """Check each pack's footer and, if every byte is checked, yield its stretches."""
         for key in keys:
             pack_id = parse_pack_key(key)
@@ -191,7 +189,7 @@ class Checker:
                 advice = "no snapshot that can be read uses it"
             yield Finding(severity, "pack-damaged", pack_key(pack_id), text, advice, pack=pack_id)
 
-    def _check_record_against(self, snapshot: Snapshot, manifests: Manifests) -> Iterator[Finding]:
+    def _check_record_against(self, snapshot: CommittedSnapshot, manifests: Manifests) -> Iterator[Finding]:
         self.tally.manifests += 1 + len(manifests.parts)
         self.tally.objects += 1 + len(manifests.parts)
         entries = list(manifests.view().iter_entries())
@@ -202,7 +200,7 @@ class Checker:
             advice = "save it again, or restore it from a copy"
             yield Finding("error", "digest-mismatch", key, text, advice, snapshot=snapshot.name)
 
-    def _iter_problems(self, snapshot: Snapshot, entries: Iterable[Entry]) -> Iterator[_Problem]:
+    def _iter_problems(self, snapshot: CommittedSnapshot, entries: Iterable[Entry]) -> Iterator[_Problem]:
         for entry in entries:
             start = 0
             for ref in entry.chunks:

@@ -31,7 +31,7 @@ from holdfast.repo.format.record import Fields
 from holdfast.repo.handle.config import parse_config
 from holdfast.repo.names.generations import iter_stems, read_record
 from holdfast.repo.names.leases import EXPIRE_S
-from holdfast.repo.names.snapshots import Snapshot, parse_snapshot
+from holdfast.repo.names.snapshots import CommittedSnapshot, parse_snapshot
 from holdfast.repo.upkeep.findings import Finding, Severity, Tally
 
 
@@ -39,7 +39,7 @@ from holdfast.repo.upkeep.findings import Finding, Severity, Tally
 class Roots:
     """The current snapshots, filled in while records are checked."""
 
-    current: list[Snapshot] = field(default_factory=list)
+    current: list[CommittedSnapshot] = field(default_factory=list)
     is_newer: bool = False
     """The store has a newer format than this version supports, so nothing else in it can be checked."""
 
@@ -139,7 +139,7 @@ def _check_name(store: ObjectStore, stem: str, generations: list[int], roots: Ro
         is_current = False
 
 
-def _parse_fields(fields: Fields, stem: str, generation: int) -> Snapshot | None:
+def _parse_fields(fields: Fields, stem: str, generation: int) -> CommittedSnapshot | None:
     """Check the fields of a snapshot or tag record; return the snapshot if the record is a live one."""
     kind = "snapshot" if stem.startswith(SNAPSHOTS) else "tag"
     fields.expect(kind=kind, generation=generation)

@@ -13,7 +13,7 @@ from holdfast.errors import Corrupt, NewerFormat, NotFound
 from holdfast.objects.listing import iter_objects, read_first_link
 from holdfast.objects.protocol import ObjectInfo, ObjectStore
 from holdfast.repo.format.layout import BAD, INDEX, MANIFESTS, MARKS, PACKS, generation_key, lease_stem, parse_file_key
-from holdfast.repo.handle.config import find_config, find_unknown_prefix
+from holdfast.repo.handle.config import read_config, read_unknown_prefix
 from holdfast.repo.handle.identity import StoreIdentity
 from holdfast.repo.handle.index import drop_missing
 from holdfast.repo.names.generations import iter_stems, read_record
@@ -22,7 +22,7 @@ from holdfast.repo.names.roots import DeadRecords, LeaseView, Live, read_leases,
 from holdfast.repo.upkeep.sweep import (
     Mark,
     fence,
-    find_blockers,
+    fence_stale_leases,
     is_standing,
     iter_marks,
     publish_marks,
@@ -89,7 +89,7 @@ class Collected:
 
 def verify_may_collect(store: ObjectStore, *, store_id: str = "") -> None:
     """Raise unless this version supports everything in the store, no link hides a part, and its id is `store_id`."""
-    config = find_config(store)
+    config = read_config(store)
     if store_id:
         StoreIdentity(store_id).verify(config, url=store.url)
     if config is None:
@@ -102,7 +102,7 @@ def verify_may_collect(store: ObjectStore, *, store_id: str = "") -> None:
             " target may be needed: replace the link by its target, or remove it",
             key=link,
         )
-    unknown = find_unknown_prefix(store)
+    unknown = read_unknown_prefix(store)
     if unknown:
         raise NewerFormat(
             f"{store.url} contains {unknown!r}, which this Holdfast does not know; nothing is collected: upgrade"
@@ -289,7 +289,7 @@ class _Collection:
         with self._store.hold(exclusive=True) as is_held:
             if is_held and not _find_unlocked(read_leases(self._store).values()):
                 return ""
-        blockers = find_blockers(self._store, waiting, expire_s=self._rules.expire_s)
+        blockers = fence_stale_leases(self._store, waiting, expire_s=self._rules.expire_s)
         if blockers:
             return f"{len(blockers)} under way: {blockers[0].purpose or blockers[0].lease_id}"
         grace_s = max(self._rules.grace_s, NETWORK_GRACE_S if self._store.traits.network else 0.0)

@@ -5,22 +5,22 @@ from __future__ import annotations
 import time
 
 from holdfast.errors import NameInUse
+from holdfast.json_text import canonical_json
 from holdfast.progress import Progress, Silent
 from holdfast.repo.format.layout import find_shelf
 from holdfast.repo.format.rank_manifests import read_manifests
-from holdfast.repo.format.record import canonical_json
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.rollback import is_settled
-from holdfast.repo.names.snapshots import Snapshot, read_name
+from holdfast.repo.names.snapshots import CommittedSnapshot, read_name
 from holdfast.repo.read.reader import is_readable
 from holdfast.repo.upkeep.transfer import Job, transfer_snapshot
-from holdfast.repo.write.existing import find_base
+from holdfast.repo.write.existing import read_base
 from holdfast.repo.write.writer import SaveResult
 
 
 def copy_snapshot(
     source: Repository,
-    snapshot: Snapshot,
+    snapshot: CommittedSnapshot,
     target: Repository,
     *,
     name: str | None = None,
@@ -50,12 +50,12 @@ def copy_snapshot(
         )
     target.verify_may_write()
     target.index.refresh()
-    bases = (held, find_base(target, name))
+    bases = (held, read_base(target, name))
     done = transfer_snapshot(Job("copy", source, snapshot, target, state, bases), progress or Silent())
     copied, seconds = done.snapshot, time.monotonic() - started
     sizes = (copied.logical_bytes, done.new_bytes, done.reused_bytes)
     return SaveResult(copied.name, copied.digest, copied.generation, *sizes, seconds)
 
 
-def _is_same(held: Snapshot, snapshot: Snapshot) -> bool:
+def _is_same(held: CommittedSnapshot, snapshot: CommittedSnapshot) -> bool:
     return held.digest == snapshot.digest and canonical_json(held.metadata) == canonical_json(snapshot.metadata)

@@ -12,7 +12,7 @@ from typing import Final, TypedDict
 from holdfast.errors import Corrupt, NameInUse
 from holdfast.objects.protocol import ObjectStore
 from holdfast.repo.format.layout import natural_order
-from holdfast.repo.names.snapshots import DamagedName, Snapshot, delete_held, iter_user_names, read_name
+from holdfast.repo.names.snapshots import CommittedSnapshot, DamagedName, delete_held, iter_user_names, read_name
 from holdfast.repo.names.tags import Tag, iter_tags
 
 _STEP: Final = re.compile(r"([0-9]+)[^0-9]*\Z")
@@ -62,10 +62,10 @@ def make_keep(
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class PruneDecision:
     """A snapshot and the reasons to keep it; without a reason it is deleted."""
 
-    snapshot: Snapshot
+    snapshot: CommittedSnapshot
     reasons: tuple[str, ...]
 
 
@@ -73,17 +73,17 @@ class Verdict:
 class PrunePlan:
     """The snapshots to keep and to delete, in natural order of their names."""
 
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[PruneDecision, ...]
     heeds_tags: bool = True
     """Also keep snapshots that are tagged between planning and deleting."""
 
     @property
-    def delete(self) -> tuple[Snapshot, ...]:
+    def delete(self) -> tuple[CommittedSnapshot, ...]:
         """The snapshots to delete."""
         return tuple(verdict.snapshot for verdict in self.verdicts if not verdict.reasons)
 
     @property
-    def keep(self) -> tuple[Snapshot, ...]:
+    def keep(self) -> tuple[CommittedSnapshot, ...]:
         """The snapshots to keep."""
         return tuple(verdict.snapshot for verdict in self.verdicts if verdict.reasons)
 
@@ -92,12 +92,12 @@ class PrunePlan:
 class Pruned:
     """What happened to the snapshots that a plan would delete."""
 
-    deleted: tuple[Snapshot, ...]
-    kept: tuple[Verdict, ...]
+    deleted: tuple[CommittedSnapshot, ...]
+    kept: tuple[PruneDecision, ...]
     """Those that were tagged or overwritten after the plan was made."""
 
 
-def plan_prune(snapshots: Sequence[Snapshot], tags: Iterable[Tag], keep: Keep, *, now_s: float) -> PrunePlan:
+def plan_prune(snapshots: Sequence[CommittedSnapshot], tags: Iterable[Tag], keep: Keep, *, now_s: float) -> PrunePlan:
     """Decide for each snapshot whether to keep it; reads nothing and deletes nothing."""
     tagged = _describe_tagged(tags) if keep.tagged else {}
     newest = sorted(snapshots, key=lambda snapshot: (snapshot.time_s, natural_order(snapshot.name)), reverse=True)
@@ -114,7 +114,7 @@ def plan_prune(snapshots: Sequence[Snapshot], tags: Iterable[Tag], keep: Keep, *
             reasons.append("recent")
         if snapshot.name in tagged:
             reasons.append(tagged[snapshot.name])
-        verdicts.append(Verdict(snapshot, tuple(reasons)))
+        verdicts.append(PruneDecision(snapshot, tuple(reasons)))
     return PrunePlan(tuple(verdicts), heeds_tags=keep.tagged)
 
 
@@ -132,7 +132,7 @@ def read_prune_plan(store: ObjectStore, prefix: str, keep: Keep) -> PrunePlan:
     Raises Corrupt if a tag cannot be read, because it might protect any snapshot.
     """
     tags = _read_tags(store)
-    snapshots = [found for found in iter_user_names(store, prefix) if isinstance(found, Snapshot)]
+    snapshots = [found for found in iter_user_names(store, prefix) if isinstance(found, CommittedSnapshot)]
     return plan_prune(snapshots, tags, keep, now_s=store.clock())
 
 
@@ -162,12 +162,12 @@ def apply_prune(store: ObjectStore, plan: PrunePlan) -> Pruned:
             except NameInUse:
                 reason = "changed since the plan was made"
         if reason:
-            kept.append(Verdict(state.snapshot, (reason,)))
+            kept.append(PruneDecision(state.snapshot, (reason,)))
         else:
             deleted.append(state.snapshot)
     return Pruned(tuple(deleted), tuple(kept))
 
 
-def prune(store: ObjectStore, prefix: str, keep: Keep) -> list[Snapshot]:
+def prune(store: ObjectStore, prefix: str, keep: Keep) -> list[CommittedSnapshot]:
     """Plan and delete in one call; return the deleted snapshots."""
     return list(apply_prune(store, read_prune_plan(store, prefix, keep)).deleted)

@@ -10,7 +10,7 @@ from holdfast.errors import NameInUse, NotFound
 from holdfast.progress import Progress, Silent
 from holdfast.repo.format.rank_manifests import read_needs
 from holdfast.repo.handle.repository import Repository
-from holdfast.repo.names.snapshots import NameState, Snapshot, read_name
+from holdfast.repo.names.snapshots import CommittedSnapshot, NameState, read_name
 from holdfast.repo.upkeep.transfer import Job, transfer_snapshot
 from holdfast.repo.upkeep.usage import read_usage
 
@@ -26,7 +26,7 @@ class RepackPlan:
 
     victims: frozenset[str]
     """Pack ids."""
-    snapshots: tuple[Snapshot, ...]
+    snapshots: tuple[CommittedSnapshot, ...]
     live_bytes: int
     """Bytes to be copied."""
     freed_bytes: int
@@ -35,7 +35,7 @@ class RepackPlan:
 
 def plan_repack(
     repo: Repository,
-    snapshots: Sequence[Snapshot],
+    snapshots: Sequence[CommittedSnapshot],
     *,
     dead_share: float = DEAD_SHARE,
     slack_share: float | None = None,
@@ -59,14 +59,14 @@ def plan_repack(
     return RepackPlan(victims, concerned, live, sum(pack.dead_bytes for pack in chosen))
 
 
-def _find_packs(repo: Repository, snapshot: Snapshot) -> list[str]:
+def _find_packs(repo: Repository, snapshot: CommittedSnapshot) -> list[str]:
     try:
         return read_needs(repo.store, snapshot.manifest).packs
     except NotFound:
         return []  # it was deleted and collected after it was listed
 
 
-def apply_repack(repo: Repository, plan: RepackPlan, *, progress: Progress | None = None) -> list[Snapshot]:
+def apply_repack(repo: Repository, plan: RepackPlan, *, progress: Progress | None = None) -> list[CommittedSnapshot]:
     """Commit a new generation of each snapshot that needs none of the victims; return the moved snapshots.
 
     Content digest, commit time and metadata are kept. A name that was changed after the plan was made is skipped.
@@ -89,7 +89,7 @@ def apply_repack(repo: Repository, plan: RepackPlan, *, progress: Progress | Non
 
 
 def move_snapshot(
-    repo: Repository, state: NameState, snapshot: Snapshot, victims: frozenset[str], progress: Progress
-) -> Snapshot:
+    repo: Repository, state: NameState, snapshot: CommittedSnapshot, victims: frozenset[str], progress: Progress
+) -> CommittedSnapshot:
     """Commit a new generation of `snapshot` that has no chunks in the packs `victims`."""
     return transfer_snapshot(Job("repack", repo, snapshot, repo, state, victims=victims), progress).snapshot

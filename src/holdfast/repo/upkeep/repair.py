@@ -11,12 +11,12 @@ from holdfast.errors import Corrupt, NameInUse, NewerFormat, NotFound, ObjectExi
 from holdfast.progress import Progress, Silent
 from holdfast.repo.format.layout import BAD, INDEX, MARKS, TAGS, new_write_id, pack_key
 from holdfast.repo.format.rank_manifests import read_needs
-from holdfast.repo.handle.index import Index, write_fragment
+from holdfast.repo.handle.index import ChunkIndex, write_fragment
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.generations import create_generation
 from holdfast.repo.names.marks import read_bad_packs
 from holdfast.repo.names.rollback import is_present
-from holdfast.repo.names.snapshots import Snapshot, iter_names, read_name
+from holdfast.repo.names.snapshots import CommittedSnapshot, iter_names, read_name
 from holdfast.repo.read.copies import iter_footers
 from holdfast.repo.upkeep.check import Checker
 from holdfast.repo.upkeep.findings import Finding
@@ -98,7 +98,7 @@ def _is_discardable(finding: Finding) -> bool:
 def _iter_users(repo: Repository, packs: frozenset[str]) -> Iterator[tuple[str, str]]:
     """Yield the name of each snapshot that uses one of `packs`, and the pack: its intact chunks are in danger, too."""
     for found in iter_names(repo.store) if packs else ():
-        if isinstance(found, Snapshot):
+        if isinstance(found, CommittedSnapshot):
             with suppress(NotFound, Corrupt, NewerFormat):  # it is reported as a loss
                 used = packs.intersection(read_needs(repo.store, found.manifest).packs)
                 if used:
@@ -147,11 +147,11 @@ def _quarantine(repo: Repository, action: Action) -> bool:
 
 
 def _covers_all(repo: Repository) -> bool:
-    index = Index(repo.store, limit_bytes=repo.budget_bytes // 4).refresh()
+    index = ChunkIndex(repo.store, limit_bytes=repo.budget_bytes // 4).refresh()
     return not any(_find_unknown(repo, index))
 
 
-def _find_unknown(repo: Repository, index: Index) -> Iterable[str]:
+def _find_unknown(repo: Repository, index: ChunkIndex) -> Iterable[str]:
     """Yield the packs that have a chunk which is missing in the index."""
     for pack_id, footer in iter_footers(repo.store):
         for chunk in footer.chunks:
@@ -162,7 +162,7 @@ def _find_unknown(repo: Repository, index: Index) -> Iterable[str]:
 
 def rebuild_index(repo: Repository) -> int:
     """Write index fragments for packs with missing chunks, from their footers; return the number of these packs."""
-    index = Index(repo.store, limit_bytes=repo.budget_bytes // 4).refresh()
+    index = ChunkIndex(repo.store, limit_bytes=repo.budget_bytes // 4).refresh()
     unknown = set(_find_unknown(repo, index))
     for pack_id, footer in iter_footers(repo.store):
         if pack_id in unknown:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from holdfast.errors import Corrupt, NotFound, ObjectExists
+from holdfast.json_text import Json
 from holdfast.objects.protocol import ObjectInfo, ObjectStore
 from holdfast.objects.settle import create_settled
 from holdfast.repo.format.layout import MARKS, generation_key, lease_stem, new_lease_id, new_write_id, parse_file_key
-from holdfast.repo.format.record import Fields, Json, encode_record
+from holdfast.repo.format.record import Fields, encode_record
 from holdfast.repo.names.generations import create_generation, iter_stems, list_generations, read_record
 from holdfast.repo.names.rollback import is_present
 from holdfast.repo.names.roots import LeaseView, Live, read_leases
@@ -96,7 +97,7 @@ def _read_mark(store: ObjectStore, key: str) -> frozenset[str] | None:
     return frozenset(fields.texts("leases")) if fields else None
 
 
-def find_blockers(store: ObjectStore, waiting: Iterable[str], *, expire_s: float) -> list[LeaseView]:
+def fence_stale_leases(store: ObjectStore, waiting: Iterable[str], *, expire_s: float) -> list[LeaseView]:
     """Return the leases that must still be waited for; fence those that were not renewed for `expire_s`."""
     leases = read_leases(store)
     blockers = []

@@ -16,11 +16,11 @@ from holdfast.repo.format.layout import manifest_key, pack_key
 from holdfast.repo.format.pack import NewChunk, choose_alignment
 from holdfast.repo.format.rank_manifests import Manifests, read_manifests
 from holdfast.repo.handle.repository import Repository
-from holdfast.repo.names.snapshots import NameState, Snapshot
+from holdfast.repo.names.snapshots import CommittedSnapshot, NameState
 from holdfast.repo.read.reader import SnapshotReader
-from holdfast.repo.write.existing import Holdings, read_bases
+from holdfast.repo.write.existing import ExistingChunks, read_bases
 from holdfast.repo.write.packing import Packer
-from holdfast.repo.write.transaction import Draft, Part, Transaction
+from holdfast.repo.write.transaction import Draft, ManifestPart, Transaction
 
 _WINDOW: Final = 8
 """The number of chunks that are looked up and read at the same time."""
@@ -37,11 +37,11 @@ class Job:
 
     verb: str
     source: Repository
-    snapshot: Snapshot
+    snapshot: CommittedSnapshot
     target: Repository
     state: NameState
     """The state of the name in the target."""
-    bases: tuple[Snapshot | None, ...] = ()
+    bases: tuple[CommittedSnapshot | None, ...] = ()
     """Snapshots of the target that are likely to share many chunks."""
     victims: frozenset[str] | None = None
     """Within one repository, the packs to empty: chunks in all others are kept. None for a copy, which keeps none."""
@@ -54,7 +54,7 @@ class Job:
 class Transferred(NamedTuple):
     """A snapshot in its target, and how many of its bytes were written or reused there."""
 
-    snapshot: Snapshot
+    snapshot: CommittedSnapshot
     new_bytes: int
     """Bytes of chunks that were copied, and of values in the new manifests."""
     reused_bytes: int
@@ -74,18 +74,20 @@ def transfer_snapshot(job: Job, progress: Progress) -> Transferred:
         ):
             manifests = _read_stated(reader, job.source)
             avoid = transaction.avoid | {pack_key(pack_id) for pack_id in job.victims or ()}
-            holdings = Holdings(job.target, read_bases(job.target.store, job.bases), avoid=avoid)
+            holdings = ExistingChunks(job.target, read_bases(job.target.store, job.bases), avoid=avoid)
             transfer = Transfer(reader, holdings, transaction.packer, engine)
             draft = Draft(
                 job.state,
                 snapshot.metadata,
                 snapshot.environment,
                 time_s=snapshot.time_s,
-                root=Part(manifests.root.spec, list(manifests.root.iter_entries())) if manifests.parts else None,
+                root=ManifestPart(manifests.root.spec, list(manifests.root.iter_entries()))
+                if manifests.parts
+                else None,
             )
 
-            def move() -> list[Part]:
-                parts = [Part(each.spec, list(each.iter_entries())) for each in manifests.with_chunks]
+            def move() -> list[ManifestPart]:
+                parts = [ManifestPart(each.spec, list(each.iter_entries())) for each in manifests.with_chunks]
                 return transfer.move(parts, progress, keeps=lambda at: job.keeps(at, avoid))
 
             copied = transaction.commit(draft, move, rewrite=transfer.rewrite)
@@ -124,7 +126,7 @@ class _Step:
 class Transfer:
     """Copies missing chunks, each once, verified when read; for use by one thread."""
 
-    def __init__(self, reader: SnapshotReader, holdings: Holdings, packer: Packer, engine: Engine) -> None:
+    def __init__(self, reader: SnapshotReader, holdings: ExistingChunks, packer: Packer, engine: Engine) -> None:
         """Read from `reader`, find present chunks in `holdings`, write to `packer`."""
         self.moved_bytes = 0
         self.inline_bytes = 0
@@ -137,7 +139,7 @@ class Transfer:
         self._last: _Step | None = None
         self._entries: list[Entry] = []
 
-    def move(self, parts: Sequence[Part], progress: Progress, *, keeps: Keeps) -> list[Part]:
+    def move(self, parts: Sequence[ManifestPart], progress: Progress, *, keeps: Keeps) -> list[ManifestPart]:
         """Return `parts` with locations in the target for all their chunks; inline chunks are verified."""
         steps = []
         self._entries = [entry for part in parts for entry in part.entries]

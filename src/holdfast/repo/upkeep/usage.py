@@ -13,9 +13,9 @@ from holdfast.repo.format.entry import Entry
 from holdfast.repo.format.layout import MANIFESTS, PACKS, pack_key
 from holdfast.repo.format.pack import parse_pack_key, read_footer
 from holdfast.repo.format.rank_manifests import Manifests, read_manifests
-from holdfast.repo.names.snapshots import Snapshot
+from holdfast.repo.names.snapshots import CommittedSnapshot
 
-Place = tuple[str, int]
+PackPosition = tuple[str, int]
 """Pack id and offset of a stored chunk."""
 
 
@@ -23,7 +23,7 @@ Place = tuple[str, int]
 class SnapshotUsage:
     """The space that one snapshot takes."""
 
-    snapshot: Snapshot
+    snapshot: CommittedSnapshot
     stored_bytes: int
     """Bytes of its chunks and manifests, each chunk counted once."""
     own_bytes: int
@@ -84,7 +84,7 @@ class Usage:
         return sum(pack.dead_bytes for pack in self.packs) + dead_manifest_bytes
 
 
-def find_leases(snapshot: Snapshot, manifests: Manifests) -> frozenset[str]:
+def find_leases(snapshot: CommittedSnapshot, manifests: Manifests) -> frozenset[str]:
     """Return the leases under which a snapshot was written: each rank of a DCP save has its own.
 
     The id of every pack and manifest begins with the lease of its writer.
@@ -98,7 +98,7 @@ def find_new_bytes(leases: Collection[str], entries: Iterable[Entry]) -> list[in
     These are values in the manifest, and chunks in packs of these leases. A chunk that several entries use counts for
     the first of them.
     """
-    seen: set[Place] = set()
+    seen: set[PackPosition] = set()
     found = []
     for entry in entries:
         new_bytes = 0
@@ -114,7 +114,7 @@ def find_new_bytes(leases: Collection[str], entries: Iterable[Entry]) -> list[in
     return found
 
 
-def iter_places(manifests: Manifests) -> Iterator[tuple[Place, int]]:
+def iter_places(manifests: Manifests) -> Iterator[tuple[PackPosition, int]]:
     """Yield the pack id, offset and stored size of every chunk that a snapshot refers to; repeated ones repeatedly."""
     for entry in manifests.iter_entries():
         for ref in entry.chunks:
@@ -122,14 +122,14 @@ def iter_places(manifests: Manifests) -> Iterator[tuple[Place, int]]:
                 yield (ref.location.pack_id, ref.location.offset), ref.location.stored_bytes
 
 
-def read_usage(store: ObjectStore, snapshots: Sequence[Snapshot]) -> Usage:
+def read_usage(store: ObjectStore, snapshots: Sequence[CommittedSnapshot]) -> Usage:
     """Read the manifests of `snapshots`, all current ones of a store, and return the space they take."""
-    users: dict[Place, int] = {}
-    sizes: dict[Place, int] = {}
-    used: list[set[Place]] = []
+    users: dict[PackPosition, int] = {}
+    sizes: dict[PackPosition, int] = {}
+    used: list[set[PackPosition]] = []
     manifest_bytes: list[int] = []
     for snapshot in snapshots:
-        places: dict[Place, int] = {}
+        places: dict[PackPosition, int] = {}
         manifest_bytes.append(0)
         with suppress(NotFound):  # it was deleted and collected after it was listed
             manifests = read_manifests(store, snapshot.manifest)
@@ -163,10 +163,12 @@ def _weigh_pack(store: ObjectStore, info: ObjectInfo, live_bytes: int) -> PackUs
     return PackUsage(pack_id, info.size_bytes, live_bytes, dead_bytes)
 
 
-def find_freed_bytes(store: ObjectStore, current: Sequence[Snapshot], doomed: Sequence[Snapshot]) -> int:
+def read_freed_bytes(
+    store: ObjectStore, current: Sequence[CommittedSnapshot], doomed: Sequence[CommittedSnapshot]
+) -> int:
     """Return the bytes that only the snapshots `doomed` use, which deleting them can free."""
     names = {snapshot.name for snapshot in doomed}
-    places: dict[Place, int] = {}
+    places: dict[PackPosition, int] = {}
     manifest_bytes = 0
     for snapshot in doomed:
         manifests = read_manifests(store, snapshot.manifest)

@@ -17,14 +17,14 @@ from holdfast.repo.format.manifest import Manifest
 from holdfast.repo.format.rank_manifests import read_manifests
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.generations import read_newest
-from holdfast.repo.names.snapshots import Snapshot, parse_snapshot
+from holdfast.repo.names.snapshots import CommittedSnapshot, parse_snapshot
 
 _KEPT_BLOCKS: Final = 8
 _BASE_CANDIDATES: Final = 8
 """How many of the newest records are tried as a base; records of deleted names are skipped."""
 
 
-class Holdings:
+class ExistingChunks:
     """Finds stored chunks, in base manifests first, then in the index; used by one thread."""
 
     def __init__(self, repo: Repository, bases: Sequence[Manifest], *, avoid: frozenset[str]) -> None:
@@ -107,7 +107,7 @@ class Holdings:
         return pack is not None and location.offset + location.stored_bytes <= pack.size_bytes
 
 
-def read_bases(store: ObjectStore, candidates: Sequence[Snapshot | None]) -> list[Manifest]:
+def read_bases(store: ObjectStore, candidates: Sequence[CommittedSnapshot | None]) -> list[Manifest]:
     """Read the manifests of snapshots whose chunks may be reused; skips those that are missing or damaged."""
     manifests: dict[str, Sequence[Manifest]] = {}
     for snapshot in candidates:
@@ -119,7 +119,7 @@ def read_bases(store: ObjectStore, candidates: Sequence[Snapshot | None]) -> lis
     return [manifest for found in manifests.values() for manifest in found]
 
 
-def find_base(repo: Repository, name: str) -> Snapshot | None:
+def read_base(repo: Repository, name: str) -> CommittedSnapshot | None:
     """Return the newest snapshot under the same prefix as `name`: most likely the previous step.
 
     A handle that has not saved under the prefix yet would have to list all names. It does so only if the index is
@@ -138,7 +138,7 @@ def find_base(repo: Repository, name: str) -> Snapshot | None:
     return None
 
 
-def _read_candidate(store: ObjectStore, key: str) -> Snapshot | None:
+def _read_candidate(store: ObjectStore, key: str) -> CommittedSnapshot | None:
     """Return the current snapshot of the name to which a record belongs; None if deleted or damaged."""
     split = split_generation(key)
     try:

@@ -17,11 +17,11 @@ from holdfast.repo.engine import Engine
 from holdfast.repo.format.chunk import CHUNK_BYTES, INLINE_BYTES, ChunkRef, Location
 from holdfast.repo.format.pack import NewChunk, choose_alignment
 from holdfast.repo.format.rows import ChunkRows
-from holdfast.repo.format.source import Piece, iter_groups
-from holdfast.repo.handle.hints import HINTED_BYTES, Hints
+from holdfast.repo.format.source import SourceChunk, iter_groups
+from holdfast.repo.handle.hints import HINTED_BYTES, ChangeHints
 from holdfast.repo.read.stretches import READ_COST_BYTES
 from holdfast.repo.stages import Stages
-from holdfast.repo.write.existing import Holdings
+from holdfast.repo.write.existing import ExistingChunks
 from holdfast.repo.write.packing import Packer
 
 _SMALL_BYTES: Final = 16 << 10
@@ -40,7 +40,7 @@ _Candidate = tuple[Digest, memoryview, Sequence[Location]]
 class HashedPiece(NamedTuple):
     """A piece with its bytes and their digest."""
 
-    piece: Piece
+    piece: SourceChunk
     data: memoryview
     digest: Digest
     fingerprint: bytes | None
@@ -65,7 +65,7 @@ class HashedBatch(NamedTuple):
 class Hasher:
     """Reads and hashes pieces on an engine, ahead of the caller."""
 
-    def __init__(self, engine: Engine, stages: Stages, *, batch_bytes: int, hints: Hints | None = None) -> None:
+    def __init__(self, engine: Engine, stages: Stages, *, batch_bytes: int, hints: ChangeHints | None = None) -> None:
         """Hash `batch_bytes` at a time; with `hints`, reuse the digests of memory that has not changed since."""
         self.new_share = 0.0
         """Share of new bytes in the last batch; predicts the next. Unless it is 0, pieces get a fingerprint first."""
@@ -78,7 +78,7 @@ class Hasher:
         largest_bytes = max(batch_bytes, CHUNK_BYTES)
         self._blocks = BlockPool(largest_bytes + largest_bytes // 8, kept=_KEPT_BLOCKS, huge=True)
 
-    def iter_batches(self, pieces: Iterable[Piece]) -> Iterator[HashedBatch]:
+    def iter_batches(self, pieces: Iterable[SourceChunk]) -> Iterator[HashedBatch]:
         """Yield all pieces in order, in batches, while the next batches are read and hashed in the background."""
         batches = iter_groups(pieces, limit_bytes=self._batch_bytes, limit_count=_BATCH_PIECES)
         for is_small, alike in groupby(batches, _is_small):
@@ -88,19 +88,19 @@ class Hasher:
                 sized = ((batch, _count_bytes(batch)) for batch in alike)
                 yield from self.engine.iter_results(self._stage_or_hash, sized)
 
-    def iter_digests(self, pieces: Iterable[Piece]) -> Iterator[ChunkRef]:
+    def iter_digests(self, pieces: Iterable[SourceChunk]) -> Iterator[ChunkRef]:
         """Yield a reference without location for every piece; keeps no bytes."""
         for batch in self.iter_batches(pieces):
             yield from (ChunkRef(item.digest, item.data.nbytes, None) for item in batch.items)
 
-    def _stage_or_hash(self, batch: Sequence[Piece]) -> HashedBatch:
+    def _stage_or_hash(self, batch: Sequence[SourceChunk]) -> HashedBatch:
         # A batch smaller than a block of the file is better gathered into one together with others.
         may_be_staged = self.engine.budget_bytes >= _STAGED_BUDGET_BYTES and _count_bytes(batch) >= BLOCK_BYTES
         if may_be_staged and self.new_share >= _STAGED_SHARE:
             return self._stage_batch(batch)
         return self._hash_batch(batch)
 
-    def _hash_batch(self, batch: Sequence[Piece]) -> HashedBatch:
+    def _hash_batch(self, batch: Sequence[SourceChunk]) -> HashedBatch:
         started = perf_counter()
         items = []
         for piece in batch:
@@ -110,12 +110,12 @@ class Hasher:
         self._stages.add("hash", perf_counter() - started, _count_bytes(batch))
         return HashedBatch(items)
 
-    def _stage_batch(self, batch: Sequence[Piece]) -> HashedBatch:
+    def _stage_batch(self, batch: Sequence[SourceChunk]) -> HashedBatch:
         """Copy pieces into a block that can be written as it is, and hash each copy while it is in the CPU cache."""
         started = perf_counter()
         memory = self._blocks.take()
         end = 0
-        last: Piece | None = None
+        last: SourceChunk | None = None
         items = []
         for piece in batch:
             data = _read(piece)
@@ -134,7 +134,7 @@ class Hasher:
         self._stages.add("hash", perf_counter() - started, _count_bytes(batch))
         return HashedBatch(items, LentBlock(memory[:end], partial(self._blocks.put_back, memory)))
 
-    def _hash(self, piece: Piece, data: memoryview) -> Digest:
+    def _hash(self, piece: SourceChunk, data: memoryview) -> Digest:
         if self._hints and len(data) >= HINTED_BYTES:
             return self._hints.hash(piece.source.name, piece.start, data)
         return hash_bytes(data)
@@ -144,7 +144,7 @@ class Filler:
     """Writes the chunks that the store lacks into packs; used by one thread."""
 
     def __init__(
-        self, hasher: Hasher, holdings: Holdings, packer: Packer, stages: Stages, *, verify_reuse: bool
+        self, hasher: Hasher, holdings: ExistingChunks, packer: Packer, stages: Stages, *, verify_reuse: bool
     ) -> None:
         """Search `holdings`, write to `packer`; with `verify_reuse`, read each stored copy before it is reused."""
         self.new_bytes = 0
@@ -156,9 +156,9 @@ class Filler:
         self._known: dict[Digest, Location] = {}
         self.lost: set[Digest] = set()
         """Chunks that were reused before their copy was found to be damaged: the caller must `rewrite` them."""
-        self._last: Piece | None = None
+        self._last: SourceChunk | None = None
 
-    def fill(self, pieces: Iterable[Piece], progress: Progress) -> ChunkRows:
+    def fill(self, pieces: Iterable[SourceChunk], progress: Progress) -> ChunkRows:
         """Write the pieces that the store lacks, and return a reference for every piece."""
         refs = ChunkRows()
         self._hasher.new_share = float(self._holdings.is_empty)
@@ -172,7 +172,7 @@ class Filler:
             progress.advance(size_bytes)
         return self._rewrite_lost(pieces, refs)
 
-    def _rewrite_lost(self, pieces: Iterable[Piece], refs: ChunkRows) -> ChunkRows:
+    def _rewrite_lost(self, pieces: Iterable[SourceChunk], refs: ChunkRows) -> ChunkRows:
         """Read every reused chunk in packs that were found damaged, and rewrite the damaged ones among `pieces`.
 
         Damaged chunks of earlier calls to `fill` stay in `lost`.
@@ -190,7 +190,7 @@ class Filler:
         renewed.extend(moved.get(ref.digest, ref) for ref in refs)
         return renewed
 
-    def rewrite(self, pieces: Sequence[Piece], expected: Sequence[ChunkRef]) -> list[ChunkRef]:
+    def rewrite(self, pieces: Sequence[SourceChunk], expected: Sequence[ChunkRef]) -> list[ChunkRef]:
         """Write pieces whose stored chunks must not be reused, even if other copies of them exist."""
         for ref in expected:
             self._known.pop(ref.digest, None)
@@ -285,7 +285,7 @@ class Filler:
         return found
 
 
-def _read(piece: Piece) -> memoryview:
+def _read(piece: SourceChunk) -> memoryview:
     source, _, start, stop = piece
     data = source.read(start, stop).cast("B")
     if len(data) != stop - start:
@@ -293,7 +293,7 @@ def _read(piece: Piece) -> memoryview:
     return data
 
 
-def _choose_alignment(piece: Piece, last: Piece | None) -> int:
+def _choose_alignment(piece: SourceChunk, last: SourceChunk | None) -> int:
     """Return a piece's alignment in a pack: 1 if it continues `last` in its source, otherwise that of a new run."""
     source, position, start, _ = piece
     if last and last.position == position and last.stop == start:
@@ -315,11 +315,11 @@ def _group_candidates(doubtful: Iterable[_Candidate]) -> Iterator[tuple[list[_Ca
         yield group, size
 
 
-def _count_bytes(batch: Sequence[Piece]) -> int:
+def _count_bytes(batch: Sequence[SourceChunk]) -> int:
     return sum([stop - start for _, _, start, stop in batch])
 
 
-def _is_small(batch: Sequence[Piece]) -> bool:
+def _is_small(batch: Sequence[SourceChunk]) -> bool:
     return _count_bytes(batch) < _SMALL_BYTES * len(batch)
 
 

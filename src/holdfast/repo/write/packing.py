@@ -13,7 +13,7 @@ from holdfast.repo.format.chunk import Location
 from holdfast.repo.format.layout import new_file_id, pack_key
 from holdfast.repo.format.pack import PAGE_BYTES, NewChunk, PackBuilder
 from holdfast.repo.handle.index import write_fragment
-from holdfast.repo.handle.verified import Proven
+from holdfast.repo.handle.verified import VerifiedChunks
 from holdfast.repo.names.leases import KeptAlive
 
 _log = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 class Packer:
     """The packs of one save; used by one thread."""
 
-    def __init__(self, store: ObjectStore, lease: KeptAlive, *, proven: Proven | None = None) -> None:
+    def __init__(self, store: ObjectStore, lease: KeptAlive, *, proven: VerifiedChunks | None = None) -> None:
         """Write packs under `lease`, the first one when a chunk is appended; sealed packs are added to `proven`."""
         self._proven = proven
         self._store = store

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 from holdfast.digest import Digest, hash_bytes
 from holdfast.errors import LeaseLost, StoreError
+from holdfast.json_text import Json
 from holdfast.objects.protocol import ObjectStore
 from holdfast.objects.settle import create_settled
 from holdfast.progress import Silent
@@ -30,14 +31,13 @@ from holdfast.repo.format.layout import (
     pack_key,
 )
 from holdfast.repo.format.manifest_encoding import encode_manifest
-from holdfast.repo.format.record import Json
-from holdfast.repo.format.source import Piece, Source, cut_sources
+from holdfast.repo.format.source import Source, SourceChunk, cut_sources
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.generations import list_generations
 from holdfast.repo.names.leases import Lease
 from holdfast.repo.names.marks import read_bad_packs, read_marked
 from holdfast.repo.names.snapshots import read_name
-from holdfast.repo.write.existing import Holdings, find_base, read_bases
+from holdfast.repo.write.existing import ExistingChunks, read_base, read_bases
 from holdfast.repo.write.fill import Filler, Hasher
 from holdfast.repo.write.packing import Packer
 from holdfast.repo.write.writer import Placement
@@ -95,8 +95,8 @@ def _write_part(
     stages = repo.counters.stages
     with Engine("holdfast-hash", budget_bytes=repo.budget_bytes // 2, waits=False) as engine:
         hasher = Hasher(engine, stages, batch_bytes=min(UNIT_BYTES, repo.budget_bytes // 8), hints=repo.hints)
-        bases = read_bases(repo.store, [read_name(repo.store, name).snapshot, find_base(repo, name)])
-        filler = Filler(hasher, Holdings(repo, bases, avoid=avoid), packer, stages, verify_reuse=True)
+        bases = read_bases(repo.store, [read_name(repo.store, name).snapshot, read_base(repo, name)])
+        filler = Filler(hasher, ExistingChunks(repo, bases, avoid=avoid), packer, stages, verify_reuse=True)
         written = [_write_group(make, filler) for make in groups]
         for _ in range(_REWRITES):
             packer.seal()
@@ -154,7 +154,7 @@ def _rewrite_group(group: _Group, stale: set[Digest], filler: Filler) -> None:
     if not numbers:
         return
     pieces = cut_sources([each.source for each in group.make()])
-    wanted: dict[Digest, Piece] = {group.refs[number].digest: pieces[number] for number in numbers}
+    wanted: dict[Digest, SourceChunk] = {group.refs[number].digest: pieces[number] for number in numbers}
     expected = {ref.digest: ref for ref in group.refs if ref.digest in wanted}
     moved = filler.rewrite(list(wanted.values()), [expected[digest] for digest in wanted])
     places = {ref.digest: ref.location for ref in moved}

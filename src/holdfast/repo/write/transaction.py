@@ -23,6 +23,7 @@ from holdfast.errors import (
     StoreFull,
     StoreGone,
 )
+from holdfast.json_text import Json
 from holdfast.objects.settle import create_settled
 from holdfast.repo.format.chunk import ChunkRef, Location
 from holdfast.repo.format.entry import Entry, digest_parts, digest_snapshot
@@ -38,15 +39,14 @@ from holdfast.repo.format.layout import (
 )
 from holdfast.repo.format.manifest import read_manifest
 from holdfast.repo.format.manifest_encoding import encode_manifest
-from holdfast.repo.format.record import Json
 from holdfast.repo.format.rows import EntryRows, count_bytes
 from holdfast.repo.handle.index import merge_tiers
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.generations import list_generations
 from holdfast.repo.names.leases import Lease, kept_alive
-from holdfast.repo.names.marks import find_abandoned, read_bad_packs, read_marked
-from holdfast.repo.names.rollback import Before, find_before, is_present, iter_needed
-from holdfast.repo.names.snapshots import NameState, Snapshot, commit_snapshot, withdraw_snapshot
+from holdfast.repo.names.marks import read_abandoned, read_bad_packs, read_marked
+from holdfast.repo.names.rollback import RollbackTarget, is_present, iter_needed, read_rollback_target
+from holdfast.repo.names.snapshots import CommittedSnapshot, NameState, commit_snapshot, withdraw_snapshot
 from holdfast.repo.write.packing import Packer
 from holdfast.repo.write.world import ALONE, Ranks
 
@@ -59,13 +59,13 @@ _COORDINATOR: Final = 0
 _REFUSALS: Final = frozenset(kind.__name__ for kind in (NameInUse, LeaseLost, StoreError, StoreFull, StoreGone))
 """Type names of the errors that the coordinator raises only before it commits; any other may follow the commit."""
 
-MakeParts = Callable[[], Sequence["Part"]]
+MakeParts = Callable[[], Sequence["ManifestPart"]]
 """Writes the chunks that the store lacks, and returns the content of this rank's manifests."""
 Rewrite = Callable[[Sequence[ChunkRef]], list[ChunkRef]]
 """Writes chunks into the transaction's own packs, even if other copies exist, and returns their new references."""
 
 
-class Part(NamedTuple):
+class ManifestPart(NamedTuple):
     """The content of one manifest: a whole snapshot, or one rank's part of it."""
 
     spec: Json
@@ -82,7 +82,7 @@ class Draft:
     environment: Mapping[str, Json] = field(default_factory=dict)
     time_s: float | None = None
     """When the original was committed, if this is a copy; None: the time of this commit."""
-    root: Part | None = None
+    root: ManifestPart | None = None
     """The whole of several parts: entries without chunks. None if there is a single part, which is the whole."""
 
 
@@ -147,7 +147,7 @@ class Transaction:
         is_locked = held.enter_context(self._store.hold(exclusive=False))
         self._lease = Lease(self._store, purpose=self._purpose, is_locked=is_locked)
         avoid = read_marked(self._store) | read_bad_packs(self._store)
-        for key in find_abandoned(self._store):
+        for key in read_abandoned(self._store):
             _log.warning("%s: a garbage collection was given up (%s); run it again", self._store.url, key)
         return self._lease.lease_id, sorted(avoid)
 
@@ -170,7 +170,7 @@ class Transaction:
         if self._lease is not None:
             self._lease.keep_alive()
 
-    def commit(self, draft: Draft, make_parts: MakeParts, *, rewrite: Rewrite) -> Snapshot:
+    def commit(self, draft: Draft, make_parts: MakeParts, *, rewrite: Rewrite) -> CommittedSnapshot:
         """Commit what `make_parts` writes as the name's content; when this returns, no collector can delete it."""
         self._name = draft.state.name
         written = self._write(make_parts, rewrite, draft)
@@ -190,7 +190,7 @@ class Transaction:
 
         Raises CommitUnknown if this rank does not know whether the coordinator went on to commit.
         """
-        parts: list[Part] = []
+        parts: list[ManifestPart] = []
         own: list[PartRef] = []
         stale: list[ChunkRef] = []
 
@@ -240,11 +240,11 @@ class Transaction:
                 raise _lose_track(error, name) from error
             raise
 
-    def _write_manifest(self, part: Part) -> PartRef:
+    def _write_manifest(self, part: ManifestPart) -> PartRef:
         digest = digest_snapshot(part.spec, part.entries)
         return PartRef(self._create_manifest(encode_manifest(part.spec, part.entries)), digest)
 
-    def _read_entries(self, part: Part, ref: PartRef) -> Sequence[Entry]:
+    def _read_entries(self, part: ManifestPart, ref: PartRef) -> Sequence[Entry]:
         """Return the entries of a part after its manifest was written; writing empties rows, so these are read back."""
         if not isinstance(part.entries, EntryRows):
             return part.entries
@@ -276,8 +276,8 @@ class Transaction:
     def _commit(self, draft: Draft, written: _Written) -> dict[str, Any]:
         """Create the snapshot record and release the lease; on the coordinator."""
         content = draft.root or written.parts[0]
-        before = find_before(self._store, draft.state) if draft.state.snapshot else None
-        snapshot = Snapshot(
+        before = read_rollback_target(self._store, draft.state) if draft.state.snapshot else None
+        snapshot = CommittedSnapshot(
             name=draft.state.name,
             manifest=written.whole.manifest,
             digest=written.whole.digest,
@@ -305,7 +305,7 @@ class Transaction:
         self._end(snapshot, draft.state, before)
         return _describe_committed(snapshot)
 
-    def _end(self, snapshot: Snapshot, state: NameState, before: Before) -> None:
+    def _end(self, snapshot: CommittedSnapshot, state: NameState, before: RollbackTarget) -> None:
         """Release the lease; if it was fenced, withdraw the snapshot unless all that it uses is still there."""
         assert self._lease is not None, "the coordinator has created it"
         try:
@@ -323,7 +323,9 @@ class Transaction:
             merge_tiers(self._store)
         self._lease.forget()
 
-    def _release_or_withdraw(self, lease: Lease, snapshot: Snapshot, state: NameState, before: Before) -> None:
+    def _release_or_withdraw(
+        self, lease: Lease, snapshot: CommittedSnapshot, state: NameState, before: RollbackTarget
+    ) -> None:
         with suppress(LeaseLost):
             lease.release()
             return
@@ -332,9 +334,9 @@ class Transaction:
         if used and not used & read_marked(self._store) and all(is_present(self._store, key) for key in used):
             return
         try:
-            if before == "open":
-                before = find_before(self._store, state)
-            if before == "open":
+            if before == "undecided":
+                before = read_rollback_target(self._store, state)
+            if before == "undecided":
                 raise NameInUse(f"the previous content of {snapshot.name!r} may be withdrawn too", name=snapshot.name)
             withdraw_snapshot(self._store, snapshot, before)
         except NameInUse as error:
@@ -375,20 +377,20 @@ class Transaction:
 class _Written(NamedTuple):
     """The written content of a commit: this rank's parts, and a reference to the snapshot's manifest."""
 
-    parts: Sequence[Part]
+    parts: Sequence[ManifestPart]
     whole: PartRef
 
 
-def _describe_committed(snapshot: Snapshot) -> dict[str, Any]:
+def _describe_committed(snapshot: CommittedSnapshot) -> dict[str, Any]:
     """Return a snapshot as plain data, for other ranks."""
     part = PartRef(snapshot.manifest, snapshot.digest)
     fields = {key.name: getattr(snapshot, key.name) for key in dataclass_fields(snapshot)}
     return fields | {"manifest": part.to_json(), "digest": None}
 
 
-def _parse_committed(fields: Mapping[str, Any]) -> Snapshot:
+def _parse_committed(fields: Mapping[str, Any]) -> CommittedSnapshot:
     part = parse_part(fields["manifest"], where="the coordinator")
-    return Snapshot(**(dict(fields) | {"manifest": part.manifest, "digest": part.digest}))
+    return CommittedSnapshot(**(dict(fields) | {"manifest": part.manifest, "digest": part.digest}))
 
 
 def _is_ended_on_all(error: RankError, ranks: Ranks) -> bool:

@@ -19,21 +19,21 @@ from holdfast.errors import (
     TooLarge,
     Unsupported,
 )
+from holdfast.json_text import EncodedJson, Json, canonical_json
 from holdfast.progress import Progress, Silent
 from holdfast.repo.engine import Engine
 from holdfast.repo.format.chunk import INLINE_BYTES, UNIT_BYTES, ChunkRef
 from holdfast.repo.format.entry import NO_RANK, Entry, digest_parts, digest_snapshot
 from holdfast.repo.format.layout import find_shelf, verify_name
-from holdfast.repo.format.record import EncodedJson, Json, canonical_json
 from holdfast.repo.format.rows import ChunkRows, EntryRows
-from holdfast.repo.format.source import Piece, Pieces, Source
+from holdfast.repo.format.source import Pieces, Source, SourceChunk
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.rollback import is_settled
 from holdfast.repo.names.snapshots import MAX_METADATA_BYTES, NameState, read_name, read_snapshot
 from holdfast.repo.read.reader import is_readable
-from holdfast.repo.write.existing import Holdings, find_base, read_bases
+from holdfast.repo.write.existing import ExistingChunks, read_base, read_bases
 from holdfast.repo.write.fill import Filler, Hasher
-from holdfast.repo.write.transaction import Draft, Part, Transaction, lose_memory
+from holdfast.repo.write.transaction import Draft, ManifestPart, Transaction, lose_memory
 from holdfast.repo.write.world import ALONE, Ranks
 
 _log = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ class Request:
     """The snapshot's own spec: part of the content. None for a rank whose spec is that of the root."""
     places: Mapping[int, Placement] = field(default_factory=dict)
     """By position in `sources`: the placement of each source that is part of an entry, or belongs to one rank."""
-    root: Part | None = None
+    root: ManifestPart | None = None
     """The whole of all ranks' parts, if there are several ranks; equal on every rank."""
     metadata: Mapping[str, Json] = field(default_factory=dict)
     environment: Mapping[str, Json] = field(default_factory=dict)
@@ -135,7 +135,7 @@ class _Saving:
         self._ranks = ranks
         self._hasher = hasher
         self._progress = progress
-        self._pieces: Iterable[Piece] = ()
+        self._pieces: Iterable[SourceChunk] = ()
         self._entries: Sequence[Entry] = ()
         ranks.all_gather("prepare", self._prepare)
         state = ranks.broadcast("name", self._read_state)
@@ -207,9 +207,9 @@ class _Saving:
                 draft = Draft(state, request.metadata, request.environment, root=request.root)
                 refs: list[ChunkRows] = []
 
-                def write() -> list[Part]:
+                def write() -> list[ManifestPart]:
                     refs[:] = [filler().fill(self._pieces, self._progress)]
-                    return [Part(request.spec, _build_entries(request, refs[0]))]
+                    return [ManifestPart(request.spec, _build_entries(request, refs[0]))]
 
                 def rewrite(stale: Sequence[ChunkRef]) -> list[ChunkRef]:
                     homes = dict(zip(refs[0].iter_digests(), self._pieces, strict=True))
@@ -243,9 +243,9 @@ class _Saving:
 
         @functools.cache
         def make() -> Filler:
-            base = read_snapshot(repo.store, request.base) if request.base else find_base(repo, request.name)
+            base = read_snapshot(repo.store, request.base) if request.base else read_base(repo, request.name)
             current = self._state.snapshot if self._ranks.is_coordinator else None
-            holdings = Holdings(repo, read_bases(repo.store, [current, base]), avoid=transaction.avoid)
+            holdings = ExistingChunks(repo, read_bases(repo.store, [current, base]), avoid=transaction.avoid)
             stages = repo.counters.stages
             return Filler(self._hasher, holdings, transaction.packer, stages, verify_reuse=request.verify_reuse)
 
@@ -258,7 +258,7 @@ class _Saving:
         if free is None or self._own_bytes <= free:
             return
         repo.index.refresh()
-        holdings = Holdings(repo, read_bases(repo.store, [find_base(repo, request.name)]), avoid=frozenset())
+        holdings = ExistingChunks(repo, read_bases(repo.store, [read_base(repo, request.name)]), avoid=frozenset())
         new: dict[Digest, int] = {}
         for ref in self._hasher.iter_digests(self._pieces):
             if ref.size_bytes <= INLINE_BYTES or not (ref.digest in new or holdings.find(ref.digest, ref.size_bytes)):

@@ -16,7 +16,7 @@ from holdfast.tensors.dtypes import items_per_byte
 from holdfast.tensors.fakes import has_values
 from holdfast.tensors.memory import view_raw
 from holdfast.tensors.quantizer import encode_quantizer
-from holdfast.tensors.sharding.sharded import Piece, describe
+from holdfast.tensors.sharding.sharded import LocalBox, describe
 from holdfast.tensors.spec import TensorSpec, contiguous_stride, count_bytes, find_span
 from holdfast.tensors.storage import alloc_storage, free_storage, is_allocated
 
@@ -62,7 +62,7 @@ def find_shared_place(target: object, tensor: torch.Tensor, at: EntryAt, spec: T
     return InPlace(tensor, at, 0, pieces)
 
 
-def find_pieces(target: object) -> tuple[Piece, ...] | None:
+def find_pieces(target: object) -> tuple[LocalBox, ...] | None:
     """Return this rank's boxes of a sharded tensor; None if it is not sharded."""
     if isinstance(target, torch.Tensor) and (is_ordinary(target) or not is_strided(target) or not has_values(target)):
         return None

@@ -15,7 +15,7 @@ _LISTED: Final = 50
 """How many leaves a sentence lists before it only counts them."""
 
 
-class Span(NamedTuple):
+class AddressRange(NamedTuple):
     """A range of memory addresses on one device."""
 
     device: str
@@ -29,7 +29,7 @@ class WrittenLeaf(NamedTuple):
     key: Hashable
     """The key of the leaf in the journal."""
     name: str
-    spans: tuple[Span, ...] = ()
+    spans: tuple[AddressRange, ...] = ()
     """The memory that it occupies; empty if it is not a tensor."""
     is_tensor: bool = False
     """The memory is all of its state; an object may have more."""
@@ -152,7 +152,7 @@ def _list(names: Sequence[str]) -> str:
 def _iter_sharing(leaves: Sequence[WrittenLeaf]) -> Iterator[tuple[int, int]]:
     """Yield pairs of leaves, by number, that share memory."""
     spans = sorted((span, number) for number, leaf in enumerate(leaves) for span in leaf.spans)
-    around: list[tuple[Span, int]] = []
+    around: list[tuple[AddressRange, int]] = []
     for span, number in spans:
         around = [item for item in around if item[0].device == span.device and item[0].stop > span.start]
         for _, other in around:
@@ -161,7 +161,7 @@ def _iter_sharing(leaves: Sequence[WrittenLeaf]) -> Iterator[tuple[int, int]]:
         around.append((span, number))
 
 
-def span_of(tensor: torch.Tensor, size_bytes: int) -> tuple[Span, ...]:
+def span_of(tensor: torch.Tensor, size_bytes: int) -> tuple[AddressRange, ...]:
     """Return the addresses of a tensor's first bytes; empty if it has no memory."""
     start = tensor.data_ptr() if size_bytes else 0
-    return (Span(str(tensor.device), start, start + size_bytes),) if start else ()
+    return (AddressRange(str(tensor.device), start, start + size_bytes),) if start else ()

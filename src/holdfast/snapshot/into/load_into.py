@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
+from holdfast.json_text import Json
 from holdfast.repo.format.manifest import Manifest
-from holdfast.repo.format.record import Json
 from holdfast.snapshot.interrupts import holding_signals
 from holdfast.snapshot.into.apply_plan import Loading, verify_fits
 from holdfast.snapshot.into.in_place import find_conflicts
 from holdfast.snapshot.into.journal import Journal
 from holdfast.snapshot.into.match import FIXED, TreeMatcher
 from holdfast.snapshot.into.match_state import match_state
-from holdfast.snapshot.into.plan import Check, IntoOptions, IntoPlan, Look, Wants
+from holdfast.snapshot.into.plan import Check, ImmutableCheck, IntoOptions, IntoPlan, Wants
 from holdfast.snapshot.into.setters import Setter
 from holdfast.snapshot.leaves import ARRAY
 from holdfast.snapshot.load.entries import InPlace
@@ -22,12 +22,12 @@ from holdfast.snapshot.load.opened import Opened
 from holdfast.snapshot.load.options import LoadOptions
 from holdfast.tensors.spec import Specs
 from holdfast.trees.encoding import decode_tree
-from holdfast.trees.outline import Path, iter_stored
+from holdfast.trees.outline import TreePath, iter_stored
 from holdfast.trees.pick import rename_keys
 from holdfast.trees.registered import Types
 
 
-class Exchange(Protocol):
+class ReplicaReader(Protocol):
     """How ranks read once what all of them want."""
 
     def choose(self, places: Mapping[int, InPlace], /) -> Collection[int]:
@@ -46,7 +46,7 @@ def load_into(
     agree: Callable[[Sequence[str]], None] = lambda problems: None,
     step: Callable[[Callable[[], None]], object] = lambda act: act(),
     locate: Callable[[Wants], Manifest] | None = None,
-    exchange: Exchange | None = None,
+    exchange: ReplicaReader | None = None,
     journal: Journal | None = None,
 ) -> Any:
     """Fill `tree` in place and return it, or the saved value if `tree` is plain; changes nothing unless all matches.
@@ -95,7 +95,7 @@ def load_into(
     return root[0]
 
 
-def _check_look(plan: IntoPlan, look: Look) -> None:
+def _check_look(plan: IntoPlan, look: ImmutableCheck) -> None:
     """Read the saved value of a target that cannot be changed, and add a problem if the two differ."""
     target = look.target
     saved = load_node(plan.opened, look.node, LoadOptions(), plan.types)
@@ -113,7 +113,7 @@ def _run_check(plan: IntoPlan, check: Check) -> None:
     reader = LeafReader(plan.opened, plan.types, LoadOptions(allow_pickle=plan.options.allow_pickle))
     reader.read(iter_stored(check.node))
 
-    def decode(node: list[Json], path: Path) -> object:
+    def decode(node: list[Json], path: TreePath) -> object:
         return reader.decode(node, (*check.path, *path))
 
     saved = decode_tree(check.node, types=plan.types, decode_leaf=decode)

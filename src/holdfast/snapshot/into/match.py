@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from holdfast.errors import Unsupported
-from holdfast.repo.format.record import Json, canonical_json
+from holdfast.json_text import Json, canonical_json
 from holdfast.snapshot.into.in_place import (
     copy_into,
     cut_like,
@@ -22,7 +22,7 @@ from holdfast.snapshot.into.in_place import (
     make_claim,
     repeats_items,
 )
-from holdfast.snapshot.into.plan import IntoPlan, Look, Step
+from holdfast.snapshot.into.plan import ImmutableCheck, IntoPlan, Step
 from holdfast.snapshot.into.setters import FieldSetter, PerRankSetter, Put, Setter
 from holdfast.snapshot.into.undo import keep_grad, keep_tensors
 from holdfast.snapshot.leaves import ARRAY, BLOBS, GRAD, PARTS, PAYLOAD, PICKLE, TENSOR
@@ -34,9 +34,9 @@ from holdfast.tensors.roles import find_role, give_role
 from holdfast.tensors.sharding.sharded import PerRank, Shard
 from holdfast.tensors.spec import TensorSpec, can_convert
 from holdfast.trees.encoding import decode_tree, encode_tree, refuse
-from holdfast.trees.outline import FIELDS_START, ITEMS_START, KEYED_START, PAIRS_START, Path, join_name
+from holdfast.trees.outline import FIELDS_START, ITEMS_START, KEYED_START, PAIRS_START, TreePath, join_name
 
-MatchState = Callable[[IntoPlan, Any, Json, Path], None]
+MatchState = Callable[[IntoPlan, Any, Json, TreePath], None]
 """Plans how the state of an object with `load_state_dict` is restored."""
 FIXED: Final = "it differs and stands in a tuple or frozen dataclass, which cannot be changed"
 _TENSOR_TAGS: Final = (TENSOR, PARTS, GRAD)
@@ -63,14 +63,14 @@ class TreeMatcher:
         self._match_state = match_state
         self._waiting: list[Callable[[], None]] = []
 
-    def match(self, target: Any, node: Json, path: Path, put: Put | None) -> None:
+    def match(self, target: Any, node: Json, path: TreePath, put: Put | None) -> None:
         """Plan how `node` is loaded into `target`, or replaces it."""
         # An explicit stack instead of recursion: the caller may be close to the recursion limit.
         self._waiting.append(partial(self._match, target, node, path, put))
         while self._waiting:
             self._waiting.pop()()
 
-    def _match(self, target: Any, node: Json, path: Path, put: Put | None) -> None:
+    def _match(self, target: Any, node: Json, path: TreePath, put: Put | None) -> None:
         if isinstance(target, torch.Tensor):
             self._match_tensor(target, node, path, put)
         elif isinstance(target, PerRank):
@@ -89,10 +89,10 @@ class TreeMatcher:
         else:
             self._match_plain(target, node, path, put)
 
-    def _match_tensor(self, target: torch.Tensor, node: Json, path: Path, put: Put | None) -> None:
+    def _match_tensor(self, target: torch.Tensor, node: Json, path: TreePath, put: Put | None) -> None:
         tag = node[0] if isinstance(node, list) else ""
         if tag not in _TENSOR_TAGS:
-            self._plan.add_problem(path, f"the target has a tensor here, the snapshot {tell(node)}")
+            self._plan.add_problem(path, f"the target has a tensor here, the snapshot {describe_node(node)}")
         elif torch.nn.parameter.is_lazy(target):
             self._plan.add_problem(path, "the tensor in the target is not initialised yet; run its module once")
         elif tag == GRAD:
@@ -105,11 +105,11 @@ class TreeMatcher:
         else:
             self._match_ordinary(target, node, path, put)
 
-    def _match_shard(self, target: Shard, node: Json, path: Path) -> None:
+    def _match_shard(self, target: Shard, node: Json, path: TreePath) -> None:
         """Match a declared box of a tensor: that box of the saved tensor is loaded into it."""
         plan = self._plan
         if not isinstance(node, list) or node[0] != TENSOR:
-            plan.add_problem(path, f"the target has a part of a tensor here, the snapshot {tell(node)}")
+            plan.add_problem(path, f"the target has a part of a tensor here, the snapshot {describe_node(node)}")
             return
         at, spec = plan.find_meaning(node, join_name(path))
         if target.global_shape != spec.shape:
@@ -123,7 +123,7 @@ class TreeMatcher:
             else:
                 plan.fill(place, join_name(path))
 
-    def _match_ordinary(self, target: torch.Tensor, node: list[Json], path: Path, put: Put | None) -> None:
+    def _match_ordinary(self, target: torch.Tensor, node: list[Json], path: TreePath, put: Put | None) -> None:
         plan = self._plan
         name = join_name(path)
         at, spec = plan.find_meaning(node, name)
@@ -150,7 +150,7 @@ class TreeMatcher:
             copy = _Copy(target, node, path)
             plan.steps.append(Step(name, copy, partial(keep_tensors, [target]), (target,), is_tensor=True))
 
-    def _check_fit(self, target: torch.Tensor, spec: TensorSpec, path: Path) -> bool:
+    def _check_fit(self, target: torch.Tensor, spec: TensorSpec, path: TreePath) -> bool:
         plan = self._plan
         before = len(plan.problems)
         if text := find_fake_problem(target):
@@ -167,7 +167,7 @@ class TreeMatcher:
             plan.add_problem(path, text)
         return len(plan.problems) == before
 
-    def _match_grad(self, target: torch.Tensor, node: list[Json], path: Path, put: Put | None) -> None:
+    def _match_grad(self, target: torch.Tensor, node: list[Json], path: TreePath, put: Put | None) -> None:
         """Match a tensor that was saved with its gradient: both are loaded."""
         inner, grad = node[1], node[2]
         if self._plan.options.assign or not is_ordinary(target) or inner[0] != TENSOR or not target.is_leaf:
@@ -183,15 +183,16 @@ class TreeMatcher:
 
         self._plan.add_step((*path, "grad"), prepare, partial(keep_grad, target))
 
-    def _match_parts(self, target: torch.Tensor, node: list[Json], path: Path, put: Put | None) -> None:
+    def _match_parts(self, target: torch.Tensor, node: list[Json], path: TreePath, put: Put | None) -> None:
         """Match a composite tensor, for example a sparse one: a new tensor replaces the target."""
         if is_ordinary(target) and not self._plan.options.assign:
-            text = f"the target has an ordinary tensor here, the snapshot {tell(node)}; assign=True puts that in place"
+            found = describe_node(node)
+            text = f"the target has an ordinary tensor here, the snapshot {found}; assign=True puts that in place"
             self._plan.add_problem(path, text)
         else:
             self._replace(target, node, path, put)
 
-    def _replace(self, target: torch.Tensor, node: list[Json], path: Path, put: Put | None) -> None:
+    def _replace(self, target: torch.Tensor, node: list[Json], path: TreePath, put: Put | None) -> None:
         """Replace a target that cannot be filled, or must not be."""
         plan = self._plan
         if put is None:
@@ -208,10 +209,10 @@ class TreeMatcher:
 
         plan.add_step(path, prepare, put.keep)
 
-    def _match_dict(self, target: dict[Any, Any], node: Json, path: Path) -> None:
+    def _match_dict(self, target: dict[Any, Any], node: Json, path: TreePath) -> None:
         children = find_children(node, PAIRS_START, self._plan.decode_plain)
         if children is None:
-            self._plan.add_problem(path, f"the target has a dict here, the snapshot {tell(node)}")
+            self._plan.add_problem(path, f"the target has a dict here, the snapshot {describe_node(node)}")
             return
         found: list[Callable[[], None]] = []
         for key, item in target.items():
@@ -225,17 +226,17 @@ class TreeMatcher:
             found.append(partial(self._plan.add_problem, (*path, key), text))
         self._waiting += reversed(found)
 
-    def _match_list(self, target: list[Any], node: Json, path: Path) -> None:
+    def _match_list(self, target: list[Any], node: Json, path: TreePath) -> None:
         items = node[1:] if isinstance(node, list) and node[0] == "list" else None
         if items is None or len(items) != len(target):
-            what = tell(node) if items is None else f"one of {len(items)}"
+            what = describe_node(node) if items is None else f"one of {len(items)}"
             self._plan.add_problem(path, f"the target has a list of {len(target)} here, the snapshot {what}")
             return
         for index in range(len(target) - 1, -1, -1):
             put = Setter(target, index)
             self._waiting.append(partial(self._match, target[index], items[index], (*path, index), put))
 
-    def _match_fixed(self, target: Any, node: Json, path: Path) -> None:
+    def _match_fixed(self, target: Any, node: Json, path: TreePath) -> None:
         """Match a tuple, named tuple or dataclass; only a dataclass that is not frozen takes new values."""
         if type(target) is tuple:
             held: dict[Any, Any] = dict(enumerate(target))
@@ -245,7 +246,7 @@ class TreeMatcher:
             held = {name: getattr(target, name) for name in names}
             found = find_children(node, FIELDS_START, self._plan.decode_plain)
         if found is None or found.keys() != held.keys():
-            text = f"the target has a {type(target).__name__} of {len(held)} here, the snapshot {tell(node)}"
+            text = f"the target has a {type(target).__name__} of {len(held)} here, the snapshot {describe_node(node)}"
             self._plan.add_problem(path, text if found is None else f"{text} of {len(found)}")
             return
         is_open = not isinstance(target, tuple) and not type(target).__dataclass_params__.frozen
@@ -253,11 +254,11 @@ class TreeMatcher:
             put = FieldSetter(target, key) if is_open else None
             self._waiting.append(partial(self._match, item, found[key], (*path, key), put))
 
-    def _match_plain(self, target: Any, node: Json, path: Path, put: Put | None) -> None:
+    def _match_plain(self, target: Any, node: Json, path: TreePath, put: Put | None) -> None:
         """Replace a plain value; a container or a tensor may only replace None or a value of its kind."""
         plan = self._plan
         if target is not None and not _is_alike(target, node):
-            plan.add_problem(path, f"the target has a {type(target).__name__} here, the snapshot {tell(node)}")
+            plan.add_problem(path, f"the target has a {type(target).__name__} here, the snapshot {describe_node(node)}")
         elif put is not None:
             plan.is_replaced = True
             plan.read_below(node, path)
@@ -268,7 +269,7 @@ class TreeMatcher:
 
             plan.add_step(path, prepare, put.keep)
         elif isinstance(node, list) and node[0] in (ARRAY, *BLOBS):
-            plan.looks.append(Look(target, node, path))
+            plan.looks.append(ImmutableCheck(target, node, path))
         elif not self._is_same(target, node):
             plan.add_problem(path, FIXED)
 
@@ -281,7 +282,7 @@ class TreeMatcher:
         return canonical_json(encoded) == canonical_json(node)
 
 
-def _refuse_leaf(value: object, path: Path) -> Json:
+def _refuse_leaf(value: object, path: TreePath) -> Json:
     raise refuse(value, path)
 
 
@@ -291,14 +292,14 @@ class _Copy:
 
     target: torch.Tensor
     node: list[Json]
-    path: Path
+    path: TreePath
 
     def __call__(self, reader: LeafReader) -> Callable[[], None]:
         saved = reader.decode(self.node, self.path)
         return lambda: copy_into(self.target, saved, what=join_name(self.path))
 
 
-def fit_replacement(plan: IntoPlan, target: torch.Tensor, value: Any, path: Path) -> Any:
+def fit_replacement(plan: IntoPlan, target: torch.Tensor, value: Any, path: TreePath) -> Any:
     """Return the replacement of a target: converted to its dtype if allowed, and a parameter if the target was one."""
     value = cut_like(target, _fit(plan, target, value, path))
     is_parameter = isinstance(target, torch.nn.Parameter)
@@ -307,7 +308,7 @@ def fit_replacement(plan: IntoPlan, target: torch.Tensor, value: Any, path: Path
     return value
 
 
-def _fit(plan: IntoPlan, target: torch.Tensor, value: Any, path: Path) -> Any:
+def _fit(plan: IntoPlan, target: torch.Tensor, value: Any, path: TreePath) -> Any:
     """Return a tensor of the target's shape and dtype, converted if allowed."""
     if not isinstance(value, torch.Tensor):
         return value
@@ -322,7 +323,7 @@ def _fit(plan: IntoPlan, target: torch.Tensor, value: Any, path: Path) -> Any:
     return value
 
 
-def check_cast(plan: IntoPlan, target: torch.Tensor, saved: torch.dtype, path: Path) -> bool:
+def check_cast(plan: IntoPlan, target: torch.Tensor, saved: torch.dtype, path: TreePath) -> bool:
     """Tell whether the saved dtype may be converted to the target's; otherwise add a problem."""
     text = f"{target.dtype} in the target, {saved} in the snapshot"
     if not plan.options.cast:
@@ -370,7 +371,7 @@ def find_children(node: Json, starts: Mapping[str, int], decode: Callable[[Json]
     return {key if type(key) is str else decode(key): child for key, child in pairs}
 
 
-def tell(node: Json) -> str:
+def describe_node(node: Json) -> str:
     """Describe a node in words, for an error."""
     if node is None:
         return "None"

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from holdfast.repo.format.record import Json
+from holdfast.json_text import Json
 from holdfast.snapshot.into.in_place import cut_like, find_pieces, find_place, make_claim
-from holdfast.snapshot.into.match import TreeMatcher, check_cast, find_children, fit_replacement, tell
+from holdfast.snapshot.into.match import TreeMatcher, check_cast, describe_node, find_children, fit_replacement
 from holdfast.snapshot.into.named import Composed, NamedModule, NamedOptimizer
 from holdfast.snapshot.into.plan import Check, IntoPlan
 from holdfast.snapshot.into.restore import (
@@ -27,10 +27,10 @@ from holdfast.snapshot.load.load import LeafReader
 from holdfast.snapshot.stateful import read_state
 from holdfast.trees.apply import iter_tensors
 from holdfast.trees.encoding import decode_tree
-from holdfast.trees.outline import PAIRS_START, Path, iter_leaves, join_name
+from holdfast.trees.outline import PAIRS_START, TreePath, iter_leaves, join_name
 
 
-def match_state(plan: IntoPlan, target: Any, node: Json, path: Path) -> None:
+def match_state(plan: IntoPlan, target: Any, node: Json, path: TreePath) -> None:
     """Plan how a saved state is loaded into the object; existing tensors are filled in place where they match."""
     if isinstance(target, Composed):
         TreeMatcher(plan, match_state).match(target.__holdfast_parts__(), node, path, None)
@@ -49,7 +49,7 @@ def _match_other(
     target: Any,
     state: Any,
     node: Json,
-    path: Path,
+    path: TreePath,
     new: Sequence[torch.Tensor] = (),
 ) -> None:
     """Plan to load an object through its own method, reusing the memory of its state where it matches.
@@ -71,7 +71,7 @@ def _match_other(
     plan.add_step(path, prepare, keep, [each for _, each in iter_tensors(state) if id(each) not in are_new])
 
 
-def _match_named(plan: IntoPlan, target: NamedModule, node: Json, path: Path) -> None:
+def _match_named(plan: IntoPlan, target: NamedModule, node: Json, path: TreePath) -> None:
     if plan.options.assign:
         plan.add_problem(path, "assign=True puts tensors in place by a module's own names; load into the module itself")
         return
@@ -84,7 +84,7 @@ def _match_named(plan: IntoPlan, target: NamedModule, node: Json, path: Path) ->
 
 
 def _match_module(
-    plan: IntoPlan, target: torch.nn.Module, state: Any, node: Json, path: Path, write: Callable[..., None]
+    plan: IntoPlan, target: torch.nn.Module, state: Any, node: Json, path: TreePath, write: Callable[..., None]
 ) -> None:
     """Match a module key by key; filling it is enough unless it runs code of its own when loaded."""
     if plan.options.atomic and any(map(torch.nn.parameter.is_lazy, (*target.parameters(), *target.buffers()))):
@@ -113,7 +113,7 @@ def _match_module(
     plan.add_step(path, prepare, partial(keep_module, target), [each for _, each in iter_tensors(state)])
 
 
-def _fit_loaded(plan: IntoPlan, state: Mapping[str, Any], loaded: dict[str, Any], path: Path) -> None:
+def _fit_loaded(plan: IntoPlan, state: Mapping[str, Any], loaded: dict[str, Any], path: TreePath) -> None:
     """Make values that the module accepts: cut like its own, and parameters where it has parameters."""
     for key, value in loaded.items():
         held = state.get(key)
@@ -122,7 +122,7 @@ def _fit_loaded(plan: IntoPlan, state: Mapping[str, Any], loaded: dict[str, Any]
             loaded[key] = fit_replacement(plan, held, value, (*path, key)) if can_replace else cut_like(held, value)
 
 
-def _check_dtypes(plan: IntoPlan, state: Any, node: Json, path: Path) -> None:
+def _check_dtypes(plan: IntoPlan, state: Any, node: Json, path: TreePath) -> None:
     for leaf_path, target, child in _iter_pairs(state, node, path, plan.decode_plain):
         dtype = plan.find_meaning(child, join_name(leaf_path)).spec.dtype
         if torch.nn.parameter.is_lazy(target):
@@ -133,7 +133,9 @@ def _check_dtypes(plan: IntoPlan, state: Any, node: Json, path: Path) -> None:
             plan.send(child, target, leaf_path)
 
 
-def _match_optimizer(plan: IntoPlan, target: torch.optim.Optimizer | NamedOptimizer, node: Json, path: Path) -> None:
+def _match_optimizer(
+    plan: IntoPlan, target: torch.optim.Optimizer | NamedOptimizer, node: Json, path: TreePath
+) -> None:
     """Find what the optimizer would refuse, now or at its next step; and allocate memory for its state."""
     optimizer = target.optimizer if isinstance(target, NamedOptimizer) else target
     state = target.state_dict()
@@ -144,7 +146,9 @@ def _match_optimizer(plan: IntoPlan, target: torch.optim.Optimizer | NamedOptimi
         parts = find_children(node, PAIRS_START, plan.decode_plain)
         groups = parts.get("param_groups") if parts else None
         if parts is None or not isinstance(groups, list):
-            plan.add_problem(path, f"the target has a {type(optimizer).__name__} here, the snapshot {tell(node)}")
+            plan.add_problem(
+                path, f"the target has a {type(optimizer).__name__} here, the snapshot {describe_node(node)}"
+            )
             return
         if not _check_groups(plan, target, groups, path):
             return
@@ -156,7 +160,7 @@ def _match_optimizer(plan: IntoPlan, target: torch.optim.Optimizer | NamedOptimi
     _match_other(plan, target, state, node, path, new)
 
 
-def _check_groups(plan: IntoPlan, target: Any, groups: list[Json], path: Path) -> bool:
+def _check_groups(plan: IntoPlan, target: Any, groups: list[Json], path: TreePath) -> bool:
     """Add differences between parameter groups; for groups that torch.save wrote, after they were read."""
     saved = [find_children(group, PAIRS_START, plan.decode_plain) or {} for group in groups[1:]]
     held = [group.get("params") for group in saved]
@@ -193,7 +197,7 @@ def _compare_groups(target: Any, saved: list[list[Any]]) -> list[str]:
 
 
 def _check_optimizer_shapes(
-    plan: IntoPlan, state: Any, parameters: Mapping[Any, torch.Tensor], node: Json, path: Path
+    plan: IntoPlan, state: Any, parameters: Mapping[Any, torch.Tensor], node: Json, path: TreePath
 ) -> None:
     for leaf_path, held, child in _iter_pairs(state, node, (*path, "state"), plan.decode_plain):
         parameter = parameters.get(leaf_path[len(path) + 1])
@@ -205,7 +209,7 @@ def _check_optimizer_shapes(
 
 
 def _add_memory(
-    plan: IntoPlan, state: dict[Any, Any], parameters: Mapping[Any, torch.Tensor], node: Json, path: Path
+    plan: IntoPlan, state: dict[Any, Any], parameters: Mapping[Any, torch.Tensor], node: Json, path: TreePath
 ) -> list[torch.Tensor]:
     """Allocate per-item state of a fresh optimizer for sharded parameters, cut like these.
 
@@ -236,7 +240,7 @@ def _list(counts: list[int]) -> str:
     return ", ".join(map(str, counts)) or "none"
 
 
-def _fill_where_it_fits(plan: IntoPlan, state: Any, node: Json, path: Path, are_new: Container[int]) -> None:
+def _fill_where_it_fits(plan: IntoPlan, state: Any, node: Json, path: TreePath, are_new: Container[int]) -> None:
     """Reuse the memory of tensors that a state already has; whatever does not match gets new memory."""
     for leaf_path, target, child in _iter_pairs(state, node, path, plan.decode_plain):
         name = join_name(leaf_path)
@@ -249,8 +253,8 @@ def _fill_where_it_fits(plan: IntoPlan, state: Any, node: Json, path: Path, are_
 
 
 def _iter_pairs(
-    target: Any, node: Json, path: Path, decode: Callable[[Json], Any]
-) -> Iterator[tuple[Path, torch.Tensor, list[Json]]]:
+    target: Any, node: Json, path: TreePath, decode: Callable[[Json], Any]
+) -> Iterator[tuple[TreePath, torch.Tensor, list[Json]]]:
     """Yield the tensors that a target and an encoded tree have at the same paths."""
     saved = {tuple(map(decode, leaf.path_json)): leaf.node for leaf in iter_leaves(node) if leaf.tag == TENSOR}
     for found, tensor in iter_tensors(target):

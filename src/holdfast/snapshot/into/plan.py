@@ -8,8 +8,8 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
+from holdfast.json_text import Json
 from holdfast.repo.format.manifest import Manifest
-from holdfast.repo.format.record import Json
 from holdfast.repo.read.reader import Verify, verify_mode
 from holdfast.repo.read.regions import Region
 from holdfast.snapshot.into.in_place import Claim
@@ -18,12 +18,12 @@ from holdfast.snapshot.leaves import decode_plain, is_one_entry, iter_entry_numb
 from holdfast.snapshot.load.entries import InPlace
 from holdfast.snapshot.load.load import LeafReader
 from holdfast.snapshot.load.opened import EntryAt, Opened
-from holdfast.tensors.sharding.sharded import Piece
+from holdfast.tensors.sharding.sharded import LocalBox
 from holdfast.tensors.spec import Specs, TensorSpec
-from holdfast.trees.outline import Path, iter_leaves, iter_stored, join_name
+from holdfast.trees.outline import TreePath, iter_leaves, iter_stored, join_name
 from holdfast.trees.registered import Types
 
-Replicas = Literal["auto", "each", "broadcast"]
+ReplicaMode = Literal["auto", "each", "broadcast"]
 """Who reads replicated tensors: "each" rank, one rank that "broadcast"s them, or whichever is faster ("auto")."""
 Wants = dict[int, tuple[Region, ...] | None]
 """Entries by number, and the boxes of them that are needed; None is the whole entry."""
@@ -46,19 +46,19 @@ class Step:
     """It writes to that one tensor and nothing else."""
 
 
-class Look(NamedTuple):
+class ImmutableCheck(NamedTuple):
     """A value that cannot be changed, and the saved one that it must equal."""
 
     target: Any
     node: Json
-    path: Path
+    path: TreePath
 
 
 class Check(NamedTuple):
     """A value of a foreign format, and a function that says what of it does not match."""
 
     node: Json
-    path: Path
+    path: TreePath
     find_problems: Callable[[Any], Iterable[str]]
 
 
@@ -72,7 +72,7 @@ class IntoOptions:
     assign: bool = False
     verify: Verify = "full"
     allow_pickle: bool = False
-    replicas: Replicas = "each"
+    replicas: ReplicaMode = "each"
     atomic: bool = False
 
     def __post_init__(self) -> None:
@@ -82,7 +82,7 @@ class IntoOptions:
         verify_mode(self.verify)
 
 
-class Meaning(NamedTuple):
+class SavedTensor(NamedTuple):
     """An ordinary tensor in the snapshot."""
 
     at: EntryAt
@@ -109,7 +109,7 @@ class IntoPlan:
     claims: list[Claim] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     """In the order of the tree."""
-    looks: list[Look] = field(default_factory=list)
+    looks: list[ImmutableCheck] = field(default_factory=list)
     """Values that cannot be changed: to be read and compared."""
     checks: list[Check] = field(default_factory=list)
     """Values that must be read before it is known whether they match."""
@@ -118,23 +118,23 @@ class IntoPlan:
     is_replaced: bool = False
     """Some value replaces an existing one instead of being copied into it."""
 
-    def add_problem(self, path: Path, text: str) -> None:
+    def add_problem(self, path: TreePath, text: str) -> None:
         """Add something that does not match."""
         self.problems.append(f"{join_name(path) or 'the tree'}: {text}")
 
-    def read_below(self, node: Json, path: Path) -> None:
+    def read_below(self, node: Json, path: TreePath) -> None:
         """Read every leaf of a tree that is decoded as a whole."""
         prefix = join_name(path)
         for leaf in iter_leaves(node):
             if leaf.tag.startswith("@"):
                 self.nodes.append((".".join(filter(None, (prefix, leaf.name))), leaf.node))
 
-    def find_meaning(self, node: Json, name: str) -> Meaning:
+    def find_meaning(self, node: Json, name: str) -> SavedTensor:
         """Return the entry and spec of an ordinary tensor's node."""
         numbers = (node[1],) if is_one_entry(node) else iter_entry_numbers(node, what=f"{self.opened.name!r}, {name}")
         number = next(iter(numbers))
         spec, size_bytes, _ = self.opened.find_facts(number)
-        return Meaning(EntryAt(self.opened, number), self.specs.decode(spec, size_bytes=size_bytes, name=name))
+        return SavedTensor(EntryAt(self.opened, number), self.specs.decode(spec, size_bytes=size_bytes, name=name))
 
     def fill(self, place: InPlace, name: str, *, is_new: bool = False) -> None:
         """Read an entry directly into memory; with `is_new`, memory that nothing else uses yet."""
@@ -143,12 +143,12 @@ class IntoPlan:
             self.names[place.at.number] = name
 
     def add_step(
-        self, path: Path, prepare: Prepare, keep: Callable[[], Undo], memory: Iterable[torch.Tensor] = ()
+        self, path: TreePath, prepare: Prepare, keep: Callable[[], Undo], memory: Iterable[torch.Tensor] = ()
     ) -> None:
         """Add a change that is made after all leaves were read."""
         self.steps.append(Step(join_name(path), prepare, keep, tuple(memory)))
 
-    def send(self, node: Json, target: torch.Tensor, path: Path) -> None:
+    def send(self, node: Json, target: torch.Tensor, path: TreePath) -> None:
         """Read a tensor to the device of the target that it replaces, unless that is the meta device."""
         if not target.is_meta:
             numbers = iter_entry_numbers(node, what=f"{self.opened.name!r}, {join_name(path)}")
@@ -169,7 +169,7 @@ class IntoPlan:
             wants[number] = None if place.pieces is None else self._list_regions(place, place.pieces)
         return wants
 
-    def _list_regions(self, place: InPlace, pieces: Iterable[Piece]) -> tuple[Region, ...]:
+    def _list_regions(self, place: InPlace, pieces: Iterable[LocalBox]) -> tuple[Region, ...]:
         entry = place.entry
         shape = self.specs.decode(entry.spec, size_bytes=entry.size_bytes, name=entry.name).shape
         return tuple(Region(piece.box, shape, piece.tensor.element_size()) for piece in pieces)

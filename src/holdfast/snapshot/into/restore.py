@@ -11,7 +11,7 @@ import torch
 from holdfast.errors import Mismatch
 from holdfast.snapshot.into.in_place import cut_like
 from holdfast.snapshot.stateful import find_wrapping, has_hooks
-from holdfast.trees.outline import Path, join_name
+from holdfast.trees.outline import TreePath, join_name
 from holdfast.trees.rename import replace_by_prefix
 
 _Module = torch.nn.Module
@@ -52,7 +52,7 @@ def _is_method(method: Any, original: object) -> bool:
     return getattr(method, "__func__", None) is original
 
 
-def restore(target: Any, state: Any, *, path: Path) -> None:
+def restore(target: Any, state: Any, *, path: TreePath) -> None:
     """Load `state` into an object that is not a module, through its own method."""
     with refusals(target, path):
         if isinstance(target, torch.optim.Optimizer):
@@ -84,7 +84,7 @@ def _cut_like_parameters(optimizer: torch.optim.Optimizer, state: dict[str, Any]
                 held[field] = cut_like(parameter, value)
 
 
-def restore_module(target: torch.nn.Module, state: Any, *, path: Path, assign: bool, strict: bool) -> None:
+def restore_module(target: torch.nn.Module, state: Any, *, path: TreePath, assign: bool, strict: bool) -> None:
     """Load `state` into a module through its own method."""
     # A user's own method may not accept these options.
     options = {name: True for name, value in (("assign", assign),) if value}
@@ -98,7 +98,7 @@ def restore_module(target: torch.nn.Module, state: Any, *, path: Path, assign: b
 
 
 @contextmanager
-def refusals(target: Any, path: Path) -> Iterator[None]:
+def refusals(target: Any, path: TreePath) -> Iterator[None]:
     """Turn errors of an object's own load method into Mismatch, with its name."""
     try:
         yield

@@ -13,7 +13,7 @@ from holdfast.snapshot.load.batches import view_place
 from holdfast.snapshot.load.entries import InPlace
 from holdfast.tensors.dtypes import items_per_byte
 from holdfast.tensors.memory import new_memory, view_raw
-from holdfast.tensors.sharding.sharded import Piece
+from holdfast.tensors.sharding.sharded import LocalBox
 
 _BLOCK_BYTES: Final = 8 << 20
 """How many bytes are exchanged at a time; a buffer of this size is allocated for it."""
@@ -43,7 +43,8 @@ class Swap:
     def _add(self, place: InPlace) -> InPlace:
         if place.pieces is not None:
             pieces = [
-                Piece(box, torch.empty(held.shape, dtype=held.dtype, device=held.device)) for box, held in place.pieces
+                LocalBox(box, torch.empty(held.shape, dtype=held.dtype, device=held.device))
+                for box, held in place.pieces
             ]
             self._pairs[id(place)] = [
                 (one.tensor, other.tensor) for one, other in zip(place.pieces, pieces, strict=True)

@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 
 from holdfast.repo.format.entry import Entry
-from holdfast.repo.read.reader import SnapshotReader, Watch
+from holdfast.repo.read.reader import SnapshotReader, WriteObserver
 from holdfast.tensors.build import CPU
 from holdfast.tensors.memory import new_memory, view_bytes, view_storage
 
@@ -21,7 +21,7 @@ def view_place(tensor: torch.Tensor, size_bytes: int) -> torch.Tensor:
     return view_storage(tensor.untyped_storage(), start, start + size_bytes)
 
 
-def read_to_devices(reader: SnapshotReader, wanted: Sequence[tuple[Entry, torch.Tensor]], watch: Watch) -> None:
+def read_to_devices(reader: SnapshotReader, wanted: Sequence[tuple[Entry, torch.Tensor]], watch: WriteObserver) -> None:
     """Fill memory on other devices, given as tensors of bytes; uses at most half of the budget on the host."""
     limit = reader.budget_bytes // 2
     for entry, _ in wanted:

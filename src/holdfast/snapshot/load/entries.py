@@ -12,7 +12,7 @@ import torch
 
 from holdfast.errors import Corrupt, HoldfastError, Unsupported
 from holdfast.repo.format.entry import Entry
-from holdfast.repo.read.reader import Watch
+from holdfast.repo.read.reader import WriteObserver
 from holdfast.repo.read.regions import Region
 from holdfast.snapshot.load.batches import iter_batches, read_to_devices, view_place
 from holdfast.snapshot.load.cast import (
@@ -32,7 +32,7 @@ from holdfast.snapshot.load.small import SmallTensors
 from holdfast.tensors.build import CPU, Block, build_tensor, fits_tray, measure_block, plan_block, plan_tray
 from holdfast.tensors.fakes import enter_fake_mode, find_fake_mode
 from holdfast.tensors.memory import new_memory, wrap_memory
-from holdfast.tensors.sharding.sharded import Piece
+from holdfast.tensors.sharding.sharded import LocalBox
 from holdfast.tensors.sources import group_equal
 from holdfast.tensors.spec import TENSOR as TENSOR_TYPE
 from holdfast.tensors.spec import Specs, TensorSpec, is_rng_state
@@ -52,7 +52,7 @@ class InPlace(NamedTuple):
     at: EntryAt
     size_bytes: int
     """The bytes from the tensor's first item to its last."""
-    pieces: tuple[Piece, ...] | None = None
+    pieces: tuple[LocalBox, ...] | None = None
     """This rank's boxes of a sharded tensor, each in memory of its own; None for an ordinary tensor."""
 
     @property
@@ -247,7 +247,7 @@ class EntryReader:
                 self._small.put(numbers, cast_tray(tray, self._options.dtype).build())
 
     def read_in_place(
-        self, left_out: Collection[int], watch: Watch, *, places: Mapping[int, InPlace] | None = None
+        self, left_out: Collection[int], watch: WriteObserver, *, places: Mapping[int, InPlace] | None = None
     ) -> None:
         """Read entries into the existing memory, or into the replacements that are given.
 
@@ -265,7 +265,7 @@ class EntryReader:
         moves = [(each.entry, view_place(each.tensor, each.size_bytes)) for each in elsewhere]
         read_to_devices(self._opened.reader, moves, watch)
 
-    def _read_pieces(self, places: Sequence[InPlace], watch: Watch) -> None:
+    def _read_pieces(self, places: Sequence[InPlace], watch: WriteObserver) -> None:
         """Read this rank's boxes of tensors, through other memory if a box is not contiguous."""
         limit = self._opened.reader.budget_bytes // 2
         wanted = [(each.entry, piece) for each in places for piece in each.pieces or () if piece.tensor.numel()]

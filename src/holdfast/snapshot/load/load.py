@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from holdfast.errors import Corrupt, NotFound, Unsupported
+from holdfast.json_text import Json
 from holdfast.repo.format.entry import Entry
-from holdfast.repo.format.record import Json
-from holdfast.repo.read.reader import Watch
+from holdfast.repo.read.reader import WriteObserver
 from holdfast.snapshot.leaves import (
     ARRAY,
     BLOBS,
@@ -34,7 +34,7 @@ from holdfast.tensors.composite import SUBCLASS, join
 from holdfast.tensors.fakes import find_fake_mode, leave_fake_mode, make_fake
 from holdfast.tensors.layouts import is_host_part
 from holdfast.trees.encoding import decode_tree
-from holdfast.trees.outline import Path, iter_stored, join_name
+from holdfast.trees.outline import TreePath, iter_stored, join_name
 from holdfast.trees.pick import matches, pick, rename_keys
 from holdfast.trees.registered import Types
 
@@ -79,7 +79,7 @@ class LeafReader:
             self._entries.read(parts)
 
     def read_in_place(
-        self, left_out: Collection[int], watch: Watch, *, places: Mapping[int, InPlace] | None = None
+        self, left_out: Collection[int], watch: WriteObserver, *, places: Mapping[int, InPlace] | None = None
     ) -> None:
         """Read entries into the existing memory, or into the replacements that are given.
 
@@ -87,7 +87,7 @@ class LeafReader:
         """
         self._entries.read_in_place(left_out, watch, places=places)
 
-    def decode(self, node: list[Json], path: Path) -> object:
+    def decode(self, node: list[Json], path: TreePath) -> object:
         """Return the value of a leaf; its entries must have been read."""
         tag = node[0]
         ready = self._find_ready(node[1]) if is_one_entry(node) else None

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from holdfast.repo.format.record import Json, canonical_json
+from holdfast.json_text import Json, canonical_json
 from holdfast.snapshot.leaves import GRAD, PARTS, TENSOR
 from holdfast.trees.outline import FIELDS_START, ITEMS_START, PAIRS_START, key_text
 
 
-def unite(trees: Sequence[Json]) -> tuple[Json, list[str]]:
+def merge_trees(trees: Sequence[Json]) -> tuple[Json, list[str]]:
     """Return the union of encoded trees with the same entry numbers, and the names of leaves that differ."""
     divergent: list[str] = []
     united = trees[0]

@@ -12,8 +12,8 @@ from types import TracebackType
 from typing import Final, NamedTuple, Self
 
 from holdfast.errors import AmbiguousName, Corrupt, NotFound
+from holdfast.json_text import Json, canonical_json
 from holdfast.repo.format.entry import Entry
-from holdfast.repo.format.record import Json, canonical_json
 from holdfast.repo.read.reader import SnapshotReader
 from holdfast.snapshot.gc_pause import pause_gc_if_small
 from holdfast.trees.outline import TREE, Leaf, iter_leaves, share_tags
@@ -41,7 +41,7 @@ class EntryAt(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundLeaves:
     """The result of looking up a name or path: one leaf, or all leaves below it."""
 
     name: str
@@ -91,7 +91,7 @@ class Opened:
             found.setdefault(leaf.name, []).append(leaf)
         return found
 
-    def find(self, name: str) -> Found:
+    def find(self, name: str) -> FoundLeaves:
         """Return the leaf with that name, or all leaves whose names begin with it and a dot."""
         named = self._by_name.get(name, [])
         if len(named) > 1:
@@ -102,16 +102,16 @@ class Opened:
                 paths=paths,
             )
         if named:
-            return Found(name, tuple(named), is_leaf=True)
+            return FoundLeaves(name, tuple(named), is_leaf=True)
         below = tuple(leaf for leaf in self.leaves if leaf.name.startswith(name + "."))
         if not below:
             close = difflib.get_close_matches(name, list(islice(self._by_name, _COMPARED)), n=1)
             hint = f"did you mean {close[0]!r}? " if close else ""
             advice = f"{hint}`holdfast show {self.name}` lists them"
             raise NotFound(f"no leaf {name!r} in {self.name!r}; {advice}", name=name)
-        return Found(name, below, is_leaf=False)
+        return FoundLeaves(name, below, is_leaf=False)
 
-    def find_path(self, path: Sequence[object], encode: Encode) -> Found:
+    def find_path(self, path: Sequence[object], encode: Encode) -> FoundLeaves:
         """Return what is at a path of keys."""
         keys = [canonical_json(encode(key)) for key in path]
         found = [leaf for leaf in self.leaves if [*map(canonical_json, leaf.path_json[: len(keys)])] == keys]
@@ -119,7 +119,7 @@ class Opened:
             raise NotFound(f"nothing at path {tuple(path)!r} in {self.name!r}", name=str(tuple(path)))
         is_leaf = len(found[0].path_json) == len(keys)
         name = found[0].name if is_leaf else ".".join(str(key) for key in path)
-        return Found(name, tuple(found), is_leaf=is_leaf)
+        return FoundLeaves(name, tuple(found), is_leaf=is_leaf)
 
     def entry(self, number: int) -> Entry:
         """Return an entry by the number in a node."""

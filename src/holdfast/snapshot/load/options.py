@@ -11,7 +11,6 @@ import torch
 from holdfast.repo.read.reader import Verify, verify_mode
 
 Aliases = Literal["preserve", "fresh"]
-Device = torch.device | str | None
 SAVED: Final = "saved"
 
 
@@ -19,7 +18,7 @@ SAVED: Final = "saved"
 class LoadOptions:
     """What to load, and how."""
 
-    device: Device = "cpu"
+    device: torch.device | str | None = "cpu"
     only: str | Sequence[str] | None = None
     verify: Verify = "full"
     mmap: bool = False

@@ -6,11 +6,11 @@ import warnings
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from holdfast.json_text import Json
 from holdfast.repo.format.entry import NO_RANK
 from holdfast.repo.format.manifest import Manifest
 from holdfast.repo.format.rank_manifests import Manifests
-from holdfast.repo.format.record import Json
-from holdfast.snapshot.load.merge_trees import renumber, unite
+from holdfast.snapshot.load.merge_trees import merge_trees, renumber
 from holdfast.trees.outline import TREE
 
 _MAX_NAMED: Final = 20
@@ -31,7 +31,7 @@ def find_variants(root: Manifest, parts: Iterable[Manifest]) -> list[str]:
         # A part has a tree of its own only if that rank's tree differs from the root's.
         if part.spec is not None:
             own = renumber(_find_tree(part), {at: numbers[entry.name] for at, entry in enumerate(entries)})
-            names += unite([_find_tree(root), own])[1]
+            names += merge_trees([_find_tree(root), own])[1]
     return list(dict.fromkeys(names))
 
 

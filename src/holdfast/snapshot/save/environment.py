@@ -8,7 +8,7 @@ import sys
 
 import torch
 
-from holdfast.repo.format.record import Json
+from holdfast.json_text import Json
 
 
 def describe_environment() -> dict[str, Json]:

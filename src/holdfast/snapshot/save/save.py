@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from holdfast.errors import Unsupported
+from holdfast.json_text import EncodedJson, Json
 from holdfast.progress import Progress
-from holdfast.repo.format.record import EncodedJson, Json
 from holdfast.repo.format.source import Source
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.write.writer import Request, SaveResult, save
@@ -18,7 +18,7 @@ from holdfast.snapshot.leaves import LeafWriter
 from holdfast.snapshot.save.environment import describe_environment
 from holdfast.snapshot.stateful import expand
 from holdfast.tensors.sharding.shard_source import ShardSource
-from holdfast.tensors.sharding.sharded import Held
+from holdfast.tensors.sharding.sharded import LocalLeaf
 from holdfast.trees.encoding import encode_tree
 from holdfast.trees.outline import TREE, join_name
 from holdfast.trees.registered import Types
@@ -43,7 +43,7 @@ class Leaves(NamedTuple):
     spec: EncodedJson
     """The shape, as the spec of a snapshot. Decoded, it would take several times the memory."""
     sources: Sequence[Source]
-    held: dict[int, Held]
+    held: dict[int, LocalLeaf]
     """Entries, by number, that are shards or replicas of other ranks' tensors."""
     own: set[int]
     """Entries that are declared per rank."""

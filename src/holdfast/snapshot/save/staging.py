@@ -18,13 +18,13 @@ import numpy as np
 import torch
 
 from holdfast.errors import SourceChanged, StoreError
+from holdfast.json_text import Json
 from holdfast.objects.blocks import copy_bytes
 from holdfast.objects.thread_pool import BackgroundThread
 from holdfast.progress import Progress
 from holdfast.repo.engine import Engine, count_cores
 from holdfast.repo.format.chunk import UNIT_BYTES
-from holdfast.repo.format.record import Json
-from holdfast.repo.format.source import Piece, Source, cut_sources, group_pieces
+from holdfast.repo.format.source import Source, SourceChunk, cut_sources, group_pieces
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import read_name
 from holdfast.repo.write.writer import Request, SaveResult, save
@@ -74,7 +74,7 @@ class Slabs:
         """Copy all sources."""
         targets = self._lay_out([source.size_bytes for source in sources])
 
-        def copy_batch(batch: Sequence[Piece]) -> None:
+        def copy_batch(batch: Sequence[SourceChunk]) -> None:
             for piece in batch:
                 data = piece.source.read(piece.start, piece.stop)
                 copy_bytes(targets[piece.position][piece.start : piece.stop], data.cast("B"))
@@ -104,10 +104,10 @@ class Slabs:
         return [views[slab][at : at + size] for (slab, at), size in zip(starts, sizes, strict=True)]
 
 
-def _cut_units(sources: Sequence[Source]) -> list[Piece]:
+def _cut_units(sources: Sequence[Source]) -> list[SourceChunk]:
     """Cut sources into units that are worth a thread's work; copying need not respect the boundaries of chunks."""
     return [
-        Piece(source, position, start, min(start + UNIT_BYTES, source.size_bytes))
+        SourceChunk(source, position, start, min(start + UNIT_BYTES, source.size_bytes))
         for position, source in enumerate(sources)
         for start in range(0, source.size_bytes, UNIT_BYTES)
     ]
@@ -161,7 +161,7 @@ class Queue:
                 self._changed.notify_all()
             raise
 
-    def _put(self, piece: Piece) -> None:
+    def _put(self, piece: SourceChunk) -> None:
         # An array, because every view keeps it alive: when it is freed, the piece has been written or was already
         # present.
         memory = np.empty(piece.stop - piece.start, dtype=np.uint8)

@@ -15,8 +15,8 @@ import torch
 
 from holdfast.digest import Digest, hash_kind
 from holdfast.errors import AmbiguousName, NotFound
+from holdfast.json_text import Json, canonical_json
 from holdfast.repo.format.entry import Entry, digest_entry
-from holdfast.repo.format.record import Json, canonical_json
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names import snapshots as records
 from holdfast.repo.read.reader import Verify, open_snapshot
@@ -27,18 +27,18 @@ from holdfast.snapshot.into.plan import IntoOptions
 from holdfast.snapshot.leaves import GRAD, PARTS, TENSOR, iter_entry_numbers
 from holdfast.snapshot.load.cast import is_cast, verify_dtype
 from holdfast.snapshot.load.load import load_node, load_tree
-from holdfast.snapshot.load.opened import Found, Opened
-from holdfast.snapshot.load.options import SAVED, Aliases, Device, LoadOptions
+from holdfast.snapshot.load.opened import FoundLeaves, Opened
+from holdfast.snapshot.load.options import SAVED, Aliases, LoadOptions
 from holdfast.snapshot.load.variants import warn_alone
 from holdfast.snapshot.view.shared_memory import SharedMemory
-from holdfast.snapshot.view.slices import Index, read_slice
+from holdfast.snapshot.view.slices import SliceIndex, read_slice
 from holdfast.tensors.fakes import find_fake_mode
 from holdfast.tensors.spec import TensorSpec, decode_spec
 from holdfast.trees.encoding import encode_tree, refuse
-from holdfast.trees.outline import Leaf, Path
+from holdfast.trees.outline import Leaf, TreePath
 from holdfast.trees.registered import Types
 
-Key = str | Sequence[object]
+LeafKey = str | Sequence[object]
 """A name, or a path of keys."""
 _TENSOR_TAGS: Final = (TENSOR, PARTS, GRAD)
 
@@ -46,7 +46,7 @@ _TENSOR_TAGS: Final = (TENSOR, PARTS, GRAD)
 class Snapshot:
     """One committed snapshot; reads nothing before the first access. Safe in any thread."""
 
-    def __init__(self, repo: Repository, record: records.Snapshot, types: Types) -> None:
+    def __init__(self, repo: Repository, record: records.CommittedSnapshot, types: Types) -> None:
         """Keep the record; nothing is opened yet."""
         self._repo = repo
         self._record = record
@@ -55,7 +55,7 @@ class Snapshot:
         self._opened: Opened | None = None
 
     @property
-    def record(self) -> records.Snapshot:
+    def record(self) -> records.CommittedSnapshot:
         """The snapshot's record in the repository."""
         return self._record
 
@@ -105,11 +105,11 @@ class Snapshot:
         """Return the names of all leaves, in the order of the tree."""
         return list(self)
 
-    def __contains__(self, key: Key) -> bool:
+    def __contains__(self, key: LeafKey) -> bool:
         """Tell whether a leaf has that name, or a name that begins with it and a dot."""
         return key in self._root
 
-    def __getitem__(self, key: Key) -> Any:
+    def __getitem__(self, key: LeafKey) -> Any:
         """Return a lazy tensor, a plain value, or a view of everything below a name.
 
         Raises NotFound, or AmbiguousName if two leaves have that name: a tuple of keys is never ambiguous.
@@ -119,7 +119,9 @@ class Snapshot:
     @cached_property
     def _root(self) -> View:
         opened = self.open()
-        return View(_ViewContext(opened, self._types, SharedMemory(opened)), Found("", opened.leaves, is_leaf=False))
+        return View(
+            _ViewContext(opened, self._types, SharedMemory(opened)), FoundLeaves("", opened.leaves, is_leaf=False)
+        )
 
     def open(self) -> Opened:
         """Open it for reading; later calls return the same object."""
@@ -184,7 +186,7 @@ class _ViewContext:
 class View:
     """Everything below a name in a snapshot."""
 
-    def __init__(self, room: _ViewContext, found: Found) -> None:
+    def __init__(self, room: _ViewContext, found: FoundLeaves) -> None:
         self._room = room
         self._found = found
 
@@ -206,7 +208,7 @@ class View:
         """Return the names of the leaves, without the common prefix."""
         return list(self)
 
-    def __contains__(self, key: Key) -> bool:
+    def __contains__(self, key: LeafKey) -> bool:
         """Tell whether there is a leaf or a group of leaves with that name."""
         try:
             self._find(key)
@@ -216,7 +218,7 @@ class View:
             return True
         return True
 
-    def __getitem__(self, key: Key) -> Any:
+    def __getitem__(self, key: LeafKey) -> Any:
         """Return a lazy tensor, a plain value, or a view of everything below a name."""
         found = self._find(key)
         if not found.is_leaf:
@@ -235,7 +237,7 @@ class View:
         loaded: dict[str, Any] = load_node(self._room.opened, tree, options, self._room.types)
         return loaded
 
-    def _find(self, key: Key) -> Found:
+    def _find(self, key: LeafKey) -> FoundLeaves:
         if isinstance(key, str):
             return self._room.opened.find(f"{self.name}.{key}" if self.name else key)
         if self.name:
@@ -243,7 +245,7 @@ class View:
         return self._room.opened.find_path(key, self._encode_key)
 
     def _encode_key(self, key: object) -> Json:
-        def encode_leaf(value: object, path: Path) -> Json:
+        def encode_leaf(value: object, path: TreePath) -> Json:
             raise refuse(value, path)
 
         return encode_tree(key, types=self._room.types, encode_leaf=encode_leaf)
@@ -292,7 +294,11 @@ class LazyTensor:
         return f"<LazyTensor {self.name!r} {tuple(self.shape)} {self.dtype}>"
 
     def read(
-        self, *, device: Device = "cpu", aliases: Aliases = "preserve", dtype: torch.dtype | None = None
+        self,
+        *,
+        device: torch.device | str | None = "cpu",
+        aliases: Aliases = "preserve",
+        dtype: torch.dtype | None = None,
     ) -> torch.Tensor:
         """Read and verify it.
 
@@ -310,7 +316,7 @@ class LazyTensor:
         tensor: torch.Tensor = load_node(self._room.opened, self._leaf.node, options, self._room.types)
         return tensor
 
-    def __getitem__(self, index: Index | tuple[Index, ...]) -> torch.Tensor:
+    def __getitem__(self, index: SliceIndex | tuple[SliceIndex, ...]) -> torch.Tensor:
         """Read a slice into new, contiguous memory; fetches only the chunks that contain it."""
         if not self._is_ordinary:
             return self.read()[index]
@@ -331,7 +337,7 @@ class LazyTensor:
         return entry, decode_spec(entry.spec, size_bytes=entry.size_bytes, what=self.name)
 
 
-def _is_unread(device: Device) -> bool:
+def _is_unread(device: torch.device | str | None) -> bool:
     """Tell whether the values of what is read are not needed (fake or meta tensors)."""
     is_meta = device is not None and device != SAVED and torch.device(device).type == "meta"
     return is_meta or find_fake_mode() is not None

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from holdfast.errors import NotFound
 from holdfast.repo.format.layout import natural_order
 from holdfast.repo.handle.repository import Repository
-from holdfast.repo.names.snapshots import Snapshot as Record
+from holdfast.repo.names.snapshots import CommittedSnapshot as Record
 from holdfast.repo.names.snapshots import iter_user_names, read_snapshot
 from holdfast.repo.names.tags import read_tag
 from holdfast.snapshot.view.lazy import Snapshot
 from holdfast.trees.registered import Types
 
 
-def find_snapshot(repo: Repository, name: str, types: Types) -> Snapshot:
+def open_named(repo: Repository, name: str, types: Types) -> Snapshot:
     """Return the snapshot with a name or tag; raises NotFound."""
     try:
         return Snapshot(repo, read_snapshot(repo.store, name), types)
@@ -31,7 +31,7 @@ def list_snapshots(repo: Repository, prefix: str, types: Types) -> list[Snapshot
     return [Snapshot(repo, record, types) for record in found]
 
 
-def find_latest(repo: Repository, prefix: str, types: Types) -> Snapshot | None:
+def open_latest(repo: Repository, prefix: str, types: Types) -> Snapshot | None:
     """Return the most recently committed one of them; None if there is none."""
     order = _iter_records(repo, prefix)
     newest = max(order, key=lambda record: (record.time_s, natural_order(record.name)), default=None)

@@ -11,7 +11,7 @@ from holdfast.errors import Corrupt
 from holdfast.repo.format.entry import Entry
 from holdfast.snapshot.leaves import iter_entry_numbers
 from holdfast.snapshot.load.opened import Opened
-from holdfast.snapshot.load.options import SAVED, Device
+from holdfast.snapshot.load.options import SAVED
 from holdfast.tensors.build import CPU, build_tensor, plan_block
 from holdfast.tensors.memory import new_memory, view_bytes, view_storage
 from holdfast.tensors.spec import TensorSpec, decode_spec, is_rng_state
@@ -31,7 +31,7 @@ class SharedMemory:
         self._filled: dict[tuple[object, str], list[_Range]] = {}
         self._lock = threading.Lock()
 
-    def read(self, leaf: Leaf, device: Device) -> torch.Tensor:
+    def read(self, leaf: Leaf, device: torch.device | str | None) -> torch.Tensor:
         """Read an ordinary tensor, or reuse memory that contains its bytes."""
         what = f"{self._opened.name!r}, {leaf.name}"
         (number,) = iter_entry_numbers(leaf.node, what=what)
@@ -98,7 +98,7 @@ class SharedMemory:
         return memory
 
 
-def _find_device(device: Device, entry: Entry) -> torch.device:
+def _find_device(device: torch.device | str | None, entry: Entry) -> torch.device:
     """Return the device with its index, as existing tensors report it."""
     if device == SAVED:
         saved = entry.note.get("device") if isinstance(entry.note, dict) else None

@@ -21,7 +21,7 @@ from holdfast.tensors.dtypes import item_bytes, items_per_byte
 from holdfast.tensors.memory import new_memory, view_bytes, view_items, view_storage
 from holdfast.tensors.spec import TensorSpec, contiguous_stride
 
-Index = int | slice | EllipsisType
+SliceIndex = int | slice | EllipsisType
 _WORTH_BYTES: Final = 4096
 """Bytes between two rows are read along with them if there are fewer than this."""
 
@@ -57,7 +57,7 @@ def _read_whole(reader: SnapshotReader, entry: Entry, spec: TensorSpec) -> torch
 def _normalise(index: object, shape: Sequence[int]) -> list[int | slice] | None:
     """Return an integer or slice for each dimension; None for an index that only torch understands."""
     given = [int(part) if isinstance(part, np.integer) else part for part in _as_tuple(index)]
-    is_basic = all(isinstance(part, Index) and not isinstance(part, bool) for part in given)
+    is_basic = all(isinstance(part, SliceIndex) and not isinstance(part, bool) for part in given)
     if not is_basic or sum(part is Ellipsis for part in given) > 1:
         return None
     # Torch reports what is wrong with an index, before anything is read.

@@ -32,7 +32,7 @@ class Cut(NamedTuple):
     """The split factor of a strided shard: the dim is first split into so many parts, each of which is then cut."""
 
 
-class Run(NamedTuple):
+class RowRun(NamedTuple):
     """Neighbouring rows of a dim that a rank has: their start in the global tensor and in the local one."""
 
     start: int
@@ -40,19 +40,19 @@ class Run(NamedTuple):
     size: int
 
 
-def plan_runs(length: int, cuts: Sequence[Cut]) -> list[Run]:
+def plan_runs(length: int, cuts: Sequence[Cut]) -> list[RowRun]:
     """Return the rows of a dim of that length that remain after all cuts, in local order; neighbours are one run."""
     spans = [(0, length)]
     for cut in cuts:
         size = sum(stop - start for start, stop in spans)
         spans = [span for low, high in _iter_parts(size, cut) for span in _take(spans, low, high)]
-    runs: list[Run] = []
+    runs: list[RowRun] = []
     for start, stop in spans:
         if runs and runs[-1].start + runs[-1].size == start:
             last = runs.pop()
             runs.append(last._replace(size=last.size + stop - start))
         else:
-            runs.append(Run(start, runs[-1].local_start + runs[-1].size if runs else 0, stop - start))
+            runs.append(RowRun(start, runs[-1].local_start + runs[-1].size if runs else 0, stop - start))
     return runs
 
 
@@ -87,7 +87,7 @@ class Placed(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ShardLayout:
     """The boxes of a DTensor's local part in the global tensor, and the ranks that have the same part."""
 
     local_shape: Coordinates
@@ -108,9 +108,9 @@ class Layouts:
     """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[object, ...], Layout] = {}
+        self._known: dict[tuple[object, ...], ShardLayout] = {}
 
-    def find(self, tensor: Any) -> Layout:
+    def find(self, tensor: Any) -> ShardLayout:
         """Return the layout of a DTensor; raises Unsupported for placements other than Replicate and Shard."""
         mesh, placements = tensor.device_mesh, tuple(tensor.placements)
         verify_placements(mesh, placements)
@@ -136,11 +136,11 @@ def verify_placements(mesh: Any, placements: Sequence[object]) -> None:
         )
 
 
-def _plan_layout(tensor: Any, mesh: Any, coordinate: Sequence[int] | None, placements: Sequence[Any]) -> Layout:
+def _plan_layout(tensor: Any, mesh: Any, coordinate: Sequence[int] | None, placements: Sequence[Any]) -> ShardLayout:
     mesh_ranks = tuple(mesh.mesh.flatten().tolist())
     is_cut = not all(isinstance(placement, _placements.Replicate) for placement in placements)
     if coordinate is None:
-        return Layout((0,), (), (), mesh_ranks, is_cut)
+        return ShardLayout((0,), (), (), mesh_ranks, is_cut)
     cuts: dict[int, list[Cut]] = {dim: [] for dim in range(tensor.dim())}
     index: list[int | slice] = list(coordinate)
     for axis, placement in enumerate(placements):
@@ -150,7 +150,7 @@ def _plan_layout(tensor: Any, mesh: Any, coordinate: Sequence[int] | None, place
             stripes = placement.split_factor if isinstance(placement, _placements.StridedShard) else 1
             cuts[placement.dim].append(Cut(placement.dim, mesh.shape[axis], coordinate[axis], stripes))
     runs = [plan_runs(length, cuts[dim]) for dim, length in enumerate(tensor.shape)]
-    layout = Layout(
+    layout = ShardLayout(
         local_shape=tuple(sum(run.size for run in of_dim) for of_dim in runs),
         placed=tuple(_join(chosen) for chosen in product(*runs)),
         ranks=tuple(mesh.mesh[tuple(index)].flatten().tolist()),
@@ -161,12 +161,12 @@ def _plan_layout(tensor: Any, mesh: Any, coordinate: Sequence[int] | None, place
     return layout
 
 
-def _join(runs: Sequence[Run]) -> Placed:
+def _join(runs: Sequence[RowRun]) -> Placed:
     sizes = tuple(run.size for run in runs)
     return Placed(Box(tuple(run.start for run in runs), sizes), Box(tuple(run.local_start for run in runs), sizes))
 
 
-def _verify_as_torch(tensor: Any, layout: Layout) -> None:
+def _verify_as_torch(tensor: Any, layout: ShardLayout) -> None:
     """Raise Unsupported if the installed torch computes another offset or shape for the local part."""
     if not has_own_bytes(tensor._local_tensor):
         return

@@ -9,12 +9,12 @@ from itertools import accumulate
 
 import torch
 
+from holdfast.json_text import Json
 from holdfast.repo.format.boxes import Box, Coordinates, cut_rows, relative, slices, volume
-from holdfast.repo.format.record import Json
 from holdfast.repo.format.source import Source
 from holdfast.tensors.memory import view_bytes, view_memory, view_raw, view_storage
 from holdfast.tensors.roles import find_role
-from holdfast.tensors.sharding.sharded import Held, Piece
+from holdfast.tensors.sharding.sharded import LocalBox, LocalLeaf
 from holdfast.tensors.spec import TensorSpec, contiguous_stride, count_bytes, encode_spec
 
 
@@ -23,10 +23,10 @@ class ShardSource:
     """The bytes that one rank has of a tensor."""
 
     name: str
-    pieces: Sequence[Piece]
+    pieces: Sequence[LocalBox]
     boxes: Sequence[Box]
     """The chunks, in order."""
-    homes: Sequence[Piece]
+    homes: Sequence[LocalBox]
     """For each chunk, the piece that contains it."""
     cuts: Sequence[int]
     whole_bytes: int
@@ -70,7 +70,7 @@ class ShardSource:
         return view_bytes(view_storage(part.untyped_storage(), start, stop))
 
 
-def make_shard_source(name: str, tensor: torch.Tensor | None, held: Held) -> ShardSource:
+def make_shard_source(name: str, tensor: torch.Tensor | None, held: LocalLeaf) -> ShardSource:
     """Return a source for the pieces in `held`; `tensor` is the global tensor, whose role and flags are saved."""
     assert held.dtype is not None, "only a tensor with strided items has pieces"
     meaning = TensorSpec(
@@ -99,7 +99,7 @@ def _count(shape: Coordinates) -> int:
     return volume(Box((0,) * len(shape), shape))
 
 
-def _find_device(pieces: Sequence[Piece]) -> Json:
+def _find_device(pieces: Sequence[LocalBox]) -> Json:
     devices = {str(piece.tensor.device) for piece in pieces if not piece.tensor.is_cpu}
     return {"device": min(devices)} if devices else None
 

@@ -20,7 +20,7 @@ _SHARDED_TENSOR: Final = "torch.distributed._shard.sharded_tensor.api.ShardedTen
 _UNFINISHED: Final = "torch.distributed._functional_collectives.AsyncCollectiveTensor"
 _MAX_NAMED: Final = 8
 
-Kind = Literal["plain", "replica", "shards", "per rank"]
+LeafKind = Literal["plain", "replica", "shards", "per rank"]
 
 
 class LookupIndex(Protocol):
@@ -50,7 +50,7 @@ class Checkpointable(Protocol):
         """Return the box at the offset of a LookupIndex."""
 
 
-class Piece(NamedTuple):
+class LocalBox(NamedTuple):
     """A box of a global tensor, and the local memory with its items."""
 
     box: Box
@@ -59,14 +59,14 @@ class Piece(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class LocalLeaf:
     """What a rank has of one leaf."""
 
-    kind: Kind
+    kind: LeafKind
     global_shape: Coordinates = ()
     dtype: torch.dtype | None = None
     """None for plain values and for tensors that are made of others."""
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[LocalBox, ...] = ()
     """No piece is empty, unless the global tensor is."""
     ranks: tuple[int, ...] = ()
     """The global ranks that are declared to have the same data, including this one; empty if nothing is declared."""
@@ -119,7 +119,7 @@ def shard(tensor: torch.Tensor, *, global_shape: Sequence[int], offsets: Sequenc
     return Shard(tensor, shape, starts)
 
 
-def describe(value: object, *, layouts: Layouts | None = None) -> Held:
+def describe(value: object, *, layouts: Layouts | None = None) -> LocalLeaf:
     """Return what this rank has of a leaf; raises Unsupported for a tensor that cannot be split into boxes.
 
     To describe many leaves, pass the same `layouts` for all of them.
@@ -128,10 +128,10 @@ def describe(value: object, *, layouts: Layouts | None = None) -> Held:
         return _describe_per_rank(value.value)
     if isinstance(value, Shard):
         box = Box(value.offsets, tuple(value.tensor.shape))
-        return _hold_shards(value.global_shape, value.tensor.dtype, [Piece(box, value.tensor)])
+        return _hold_shards(value.global_shape, value.tensor.dtype, [LocalBox(box, value.tensor)])
     if isinstance(value, torch.Tensor) and has_own_bytes(value):
         shape = tuple(value.shape)
-        return Held("plain", shape, value.dtype, (Piece(whole(shape), value),))
+        return LocalLeaf("plain", shape, value.dtype, (LocalBox(whole(shape), value),))
     names = _find_names(value)
     if _DTENSOR in names:
         return _describe_dtensor(value, Layouts() if layouts is None else layouts)
@@ -139,7 +139,7 @@ def describe(value: object, *, layouts: Layouts | None = None) -> Held:
         return _describe_sharded(value)
     if isinstance(value, Checkpointable):
         return _describe_checkpointable(value)
-    return Held("plain")
+    return LocalLeaf("plain")
 
 
 def _find_names(value: object) -> set[str]:
@@ -152,9 +152,9 @@ def _name_kind(value: object) -> str:
     return f"{value.layout} tensor of {value.dtype}"
 
 
-def _describe_per_rank(value: object) -> Held:
+def _describe_per_rank(value: object) -> LocalLeaf:
     if not isinstance(value, torch.Tensor | Shard | PerRank | Checkpointable):
-        return Held("per rank")
+        return LocalLeaf("per rank")
     held = describe(value)
     if held.kind != "plain":
         raise Unsupported(
@@ -163,16 +163,16 @@ def _describe_per_rank(value: object) -> Held:
     return replace(held, kind="per rank")
 
 
-def _describe_dtensor(value: Any, layouts: Layouts) -> Held:
+def _describe_dtensor(value: Any, layouts: Layouts) -> LocalLeaf:
     layout = layouts.find(value)
     shape, local = tuple(value.shape), _find_local(value)
-    kind: Kind = "shards" if layout.is_cut else "replica"
+    kind: LeafKind = "shards" if layout.is_cut else "replica"
     if 0 in shape:
         # An empty tensor is the same on every rank, however it is cut.
-        piece = Piece(whole(shape), local.new_empty(shape))
-        return Held("replica", shape, value.dtype, (piece,), layout.mesh_ranks, layout.mesh_ranks)
+        piece = LocalBox(whole(shape), local.new_empty(shape))
+        return LocalLeaf("replica", shape, value.dtype, (piece,), layout.mesh_ranks, layout.mesh_ranks)
     if not layout.ranks:
-        return Held(kind, shape, value.dtype, mesh_ranks=layout.mesh_ranks)
+        return LocalLeaf(kind, shape, value.dtype, mesh_ranks=layout.mesh_ranks)
     if not has_own_bytes(local) and isinstance(local, Checkpointable):
         held = _hold_shards(shape, value.dtype, _iter_chunks(local))
         return replace(held, ranks=layout.ranks, mesh_ranks=layout.mesh_ranks)
@@ -183,10 +183,12 @@ def _describe_dtensor(value: Any, layouts: Layouts) -> Held:
         )
     memory = local.detach()
     if len(layout.placed) == 1:
-        pieces = [Piece(layout.placed[0].box, memory)]
+        pieces = [LocalBox(layout.placed[0].box, memory)]
     else:
-        pieces = [Piece(box, memory[slices(part)]) for box, part in layout.placed]
-    return Held(kind, shape, value.dtype, _verify_pieces(shape, value.dtype, pieces), layout.ranks, layout.mesh_ranks)
+        pieces = [LocalBox(box, memory[slices(part)]) for box, part in layout.placed]
+    return LocalLeaf(
+        kind, shape, value.dtype, _verify_pieces(shape, value.dtype, pieces), layout.ranks, layout.mesh_ranks
+    )
 
 
 def _find_local(value: Any) -> torch.Tensor:
@@ -197,45 +199,47 @@ def _find_local(value: Any) -> torch.Tensor:
     return arrived
 
 
-def _describe_sharded(value: Any) -> Held:
-    pieces = (Piece(_find_box(each.metadata), each.tensor) for each in value.local_shards())
+def _describe_sharded(value: Any) -> LocalLeaf:
+    pieces = (LocalBox(_find_box(each.metadata), each.tensor) for each in value.local_shards())
     metadata = value.metadata()
     # Not value.dtype: torch warns that ShardedTensor is deprecated whenever a tensor attribute is read.
     return _hold_shards(tuple(metadata.size), metadata.tensor_properties.dtype, pieces)
 
 
-def _describe_checkpointable(value: Any) -> Held:
+def _describe_checkpointable(value: Any) -> LocalLeaf:
     pieces = list(_iter_chunks(value))
     if isinstance(value, torch.Tensor):
         return _hold_shards(tuple(value.size()), value.dtype, pieces)
     items = value.__create_write_items__("", value)
     if not items:
-        return Held("shards")
+        return LocalLeaf("shards")
     data = items[0].tensor_data
     return _hold_shards(tuple(data.size), data.properties.dtype, pieces)
 
 
-def _iter_chunks(value: Any) -> Iterator[Piece]:
+def _iter_chunks(value: Any) -> Iterator[LocalBox]:
     for number, chunk in enumerate(value.__create_chunk_list__()):
         box = Box(tuple(chunk.offsets), tuple(chunk.sizes))
         # A rank without data may list an empty box, for which __get_tensor_shard__ raises.
         if volume(box):
-            yield Piece(box, value.__get_tensor_shard__(_Index("", torch.Size(box.starts), number)))
+            yield LocalBox(box, value.__get_tensor_shard__(_Index("", torch.Size(box.starts), number)))
 
 
 def _find_box(metadata: Any) -> Box:
     return Box(tuple(metadata.shard_offsets), tuple(metadata.shard_sizes))
 
 
-def _hold_shards(global_shape: Coordinates, dtype: torch.dtype, pieces: Iterable[Piece]) -> Held:
+def _hold_shards(global_shape: Coordinates, dtype: torch.dtype, pieces: Iterable[LocalBox]) -> LocalLeaf:
     if 0 in global_shape:
         # Which rank owns an empty tensor is unknown and does not matter: it is the same on all of them.
-        return Held("plain", global_shape, dtype, (Piece(whole(global_shape), torch.empty(global_shape, dtype=dtype)),))
-    filled = [Piece(box, tensor.detach()) for box, tensor in pieces if volume(box)]
-    return Held("shards", global_shape, dtype, _verify_pieces(global_shape, dtype, filled))
+        return LocalLeaf(
+            "plain", global_shape, dtype, (LocalBox(whole(global_shape), torch.empty(global_shape, dtype=dtype)),)
+        )
+    filled = [LocalBox(box, tensor.detach()) for box, tensor in pieces if volume(box)]
+    return LocalLeaf("shards", global_shape, dtype, _verify_pieces(global_shape, dtype, filled))
 
 
-def _verify_pieces(global_shape: Coordinates, dtype: torch.dtype, pieces: Iterable[Piece]) -> tuple[Piece, ...]:
+def _verify_pieces(global_shape: Coordinates, dtype: torch.dtype, pieces: Iterable[LocalBox]) -> tuple[LocalBox, ...]:
     """Return the pieces; raise Unsupported unless each is ordinary memory of the right shape and dtype."""
     verified = tuple(pieces)
     for box, tensor in verified:
@@ -278,7 +282,7 @@ def find_tensor_shard(tensor: Any, index: LookupIndex) -> torch.Tensor:
             return _get_shard(local, index)
         return local if index.offset is None else _find_piece(describe(tensor).pieces, index)
     if _SHARDED_TENSOR in names:
-        return _find_piece([Piece(_find_box(each.metadata), each.tensor) for each in tensor.local_shards()], index)
+        return _find_piece([LocalBox(_find_box(each.metadata), each.tensor) for each in tensor.local_shards()], index)
     if isinstance(tensor, Checkpointable):
         return _get_shard(tensor, index)
     if index.offset is not None and tuple(index.offset) != (0,) * tensor.dim():
@@ -296,7 +300,7 @@ def _get_shard(value: Any, index: LookupIndex) -> torch.Tensor:
     return found
 
 
-def _find_piece(pieces: Sequence[Piece], index: LookupIndex) -> torch.Tensor:
+def _find_piece(pieces: Sequence[LocalBox], index: LookupIndex) -> torch.Tensor:
     """Return the piece that starts at the offset; the piece at the hinted index is tried first."""
     hint = () if index.index is None else pieces[index.index : index.index + 1]
     for box, tensor in (*hint, *pieces):

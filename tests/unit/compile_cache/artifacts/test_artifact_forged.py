@@ -15,8 +15,8 @@ from holdfast.compile_cache.artifacts.catalog import StoredVariant, artifact_nam
 from holdfast.compile_cache.artifacts.statement import describe_content
 from holdfast.compile_cache.artifacts.trust import Trust, sign
 from holdfast.errors import Corrupt, HoldfastError, NotFound, Untrusted
+from holdfast.json_text import Json
 from holdfast.objects.memory import MemoryStore
-from holdfast.repo.format.record import Json
 from holdfast.repo.handle.repository import Repository, open_repository
 from holdfast.repo.names.snapshots import read_snapshot
 from tests.kit.compile_artifacts import (

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from holdfast.compile_cache.artifacts.why import Candidate, Explanation, explain
 from holdfast.compile_cache.key_parts import PARTS, GraphKey, hash_parts
 from holdfast.errors import Corrupt
-from holdfast.repo.format.record import Json
+from holdfast.json_text import Json
 
 _PARTS: Final[dict[str, Json]] = {
     "graph": ["in0", "%0 = torch.sin(in0)", "%1 = torch.mul(%0, 2)", "return (%1,)"],

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from holdfast.digest import hash_bytes
 from holdfast.distributed.checkpoint.exchange import ChunkExchange, Router, Wanted, open_together
 from holdfast.errors import Corrupt, RankError
+from holdfast.json_text import Json
 from holdfast.objects.memory import MemoryStore
 from holdfast.objects.protocol import ObjectStore
 from holdfast.repo.format.boxes import Box, is_span, overlap, slices, span_of, volume, whole
@@ -23,7 +24,6 @@ from holdfast.repo.format.layout import MANIFESTS, ManifestRef, PartRef, manifes
 from holdfast.repo.format.manifest import Manifest
 from holdfast.repo.format.manifest_encoding import build_table, encode_manifest
 from holdfast.repo.format.rank_manifests import read_manifests
-from holdfast.repo.format.record import Json
 from holdfast.repo.read.regions import Region
 from tests.kit.saving import Watched
 from tests.kit.thread_ranks import ThreadRanks, run_threads

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 import pytest
 
 from holdfast.errors import Corrupt, NewerFormat
+from holdfast.json_text import Json
 from holdfast.repo.format.columns import (
-    Kind,
+    ColumnType,
     LazyColumn,
     Letter,
     RepeatedColumn,
@@ -21,10 +22,14 @@ from holdfast.repo.format.columns import (
     decode_table,
     encode_table,
 )
-from holdfast.repo.format.record import Json
 from tests.kit.saving import flip
 
-SCHEMA: Schema = {"small": Kind("B"), "wide": Kind("B", 3), "count": Kind("I"), "signed": Kind("q")}
+SCHEMA: Schema = {
+    "small": ColumnType("B"),
+    "wide": ColumnType("B", 3),
+    "count": ColumnType("I"),
+    "signed": ColumnType("q"),
+}
 HEAD = {"names": ["a", "\u00e9"], "more": None}
 COLUMNS = {
     "small": column("B", [1, 2, 255]),
@@ -41,7 +46,7 @@ def decode(data: bytes, schema: Schema = SCHEMA) -> Table:
     return decode_table(memoryview(data), schema, where="packs/x")
 
 
-def encode_with(extra: Mapping[str, Kind]) -> bytes:
+def encode_with(extra: Mapping[str, ColumnType]) -> bytes:
     schema = {**SCHEMA, **extra}
     return encode_table(HEAD, {**COLUMNS, **dict.fromkeys(extra, memoryview(b"12345678"))}, schema)
 
@@ -61,13 +66,13 @@ def test_a_table_decodes_to_what_was_encoded() -> None:
 def test_every_type_keeps_its_extremes(letter: Letter) -> None:
     size = struct.calcsize("=" + letter)
     values = [-(1 << 63), (1 << 63) - 1] if letter == "q" else [0, (1 << 8 * size) - 1]
-    schema = {"x": Kind(letter)}
+    schema = {"x": ColumnType(letter)}
     table = decode(encode_table({}, {"x": column(letter, values)}, schema), schema)
     assert list(table.columns["x"]) == values
 
 
 def test_a_number_that_stands_in_every_row_is_kept_once() -> None:
-    schema = {"same": Kind("I"), "wide": Kind("B", 4), "last": Kind("q")}
+    schema = {"same": ColumnType("I"), "wide": ColumnType("B", 4), "last": ColumnType("q")}
     columns = {"same": column("I", [7, 7, 7]), "wide": memoryview(bytes(12)), "last": column("q", [-1, -1, 5])}
     table = decode(encode_table({}, columns, schema), schema)
 
@@ -98,7 +103,7 @@ def test_a_field_is_converted_before_the_next_is_parsed() -> None:
 
 
 def test_numbers_are_little_endian_and_bodies_lie_on_eight_bytes() -> None:
-    data = encode_table({}, {"x": column("I", [1])}, {"x": Kind("I")})
+    data = encode_table({}, {"x": column("I", [1])}, {"x": ColumnType("I")})
     assert data[START.size + COLUMN.size :] == b"{}" + bytes(6) + b"\1\0\0\0" + bytes(4)
 
 
@@ -110,16 +115,16 @@ def test_a_column_that_must_be_known_is_refused_if_it_is_not() -> None:
     with pytest.raises(
         NewerFormat, match="packs/x needs the column 'later', which this Holdfast does not know: upgrade"
     ):
-        decode(encode_with({"later": Kind("Q")}))
+        decode(encode_with({"later": ColumnType("Q")}))
 
 
 def test_a_column_that_may_be_ignored_is() -> None:
-    table = decode(encode_with({"hint": Kind("Q", mandatory=False)}))
+    table = decode(encode_with({"hint": ColumnType("Q", mandatory=False)}))
     assert set(table.columns) == set(SCHEMA)
 
 
 def test_a_column_of_another_type_or_width_is_damage() -> None:
-    for kind in (Kind("H"), Kind("I", 2), Kind("I", 0)):
+    for kind in (ColumnType("H"), ColumnType("I", 2), ColumnType("I", 0)):
         other = {**SCHEMA, "count": kind}
         data = (
             encode_table(HEAD, {**COLUMNS, "count": memoryview(bytes(8 if kind.width else 0))}, other)
@@ -145,13 +150,13 @@ def test_a_column_that_is_missing_is_damage_and_located() -> None:
 def test_a_column_that_comes_twice_is_damage() -> None:
     one = COLUMN.pack(b"x", ord("B"), 1, 1, 0)
     with pytest.raises(Corrupt, match="repeated"):
-        decode(START.pack(2, 2, 0) + one + one + b"{}" + bytes(6), {"x": Kind("B")})
+        decode(START.pack(2, 2, 0) + one + one + b"{}" + bytes(6), {"x": ColumnType("B")})
 
 
 @pytest.mark.parametrize("letter", [b"x", b"\0", b"\xff", b"d", b"P"])
 def test_a_column_of_an_unknown_type_is_damage(letter: bytes) -> None:
     with pytest.raises(Corrupt, match="unknown type"):
-        decode(_with_column("x", letter, 1, 0), {"x": Kind("B")})
+        decode(_with_column("x", letter, 1, 0), {"x": ColumnType("B")})
 
 
 def test_bytes_after_the_table_are_damage() -> None:
@@ -161,7 +166,7 @@ def test_bytes_after_the_table_are_damage() -> None:
 
 def test_padding_that_is_not_zero_is_damage() -> None:
     with pytest.raises(Corrupt, match="padding"):
-        decode(_with_column("x", b"B", 1, 1, body=b"1\0\0\0\0\0\0\1"), {"x": Kind("B")})
+        decode(_with_column("x", b"B", 1, 1, body=b"1\0\0\0\0\0\0\1"), {"x": ColumnType("B")})
 
 
 def test_every_truncation_is_damage() -> None:
@@ -208,7 +213,7 @@ def test_lengths_that_lie_are_damage_and_cost_nothing(data: bytes) -> None:
     tracemalloc.start()
     try:
         with pytest.raises(Corrupt):
-            decode(data, {"x": Kind("Q")})
+            decode(data, {"x": ColumnType("Q")})
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()

@@ -13,14 +13,14 @@ import zstandard
 
 from holdfast.digest import Digest, hash_bytes
 from holdfast.errors import Corrupt, DigestMismatch, NewerFormat, NotFound, TooLarge
+from holdfast.json_text import Json
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.format.chunk import CHUNK_BYTES, ChunkRef, Location
-from holdfast.repo.format.columns import Kind
+from holdfast.repo.format.columns import ColumnType
 from holdfast.repo.format.entry import Entry, digest_entry, digest_snapshot
 from holdfast.repo.format.layout import ManifestRef, manifest_key
 from holdfast.repo.format.manifest import INLINE, Manifest, decode_manifest, read_head, read_manifest
 from holdfast.repo.format.manifest_encoding import encode_manifest
-from holdfast.repo.format.record import Json
 from tests.kit.forging import HONEST, forge_manifest, moved, seal_manifest
 from tests.kit.saving import PACK_ID, flip, inline_ref, new_repo, noise, packed_ref, save_bytes
 
@@ -189,9 +189,9 @@ def test_a_root_names_its_parts() -> None:
 
 
 def test_unknown_columns_are_refused_or_ignored_as_they_say() -> None:
-    assert len(decode(forge_manifest(extra={"hint": Kind("Q", mandatory=False)}))) == 3
+    assert len(decode(forge_manifest(extra={"hint": ColumnType("Q", mandatory=False)}))) == 3
     with pytest.raises(NewerFormat, match="'later'"):
-        decode(forge_manifest(extra={"later": Kind("Q")}))
+        decode(forge_manifest(extra={"later": ColumnType("Q")}))
 
 
 @pytest.mark.parametrize(

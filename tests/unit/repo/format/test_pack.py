@@ -10,7 +10,7 @@ import pytest
 from holdfast.digest import fingerprint, hash_bytes
 from holdfast.errors import Corrupt, NewerFormat, NotFound
 from holdfast.objects.memory import MemoryStore
-from holdfast.repo.format.columns import Kind, column
+from holdfast.repo.format.columns import ColumnType, column
 from holdfast.repo.format.pack import HEADER, TRAILER, Footer, PackBuilder, PackedChunk, parse_pack_key, read_footer
 from tests.kit.forging import forge_pack, row, seal_pack
 from tests.kit.saving import PACK_ID, append_run, flip, iter_gaps, keys, noise, packed
@@ -131,9 +131,9 @@ def test_a_minor_version_that_the_header_does_not_have_is_damage(minor: object) 
 
 
 def test_an_unknown_column_is_ignored_if_it_may_be() -> None:
-    assert len(read(forge_pack([row(64)], size=192, extra={"hint": Kind("Q", mandatory=False)})).chunks) == 1
+    assert len(read(forge_pack([row(64)], size=192, extra={"hint": ColumnType("Q", mandatory=False)})).chunks) == 1
     with pytest.raises(NewerFormat, match="'later'"):
-        read(forge_pack([row(64)], size=192, extra={"later": Kind("Q")}))
+        read(forge_pack([row(64)], size=192, extra={"later": ColumnType("Q")}))
 
 
 @pytest.mark.parametrize(

@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 
 import pytest
 
 from holdfast.digest import fingerprint, hash_bytes
 from holdfast.errors import Corrupt, NewerFormat
-from holdfast.repo.format.record import (
-    MAX_DEPTH,
-    EncodedJson,
-    Fields,
+from holdfast.json_text import (
     Json,
-    canonical_json,
-    decode_record,
-    encode_record,
-    encode_texts,
-    iter_fields,
-    iter_object,
-    parse_json,
 )
+from holdfast.repo.format.record import Fields, decode_record, encode_record
 from tests.kit.saving import flip
 
 FIELDS = {"kind": "tag", "name": "caf\u00e9", "generation": 3, "time": 1.5, "keys": ["a", "b"], "more": {"x": None}}
@@ -47,14 +37,6 @@ def test_a_record_is_a_text_that_people_can_read() -> None:
     header, body = RECORD.decode().split("\n", 1)
     assert header.startswith("holdfast-record 0001 ")
     assert json.loads(body) == FIELDS
-
-
-def test_equal_values_have_equal_bytes() -> None:
-    assert (
-        canonical_json({"b": 1, "a": [1, "\u00e9"]})
-        == canonical_json({"a": [1, "\u00e9"], "b": 1})
-        == '{"a":[1,"é"],"b":1}'.encode()
-    )
 
 
 def test_every_truncation_is_torn() -> None:
@@ -111,10 +93,6 @@ def test_a_body_that_no_writer_makes_is_damage(body: bytes) -> None:
     assert caught.value.key == "tags/x@00000003"
 
 
-def test_an_escaped_pair_of_surrogates_is_a_character() -> None:
-    assert parse_json(rb'"\ud83d\ude00"', where="x") == "\U0001f600"
-
-
 def test_a_record_is_small() -> None:
     with pytest.raises(ValueError, match=f"a record holds at most {4 << 20} bytes, this one has {(4 << 20) + 9}"):
         encode_record({"x": "a" * (4 << 20)})
@@ -124,36 +102,6 @@ def test_a_record_is_small() -> None:
 def test_what_json_cannot_hold_is_not_encoded(value: object) -> None:
     with pytest.raises((TypeError, ValueError)):
         encode_record({"value": value})
-
-
-@pytest.mark.parametrize("value", [{10: "a", 9: "b"}, {"deep": [{None: 1}]}, {True: 1}, {1.5: 1}])
-def test_keys_that_would_come_back_as_other_keys_are_not_encoded(value: Json) -> None:
-    with pytest.raises(TypeError, match="key"):
-        canonical_json(value)
-
-
-def test_an_object_is_the_same_whether_or_not_its_fields_are_encoded_before() -> None:
-    fields = {"b": {"y": 1, "x": [None, 0.5]}, "a": "\u00e9", "c": []}
-    encoded = {name: EncodedJson(canonical_json(value)) for name, value in fields.items()}
-    for given in (fields, encoded, {}):
-        assert b"".join(iter_object(given)) == canonical_json(fields if given else {})
-
-
-@pytest.mark.parametrize("count", [0, 1, 4095, 4096, 4097, 9000])
-def test_texts_are_encoded_as_any_list_is(count: int) -> None:
-    texts = [f'\u00e9 "{number}", \n' for number in range(count)]
-
-    assert encode_texts(texts) == EncodedJson(canonical_json(texts))
-
-
-def test_what_would_be_too_deep_in_another_value_is_not_encoded_for_it() -> None:
-    value: Json = 1
-    for _ in range(MAX_DEPTH):
-        value = [value]
-    canonical_json(value)
-    for encode in (lambda: canonical_json(value, depth=1), lambda: list(iter_object({"x": value}))):
-        with pytest.raises(ValueError, match=f"nested more than {MAX_DEPTH} deep"):
-            encode()
 
 
 class TestFields:
@@ -213,49 +161,3 @@ class TestFields:
     def test_a_record_in_the_place_of_another_is_damage(self) -> None:
         with pytest.raises(Corrupt, match="is not its own: its count is '5', its key says '6'"):
             self.fields.expect(text="a", count=6)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "{}",
-        " { } ",
-        '{"a":1}\n',
-        '{"a" : [1, {"b": null}] ,\t"c" : "x\\u00e9"}',
-        '{"a":1,"a":2}',
-        '{"a":' + "[" * 249 + "]" * 249 + "}",
-        '{"a":' + "[" * 250 + "]" * 250 + "}",
-        '{"a":' + "[" * 100_000 + "]" * 100_000 + "}",
-        "",
-        "{",
-        "{,}",
-        '{"a"}',
-        '{"a":}',
-        '{"a":1,}',
-        '{"a":1]',
-        '{"a":1}}',
-        '{"a":1}\u00a0',
-        '{"a":1 "b":2}',
-        "{1:2}",
-        '{"a":NaN}',
-        '{"a":1e999}',
-        '{"a":"\\ud800"}',
-        '{"\\ud800":1}',
-    ],
-    ids=lambda text: text[:20],
-)
-def test_fields_one_by_one_are_those_of_the_whole_object(text: str) -> None:
-    def parse(act: Callable[[], object]) -> object:
-        try:
-            return act()
-        except Corrupt:
-            return "damaged"
-
-    whole = parse(lambda: parse_json(text.encode(), where="x"))
-    assert parse(lambda: dict(iter_fields(text.encode(), where="x"))) == whole
-
-
-@pytest.mark.parametrize("data", [b"[]", b"null", b"5", b'"x"', b"\xff{}"])
-def test_fields_of_what_is_no_object_are_refused(data: bytes) -> None:
-    with pytest.raises(Corrupt):
-        list(iter_fields(data, where="x"))

@@ -7,7 +7,7 @@ from array import array
 import pytest
 
 from holdfast.repo.format.chunk import CHUNK_BYTES
-from holdfast.repo.format.source import BytesSource, Piece, cut_sources, group_pieces
+from holdfast.repo.format.source import BytesSource, SourceChunk, cut_sources, group_pieces
 
 SOURCES = [
     BytesSource("a", bytes(CHUNK_BYTES + 5)),
@@ -16,7 +16,7 @@ SOURCES = [
 ]
 
 
-def spans(pieces: list[Piece]) -> list[tuple[int, int, int]]:
+def spans(pieces: list[SourceChunk]) -> list[tuple[int, int, int]]:
     return [(piece.position, piece.start, piece.stop) for piece in pieces]
 
 

@@ -7,16 +7,17 @@ from collections.abc import Callable
 import pytest
 
 from holdfast.errors import Corrupt, NewerFormat, NotAStore, ObjectExists
+from holdfast.json_text import Json
 from holdfast.objects.memory import MemoryStore
 from holdfast.objects.protocol import PAGE_LIMIT, ObjectInfo, ObjectStore
 from holdfast.repo.format.layout import PREFIXES
-from holdfast.repo.format.record import Fields, Json, encode_record
+from holdfast.repo.format.record import Fields, encode_record
 from holdfast.repo.handle.config import (
     create_config,
     ensure_config,
-    find_config,
-    find_unknown_prefix,
     parse_config,
+    read_config,
+    read_unknown_prefix,
     verify_empty,
 )
 from tests.kit.saving import Watched, keys, rot
@@ -36,24 +37,24 @@ def fields(**changes: Json) -> Fields:
 
 
 def test_an_empty_place_has_no_config(store: MemoryStore) -> None:
-    assert find_config(store) is None
+    assert read_config(store) is None
     assert store.contents() == {}
 
 
 def test_what_was_created_is_found(store: MemoryStore) -> None:
     created = create_config(store)
-    assert find_config(store) == created
+    assert read_config(store) == created
     assert keys(store, "") == ["config/00000000", "config/00000001"]
 
 
 def test_a_config_that_was_not_confirmed_is_by_the_first_writer(store: MemoryStore) -> None:
     create_config(store)
     store.delete("config/00000001")
-    found = find_config(store)
+    found = read_config(store)
     assert found is not None
     assert not found.is_confirmed
     assert ensure_config(store).is_confirmed
-    assert find_config(store) == ensure_config(store)
+    assert read_config(store) == ensure_config(store)
     assert keys(store, "") == ["config/00000000", "config/00000001"]
 
 
@@ -86,7 +87,7 @@ class Meanwhile(Watched):
 @pytest.mark.parametrize("prefix", ["config/", ""])
 def test_two_that_come_at_once_agree_on_one_config(store: MemoryStore, prefix: str) -> None:
     racing = Meanwhile(store, prefix, lambda: create_config(store))
-    assert ensure_config(racing) == find_config(store)
+    assert ensure_config(racing) == read_config(store)
 
 
 def test_a_store_that_somebody_made_and_used_meanwhile_is_a_store(store: MemoryStore) -> None:
@@ -94,13 +95,13 @@ def test_a_store_that_somebody_made_and_used_meanwhile_is_a_store(store: MemoryS
         create_config(store)
         store.create("bad/x", b"")
 
-    assert ensure_config(Meanwhile(store, "config/", make_and_use)) == find_config(store)
+    assert ensure_config(Meanwhile(store, "config/", make_and_use)) == read_config(store)
 
 
 def test_a_config_that_was_torn_is_made_again(store: MemoryStore) -> None:
     store.create("config/00000000", b"holdfast-rec")
     made = ensure_config(store)
-    assert find_config(store) == made
+    assert read_config(store) == made
     assert keys(store, "") == ["config/00000000", "config/00000001", "config/00000002"]
 
 
@@ -126,7 +127,7 @@ def test_a_damaged_config_is_an_error(store: MemoryStore) -> None:
     create_config(store)
     rot(store, "config/00000001", 150)
     with pytest.raises(Corrupt, match="config/00000001"):
-        find_config(store)
+        read_config(store)
 
 
 def test_a_later_minor_format_is_read() -> None:
@@ -173,7 +174,7 @@ def test_a_config_of_the_wrong_shape_is_damage(changes: dict[str, Json]) -> None
 def test_the_highest_config_counts(store: MemoryStore) -> None:
     create_config(store)
     store.create("config/00000002", encode_record({**GOOD, "generation": 2}))
-    found = find_config(store)
+    found = read_config(store)
     assert found is not None
     assert found.store_id == "s"
 
@@ -183,9 +184,9 @@ def test_a_prefix_that_the_format_does_not_have_is_found(store: MemoryStore, key
     for prefix in PREFIXES:
         store.create(prefix + "a", b"")
         store.create(prefix + "zz", b"")
-    assert find_unknown_prefix(store) is None
+    assert read_unknown_prefix(store) is None
     store.create(key, b"")
-    assert find_unknown_prefix(store) == key
+    assert read_unknown_prefix(store) == key
 
 
 def test_a_draft_is_refused_and_says_what_to_do() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.digest import hash_bytes
 from holdfast.objects.memory import MemoryStore
-from holdfast.repo.handle.hints import HINTED_BYTES, Hints
+from holdfast.repo.handle.hints import HINTED_BYTES, ChangeHints
 from holdfast.repo.handle.repository import open_repository
 from tests.kit.saving import MIB, load_bytes, noise, only_pack, save_bytes
 
@@ -25,14 +25,14 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_what_looks_the_same_is_hashed_once(hashed: list[int]) -> None:
-    hints, data = Hints(), memoryview(noise(MIB))
+    hints, data = ChangeHints(), memoryview(noise(MIB))
     assert hints.hash("x", 0, data) == hints.hash("x", 0, data) == hash_bytes(data)
     assert hashed == [MIB]
 
 
 @pytest.mark.parametrize(("name", "start"), [("y", 0), ("x", MIB)])
 def test_a_hint_is_about_one_place(hashed: list[int], name: str, start: int) -> None:
-    hints, data = Hints(), memoryview(noise(MIB))
+    hints, data = ChangeHints(), memoryview(noise(MIB))
     hints.hash("x", 0, data)
     hints.hash(name, start, data)
     assert hashed == [MIB, MIB]
@@ -40,14 +40,14 @@ def test_a_hint_is_about_one_place(hashed: list[int], name: str, start: int) -> 
 
 @pytest.mark.parametrize("position", [0, 1, MIB // 2, MIB - 1])
 def test_one_bit_is_enough_to_look_different(position: int) -> None:
-    hints, data = Hints(), bytearray(noise(MIB))
+    hints, data = ChangeHints(), bytearray(noise(MIB))
     hints.hash("x", 0, memoryview(data))
     data[position] ^= 1
     assert hints.hash("x", 0, memoryview(data)) == hash_bytes(data)
 
 
 def test_little_is_hashed_at_once(hashed: list[int]) -> None:
-    hints, data = Hints(), memoryview(noise(HINTED_BYTES - 1))
+    hints, data = ChangeHints(), memoryview(noise(HINTED_BYTES - 1))
     hints.hash("x", 0, data)
     hints.hash("x", 0, data)
     assert len(hashed) == 2
@@ -55,11 +55,11 @@ def test_little_is_hashed_at_once(hashed: list[int]) -> None:
 
 def test_two_handles_do_not_see_alike() -> None:
     data = memoryview(noise(MIB))
-    assert Hints()._hint_of(data) != Hints()._hint_of(data)
+    assert ChangeHints()._hint_of(data) != ChangeHints()._hint_of(data)
 
 
 def test_memory_that_changes_while_it_is_hashed_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    hints, data = Hints(), bytearray(noise(MIB))
+    hints, data = ChangeHints(), bytearray(noise(MIB))
 
     def hash_and_change(view: memoryview) -> bytes:
         digest = hash_bytes(view)
@@ -76,7 +76,7 @@ def test_memory_that_changes_while_it_is_hashed_is_not_remembered(monkeypatch: p
 
 def test_when_too_much_is_remembered_all_is_forgotten(monkeypatch: pytest.MonkeyPatch, hashed: list[int]) -> None:
     monkeypatch.setattr("holdfast.repo.handle.hints._LIMIT", 2)
-    hints, data = Hints(), memoryview(noise(MIB))
+    hints, data = ChangeHints(), memoryview(noise(MIB))
     for start in (0, 1, 2, 0):
         hints.hash("x", start, data)
     assert len(hashed) == 4

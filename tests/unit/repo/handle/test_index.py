@@ -12,18 +12,18 @@ import pytest
 
 from holdfast.digest import Digest, hash_bytes
 from holdfast.errors import Corrupt, NewerFormat
+from holdfast.json_text import Json
 from holdfast.objects.memory import MemoryStore
 from holdfast.objects.protocol import ObjectInfo, ObjectStore
 from holdfast.repo.format.columns import column, encode_table
 from holdfast.repo.format.layout import INDEX
 from holdfast.repo.format.pack import PackedChunk
-from holdfast.repo.format.record import Json
 from holdfast.repo.handle import index as index_module
 from holdfast.repo.handle.index import (
     TIER,
     BlockCache,
+    ChunkIndex,
     Fragment,
-    Index,
     apply_merge,
     encode_fragment,
     merge_tiers,
@@ -54,7 +54,7 @@ def open_only(store: ObjectStore) -> Fragment:
 
 
 def find(store: ObjectStore, digest: Digest, size: int = 1000) -> list[str]:
-    return sorted(at.pack_id for at in Index(store, limit_bytes=BUDGET).refresh().find(digest, size))
+    return sorted(at.pack_id for at in ChunkIndex(store, limit_bytes=BUDGET).refresh().find(digest, size))
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_an_empty_index_finds_nothing(store: MemoryStore) -> None:
 def test_what_was_written_is_found_whole(store: MemoryStore) -> None:
     chunks = rows(digests(5000))
     write_fragment(store, chunks)
-    index = Index(store, limit_bytes=BUDGET).refresh()
+    index = ChunkIndex(store, limit_bytes=BUDGET).refresh()
     for chunk in chunks[::97]:
         assert index.find(chunk.digest, chunk.size_bytes) == [chunk.location]
     assert index.find(digests(1, seed=1)[0], 1000) == []
@@ -116,7 +116,7 @@ def test_every_row_is_found_however_blocks_divide_equal_prefixes(store: MemorySt
     others = [Digest(start + bytes(28)) for start in (b"\0\0\0\0", b"samd", b"samf", b"\xff\xff\xff\xff")]
     chunks = rows([*alike, *others, *digests(30)])
     write_fragment(store, chunks)
-    index = Index(store, limit_bytes=BUDGET).refresh()
+    index = ChunkIndex(store, limit_bytes=BUDGET).refresh()
     for chunk in chunks:
         assert index.find(chunk.digest, 1000) == [chunk.location]
     assert index.find(Digest(b"same" + bytes(28)), 1000) == []
@@ -128,7 +128,7 @@ def test_every_row_is_found_however_blocks_divide_equal_prefixes(store: MemorySt
 def test_every_number_of_rows_can_be_searched(store: MemoryStore, count: int) -> None:
     chunks = rows(digests(count))
     write_fragment(store, chunks)
-    index = Index(store, limit_bytes=BUDGET).refresh()
+    index = ChunkIndex(store, limit_bytes=BUDGET).refresh()
     assert [index.find(chunk.digest, 1000) for chunk in chunks] == [[chunk.location] for chunk in chunks]
 
 
@@ -136,7 +136,7 @@ def test_opening_a_small_fragment_reads_it_once_and_searching_it_not_again(store
     chunks = rows(digests(100))
     key = write_fragment(store, chunks)
     watched = Watched(store)
-    index = Index(watched, limit_bytes=BUDGET).refresh()
+    index = ChunkIndex(watched, limit_bytes=BUDGET).refresh()
     assert all(index.find(chunk.digest, 1000) == [chunk.location] for chunk in chunks)
     assert watched.reads == [(key, 0, store.stat(key).size_bytes)]
 
@@ -144,14 +144,14 @@ def test_opening_a_small_fragment_reads_it_once_and_searching_it_not_again(store
 def test_opening_a_large_fragment_reads_its_start_once(store: MemoryStore) -> None:
     key = write_fragment(store, rows(digests(5000)))
     watched = Watched(store)
-    Index(watched, limit_bytes=BUDGET).refresh()
+    ChunkIndex(watched, limit_bytes=BUDGET).refresh()
     assert watched.reads == [(key, 0, 16 << 10)]
 
 
 def test_a_directory_longer_than_the_first_read_is_read_whole(store: MemoryStore) -> None:
     chunks = [placed(digest, pack_id=pack_id(number)) for number, digest in enumerate(digests(1000))]
     write_fragment(store, chunks)
-    index = Index(store, limit_bytes=BUDGET).refresh()
+    index = ChunkIndex(store, limit_bytes=BUDGET).refresh()
     assert [index.find(chunk.digest, 1000) for chunk in chunks] == [[chunk.location] for chunk in chunks]
 
 
@@ -159,7 +159,7 @@ def test_a_look_up_reads_two_blocks_and_the_next_to_it_none(store: MemoryStore) 
     chunks = rows(digests(40_000))
     write_fragment(store, chunks)
     watched = Watched(store)
-    index = Index(watched, limit_bytes=BUDGET).refresh()
+    index = ChunkIndex(watched, limit_bytes=BUDGET).refresh()
     opened = len(watched.reads)
     index.find(chunks[0].digest, 1000)
     assert len(watched.reads) - opened == 2
@@ -189,7 +189,7 @@ def test_every_flipped_bit_loses_hits_at_most(store: MemoryStore) -> None:
     for position in range(len(data)):
         damaged = MemoryStore()
         damaged.create(INDEX + "0" * 64, flip(data, position, position % 8))
-        index = Index(damaged, limit_bytes=BUDGET).refresh()
+        index = ChunkIndex(damaged, limit_bytes=BUDGET).refresh()
         assert {at for chunk in chunks for at in index.find(chunk.digest, 1000)} <= wanted
 
 
@@ -199,7 +199,7 @@ def test_every_truncation_loses_hits_at_most(store: MemoryStore) -> None:
     for length in range(len(data)):
         damaged = MemoryStore()
         damaged.create(INDEX + "0" * 64, data[:length])
-        index = Index(damaged, limit_bytes=BUDGET).refresh()
+        index = ChunkIndex(damaged, limit_bytes=BUDGET).refresh()
         assert index.find(chunks[0].digest, 1000) == []
         assert index.damaged == {INDEX + "0" * 64}
 
@@ -208,7 +208,7 @@ def test_every_truncation_loses_hits_at_most(store: MemoryStore) -> None:
 def test_a_damaged_or_missing_fragment_does_not_hide_the_others(store: MemoryStore) -> None:
     first, second, third = digests(3)
     damaged, gone, _ = (write_fragment(store, rows([digest])) for digest in (first, second, third))
-    index = Index(store, limit_bytes=BUDGET).refresh()
+    index = ChunkIndex(store, limit_bytes=BUDGET).refresh()
     rot(store, damaged, store.stat(damaged).size_bytes - 1)
     store.delete(gone)
     assert [len(index.find(digest, 1000)) for digest in (first, second, third)] == [0, 0, 1]
@@ -221,7 +221,7 @@ def test_a_fragment_on_a_bad_sector_only_loses_hits(store: MemoryStore) -> None:
     first, second = digests(2)
     bad, _ = (write_fragment(store, rows([digest])) for digest in (first, second))
     watched = Watched(store)
-    index = Index(watched, limit_bytes=BUDGET).refresh()
+    index = ChunkIndex(watched, limit_bytes=BUDGET).refresh()
     watched.failing.add(bad)
     assert [len(index.find(digest, 1000)) for digest in (first, second)] == [0, 1]
     assert find(watched, second) == [pack_id(0)]
@@ -355,7 +355,7 @@ def test_a_search_goes_on_while_its_fragments_are_merged_away(store: MemoryStore
     found = digests(TIER)
     for digest in found:
         write_fragment(store, rows([digest]))
-    before = Index(store, limit_bytes=BUDGET).refresh()
+    before = ChunkIndex(store, limit_bytes=BUDGET).refresh()
     merge_tiers(store)
     assert [before.find(digest, 1000) for digest in found] == [[]] * TIER
     assert all(find(store, digest) for digest in found)

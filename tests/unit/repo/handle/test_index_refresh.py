@@ -14,7 +14,7 @@ from holdfast.digest import Digest
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.format.layout import INDEX
 from holdfast.repo.handle import index as index_module
-from holdfast.repo.handle.index import TIER, Index, merge_tiers, write_fragment
+from holdfast.repo.handle.index import TIER, ChunkIndex, merge_tiers, write_fragment
 from tests.kit.saving import Watched, keys, placed, rot
 
 BUDGET = 1 << 20
@@ -43,8 +43,8 @@ def watched(store: MemoryStore) -> Watched:
 
 
 @pytest.fixture
-def index(watched: Watched) -> Index:
-    return Index(watched, limit_bytes=BUDGET)
+def index(watched: Watched) -> ChunkIndex:
+    return ChunkIndex(watched, limit_bytes=BUDGET)
 
 
 @pytest.fixture(params=["searched", "guided"])
@@ -54,14 +54,14 @@ def lead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     return str(request.param)
 
 
-def test_nothing_is_known_before_the_first_refresh(index: Index, store: MemoryStore, watched: Watched) -> None:
+def test_nothing_is_known_before_the_first_refresh(index: ChunkIndex, store: MemoryStore, watched: Watched) -> None:
     (digest,) = digests(1)
     put(store, digest)
     assert (len(index), index.find(digest, 1000)) == (0, [])
     assert read_keys(watched) == []
 
 
-def test_only_what_is_new_is_opened(index: Index, store: MemoryStore, watched: Watched) -> None:
+def test_only_what_is_new_is_opened(index: ChunkIndex, store: MemoryStore, watched: Watched) -> None:
     first, second = (put(store, digest) for digest in digests(2))
     index.refresh()
     assert sorted(read_keys(watched)) == sorted([first, second])
@@ -74,7 +74,7 @@ def test_only_what_is_new_is_opened(index: Index, store: MemoryStore, watched: W
 
 
 @pytest.mark.usefixtures("lead")
-def test_what_is_new_is_found(index: Index, store: MemoryStore) -> None:
+def test_what_is_new_is_found(index: ChunkIndex, store: MemoryStore) -> None:
     before, after = digests(2)
     put(store, before)
     index.refresh()
@@ -87,7 +87,7 @@ def test_what_is_new_is_found(index: Index, store: MemoryStore) -> None:
 
 @pytest.mark.usefixtures("lead")
 def test_what_was_merged_is_forgotten_and_found_in_its_new_place(
-    index: Index, store: MemoryStore, watched: Watched
+    index: ChunkIndex, store: MemoryStore, watched: Watched
 ) -> None:
     found = digests(TIER)
     for digest in found:
@@ -103,7 +103,7 @@ def test_what_was_merged_is_forgotten_and_found_in_its_new_place(
 
 
 @pytest.mark.usefixtures("lead")
-def test_what_is_gone_is_found_no_more(index: Index, store: MemoryStore) -> None:
+def test_what_is_gone_is_found_no_more(index: ChunkIndex, store: MemoryStore) -> None:
     gone, kept = digests(2)
     key = put(store, gone)
     put(store, kept)
@@ -115,7 +115,7 @@ def test_what_is_gone_is_found_no_more(index: Index, store: MemoryStore) -> None
     assert len(index) == 1
 
 
-def test_what_is_damaged_is_not_tried_again(index: Index, store: MemoryStore, watched: Watched) -> None:
+def test_what_is_damaged_is_not_tried_again(index: ChunkIndex, store: MemoryStore, watched: Watched) -> None:
     bad, good = digests(2)
     key = put(store, bad)
     put(store, good)
@@ -127,7 +127,7 @@ def test_what_is_damaged_is_not_tried_again(index: Index, store: MemoryStore, wa
     assert read_keys(watched) == []
 
 
-def test_damage_that_was_removed_is_forgotten(index: Index, store: MemoryStore) -> None:
+def test_damage_that_was_removed_is_forgotten(index: ChunkIndex, store: MemoryStore) -> None:
     (digest,) = digests(1)
     key = put(store, digest)
     rot(store, key, 70)
@@ -140,7 +140,7 @@ def test_damage_that_was_removed_is_forgotten(index: Index, store: MemoryStore) 
 
 @pytest.mark.usefixtures("lead")
 def test_damage_met_while_searching_is_not_opened_again(
-    index: Index, store: MemoryStore, watched: Watched, monkeypatch: pytest.MonkeyPatch
+    index: ChunkIndex, store: MemoryStore, watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(index_module, "_FIRST_READ_BYTES", 64)
     bad, good = digests(2)
@@ -156,7 +156,7 @@ def test_damage_met_while_searching_is_not_opened_again(
 
 
 def test_a_prefix_block_that_rots_before_there_is_a_guide_loses_only_its_fragment(
-    index: Index, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+    index: ChunkIndex, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(index_module, "_FIRST_READ_BYTES", 64)
     monkeypatch.setattr(index_module, "_SEARCHES_PER_ROW", 0)
@@ -170,7 +170,7 @@ def test_a_prefix_block_that_rots_before_there_is_a_guide_loses_only_its_fragmen
 
 
 def test_a_guide_is_made_when_it_pays_and_searches_one_fragment_for_a_hit_and_none_in_vain(
-    index: Index, store: MemoryStore, watched: Watched, monkeypatch: pytest.MonkeyPatch
+    index: ChunkIndex, store: MemoryStore, watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(index_module, "_FIRST_READ_BYTES", 64)
     held = [digests(16, seed=number) for number in range(10)]
@@ -187,7 +187,7 @@ def test_a_guide_is_made_when_it_pays_and_searches_one_fragment_for_a_hit_and_no
     assert read_keys(watched) == []
 
 
-def test_a_guide_that_has_become_too_small_is_made_anew(index: Index, store: MemoryStore) -> None:
+def test_a_guide_that_has_become_too_small_is_made_anew(index: ChunkIndex, store: MemoryStore) -> None:
     first = digests(4)
     put(store, *first)
     index.refresh()
@@ -210,7 +210,7 @@ def test_guide_and_blocks_together_stay_in_the_budget(store: MemoryStore, monkey
     monkeypatch.setattr(index_module, "_ROWS_PER_BLOCK", 8)
     found = digests(3000)
     put(store, *found)
-    index = Index(store, limit_bytes=20_000).refresh()
+    index = ChunkIndex(store, limit_bytes=20_000).refresh()
     for digest in found:
         assert len(index.find(digest, 1000)) == 1
         assert index._cache._held + (index._guide.num_slots if index._guide else 0) <= 20_000
@@ -227,7 +227,9 @@ def busy() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("busy")
-def test_two_that_refresh_at_once_open_each_fragment_once(index: Index, store: MemoryStore, watched: Watched) -> None:
+def test_two_that_refresh_at_once_open_each_fragment_once(
+    index: ChunkIndex, store: MemoryStore, watched: Watched
+) -> None:
     written = {put(store, digest) for digest in digests(100)}
     start = threading.Barrier(2)
 
@@ -243,7 +245,7 @@ def test_two_that_refresh_at_once_open_each_fragment_once(index: Index, store: M
 
 
 @pytest.mark.usefixtures("busy", "lead")
-def test_searching_goes_on_while_another_thread_refreshes(index: Index, store: MemoryStore) -> None:
+def test_searching_goes_on_while_another_thread_refreshes(index: ChunkIndex, store: MemoryStore) -> None:
     found = digests(3 * TIER)
     put(store, found[0])
     index.refresh()

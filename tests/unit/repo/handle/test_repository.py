@@ -11,7 +11,7 @@ from holdfast.objects.local.local_store import LocalStore
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.format.layout import PREFIXES, SHELVES, generation_key
 from holdfast.repo.format.record import encode_record
-from holdfast.repo.handle.config import create_config, find_config
+from holdfast.repo.handle.config import create_config, read_config
 from holdfast.repo.handle.repository import (
     MIN_BUDGET_BYTES,
     RecentSnapshots,
@@ -36,7 +36,7 @@ def test_opening_for_a_first_save_writes_nothing(store: MemoryStore) -> None:
 def test_the_first_save_makes_the_store(store: MemoryStore) -> None:
     repo = open_repository(store, create=True)
     save_bytes(repo, "a", {"x": b"1"})
-    assert open_repository(store).config == find_config(store) != None  # noqa: E711
+    assert open_repository(store).config == read_config(store) != None  # noqa: E711
 
 
 def test_opening_reads_the_config_and_writes_nothing(store: MemoryStore) -> None:

@@ -15,8 +15,8 @@ from holdfast.objects.local.local_store import LocalStore
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.format.chunk import Location
 from holdfast.repo.handle.repository import Repository
-from holdfast.repo.handle.verified import SAMPLE_SHARE, TRUST_S, Proven
-from holdfast.repo.write.existing import Holdings
+from holdfast.repo.handle.verified import SAMPLE_SHARE, TRUST_S, VerifiedChunks
+from holdfast.repo.write.existing import ExistingChunks
 from tests.kit.saving import flip, load_bytes, new_repo, noise, only_pack, pack_of, save_bytes
 
 MIB: Final = 1 << 20
@@ -26,12 +26,12 @@ def place(pack: str = "a", offset: int = 0) -> Location:
     return Location(pack, offset, 10, 0, b"")
 
 
-def list_missed(proven: Proven, location: Location, *, version: str = "v") -> list[int]:
+def list_missed(proven: VerifiedChunks, location: Location, *, version: str = "v") -> list[int]:
     """Return which of as many saves as a sample takes have to read a copy."""
     return [turn for turn in range(SAMPLE_SHARE) if not proven.covers(location, version=version, turn=turn)]
 
 
-def is_known(proven: Proven, location: Location, *, version: str = "v") -> bool:
+def is_known(proven: VerifiedChunks, location: Location, *, version: str = "v") -> bool:
     """Tell whether a copy is read for the sample only; otherwise every save has to read it."""
     missed = list_missed(proven, location, version=version)
     assert len(missed) in (1, SAMPLE_SHARE)
@@ -40,7 +40,7 @@ def is_known(proven: Proven, location: Location, *, version: str = "v") -> bool:
 
 def test_what_was_written_or_read_lately_is_proven() -> None:
     now = [0.0]
-    proven = Proven(clock=lambda: now[0])
+    proven = VerifiedChunks(clock=lambda: now[0])
     assert not is_known(proven, place())
     proven.add(place("a", 5), version="v")
     proven.add_pack("b", version="v")
@@ -57,7 +57,7 @@ def test_what_was_written_or_read_lately_is_proven() -> None:
 
 
 def test_nothing_of_a_pack_with_another_version_is_proven() -> None:
-    proven = Proven()
+    proven = VerifiedChunks()
     proven.add_pack("a", version="v")
     assert not is_known(proven, place("a", 5), version="w")
     proven.add(place("a", 5), version="w")
@@ -67,7 +67,7 @@ def test_nothing_of_a_pack_with_another_version_is_proven() -> None:
 
 
 def test_every_copy_is_read_by_one_in_so_many_saves_and_not_all_by_the_same() -> None:
-    proven = Proven()
+    proven = VerifiedChunks()
     proven.add_pack("a", version="v")
     samples = [tuple(list_missed(proven, place("a", offset))) for offset in range(0, 100_000, 1000)]
     assert {len(sample) for sample in samples} == {1}
@@ -76,7 +76,7 @@ def test_every_copy_is_read_by_one_in_so_many_saves_and_not_all_by_the_same() ->
 
 def test_when_too_many_places_are_remembered_all_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.repo.handle.verified._LIMIT", 2)
-    proven = Proven()
+    proven = VerifiedChunks()
     for offset in range(3):
         proven.add(place("a", offset), version="v")
     assert [is_known(proven, place("a", offset)) for offset in range(3)] == [False, False, True]
@@ -146,11 +146,11 @@ def test_all_that_a_save_uses_of_a_pack_is_read_once_one_chunk_of_it_proves_rott
     for number in (0, 1, 3):
         store.decay(only_pack(store), first + number * MIB + 10)
 
-    def is_not_last(_self: Holdings, at: Location) -> bool:
+    def is_not_last(_self: ExistingChunks, at: Location) -> bool:
         return at.offset != first + 3 * MIB
 
     # The sample holds the last chunk alone: when that is read, the others have been accepted.
-    monkeypatch.setattr(Holdings, "is_proven", is_not_last)
+    monkeypatch.setattr(ExistingChunks, "is_proven", is_not_last)
     assert save_bytes(repo, "run/1", {"x": data}).new_bytes == 3 * MIB
     assert load_bytes(new_repo(store), "run/1") == {"x": data}
 

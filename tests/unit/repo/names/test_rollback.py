@@ -7,7 +7,7 @@ import pytest
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.format.layout import manifest_key, pack_key
 from holdfast.repo.handle.repository import Repository
-from holdfast.repo.names.rollback import find_before, is_present, is_settled, iter_needed, read_standing
+from holdfast.repo.names.rollback import is_present, is_settled, iter_needed, read_rollback_target, read_standing
 from holdfast.repo.names.snapshots import delete_snapshot, read_name
 from tests.kit.saving import Watched, noise, pack_of, record_key, save_bytes, snapshot_of
 from tests.kit.standing import LEASE_ID, put_mark, put_under_lease, show_lease
@@ -66,12 +66,12 @@ def test_a_commit_is_settled_once_its_lease_was_released(repo: Repository, state
 
 def test_a_settled_record_is_brought_back(repo: Repository) -> None:
     save_twice(repo, ["released"])
-    assert find_before(repo.store, read_name(repo.store, "a")) == snapshot_of(repo, "a")
+    assert read_rollback_target(repo.store, read_name(repo.store, "a")) == snapshot_of(repo, "a")
 
 
 def test_an_unsettled_one_that_is_complete_is_brought_back(repo: Repository) -> None:
     save_twice(repo, ["fenced"])
-    assert find_before(repo.store, read_name(repo.store, "a")) == snapshot_of(repo, "a")
+    assert read_rollback_target(repo.store, read_name(repo.store, "a")) == snapshot_of(repo, "a")
 
 
 @pytest.mark.parametrize("lost", ["pack", "manifest"])
@@ -79,38 +79,38 @@ def test_an_unsettled_one_that_has_lost_bytes_is_passed_over(repo: Repository, l
     save_twice(repo, ["fenced"])
     key = pack_key(pack_of(repo, "a", "x").pack_id)
     repo.store.delete(key if lost == "pack" else manifest_key(snapshot_of(repo, "a").manifest.manifest_id))
-    before = find_before(repo.store, read_name(repo.store, "a"))
-    assert before not in (None, "open")
+    before = read_rollback_target(repo.store, read_name(repo.store, "a"))
+    assert before not in (None, "undecided")
     assert getattr(before, "generation", None) == 0
 
 
 def test_of_an_unsettled_one_that_is_marked_nobody_can_tell(repo: Repository) -> None:
     save_twice(repo, ["fenced"])
     put_mark(repo.store, [pack_key(pack_of(repo, "a", "x").pack_id)])
-    assert find_before(repo.store, read_name(repo.store, "a")) == "open"
+    assert read_rollback_target(repo.store, read_name(repo.store, "a")) == "undecided"
 
 
 def test_below_a_tombstone_there_is_nothing(repo: Repository) -> None:
     save_twice(repo, ["released"])
     delete_snapshot(repo.store, "a")
-    assert find_before(repo.store, read_name(repo.store, "a")) is None
+    assert read_rollback_target(repo.store, read_name(repo.store, "a")) is None
 
 
 def test_a_name_without_records_held_nothing(repo: Repository) -> None:
-    assert find_before(repo.store, read_name(repo.store, "never")) is None
+    assert read_rollback_target(repo.store, read_name(repo.store, "never")) is None
 
 
 def test_what_came_after_the_state_was_read_does_not_count(repo: Repository) -> None:
     save_bytes(repo, "a", {"x": noise(2000, 1)})
     state = read_name(repo.store, "a")
     save_bytes(repo, "a", {"x": noise(2000, 2)}, overwrite=True)
-    assert find_before(repo.store, state) == state.snapshot
+    assert read_rollback_target(repo.store, state) == state.snapshot
 
 
 def test_a_torn_record_is_passed_over(repo: Repository) -> None:
     save_bytes(repo, "a", {"x": noise(2000, 1)})
     repo.store.create(record_key("a", 1), b"torn")
-    assert find_before(repo.store, read_name(repo.store, "a")) == snapshot_of(repo, "a")
+    assert read_rollback_target(repo.store, read_name(repo.store, "a")) == snapshot_of(repo, "a")
 
 
 def test_a_snapshot_needs_its_manifest_then_its_packs(repo: Repository) -> None:

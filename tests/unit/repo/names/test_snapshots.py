@@ -8,14 +8,15 @@ from dataclasses import replace
 import pytest
 
 from holdfast.errors import Corrupt, NameInUse, NotFound
+from holdfast.json_text import Json
 from holdfast.objects.memory import MemoryStore, VirtualClock
 from holdfast.repo.format.layout import generation_key, snapshot_stem
-from holdfast.repo.format.record import Json, encode_record
+from holdfast.repo.format.record import encode_record
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.generations import read_newest
 from holdfast.repo.names.snapshots import (
+    CommittedSnapshot,
     DamagedName,
-    Snapshot,
     commit_snapshot,
     delete_snapshot,
     iter_names,
@@ -28,7 +29,7 @@ from tests.kit.saving import load_bytes, misplaced_keys, record_key, rot, save_b
 
 
 def names(store: MemoryStore, prefix: str = "") -> list[str]:
-    return sorted(found.name for found in iter_names(store, prefix) if isinstance(found, Snapshot))
+    return sorted(found.name for found in iter_names(store, prefix) if isinstance(found, CommittedSnapshot))
 
 
 def rewrite(store: MemoryStore, held: str, **changes: Json) -> None:

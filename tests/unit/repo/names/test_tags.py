@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from holdfast.errors import BadName, Corrupt, NameInUse, NotFound
+from holdfast.json_text import Json
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.format.layout import generation_key, tag_stem
-from holdfast.repo.format.record import Json, encode_record
+from holdfast.repo.format.record import encode_record
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import DamagedName
 from holdfast.repo.names.tags import Tag, delete_tag, iter_tags, read_tag, set_tag

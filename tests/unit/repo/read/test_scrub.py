@@ -14,7 +14,7 @@ from holdfast.repo.engine import Engine
 from holdfast.repo.format.chunk import UNIT_BYTES, Location
 from holdfast.repo.format.layout import pack_key
 from holdfast.repo.format.pack import HEADER, Footer, PackBuilder, PackedChunk, read_footer
-from holdfast.repo.read.scrub import Scrubbed, Scrubber, Stretch, cut_pack
+from holdfast.repo.read.scrub import PackSection, Scrubbed, Scrubber, cut_pack
 from holdfast.repo.stages import Stages
 from tests.kit.saving import MIB, PACK_ID, Watched, append_run, iter_gaps, noise, rot
 
@@ -100,7 +100,7 @@ def test_a_buffer_used_before_leaves_no_trace(store: MemoryStore, engine: Engine
 def test_a_pack_without_chunks_is_clean(store: MemoryStore, engine: Engine) -> None:
     PackBuilder(store, PACK_ID).seal()
     (outcome,) = scrub(store, read_footer(store, PACK_ID), engine)
-    assert outcome == Scrubbed(Stretch(PACK_ID, HEADER.size, outcome.stretch.stop, ()))
+    assert outcome == Scrubbed(PackSection(PACK_ID, HEADER.size, outcome.stretch.stop, ()))
 
 
 def test_a_chunk_of_an_unknown_codec_is_judged_by_its_stored_bytes(store: MemoryStore, engine: Engine) -> None:

@@ -17,7 +17,7 @@ from holdfast.repo.format.layout import ManifestRef, manifest_key, new_file_id, 
 from holdfast.repo.format.manifest_encoding import encode_manifest
 from holdfast.repo.format.pack import PackBuilder
 from holdfast.repo.handle.repository import Repository
-from holdfast.repo.names.snapshots import Snapshot, commit_snapshot, delete_snapshot
+from holdfast.repo.names.snapshots import CommittedSnapshot, commit_snapshot, delete_snapshot
 from holdfast.repo.upkeep.check import Checker
 from holdfast.repo.upkeep.findings import Finding
 from tests.kit.saving import (
@@ -217,14 +217,16 @@ def test_a_manifest_that_is_damaged_or_gone_is_an_error(
     assert codes(found) == {"manifest-damaged": 1, "pack-unused": 1}
 
 
-def commit_forged(repo: Repository, name: str, entries: Sequence[Entry], **changes: object) -> Snapshot:
+def commit_forged(repo: Repository, name: str, entries: Sequence[Entry], **changes: object) -> CommittedSnapshot:
     """Commit a manifest that no save would write."""
     lease_id = "0" * 24
     data = encode_manifest(None, entries)
     ref = ManifestRef(new_file_id(lease_id), hash_bytes(data), len(data))
     repo.store.create(manifest_key(ref.manifest_id), data)
     size = sum(entry.size_bytes for entry in entries)
-    snapshot = Snapshot(name, ref, digest_snapshot(None, entries), 1.0, len(entries), size, {}, lease_id, 0, "w")
+    snapshot = CommittedSnapshot(
+        name, ref, digest_snapshot(None, entries), 1.0, len(entries), size, {}, lease_id, 0, "w"
+    )
     snapshot = replace(snapshot, **changes)  # type: ignore[arg-type]  # each test knows its field
     commit_snapshot(repo.store, snapshot)
     return snapshot

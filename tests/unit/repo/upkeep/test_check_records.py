@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import pytest
 
 from holdfast.digest import fingerprint
+from holdfast.json_text import Json
 from holdfast.objects.memory import MemoryStore, VirtualClock
 from holdfast.objects.protocol import ObjectStore
 from holdfast.repo.format.layout import CONFIG, generation_key, new_write_id
-from holdfast.repo.format.record import Json, encode_record
+from holdfast.repo.format.record import encode_record
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.generations import create_generation
 from holdfast.repo.names.leases import EXPIRE_S, Lease

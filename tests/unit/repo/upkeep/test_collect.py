@@ -21,11 +21,11 @@ from holdfast.repo.format.layout import (
     new_write_id,
     pack_key,
 )
-from holdfast.repo.handle.index import Index
+from holdfast.repo.handle.index import ChunkIndex
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.generations import create_generation
 from holdfast.repo.names.leases import EXPIRE_S, Lease
-from holdfast.repo.names.snapshots import Snapshot, delete_snapshot
+from holdfast.repo.names.snapshots import CommittedSnapshot, delete_snapshot
 from holdfast.repo.names.tags import delete_tag, set_tag
 from holdfast.repo.upkeep.collect import NETWORK_GRACE_S, Rules, collect, plan_collect
 from tests.kit.saving import (
@@ -155,7 +155,7 @@ def test_dead_records_go_lowest_first_and_the_tombstone_stays(repo: Repository) 
     assert save_bytes(repo, "a", {"x": b"again"}).generation == 4
 
 
-def save_and_find(repo: Repository, name: str) -> Snapshot:
+def save_and_find(repo: Repository, name: str) -> CommittedSnapshot:
     save_bytes(repo, name, {"x": noise(2000, 9)})
     return snapshot_of(repo, name)
 
@@ -175,7 +175,7 @@ class Deletions(Watched):
 def test_the_index_forgets_packs_that_are_gone(repo: Repository, dead: set[str]) -> None:
     here = read_entries(repo, "a")["x"].chunks[0]
     collect_now(repo.store)
-    index = Index(repo.store, limit_bytes=1 << 20).refresh()
+    index = ChunkIndex(repo.store, limit_bytes=1 << 20).refresh()
     assert index.find(here.digest, here.size_bytes) == [here.location]
     assert {pack for fragment in index._fragments.values() for pack in fragment.packs} == {
         pack_of(repo, "a", "x").pack_id

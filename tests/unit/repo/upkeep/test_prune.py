@@ -11,7 +11,7 @@ from holdfast.errors import Corrupt
 from holdfast.objects.memory import MemoryStore, VirtualClock
 from holdfast.repo.format.layout import ManifestRef
 from holdfast.repo.handle.repository import Repository
-from holdfast.repo.names.snapshots import Snapshot, delete_snapshot
+from holdfast.repo.names.snapshots import CommittedSnapshot, delete_snapshot
 from holdfast.repo.names.tags import Tag, set_tag
 from holdfast.repo.upkeep.prune import Keep, apply_prune, plan_prune, prune, read_prune_plan
 from tests.kit.saving import PACK_ID, keys, load_bytes, record_key, rot, save_bytes, snapshot_of
@@ -19,15 +19,15 @@ from tests.kit.saving import PACK_ID, keys, load_bytes, record_key, rot, save_by
 NO_DIGEST = Digest(bytes(32))
 
 
-def at(name: str, time_s: float = 0.0) -> Snapshot:
-    return Snapshot(name, ManifestRef(PACK_ID, NO_DIGEST, 1), NO_DIGEST, time_s, 0, 0, {}, "")
+def at(name: str, time_s: float = 0.0) -> CommittedSnapshot:
+    return CommittedSnapshot(name, ManifestRef(PACK_ID, NO_DIGEST, 1), NO_DIGEST, time_s, 0, 0, {}, "")
 
 
 def tag(name: str, snapshot_name: str) -> Tag:
     return Tag(name, snapshot_name, NO_DIGEST, 0.0)
 
 
-def names(snapshots: tuple[Snapshot, ...]) -> list[str]:
+def names(snapshots: tuple[CommittedSnapshot, ...]) -> list[str]:
     return [snapshot.name for snapshot in snapshots]
 
 

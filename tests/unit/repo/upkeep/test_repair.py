@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.format.layout import BAD, INDEX, LEASES, PACKS, TAGS, manifest_key, pack_key
-from holdfast.repo.handle.index import Index
+from holdfast.repo.handle.index import ChunkIndex
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import delete_snapshot, read_snapshot
 from holdfast.repo.names.tags import set_tag
@@ -205,7 +205,7 @@ def test_a_lost_index_is_rebuilt_from_the_packs(repo: Repository) -> None:
     assert kinds(plan) == ["reindex"]
     apply_repair(repo, plan)
     here = read_entries(repo, "a")["y"].chunks[0]
-    assert Index(repo.store, limit_bytes=1 << 20).refresh().find(here.digest, here.size_bytes) == [here.location]
+    assert ChunkIndex(repo.store, limit_bytes=1 << 20).refresh().find(here.digest, here.size_bytes) == [here.location]
     assert plan_repair(repo) == RepairPlan((), ())
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from holdfast.json_text import Json
 from holdfast.objects.listing import iter_objects
 from holdfast.objects.memory import MemoryStore, VirtualClock
 from holdfast.repo.format.layout import MANIFESTS, MARKS, MAX_GENERATION, PACKS, manifest_key, pack_key
-from holdfast.repo.format.record import MAX_RECORD_BYTES, Json, encode_record
+from holdfast.repo.format.record import MAX_RECORD_BYTES, encode_record
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.leases import EXPIRE_S, Lease
 from holdfast.repo.names.marks import read_marked
@@ -15,7 +16,7 @@ from holdfast.repo.names.roots import Live, read_leases, read_live
 from holdfast.repo.upkeep.sweep import (
     MARK_KEYS,
     fence,
-    find_blockers,
+    fence_stale_leases,
     iter_marks,
     publish_mark,
     publish_marks,
@@ -147,15 +148,17 @@ def test_a_spoilt_list_of_leases_is_replaced_by_whoever_is_alive_now(store: Memo
 def test_those_that_ended_do_not_block(store: MemoryStore) -> None:
     show_lease(store, "released")
     show_lease(store, "fenced", OTHER_ID)
-    assert find_blockers(store, [LEASE_ID, OTHER_ID, "c" * 24], expire_s=EXPIRE_S) == []
+    assert fence_stale_leases(store, [LEASE_ID, OTHER_ID, "c" * 24], expire_s=EXPIRE_S) == []
 
 
 def test_one_that_lives_blocks_until_it_has_shown_nothing_for_long(store: MemoryStore, clock: VirtualClock) -> None:
     lease = Lease(store, purpose="save")
     clock.advance(EXPIRE_S - 1)
-    assert [view.lease_id for view in find_blockers(store, [lease.lease_id], expire_s=EXPIRE_S)] == [lease.lease_id]
+    assert [view.lease_id for view in fence_stale_leases(store, [lease.lease_id], expire_s=EXPIRE_S)] == [
+        lease.lease_id
+    ]
     clock.advance(1)
-    assert find_blockers(store, [lease.lease_id], expire_s=EXPIRE_S) == []
+    assert fence_stale_leases(store, [lease.lease_id], expire_s=EXPIRE_S) == []
     assert read_leases(store)[lease.lease_id].standing == "fenced"
 
 
@@ -184,7 +187,7 @@ def test_a_lease_whose_generations_are_used_up_cannot_be_fenced_and_counts_as_al
         put_lease(store, generation)
     clock.advance(EXPIRE_S)
     before = store.contents()
-    (view,) = find_blockers(store, [LEASE_ID], expire_s=EXPIRE_S)
+    (view,) = fence_stale_leases(store, [LEASE_ID], expire_s=EXPIRE_S)
     assert (view.lease_id, view.is_exhausted) == (LEASE_ID, True)
     assert store.contents() == before
 

@@ -15,8 +15,8 @@ from holdfast.repo.format.entry import Entry
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.read.reader import SnapshotReader
 from holdfast.repo.upkeep.transfer import Keeps, Transfer
-from holdfast.repo.write.existing import Holdings
-from holdfast.repo.write.transaction import Part, Transaction
+from holdfast.repo.write.existing import ExistingChunks
+from holdfast.repo.write.transaction import ManifestPart, Transaction
 from tests.kit.saving import MIB, new_repo, noise, pack_of, read_entries, rot, save_bytes, snapshot_of
 
 
@@ -35,7 +35,7 @@ def transfer(source: Repository, repo: Repository) -> Iterator[Transfer]:
         SnapshotReader(source, snapshot_of(source, "a")) as reader,
         Engine("test", budget_bytes=16 << 20, waits=True) as engine,
     ):
-        yield Transfer(reader, Holdings(repo, [], avoid=frozenset()), transaction.packer, engine)
+        yield Transfer(reader, ExistingChunks(repo, [], avoid=frozenset()), transaction.packer, engine)
 
 
 def entries_of(source: Repository) -> list[Entry]:
@@ -51,7 +51,7 @@ def places(entries: list[Entry]) -> list[Location | None]:
 
 
 def move(transfer: Transfer, entries: Sequence[Entry], progress: Progress, *, keeps: Keeps) -> list[Entry]:
-    (part,) = transfer.move([Part(None, entries)], progress, keeps=keeps)
+    (part,) = transfer.move([ManifestPart(None, entries)], progress, keeps=keeps)
     return list(part.entries)
 
 

@@ -9,7 +9,7 @@ from holdfast.repo.format.layout import MANIFESTS, PACKS
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.roots import read_live
 from holdfast.repo.names.snapshots import delete_snapshot
-from holdfast.repo.upkeep.usage import Usage, find_freed_bytes, read_usage
+from holdfast.repo.upkeep.usage import Usage, read_freed_bytes, read_usage
 from tests.kit.saving import noise, only_pack, pack_of, rot, save_bytes, snapshot_of
 from tests.kit.standing import collect_now
 
@@ -89,10 +89,10 @@ def test_freed_is_what_only_the_doomed_use(repo: Repository) -> None:
     save_bytes(repo, "a", {"x": noise(2000)})
     save_bytes(repo, "b", {"x": noise(2000), "z": noise(700, 1)})
     a, b = snapshot_of(repo, "a"), snapshot_of(repo, "b")
-    assert find_freed_bytes(repo.store, [a, b], [b]) == 700 + b.manifest.size_bytes
-    assert find_freed_bytes(repo.store, [a, b], [a]) == a.manifest.size_bytes
-    assert find_freed_bytes(repo.store, [a, b], [a, b]) == 2700 + a.manifest.size_bytes + b.manifest.size_bytes
-    assert find_freed_bytes(repo.store, [a, b], []) == 0
+    assert read_freed_bytes(repo.store, [a, b], [b]) == 700 + b.manifest.size_bytes
+    assert read_freed_bytes(repo.store, [a, b], [a]) == a.manifest.size_bytes
+    assert read_freed_bytes(repo.store, [a, b], [a, b]) == 2700 + a.manifest.size_bytes + b.manifest.size_bytes
+    assert read_freed_bytes(repo.store, [a, b], []) == 0
 
 
 def test_a_snapshot_that_was_collected_after_it_was_listed_makes_no_sum_negative(repo: Repository) -> None:

@@ -10,7 +10,7 @@ from holdfast.objects.protocol import PAGE_LIMIT, ObjectInfo, ObjectStore
 from holdfast.repo.format.layout import INDEX, MANIFESTS, SNAPSHOTS, pack_key, snapshot_stem
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import delete_snapshot
-from holdfast.repo.write.existing import Holdings, find_base, read_bases
+from holdfast.repo.write.existing import ExistingChunks, read_base, read_bases
 from tests.kit.saving import (
     Watched,
     keys,
@@ -35,10 +35,10 @@ def held(repo: Repository) -> Repository:
     return repo
 
 
-def holdings(repo: Repository, *, base: str = "", avoid: frozenset[str] = frozenset()) -> Holdings:
+def holdings(repo: Repository, *, base: str = "", avoid: frozenset[str] = frozenset()) -> ExistingChunks:
     bases = read_bases(repo.store, [snapshot_of(repo, base)]) if base else []
     repo.index.refresh()
-    return Holdings(repo, bases, avoid=avoid)
+    return ExistingChunks(repo, bases, avoid=avoid)
 
 
 def test_a_chunk_is_found_by_the_base_alone(held: Repository, store: MemoryStore) -> None:
@@ -112,7 +112,7 @@ def save_at(store: MemoryStore, clock: VirtualClock, *names: str) -> None:
 
 def base_of(store: MemoryStore, name: str) -> str | None:
     """Return the base that a process finds which knows of no index."""
-    found = find_base(new_repo(store), name)
+    found = read_base(new_repo(store), name)
     return found.name if found else None
 
 
@@ -155,7 +155,7 @@ def test_what_this_handle_saved_last_is_the_base(store: MemoryStore, clock: Virt
     repo = new_repo(store)
     save_bytes(repo, "run/1", {"x": b"1"})
     save_at(store, clock, "run/2")
-    found = find_base(repo, "run/3")
+    found = read_base(repo, "run/3")
     assert found is not None
     assert found.name == "run/1"
 
@@ -164,7 +164,7 @@ def test_who_has_an_index_to_ask_does_not_list_names_for_a_base(store: MemorySto
     save_bytes(new_repo(store), "run/1", {"x": DATA})
     repo = new_repo(store)
     repo.index.refresh()
-    assert find_base(repo, "run/2") is None
+    assert read_base(repo, "run/2") is None
 
 
 class Listings(Watched):

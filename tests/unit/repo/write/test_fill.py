@@ -10,12 +10,12 @@ import pytest
 
 from holdfast.digest import Buffer, hash_bytes
 from holdfast.errors import HoldfastError
+from holdfast.json_text import Json
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.engine import Engine
 from holdfast.repo.format.chunk import CHUNK_BYTES, Location
 from holdfast.repo.format.pack import HEADER, parse_pack_key, read_footer
-from holdfast.repo.format.record import Json
-from holdfast.repo.format.source import BytesSource, Piece, cut_sources
+from holdfast.repo.format.source import BytesSource, SourceChunk, cut_sources
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.stages import Stages
 from holdfast.repo.write.fill import Hasher
@@ -156,6 +156,6 @@ def test_small_pieces_are_hashed_where_they_are_taken_and_large_ones_on_threads(
 def test_a_hashed_piece_holds_plain_bytes() -> None:
     source = Typed(array("I", [1, 2]))
     with Engine("test", budget_bytes=MIB, waits=False) as engine:
-        (batch,) = Hasher(engine, Stages(), batch_bytes=MIB).iter_batches([Piece(source, 0, 0, 8)])
+        (batch,) = Hasher(engine, Stages(), batch_bytes=MIB).iter_batches([SourceChunk(source, 0, 0, 8)])
     (item,) = batch.items
     assert (len(item.data), item.data.format) == (8, "B")

@@ -13,6 +13,7 @@ from blake3 import blake3
 
 from holdfast.digest import Buffer, fingerprint, hash_bytes
 from holdfast.errors import StoreError
+from holdfast.json_text import Json
 from holdfast.objects.blocks import LentBlock, copy_bytes, new_block
 from holdfast.objects.local import block_writer
 from holdfast.objects.local.local_store import LocalStore
@@ -20,8 +21,7 @@ from holdfast.objects.local.upload import LocalUpload
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.engine import Engine
 from holdfast.repo.format.pack import PAGE_BYTES, NewChunk, PackBuilder, read_footer
-from holdfast.repo.format.record import Json
-from holdfast.repo.format.source import BytesSource, Piece, cut_sources
+from holdfast.repo.format.source import BytesSource, SourceChunk, cut_sources
 from holdfast.repo.handle.repository import MIN_BUDGET_BYTES, Repository, open_repository
 from holdfast.repo.stages import Stages
 from holdfast.repo.write.fill import Hasher
@@ -219,7 +219,7 @@ def test_a_staged_piece_is_hashed_as_it_was_copied() -> None:
 
 def test_pieces_with_too_many_gaps_between_them_are_not_staged() -> None:
     source = BytesSource("x", noise(8 * MIB))
-    pieces = [Piece(source, 0, start, start + 24_577) for start in range(0, 340 * 24_600, 24_600)]
+    pieces = [SourceChunk(source, 0, start, start + 24_577) for start in range(0, 340 * 24_600, 24_600)]
     with Engine("test", budget_bytes=64 * MIB, waits=False) as engine:
         hasher = Hasher(engine, Stages(), batch_bytes=8 * MIB)
         hasher.new_share = 1.0

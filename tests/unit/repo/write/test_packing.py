@@ -11,7 +11,7 @@ from holdfast.errors import StoreError
 from holdfast.objects.memory import MemoryStore, VirtualClock
 from holdfast.repo.format.chunk import Location
 from holdfast.repo.format.pack import NewChunk, parse_pack_key, read_footer
-from holdfast.repo.handle.index import Index
+from holdfast.repo.handle.index import ChunkIndex
 from holdfast.repo.names.leases import RENEW_S, Lease
 from holdfast.repo.write.packing import Packer
 from holdfast.testing.faults import Fault, FaultyStore
@@ -45,7 +45,7 @@ def test_a_sealed_pack_is_in_the_store_and_in_the_index(packer: Packer, store: M
     (key,) = keys(store, "packs/")
     assert parse_pack_key(key) == location.pack_id
     assert location.pack_id.startswith(lease.lease_id + "-")
-    assert Index(store, limit_bytes=1 << 20).refresh().find(hash_bytes(noise(1000)), 1000) == [location]
+    assert ChunkIndex(store, limit_bytes=1 << 20).refresh().find(hash_bytes(noise(1000)), 1000) == [location]
 
 
 def test_a_full_pack_is_closed_before_the_next_chunk(

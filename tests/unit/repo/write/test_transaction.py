@@ -26,7 +26,7 @@ from holdfast.repo.names.roots import read_leases
 from holdfast.repo.names.snapshots import NameState, read_name
 from holdfast.repo.upkeep.collect import Rules, collect
 from holdfast.repo.upkeep.sweep import fence
-from holdfast.repo.write.transaction import Draft, Part, Transaction
+from holdfast.repo.write.transaction import Draft, ManifestPart, Transaction
 from tests.faults.hooked_store import HookedStore, nth, once
 from tests.kit.saving import (
     inline_ref,
@@ -47,11 +47,11 @@ ENTRIES = [Entry("x", 4, (inline_ref(b"1234"),))]
 
 
 def commit(transaction: Transaction, repo: Repository, name: str = "a") -> None:
-    transaction.commit(Draft(read_name(repo.store, name)), lambda: [Part(None, ENTRIES)], rewrite=list)
+    transaction.commit(Draft(read_name(repo.store, name)), lambda: [ManifestPart(None, ENTRIES)], rewrite=list)
 
 
-def commit_together(transaction: Transaction, make_parts: Callable[[], list[Part]]) -> int:
-    draft = Draft(NameState("a", None, 0), root=Part(None, []))
+def commit_together(transaction: Transaction, make_parts: Callable[[], list[ManifestPart]]) -> int:
+    draft = Draft(NameState("a", None, 0), root=ManifestPart(None, []))
     return transaction.commit(draft, make_parts, rewrite=list).generation
 
 
@@ -94,7 +94,7 @@ def test_a_draft_says_what_the_record_holds(ready: Repository, clock: VirtualClo
     clock.advance(77)
     with Transaction(ready, purpose="save") as transaction:
         draft = Draft(read_name(ready.store, "a"), metadata={"k": "v"}, time_s=5.0)
-        made = transaction.commit(draft, lambda: [Part([1], ENTRIES)], rewrite=list)
+        made = transaction.commit(draft, lambda: [ManifestPart([1], ENTRIES)], rewrite=list)
     assert made == snapshot_of(ready, "a")
     assert (made.time_s, made.metadata, made.num_entries, made.logical_bytes) == (5.0, {"k": "v"}, 1, 4)
     assert ready.recent.find("a") == made
@@ -147,7 +147,7 @@ def test_marks_that_never_end_make_it_give_up(ready: Repository, store: MemorySt
     put_mark(store, [pack_key(pack_of(ready, "a", "x").pack_id)])
     with pytest.raises(LeaseLost, match="garbage collections keep marking chunks that it uses"):
         with Transaction(ready, purpose="save") as transaction:
-            transaction.commit(Draft(read_name(store, "b")), lambda: [Part(None, [entry])], rewrite=list)
+            transaction.commit(Draft(read_name(store, "b")), lambda: [ManifestPart(None, [entry])], rewrite=list)
     assert read_name(store, "b").snapshot is None
 
 
@@ -156,7 +156,7 @@ def test_a_name_taken_meanwhile_is_a_conflict_and_only_leaves_a_manifest(ready: 
     save_bytes(ready, "a", {"x": b"theirs"})
     manifests = len(keys(ready.store, MANIFESTS))
     with pytest.raises(NameInUse), Transaction(ready, purpose="save") as transaction:
-        transaction.commit(Draft(state), lambda: [Part(None, ENTRIES)], rewrite=list)
+        transaction.commit(Draft(state), lambda: [ManifestPart(None, ENTRIES)], rewrite=list)
     assert load_bytes(ready, "a") == {"x": b"theirs"}
     assert keys(ready.store, LEASES) == []
     assert len(keys(ready.store, MANIFESTS)) == manifests + 1
@@ -229,12 +229,12 @@ def test_the_lease_is_renewed_while_the_coordinator_waits_for_other_ranks(
         collect(store, Rules(min_age_s=0.0))
 
     def act(ranks: ThreadRanks) -> int:
-        def make_parts() -> list[Part]:
+        def make_parts() -> list[ManifestPart]:
             if ranks.is_coordinator:
                 is_waiting.set()
             else:
                 work_long()
-            return [Part(None, ENTRIES)]
+            return [ManifestPart(None, ENTRIES)]
 
         with Transaction(ready, purpose="save", ranks=ranks) as transaction:
             return commit_together(transaction, make_parts)
@@ -262,9 +262,9 @@ def test_every_rank_holds_the_store_while_it_writes(ready: Repository) -> None:
     held: dict[int, int] = {}
 
     def act(ranks: ThreadRanks) -> int:
-        def make_parts() -> list[Part]:
+        def make_parts() -> list[ManifestPart]:
             held[ranks.rank] = stores[ranks.rank].held
-            return [Part(None, ENTRIES)]
+            return [ManifestPart(None, ENTRIES)]
 
         with Transaction(new_repo(stores[ranks.rank]), purpose="save", ranks=ranks) as transaction:
             return commit_together(transaction, make_parts)
@@ -290,10 +290,10 @@ def test_a_rank_that_writes_gives_signs_of_life_and_notices_that_another_has_fai
     def act(ranks: ThreadRanks) -> int:
         with Transaction(ready, purpose="save", ranks=ranks) as transaction:
 
-            def make_parts() -> list[Part]:
+            def make_parts() -> list[ManifestPart]:
                 chunk = NewChunk(inline_ref(b"z").digest, memoryview(b"z"), 64)
                 transaction.packer.append([chunk])
-                return [Part(None, ENTRIES)]
+                return [ManifestPart(None, ENTRIES)]
 
             return commit_together(transaction, make_parts)
 
@@ -309,7 +309,7 @@ def test_a_name_taken_meanwhile_is_a_rank_error_on_all_ranks(ready: Repository) 
 
     def act(ranks: ThreadRanks) -> int:
         with Transaction(ready, purpose="save", ranks=ranks) as transaction:
-            return commit_together(transaction, lambda: [Part(None, ENTRIES)])
+            return commit_together(transaction, lambda: [ManifestPart(None, ENTRIES)])
 
     ends = run_threads(2, act)
 
@@ -327,7 +327,7 @@ def test_a_record_that_the_store_refuses_is_no_commit(ready: Repository, store: 
 
     def act(ranks: ThreadRanks) -> int:
         with Transaction(repo, purpose="save", ranks=ranks) as transaction:
-            return commit_together(transaction, lambda: [Part(None, ENTRIES)])
+            return commit_together(transaction, lambda: [ManifestPart(None, ENTRIES)])
 
     ends = run_threads(world_size, act)
 

@@ -17,8 +17,8 @@ from holdfast.errors import (
     TooLarge,
     Unsupported,
 )
+from holdfast.json_text import MAX_DEPTH, Json
 from holdfast.objects.memory import MemoryStore
-from holdfast.repo.format.record import MAX_DEPTH, Json
 from holdfast.repo.format.source import BytesSource
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import delete_snapshot

@@ -12,10 +12,11 @@ import pytest
 
 from holdfast.digest import Buffer
 from holdfast.errors import HoldfastError, NameInUse, SourceChanged
+from holdfast.json_text import Json
 from holdfast.objects.memory import MemoryStore, VirtualClock
 from holdfast.objects.protocol import ObjectStore, Upload
 from holdfast.repo.format.layout import pack_key, snapshot_stem
-from holdfast.repo.format.record import Json, encode_record
+from holdfast.repo.format.record import encode_record
 from holdfast.repo.format.source import BytesSource
 from holdfast.repo.handle.repository import DEFAULT_BUDGET_BYTES
 from holdfast.repo.names.generations import list_generations

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import pytest
 
 from holdfast.errors import StoreError
-from holdfast.snapshot.into.journal import Journal, Overwritten, Span, WrittenLeaf
+from holdfast.snapshot.into.journal import AddressRange, Journal, Overwritten, WrittenLeaf
 
 
 def leaf(key: str, *spans: tuple[int, int], is_tensor: bool = True) -> WrittenLeaf:
-    return WrittenLeaf(key, key, tuple(Span("cpu", *span) for span in spans), is_tensor=is_tensor)
+    return WrittenLeaf(key, key, tuple(AddressRange("cpu", *span) for span in spans), is_tensor=is_tensor)
 
 
 def write(journal: Journal, *keys: str) -> None:

@@ -22,7 +22,7 @@ from torch.distributed.tensor.placement_types import Placement, _StridedShard
 from holdfast.errors import Unsupported
 from holdfast.repo.format.boxes import Box, slices
 from holdfast.tensors.sharding.meshes import Cut, Layouts, plan_runs
-from holdfast.tensors.sharding.sharded import Held, describe
+from holdfast.tensors.sharding.sharded import LocalLeaf, describe
 from tests.kit.mesh_worlds import be_rank, distribute, make_mesh
 from tests.kit.tilings import shapes
 
@@ -60,7 +60,7 @@ def cases(draw: st.DrawFn) -> Case:
     return shape, mesh_shape, [draw(kinds) for _ in mesh_shape]
 
 
-def hold_everywhere(full: torch.Tensor, mesh_shape: tuple[int, ...], placements: list[Any]) -> list[Held]:
+def hold_everywhere(full: torch.Tensor, mesh_shape: tuple[int, ...], placements: list[Any]) -> list[LocalLeaf]:
     """Return what each rank holds."""
     held = []
     world_size = math.prod(mesh_shape)

@@ -22,7 +22,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from holdfast.errors import NotFound, ShardNotFound, Unsupported
 from holdfast.repo.format.boxes import Box, whole
 from holdfast.tensors.sharding.sharded import (
-    Held,
+    LocalLeaf,
     PerRank,
     describe,
     find_state_dict_object,
@@ -39,7 +39,7 @@ def two_ranks() -> Iterator[None]:
         yield
 
 
-def show(held: Held) -> list[tuple[Any, ...]]:
+def show(held: LocalLeaf) -> list[tuple[Any, ...]]:
     return [(*piece.box, piece.tensor.tolist()) for piece in held.pieces]
 
 
@@ -58,7 +58,7 @@ def test_a_tensor_is_all_there() -> None:
 
 @pytest.mark.parametrize("value", [3, "text", None, {"a": 1}, torch.ones(2).to_sparse()])
 def test_what_is_no_strided_tensor_is_plain_and_has_no_pieces(value: object) -> None:
-    assert describe(value) == Held("plain")
+    assert describe(value) == LocalLeaf("plain")
 
 
 def test_a_value_of_each_rank_is_not_a_replica() -> None:
@@ -66,7 +66,7 @@ def test_a_value_of_each_rank_is_not_a_replica() -> None:
 
     assert describe(per_rank(tensor)).kind == "per rank"
     assert show(describe(per_rank(tensor))) == [((0,), (3,), [0, 1, 2])]
-    assert describe(per_rank({"seed": 1})) == Held("per rank")
+    assert describe(per_rank({"seed": 1})) == LocalLeaf("per rank")
 
 
 def test_what_is_declared_twice_is_declared_once() -> None:
@@ -238,7 +238,7 @@ def test_what_follows_the_protocol_is_asked_for_its_boxes() -> None:
 
     assert (held.kind, held.global_shape, held.dtype) == ("shards", (6, 2), torch.float32)
     assert show(held) == [((4, 0), (2, 2), [[1.0, 1.0], [1.0, 1.0]])]
-    assert describe(Table(torch.ones(0, 2), 0)) == Held("shards")
+    assert describe(Table(torch.ones(0, 2), 0)) == LocalLeaf("shards")
 
 
 @pytest.mark.parametrize("table", [Table(torch.ones(2, 2), 5), Table(torch.ones(2, 2), 0, claimed=3)])
