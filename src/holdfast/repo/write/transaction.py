@@ -17,6 +17,7 @@ from holdfast.errors import (
     Corrupt,
     LeaseLost,
     NameInUse,
+    NotFound,
     NotShared,
     RankError,
     StoreError,
@@ -210,35 +211,41 @@ class Transaction:
             refs = [parse_part(ref, where="a rank") for own in gathered for ref in own]
             whole, marked = self._ranks.broadcast("marks", partial(self._renew, draft, refs))
             written = _Written(parts, parse_part(whole, where="the coordinator"))
-            # Nothing is marked as a rule, and going over all chunks takes long.
-            if marked:
-                read = zip(parts, own, strict=True)
-                parts[:] = [part._replace(entries=self._read_entries(part, ref)) for part, ref in read]
-            chunks = (chunk for part in parts if marked for entry in part.entries for chunk in entry.chunks)
-            stale[:] = [chunk for chunk in chunks if self._is_stale(chunk, frozenset(marked))]
-            if not self._is_any_stale(bool(stale), draft.state.name):
+            stale[:], is_any_stale = self._gather_stale(partial(self._read_stale, parts, own, marked), draft.state.name)
+            if not is_any_stale:
                 return written
         raise LeaseLost(f"{self._purpose}: garbage collections keep marking chunks that it uses; save again")
 
-    def _is_any_stale(self, is_stale: bool, name: str) -> bool:
-        """Return whether any rank has to write again; if none has, the coordinator commits next.
+    def _gather_stale(self, read_stale: Callable[[], list[ChunkRef]], name: str) -> tuple[list[ChunkRef], bool]:
+        """Return this rank's stale chunks, and whether any rank has some; if none has, the coordinator commits next.
 
         The coordinator may commit as soon as all ranks have arrived here. A rank that has arrived and loses the
         coordinator before it reads the answer does not know whether the snapshot was committed: CommitUnknown.
         """
+        stale: list[ChunkRef] = []
         has_arrived = False
 
         def arrive() -> bool:
             nonlocal has_arrived
+            stale[:] = read_stale()
             has_arrived = True
-            return is_stale
+            return bool(stale)
 
         try:
-            return any(self._ranks.all_gather("stale", arrive))
+            return stale, any(self._ranks.all_gather("stale", arrive))
         except RankError as error:
             if has_arrived and not _is_ended_on_all(error, self._ranks):
                 raise _lose_track(error, name) from error
             raise
+
+    def _read_stale(self, parts: list[ManifestPart], refs: Sequence[PartRef], marked: Sequence[str]) -> list[ChunkRef]:
+        """Return the chunks in marked packs that `parts` use, whose entries are read back if they must be rewritten."""
+        if not marked:  # the usual case; going over all chunks takes long
+            return []
+        packs = frozenset(marked)
+        parts[:] = [part._replace(entries=self._read_entries(part, ref)) for part, ref in zip(parts, refs, strict=True)]
+        chunks = (chunk for part in parts for entry in part.entries for chunk in entry.chunks)
+        return [chunk for chunk in chunks if self._is_stale(chunk, packs)]
 
     def _write_manifest(self, part: ManifestPart) -> PartRef:
         digest = digest_snapshot(part.spec, part.entries)
@@ -248,7 +255,10 @@ class Transaction:
         """Return the entries of a part after its manifest was written; writing empties rows, so these are read back."""
         if not isinstance(part.entries, EntryRows):
             return part.entries
-        return list(read_manifest(self._store, ref.manifest).iter_entries())
+        try:
+            return list(read_manifest(self._store, ref.manifest).iter_entries())
+        except NotFound as error:  # only a collector that has fenced the lease removes it
+            raise LeaseLost(f"{self._purpose}: a garbage collection has removed what it wrote; save again") from error
 
     def _create_manifest(self, data: bytes) -> ManifestRef:
         ref = ManifestRef(new_file_id(self.lease_id), hash_bytes(data), len(data))

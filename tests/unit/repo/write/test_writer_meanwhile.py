@@ -11,7 +11,7 @@ from typing import Self
 import pytest
 
 from holdfast.digest import Buffer
-from holdfast.errors import HoldfastError, NameInUse, SourceChanged
+from holdfast.errors import HoldfastError, LeaseLost, NameInUse, SourceChanged
 from holdfast.json_text import Json
 from holdfast.objects.memory import MemoryStore, VirtualClock
 from holdfast.objects.protocol import ObjectStore, Upload
@@ -44,6 +44,9 @@ class Meanwhile(Watched):
 
     def __init__(self, inner: ObjectStore, prefix: str, act: Callable[[], object]) -> None:
         super().__init__(inner)
+        self.act_after(prefix, act)
+
+    def act_after(self, prefix: str, act: Callable[[], object]) -> None:
         self._prefix = prefix
         self._act: Callable[[], object] | None = act
 
@@ -77,6 +80,23 @@ def test_what_is_marked_meanwhile_is_written_anew(store: MemoryStore) -> None:
     assert marked not in used
     assert load_bytes(repo, "b") == entries
     assert result.new_bytes == result.logical_bytes
+
+
+def test_a_save_whose_manifest_was_collected_says_that_its_lease_is_lost(store: MemoryStore) -> None:
+    save_bytes(new_repo(store), "a", {"x": noise(5000)})
+    marked, old = pack_of(new_repo(store), "a", "x").pack_id, keys(store, "manifests/")
+
+    def collect() -> None:
+        for key in set(keys(store, "manifests/")) - set(old):
+            store.delete(key)
+
+    def mark_then_collect_after_the_renewal() -> None:
+        mark(store, pack_key(marked))
+        watched.act_after("leases/", collect)
+
+    watched = Meanwhile(store, "manifests/", mark_then_collect_after_the_renewal)
+    with pytest.raises(LeaseLost, match="a garbage collection has removed what it wrote; save again"):
+        save_bytes(new_repo(watched), "b", {"x": noise(5000)})
 
 
 def test_a_mark_that_comes_meanwhile_does_not_harm_what_lies_in_the_manifest(store: MemoryStore) -> None:
