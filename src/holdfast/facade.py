@@ -253,13 +253,13 @@ class Store:
 
     def snapshots(self, prefix: str = "") -> list[Snapshot]:
         """Return the snapshots whose names begin with `prefix`, in natural order, without Holdfast's own ("@...")."""
-        from holdfast.snapshot.view.lookup import list_snapshots
+        from holdfast.snapshot.view.lazy import list_snapshots
 
         return list_snapshots(self.repository, prefix, self._types)
 
     def latest(self, prefix: str = "") -> Snapshot | None:
         """Return the snapshot with the latest commit time whose name begins with `prefix`, or None."""
-        from holdfast.snapshot.view.lookup import open_latest
+        from holdfast.snapshot.view.lazy import open_latest
 
         return open_latest(self.repository, prefix, self._types)
 
@@ -391,7 +391,7 @@ class Store:
         return self._saver
 
     def _find(self, name: str | Snapshot) -> Snapshot:
-        from holdfast.snapshot.view.lookup import open_named
+        from holdfast.snapshot.view.lazy import open_named
 
         return open_named(self.repository, name, self._types) if isinstance(name, str) else name
 

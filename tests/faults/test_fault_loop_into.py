@@ -164,7 +164,7 @@ TRACED = (
         f"snapshot/into/{name}.py"
         for name in ("load_into", "apply_plan", "swap", "undo", "restore", "journal", "setters")
     ),
-    "snapshot/interrupts.py",
+    "snapshot/into/apply_plan.py",
     "repo/engine.py",
     "into_scenario.py",
 )

@@ -18,7 +18,7 @@ from holdfast.objects.protocol import ObjectStore
 from holdfast.repo.format.layout import verify_name
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.write.writer import save
-from holdfast.snapshot.save.environment import describe_environment
+from holdfast.snapshot.save.save import describe_environment
 from holdfast.tensors.memory import view_storage
 from holdfast.trees.registered import Types
 

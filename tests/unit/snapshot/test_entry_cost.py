@@ -17,7 +17,7 @@ from holdfast.repo.format.manifest_encoding import encode_manifest
 from holdfast.repo.format.rows import ChunkRows, EntryRows
 from holdfast.repo.format.source import BytesSource, cut_sources
 from holdfast.snapshot.load import entries as entries_module
-from holdfast.snapshot.load.small import SmallTensors
+from holdfast.snapshot.load.batches import SmallTensors
 from holdfast.tensors.spec import describe
 
 COUNT = 4000

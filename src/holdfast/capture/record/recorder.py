@@ -31,7 +31,7 @@ from holdfast.json_text import Json
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.handle.repository import Repository, open_repository
 from holdfast.repo.names.snapshots import delete_snapshot
-from holdfast.snapshot.save.environment import describe_environment
+from holdfast.snapshot.save.save import describe_environment
 
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
 _MAX_NAMED: Final = 5

@@ -22,8 +22,8 @@ from holdfast.repo.write.writer import Request, SaveResult, save
 from holdfast.snapshot.into.journal import Journal
 from holdfast.snapshot.into.load_into import load_into
 from holdfast.snapshot.into.plan import IntoOptions
+from holdfast.snapshot.load.merge_trees import warn_of_variants
 from holdfast.snapshot.load.opened import Opened
-from holdfast.snapshot.load.variants import warn_of_variants
 from holdfast.snapshot.save.save import SaveOptions, make_request, save_tree
 from holdfast.snapshot.save.staging import AsyncSaver, SaveHandle, Staging
 from holdfast.snapshot.view.lazy import Snapshot as LazySnapshot

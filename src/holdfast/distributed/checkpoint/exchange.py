@@ -30,7 +30,7 @@ from holdfast.repo.format.manifest_encoding import build_table, encode_manifest
 from holdfast.repo.format.rank_manifests import Manifests, join_entry, merge
 from holdfast.repo.read.regions import Region
 from holdfast.repo.write.world import Ranks
-from holdfast.snapshot.load.variants import find_variants
+from holdfast.snapshot.load.merge_trees import find_variants
 
 OWNED_BYTES: Final = 8 << 20
 """Bytes of part manifests per owner. Beyond that, there are more than sqrt(W) owners."""

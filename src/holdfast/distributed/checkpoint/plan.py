@@ -22,8 +22,7 @@ from holdfast.repo.write.transaction import ManifestPart
 from holdfast.repo.write.world import Ranks
 from holdfast.repo.write.writer import Placement, Request
 from holdfast.snapshot.load.merge_trees import merge_trees, renumber
-from holdfast.snapshot.save.environment import describe_environment
-from holdfast.snapshot.save.save import SaveOptions, make_leaves
+from holdfast.snapshot.save.save import SaveOptions, describe_environment, make_leaves
 from holdfast.tensors.sharding.shard_source import ShardSource, pick_chunks
 from holdfast.tensors.sharding.sharded import LocalLeaf
 from holdfast.trees.outline import TREE

@@ -34,7 +34,7 @@ from holdfast.repo.handle.config import read_config
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import CommittedSnapshot
 from holdfast.repo.write.part_writer import WrittenPart, end_lease, write_part
-from holdfast.snapshot.save.environment import describe_environment
+from holdfast.snapshot.save.save import describe_environment
 
 _MAX_NAMED: Final = 8
 _BATCH_SHARE: Final = 4

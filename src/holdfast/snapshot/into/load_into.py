@@ -7,14 +7,13 @@ from typing import Any, Protocol
 
 from holdfast.json_text import Json
 from holdfast.repo.format.manifest import Manifest
-from holdfast.snapshot.interrupts import holding_signals
-from holdfast.snapshot.into.apply_plan import Loading, verify_fits
+from holdfast.snapshot.into.apply_plan import Loading, holding_signals, verify_fits
 from holdfast.snapshot.into.in_place import find_conflicts
 from holdfast.snapshot.into.journal import Journal
 from holdfast.snapshot.into.match import FIXED, TreeMatcher
 from holdfast.snapshot.into.match_state import match_state
 from holdfast.snapshot.into.plan import Check, ImmutableCheck, IntoOptions, IntoPlan, Wants
-from holdfast.snapshot.into.setters import Setter
+from holdfast.snapshot.into.undo import Setter
 from holdfast.snapshot.leaves import ARRAY
 from holdfast.snapshot.load.entries import InPlace
 from holdfast.snapshot.load.load import LeafReader, load_node

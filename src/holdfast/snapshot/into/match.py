@@ -23,8 +23,7 @@ from holdfast.snapshot.into.in_place import (
     repeats_items,
 )
 from holdfast.snapshot.into.plan import ImmutableCheck, IntoPlan, Step
-from holdfast.snapshot.into.setters import FieldSetter, PerRankSetter, Put, Setter
-from holdfast.snapshot.into.undo import keep_grad, keep_tensors
+from holdfast.snapshot.into.undo import FieldSetter, PerRankSetter, Put, Setter, keep_grad, keep_tensors
 from holdfast.snapshot.leaves import ARRAY, BLOBS, GRAD, PARTS, PAYLOAD, PICKLE, TENSOR
 from holdfast.snapshot.load.load import LeafReader
 from holdfast.snapshot.stateful import is_stateful

@@ -13,7 +13,7 @@ from holdfast.repo.format.manifest import Manifest
 from holdfast.repo.read.reader import Verify, verify_mode
 from holdfast.repo.read.regions import Region
 from holdfast.snapshot.into.in_place import Claim
-from holdfast.snapshot.into.setters import Undo
+from holdfast.snapshot.into.undo import Undo
 from holdfast.snapshot.leaves import decode_plain, is_one_entry, iter_entry_numbers
 from holdfast.snapshot.load.entries import InPlace
 from holdfast.snapshot.load.load import LeafReader

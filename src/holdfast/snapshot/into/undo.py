@@ -1,22 +1,85 @@
-"""Copies the state of tensors, modules and other objects, so that a failed load can be rolled back."""
+"""Assigns values in a tree, and keeps the old state of values, tensors and objects so that a load can be undone."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from holdfast.errors import Unsupported
 from holdfast.snapshot.into.in_place import list_memory, mark_written
 from holdfast.snapshot.into.restore import does_translate
-from holdfast.snapshot.into.setters import Undo
 from holdfast.tensors.dtypes import items_per_byte
 from holdfast.tensors.memory import view_raw
+from holdfast.tensors.sharding.sharded import PerRank
 from holdfast.tensors.storage import free_storage, is_allocated
 from holdfast.trees.apply import iter_tensors
+
+Undo = Callable[[], None]
+"""Restores the value or state that existed when the function was created."""
+
+
+class Put(Protocol):
+    """A position in a tree that can be assigned."""
+
+    def __call__(self, value: Any, /) -> None:
+        """Assign a value."""
+
+    def keep(self) -> Undo:
+        """Return a function that restores the current value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setter:
+    """Assigns an item of a dict or list."""
+
+    container: Any
+    key: Any
+
+    def __call__(self, value: Any, /) -> None:
+        """Assign a value."""
+        self.container[self.key] = value
+
+    def keep(self) -> Undo:
+        """Return a function that restores the current value."""
+        held = self.container[self.key]
+        return lambda: self(held)
+
+
+@dataclass(frozen=True, slots=True)
+class FieldSetter:
+    """Assigns a field of a dataclass."""
+
+    owner: Any
+    name: str
+
+    def __call__(self, value: Any, /) -> None:
+        """Assign a value."""
+        setattr(self.owner, self.name, value)
+
+    def keep(self) -> Undo:
+        """Return a function that restores the current value."""
+        held = getattr(self.owner, self.name)
+        return lambda: self(held)
+
+
+@dataclass(frozen=True, slots=True)
+class PerRankSetter:
+    """Assigns a value that is declared per rank, and declares the new one."""
+
+    inner: Put
+
+    def __call__(self, value: Any, /) -> None:
+        """Assign a value."""
+        self.inner(PerRank(value))
+
+    def keep(self) -> Undo:
+        """Return a function that restores the current value."""
+        return self.inner.keep()
 
 
 def keep_tensors(tensors: Iterable[torch.Tensor]) -> Undo:

@@ -14,7 +14,7 @@ from holdfast.errors import Corrupt, HoldfastError, Unsupported
 from holdfast.repo.format.entry import Entry
 from holdfast.repo.read.reader import WriteObserver
 from holdfast.repo.read.regions import Region
-from holdfast.snapshot.load.batches import iter_batches, read_to_devices, view_place
+from holdfast.snapshot.load.batches import SmallTensors, iter_batches, read_to_devices, view_place
 from holdfast.snapshot.load.cast import (
     can_cast_tray,
     cast_and_move,
@@ -28,7 +28,6 @@ from holdfast.snapshot.load.cast import (
 )
 from holdfast.snapshot.load.opened import EntryAt, Opened
 from holdfast.snapshot.load.options import SAVED, LoadOptions
-from holdfast.snapshot.load.small import SmallTensors
 from holdfast.tensors.build import CPU, Block, build_tensor, fits_tray, measure_block, plan_block, plan_tray
 from holdfast.tensors.fakes import enter_fake_mode, find_fake_mode
 from holdfast.tensors.memory import new_memory, wrap_memory

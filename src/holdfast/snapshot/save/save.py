@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import platform
+import socket
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import NamedTuple
+
+import torch
 
 from holdfast.errors import Unsupported
 from holdfast.json_text import EncodedJson, Json
@@ -15,7 +20,6 @@ from holdfast.repo.handle.repository import Repository
 from holdfast.repo.write.writer import Request, SaveResult, save
 from holdfast.snapshot.gc_pause import is_small, pause_gc
 from holdfast.snapshot.leaves import LeafWriter
-from holdfast.snapshot.save.environment import describe_environment
 from holdfast.snapshot.stateful import expand
 from holdfast.tensors.sharding.shard_source import ShardSource
 from holdfast.tensors.sharding.sharded import LocalLeaf
@@ -106,3 +110,15 @@ def _save_request(repo: Repository, request: Request, pause: ExitStack, progress
     if not is_small(sum([source.size_bytes for source in request.sources]), len(request.sources)):
         pause.close()
     return save(repo, request, progress=progress)
+
+
+def describe_environment() -> dict[str, Json]:
+    """Return host, versions and world size, which are stored with a snapshot for people who inspect it later."""
+    is_distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return {
+        "host": socket.gethostname(),
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "platform": f"{sys.platform}-{platform.machine()}",
+        "world_size": torch.distributed.get_world_size() if is_distributed else 1,
+    }

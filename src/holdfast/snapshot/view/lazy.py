@@ -1,4 +1,4 @@
-"""Snapshots as lazy mappings: opened at the first access, and only the requested parts are read."""
+"""Finds snapshots by name, tag or prefix, and reads them as lazy mappings: only the requested parts are read."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from holdfast.digest import Digest, hash_kind
 from holdfast.errors import AmbiguousName, NotFound
 from holdfast.json_text import Json, canonical_json
 from holdfast.repo.format.entry import Entry, digest_entry
+from holdfast.repo.format.layout import natural_order
 from holdfast.repo.handle.repository import Repository
-from holdfast.repo.names import snapshots as records
+from holdfast.repo.names.snapshots import CommittedSnapshot, iter_user_names, read_snapshot
+from holdfast.repo.names.tags import read_tag
 from holdfast.repo.read.reader import Verify, open_snapshot
 from holdfast.repo.read.stream import open_entry
 from holdfast.snapshot.into.journal import Journal
@@ -27,9 +29,9 @@ from holdfast.snapshot.into.plan import IntoOptions
 from holdfast.snapshot.leaves import GRAD, PARTS, TENSOR, iter_entry_numbers
 from holdfast.snapshot.load.cast import is_cast, verify_dtype
 from holdfast.snapshot.load.load import load_node, load_tree
+from holdfast.snapshot.load.merge_trees import warn_alone
 from holdfast.snapshot.load.opened import FoundLeaves, Opened
 from holdfast.snapshot.load.options import SAVED, Aliases, LoadOptions
-from holdfast.snapshot.load.variants import warn_alone
 from holdfast.snapshot.view.shared_memory import SharedMemory
 from holdfast.snapshot.view.slices import SliceIndex, read_slice
 from holdfast.tensors.fakes import find_fake_mode
@@ -46,7 +48,7 @@ _TENSOR_TAGS: Final = (TENSOR, PARTS, GRAD)
 class Snapshot:
     """One committed snapshot; reads nothing before the first access. Safe in any thread."""
 
-    def __init__(self, repo: Repository, record: records.CommittedSnapshot, types: Types) -> None:
+    def __init__(self, repo: Repository, record: CommittedSnapshot, types: Types) -> None:
         """Keep the record; nothing is opened yet."""
         self._repo = repo
         self._record = record
@@ -55,7 +57,7 @@ class Snapshot:
         self._opened: Opened | None = None
 
     @property
-    def record(self) -> records.CommittedSnapshot:
+    def record(self) -> CommittedSnapshot:
         """The snapshot's record in the repository."""
         return self._record
 
@@ -347,3 +349,31 @@ def _without_place(entry: Entry) -> Entry:
     """Return the entry without its name and alias, which are not part of its content."""
     spec = {key: value for key, value in entry.spec.items() if key != "at"} if isinstance(entry.spec, dict) else None
     return entry._replace(name="", alias=0, spec=spec)
+
+
+def open_named(repo: Repository, name: str, types: Types) -> Snapshot:
+    """Return the snapshot with a name or tag; raises NotFound."""
+    try:
+        return Snapshot(repo, read_snapshot(repo.store, name), types)
+    except NotFound:
+        tag = read_tag(repo.store, name)
+        if tag is None:
+            raise
+        return Snapshot(repo, read_snapshot(repo.store, tag.snapshot_name), types)
+
+
+def list_snapshots(repo: Repository, prefix: str, types: Types) -> list[Snapshot]:
+    """Return the user's snapshots whose names begin with `prefix`, in natural order."""
+    found = sorted(_iter_records(repo, prefix), key=lambda record: natural_order(record.name))
+    return [Snapshot(repo, record, types) for record in found]
+
+
+def open_latest(repo: Repository, prefix: str, types: Types) -> Snapshot | None:
+    """Return the most recently committed one of them; None if there is none."""
+    order = _iter_records(repo, prefix)
+    newest = max(order, key=lambda record: (record.time_s, natural_order(record.name)), default=None)
+    return None if newest is None else Snapshot(repo, newest, types)
+
+
+def _iter_records(repo: Repository, prefix: str) -> Iterator[CommittedSnapshot]:
+    return (record for record in iter_user_names(repo.store, prefix) if isinstance(record, CommittedSnapshot))

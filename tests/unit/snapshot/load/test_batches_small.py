@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-
 import pytest
 import torch
 
@@ -12,7 +10,6 @@ from holdfast.facade import Store
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.format.entry import Entry
 from holdfast.repo.format.layout import pack_key
-from holdfast.snapshot.gc_pause import pause_gc, pause_gc_if_small
 from holdfast.snapshot.load.load import LeafReader
 from holdfast.snapshot.load.options import LoadOptions
 from holdfast.tensors.build import TRAY_DTYPES
@@ -115,26 +112,3 @@ def test_a_spec_that_many_share_is_refused_by_the_name_of_the_first(store: Store
     opened.reader.manifest._head["specs"][0]["shape"] = [6]
     with pytest.raises(Corrupt, match=r"^'x', layers.0.weight needs 24 bytes, and its entry has 20$"):
         LeafReader(opened, Types(), LoadOptions()).read(iter_stored(opened.tree))
-
-
-def test_the_collector_rests_and_is_back_even_after_an_error() -> None:
-    with pause_gc():
-        assert not gc.isenabled()
-    assert gc.isenabled()
-    with pytest.raises(ZeroDivisionError), pause_gc():
-        _ = 1 // 0
-    assert gc.isenabled()
-
-
-def test_a_collector_that_somebody_has_disabled_stays_so() -> None:
-    with pause_gc():
-        with pause_gc():
-            pass
-        assert not gc.isenabled()
-    assert gc.isenabled()
-
-
-@pytest.mark.parametrize(("size_bytes", "is_enabled"), [(1000, False), (1 << 30, True)])
-def test_the_collector_rests_only_where_there_are_more_objects_than_bytes(size_bytes: int, is_enabled: bool) -> None:
-    with pause_gc_if_small(size_bytes, 10):
-        assert gc.isenabled() == is_enabled

@@ -1,12 +1,12 @@
-"""An exchange of memory that fails anywhere can be undone: the target then holds what it held before."""
+"""An exchange of memory that fails anywhere can be undone: the target then has its old values."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from holdfast.snapshot.into import swap as swaps
-from holdfast.snapshot.into.swap import Swap
+from holdfast.snapshot.into import apply_plan
+from holdfast.snapshot.into.apply_plan import Swap
 
 REAL_COPY = torch.Tensor.copy_
 
@@ -38,7 +38,7 @@ def fail_at(monkeypatch: pytest.MonkeyPatch, number: int, *, is_late: bool) -> l
 def test_whichever_copy_fails_the_target_gets_its_old_values_back(
     shape: tuple[int, ...], is_late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(swaps, "_BLOCK_BYTES", 48)
+    monkeypatch.setattr(apply_plan, "_BLOCK_BYTES", 48)
     failures = 0
     for number in range(1, 100):
         old, new = torch.arange(40.0).reshape(shape), -torch.arange(40.0).reshape(shape)
@@ -60,7 +60,7 @@ def test_whichever_copy_fails_the_target_gets_its_old_values_back(
 
 
 def test_a_finished_exchange_can_be_undone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(swaps, "_BLOCK_BYTES", 48)
+    monkeypatch.setattr(apply_plan, "_BLOCK_BYTES", 48)
     old, new = torch.arange(40.0), -torch.arange(40.0)
     target = old.clone()
     swap = make_swap(target, new.clone())
