@@ -23,8 +23,7 @@ from holdfast.tensors.layouts import (
     refusals_as_corrupt,
     split_layout,
 )
-from holdfast.tensors.roles import ROLES, find_role, give_role
-from holdfast.tensors.spec import find_span
+from holdfast.tensors.spec import ROLES, find_role, find_span, give_role
 
 SUBCLASS: Final = "subclass"
 _is_functional: Final = torch._is_functional_tensor

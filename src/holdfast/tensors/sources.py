@@ -20,8 +20,7 @@ from holdfast.repo.format.chunk import CHUNK_BYTES
 from holdfast.tensors.composite import verify_readable, verify_unwrapped
 from holdfast.tensors.dtypes import item_bytes, items_per_byte
 from holdfast.tensors.memory import ALIGNMENT, copy_bytes, copy_items, view_bytes, view_memory, view_raw, view_storage
-from holdfast.tensors.roles import find_role
-from holdfast.tensors.spec import TensorSpec, contiguous_stride, count_bytes, describe, encode_spec
+from holdfast.tensors.spec import TensorSpec, contiguous_stride, count_bytes, describe, encode_spec, find_role
 
 _COPIED_BYTES: Final = 16 << 10
 _MAX_CUTS: Final = 50_000

@@ -15,9 +15,8 @@ from holdfast.snapshot.load.opened import EntryAt
 from holdfast.tensors.dtypes import items_per_byte
 from holdfast.tensors.fakes import has_values
 from holdfast.tensors.memory import view_raw
-from holdfast.tensors.quantizer import encode_quantizer
 from holdfast.tensors.sharding.sharded import LocalBox, describe
-from holdfast.tensors.spec import TensorSpec, contiguous_stride, count_bytes, find_span
+from holdfast.tensors.spec import TensorSpec, contiguous_stride, count_bytes, encode_quantizer, find_span
 from holdfast.tensors.storage import alloc_storage, free_storage, is_allocated
 
 _MAX_WORK: Final = 100_000

@@ -29,9 +29,8 @@ from holdfast.snapshot.load.load import LeafReader
 from holdfast.snapshot.stateful import is_stateful
 from holdfast.tensors.dtypes import items_per_byte
 from holdfast.tensors.fakes import find_fake_problem
-from holdfast.tensors.roles import find_role, give_role
 from holdfast.tensors.sharding.sharded import PerRank, Shard
-from holdfast.tensors.spec import TensorSpec, can_convert
+from holdfast.tensors.spec import TensorSpec, can_convert, find_role, give_role
 from holdfast.trees.encoding import decode_tree, encode_tree, refuse
 from holdfast.trees.outline import FIELDS_START, ITEMS_START, KEYED_START, PAIRS_START, TreePath, join_name
 

@@ -13,9 +13,8 @@ from holdfast.json_text import Json
 from holdfast.repo.format.boxes import Box, Coordinates, cut_rows, relative, slices, volume
 from holdfast.repo.format.source import Source
 from holdfast.tensors.memory import view_bytes, view_memory, view_raw, view_storage
-from holdfast.tensors.roles import find_role
 from holdfast.tensors.sharding.sharded import LocalBox, LocalLeaf
-from holdfast.tensors.spec import TensorSpec, contiguous_stride, count_bytes, encode_spec
+from holdfast.tensors.spec import TensorSpec, contiguous_stride, count_bytes, encode_spec, find_role
 
 
 @dataclass(frozen=True, slots=True)
