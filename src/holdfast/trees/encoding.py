@@ -14,7 +14,7 @@ import torch
 
 from holdfast.errors import Corrupt, NewerFormat, TooLarge, Unsupported
 from holdfast.json_text import DEFERRED, Json, canonical_json
-from holdfast.trees import plain, plain_numpy, plain_torch
+from holdfast.trees import plain, plain_torch_numpy
 from holdfast.trees.outline import FIELDS_START, ITEMS_START, KEYED_START, MAX_TREE_DEPTH, TreePath, join_name
 from holdfast.trees.registered import (
     BUILDERS,
@@ -41,8 +41,8 @@ _MAX_WEIGHT: Final = 1 << 26
 LEAF_SIGN: Final = "@"
 """Tags of leaves, and only those, begin with this."""
 
-_ENCODERS: Final[Mapping[type, plain.Encoder]] = {**plain.ENCODERS, **plain_torch.ENCODERS, **plain_numpy.ENCODERS}
-_DECODERS: Final[Mapping[str, plain.Decoder]] = {**plain.DECODERS, **plain_torch.DECODERS, **plain_numpy.DECODERS}
+_ENCODERS: Final[Mapping[type, plain.Encoder]] = {**plain.ENCODERS, **plain_torch_numpy.ENCODERS}
+_DECODERS: Final[Mapping[str, plain.Decoder]] = {**plain.DECODERS, **plain_torch_numpy.DECODERS}
 _LONG: Final = frozenset({str, bytes, bytearray})
 _LEAF_CLASSES: Final = frozenset({torch.Tensor, torch.nn.Parameter, np.ndarray})
 

@@ -1,4 +1,8 @@
-"""Encodes plain values of torch as JSON, and back: dtypes, sizes, devices, layouts and memory formats."""
+"""Encodes plain values of torch and numpy as JSON, and back.
+
+Of torch: dtypes, sizes, devices, layouts and memory formats. Of numpy: scalars, by their bytes. Arrays are not plain
+values.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +10,36 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
+import numpy as np
 import torch
 
 from holdfast.errors import Unsupported
 from holdfast.json_text import Json
-from holdfast.trees.plain import Decoder, Encoder, take, verify_narrow
+from holdfast.trees.plain import (
+    Decoder,
+    Encoder,
+    decode_base64,
+    decode_text,
+    encode_base64,
+    encode_text,
+    take,
+    verify_narrow,
+)
 
 _MAX_DEVICES: Final = 128
 """torch stores a device's index in 8 bits, and a larger one wraps around."""
 _DEVICE_TYPE: Final = re.compile("[a-z][a-z0-9_]{0,63}")
+
+_NAMES: Final = (
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "float32", "float64", "complex64", "complex128"),
+    # Separate types on platforms where int64 is `long`. Last, so that the common types get the fixed-width names.
+    *("longlong", "ulonglong"),
+)
+_NUMPY_DTYPES: Final[Mapping[str, np.dtype[Any]]] = {name: np.dtype(name).newbyteorder("<") for name in _NAMES}
+_NAME_OF: Final[Mapping[type, str]] = {_NUMPY_DTYPES[name].type: name for name in reversed(_NAMES)}
+
+_TIME: Final = re.compile(r"(datetime64|timedelta64)(\[(?:[1-9][0-9]{0,8})?(?:Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?")
 
 Named = TypeVar("Named")
 
@@ -69,12 +94,58 @@ def _decode_size(node: list[Json]) -> torch.Size:
     return torch.Size([verify_narrow(length) for length in take(node, *[int] * (len(node) - 1))])
 
 
+def _find_numpy_dtype(name: str) -> np.dtype[Any] | None:
+    if found := _TIME.fullmatch(name):
+        return np.dtype(f"<{'M8' if found[1] == 'datetime64' else 'm8'}{found[2] or ''}")
+    return _NUMPY_DTYPES.get(name)
+
+
+def _encode_number(value: np.generic) -> Json:
+    name = _NAME_OF[type(value)]
+    return ["numpy", name, np.asarray(value, _NUMPY_DTYPES[name]).tobytes().hex()]
+
+
+def _encode_time(value: np.datetime64 | np.timedelta64) -> Json:
+    name = value.dtype.name
+    dtype = _find_numpy_dtype(name)
+    if dtype is None:
+        raise Unsupported(f"a {name} cannot be saved; convert it to seconds")
+    return ["numpy", name, np.asarray(value, dtype).tobytes().hex()]
+
+
+def _encode_long_float(value: np.generic) -> Json:
+    raise Unsupported(
+        f"a {type(value).__name__} cannot be saved, because its layout differs between machines;"
+        " convert it to float64 or complex128"
+    )
+
+
+def _decode_scalar(node: list[Json]) -> object:
+    if node[1:2] == ["str"] and len(node) == 3:
+        return np.str_(decode_text(node[2]))
+    name, text = take(node, str, str)
+    if name == "bytes":
+        return np.bytes_(decode_base64(text))
+    dtype, data = _find_numpy_dtype(name), bytes.fromhex(text)
+    if dtype is None or len(data) != dtype.itemsize:
+        raise ValueError("not a numpy scalar")
+    return np.frombuffer(data, dtype)[0]
+
+
 ENCODERS: Final[Mapping[type, Encoder]] = {
     torch.dtype: _encode_named("dtype"),
     torch.layout: _encode_named("layout"),
     torch.memory_format: _encode_named("memory_format"),
     torch.device: _encode_device,
     torch.Size: lambda value: ["size", *map(int, value)],
+    np.longdouble: _encode_long_float,
+    np.clongdouble: _encode_long_float,
+    **dict.fromkeys(_NAME_OF, _encode_number),
+    np.datetime64: _encode_time,
+    np.timedelta64: _encode_time,
+    # str() of a numpy string drops trailing NULs; str's own method does not.
+    np.str_: lambda value: ["numpy", "str", encode_text(str.__str__(value))],
+    np.bytes_: lambda value: ["numpy", "bytes", encode_base64(bytes(value))],
 }
 DECODERS: Final[Mapping[str, Decoder]] = {
     "dtype": _decode_named(_DTYPES),
@@ -82,4 +153,5 @@ DECODERS: Final[Mapping[str, Decoder]] = {
     "memory_format": _decode_named(_MEMORY_FORMATS),
     "device": _decode_device,
     "size": _decode_size,
+    "numpy": _decode_scalar,
 }
