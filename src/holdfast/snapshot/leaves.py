@@ -14,7 +14,7 @@ The nodes, which stand in the tree where the values stood::
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -45,6 +45,18 @@ BLOBS: Final = {"@str": str, "@bytes": bytes, "@bytearray": bytearray}
 _BLOB_TAGS: Final = {kind: tag for tag, kind in BLOBS.items()}
 _ENTRY_TAGS: Final = frozenset({TENSOR, ARRAY, PICKLE, PAYLOAD, *BLOBS})
 _MAX_PARTS_DEPTH: Final = 8
+_NAMES: Final[Mapping[str, str]] = {
+    TENSOR: "a tensor",
+    GRAD: "a tensor with its gradient",
+    ARRAY: "an array",
+    PICKLE: "a pickled object",
+    PAYLOAD: "what torch.save wrote",
+    "odict": "an OrderedDict",
+    "odict+": "an OrderedDict",
+    "counter+": "a counter",
+    "int": "an int",
+    "enum": "an enum",
+}
 
 
 class LeafWriter:
@@ -250,3 +262,15 @@ def decode_plain(node: Json, types: Types) -> Any:
         raise Corrupt("a leaf where only plain values can be")
 
     return decode_tree(node, types=types, decode_leaf=refuse_leaf)
+
+
+def describe_node(node: Json) -> str:
+    """Describe a node in words, for an error."""
+    if node is None:
+        return "None"
+    if not isinstance(node, list):
+        name = type(node).__name__
+        return _NAMES.get(name, f"a {name}")
+    if node[0] == PARTS:
+        return f"a {node[1]} tensor"
+    return _NAMES.get(node[0], f"a {str(node[0]).lstrip('@')}")

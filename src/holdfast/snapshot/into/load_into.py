@@ -11,7 +11,6 @@ from holdfast.snapshot.into.apply_plan import Loading, holding_signals, verify_f
 from holdfast.snapshot.into.in_place import find_conflicts
 from holdfast.snapshot.into.journal import Journal
 from holdfast.snapshot.into.match import FIXED, TreeMatcher
-from holdfast.snapshot.into.match_state import match_state
 from holdfast.snapshot.into.plan import Check, ImmutableCheck, IntoOptions, IntoPlan, Wants
 from holdfast.snapshot.into.undo import Setter
 from holdfast.snapshot.leaves import ARRAY
@@ -66,7 +65,7 @@ def load_into(
     root = [tree]
     node = rename_keys(opened.tree, options.rename) if options.rename else opened.tree
     with opened.pausing_gc():
-        TreeMatcher(plan, match_state).match(tree, node, (), Setter(root, 0))
+        TreeMatcher(plan).match(tree, node, (), Setter(root, 0))
         if locate is not None:
             plan.relocate(locate(plan.list_wants()))
         for look in plan.looks:

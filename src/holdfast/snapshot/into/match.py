@@ -1,8 +1,12 @@
-"""Compares a target with an encoded tree and plans how to load it; changes nothing."""
+"""Compares a target with an encoded tree and plans how to load it; changes nothing.
+
+`TreeMatcher` matches containers and leaves. `match_state` matches objects with `load_state_dict`: modules, optimizers
+and others.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from typing import Any, Final
@@ -15,6 +19,7 @@ from holdfast.json_text import Json, canonical_json
 from holdfast.snapshot.into.in_place import (
     copy_into,
     cut_like,
+    find_pieces,
     find_place,
     find_shared_place,
     is_ordinary,
@@ -22,43 +27,48 @@ from holdfast.snapshot.into.in_place import (
     make_claim,
     repeats_items,
 )
-from holdfast.snapshot.into.plan import ImmutableCheck, IntoPlan, Step
-from holdfast.snapshot.into.undo import FieldSetter, PerRankSetter, Put, Setter, keep_grad, keep_tensors
-from holdfast.snapshot.leaves import ARRAY, BLOBS, GRAD, PARTS, PAYLOAD, PICKLE, TENSOR
+from holdfast.snapshot.into.named import Composed, NamedModule, NamedOptimizer
+from holdfast.snapshot.into.plan import Check, ImmutableCheck, IntoPlan, Step, check_cast, fit_replacement, fit_value
+from holdfast.snapshot.into.restore import (
+    does_translate,
+    is_itemwise,
+    is_plain_module,
+    refusals,
+    restore,
+    restore_module,
+)
+from holdfast.snapshot.into.undo import (
+    FieldSetter,
+    PerRankSetter,
+    Put,
+    Setter,
+    keep_grad,
+    keep_module,
+    keep_object,
+    keep_optimizer,
+    keep_tensors,
+)
+from holdfast.snapshot.leaves import ARRAY, BLOBS, GRAD, PARTS, PAYLOAD, TENSOR, describe_node
 from holdfast.snapshot.load.load import LeafReader
-from holdfast.snapshot.stateful import is_stateful
+from holdfast.snapshot.stateful import is_stateful, read_state
 from holdfast.tensors.dtypes import items_per_byte
 from holdfast.tensors.fakes import find_fake_problem
 from holdfast.tensors.sharding.sharded import PerRank, Shard
-from holdfast.tensors.spec import TensorSpec, can_convert, find_role, give_role
+from holdfast.tensors.spec import TensorSpec
+from holdfast.trees.apply import iter_tensors
 from holdfast.trees.encoding import decode_tree, encode_tree, refuse
-from holdfast.trees.outline import FIELDS_START, ITEMS_START, KEYED_START, PAIRS_START, TreePath, join_name
+from holdfast.trees.outline import FIELDS_START, ITEMS_START, KEYED_START, PAIRS_START, TreePath, iter_leaves, join_name
 
-MatchState = Callable[[IntoPlan, Any, Json, TreePath], None]
-"""Plans how the state of an object with `load_state_dict` is restored."""
 FIXED: Final = "it differs and stands in a tuple or frozen dataclass, which cannot be changed"
 _TENSOR_TAGS: Final = (TENSOR, PARTS, GRAD)
-_NAMES: Final[Mapping[str, str]] = {
-    TENSOR: "a tensor",
-    GRAD: "a tensor with its gradient",
-    ARRAY: "an array",
-    PICKLE: "a pickled object",
-    PAYLOAD: "what torch.save wrote",
-    "odict": "an OrderedDict",
-    "odict+": "an OrderedDict",
-    "counter+": "a counter",
-    "int": "an int",
-    "enum": "an enum",
-}
 
 
 class TreeMatcher:
-    """Matches trees of containers and leaves; objects with a state are passed to another function."""
+    """Matches trees of containers, leaves and objects with a state."""
 
-    def __init__(self, plan: IntoPlan, match_state: MatchState) -> None:
+    def __init__(self, plan: IntoPlan) -> None:
         """Add what is to be done to `plan`."""
         self._plan = plan
-        self._match_state = match_state
         self._waiting: list[Callable[[], None]] = []
 
     def match(self, target: Any, node: Json, path: TreePath, put: Put | None) -> None:
@@ -77,7 +87,7 @@ class TreeMatcher:
         elif isinstance(target, Shard):
             self._match_shard(target, node, path)
         elif is_stateful(target):
-            self._match_state(self._plan, target, node, path)
+            match_state(self._plan, target, node, path)
         elif isinstance(target, dict):
             self._match_dict(target, node, path)
         elif type(target) is list:
@@ -176,7 +186,7 @@ class TreeMatcher:
         self._plan.send(grad, target, path)
 
         def prepare(reader: LeafReader) -> Callable[[], None]:
-            value = _fit(self._plan, target, reader.decode(grad, (*path, "grad")), (*path, "grad"))
+            value = fit_value(self._plan, target, reader.decode(grad, (*path, "grad")), (*path, "grad"))
             return lambda: setattr(target, "grad", value)
 
         self._plan.add_step((*path, "grad"), prepare, partial(keep_grad, target))
@@ -297,51 +307,6 @@ class _Copy:
         return lambda: copy_into(self.target, saved, what=join_name(self.path))
 
 
-def fit_replacement(plan: IntoPlan, target: torch.Tensor, value: Any, path: TreePath) -> Any:
-    """Return the replacement of a target: converted to its dtype if allowed, and a parameter if the target was one."""
-    value = cut_like(target, _fit(plan, target, value, path))
-    is_parameter = isinstance(target, torch.nn.Parameter)
-    if is_parameter and isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter):
-        value = torch.nn.Parameter(value, requires_grad=target.requires_grad)
-    return value
-
-
-def _fit(plan: IntoPlan, target: torch.Tensor, value: Any, path: TreePath) -> Any:
-    """Return a tensor of the target's shape and dtype, converted if allowed."""
-    if not isinstance(value, torch.Tensor):
-        return value
-    # The shape and dtype of a composite tensor are known only now.
-    if not (target.is_nested or value.is_nested) and target.shape != value.shape:
-        text = f"shape {tuple(target.shape)} in the target, {tuple(value.shape)} in the snapshot"
-        plan.add_problem(path, text)
-    if target.dtype != value.dtype and check_cast(plan, target, value.dtype, path):
-        # One object stays one object.
-        held = plan.converted.setdefault((id(value), target.dtype), (value, _convert(value, target.dtype)))
-        return held[1]
-    return value
-
-
-def check_cast(plan: IntoPlan, target: torch.Tensor, saved: torch.dtype, path: TreePath) -> bool:
-    """Tell whether the saved dtype may be converted to the target's; otherwise add a problem."""
-    text = f"{target.dtype} in the target, {saved} in the snapshot"
-    if not plan.options.cast:
-        plan.add_problem(path, f"{text}; cast=True converts")
-    elif not (can_convert(saved) and (target.is_quantized or can_convert(target.dtype))):
-        plan.add_problem(path, f"{text}, which torch cannot convert; give the target that dtype")
-    else:
-        return True
-    return False
-
-
-def _convert(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return a tensor as another dtype: in the same role, and with its gradient if it can have one."""
-    is_smooth = dtype.is_floating_point or dtype.is_complex
-    made = give_role(value.detach().to(dtype), find_role(value), requires_grad=value.requires_grad and is_smooth)
-    if is_smooth and value.is_leaf and value.grad is not None:
-        made.grad = value.grad.to(dtype)
-    return made
-
-
 def _is_fixed(target: object) -> bool:
     """Tell whether a target is a tuple, a named tuple or a dataclass."""
     if isinstance(target, tuple):
@@ -369,17 +334,237 @@ def find_children(node: Json, starts: Mapping[str, int], decode: Callable[[Json]
     return {key if type(key) is str else decode(key): child for key, child in pairs}
 
 
-def describe_node(node: Json) -> str:
-    """Describe a node in words, for an error."""
-    if node is None:
-        return "None"
-    if not isinstance(node, list):
-        name = type(node).__name__
-        return _NAMES.get(name, f"a {name}")
-    if node[0] == PARTS:
-        return f"a {node[1]} tensor"
-    return _NAMES.get(node[0], f"a {str(node[0]).lstrip('@')}")
-
-
 def _describe_kind(tensor: torch.Tensor) -> str:
     return "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+
+
+def match_state(plan: IntoPlan, target: Any, node: Json, path: TreePath) -> None:
+    """Plan how a saved state is loaded into the object; existing tensors are filled in place where they match."""
+    if isinstance(target, Composed):
+        TreeMatcher(plan).match(target.__holdfast_parts__(), node, path, None)
+    elif isinstance(target, torch.nn.Module):
+        _match_module(plan, target, read_state(target), node, path, partial(restore_module, target, path=path))
+    elif isinstance(target, NamedModule):
+        _match_named(plan, target, node, path)
+    elif isinstance(target, torch.optim.Optimizer | NamedOptimizer):
+        _match_optimizer(plan, target, node, path)
+    else:
+        _match_other(plan, target, target.state_dict(), node, path)
+
+
+def _match_other(
+    plan: IntoPlan,
+    target: Any,
+    state: Any,
+    node: Json,
+    path: TreePath,
+    new: Sequence[torch.Tensor] = (),
+) -> None:
+    """Plan to load an object through its own method, reusing the memory of its state where it matches.
+
+    Of the tensors in `state`, those in `new` do not belong to the object.
+    """
+    are_new = {id(tensor) for tensor in new}
+    if not plan.options.assign:
+        _fill_where_it_fits(plan, state, node, path, are_new)
+    plan.read_below(node, path)
+
+    def prepare(reader: LeafReader) -> Callable[[], None]:
+        state = decode_tree(node, types=plan.types, decode_leaf=reader.decode)
+        return lambda: restore(target, state, path=path)
+
+    optimizer = target.optimizer if isinstance(target, NamedOptimizer) else target
+    is_optimizer = isinstance(optimizer, torch.optim.Optimizer)
+    keep = partial(keep_optimizer, optimizer) if is_optimizer else partial(keep_object, target)
+    plan.add_step(path, prepare, keep, [each for _, each in iter_tensors(state) if id(each) not in are_new])
+
+
+def _match_named(plan: IntoPlan, target: NamedModule, node: Json, path: TreePath) -> None:
+    if plan.options.assign:
+        plan.add_problem(path, "assign=True puts tensors in place by a module's own names; load into the module itself")
+        return
+
+    def write(state: dict[str, Any], *, assign: bool, strict: bool) -> None:
+        with refusals(target.module, path):
+            target.write(state, strict)
+
+    _match_module(plan, target.module, target.state_dict(), node, path, write)
+
+
+def _match_module(
+    plan: IntoPlan, target: torch.nn.Module, state: Any, node: Json, path: TreePath, write: Callable[..., None]
+) -> None:
+    """Match a module key by key; filling it is enough unless it runs code of its own when loaded."""
+    if plan.options.atomic and any(map(torch.nn.parameter.is_lazy, (*target.parameters(), *target.buffers()))):
+        plan.add_problem(path, "some of its tensors are not initialised yet; run it once, or load without atomic=True")
+        return
+    trial = plan.branch()
+    TreeMatcher(trial).match(state, node, path, None)
+    if does_translate(target):
+        # It may know other keys and shapes, and may convert values: it receives them as they were saved.
+        _check_dtypes(plan, state, node, path)
+        plan.claims += [] if trial.problems else trial.claims
+    elif trial.problems or (is_plain_module(target) and not trial.is_replaced):
+        plan.absorb(trial)
+        return
+    else:
+        trial.steps.clear()
+        plan.absorb(trial)
+    plan.read_below(node, path)
+
+    def prepare(reader: LeafReader) -> Callable[[], None]:
+        loaded = decode_tree(node, types=plan.types, decode_leaf=reader.decode)
+        if isinstance(loaded, dict):
+            _fit_loaded(plan, state, loaded, path)
+        return lambda: write(loaded, assign=plan.options.assign, strict=plan.options.strict)
+
+    plan.add_step(path, prepare, partial(keep_module, target), [each for _, each in iter_tensors(state)])
+
+
+def _fit_loaded(plan: IntoPlan, state: Mapping[str, Any], loaded: dict[str, Any], path: TreePath) -> None:
+    """Make values that the module accepts: cut like its own, and parameters where it has parameters."""
+    for key, value in loaded.items():
+        held = state.get(key)
+        if isinstance(held, torch.Tensor) and not torch.nn.parameter.is_lazy(held):
+            can_replace = plan.options.assign
+            loaded[key] = fit_replacement(plan, held, value, (*path, key)) if can_replace else cut_like(held, value)
+
+
+def _check_dtypes(plan: IntoPlan, state: Any, node: Json, path: TreePath) -> None:
+    for leaf_path, target, child in _iter_pairs(state, node, path, plan.decode_plain):
+        dtype = plan.find_meaning(child, join_name(leaf_path)).spec.dtype
+        if torch.nn.parameter.is_lazy(target):
+            continue
+        if dtype != target.dtype:
+            check_cast(plan, target, dtype, leaf_path)
+        if plan.options.assign:
+            plan.send(child, target, leaf_path)
+
+
+def _match_optimizer(
+    plan: IntoPlan, target: torch.optim.Optimizer | NamedOptimizer, node: Json, path: TreePath
+) -> None:
+    """Find what the optimizer would refuse, now or at its next step; and allocate memory for its state."""
+    optimizer = target.optimizer if isinstance(target, NamedOptimizer) else target
+    state = target.state_dict()
+    # The dicts of parameters belong to the optimizer; planning must not change them.
+    state["state"] = {key: dict(held) if type(held) is dict else held for key, held in state["state"].items()}
+    new: list[torch.Tensor] = []
+    if not optimizer._optimizer_load_state_dict_pre_hooks:  # they may change all of it
+        parts = find_children(node, PAIRS_START, plan.decode_plain)
+        groups = parts.get("param_groups") if parts else None
+        if parts is None or not isinstance(groups, list):
+            plan.add_problem(
+                path, f"the target has a {type(optimizer).__name__} here, the snapshot {describe_node(node)}"
+            )
+            return
+        if not _check_groups(plan, target, groups, path):
+            return
+        parameters = dict(enumerate(parameter for group in optimizer.param_groups for parameter in group["params"]))
+        keys = target.names if isinstance(target, NamedOptimizer) else range(len(parameters))
+        named = {key: parameters[number] for number, key in enumerate(keys)}
+        _check_optimizer_shapes(plan, state["state"], named, parts.get("state"), path)
+        new = _add_memory(plan, state["state"], named, parts.get("state"), path)
+    _match_other(plan, target, state, node, path, new)
+
+
+def _check_groups(plan: IntoPlan, target: Any, groups: list[Json], path: TreePath) -> bool:
+    """Add differences between parameter groups; for groups that torch.save wrote, after they were read."""
+    saved = [find_children(group, PAIRS_START, plan.decode_plain) or {} for group in groups[1:]]
+    held = [group.get("params") for group in saved]
+    group_path = (*path, "param_groups")
+    if any(_is_payload(node) for node in (groups, *held)):
+        plan.checks.append(Check(groups, group_path, partial(_compare_loaded, target)))
+        return True
+    nodes = [node[1:] if isinstance(node, list) else [] for node in held]
+    texts = _compare_groups(target, [[plan.decode_plain(name) for name in names] for names in nodes])
+    for text in texts:
+        plan.add_problem(group_path, text)
+    return not texts
+
+
+def _is_payload(node: Json) -> bool:
+    return isinstance(node, list) and node[0] == PAYLOAD
+
+
+def _compare_loaded(target: Any, groups: Any) -> list[str]:
+    try:
+        saved = [list(group["params"]) for group in groups]
+    except (KeyError, TypeError):
+        return [f"the snapshot has no parameter groups here but a {type(groups).__name__}"]
+    return _compare_groups(target, saved)
+
+
+def _compare_groups(target: Any, saved: list[list[Any]]) -> list[str]:
+    """Return the differences between the parameters of saved groups and the optimizer's."""
+    if isinstance(target, NamedOptimizer):
+        return target.find_problems(saved)
+    counts, own = [len(params) for params in saved], [len(group["params"]) for group in target.param_groups]
+    text = f"parameter groups of {_list(own)} in the target, of {_list(counts)} in the snapshot"
+    return [] if counts == own else [text]
+
+
+def _check_optimizer_shapes(
+    plan: IntoPlan, state: Any, parameters: Mapping[Any, torch.Tensor], node: Json, path: TreePath
+) -> None:
+    for leaf_path, held, child in _iter_pairs(state, node, (*path, "state"), plan.decode_plain):
+        parameter = parameters.get(leaf_path[len(path) + 1])
+        # Only state with one value per item must have the shape of the parameter.
+        must_fit = parameter is not None and held.shape == parameter.shape
+        shape = plan.find_meaning(child, join_name(leaf_path)).spec.shape
+        if must_fit and tuple(held.shape) != shape:
+            plan.add_problem(leaf_path, f"shape {tuple(held.shape)} in the target, {shape} in the snapshot")
+
+
+def _add_memory(
+    plan: IntoPlan, state: dict[Any, Any], parameters: Mapping[Any, torch.Tensor], node: Json, path: TreePath
+) -> list[torch.Tensor]:
+    """Allocate per-item state of a fresh optimizer for sharded parameters, cut like these.
+
+    Otherwise each rank would read the whole state. Returns the new tensors.
+    """
+    new = []
+    for leaf in iter_leaves(node):
+        key, field = (*map(plan.decode_plain, leaf.path_json), None, None)[:2]
+        parameter = parameters.get(key)
+        if leaf.tag != TENSOR or parameter is None or len(leaf.path_json) != 2:
+            continue
+        spec = plan.find_meaning(leaf.node, join_name((*path, "state", key, field))).spec
+        is_read_together = plan.options.replicas != "each" or find_pieces(parameter) is not None
+        if not is_read_together or spec.meta or not is_itemwise(field, spec.shape, parameter):
+            continue
+        held = state.setdefault(key, {}).get(field)
+        if not isinstance(held, torch.Tensor) or held.dtype != spec.dtype or type(held) is not _kind(parameter):
+            state[key][field] = torch.empty_like(parameter, dtype=spec.dtype, requires_grad=False)
+            new.append(state[key][field])
+    return new
+
+
+def _kind(parameter: torch.Tensor) -> type:
+    return torch.Tensor if type(parameter) is torch.nn.Parameter else type(parameter)
+
+
+def _list(counts: list[int]) -> str:
+    return ", ".join(map(str, counts)) or "none"
+
+
+def _fill_where_it_fits(plan: IntoPlan, state: Any, node: Json, path: TreePath, are_new: Container[int]) -> None:
+    """Reuse the memory of tensors that a state already has; whatever does not match gets new memory."""
+    for leaf_path, target, child in _iter_pairs(state, node, path, plan.decode_plain):
+        name = join_name(leaf_path)
+        at, spec = plan.find_meaning(child, name)
+        place = find_place(target, at, spec)
+        claim = make_claim(name, target, at, spec)
+        if place is not None and claim is not None:
+            plan.fill(place, name, is_new=id(target) in are_new)
+            plan.claims.append(claim._replace(number=at.number))
+
+
+def _iter_pairs(
+    target: Any, node: Json, path: TreePath, decode: Callable[[Json], Any]
+) -> Iterator[tuple[TreePath, torch.Tensor, list[Json]]]:
+    """Yield the tensors that a target and an encoded tree have at the same paths."""
+    saved = {tuple(map(decode, leaf.path_json)): leaf.node for leaf in iter_leaves(node) if leaf.tag == TENSOR}
+    for found, tensor in iter_tensors(target):
+        if found in saved:
+            yield (*path, *found), tensor, saved[found]

@@ -12,14 +12,14 @@ from holdfast.json_text import Json
 from holdfast.repo.format.manifest import Manifest
 from holdfast.repo.read.reader import Verify, verify_mode
 from holdfast.repo.read.regions import Region
-from holdfast.snapshot.into.in_place import Claim
+from holdfast.snapshot.into.in_place import Claim, cut_like
 from holdfast.snapshot.into.undo import Undo
 from holdfast.snapshot.leaves import decode_plain, is_one_entry, iter_entry_numbers
 from holdfast.snapshot.load.entries import InPlace
 from holdfast.snapshot.load.load import LeafReader
 from holdfast.snapshot.load.opened import EntryAt, Opened
 from holdfast.tensors.sharding.sharded import LocalBox
-from holdfast.tensors.spec import Specs, TensorSpec
+from holdfast.tensors.spec import Specs, TensorSpec, can_convert, find_role, give_role
 from holdfast.trees.outline import TreePath, iter_leaves, iter_stored, join_name
 from holdfast.trees.registered import Types
 
@@ -194,3 +194,48 @@ class IntoPlan:
         self.looks += other.looks
         self.checks += other.checks
         self.is_replaced |= other.is_replaced
+
+
+def fit_replacement(plan: IntoPlan, target: torch.Tensor, value: Any, path: TreePath) -> Any:
+    """Return the replacement of a target: converted to its dtype if allowed, and a parameter if the target was one."""
+    value = cut_like(target, fit_value(plan, target, value, path))
+    is_parameter = isinstance(target, torch.nn.Parameter)
+    if is_parameter and isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter):
+        value = torch.nn.Parameter(value, requires_grad=target.requires_grad)
+    return value
+
+
+def fit_value(plan: IntoPlan, target: torch.Tensor, value: Any, path: TreePath) -> Any:
+    """Return a tensor of the target's shape and dtype, converted if allowed."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    # The shape and dtype of a composite tensor are known only now.
+    if not (target.is_nested or value.is_nested) and target.shape != value.shape:
+        text = f"shape {tuple(target.shape)} in the target, {tuple(value.shape)} in the snapshot"
+        plan.add_problem(path, text)
+    if target.dtype != value.dtype and check_cast(plan, target, value.dtype, path):
+        # One object stays one object.
+        held = plan.converted.setdefault((id(value), target.dtype), (value, _convert(value, target.dtype)))
+        return held[1]
+    return value
+
+
+def check_cast(plan: IntoPlan, target: torch.Tensor, saved: torch.dtype, path: TreePath) -> bool:
+    """Tell whether the saved dtype may be converted to the target's; otherwise add a problem."""
+    text = f"{target.dtype} in the target, {saved} in the snapshot"
+    if not plan.options.cast:
+        plan.add_problem(path, f"{text}; cast=True converts")
+    elif not (can_convert(saved) and (target.is_quantized or can_convert(target.dtype))):
+        plan.add_problem(path, f"{text}, which torch cannot convert; give the target that dtype")
+    else:
+        return True
+    return False
+
+
+def _convert(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return a tensor as another dtype: in the same role, and with its gradient if it can have one."""
+    is_smooth = dtype.is_floating_point or dtype.is_complex
+    made = give_role(value.detach().to(dtype), find_role(value), requires_grad=value.requires_grad and is_smooth)
+    if is_smooth and value.is_leaf and value.grad is not None:
+        made.grad = value.grad.to(dtype)
+    return made
