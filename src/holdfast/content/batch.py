@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 import torch
 
@@ -22,15 +22,15 @@ from holdfast.json_text import Json, parse_json
 from holdfast.repo.format.chunk import CHUNK_BYTES
 from holdfast.repo.format.source import BytesSource, Source
 from holdfast.repo.write.writer import Request
-from holdfast.snapshot.leaves import GRAD, PARTS, TENSOR, LeafWriter
+from holdfast.snapshot.leaves import TENSOR, LeafWriter, renumber
 from holdfast.snapshot.save.staging import StagedSource
 from holdfast.tensors.build import CPU, build_tensor, spread_items
 from holdfast.tensors.composite import verify_readable
 from holdfast.tensors.dtypes import item_bytes, items_per_byte
 from holdfast.tensors.layouts import ORDINARY_CLASSES
 from holdfast.tensors.memory import new_memory, view_bytes, view_storage, wrap_memory
-from holdfast.tensors.sources import Form, TensorSource
-from holdfast.tensors.spec import TensorSpec, count_bytes, describe, encode_spec
+from holdfast.tensors.sources import Form, TensorSource, TensorSpan, iter_overlapping
+from holdfast.tensors.spec import SpecEncoder, TensorSpec, count_bytes, describe
 from holdfast.trees.encoding import encode_tree
 from holdfast.trees.outline import TREE
 from holdfast.trees.registered import Types
@@ -140,7 +140,8 @@ class Batch:
         nodes: dict[str, dict[str, _Node]] = {TENSORS: {}, STORAGES: {}}
         named: list[tuple[str, Staged]] = []
         for (kind, name), record in self._records.items():
-            nodes[kind][name] = _Node(renumber(record.node, len(named)))
+            numbers = dict(enumerate(range(len(named), len(named) + len(record.tensors))))
+            nodes[kind][name] = _Node(renumber(record.node, numbers))
             named += [(f"{kind}.{own}", staged) for own, staged in record.tensors]
 
         def encode_leaf(value: object, path: Sequence[object]) -> Json:
@@ -175,19 +176,6 @@ class _Node:
     json: Json
 
 
-def renumber(node: Any, by: int) -> list[Json]:
-    """Return the node of a tensor with `by` added to its entry numbers."""
-    if node[0] == TENSOR:
-        return [TENSOR, *(number + by for number in node[1:])]
-    if node[0] == GRAD:
-        return [GRAD, *(renumber(child, by) for child in node[1:])]
-    if node[0] != PARTS:
-        raise Unsupported(f"a leaf of kind {node[0]!r} is not a tensor")
-    first = None if node[3] is None else node[3] + by
-    children = [renumber(child, by) if isinstance(child, list) else child for child in node[4:]]
-    return [*node[:3], first, *children]
-
-
 def _make_unique(named: Iterable[tuple[str, Staged]]) -> list[tuple[str, Staged]]:
     """Return the tensors with unique entry names: a tensor may have the same name as the gradient of another."""
     unique: dict[str, Staged] = {}
@@ -213,20 +201,9 @@ class _Island:
         return view_bytes(self.memory[start - self.start : stop - self.start])
 
 
-class _SpecTable:
-    """Encodes specs; equal specs become one object, which is then written once."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, Json] = {}
-
-    def encode(self, spec: TensorSpec) -> Json:
-        encoded = encode_spec(spec)
-        return self._known.setdefault(repr(encoded), encoded)
-
-
 def _plan(named: Sequence[tuple[str, Staged]], copies: Mapping[str, Sequence[_Copy]]) -> list[Source]:
     """Return a source for each tensor, in order."""
-    specs = _SpecTable()
+    specs = SpecEncoder()
     groups: dict[str, list[int]] = {}
     sources: dict[int, Source] = {}
     for number, (name, staged) in enumerate(named):
@@ -247,16 +224,10 @@ def _plan(named: Sequence[tuple[str, Staged]], copies: Mapping[str, Sequence[_Co
 def _find_islands(
     numbers: Sequence[int], named: Sequence[tuple[str, Staged]], copies: Sequence[_Copy]
 ) -> Iterator[_Island]:
-    members: list[int] = []
-    low = high = 0
-    for number in sorted(numbers, key=lambda number: (named[number][1].start, -named[number][1].stop)):
-        staged = named[number][1]
-        if members and staged.start >= high:
-            yield _Island(low, high, tuple(members), _gather(low, high, copies))
-            members = []
-        low, high = (low, max(high, staged.stop)) if members else (staged.start, staged.stop)
-        members.append(number)
-    yield _Island(low, high, tuple(members), _gather(low, high, copies))
+    spans = (TensorSpan(number, named[number][1].start, named[number][1].stop) for number in numbers)
+    for group in iter_overlapping(spans):
+        low, high = group[0].start, max(span.stop for span in group)
+        yield _Island(low, high, tuple(span.number for span in group), _gather(low, high, copies))
 
 
 def _gather(low: int, high: int, copies: Sequence[_Copy]) -> torch.Tensor:
@@ -273,17 +244,17 @@ def _gather(low: int, high: int, copies: Sequence[_Copy]) -> torch.Tensor:
 
 
 def _plan_island(
-    island: _Island, named: Sequence[tuple[str, Staged]], alias: int, specs: _SpecTable
+    island: _Island, named: Sequence[tuple[str, Staged]], alias: int, specs: SpecEncoder
 ) -> Iterator[tuple[int, StagedSource]]:
     """Yield a source for each tensor of an island.
 
     All sources begin on one grid of chunks that starts with the island. So the island has the same chunks in any batch.
     """
     members = [named[number][1] for number in island.members]
-    if len(members) == 1 and not _has_gaps(members[0].spec):
+    if len(members) == 1 and not members[0].spec.has_gaps:
         yield island.members[0], _plan_single(island, *named[island.members[0]], specs)
         return
-    if len({staged.geometry for staged in members}) == 1 and _has_gaps(members[0].spec):
+    if len({staged.geometry for staged in members}) == 1 and members[0].spec.has_gaps:
         yield from _plan_packed(island, named, alias, specs)
         return
     is_whole = any((staged.start, staged.stop) == (island.start, island.stop) for staged in members)
@@ -313,7 +284,7 @@ def _plan_island(
         yield number, StagedSource(named[number][0], stop - start, specs.encode(spec), note, alias, (), fetch)
 
 
-def _plan_single(island: _Island, name: str, staged: Staged, specs: _SpecTable) -> StagedSource:
+def _plan_single(island: _Island, name: str, staged: Staged, specs: SpecEncoder) -> StagedSource:
     """Return the source of the only tensor of an island; most islands have one tensor."""
     size_bytes = island.stop - island.start
     data = view_bytes(island.memory)
@@ -322,7 +293,7 @@ def _plan_single(island: _Island, name: str, staged: Staged, specs: _SpecTable) 
 
 
 def _plan_packed(
-    island: _Island, named: Sequence[tuple[str, Staged]], alias: int, specs: _SpecTable
+    island: _Island, named: Sequence[tuple[str, Staged]], alias: int, specs: SpecEncoder
 ) -> Iterator[tuple[int, StagedSource]]:
     """Yield sources for tensors with gaps between their items: only the items are stored, without the gaps."""
     first = named[island.members[0]][1]
@@ -344,11 +315,6 @@ def _plan_packed(
             digest = hash_bytes(view_bytes(spread)).hex()
         note = _make_note(staged, (staged.group, staged.start, digest, 0, spread.numel()))
         yield number, StagedSource(name, size_bytes, specs.encode(spec), note, alias, (), source.read)
-
-
-def _has_gaps(spec: TensorSpec) -> bool:
-    """Return whether the byte range of the tensor contains bytes that are not its items."""
-    return spec.span_items > math.prod(spec.packed_shape)
 
 
 def _make_note(staged: Staged, storage: Sequence[str | int] | None) -> Json:

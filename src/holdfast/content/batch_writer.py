@@ -20,6 +20,7 @@ from holdfast.repo.handle.repository import Repository
 from holdfast.repo.write.writer import save
 from holdfast.snapshot.save.save import describe_environment
 from holdfast.tensors.memory import view_storage
+from holdfast.tensors.spec import find_span
 from holdfast.trees.registered import Types
 
 PREFIX: Final = "content/"
@@ -214,5 +215,4 @@ def _measure(tensor: torch.Tensor) -> int:
         return 0
     if tensor.is_meta or tensor.numel() == 0 or not tensor.untyped_storage().data_ptr():
         return 0
-    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-    return (last + 1) * tensor.element_size()
+    return find_span(tensor.shape, tensor.stride()) * tensor.element_size()

@@ -255,6 +255,24 @@ def list_parts(node: Sequence[Json], *, what: str) -> list[tuple[str, Json]]:
     return [(str(role), child) for role, child in zip(roles, node[5::2], strict=True)]
 
 
+def renumber(node: Json, numbers: Mapping[int, int]) -> Json:
+    """Return an encoded tree with the entry numbers of its leaves replaced."""
+    if not isinstance(node, list) or not node:
+        return node
+    tag = node[0]
+    if not isinstance(tag, str) or not tag.startswith("@"):
+        return [renumber(item, numbers) if isinstance(item, list) else item for item in node]
+    if tag == PARTS:
+        first = node[3] if node[3] is None else numbers[node[3]]
+        rest = [renumber(item, numbers) if at % 2 else item for at, item in enumerate(node[4:])]
+        return [*node[:3], first, *rest]
+    if tag == GRAD:
+        return [tag, *(renumber(item, numbers) for item in node[1:])]
+    if tag == TENSOR:
+        return [tag, *(numbers[number] for number in node[1:])]
+    return [tag, numbers[node[1]]]
+
+
 def decode_plain(node: Json, types: Types) -> Any:
     """Return a plain value, for example the key of a dict."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Final, NamedTuple, overload
@@ -20,7 +20,7 @@ from holdfast.repo.format.chunk import CHUNK_BYTES
 from holdfast.tensors.composite import verify_readable, verify_unwrapped
 from holdfast.tensors.dtypes import item_bytes, items_per_byte
 from holdfast.tensors.memory import ALIGNMENT, copy_bytes, copy_items, view_bytes, view_memory, view_raw, view_storage
-from holdfast.tensors.spec import TensorSpec, contiguous_stride, count_bytes, describe, encode_spec, find_role
+from holdfast.tensors.spec import SpecEncoder, TensorSpec, contiguous_stride, count_bytes, describe, find_role
 
 _COPIED_BYTES: Final = 16 << 10
 _MAX_CUTS: Final = 50_000
@@ -148,7 +148,7 @@ def _drop_repeated(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class _Span:
+class TensorSpan:
     """The bytes of a storage from a tensor's first item to its last."""
 
     number: int
@@ -173,7 +173,7 @@ class _Forms:
 
     def __init__(self) -> None:
         self._wholes: dict[tuple[object, ...], _Whole] = {}
-        self._encoded: dict[str, Json] = {}
+        self._specs = SpecEncoder()
 
     def find(self, tensor: torch.Tensor) -> _Whole:
         """Return the spec and form of a tensor; tensors that differ only in their values share them."""
@@ -197,8 +197,7 @@ class _Forms:
 
     def make(self, meaning: TensorSpec, size_bytes: int, cuts: Sequence[int]) -> Form:
         """Return a form with its spec encoded."""
-        spec = encode_spec(meaning)
-        return Form(meaning, size_bytes, cuts, self._encoded.setdefault(repr(spec), spec))
+        return Form(meaning, size_bytes, cuts, self._specs.encode(meaning))
 
     def pack(self, spec: TensorSpec) -> Form:
         """Return the form of a tensor that is stored without the gaps between its items."""
@@ -211,11 +210,11 @@ class _Forms:
         if size == 0:
             return _Whole(spec, 0, self.make(spec, 0, ()))
         if items_per_byte(spec.dtype) > 1:
-            if _is_gappy(spec):
+            if spec.has_gaps:
                 raise Unsupported(f"a slice of a {spec.dtype} tensor cannot be saved; save the whole tensor, or a copy")
             return _Whole(spec, size, self.make(spec, size, _cut_cells(0, size, 1, _find_rows(spec))))
         item = item_bytes(spec.dtype)
-        if _is_gappy(spec):
+        if spec.has_gaps:
             return _Whole(spec, size, self.pack(spec), item)
         return _Whole(spec, size, self.make(spec, size, _cut_cells(0, size, item, _find_rows(spec))), item)
 
@@ -255,7 +254,7 @@ class SourcePlan:
             wholes = {number: self._forms.find(sources[number].tensor) for number in numbers}
             members = {number: (sources[number], whole.spec) for number, whole in wholes.items()}
             starts = [(number, sources[number].start) for number in members]
-            spans = [_Span(number, start, start + wholes[number].span_bytes) for number, start in starts]
+            spans = [TensorSpan(number, start, start + wholes[number].span_bytes) for number, start in starts]
             for number, form, start in _plan_group(spans, members, self._forms):
                 sources.change(number, form, start, alias)
         return sources
@@ -279,25 +278,20 @@ _Planned = tuple[int, Form, int]
 """The index of a tensor, its form, and the offset of its bytes in the storage."""
 
 
-def _is_gappy(spec: TensorSpec) -> bool:
-    """Return whether there are gaps between the tensor's items in memory."""
-    return spec.span_items > math.prod(spec.packed_shape)
-
-
-def _plan_group(spans: Sequence[_Span], members: _Members, forms: _Forms) -> Iterator[_Planned]:
+def _plan_group(spans: Sequence[TensorSpan], members: _Members, forms: _Forms) -> Iterator[_Planned]:
     """Yield the plan of each tensor in a group that shares one storage."""
     specs = [members[span.number][1] for span in spans]
     geometries = {(span.start, spec.dtype, spec.shape, spec.stride) for span, spec in zip(spans, specs, strict=True)}
-    if len(geometries) > 1 or not _is_gappy(specs[0]):
+    if len(geometries) > 1 or not specs[0].has_gaps:
         yield from _plan_shared(spans, members, forms)
     else:
         yield from ((span.number, forms.pack(spec), span.start) for span, spec in zip(spans, specs, strict=True))
 
 
-def _plan_shared(spans: Sequence[_Span], members: _Members, forms: _Forms) -> Iterator[_Planned]:
+def _plan_shared(spans: Sequence[TensorSpan], members: _Members, forms: _Forms) -> Iterator[_Planned]:
     """Cut shared memory wherever a tensor begins or ends, so that each has whole chunks and none is stored twice."""
     base = 0
-    for segment in _merge(spans):
+    for segment in iter_overlapping(spans):
         low, high = min(span.start for span in segment), max(span.stop for span in segment)
         ends = _cut_segment(segment, members)
         count = sum(bisect_left(ends, span.stop) - bisect_left(ends, span.start) for span in segment)
@@ -326,9 +320,9 @@ def _take(ends: Sequence[int], start: int, stop: int) -> list[int]:
     return [end - start for end in ends[bisect_left(ends, start + 1) : bisect_left(ends, stop) + 1]]
 
 
-def _merge(spans: Sequence[_Span]) -> Iterator[list[_Span]]:
-    """Yield groups of spans that overlap."""
-    group: list[_Span] = []
+def iter_overlapping(spans: Iterable[TensorSpan]) -> Iterator[list[TensorSpan]]:
+    """Yield groups of spans that overlap, directly or through others, in the order of memory."""
+    group: list[TensorSpan] = []
     reach = 0
     for span in sorted(spans, key=lambda span: (span.start, span.stop)):
         if group and span.start >= reach:
@@ -339,7 +333,7 @@ def _merge(spans: Sequence[_Span]) -> Iterator[list[_Span]]:
     yield group
 
 
-def _cut_segment(segment: Sequence[_Span], members: _Members) -> list[int]:
+def _cut_segment(segment: Sequence[TensorSpan], members: _Members) -> list[int]:
     """Return where chunks end: at every edge of a span, and between edges on the grid of the tensor with that span."""
     rows = {}
     for span in reversed(segment):

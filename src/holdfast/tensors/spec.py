@@ -71,6 +71,11 @@ class TensorSpec:
         """The shape without the dimensions of stride 0, in which every item is the same one."""
         return tuple(size for size, step in zip(self.shape, self.stride, strict=True) if step or size == 1)
 
+    @property
+    def has_gaps(self) -> bool:
+        """Whether there are bytes in memory between the tensor's items that do not belong to it."""
+        return self.span_items > math.prod(self.packed_shape)
+
 
 def find_span(shape: Sequence[int], stride: Sequence[int]) -> int:
     """Return the number of items in memory from the first to the last, both included."""
@@ -151,6 +156,18 @@ def decode_spec(value: Json, *, size_bytes: int, what: str) -> TensorSpec:
     )
     _verify_fits(spec, size_bytes, what)
     return spec
+
+
+class SpecEncoder:
+    """Encodes specs; equal specs become one object, which is written once."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Json] = {}
+
+    def encode(self, spec: TensorSpec) -> Json:
+        """Return a spec as JSON; the same object for an equal spec."""
+        encoded = encode_spec(spec)
+        return self._known.setdefault(repr(encoded), encoded)
 
 
 class Specs:

@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from holdfast.errors import Corrupt, Unsupported
 from holdfast.facade import Store
 from holdfast.objects.memory import MemoryStore
-from holdfast.snapshot.leaves import LeafWriter, iter_entry_numbers, list_parts
+from holdfast.snapshot.leaves import LeafWriter, iter_entry_numbers, list_parts, renumber
 from holdfast.tensors.storage import free_storage
 from holdfast.trees.registered import Types
 from tests.kit.tensors import ORDINARY, SUBCLASSES, TENSORS, assert_same_tensor
@@ -244,3 +244,13 @@ def test_a_tensor_that_occurs_again_names_the_entry_of_the_first() -> None:
         ["@tensor", 8],
     ]
     assert [source.alias for source in sources] == [0, 1, 0, 2, 1, 1, 0, 1, 2]
+
+
+def test_entry_numbers_of_every_kind_of_leaf_are_replaced() -> None:
+    node = ["dict", "a", ["@tensor", 1, 0], "b", ["@grad", ["@tensor", 0], ["@str", 2]], "c", 5]
+    parts = ["@parts", "sparse_coo", {"shape": [1]}, 0, "indices", ["@tensor", 0], "values", ["@tensor", 1]]
+
+    assert renumber([*node, "d", parts], {0: 10, 1: 11, 2: 12}) == [
+        *["dict", "a", ["@tensor", 11, 10], "b", ["@grad", ["@tensor", 10], ["@str", 12]], "c", 5, "d"],
+        ["@parts", "sparse_coo", {"shape": [1]}, 10, "indices", ["@tensor", 10], "values", ["@tensor", 11]],
+    ]

@@ -10,7 +10,7 @@ import torch
 from holdfast.errors import SourceChanged, TooLarge, Unsupported
 from holdfast.repo.format.chunk import CHUNK_BYTES
 from holdfast.tensors import sources as module
-from holdfast.tensors.sources import TensorSource
+from holdfast.tensors.sources import TensorSource, TensorSpan, iter_overlapping
 from holdfast.tensors.spec import TensorSpec, describe
 from tests.kit.tensor_planning import plan_sources
 from tests.kit.tensors import ORDINARY
@@ -231,3 +231,10 @@ def test_the_spec_says_what_the_meaning_says() -> None:
     (source,) = plan(torch.ones(2, 3))
     assert source.spec == {"type": "tensor", "dtype": "float32", "shape": [2, 3]}
     assert source.meaning == TensorSpec(torch.float32, (2, 3), (3, 1))
+
+
+def test_spans_are_grouped_if_they_overlap_directly_or_through_others() -> None:
+    ranges = [(20, 30), (0, 4), (3, 8), (0, 4), (8, 9), (25, 26), (7, 8)]
+    groups = list(iter_overlapping(TensorSpan(number, *edges) for number, edges in enumerate(ranges)))
+
+    assert [[span.number for span in group] for group in groups] == [[1, 3, 2, 6], [4], [0, 5]]

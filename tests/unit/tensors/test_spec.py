@@ -10,6 +10,7 @@ import torch
 from holdfast.errors import Corrupt, NewerFormat
 from holdfast.tensors.spec import (
     MAX_DIMS,
+    SpecEncoder,
     TensorSpec,
     contiguous_stride,
     count_bytes,
@@ -110,3 +111,27 @@ def test_strides_of_dimensions_without_items_do_not_matter() -> None:
 
 def test_packed_shapes_leave_repeats_out() -> None:
     assert TensorSpec(torch.int8, (4, 5, 1), (0, 3, 0)).packed_shape == (5, 1)
+
+
+def test_equal_specs_are_encoded_as_one_object() -> None:
+    encoder = SpecEncoder()
+    first, second = encoder.encode(describe(torch.ones(2, 3))), encoder.encode(describe(torch.zeros(2, 3)))
+
+    assert first == PLAIN
+    assert first is second
+    assert encoder.encode(describe(torch.ones(3, 2))) != first
+
+
+@pytest.mark.parametrize(
+    ("tensor", "has_gaps"),
+    [
+        (torch.ones(2, 3), False),
+        (torch.ones(2, 3).t(), False),
+        (torch.ones(3).expand(5, 3), False),
+        (torch.ones(0), False),
+        (torch.ones(4, 4)[:, :2], True),
+        (torch.ones(9)[::2], True),
+    ],
+)
+def test_gaps_are_bytes_between_items_that_belong_to_no_item(tensor: torch.Tensor, has_gaps: bool) -> None:
+    assert describe(tensor).has_gaps == has_gaps

@@ -21,7 +21,8 @@ from holdfast.repo.format.source import Source, SourceChunk, cut_sources, group_
 from holdfast.repo.write.transaction import ManifestPart
 from holdfast.repo.write.world import Ranks
 from holdfast.repo.write.writer import Placement, Request
-from holdfast.snapshot.load.merge_trees import merge_trees, renumber
+from holdfast.snapshot.leaves import renumber
+from holdfast.snapshot.load.merge_trees import merge_trees
 from holdfast.snapshot.save.save import SaveOptions, describe_environment, make_leaves
 from holdfast.tensors.sharding.shard_source import ShardSource, pick_chunks
 from holdfast.tensors.sharding.sharded import LocalLeaf

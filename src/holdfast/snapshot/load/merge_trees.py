@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from holdfast.json_text import Json, canonical_json
 from holdfast.repo.format.entry import NO_RANK
 from holdfast.repo.format.manifest import Manifest
 from holdfast.repo.format.rank_manifests import Manifests
-from holdfast.snapshot.leaves import GRAD, PARTS, TENSOR
+from holdfast.snapshot.leaves import renumber
 from holdfast.trees.outline import FIELDS_START, ITEMS_START, PAIRS_START, TREE, key_text
 
 _MAX_NAMED: Final = 20
@@ -60,24 +60,6 @@ def _unite_items(ours: list[Json], theirs: list[Json], start: int, path: tuple[s
     items = zip(ours[start:], theirs[start:], strict=True)
     # The name of a field comes before its value, and is the same in both.
     return [*ours[:start], *(_unite(a, b, (*path, str(number)), divergent) for number, (a, b) in enumerate(items))]
-
-
-def renumber(node: Json, numbers: Mapping[int, int]) -> Json:
-    """Return an encoded tree with the entry numbers of its leaves replaced."""
-    if not isinstance(node, list) or not node:
-        return node
-    tag = node[0]
-    if not isinstance(tag, str) or not tag.startswith("@"):
-        return [renumber(item, numbers) if isinstance(item, list) else item for item in node]
-    if tag == PARTS:
-        first = node[3] if node[3] is None else numbers[node[3]]
-        rest = [renumber(item, numbers) if at % 2 else item for at, item in enumerate(node[4:])]
-        return [*node[:3], first, *rest]
-    if tag == GRAD:
-        return [tag, *(renumber(item, numbers) for item in node[1:])]
-    if tag == TENSOR:
-        return [tag, *(numbers[number] for number in node[1:])]
-    return [tag, numbers[node[1]]]
 
 
 def find_variants(root: Manifest, parts: Iterable[Manifest]) -> list[str]:
