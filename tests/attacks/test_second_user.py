@@ -14,9 +14,8 @@ from typing import Final
 
 import pytest
 
-from holdfast.compile_cache.artifacts.artifact import read_artifact
+from holdfast.compile_cache.artifacts.artifact import describe_content, read_artifact
 from holdfast.compile_cache.artifacts.catalog import StoredVariant, iter_artifacts, list_signed
-from holdfast.compile_cache.artifacts.statement import describe_content
 from holdfast.compile_cache.artifacts.trust import Trust
 from holdfast.errors import Untrusted
 from holdfast.objects.local.local_store import LocalStore

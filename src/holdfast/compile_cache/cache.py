@@ -14,11 +14,10 @@ from functools import partial
 from typing import Any, Final
 
 from holdfast.compile_cache import inductor
-from holdfast.compile_cache.artifacts.artifact import Artifact, iter_variants, read_artifact, write_artifact
+from holdfast.compile_cache.artifacts.artifact import Artifact, iter_variants, read_artifact, read_parts, write_artifact
 from holdfast.compile_cache.artifacts.catalog import StoredVariant, iter_artifacts
 from holdfast.compile_cache.artifacts.last_use import DAY_S, record_use
 from holdfast.compile_cache.artifacts.prefetch import Prefetch, Ready
-from holdfast.compile_cache.artifacts.statement import read_parts
 from holdfast.compile_cache.artifacts.trust import Trust
 from holdfast.compile_cache.artifacts.why import Candidate, Explanation, explain
 from holdfast.compile_cache.counters import CacheCounters, CacheStatistics

@@ -11,6 +11,7 @@ from typing import Final
 from holdfast.cli.lookup import open_to_read, open_to_write
 from holdfast.cli.output import Output, count, format_bytes, format_time, format_utc
 from holdfast.cli.verbs.space import parse_duration
+from holdfast.compile_cache.artifacts.artifact import read_parts
 from holdfast.compile_cache.artifacts.catalog import StoredVariant, find_key_digest
 from holdfast.compile_cache.artifacts.limits import (
     SYSTEM,
@@ -22,7 +23,6 @@ from holdfast.compile_cache.artifacts.limits import (
     plan_limits,
     read_stored,
 )
-from holdfast.compile_cache.artifacts.statement import read_parts
 from holdfast.compile_cache.artifacts.why import Candidate, explain
 from holdfast.compile_cache.key_parts import GraphKey
 from holdfast.errors import AmbiguousName, BadName, NotFound

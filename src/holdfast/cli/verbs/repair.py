@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 from holdfast.cli.lookup import open_to_read, open_to_write, read_named_snapshot
 from holdfast.cli.output import Output, count, format_bytes
-from holdfast.compile_cache.artifacts.bundle import copy_artifact
+from holdfast.compile_cache.artifacts.artifact import copy_artifact
 from holdfast.compile_cache.artifacts.catalog import ARTIFACTS
 from holdfast.errors import NotFound
 from holdfast.objects.protocol import ObjectStore

@@ -1,7 +1,12 @@
-"""Writes artifacts (a graph, its kernels and its key) as snapshots, and verifies what it reads. Does not need torch."""
+"""Writes, copies and reads artifacts: snapshots of a graph, its kernels and its key. Does not need torch.
+
+The record of an artifact has the digest of a statement of all that the artifact contains, and a signature of it if
+there is a secret. Reading verifies every entry against that statement.
+"""
 
 from __future__ import annotations
 
+import hmac
 import socket
 import time
 from collections.abc import Iterator, Mapping
@@ -9,24 +14,31 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from holdfast.compile_cache.artifacts import catalog
-from holdfast.compile_cache.artifacts.catalog import ARTIFACT_FORMAT, StoredVariant, list_signed
-from holdfast.compile_cache.artifacts.statement import (
-    GRAPH,
-    KERNELS,
-    KEY,
-    describe_content,
-    parse_parts,
-    read_proven,
+from holdfast.compile_cache.artifacts.catalog import (
+    ARTIFACT_FORMAT,
+    StoredVariant,
+    iter_states,
+    list_signed,
+    parse_found,
 )
-from holdfast.compile_cache.artifacts.trust import Trust, is_signed, sign
+from holdfast.compile_cache.artifacts.trust import Trust, is_signed, sign, verify_promising, verify_trusted
 from holdfast.compile_cache.key_parts import GraphKey
+from holdfast.digest import hash_bytes, hash_kind
 from holdfast.errors import Corrupt, NameInUse, NewerFormat, NotFound
-from holdfast.json_text import Json, canonical_json
+from holdfast.json_text import Json, canonical_json, parse_json
+from holdfast.progress import Progress
 from holdfast.repo.format.source import BytesSource
 from holdfast.repo.handle.repository import Repository
-from holdfast.repo.names.snapshots import NameState
+from holdfast.repo.names.snapshots import CommittedSnapshot, NameState
+from holdfast.repo.read.reader import SnapshotReader, open_snapshot
+from holdfast.repo.upkeep.copying import copy_snapshot
 from holdfast.repo.write.writer import Request, SaveResult, save
 
+GRAPH: Final = "graph"
+KEY: Final = "key.json"
+KERNELS: Final = "kernels/"
+MAX_ARTIFACT_BYTES: Final = 1 << 30
+"""More than any compiler writes, and small enough to be read into memory."""
 _ATTEMPTS: Final = 16
 """How often a writer tries again after another process has written to the same name first."""
 
@@ -70,6 +82,37 @@ def write_artifact(repo: Repository, artifact: Artifact, *, secret: bytes | None
     )
 
 
+def copy_artifact(
+    source: Repository, snapshot: CommittedSnapshot, target: Repository, *, progress: Progress | None = None
+) -> SaveResult:
+    """Copy one artifact, unless the target has a variant of its key with the same guards and at least its signature.
+
+    Equal names do not mean equal artifacts: variants are numbered in the order in which a store receives them. Nor do
+    equal artifacts have equal bytes: two compilations of one graph differ.
+    """
+    started = time.monotonic()
+    found = parse_found(snapshot)
+    if found.trouble:
+        raise found.trouble
+    free = ""
+    for state in iter_states(target.store, found.key_digest):
+        if isinstance(state, StoredVariant):
+            continue
+        if state.snapshot is None:
+            free = free or state.name
+            continue
+        existing = parse_found(state.snapshot)
+        if not existing.trouble and existing.guards == found.guards and _can_replace(existing, found):
+            seconds = time.monotonic() - started
+            there, size = state.snapshot, state.snapshot.logical_bytes
+            return SaveResult(there.name, there.digest, there.generation, size, 0, size, seconds, existed=True)
+    if not free:
+        raise Corrupt(
+            f"{target.store.url} has no unused name for another variant of {found.key_digest}", key=found.name
+        )
+    return copy_snapshot(source, snapshot, target, name=free, progress=progress)
+
+
 def iter_variants(repo: Repository, key_digest: str) -> Iterator[StoredVariant]:
     """Yield the variants of a key. Their guards are in their records, so the artifacts are not read."""
     return catalog.iter_variants(repo.store, key_digest)
@@ -87,6 +130,68 @@ def read_artifact(repo: Repository, found: StoredVariant, *, trust: Trust) -> Ar
     kernels = {name.removeprefix(KERNELS): data for name, data in entries.items() if name.startswith(KERNELS)}
     key = GraphKey(found.key_digest, found.digests, parse_parts(entries[KEY], found))
     return Artifact(key, found.guards, entries[GRAPH], kernels, found.seconds)
+
+
+def read_parts(repo: Repository, found: StoredVariant) -> dict[str, Json]:
+    """Read the parts of an artifact's key. They are data and run no code, so they need no signature."""
+    if found.trouble:
+        raise found.trouble
+    assert found.snapshot is not None, "a variant without trouble has a record"
+    with open_snapshot(repo, found.snapshot) as reader:
+        return parse_parts(reader.read_entry(KEY), found)
+
+
+def describe_content(key_digest: str, facts: Mapping[str, Json], entries: Mapping[str, bytes]) -> tuple[bytes, str]:
+    """Return a statement that these facts and entries belong to that key, and its digest in hex.
+
+    It covers the key and the whole record, so that no part of one artifact can be used in another. It does not cover
+    the variant number, so that a copy under another number is valid too.
+    """
+    digests = {name: hash_bytes(data).hex() for name, data in entries.items()}
+    statement = canonical_json({"artifact of": key_digest, "facts": dict(facts), "entries": digests})
+    return statement, hash_kind("artifact", [statement]).hex()
+
+
+def read_proven(repo: Repository, found: StoredVariant, *, trust: Trust) -> dict[str, bytes]:
+    """Read all entries of an artifact, by name. Raises Corrupt, NewerFormat, Untrusted or NotFound.
+
+    The signature is checked on the bytes in memory that are returned, so later changes in the store have no effect.
+    """
+    if found.trouble:
+        raise found.trouble
+    assert found.snapshot is not None, "a variant without trouble has a record"
+    verify_promising(repo.store, found, trust)
+    with open_snapshot(repo, found.snapshot) as reader:
+        entries = _read_entries(reader, found.name)
+    statement, content = describe_content(found.key_digest, list_signed(found.snapshot.metadata), entries)
+    if not hmac.compare_digest(content, found.content):
+        raise Corrupt(
+            f"{found.name!r} does not contain the artifact that its record describes; the graph is compiled and saved"
+            " again when it is next needed",
+            key=found.name,
+        )
+    verify_trusted(repo.store, found, statement, trust)
+    return entries
+
+
+def parse_parts(data: bytes | bytearray, found: StoredVariant) -> dict[str, Json]:
+    """Parse the parts of a key. Raises Corrupt."""
+    parts = parse_json(memoryview(data), where=f"{found.name}, {KEY}")
+    if not isinstance(parts, dict):
+        raise Corrupt(f"{found.name!r}: {KEY} does not contain the parts of a key", key=found.name)
+    return parts
+
+
+def _read_entries(reader: SnapshotReader, name: str) -> dict[str, bytes]:
+    listed = {entry.name: entry for entry in reader.manifest.iter_entries()}
+    strange = [entry for entry in listed if entry not in (GRAPH, KEY) and not entry.startswith(KERNELS)]
+    if strange or not {GRAPH, KEY} <= listed.keys():
+        raise Corrupt(f"{name!r} does not have the entries of an artifact, but {sorted(listed)[:8]}", key=name)
+    if sum(entry.size_bytes for entry in listed.values()) > MAX_ARTIFACT_BYTES:
+        raise Corrupt(f"{name!r} is larger than {MAX_ARTIFACT_BYTES} bytes according to its manifest", key=name)
+    buffers = {entry: bytearray(listed[entry].size_bytes) for entry in listed}
+    reader.read_all([(listed[entry], memoryview(buffers[entry])) for entry in listed])
+    return {entry: bytes(data) for entry, data in buffers.items()}
 
 
 def _describe(artifact: Artifact, secret: bytes | None) -> tuple[dict[str, Json], list[BytesSource]]:
@@ -146,6 +251,11 @@ def _classify(repo: Repository, found: StoredVariant, secret: bytes | None) -> L
         return "usable"
     # Signed with another key: processes that have that key can use it. Unsigned: replace it with a signed one.
     return "other" if found.mac else "broken"
+
+
+def _can_replace(existing: StoredVariant, found: StoredVariant) -> bool:
+    """Return whether every process that trusts `found` by its signature also trusts `existing`."""
+    return existing.mac == found.mac or not found.mac
 
 
 def _report_existing(found: StoredVariant, *, seconds: float) -> SaveResult:

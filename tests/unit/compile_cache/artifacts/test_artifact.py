@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.compile_cache.artifacts.artifact import iter_variants, read_artifact, write_artifact
+from holdfast.compile_cache.artifacts.artifact import iter_variants, read_artifact, read_parts, write_artifact
 from holdfast.compile_cache.artifacts.catalog import artifact_name, iter_artifacts
-from holdfast.compile_cache.artifacts.statement import read_parts
 from holdfast.compile_cache.artifacts.trust import Trust
 from holdfast.errors import Corrupt, NewerFormat
 from holdfast.objects.local.local_store import LocalStore

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.compile_cache.artifacts.artifact import iter_variants, read_artifact
+from holdfast.compile_cache.artifacts.artifact import describe_content, iter_variants, read_artifact
 from holdfast.compile_cache.artifacts.catalog import StoredVariant, artifact_name, list_signed, parse_found
-from holdfast.compile_cache.artifacts.statement import describe_content
 from holdfast.compile_cache.artifacts.trust import Trust, sign
 from holdfast.errors import Corrupt, HoldfastError, NotFound, Untrusted
 from holdfast.json_text import Json

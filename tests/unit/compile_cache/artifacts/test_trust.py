@@ -12,10 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.compile_cache.artifacts import ownership
 from holdfast.compile_cache.artifacts.artifact import read_artifact
-from holdfast.compile_cache.artifacts.ownership import check_ownership
-from holdfast.compile_cache.artifacts.trust import Trust, check_store_trust, read_secret
+from holdfast.compile_cache.artifacts.trust import Trust, check_ownership, check_store_trust, read_secret
 from holdfast.errors import HoldfastError, Untrusted
 from holdfast.objects.local.local_store import LocalStore
 from holdfast.repo.handle.repository import Repository
@@ -186,7 +184,7 @@ def test_what_belongs_to_another_user_is_not_trusted(
     repo: Repository, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     owner = place.stat().st_uid
-    monkeypatch.setattr(ownership, "_ROOT_UID", owner + 1)
+    monkeypatch.setattr("holdfast.compile_cache.artifacts.trust._ROOT_UID", owner + 1)
     monkeypatch.setattr(os, "geteuid", lambda: owner + 2)
 
     with pytest.raises(Untrusted, match=f"/ belongs to user {Path('/').stat().st_uid}"):
@@ -304,7 +302,7 @@ def test_what_cannot_become_trusted_is_not_read(shared: Repository, monkeypatch:
     def read(*_: object) -> None:
         pytest.fail("it was read")
 
-    monkeypatch.setattr("holdfast.compile_cache.artifacts.statement.open_snapshot", read)
+    monkeypatch.setattr("holdfast.compile_cache.artifacts.artifact.open_snapshot", read)
 
     for found, secret in ((unsigned, None), (unsigned, SECRET), (signed, None)):
         with pytest.raises(Untrusted):
