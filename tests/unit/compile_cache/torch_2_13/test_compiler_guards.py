@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.compile_cache.torch_2_13.guards import MAX_GUARDS_CHARS, is_plain
+from holdfast.compile_cache.torch_2_13.compiler import MAX_GUARDS_CHARS, is_plain
 
 
 @pytest.mark.parametrize(
