@@ -1,21 +1,27 @@
-"""Finds user code in torch's tables of lowerings, decompositions, patterns and Python kernels.
+"""Finds user code in torch's tables of lowerings, decompositions, patterns and Python kernels, and in its dispatcher.
 
-An entry belongs to torch if all functions in it come from files of the installed torch, Python or numpy. The tables are
-long, so they are searched once, and again only if their contents have changed.
+An entry of a table belongs to torch if all functions in it come from files of the installed torch, Python or numpy. The
+tables are long, so they are searched once, and again only if their contents have changed.
+
+Kernels that `torch.library.Library` registers are in the dispatcher. It does not expose them, but it reports in which
+file each library object was created.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 import sys
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any, Final, NamedTuple, Protocol
 
 import torch
+import torch._library.custom_ops as custom_ops
 import torch._library.simple_registry as registry
 
-from holdfast.compile_cache.code.known import find_foreign
+from holdfast.compile_cache.code.known import find_foreign, is_in_torch
 from holdfast.compile_cache.code.targets import BUILTIN_NAMESPACES, is_builtin
 
 
@@ -46,6 +52,11 @@ _ALWAYS_FOREIGN: Final = frozenset({"preferred lowering"})
 _PASSES: Final = "torch._inductor.fx_passes."
 PATTERN: Final = "pattern"
 KERNELS: Final = "Python kernels"
+
+# Files of torch that create libraries on behalf of user code, and namespaces that only torch itself uses.
+_ON_BEHALF: Final = (os.path.join("torch", "library.py"), os.path.join("torch", "_library", "custom_ops.py"))
+_OWN: Final = frozenset({"_native"})
+_ANY_OPERATOR: Final = "_"
 
 
 class TableWatch:
@@ -221,3 +232,88 @@ def _iter_passes(value: Any, kind: type) -> Iterator[Any]:
         yield from (each for each in value.values() if isinstance(each, kind))
     elif isinstance(value, kind):
         yield value
+
+
+class Kernel(NamedTuple):
+    """A kernel, as recorded by torch.library."""
+
+    operator: str
+    """`namespace::name` or `namespace::name.overload`."""
+    key: str
+    """The dispatch key, such as "AutogradCPU"."""
+
+
+class LibraryWatch:
+    """Finds user kernels for operators of torch. Searches again only if libraries have changed."""
+
+    def __init__(self) -> None:
+        self._libraries: list[tuple[Any, int]] = []
+        self._foreign: list[Kernel] = []
+
+    def list_foreign(self) -> list[Kernel]:
+        """Return the kernels for operators of torch that torch itself did not register."""
+        # Compare finalizers: references to the libraries themselves would keep their kernels registered.
+        libraries = [(finalizer, len(library._op_impls)) for finalizer, library in _iter_libraries()]
+        if libraries != self._libraries:
+            self._libraries = libraries
+            self._foreign = [kernel for _, library in _iter_libraries() for kernel in _iter_foreign(library)]
+        return self._foreign
+
+
+@functools.cache
+def watch_libraries() -> LibraryWatch:
+    """Return the LibraryWatch of this process."""
+    return LibraryWatch()
+
+
+def list_kernels(operator_name: str, *, besides: object = None) -> list[Kernel]:
+    """Return the kernels of an operator, except those that the library object `besides` registered."""
+    libraries = (library for _, library in _iter_libraries() if library is not besides)
+    kernels = (kernel for library in libraries for kernel in _iter_kernels(library))
+    return sorted(kernel for kernel in kernels if kernel.operator.partition(".")[0] == operator_name)
+
+
+def _iter_libraries() -> Iterator[tuple[Any, Any]]:
+    """Yield the finalizer and the object of each library that is alive."""
+    finalizers: Any = weakref.finalize
+    for finalizer, info in list(finalizers._registry.items()):
+        if info.func is torch.library._del_library and (library := info.weakref()) is not None:
+            yield finalizer, library
+
+
+def _iter_kernels(library: Any) -> Iterator[Kernel]:
+    if library.m is None:
+        return  # destroyed together with its kernels
+    if library.ns == _ANY_OPERATOR:
+        yield Kernel("_::fallback", library.dispatch_key)
+    for text in library._op_impls:
+        namespace, name, key = text.split("/")
+        yield Kernel(f"{namespace}::{name}", key or "CompositeImplicitAutograd")
+
+
+def _iter_foreign(library: Any) -> Iterator[Kernel]:
+    if library.ns == _ANY_OPERATOR:
+        yield from _iter_kernels(library)
+    elif is_builtin(f"{library.ns}::") and library.ns not in _OWN:
+        kernels = sorted(_iter_kernels(library))
+        # All kernels of a library object are registered in the same file, so one is enough.
+        if kernels and not _is_from_torch(kernels[0]):
+            yield from kernels
+
+
+def _is_from_torch(kernel: Kernel) -> bool:
+    files = list(_iter_files(kernel))
+    if any(file.endswith(_ON_BEHALF) for file in files):
+        definition = custom_ops.OPDEFS.get(kernel.operator.partition(".")[0])
+        return definition is not None and definition._init_fn.__module__.partition(".")[0] == "torch"
+    # A Python kernel can override one of C++, whose file is a path on the machine that built torch.
+    return all(is_in_torch(file) or file.endswith(".cpp") for file in files)
+
+
+def _iter_files(kernel: Kernel) -> Iterator[str]:
+    """Yield the files that registered kernels for an operator and dispatch key, the active kernel first."""
+    dump: str = torch._C._dispatch_dump(kernel.operator)
+    for line in dump.splitlines():
+        head, _, location = line.partition(": registered at ")
+        if location and head.split("[")[0].split(" ")[0] == kernel.key:
+            yield location.partition(" :: ")[0].rpartition(":")[0]

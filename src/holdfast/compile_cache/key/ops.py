@@ -14,7 +14,6 @@ from torch.fx import GraphModule
 
 from holdfast.compile_cache.code.digest import digest_code
 from holdfast.compile_cache.code.known import find_foreign
-from holdfast.compile_cache.code.library_kernels import list_kernels, watch_libraries
 from holdfast.compile_cache.code.targets import is_builtin, name_operator
 from holdfast.compile_cache.code.torch_tables import (
     KERNELS,
@@ -22,6 +21,8 @@ from holdfast.compile_cache.code.torch_tables import (
     TableEntry,
     iter_kernels,
     iter_registered,
+    list_kernels,
+    watch_libraries,
     watch_tables,
 )
 from holdfast.compile_cache.key_parts import UnknownCode

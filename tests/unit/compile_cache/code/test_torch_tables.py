@@ -13,8 +13,7 @@ import torch
 from torch._inductor import lowering
 from torch._inductor.pattern_matcher import Arg, CallFunction, PatternMatcherPass, register_graph_pattern
 
-from holdfast.compile_cache.code.library_kernels import Kernel, LibraryWatch
-from holdfast.compile_cache.code.torch_tables import TableEntry, TableWatch
+from holdfast.compile_cache.code.torch_tables import Kernel, LibraryWatch, TableEntry, TableWatch
 
 _ERFC: Any = torch.ops.aten.erfc.default
 _register: Any = register_graph_pattern
@@ -23,7 +22,7 @@ _Library: Any = torch.library.Library
 _OWN = """
 import torch._inductor.compile_fx
 from torch._inductor.fx_passes import joint_graph, post_grad
-from holdfast.compile_cache.code.library_kernels import LibraryWatch
+from holdfast.compile_cache.code.torch_tables import LibraryWatch
 from holdfast.compile_cache.code.torch_tables import TableWatch
 watch = TableWatch()
 assert watch.list_foreign() == [], watch.list_foreign()
