@@ -10,7 +10,7 @@ from torch.fx import GraphModule, Node
 
 from holdfast.compile_cache.code.digest import digest_code
 from holdfast.compile_cache.code.targets import name_target
-from holdfast.compile_cache.key.symbols import Symbols
+from holdfast.compile_cache.key.inputs import Symbols
 from holdfast.compile_cache.key_parts import Uncacheable
 from holdfast.digest import hash_bytes
 from holdfast.json_text import Json

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 
 from holdfast.compile_cache.key.graph import GraphText
-from holdfast.compile_cache.key.symbols import Symbols
+from holdfast.compile_cache.key.inputs import Symbols
 
 Step = tuple[str, int, int | float | bool]
 
