@@ -93,44 +93,16 @@ __all__ = [
     "training_state",
 ]
 
-# `import holdfast` and `holdfast ls` must not load torch, so names are resolved late. The imports above are the same
-# table for type checkers; a test keeps the three lists equal.
+# `import holdfast` and `holdfast ls` must not load torch, so each name is loaded when it is first used. These are the
+# modules of the names that are not errors; a test compares them, `__all__` and the imports for type checkers above.
 _HOME: Final = {
-    "AmbiguousName": "holdfast.errors",
-    "BadName": "holdfast.errors",
     "Call": "holdfast.snapshot.call",
-    "CommitUnknown": "holdfast.errors",
-    "CompileCacheError": "holdfast.errors",
-    "Corrupt": "holdfast.errors",
-    "DigestMismatch": "holdfast.errors",
-    "HoldfastError": "holdfast.errors",
     "LazyTensor": "holdfast.snapshot.view.lazy",
-    "LeaseLost": "holdfast.errors",
-    "Mismatch": "holdfast.errors",
-    "MissingChunk": "holdfast.errors",
-    "NameInUse": "holdfast.errors",
-    "NewerFormat": "holdfast.errors",
-    "NotAStore": "holdfast.errors",
-    "NotFound": "holdfast.errors",
-    "NotShared": "holdfast.errors",
-    "OutOfMemory": "holdfast.errors",
-    "ObjectExists": "holdfast.errors",
-    "RankError": "holdfast.errors",
-    "ReadOnlyStore": "holdfast.errors",
     "ResumableSampler": "holdfast.snapshot.resume",
     "RngState": "holdfast.snapshot.resume",
     "Snapshot": "holdfast.snapshot.view.lazy",
-    "ShardNotFound": "holdfast.errors",
-    "SourceChanged": "holdfast.errors",
     "Store": "holdfast.facade",
-    "StoreError": "holdfast.errors",
-    "StoreFull": "holdfast.errors",
-    "StoreGone": "holdfast.errors",
-    "TensorNotFound": "holdfast.errors",
-    "TooLarge": "holdfast.errors",
     "TrainingState": "holdfast.distributed.checkpoint.training",
-    "Unsupported": "holdfast.errors",
-    "Untrusted": "holdfast.errors",
     "compile": "holdfast.compiling",
     "open": "holdfast.opening",
     "per_rank": "holdfast.tensors.sharding.sharded",
@@ -140,15 +112,15 @@ _HOME: Final = {
 
 install()
 
+if not TYPE_CHECKING:  # type checkers would accept every name
 
-def __getattr__(name: str) -> object:
-    """Load `name` from its module and cache it, so that this runs once per name."""
-    home = _HOME.get(name)
-    if home is None:
-        raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
-    value: object = getattr(import_module(home), name)
-    globals()[name] = value
-    return value
+    def __getattr__(name: str) -> object:
+        """Load `name` from its module and cache it, so that this runs once per name."""
+        if name not in __all__:
+            raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
+        value = getattr(import_module(_HOME.get(name, "holdfast.errors")), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:
