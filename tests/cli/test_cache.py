@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from holdfast.cli.verbs.cache import parse_size
-from holdfast.compile_cache.artifacts.artifact import Artifact, iter_variants, read_artifact
-from holdfast.compile_cache.artifacts.catalog import artifact_name
+from holdfast.compile_cache.artifacts.artifact import Artifact, read_artifact
+from holdfast.compile_cache.artifacts.catalog import artifact_name, iter_variants
 from holdfast.compile_cache.artifacts.trust import Trust
 from holdfast.compile_cache.key.system import describe_system
 from holdfast.errors import BadName
@@ -226,7 +226,7 @@ def test_copying_by_prefix_takes_all_artifacts_to_another_store(filled: Cli) -> 
     assert len(re.findall("^copied @compiled/", out, re.MULTILINE)) == 3
     bundle = filled.folder / "bundle"
     bundle.chmod(0o777)
-    found = next(iter_variants(_open(filled, "bundle"), B))
+    found = next(iter_variants(_open(filled, "bundle").store, B))
     assert isinstance(read_artifact(_open(filled, "bundle"), found, trust=Trust(secret=SECRET)), Artifact)
     again = filled.ok("copy", "@compiled/", "--to", str(bundle)).splitlines()
     assert re.search(r" has the equivalent .*, nothing was copied$", again[0])
@@ -241,8 +241,8 @@ def test_an_artifact_whose_number_is_taken_gets_another(filled: Cli) -> None:
     out = filled.ok("copy", "@compiled/", "--to", str(filled.folder / "other"))
 
     assert f"copied {artifact_name(A, 0)} as {artifact_name(A, 1)}: " in out
-    assert [found.guards for found in iter_variants(there, A)] == ["s0 == 1", "s0 > 8", "s0 <= 8"]
-    assert [found.number for found in iter_variants(there, B)] == [0, 1]
+    assert [found.guards for found in iter_variants(there.store, A)] == ["s0 == 1", "s0 > 8", "s0 <= 8"]
+    assert [found.number for found in iter_variants(there.store, B)] == [0, 1]
     assert filled.bare("-s", str(filled.folder / "other"), "check").code == 0
 
 

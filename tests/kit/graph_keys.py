@@ -9,8 +9,8 @@ from typing import Any, Final
 import torch
 from torch.fx import GraphModule
 
-from holdfast.compile_cache.key.key import GraphKey, make_key
-from holdfast.compile_cache.key_parts import Uncacheable
+from holdfast.compile_cache.key.key import make_key
+from holdfast.compile_cache.key_parts import GraphKey, Uncacheable
 
 NONE: Final[Mapping[str, Any]] = MappingProxyType({})
 

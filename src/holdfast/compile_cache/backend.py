@@ -17,7 +17,8 @@ from holdfast.compile_cache.artifacts.why import Explanation
 from holdfast.compile_cache.cache import CompileCache, CompiledCall
 from holdfast.compile_cache.counters import CacheStatistics
 from holdfast.compile_cache.key.inputs import may_share
-from holdfast.compile_cache.key.key import GraphKey, Uncacheable, UnknownCode, make_key
+from holdfast.compile_cache.key.key import make_key
+from holdfast.compile_cache.key_parts import GraphKey, Uncacheable, UnknownCode
 from holdfast.compile_cache.single_flight import WAIT_S, Waiting
 from holdfast.errors import StoreError
 from holdfast.repo.handle.repository import Repository

@@ -14,15 +14,15 @@ from functools import partial
 from typing import Any, Final
 
 from holdfast.compile_cache import inductor
-from holdfast.compile_cache.artifacts.artifact import Artifact, iter_variants, read_artifact, read_parts, write_artifact
-from holdfast.compile_cache.artifacts.catalog import StoredVariant, iter_artifacts
+from holdfast.compile_cache.artifacts.artifact import Artifact, read_artifact, read_parts, write_artifact
+from holdfast.compile_cache.artifacts.catalog import StoredVariant, iter_artifacts, iter_variants
 from holdfast.compile_cache.artifacts.last_use import DAY_S, record_use
 from holdfast.compile_cache.artifacts.prefetch import Prefetch, Ready
 from holdfast.compile_cache.artifacts.trust import Trust
 from holdfast.compile_cache.artifacts.why import Candidate, Explanation, explain
 from holdfast.compile_cache.counters import CacheCounters, CacheStatistics
 from holdfast.compile_cache.inductor import CompiledGraph
-from holdfast.compile_cache.key.key import GraphKey
+from holdfast.compile_cache.key_parts import GraphKey
 from holdfast.compile_cache.single_flight import Turn, Waiting, single_flight
 from holdfast.errors import Corrupt, HoldfastError, NewerFormat, NotFound, Untrusted
 from holdfast.repo.handle.repository import Repository
@@ -144,7 +144,7 @@ class CompileCache:
         ready = self._ready.find(digest)
         yield from ready
         names = {found.name for found in ready}
-        for found in iter_variants(self.repo, digest):
+        for found in iter_variants(self.repo.store, digest):
             if found.name not in names:
                 yield found
 

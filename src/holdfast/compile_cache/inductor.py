@@ -20,7 +20,7 @@ import torch.compiler.config
 from holdfast.errors import CompileCacheError
 
 # Torch replaces the class of this module on import; the type stubs do not show `patch`.
-_patch_compiler: Final[Callable[..., Any]] = torch.compiler.config.patch  # type: ignore[attr-defined]
+patch_compiler_config: Final[Callable[..., Any]] = torch.compiler.config.patch  # type: ignore[attr-defined]
 
 _KNOWN: Final = {"2.13": "holdfast.compile_cache.torch_2_13.compiler"}
 
@@ -78,7 +78,7 @@ def compile_plainly(
     compiler: Callable[..., Callable[..., Any]] = torch._inductor.compile
     if use_caches:
         return compiler(graph, list(inputs), options=dict(options))
-    with _patch_compiler(force_disable_caches=True):
+    with patch_compiler_config(force_disable_caches=True):
         return compiler(graph, list(inputs), options=dict(options))
 
 

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import pytest
 
-from holdfast.compile_cache.artifacts.artifact import iter_variants, read_artifact, write_artifact
-from holdfast.compile_cache.artifacts.catalog import iter_artifacts
+from holdfast.compile_cache.artifacts.artifact import read_artifact, write_artifact
+from holdfast.compile_cache.artifacts.catalog import iter_artifacts, iter_variants
 from holdfast.compile_cache.artifacts.trust import Trust
 from holdfast.objects.url import open_store
 from holdfast.repo.handle.repository import Repository, open_repository
@@ -145,7 +145,7 @@ def test_each_range_of_sizes_has_its_variant_in_either_order(place: Place) -> No
     for case in (few, many):
         assert cold.cases[case]["digest"] == plain.cases[case]["digest"]
         assert warm.cases[case]["digest"] == plain.cases[case]["digest"]
-    variants = list(iter_variants(_open(store), warm.cases[few]["used"][0]))
+    variants = list(iter_variants(_open(store).store, warm.cases[few]["used"][0]))
     assert len({variant.guards for variant in variants}) == 2
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.compile_cache import single_flight as flight
-from holdfast.compile_cache.artifacts.artifact import iter_variants, write_artifact
-from holdfast.compile_cache.artifacts.catalog import StoredVariant
+from holdfast.compile_cache.artifacts.artifact import write_artifact
+from holdfast.compile_cache.artifacts.catalog import StoredVariant, iter_variants
 from holdfast.compile_cache.single_flight import Turn, Waiting, single_flight
 from holdfast.digest import Buffer
 from holdfast.errors import CompileCacheError
@@ -59,7 +59,7 @@ def _write(repo: Repository) -> None:
 
 
 def _finder(repo: Repository) -> Callable[[], StoredVariant | None]:
-    return lambda: next(iter_variants(repo, DIGEST), None)
+    return lambda: next(iter_variants(repo.store, DIGEST), None)
 
 
 class Other:
@@ -306,7 +306,8 @@ def test_of_many_threads_one_compiles() -> None:
 
 PROGRAM = """
 import sys
-from holdfast.compile_cache.artifacts.artifact import iter_variants, write_artifact
+from holdfast.compile_cache.artifacts.artifact import write_artifact
+from holdfast.compile_cache.artifacts.catalog import iter_variants
 from holdfast.compile_cache.single_flight import single_flight
 from tests.kit.compile_artifacts import make_artifact, make_key
 from tests.kit.saving import new_repo
@@ -318,7 +319,7 @@ repo, digest = new_repo(LocalStore(sys.argv[1])), make_key().digest
 sys.stdout.write("ready\\n")
 sys.stdout.flush()
 sys.stdin.readline()
-with single_flight(repo, digest, lambda: next(iter_variants(repo, digest), None)) as turn:
+with single_flight(repo, digest, lambda: next(iter_variants(repo.store, digest), None)) as turn:
     if turn.found is None:
         write_artifact(repo, make_artifact(), secret=None)
 sys.stdout.write("found" if turn.found else "compiled")

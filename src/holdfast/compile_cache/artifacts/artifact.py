@@ -9,11 +9,10 @@ from __future__ import annotations
 import hmac
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from holdfast.compile_cache.artifacts import catalog
 from holdfast.compile_cache.artifacts.catalog import (
     ARTIFACT_FORMAT,
     StoredVariant,
@@ -70,7 +69,8 @@ def write_artifact(repo: Repository, artifact: Artifact, *, secret: bytes | None
     for _ in range(_ATTEMPTS):
         slot = _find_slot(repo, artifact, secret)
         if isinstance(slot, StoredVariant):
-            return _report_existing(slot, seconds=time.monotonic() - started)
+            assert slot.snapshot is not None, "only artifacts with a record can be read"
+            return _report_existing(slot.snapshot, seconds=time.monotonic() - started)
         request = Request(slot.name, sources, metadata=metadata, overwrite=slot.snapshot is not None)
         try:
             return save(repo, request)
@@ -103,19 +103,9 @@ def copy_artifact(
             continue
         existing = parse_found(state.snapshot)
         if not existing.trouble and existing.guards == found.guards and _can_replace(existing, found):
-            seconds = time.monotonic() - started
-            there, size = state.snapshot, state.snapshot.logical_bytes
-            return SaveResult(there.name, there.digest, there.generation, size, 0, size, seconds, existed=True)
-    if not free:
-        raise Corrupt(
-            f"{target.store.url} has no unused name for another variant of {found.key_digest}", key=found.name
-        )
+            return _report_existing(state.snapshot, seconds=time.monotonic() - started)
+    assert free, "iter_states ends with unused names"
     return copy_snapshot(source, snapshot, target, name=free, progress=progress)
-
-
-def iter_variants(repo: Repository, key_digest: str) -> Iterator[StoredVariant]:
-    """Yield the variants of a key. Their guards are in their records, so the artifacts are not read."""
-    return catalog.iter_variants(repo.store, key_digest)
 
 
 def read_artifact(repo: Repository, found: StoredVariant, *, trust: Trust) -> Artifact:
@@ -222,13 +212,13 @@ def _find_torch(key: GraphKey) -> str:
 def _find_slot(repo: Repository, artifact: Artifact, secret: bytes | None) -> StoredVariant | NameState:
     """Return the stored variant that makes this one unnecessary, or else the name to write to and its state."""
     free: NameState | None = None
-    for state in catalog.iter_states(repo.store, artifact.key.digest):
+    for state in iter_states(repo.store, artifact.key.digest):
         if isinstance(state, StoredVariant):
             continue  # a name with a damaged record cannot be written to
         if state.snapshot is None:
             free = free or state
             continue
-        found = catalog.parse_found(state.snapshot)
+        found = parse_found(state.snapshot)
         if found.trouble or found.guards == artifact.guards:
             verdict = _classify(repo, found, secret)
             if verdict != "other":
@@ -258,8 +248,6 @@ def _can_replace(existing: StoredVariant, found: StoredVariant) -> bool:
     return existing.mac == found.mac or not found.mac
 
 
-def _report_existing(found: StoredVariant, *, seconds: float) -> SaveResult:
-    existing = found.snapshot
-    assert existing is not None, "only artifacts with a record can be read"
+def _report_existing(existing: CommittedSnapshot, *, seconds: float) -> SaveResult:
     size = existing.logical_bytes
     return SaveResult(existing.name, existing.digest, existing.generation, size, 0, size, seconds, existed=True)

@@ -72,7 +72,10 @@ def artifact_name(key_digest: str, number: int) -> str:
 
 
 def iter_variants(store: ObjectStore, key_digest: str) -> Iterator[StoredVariant]:
-    """Yield the variants of a key, without listing the store. Damaged ones have `trouble`."""
+    """Yield the variants of a key; damaged ones have `trouble`. Reads their records, which contain their guards.
+
+    The store is not listed, and the artifacts themselves are not read.
+    """
     for state in iter_states(store, key_digest):
         if isinstance(state, StoredVariant):
             yield state

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
-from holdfast.compile_cache.artifacts.artifact import Artifact, iter_variants, read_artifact
-from holdfast.compile_cache.artifacts.catalog import StoredVariant, iter_artifacts
+from holdfast.compile_cache.artifacts.artifact import Artifact, read_artifact
+from holdfast.compile_cache.artifacts.catalog import StoredVariant, iter_artifacts, iter_variants
 from holdfast.compile_cache.artifacts.trust import Trust
 from holdfast.digest import DIGEST_BYTES
 from holdfast.errors import HoldfastError
@@ -96,7 +96,7 @@ class Ready:
         exact = [key for key in keys if len(key) == 2 * DIGEST_BYTES]
         starts = tuple(key for key in keys if len(key) < 2 * DIGEST_BYTES)
         for key in exact:
-            yield from _iter_usable(iter_variants(self._repo, key))
+            yield from _iter_usable(iter_variants(self._repo.store, key))
         if starts or not keys:
             listed = _iter_usable(iter_artifacts(self._repo.store))
             yield from (found for found in listed if not starts or found.key_digest.startswith(starts))

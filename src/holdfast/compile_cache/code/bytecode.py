@@ -13,7 +13,8 @@ _GLOBAL_READS: Final = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR
 _ATTRIBUTE_READS: Final = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
 # Instructions that push nothing, or only the NULL marker of a call.
 _IGNORED: Final = frozenset({"CACHE", "EXTENDED_ARG", "NOP", "PRECALL", "PUSH_NULL", "RESUME"})
-_ATTRIBUTE_FUNCTIONS: Final = frozenset({"delattr", "getattr", "hasattr", "setattr"})
+ATTRIBUTE_FUNCTIONS: Final = {"delattr": delattr, "getattr": getattr, "hasattr": hasattr, "setattr": setattr}
+"""Called with a constant name, these functions are plain attribute reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ def _read_names(steps: Sequence[dis.Instruction]) -> tuple[list[tuple[str, ...]]
             below = _list_attributes(steps, position)
             position += len(below)
             chains.append((step.argval, *below))
-            if step.argval in _ATTRIBUTE_FUNCTIONS:
+            if step.argval in ATTRIBUTE_FUNCTIONS:
                 name = _find_constant_name(steps, position)
                 (computed if name is None else attributes).add(name or step.argval)
         elif step.opname in _ATTRIBUTE_READS or step.opname in ("LOAD_SUPER_ATTR", "IMPORT_FROM"):

@@ -26,7 +26,7 @@ from typing import Any, Final
 import torch
 from torch._library.custom_ops import CustomOpDef
 
-from holdfast.compile_cache.code.bytecode import Import, Reads, read_code
+from holdfast.compile_cache.code.bytecode import ATTRIBUTE_FUNCTIONS, Import, Reads, read_code
 from holdfast.compile_cache.code.known import (
     is_known_file,
     is_known_module,
@@ -56,8 +56,6 @@ _INTROSPECTION: Final = frozenset(
         "f_globals", "f_locals", "gi_frame", "tb_frame",
     }
 )  # fmt: skip
-# Called with a constant name, these functions are plain attribute reads.
-_ATTRIBUTE_FUNCTIONS: Final = {"delattr": delattr, "getattr": getattr, "hasattr": hasattr, "setattr": setattr}
 
 MISSING: Final = object()
 """Returned by `find_attribute` if there is no such attribute."""
@@ -234,7 +232,7 @@ class _Walk:
             self.texts.append(f"no global {name}\n")
             self._attributes.update(below)
             return
-        if value is _ATTRIBUTE_FUNCTIONS.get(name, MISSING) and name not in computed:
+        if value is ATTRIBUTE_FUNCTIONS.get(name, MISSING) and name not in computed:
             return
         while below and is_open(value) and (found := self._find_attribute(value, below[0])) is not MISSING:
             name, value = f"{name}.{below.pop(0)}", found

@@ -18,8 +18,6 @@ from holdfast.compile_cache.code.targets import name_target
 from holdfast.compile_cache.key.inputs import find_shared, list_fakes
 from holdfast.compile_cache.key_parts import Uncacheable
 
-__all__ = ["Uncacheable", "verify_cacheable"]
-
 _NO_VERSIONS: Final[Mapping[str, str]] = MappingProxyType({})
 _KINDS: Final = frozenset({torch.Tensor, torch.nn.Parameter})
 _DEVICES: Final = frozenset({"cpu", "cuda"})

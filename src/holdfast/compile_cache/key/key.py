@@ -13,9 +13,7 @@ from holdfast.compile_cache.key.inputs import Symbols, describe_aliasing, descri
 from holdfast.compile_cache.key.ops import describe_operators
 from holdfast.compile_cache.key.settings import describe_config, describe_flags, describe_options
 from holdfast.compile_cache.key.system import describe_system
-from holdfast.compile_cache.key_parts import PARTS, GraphKey, Uncacheable, UnknownCode, hash_parts
-
-__all__ = ["PARTS", "GraphKey", "Uncacheable", "UnknownCode", "make_key"]
+from holdfast.compile_cache.key_parts import GraphKey, hash_parts
 
 
 def make_key(

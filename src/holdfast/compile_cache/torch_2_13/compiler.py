@@ -29,7 +29,7 @@ from torch._inductor.codecache import CppCodeCache
 from torch.compiler import config as compiler_config
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, guarding_hint_or_throw, has_guarding_hint
 
-from holdfast.compile_cache.inductor import CompiledGraph, compile_plainly
+from holdfast.compile_cache.inductor import CompiledGraph, compile_plainly, patch_compiler_config
 from holdfast.compile_cache.torch_2_13.kernels import LOAD_PARAMETERS, record_kernels, supply_kernels
 from holdfast.errors import CompileCacheError
 
@@ -45,9 +45,6 @@ _KEEP: Final[dict[str, Any]] = {
     # Create an entry even if the user has turned torch's cache off.
     "enable_autograd_cache": True,
 }
-
-# Torch replaces the class of this module on import; the type stubs do not show `patch`.
-_patch_tag: Final[Callable[..., Any]] = compiler_config.patch  # type: ignore[attr-defined]
 
 MAX_GUARDS_CHARS: Final = 1 << 18
 """Enough for a graph with thousands of symbols; a record cannot hold more."""
@@ -95,7 +92,7 @@ def compile_graph(
     started = time.monotonic()
     with ExitStack() as stack:
         stack.enter_context(functorch_config.patch(_KEEP))
-        stack.enter_context(_patch_tag(cache_key_tag=tag))
+        stack.enter_context(patch_compiler_config(cache_key_tag=tag))
         kernels = stack.enter_context(record_kernels(system))
         try:
             run = compile_plainly(graph, inputs, options)

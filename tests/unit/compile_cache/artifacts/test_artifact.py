@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.compile_cache.artifacts.artifact import iter_variants, read_artifact, read_parts, write_artifact
-from holdfast.compile_cache.artifacts.catalog import artifact_name, iter_artifacts
+from holdfast.compile_cache.artifacts.artifact import read_artifact, read_parts, write_artifact
+from holdfast.compile_cache.artifacts.catalog import artifact_name, iter_artifacts, iter_variants
 from holdfast.compile_cache.artifacts.trust import Trust
 from holdfast.errors import Corrupt, NewerFormat
 from holdfast.objects.local.local_store import LocalStore
@@ -37,7 +37,7 @@ def test_an_artifact_comes_back_as_it_was() -> None:
     artifact = make_artifact(guards="s0 > 8", graph=noise(200_000), kernels=BIG)
 
     result = write_artifact(repo, artifact, secret=None)
-    (found,) = iter_variants(repo, artifact.key.digest)
+    (found,) = iter_variants(repo.store, artifact.key.digest)
 
     assert result.name == f"@compiled/{artifact.key.digest}/0"
     assert (found.guards, found.seconds, found.digests) == ("s0 > 8", 12.5, artifact.key.digests)
@@ -63,7 +63,7 @@ def test_other_guards_are_another_variant() -> None:
     for guards in ("s0 > 8", "s0 <= 8", ""):
         write_artifact(repo, make_artifact(guards=guards), secret=None)
 
-    found = list(iter_variants(repo, make_key().digest))
+    found = list(iter_variants(repo.store, make_key().digest))
 
     assert [(each.number, each.guards) for each in found] == [(0, "s0 > 8"), (1, "s0 <= 8"), (2, "")]
 
@@ -83,9 +83,9 @@ def test_another_key_has_variants_of_its_own() -> None:
     for seed in "ab":
         store_artifact(repo, make_artifact(seed, graph=seed.encode()))
 
-    assert [read_artifact(repo, found, trust=MINE).graph for found in iter_variants(repo, make_key("b").digest)] == [
-        b"b"
-    ]
+    assert [
+        read_artifact(repo, found, trust=MINE).graph for found in iter_variants(repo.store, make_key("b").digest)
+    ] == [b"b"]
     assert {found.key_digest for found in iter_artifacts(repo.store)} == {make_key(seed).digest for seed in "ab"}
 
 
@@ -101,7 +101,7 @@ def test_looking_for_a_key_lists_no_other_names() -> None:
     store_artifact(repo)
     listed.clear()
 
-    next(iter_variants(repo, make_key().digest))
+    next(iter_variants(repo.store, make_key().digest))
 
     assert len(listed) == 1
     assert listed[0].endswith("%2f0@")
@@ -114,9 +114,9 @@ def test_a_variant_behind_deleted_ones_is_found_and_their_names_are_used_again()
     for number in (0, 1):
         delete_snapshot(repo.store, artifact_name(make_key().digest, number))
 
-    assert [found.guards for found in iter_variants(repo, make_key().digest)] == ["c"]
+    assert [found.guards for found in iter_variants(repo.store, make_key().digest)] == ["c"]
     assert store_artifact(repo, make_artifact(guards="d")).number == 0
-    assert [found.guards for found in iter_variants(repo, make_key().digest)] == ["d", "c"]
+    assert [found.guards for found in iter_variants(repo.store, make_key().digest)] == ["d", "c"]
 
 
 def test_a_hole_that_a_copy_has_left_hides_nothing() -> None:
@@ -126,7 +126,7 @@ def test_a_hole_that_a_copy_has_left_hides_nothing() -> None:
     assert found.snapshot is not None
     forge(repo, artifact_name(make_key().digest, 2), load_bytes(other, found.name), found.snapshot.metadata)
 
-    assert [found.number for found in iter_variants(repo, make_key().digest)] == [2]
+    assert [found.number for found in iter_variants(repo.store, make_key().digest)] == [2]
     assert write_artifact(repo, make_artifact(guards="c"), secret=None).existed
 
 
@@ -137,7 +137,7 @@ def test_a_variant_with_a_damaged_record_is_told_and_passed_over(tmp_path: Path)
     record = tmp_path / record_key(artifact_name(make_key().digest, 0))
     record.write_bytes(record.read_bytes().replace(b"live", b"LIVE"))
 
-    damaged, well = iter_variants(repo, make_key().digest)
+    damaged, well = iter_variants(repo.store, make_key().digest)
 
     assert well.guards == "b"
     with pytest.raises(Corrupt, match="is damaged: its bytes do not have the digest that it states"):
@@ -219,7 +219,7 @@ def test_a_variant_signed_with_another_key_is_left_to_those_who_have_it() -> Non
     second = store_artifact(repo, secret=SECRET)
 
     assert (first.number, second.number) == (0, 1)
-    assert [found.mac for found in iter_variants(repo, make_key().digest)] == [first.mac, second.mac]
+    assert [found.mac for found in iter_variants(repo.store, make_key().digest)] == [first.mac, second.mac]
 
 
 def test_artifacts_that_are_deleted_are_collected() -> None:

@@ -10,8 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.compile_cache.artifacts.artifact import describe_content, iter_variants, read_artifact
-from holdfast.compile_cache.artifacts.catalog import StoredVariant, artifact_name, list_signed, parse_found
+from holdfast.compile_cache.artifacts.artifact import describe_content, read_artifact
+from holdfast.compile_cache.artifacts.catalog import (
+    StoredVariant,
+    artifact_name,
+    iter_variants,
+    list_signed,
+    parse_found,
+)
 from holdfast.compile_cache.artifacts.trust import Trust, sign
 from holdfast.errors import Corrupt, HoldfastError, NotFound, Untrusted
 from holdfast.json_text import Json
@@ -182,7 +188,7 @@ def test_two_artifacts_with_their_names_exchanged_are_refused() -> None:
         forge(repo, artifact_name(make_key(seed).digest, 0), *held[other])
 
     for seed in "ab":
-        (found,) = iter_variants(repo, make_key(seed).digest)
+        (found,) = iter_variants(repo.store, make_key(seed).digest)
         with pytest.raises(Corrupt):
             read_artifact(repo, found, trust=SIGNED)
 

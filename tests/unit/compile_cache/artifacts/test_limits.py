@@ -7,8 +7,7 @@ from typing import ClassVar
 
 import pytest
 
-from holdfast.compile_cache.artifacts.artifact import iter_variants
-from holdfast.compile_cache.artifacts.catalog import StoredVariant, artifact_name
+from holdfast.compile_cache.artifacts.catalog import StoredVariant, artifact_name, iter_variants
 from holdfast.compile_cache.artifacts.last_use import DAY_S, USES, read_uses, record_use
 from holdfast.compile_cache.artifacts.limits import (
     CacheLimits,
@@ -190,7 +189,7 @@ def test_what_was_saved_again_since_the_plan_was_made_stays(repo: Repository) ->
     again = store_artifact(repo)
 
     assert apply_limits(repo.store, plan) == []
-    assert [each.name for each in iter_variants(repo, again.key_digest)] == [again.name]
+    assert [each.name for each in iter_variants(repo.store, again.key_digest)] == [again.name]
 
 
 def test_what_is_damaged_goes_if_it_can(tmp_path: Path) -> None:
