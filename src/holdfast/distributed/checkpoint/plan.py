@@ -1,17 +1,18 @@
-"""Plans a collective save: finds replicas by fingerprint, and decides which chunks this rank stores."""
+"""Plans a collective save: finds replicas by fingerprint, divides their chunks among the ranks, reports differences."""
 
 from __future__ import annotations
 
 import secrets
+import warnings
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Final
 
 from holdfast.digest import Seeded, hash_bytes
 from holdfast.distributed.checkpoint.coverage import Sketch, StoredBox, find_problems, is_covered, merge, sketch_boxes
-from holdfast.distributed.checkpoint.divergence import tell_difference, verify_alike, warn_of_divergent
-from holdfast.distributed.checkpoint.split import plan_shares
 from holdfast.errors import Mismatch
 from holdfast.json_text import Json, canonical_json, parse_json
 from holdfast.repo.engine import Engine
@@ -377,3 +378,51 @@ def _make_root(node: Json, described: Sequence[Any]) -> ManifestPart:
 
 def _flatten(sketch: Sketch) -> tuple[int, list[int]]:
     return sketch.total, list(sketch.origins)
+
+
+def tell_difference(name: str, holders: Sequence[int], tables: Sequence[Mapping[bytes, bytes]], key: bytes) -> str:
+    """Return a line that groups the ranks `holders` by their value of a declared replica.
+
+    `tables` has, for each rank, the fingerprints of its entries; `key` is that of the replica.
+    """
+    groups: dict[bytes, list[str]] = defaultdict(list)
+    for rank in holders:
+        groups[tables[rank][key]].append(str(rank))
+    views = " and ".join(f"ranks {', '.join(found[:_MAX_NAMED])}" for found in groups.values())
+    return f"{name}: declared a replica, but {views} hold different values"
+
+
+def verify_alike(problems: Sequence[str]) -> None:
+    """Raise Mismatch if declared replicas differ."""
+    if problems:
+        raise Mismatch("\n  ".join(["replicas differ; nothing was written:", *problems]), problems=tuple(problems))
+
+
+def warn_of_divergent(name: str, divergent: Sequence[str]) -> None:
+    """Warn of entries that differ between ranks without being declared per rank; every rank's value was saved."""
+    shown = ", ".join(divergent[:_MAX_NAMED]) + (
+        f" and {len(divergent) - _MAX_NAMED} more" if len(divergent) > _MAX_NAMED else ""
+    )
+    warnings.warn(
+        f"{name!r}: not the same on all ranks: {shown}. The value of each rank was saved. Loaded on as many ranks, each"
+        " gets its own; on another number, all get that of the lowest rank. Mark such values with"
+        " holdfast.per_rank(...) if they are meant to differ",
+        stacklevel=2,
+    )
+
+
+def plan_shares(sizes: Sequence[int], holders: int) -> list[range]:
+    """Return the range of chunks that each holder stores; a range may be empty.
+
+    `sizes` are the sizes in bytes of the chunks, in an order that is the same on all holders. No share is larger than
+    an equal share plus one chunk.
+    """
+    if holders < 1:
+        raise ValueError(f"holders={holders}: must be at least 1")
+    # The bytes are divided equally. A chunk belongs to the share that contains its middle, so no chunk is cut and
+    # each end of a share is off by at most half a chunk.
+    ends = list(accumulate(sizes))
+    total = ends[-1] if ends else 0
+    doubled_middles = [2 * end - size for end, size in zip(ends, sizes, strict=True)]
+    edges = [bisect_left(doubled_middles, -(-2 * total * holder // holders)) for holder in range(holders)]
+    return [range(start, stop) for start, stop in zip(edges, [*edges[1:], len(sizes)], strict=True)]

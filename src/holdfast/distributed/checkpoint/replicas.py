@@ -13,7 +13,7 @@ import torch
 
 from holdfast.digest import hash_bytes
 from holdfast.distributed.checkpoint.module_sync import TensorFacts, gather_tables
-from holdfast.distributed.checkpoint.split import plan_shares
+from holdfast.distributed.checkpoint.plan import plan_shares
 from holdfast.distributed.talk.collectives import Collectives
 from holdfast.distributed.talk.sending import Sender, open_carrier
 from holdfast.repo.format.boxes import whole

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.distributed.checkpoint.split import plan_shares
+from holdfast.distributed.checkpoint.plan import plan_shares
 
 
 @given(st.lists(st.integers(0, 1 << 20), max_size=60), st.integers(1, 20))
