@@ -1,4 +1,4 @@
-"""The storage reader for torch.distributed.checkpoint: reads the requested boxes, and verifies each chunk."""
+"""The storage reader for torch.distributed.checkpoint: loads DCP checkpoints, and snapshots of `Store.save`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import torch
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    TensorProperties,
+    TensorStorageMetadata,
+)
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.storage import StorageReader as TorchStorageReader
 from torch.futures import Future
@@ -24,9 +30,8 @@ from holdfast.distributed.dcp.lazy_store import (
     is_name,
     raising_plainly,
 )
-from holdfast.distributed.dcp.metadata import KEY, decode_metadata, is_covered
-from holdfast.distributed.dcp.native import describe_tree, find_tensor
-from holdfast.errors import Mismatch, NotFound
+from holdfast.distributed.dcp.metadata import KEY, VERSION, decode_metadata, is_covered, make_storage_meta
+from holdfast.errors import Mismatch, NotFound, Unsupported
 from holdfast.json_text import Json
 from holdfast.repo.format.boxes import Box, Coordinates, add, slices, subtract
 from holdfast.repo.format.entry import Entry
@@ -35,6 +40,7 @@ from holdfast.repo.names.snapshots import CommittedSnapshot, read_snapshot
 from holdfast.repo.read.reader import SnapshotReader, Verify, open_snapshot
 from holdfast.repo.read.regions import Region
 from holdfast.snapshot.into.in_place import mark_written
+from holdfast.snapshot.leaves import GRAD, PARTS, TENSOR
 from holdfast.snapshot.load.load import load_node
 from holdfast.snapshot.load.opened import Opened
 from holdfast.snapshot.load.options import LoadOptions
@@ -43,9 +49,12 @@ from holdfast.snapshot.view.slices import read_slice
 from holdfast.tensors.fakes import has_values
 from holdfast.tensors.spec import TensorSpec, contiguous_stride, decode_spec
 from holdfast.tensors.storage import tensor_bytes
+from holdfast.trees.outline import PAIRS_START, key_text
 from holdfast.trees.registered import Types
 
 _MAX_NAMED: Final = 8
+_TENSORS: Final = (TENSOR, PARTS, GRAD)
+FlatPath = tuple[str | int, ...]
 
 
 class _Found(NamedTuple):
@@ -124,7 +133,7 @@ class StorageReader(TorchStorageReader):
             repo = self._lazy_store.repository
             record = read_snapshot(repo.store, choose_name(self._checkpoint_id, kwargs.get("rank")))
             with open_snapshot(repo, record) as reader:
-                self._found = _describe(reader, self.load_id)
+                self._found = _open(reader, self.load_id)
             return self._found.metadata
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
@@ -174,7 +183,7 @@ class StorageReader(TorchStorageReader):
         return self.__dict__ | {"_found": None}
 
 
-def _describe(reader: SnapshotReader, load_id: str) -> _Found:
+def _open(reader: SnapshotReader, load_id: str) -> _Found:
     record, manifest = reader.snapshot, reader.manifest
     ids = record.environment.get(KEY)
     if isinstance(manifest.spec, dict) and KEY in manifest.spec:
@@ -311,3 +320,70 @@ def _warn(found: _Found, names: Sequence[str], what: str) -> None:
         return
     more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
     warnings.warn(f"{found.snapshot.name!r}: {what}: {', '.join(names[:_MAX_NAMED])}{more}", stacklevel=3)
+
+
+def describe_tree(opened: Opened, *, ids: Json, load_id: str) -> tuple[Metadata, dict[str, Json]]:
+    """Return the DCP metadata of a snapshot of a tree, and its tree node for each name."""
+    if not _is_mapping(opened.tree):
+        raise Unsupported(f"{opened.name!r} is not a dict, so DCP cannot load it; use Store.load")
+    nodes: dict[str, Json] = {}
+    paths: dict[str, FlatPath] = {}
+    for path, node in _iter_flat((), opened.tree):
+        fqn = ".".join(map(str, path))
+        if fqn in nodes:
+            raise Unsupported(f"{opened.name!r} contains two values that torch would name {fqn!r}; use Store.load")
+        nodes[fqn], paths[fqn] = node, path
+    stored = {fqn: _describe_node(opened, node) for fqn, node in nodes.items()}
+    return Metadata(stored, paths, {}, make_storage_meta(ids, load_id), VERSION), nodes
+
+
+def find_tensor(opened: Opened, node: Json) -> tuple[int, TensorSpec] | None:
+    """Return entry number and spec of an ordinary tensor with values; None for any other node."""
+    if isinstance(node, list) and node[0] == GRAD:
+        node = node[1]
+    if not isinstance(node, list) or node[0] != TENSOR:
+        return None
+    entry = opened.entry(node[1])
+    spec = decode_spec(entry.spec, size_bytes=entry.size_bytes, what=f"{opened.name!r}, {entry.name}")
+    return None if spec.meta or spec.quantizer is not None else (node[1], spec)
+
+
+def _describe_node(opened: Opened, node: Json) -> TensorStorageMetadata | BytesStorageMetadata:
+    found = find_tensor(opened, node)
+    if found is None:
+        return BytesStorageMetadata()
+    spec = found[1]
+    size = torch.Size(spec.shape)
+    chunk = ChunkStorageMetadata(torch.Size([0] * len(size)), size)
+    return TensorStorageMetadata(TensorProperties(spec.dtype, requires_grad=spec.requires_grad), size, [chunk])
+
+
+def _iter_flat(path: FlatPath, node: Json) -> Iterator[tuple[FlatPath, Json]]:
+    """Yield the leaves as torch's planners see them: they walk dicts, and lists that contain a tensor or a dict."""
+    if _is_mapping(node):
+        for key, child in _pairs(node):
+            yield from _iter_flat((*path, key_text(key)), child)
+    elif _is_walked(node):
+        for number, child in enumerate(node[1:]):
+            yield from _iter_flat((*path, number), child)
+    else:
+        yield path, node
+
+
+def _is_mapping(node: Json) -> bool:
+    return isinstance(node, list) and node[0] in PAIRS_START
+
+
+def _pairs(node: list[Any]) -> Iterator[tuple[Json, Json]]:
+    start = PAIRS_START[node[0]]
+    return zip(node[start::2], node[start + 1 :: 2], strict=True)
+
+
+def _is_walked(node: Json) -> bool:
+    if not isinstance(node, list) or node[0] != "list":
+        return False
+    return any(_is_mapping(child) or _is_walked(child) or _is_tensor(child) for child in node[1:])
+
+
+def _is_tensor(node: Json) -> bool:
+    return isinstance(node, list) and node[0] in _TENSORS

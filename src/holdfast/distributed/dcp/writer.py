@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import copy
+import io
 import uuid
 import warnings
 from collections.abc import Mapping
 from typing import Any, Final
 
+import torch
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.storage import StorageWriter as TorchStorageWriter
 from torch.distributed.checkpoint.storage import WriteResult
+from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
-from holdfast.distributed.dcp.commit import Commit, verify_free
+from holdfast.distributed.dcp.commit import Commit, make_root, verify_free
 from holdfast.distributed.dcp.items import Written, plan_groups
 from holdfast.distributed.dcp.lazy_store import (
     CheckpointId,
@@ -25,8 +30,6 @@ from holdfast.distributed.dcp.lazy_store import (
     raising_plainly,
 )
 from holdfast.distributed.dcp.metadata import KEY
-from holdfast.distributed.dcp.root import make_root
-from holdfast.distributed.dcp.staging import stage_state
 from holdfast.errors import Mismatch, NotShared
 from holdfast.json_text import Json
 from holdfast.repo.format.layout import PartRef, parse_part
@@ -35,6 +38,7 @@ from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import CommittedSnapshot
 from holdfast.repo.write.part_writer import WrittenPart, end_lease, write_part
 from holdfast.snapshot.save.save import describe_environment
+from holdfast.trees.apply import apply_to_tensors
 
 _MAX_NAMED: Final = 8
 _BATCH_SHARE: Final = 4
@@ -252,3 +256,26 @@ def _warn_of_refused(name: str, refused: Mapping[str, str]) -> None:
 
 def _parse_part(value: Json) -> PartRef:
     return parse_part(value, where="a rank")
+
+
+def stage_state(state_dict: dict[str, Any]) -> dict[str, Any]:
+    """Return a copy of a state dict on the CPU; training may continue to change the original."""
+    staged: dict[str, Any] = BlockingAsyncStager().stage(apply_to_tensors(_copy_if_shared, state_dict))
+    copied: dict[str, Any] = _copy_streams(staged)
+    return copied
+
+
+def _copy_streams(staged: Any) -> Any:
+    """Return a staged state dict with its BytesIO objects copied, because torch's stager does not copy them."""
+    if type(staged) is io.BytesIO:
+        return copy.copy(staged)
+    if isinstance(staged, dict):
+        return {key: _copy_streams(value) for key, value in staged.items()}
+    if type(staged) in (list, tuple):
+        return type(staged)(_copy_streams(value) for value in staged)
+    return staged
+
+
+def _copy_if_shared(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy of a DTensor without dims, because torch's stager does not copy it; else the tensor itself."""
+    return copy.deepcopy(tensor) if isinstance(tensor, DTensor) and tensor.dim() == 0 else tensor
