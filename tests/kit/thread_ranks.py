@@ -43,6 +43,7 @@ class ThreadRanks:
     def __init__(self, meeting: _Meeting, rank: int) -> None:
         self.rank = rank
         self.world_size = meeting.world_size
+        self.coordinator = 0
         self.is_coordinator = rank == 0
         self._meeting = meeting
         self.received: list[list[Any]] = []

@@ -6,7 +6,7 @@ import math
 import os
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -35,33 +35,6 @@ _KEEP_EVERY_S: Final = 10.0
 """How often the keeper thread checks whether the lease must be renewed and whether the `Commit` still exists."""
 
 
-class Gathered:
-    """The ranks of a save whose parts were gathered by torch: each step runs on the coordinator only."""
-
-    rank: Final = 0
-    world_size: Final = 1
-    is_coordinator: Final = True
-
-    def __init__(self) -> None:
-        self.parts: list[PartRef] = []
-        """Set before the commit."""
-
-    def broadcast(self, step: str, map: Callable[[], Any]) -> Any:
-        """Return the value of `map`."""
-        return map()
-
-    def all_gather(self, step: str, map: Callable[[], Any]) -> list[Any]:
-        """Return the value of `map` in a list; for the step "write", return the gathered parts."""
-        own = map()
-        return [[part.to_json() for part in self.parts]] if step == "write" else [own]
-
-    def beat(self) -> None:
-        """Do nothing: no other rank waits."""
-
-    def check_failures(self) -> None:
-        """Do nothing: torch reports failures to all ranks."""
-
-
 class Commit:
     """One checkpoint, from planning to commit. If it is dropped before `finish`, the checkpoint is abandoned.
 
@@ -71,10 +44,9 @@ class Commit:
     def __init__(self, repo: Repository, name: str, *, overwrite: bool) -> None:
         """Create the lease; raise NameInUse if the name is in use and `overwrite` is False."""
         self._repo = repo
-        self._ranks = Gathered()
         repo.verify_may_write()
         self._state = verify_free(repo.store, name, overwrite=overwrite)
-        self._transaction = Transaction(repo, purpose=f"save {name!r} for torch", ranks=self._ranks)
+        self._transaction = Transaction(repo, purpose=f"save {name!r} for torch")
         self._transaction.__enter__()
         self._end = weakref.finalize(self, _end_transaction, self._transaction, os.getpid())
         self._stop = threading.Event()
@@ -103,8 +75,7 @@ class Commit:
         self._stop_keeper()
         for rank, part in enumerate(parts):
             _verify_present(self._repo.store, part, rank)
-        self._ranks.parts = list(parts)
-        draft = Draft(self._state, metadata, environment, root=root)
+        draft = Draft(self._state, metadata, environment, root=root, parts=parts)
         snapshot = self._transaction.commit(draft, list, rewrite=_rewrite_nothing)
         for lease_id in leases:
             end_lease(self._repo.store, lease_id)

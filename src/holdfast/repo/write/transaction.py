@@ -49,14 +49,13 @@ from holdfast.repo.names.marks import read_abandoned, read_bad_packs, read_marke
 from holdfast.repo.names.rollback import RollbackTarget, is_present, iter_needed, read_rollback_target
 from holdfast.repo.names.snapshots import CommittedSnapshot, NameState, commit_snapshot, withdraw_snapshot
 from holdfast.repo.write.packing import Packer
-from holdfast.repo.write.world import ALONE, Ranks
+from holdfast.repo.write.world import SINGLE_PROCESS, Ranks
 
 _log = logging.getLogger(__name__)
 
 _REWRITES: Final = 8
 """How often a commit rewrites chunks that a collector has marked since, before it gives up."""
 
-_COORDINATOR: Final = 0
 _REFUSALS: Final = frozenset(kind.__name__ for kind in (NameInUse, LeaseLost, StoreError, StoreFull, StoreGone))
 """Type names of the errors that the coordinator raises only before it commits; any other may follow the commit."""
 
@@ -85,12 +84,14 @@ class Draft:
     """When the original was committed, if this is a copy; None: the time of this commit."""
     root: ManifestPart | None = None
     """The whole of several parts: entries without chunks. None if there is a single part, which is the whole."""
+    parts: Sequence[PartRef] = ()
+    """Parts of the root that other processes have written (see `part_writer`)."""
 
 
 class Transaction:
     """One commit and its lease. Use it in a `with`: an exception before the commit leaves nothing visible."""
 
-    def __init__(self, repo: Repository, *, purpose: str, ranks: Ranks = ALONE) -> None:
+    def __init__(self, repo: Repository, *, purpose: str, ranks: Ranks = SINGLE_PROCESS) -> None:
         """Prepare a save, without touching the store; `purpose` describes it in the lease and in errors."""
         self._repo = repo
         self._store = repo.store
@@ -157,8 +158,8 @@ class Transaction:
         # Before anything is written: a directory that is local to this node must stay as it is.
         if not list_generations(self._store, lease_stem(self.lease_id)):
             raise NotShared(
-                f"rank {self._ranks.rank} does not see in {self._store.url} what rank 0 wrote there: the path"
-                " is local to each node. Use one that all ranks share, or save with collective=False"
+                f"rank {self._ranks.rank} does not see in {self._store.url} what rank {self._ranks.coordinator} wrote"
+                " there: the path is local to each node. Use one that all ranks share, or save with collective=False"
             )
         self._repo.verify_may_write()
         if self._lease is None:
@@ -174,7 +175,7 @@ class Transaction:
     def commit(self, draft: Draft, make_parts: MakeParts, *, rewrite: Rewrite) -> CommittedSnapshot:
         """Commit what `make_parts` writes as the name's content; when this returns, no collector can delete it."""
         self._name = draft.state.name
-        written = self._write(make_parts, rewrite, draft)
+        written = self._write(make_parts, rewrite, root=draft.root, others=draft.parts)
         try:
             with self._stages.time("commit"):
                 fields = self._ranks.broadcast("commit", lambda: self._commit(draft, written))
@@ -186,7 +187,14 @@ class Transaction:
         self._repo.recent.remember(snapshot)
         return snapshot
 
-    def _write(self, make_parts: MakeParts, rewrite: Rewrite, draft: Draft) -> _Written:
+    def _write(
+        self,
+        make_parts: MakeParts,
+        rewrite: Rewrite,
+        *,
+        root: ManifestPart | None,
+        others: Sequence[PartRef],
+    ) -> _Written:
         """Write packs and manifests, again if a collector has marked chunks that they reuse.
 
         Raises CommitUnknown if this rank does not know whether the coordinator went on to commit.
@@ -208,15 +216,15 @@ class Transaction:
 
         for _ in range(_REWRITES):
             gathered = self._ranks.all_gather("write", write)
-            refs = [parse_part(ref, where="a rank") for own in gathered for ref in own]
-            whole, marked = self._ranks.broadcast("marks", partial(self._renew, draft, refs))
+            refs = [*others, *(parse_part(ref, where="a rank") for own in gathered for ref in own)]
+            whole, marked = self._ranks.broadcast("marks", partial(self._renew, root, refs))
             written = _Written(parts, parse_part(whole, where="the coordinator"))
-            stale[:], is_any_stale = self._gather_stale(partial(self._read_stale, parts, own, marked), draft.state.name)
+            stale[:], is_any_stale = self._gather_stale(partial(self._read_stale, parts, own, marked))
             if not is_any_stale:
                 return written
         raise LeaseLost(f"{self._purpose}: garbage collections keep marking chunks that it uses; save again")
 
-    def _gather_stale(self, read_stale: Callable[[], list[ChunkRef]], name: str) -> tuple[list[ChunkRef], bool]:
+    def _gather_stale(self, read_stale: Callable[[], list[ChunkRef]]) -> tuple[list[ChunkRef], bool]:
         """Return this rank's stale chunks, and whether any rank has some; if none has, the coordinator commits next.
 
         The coordinator may commit as soon as all ranks have arrived here. A rank that has arrived and loses the
@@ -235,7 +243,7 @@ class Transaction:
             return stale, any(self._ranks.all_gather("stale", arrive))
         except RankError as error:
             if has_arrived and not _is_ended_on_all(error, self._ranks):
-                raise _lose_track(error, name) from error
+                raise _lose_track(error, self._name) from error
             raise
 
     def _read_stale(self, parts: list[ManifestPart], refs: Sequence[PartRef], marked: Sequence[str]) -> list[ChunkRef]:
@@ -265,13 +273,13 @@ class Transaction:
         create_settled(self._store, manifest_key(ref.manifest_id), data)
         return ref
 
-    def _renew(self, draft: Draft, refs: Sequence[PartRef]) -> tuple[Json, list[str]]:
+    def _renew(self, root: ManifestPart | None, refs: Sequence[PartRef]) -> tuple[Json, list[str]]:
         """Write the root manifest, if there is one; renew the lease; return the snapshot's manifest and all marks."""
         assert self._lease is not None, "the coordinator has created it"
         whole = refs[0]
-        if draft.root:
-            digest = digest_parts(*draft.root, [ref.digest for ref in refs])
-            whole = PartRef(self._create_manifest(encode_manifest(*draft.root, refs)), digest)
+        if root:
+            digest = digest_parts(*root, [ref.digest for ref in refs])
+            whole = PartRef(self._create_manifest(encode_manifest(*root, refs)), digest)
         # Renew before reading marks. The renewal proves that no collector has fenced this save. A mark that is not
         # seen now is published later, so its collector finds this lease alive and waits for it.
         self._lease.renew()
@@ -414,7 +422,7 @@ def _is_ended_on_all(error: RankError, ranks: Ranks) -> bool:
 
 def _is_refused(error: RankError, ranks: Ranks) -> bool:
     """Return whether certainly nothing was committed: the coordinator reported so, or is this rank."""
-    reported = error.failures.get(_COORDINATOR)
+    reported = error.failures.get(ranks.coordinator)
     return reported is not None and (ranks.is_coordinator or reported.type_name.rpartition(".")[2] in _REFUSALS)
 
 

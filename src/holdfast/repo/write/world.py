@@ -23,8 +23,12 @@ class Ranks(Protocol):
         """The number of ranks."""
 
     @property
+    def coordinator(self) -> int:
+        """The rank that commits for all ranks."""
+
+    @property
     def is_coordinator(self) -> bool:
-        """Whether this rank commits for all ranks."""
+        """Whether this rank is the coordinator."""
 
     def broadcast(self, step: str, map: Callable[[], Any]) -> Any:
         """Call `map` on the coordinator and return its value on every rank."""
@@ -39,11 +43,12 @@ class Ranks(Protocol):
         """Raise RankError if another rank has failed since; as cheap as `beat`."""
 
 
-class Alone:
+class SingleProcess:
     """A single process: every step is a plain call."""
 
     rank: Final = 0
     world_size: Final = 1
+    coordinator: Final = 0
     is_coordinator: Final = True
 
     def broadcast(self, step: str, map: Callable[[], Any]) -> Any:
@@ -61,4 +66,4 @@ class Alone:
         """Do nothing: no other rank can fail."""
 
 
-ALONE: Final = Alone()
+SINGLE_PROCESS: Final = SingleProcess()

@@ -34,7 +34,7 @@ from holdfast.repo.read.reader import is_readable
 from holdfast.repo.write.existing import ExistingChunks, read_base, read_bases
 from holdfast.repo.write.fill import Filler, Hasher
 from holdfast.repo.write.transaction import Draft, ManifestPart, Transaction, lose_memory
-from holdfast.repo.write.world import ALONE, Ranks
+from holdfast.repo.write.world import SINGLE_PROCESS, Ranks
 
 _log = logging.getLogger(__name__)
 
@@ -97,7 +97,9 @@ class Request:
     """Read every chunk that is reused, and write it again if it is damaged. If False, check only that it is present."""
 
 
-def save(repo: Repository, request: Request, *, ranks: Ranks = ALONE, progress: Progress | None = None) -> SaveResult:
+def save(
+    repo: Repository, request: Request, *, ranks: Ranks = SINGLE_PROCESS, progress: Progress | None = None
+) -> SaveResult:
     """Save all sources as one snapshot. It becomes visible as a whole, and is durable when this returns.
 
     Raises:
