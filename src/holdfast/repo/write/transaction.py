@@ -91,13 +91,17 @@ class Draft:
 class Transaction:
     """One commit and its lease. Use it in a `with`: an exception before the commit leaves nothing visible."""
 
-    def __init__(self, repo: Repository, *, purpose: str, ranks: Ranks = SINGLE_PROCESS) -> None:
-        """Prepare a save, without touching the store; `purpose` describes it in the lease and in errors."""
+    def __init__(self, repo: Repository, *, purpose: str, ranks: Ranks = SINGLE_PROCESS, is_part: bool = False) -> None:
+        """Prepare a save, without touching the store; `purpose` describes it in the lease and in errors.
+
+        With `is_part`, another process commits, and this one only calls `write_part`.
+        """
         self._repo = repo
         self._store = repo.store
         self._stages = repo.counters.stages
         self._purpose = purpose
         self._ranks = ranks
+        self._is_part = is_part
         self._stack = ExitStack()
         self._lease: Lease | None = None
         self.lease_id = ""
@@ -107,6 +111,8 @@ class Transaction:
         self._is_committed = False
         self._is_overtaken = False
         self._is_gone = False
+        # Set when another process needs the lease, until it has committed the part that was written under it.
+        self._is_handed_over = False
 
     def __enter__(self) -> Self:
         """Create the lease, then read the marks and the index: a collector that marks later waits for this lease."""
@@ -142,14 +148,15 @@ class Transaction:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         # After the commit, only a released lease may be deleted: others read a lease without files as released.
-        if not self._is_committed:
+        if not self._is_committed and not self._is_handed_over:
             self._give_up()
 
     def _begin(self, held: ExitStack) -> tuple[str, list[str]]:
         is_locked = held.enter_context(self._store.hold(exclusive=False))
         self._lease = Lease(self._store, purpose=self._purpose, is_locked=is_locked)
         avoid = read_marked(self._store) | read_bad_packs(self._store)
-        for key in read_abandoned(self._store):
+        # The process that commits warns, once for all parts.
+        for key in [] if self._is_part else read_abandoned(self._store):
             _log.warning("%s: a garbage collection was given up (%s); run it again", self._store.url, key)
         return self._lease.lease_id, sorted(avoid)
 
@@ -186,6 +193,16 @@ class Transaction:
         snapshot = _parse_committed(fields)
         self._repo.recent.remember(snapshot)
         return snapshot
+
+    def write_part(self, make_parts: MakeParts, *, rewrite: Rewrite) -> PartRef:
+        """Write one part of a snapshot that another process commits; its lease is then kept after the `with`.
+
+        The other process must create its own lease before this one, and keep it until it has committed: collectors
+        wait for that lease. The lease of the part only shows that its files belong to a save in progress.
+        """
+        written = self._write(make_parts, rewrite, root=None, others=())
+        self._is_handed_over = True
+        return written.whole
 
     def _write(
         self,

@@ -1,0 +1,114 @@
+"""Parts of a snapshot that another process commits: their leases, and chunks that are marked or damaged meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from holdfast.objects.memory import MemoryStore
+from holdfast.repo.format.entry import Entry
+from holdfast.repo.format.layout import LEASES, PACKS, SNAPSHOTS, pack_key
+from holdfast.repo.format.source import BytesSource, cut_sources
+from holdfast.repo.handle.repository import Repository
+from holdfast.repo.names.roots import read_leases
+from holdfast.repo.names.snapshots import read_name
+from holdfast.repo.write.part_writer import MakeSources, PlacedSource, WrittenPart, end_lease, write_part
+from holdfast.repo.write.transaction import Draft, ManifestPart, Transaction
+from holdfast.repo.write.writer import Placement
+from tests.kit.saving import keys, load_bytes, new_repo, noise, only_pack, pack_of, rot, save_bytes
+from tests.kit.standing import put_mark
+
+X, Y = noise(2000, 1), noise(2000, 2)
+
+
+def make_group(name: str, data: bytes, act: Callable[[], None] = lambda: None) -> MakeSources:
+    """Return a group of one whole entry; `act` is called when its source is created."""
+
+    def make() -> list[PlacedSource]:
+        act()
+        source = BytesSource(name, data)
+        boxes = [(piece.start, piece.stop - piece.start) for piece in cut_sources([source])]
+        return [PlacedSource(source, Placement(len(data), 1, boxes))]
+
+    return make
+
+
+def commit_parts(repo: Repository, name: str, *parts: WrittenPart) -> None:
+    """Commit parts that together have the entries x and y."""
+    root = ManifestPart(None, [Entry("x", len(X), (), dims=1), Entry("y", len(Y), (), dims=1)])
+    with Transaction(repo, purpose="commit") as transaction:
+        draft = Draft(read_name(repo.store, name), root=root, parts=[part.ref for part in parts])
+        transaction.commit(draft, list, rewrite=list)
+
+
+@pytest.fixture
+def ready(repo: Repository) -> Repository:
+    """A repository that was made a store."""
+    repo.verify_may_write()
+    return repo
+
+
+def test_parts_become_visible_when_another_process_commits_them(ready: Repository) -> None:
+    parts = [write_part(ready, "a", [make_group(*each)], purpose="part") for each in (("x", X), ("y", Y))]
+    assert keys(ready.store, SNAPSHOTS) == []
+
+    commit_parts(ready, "a", *parts)
+
+    assert load_bytes(ready, "a") == {"x": X, "y": Y}
+    assert [part.new_bytes for part in parts] == [len(X), len(Y)]
+
+
+def test_the_lease_of_a_part_stays_until_it_is_ended(ready: Repository) -> None:
+    part = write_part(ready, "a", [make_group("x", X), make_group("y", Y)], purpose="part")
+    assert [lease.standing for lease in read_leases(ready.store).values()] == ["live"]
+
+    commit_parts(ready, "a", part)
+    end_lease(ready.store, part.lease_id)
+
+    assert keys(ready.store, LEASES) == []
+    assert load_bytes(ready, "a") == {"x": X, "y": Y}
+
+
+def test_a_part_that_fails_leaves_no_lease(ready: Repository) -> None:
+    def fail() -> None:
+        raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="mine"):
+        write_part(ready, "a", [make_group("x", X), make_group("y", Y, fail)], purpose="part")
+
+    assert keys(ready.store, LEASES) == keys(ready.store, PACKS) == []
+
+
+def test_a_reused_chunk_that_is_marked_meanwhile_is_written_again_once(ready: Repository) -> None:
+    save_bytes(ready, "old", {"x": X})
+    old = pack_of(ready, "old", "x").pack_id
+    made: list[str] = []
+
+    def mark() -> None:
+        made.append("y")
+        if len(made) == 1:
+            put_mark(ready.store, [pack_key(old)])
+
+    groups = [make_group("x", X), make_group("again", X), make_group("y", Y, mark)]
+    part = write_part(ready, "a", groups, purpose="part")
+    commit_parts(ready, "a", part)
+
+    assert part.new_bytes == len(X) + len(Y)
+    assert pack_of(ready, "a", "x").pack_id != old
+    assert made == ["y"], "a group without marked chunks is not created again"
+
+
+def test_a_copy_that_a_later_group_finds_damaged_is_written_again(store: MemoryStore) -> None:
+    save_bytes(new_repo(store), "old", {"x": X, "y": Y})
+    repo = new_repo(store)
+    pack = only_pack(store)
+
+    def damage() -> None:
+        for name in ("x", "y"):
+            rot(store, pack, pack_of(repo, "old", name).offset + 10)
+
+    part = write_part(repo, "a", [make_group("x", X), make_group("y", Y, damage)], purpose="part")
+    commit_parts(repo, "a", part)
+
+    assert load_bytes(repo, "a") == {"x": X, "y": Y}
