@@ -16,7 +16,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from holdfast.digest import hash_bytes
 from holdfast.distributed.talk import wire
 from holdfast.distributed.talk.collectives import Collectives
-from holdfast.distributed.talk.rounds import LoneRounds, RoundCall
+from holdfast.distributed.talk.rounds import RoundCall, SingleProcessRounds
 from holdfast.repo.format.boxes import Box, cut_rows, volume
 from holdfast.repo.format.chunk import ChunkRef, Location
 from holdfast.repo.format.entry import Entry
@@ -77,7 +77,7 @@ def make_state(shapes: Shapes, mesh: DeviceMesh) -> dict[str, DTensor]:
     return state
 
 
-class EchoRounds(LoneRounds):
+class EchoRounds(SingleProcessRounds):
     """The rounds of a coordinator; all other ranks send the coordinator's own message, or a simulated one."""
 
     def __init__(self, ranks: int) -> None:

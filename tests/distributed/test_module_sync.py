@@ -139,9 +139,9 @@ def test_every_rank_is_told_which_tensors_differ_and_where(world: World) -> None
     assert all(is_same for _, is_same in found)
     lines = found[0][0].splitlines()
     assert lines[0] == "the ranks do not have the same tensors; build the same module on all ranks:"
-    assert "  0.weight: float32 [3, 2] cpu on ranks 0, 2, float32 [4, 2] cpu on rank 1" in lines
-    assert "  1.bias: float32 [2] cpu on ranks 0, 1, float64 [2] cpu on rank 2" in lines
-    assert "  more: nothing on ranks 0, 1, float32 [1] cpu on rank 2" in lines
+    assert "  0.weight: float32 [3, 2] cpu on ranks 0 and 2, float32 [4, 2] cpu on rank 1" in lines
+    assert "  1.bias: float32 [2] cpu on ranks 0 and 1, float64 [2] cpu on rank 2" in lines
+    assert "  more: nothing on ranks 0 and 1, float32 [1] cpu on rank 2" in lines
 
 
 def compare(rank: int) -> str:

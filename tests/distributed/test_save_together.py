@@ -211,7 +211,7 @@ def save_wrong(rank: int, path: Path, how: str) -> tuple[Told, list[str], Told]:
 @pytest.mark.parametrize(
     ("how", "texts"),
     [
-        ("replicas differ", ["w: declared a replica, but ranks 0, 1 and ranks 2 hold different values"]),
+        ("replicas differ", ["w: declared a replica, but its value differs between ranks 0 and 1, and rank 2"]),
         ("partial", ["w", "Partial(sum)", "redistribute it to Replicate() or Shard(dim)"]),
         ("gap", ["w: rows 4:6 are held by no rank"]),
         ("overlap", ["w: rows 2:4 are held by ranks 0 and 1", "w: rows 4:6 are held by ranks 1 and 2"]),
@@ -289,7 +289,7 @@ def test_a_save_that_only_one_rank_calls_says_who_has_not(world: World, tmp_path
     assert "run/7" in told.text
     assert len(lines) == 1
     assert "run/7" in lines[0]
-    assert "ranks 1, 2" in lines[0]
+    assert "ranks 1 and 2" in lines[0]
 
 
 def save_again(rank: int, path: Path) -> list[Told]:

@@ -12,6 +12,7 @@ from holdfast.distributed.checkpoint.exchange import open_together
 from holdfast.distributed.checkpoint.plan import Planned, plan_save
 from holdfast.distributed.checkpoint.replicas import ReplicaExchange
 from holdfast.distributed.talk.collectives import Collectives
+from holdfast.distributed.talk.failures import name_ranks
 from holdfast.errors import Mismatch
 from holdfast.progress import Progress
 from holdfast.repo.handle.repository import Repository
@@ -233,11 +234,7 @@ def _agree_on_problems(name: str, problems: Sequence[str], ranks: Collectives) -
     if not by_text:
         return
     all_ranks = list(range(ranks.world_size))
-    lines = [text if found == all_ranks else f"{_name_ranks(found)}: {text}" for text, found in by_text.items()]
+    lines = [text if found == all_ranks else f"{name_ranks(found)}: {text}" for text, found in by_text.items()]
     more = f"\n  and {len(lines) - _LISTED} more" if len(lines) > _LISTED else ""
     shown = "\n  ".join(lines[:_LISTED])
     raise Mismatch(f"{name!r} does not fit; nothing was changed:\n  {shown}{more}", problems=tuple(lines))
-
-
-def _name_ranks(ranks: Sequence[int]) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"

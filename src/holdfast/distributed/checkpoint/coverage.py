@@ -10,19 +10,19 @@ bits is zero by accident once in about 2**120 saves.
 from __future__ import annotations
 
 import struct
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
 from holdfast.digest import Seeded
+from holdfast.distributed.talk.failures import name_ranks
 from holdfast.repo.format.boxes import Box, Coordinates, contains, overlap, volume, whole
 
 _PRIME: Final = (1 << 127) - 1
 """Modulus of all sums. It is prime because a polynomial has few zeros only over a field."""
 _SEED_BYTES: Final = 8
-_MAX_RANKS_NAMED: Final = 8
 
 BoxItem = tuple[str, str, Coordinates, Box]
 """Name, dtype and global shape of a tensor, and one of its stored boxes."""
@@ -215,31 +215,3 @@ def name_region(region: Box, shape: Coordinates) -> str:
 
 def _edges(region: Box, shape: Coordinates) -> Iterable[tuple[tuple[int, int], int, int]]:
     return zip(zip(region.starts, region.sizes, strict=True), region.stops, shape, strict=True)
-
-
-def name_ranks(ranks: Collection[int]) -> str:
-    """Format ranks for a message: "no rank", "rank 2 twice", "ranks 0, 1 and 5", "ranks 0-63"."""
-    counts = Counter(ranks)
-    if not counts:
-        return "no rank"
-    if len(counts) == 1:
-        ((rank, count),) = counts.items()
-        return f"rank {rank}" + {1: "", 2: " twice"}.get(count, f", {count} times")
-    runs = _join_runs(sorted(counts))
-    if len(runs) > _MAX_RANKS_NAMED:
-        return f"{len(counts)} ranks, {', '.join(runs[:_MAX_RANKS_NAMED])} among them"
-    return f"ranks {', '.join(runs[:-1])} and {runs[-1]}" if len(runs) > 1 else f"ranks {runs[0]}"
-
-
-def _join_runs(ranks: Sequence[int]) -> list[str]:
-    """Return sorted ranks as texts; three or more consecutive ranks become one range, such as "4-7"."""
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    texts: list[str] = []
-    for run in runs:
-        texts += [f"{run[0]}-{run[-1]}"] if len(run) > 2 else map(str, run)
-    return texts

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from holdfast.digest import Seeded, hash_bytes
 from holdfast.distributed.checkpoint.coverage import Sketch, StoredBox, find_problems, is_covered, merge, sketch_boxes
+from holdfast.distributed.talk.failures import name_ranks
 from holdfast.errors import Mismatch
 from holdfast.json_text import Json, canonical_json, parse_json
 from holdfast.repo.engine import Engine
@@ -385,11 +386,12 @@ def tell_difference(name: str, holders: Sequence[int], tables: Sequence[Mapping[
 
     `tables` has, for each rank, the fingerprints of its entries; `key` is that of the replica.
     """
-    groups: dict[bytes, list[str]] = defaultdict(list)
+    groups: dict[bytes, list[int]] = defaultdict(list)
     for rank in holders:
-        groups[tables[rank][key]].append(str(rank))
-    views = " and ".join(f"ranks {', '.join(found[:_MAX_NAMED])}" for found in groups.values())
-    return f"{name}: declared a replica, but {views} hold different values"
+        groups[tables[rank][key]].append(rank)
+    return (
+        f"{name}: declared a replica, but its value differs between {', and '.join(map(name_ranks, groups.values()))}"
+    )
 
 
 def verify_alike(problems: Sequence[str]) -> None:

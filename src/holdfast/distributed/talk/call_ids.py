@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from torch.distributed.distributed_c10d import Store
 
 from holdfast.digest import hash_bytes
-from holdfast.distributed.talk.failures import ASTRAY
+from holdfast.distributed.talk.failures import MISMATCH
 from holdfast.distributed.talk.liveness import is_closed
 from holdfast.errors import RankFailure
 
@@ -86,7 +86,7 @@ def read_mismatches(store: Store, call_id: CallId, missing: Sequence[int], *, ra
     if len(found) < len(missing):
         return []
     text = "is in {!r} while rank {} is in {!r}; all ranks must pass the same name"
-    return [RankFailure(other, ASTRAY, text.format(found[other].topic, rank, call_id.topic)) for other in missing]
+    return [RankFailure(other, MISMATCH, text.format(found[other].topic, rank, call_id.topic)) for other in missing]
 
 
 def _shorten(topic: str) -> str:

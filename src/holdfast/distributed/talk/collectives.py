@@ -16,7 +16,7 @@ from holdfast.distributed.talk import wire
 from holdfast.distributed.talk.call_ids import CallId, join_collective, number_call
 from holdfast.distributed.talk.failures import describe_error, make_error, make_lost_error
 from holdfast.distributed.talk.liveness import Pace
-from holdfast.distributed.talk.rounds import Answer, LoneRounds, RoundCall, RoundFailed, Rounds
+from holdfast.distributed.talk.rounds import Answer, RoundCall, RoundFailed, Rounds, SingleProcessRounds
 from holdfast.distributed.talk.store_rounds import StoreRounds
 from holdfast.distributed.talk.store_thread import StoreThread, StoreThreadLost
 from holdfast.errors import RankError, RankFailure, Unsupported
@@ -77,7 +77,7 @@ class Collectives:
         # The last error that all ranks know of. It is not reported again.
         self._known: BaseException | None = None
         self._check_pace = Pace(every_s=1.0)
-        self._rounds: Rounds = LoneRounds()
+        self._rounds: Rounds = SingleProcessRounds()
         self._store: tuple[Store, str] | None = None
         if group is not None and self.world_size > 1:
             store = _find_store(group)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -13,12 +14,13 @@ MAX_TOLD: Final = 64
 """How many failures of a step a rank reads. If a thousand ranks fail, the first ones suffice to find the cause."""
 _MAX_MESSAGE: Final = 4096
 _MAX_TRACE: Final = 1 << 15
+_MAX_RANKS_NAMED: Final = 8
 _SHOWN: Final = 3
 """How many failures the text of an error describes; its attribute `failures` has all of them."""
 
 GONE: Final = "RankGone"
 LEFT: Final = "RankLeft"
-ASTRAY: Final = "StepMismatch"
+MISMATCH: Final = "StepMismatch"
 LOST: Final = "ConnectionLost"
 """Type names of failures without an exception: no sign of life, closed too early, a different step, connection lost."""
 
@@ -65,7 +67,28 @@ def make_lost_error(step: str, reason: str, *, rank: int, world_size: int) -> Ra
 
 
 def name_ranks(ranks: Iterable[int]) -> str:
-    """Format ranks for a message: `rank 1`, `ranks 1, 2`, `ranks 0, 1, 2, 3, 4, 5, 6, 7 and 20 more`."""
-    numbers = sorted(ranks)
-    shown = ", ".join(map(str, numbers[:8])) + (f" and {len(numbers) - 8} more" if len(numbers) > 8 else "")
-    return f"rank{'s' if len(numbers) > 1 else ''} {shown}"
+    """Format ranks for a message: "no rank", "rank 2 twice", "ranks 0, 1 and 5", "ranks 0-63"."""
+    counts = Counter(ranks)
+    if not counts:
+        return "no rank"
+    if len(counts) == 1:
+        ((rank, count),) = counts.items()
+        return f"rank {rank}" + {1: "", 2: " twice"}.get(count, f", {count} times")
+    runs = _join_runs(sorted(counts))
+    if len(runs) > _MAX_RANKS_NAMED:
+        return f"{len(counts)} ranks, {', '.join(runs[:_MAX_RANKS_NAMED])} among them"
+    return f"ranks {', '.join(runs[:-1])} and {runs[-1]}" if len(runs) > 1 else f"ranks {runs[0]}"
+
+
+def _join_runs(ranks: Sequence[int]) -> list[str]:
+    """Return sorted ranks as texts; three or more consecutive ranks become one range, such as "4-7"."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    texts: list[str] = []
+    for run in runs:
+        texts += [f"{run[0]}-{run[-1]}"] if len(run) > 2 else map(str, run)
+    return texts

@@ -85,7 +85,7 @@ class Rounds(Protocol):
         """Leave the rounds."""
 
 
-class LoneRounds:
+class SingleProcessRounds:
     """The rounds of a single process: they return its own messages, through the same calls."""
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ from torch.distributed.distributed_c10d import Store
 
 from holdfast.distributed.talk import wire
 from holdfast.distributed.talk.call_ids import CallId, read_mismatches
-from holdfast.distributed.talk.failures import ASTRAY, MAX_TOLD, decode_failures, encode_failures, name_ranks
+from holdfast.distributed.talk.failures import MAX_TOLD, MISMATCH, decode_failures, encode_failures, name_ranks
 from holdfast.distributed.talk.liveness import PeerWatch, Pulse, format_closed
 from holdfast.distributed.talk.rounds import Answer, RoundCall, RoundFailed
 from holdfast.distributed.talk.store_thread import (
@@ -268,7 +268,7 @@ class StoreRounds:
 
     def _describe_mismatch(self, rank: int, call: RoundCall) -> RankFailure:
         text = f"called {call} where rank {self._rank} called {self._call}; all ranks must make the same calls"
-        return RankFailure(rank, ASTRAY, text)
+        return RankFailure(rank, MISMATCH, text)
 
     # Waiting
 

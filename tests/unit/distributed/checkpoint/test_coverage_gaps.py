@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.distributed.checkpoint.coverage import StoredBox, find_gaps, find_problems, name_ranks
+from holdfast.distributed.checkpoint.coverage import StoredBox, find_gaps, find_problems
 from holdfast.repo.format.boxes import Box, slices, whole
 from tests.kit.tilings import boxes_in, shapes, tilings
 
@@ -132,20 +132,3 @@ def test_ranks_that_differ_in_dtype_or_shape_are_named() -> None:
         "d: columns 4:8 are held by no rank",
     ]
     assert found[0].ranks == (0, 1, 2)
-
-
-@pytest.mark.parametrize(
-    ("ranks", "text"),
-    [
-        ([], "no rank"),
-        ([4], "rank 4"),
-        ([4, 4], "rank 4 twice"),
-        ([4, 4, 4], "rank 4, 3 times"),
-        ([1, 3], "ranks 1 and 3"),
-        ([3, 1, 2], "ranks 1-3"),
-        ([0, 1, 4, 5, 6, 9], "ranks 0, 1, 4-6 and 9"),
-        (range(0, 40, 2), "20 ranks, 0, 2, 4, 6, 8, 10, 12, 14 among them"),
-    ],
-)
-def test_ranks_are_told_in_words(ranks: list[int], text: str) -> None:
-    assert name_ranks(ranks) == text
