@@ -5,23 +5,23 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from copy import copy
 from functools import partial
+from heapq import heappop, heappush
+from itertools import islice
 from time import time
 from typing import Final, TypeVar
 
 from holdfast.digest import Buffer
 from holdfast.errors import Corrupt, NotFound, ReadOnlyStore, StoreError
 from holdfast.objects.listing import is_key
-from holdfast.objects.local.direct import DIRECT_BYTES, DirectReads
+from holdfast.objects.local.block_io import DIRECT_BYTES, DirectReads
 from holdfast.objects.local.files import FileKind, Files, FileStat, PosixFiles
-from holdfast.objects.local.key_order import iter_in_key_order
 from holdfast.objects.local.lock import LockWait, StoreLock
-from holdfast.objects.local.naming import FileNamer, Naming
+from holdfast.objects.local.naming import FileNamer, Naming, remove_debris
 from holdfast.objects.local.nofollow import link_error
-from holdfast.objects.local.temporary_files import remove_debris
 from holdfast.objects.local.upload import LocalUpload, WriteTarget, begin_upload, explain_write_error, flatten
 from holdfast.objects.protocol import PAGE_LIMIT, ObjectInfo, StoreTraits, verify_key, verify_prefix
 
@@ -42,6 +42,10 @@ _LOCK_NAME: Final = ".lock"
 T = TypeVar("T")
 # Inside the class `list` is its method.
 _Names = list[str]
+FindNames = Callable[[str], Sequence[str]]
+"""Returns the requested keys in a directory; the argument is empty or ends in a slash."""
+FindStats = Callable[[str, Sequence[str]], Mapping[str, FileStat | None]]
+"""Returns the stat of keys in a directory; None for keys to skip."""
 
 
 class LocalStore:
@@ -387,3 +391,35 @@ class LocalStore:
         if error.errno in _ABSENT:
             return self._not_found(key)
         return StoreError(f"cannot read {self._path(key)}: {error.strerror}", key=key, code=error.errno)
+
+
+def iter_in_key_order(
+    base: str, find_names: FindNames, find_stats: FindStats, *, batch: int
+) -> Iterator[tuple[str, FileStat]]:
+    """Yield each key below `base` that is not a directory, with its stat; `batch` names are stat-ed at a time."""
+    names: list[str] = []
+    ahead: dict[str, Iterator[str]] = {}
+    known: dict[str, FileStat | None] = {}
+
+    def enter(directory: str) -> None:
+        keys = sorted(find_names(directory))
+        ahead[directory] = iter(keys)
+        for key in keys:
+            heappush(names, key)
+
+    # Every key below the directory `k` is greater than `k`: taking the least name, and putting back the names
+    # below it if it is a directory, yields keys in order however directories nest.
+    enter(base)
+    while names:
+        key = heappop(names)
+        if key not in known:
+            # The keys of one directory come in order, so the following ones are needed next.
+            directory = key[: key.rfind("/") + 1]
+            known.update(find_stats(directory, list(islice(ahead[directory], batch))))
+        status = known.pop(key)
+        if status is None:
+            continue
+        if status.kind == "directory":
+            enter(key + "/")
+        else:
+            yield key, status

@@ -13,7 +13,7 @@ from typing import Final, Self
 from holdfast.digest import Buffer
 from holdfast.errors import ObjectExists, ReadOnlyStore, StoreError, StoreFull
 from holdfast.objects.blocks import LentBlock
-from holdfast.objects.local.block_writer import BlockWriter
+from holdfast.objects.local.block_io import BlockWriter
 from holdfast.objects.local.files import FileKind, Files
 from holdfast.objects.local.naming import UNSUPPORTED, FileNamer, Naming
 from holdfast.objects.local.nofollow import link_error

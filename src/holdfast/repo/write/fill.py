@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from holdfast.digest import Digest, fingerprint, hash_bytes
 from holdfast.errors import SourceChanged
 from holdfast.objects.blocks import BlockPool, LentBlock, copy_bytes
-from holdfast.objects.local.block_writer import BLOCK_BYTES
+from holdfast.objects.local.block_io import BLOCK_BYTES
 from holdfast.progress import Progress
 from holdfast.repo.engine import Engine
 from holdfast.repo.format.chunk import CHUNK_BYTES, INLINE_BYTES, ChunkRef, Location

@@ -15,7 +15,7 @@ from holdfast.digest import Buffer, fingerprint, hash_bytes
 from holdfast.errors import StoreError
 from holdfast.json_text import Json
 from holdfast.objects.blocks import LentBlock, copy_bytes, new_block
-from holdfast.objects.local import block_writer
+from holdfast.objects.local import block_io
 from holdfast.objects.local.local_store import LocalStore
 from holdfast.objects.local.upload import LocalUpload
 from holdfast.objects.memory import MemoryStore
@@ -56,7 +56,7 @@ class Traffic:
             copy_bytes(target, source)
 
         monkeypatch.setattr(LocalUpload, "append_block", watch)
-        monkeypatch.setattr(block_writer, "copy_bytes", count)
+        monkeypatch.setattr(block_io, "copy_bytes", count)
 
 
 @pytest.fixture

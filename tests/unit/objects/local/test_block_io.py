@@ -14,8 +14,8 @@ import pytest
 
 from holdfast.errors import StoreError, StoreFull
 from holdfast.objects.blocks import PAGE_BYTES, LentBlock, copy_bytes, new_block
-from holdfast.objects.local import block_writer
-from holdfast.objects.local.block_writer import BLOCK_BYTES
+from holdfast.objects.local import block_io
+from holdfast.objects.local.block_io import BLOCK_BYTES
 from holdfast.objects.local.files import PosixFiles
 from holdfast.objects.local.local_store import LocalStore
 from holdfast.objects.local.upload import LocalUpload
@@ -60,7 +60,7 @@ def copied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         sizes.append(source.nbytes)
         copy_bytes(target, source)
 
-    monkeypatch.setattr(block_writer, "copy_bytes", watch)
+    monkeypatch.setattr(block_io, "copy_bytes", watch)
     return sizes
 
 
@@ -227,7 +227,7 @@ def test_two_writes_that_are_refused_at_once_both_go_through_the_cache(tmp_path:
 
 
 def test_what_is_written_at_once_is_limited(tmp_path: Path, lender: Lender, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block_writer, "_WRITES", 2)
+    monkeypatch.setattr(block_io, "_WRITES", 2)
     held: list[int] = []
     with uploading(LocalStore(tmp_path)) as upload:
         for _ in range(8):

@@ -12,8 +12,7 @@ import pytest
 
 from holdfast.errors import Corrupt, StoreError, StoreFull
 from holdfast.objects.blocks import PAGE_BYTES, BlockPool, copy_bytes, is_aligned, new_block
-from holdfast.objects.local.block_writer import BLOCK_BYTES
-from holdfast.objects.local.direct import DIRECT_BYTES
+from holdfast.objects.local.block_io import BLOCK_BYTES, DIRECT_BYTES
 from holdfast.objects.local.files import PosixFiles
 from holdfast.objects.local.local_store import LocalStore
 from tests.kit.scripted_files import Scripted, fail, found_below, open_descriptors, ready_store
