@@ -241,7 +241,7 @@ def test_every_module_keeps_to_its_layer() -> None:
         ("objects/local/local_store.py", "from holdfast.repo.format.pack import read_footer", "objects imports repo"),
         ("objects/local/local_store.py", "from holdfast import repo", "objects imports repo"),
         ("repo/format/pack.py", "from holdfast.repo.names.tags import read_tag", "repo/format imports repo/names"),
-        ("repo/files/tree.py", "from holdfast.repo.upkeep import check", "repo/files imports repo/upkeep"),
+        ("repo/files.py", "from holdfast.repo.upkeep import check", "repo/files imports repo/upkeep"),
         ("repo/engine.py", "from holdfast.repo.read.reader import Reader", "repo/engine imports repo/read"),
         ("tensors/spec.py", "from holdfast.tensors.sharding import meshes", "tensors/spec imports tensors/sharding"),
         ("repo/cellar/wine.py", "from holdfast.repo.format.pack import Pack", "repo/cellar has no line"),

@@ -14,11 +14,10 @@ from holdfast.repo.names.roots import read_live
 from holdfast.repo.names.snapshots import delete_snapshot, read_snapshot
 from holdfast.repo.names.tags import set_tag
 from holdfast.repo.upkeep.collect import Rules, collect
-from holdfast.repo.upkeep.copying import copy_snapshot
 from holdfast.repo.upkeep.prune import Keep, prune
-from holdfast.repo.upkeep.repack import apply_repack, plan_repack
 from holdfast.repo.upkeep.repair import apply_repair, plan_repair
 from holdfast.repo.upkeep.sweep import publish_mark
+from holdfast.repo.upkeep.transfer import apply_repack, copy_snapshot, plan_repack
 from holdfast.testing.faults import Crashed, Fault, FaultyStore
 from tests.faults.damage import flip
 from tests.faults.scenario import Content, Verb, random_bytes, save_content

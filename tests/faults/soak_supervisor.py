@@ -23,8 +23,7 @@ from holdfast.repo.handle.repository import init_repository, open_repository
 from holdfast.repo.names.roots import read_live
 from holdfast.repo.names.snapshots import delete_snapshot, read_snapshot
 from holdfast.repo.upkeep.collect import Rules, collect
-from holdfast.repo.upkeep.copying import copy_snapshot
-from holdfast.repo.upkeep.repack import apply_repack, plan_repack
+from holdfast.repo.upkeep.transfer import apply_repack, copy_snapshot, plan_repack
 from holdfast.repo.write.writer import Request, save
 from tests.faults.unsynced import UnsyncedFiles
 

@@ -23,9 +23,8 @@ from holdfast.repo.names.snapshots import delete_snapshot, read_name, read_snaps
 from holdfast.repo.names.tags import set_tag
 from holdfast.repo.read.reader import open_snapshot
 from holdfast.repo.upkeep.collect import Rules, collect
-from holdfast.repo.upkeep.copying import copy_snapshot
 from holdfast.repo.upkeep.prune import Keep, apply_prune, read_prune_plan
-from holdfast.repo.upkeep.repack import apply_repack, plan_repack
+from holdfast.repo.upkeep.transfer import apply_repack, copy_snapshot, plan_repack
 from tests.faults.damage import flip, replace
 from tests.faults.hooked_store import HookedStore, once
 from tests.faults.scenario import Content, check_store, random_bytes, read_content, save_content

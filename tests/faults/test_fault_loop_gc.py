@@ -21,7 +21,7 @@ from holdfast.repo.handle.repository import open_repository
 from holdfast.repo.names.roots import read_leases, read_live
 from holdfast.repo.names.snapshots import read_name, read_snapshot
 from holdfast.repo.upkeep.collect import plan_collect
-from holdfast.repo.upkeep.repack import plan_repack
+from holdfast.repo.upkeep.transfer import plan_repack
 from holdfast.repo.write.existing import ExistingChunks, read_base, read_bases
 from holdfast.testing.faults import Fault, FaultyStore
 from tests.faults.fault_loop import Run, attempt, iter_runs

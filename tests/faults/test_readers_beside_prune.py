@@ -17,7 +17,7 @@ from holdfast.repo.names.snapshots import delete_snapshot, read_snapshot
 from holdfast.repo.read.reader import open_snapshot
 from holdfast.repo.upkeep.collect import Rules, collect
 from holdfast.repo.upkeep.prune import Keep, prune
-from holdfast.repo.upkeep.repack import apply_repack, plan_repack
+from holdfast.repo.upkeep.transfer import apply_repack, plan_repack
 from tests.faults.hooked_store import HookedStore
 from tests.faults.scenario import Content, random_bytes, save_content
 

@@ -16,7 +16,7 @@ from holdfast.repo.handle.repository import open_repository
 from holdfast.repo.names.roots import read_live
 from holdfast.repo.names.snapshots import CommittedSnapshot, iter_names
 from holdfast.repo.upkeep.collect import Rules, collect
-from holdfast.repo.upkeep.repack import apply_repack, plan_repack
+from holdfast.repo.upkeep.transfer import apply_repack, plan_repack
 from holdfast.repo.upkeep.usage import read_usage
 from tests.faults.scenario import check_store, read_content
 from tests.faults.soak_supervisor import Plan, content, describe

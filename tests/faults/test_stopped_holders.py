@@ -13,7 +13,7 @@ from holdfast.objects.listing import iter_objects
 from holdfast.objects.local.local_store import LocalStore
 from holdfast.objects.protocol import ObjectStore
 from holdfast.repo.names.leases import Lease
-from holdfast.repo.names.rollback import iter_needed
+from holdfast.repo.names.roots import iter_needed
 from holdfast.repo.names.snapshots import delete_snapshot, read_snapshot
 from holdfast.repo.upkeep.collect import Rules, collect
 from holdfast.repo.upkeep.sweep import publish_mark

@@ -12,8 +12,7 @@ from holdfast.objects.protocol import ObjectStore
 from holdfast.repo.handle.repository import open_repository
 from holdfast.repo.names.snapshots import CommittedSnapshot, delete_snapshot, iter_names, read_snapshot
 from holdfast.repo.upkeep.collect import Rules, collect
-from holdfast.repo.upkeep.copying import copy_snapshot
-from holdfast.repo.upkeep.repack import apply_repack, plan_repack
+from holdfast.repo.upkeep.transfer import apply_repack, copy_snapshot, plan_repack
 from tests.faults.scenario import Content, random_bytes, save_content
 from tests.interleaving.schedule import Act
 

@@ -7,8 +7,7 @@ import pytest
 from holdfast.errors import LeaseLost, NameInUse
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.format.layout import LEASES, PACKS, SNAPSHOTS
-from holdfast.repo.names.rollback import is_settled
-from holdfast.repo.names.roots import LeaseView, read_leases
+from holdfast.repo.names.roots import LeaseView, is_settled, read_leases
 from holdfast.repo.names.snapshots import delete_snapshot, read_snapshot
 from holdfast.repo.upkeep.collect import collect
 from holdfast.repo.upkeep.sweep import fence

@@ -11,8 +11,7 @@ from holdfast.objects.protocol import ObjectStore
 from holdfast.repo.format.layout import LEASES, MANIFESTS, MARKS, PACKS, SNAPSHOTS, TAGS
 from holdfast.repo.handle.repository import open_repository
 from holdfast.repo.names.generations import iter_stems
-from holdfast.repo.names.rollback import is_present, iter_needed
-from holdfast.repo.names.roots import read_leases
+from holdfast.repo.names.roots import is_present, iter_needed, read_leases
 from holdfast.repo.names.snapshots import CommittedSnapshot, iter_names
 from holdfast.repo.upkeep.collect import collect
 from holdfast.repo.upkeep.repair import rebuild_index

@@ -16,8 +16,7 @@ from holdfast.objects.memory import MemoryStore
 from holdfast.repo.format.chunk import CHUNK_BYTES, ChunkRef, Location
 from holdfast.repo.format.columns import ColumnType, Letter, column, decode_table, encode_table
 from holdfast.repo.format.entry import Entry, digest_snapshot
-from holdfast.repo.format.manifest import decode_manifest
-from holdfast.repo.format.manifest_encoding import encode_manifest
+from holdfast.repo.format.manifest import decode_manifest, encode_manifest
 from holdfast.repo.format.pack import PackBuilder, PackedChunk, read_footer
 from holdfast.repo.format.record import decode_record, encode_record
 from holdfast.repo.handle.index import BlockCache, Fragment, encode_fragment
@@ -223,5 +222,5 @@ def test_an_honest_table_with_bytes_changed_is_decoded_or_refused(
 
 def _table(wanted: list[Entry]) -> bytes:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("holdfast.repo.format.manifest_encoding.MAX_RATIO", 0)
+        patch.setattr("holdfast.repo.format.manifest.MAX_RATIO", 0)
         return encode_manifest(None, wanted)[24:-32]

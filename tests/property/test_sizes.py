@@ -14,7 +14,7 @@ from holdfast.repo.format.rank_manifests import read_manifests
 from holdfast.repo.format.source import BytesSource
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import CommittedSnapshot, read_snapshot
-from holdfast.repo.upkeep.copying import copy_snapshot
+from holdfast.repo.upkeep.transfer import copy_snapshot
 from holdfast.repo.upkeep.usage import find_leases, find_new_bytes, read_usage
 from holdfast.repo.write.transaction import ManifestPart
 from holdfast.repo.write.writer import Placement, Request, SaveResult, save

@@ -23,16 +23,14 @@ from holdfast.repo.format.source import BytesSource
 from holdfast.repo.handle.repository import Repository, open_repository
 from holdfast.repo.names.generations import iter_stems
 from holdfast.repo.names.leases import EXPIRE_S
-from holdfast.repo.names.rollback import is_settled, iter_needed
-from holdfast.repo.names.roots import read_leases
+from holdfast.repo.names.roots import is_settled, iter_needed, read_leases
 from holdfast.repo.names.snapshots import CommittedSnapshot, delete_snapshot, iter_names, read_snapshot
 from holdfast.repo.names.tags import Tag, delete_tag, iter_tags, set_tag
 from holdfast.repo.upkeep.collect import Rules, collect, plan_collect
-from holdfast.repo.upkeep.copying import copy_snapshot
 from holdfast.repo.upkeep.prune import Keep, prune
-from holdfast.repo.upkeep.repack import apply_repack, plan_repack
 from holdfast.repo.upkeep.repair import apply_repair, plan_repair, rebuild_index
 from holdfast.repo.upkeep.sweep import iter_marks, publish_mark
+from holdfast.repo.upkeep.transfer import apply_repack, copy_snapshot, plan_repack
 from holdfast.repo.write.writer import Request, save
 from holdfast.testing.faults import Crashed, Fault, FaultyStore
 from tests.faults.hooked_store import HookedStore

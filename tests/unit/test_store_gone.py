@@ -20,7 +20,7 @@ from holdfast.compile_cache.single_flight import single_flight
 from holdfast.objects.local.local_store import LocalStore
 from holdfast.repo.handle.repository import open_repository
 from holdfast.repo.names.snapshots import read_snapshot
-from holdfast.repo.upkeep.copying import copy_snapshot
+from holdfast.repo.upkeep.transfer import copy_snapshot
 from tests.faults.hooked_store import HookedStore, once
 
 TREE: Final = {"w": torch.arange(2000.0)}

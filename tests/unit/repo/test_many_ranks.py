@@ -18,8 +18,7 @@ from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import delete_snapshot, read_snapshot
 from holdfast.repo.upkeep.check import Checker
 from holdfast.repo.upkeep.collect import Rules, collect
-from holdfast.repo.upkeep.copying import copy_snapshot
-from holdfast.repo.upkeep.repack import apply_repack, plan_repack
+from holdfast.repo.upkeep.transfer import apply_repack, copy_snapshot, plan_repack
 from holdfast.repo.upkeep.usage import read_usage
 from holdfast.repo.write.transaction import ManifestPart
 from holdfast.repo.write.writer import Placement, Request, SaveResult, save

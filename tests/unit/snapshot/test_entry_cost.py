@@ -13,8 +13,8 @@ import torch
 from holdfast.facade import Store
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.format.chunk import ChunkRef, Location
-from holdfast.repo.format.manifest_encoding import encode_manifest
-from holdfast.repo.format.rows import ChunkRows, EntryRows
+from holdfast.repo.format.entry import ChunkRows, EntryRows
+from holdfast.repo.format.manifest import encode_manifest
 from holdfast.repo.format.source import BytesSource, cut_sources
 from holdfast.snapshot.load import entries as entries_module
 from holdfast.snapshot.load.batches import SmallTensors

@@ -12,7 +12,7 @@ from typing import Final
 from holdfast.cli.lookup import open_to_read, read_named_snapshot
 from holdfast.cli.output import Output, count, format_bytes
 from holdfast.errors import BadName, NotFound
-from holdfast.repo.files.tree import is_below, restore
+from holdfast.repo.files import is_below, restore
 from holdfast.repo.format.chunk import UNIT_BYTES
 from holdfast.repo.format.entry import NO_RANK
 from holdfast.repo.read.reader import SnapshotReader, open_snapshot

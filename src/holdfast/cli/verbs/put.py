@@ -12,7 +12,7 @@ from holdfast.digest import short_hex
 from holdfast.errors import BadName, NameInUse, NotFound
 from holdfast.json_text import Json
 from holdfast.objects.protocol import ObjectStore
-from holdfast.repo.files.tree import plan_files
+from holdfast.repo.files import plan_files
 from holdfast.repo.format.layout import verify_user_name
 from holdfast.repo.names.snapshots import read_name
 from holdfast.repo.names.tags import read_tag

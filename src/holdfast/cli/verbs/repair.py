@@ -16,8 +16,8 @@ from holdfast.objects.url import open_store
 from holdfast.repo.format.layout import natural_order
 from holdfast.repo.handle.repository import Repository, open_repository
 from holdfast.repo.names.snapshots import CommittedSnapshot, DamagedName, iter_user_names
-from holdfast.repo.upkeep.copying import copy_snapshot
 from holdfast.repo.upkeep.repair import RepairPlan, apply_repair, plan_repair
+from holdfast.repo.upkeep.transfer import copy_snapshot
 
 
 def run_repair(options: Namespace, url: str, output: Output) -> int:

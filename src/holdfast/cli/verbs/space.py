@@ -16,7 +16,7 @@ from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.roots import read_live
 from holdfast.repo.upkeep.collect import Collected, CollectPlan, Rules, collect, plan_collect, verify_may_collect
 from holdfast.repo.upkeep.prune import Keep, Pruned, PrunePlan, apply_prune, read_prune_plan
-from holdfast.repo.upkeep.repack import SLACK_SHARE, RepackPlan, apply_repack, plan_repack
+from holdfast.repo.upkeep.transfer import SLACK_SHARE, RepackPlan, apply_repack, plan_repack
 from holdfast.repo.upkeep.usage import SnapshotUsage, Usage, read_usage
 
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}

@@ -30,7 +30,7 @@ from holdfast.repo.format.source import BytesSource
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import CommittedSnapshot, NameState
 from holdfast.repo.read.reader import SnapshotReader, open_snapshot
-from holdfast.repo.upkeep.copying import copy_snapshot
+from holdfast.repo.upkeep.transfer import copy_snapshot
 from holdfast.repo.write.writer import Request, SaveResult, save
 
 GRAPH: Final = "graph"

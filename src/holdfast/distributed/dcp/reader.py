@@ -37,8 +37,8 @@ from holdfast.repo.format.boxes import Box, Coordinates, add, slices, subtract
 from holdfast.repo.format.entry import Entry
 from holdfast.repo.format.manifest import Manifest
 from holdfast.repo.names.snapshots import CommittedSnapshot, read_snapshot
+from holdfast.repo.read.read_plan import Region
 from holdfast.repo.read.reader import SnapshotReader, Verify, open_snapshot
-from holdfast.repo.read.regions import Region
 from holdfast.snapshot.into.in_place import mark_written
 from holdfast.snapshot.leaves import GRAD, PARTS, TENSOR
 from holdfast.snapshot.load.load import load_node

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from ctypes import CDLL
 from functools import cached_property
 from itertools import accumulate, chain, compress, repeat
 from operator import eq, mul, ne, not_, sub
@@ -12,13 +13,23 @@ from typing import Final, overload
 
 import zstandard
 
-from holdfast.digest import DIGEST_BYTES, Digest, hash_bytes
-from holdfast.errors import Corrupt, DigestMismatch, NewerFormat, NotFound
-from holdfast.json_text import Json
+from holdfast.digest import DIGEST_BYTES, Buffer, Digest, hash_bytes, hash_parts
+from holdfast.errors import Corrupt, DigestMismatch, NewerFormat, NotFound, TooLarge
+from holdfast.json_text import Json, canonical_json, encode_texts
 from holdfast.objects.protocol import ObjectStore
-from holdfast.repo.format.chunk import CHUNK_BYTES, ChunkRef, Location
-from holdfast.repo.format.columns import MAX_TABLE_BYTES, ColumnType, RepeatedColumn, Schema, Table, decode_table
-from holdfast.repo.format.entry import Entry
+from holdfast.repo.format.chunk import CHUNK_BYTES, RAW, ChunkRef, Location
+from holdfast.repo.format.columns import (
+    MAX_TABLE_BYTES,
+    ColumnType,
+    LazyColumn,
+    Letter,
+    RepeatedColumn,
+    Schema,
+    Table,
+    consume_table,
+    decode_table,
+)
+from holdfast.repo.format.entry import NO_RANK, ChunkColumns, Entry, EntryRows
 from holdfast.repo.format.layout import ManifestRef, PartRef, are_file_ids, manifest_key, parse_part
 
 MANIFEST_MAJOR: Final = 1
@@ -52,6 +63,10 @@ SCHEMA: Final[Schema] = {
     "box": ColumnType("q"),
     "inline": ColumnType("B"),
 }
+_ZSTD_LEVEL: Final = 3
+_LARGE_BYTES: Final = 1 << 20
+"""From this size of a table on, memory is returned to the system before it is compressed."""
+_NO_FINGERPRINT: Final = bytes(16)
 
 
 def read_manifest(store: ObjectStore, ref: ManifestRef) -> Manifest:
@@ -351,3 +366,192 @@ class Manifest:
             adds_up = not any(compress(map(ne, spans, columns["entry_bytes"]), is_plain))
         if not adds_up:
             raise Corrupt(f"{where}: the chunks of an entry do not add up to its size", key=where)
+
+
+def encode_manifest(spec: Json, entries: Iterable[Entry], parts: Sequence[PartRef] = ()) -> bytes:
+    """Encode a manifest file; with `parts` that of a root, whose entries have their chunks there.
+
+    Rows are used up: their chunks are handed over.
+    """
+    # Nobody here holds the columns, so each is freed once it is copied.
+    table = _encode_rows(spec, entries) if isinstance(entries, EntryRows) else _encode_table(spec, entries, parts)
+    size = len(table)
+    if size > MAX_TABLE_BYTES:
+        raise TooLarge("a snapshot of so many entries, or with such a tree, is too large for one manifest")
+    if size >= _LARGE_BYTES:
+        _return_freed_memory()
+    body: Buffer
+    codec, body = ZSTD_TABLE, zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(table)
+    if size > MAX_RATIO * len(body):
+        codec, body = RAW_TABLE, table
+    del table  # before the file is put together, which takes as much memory again as the body
+    header = HEADER.pack(MAGIC, MANIFEST_MAJOR, MANIFEST_MINOR, codec, size)
+    # The referrer keeps the digest of the whole file; this one proves a manifest that nobody refers to any more.
+    return b"".join([header, body, hash_parts([header, body])])
+
+
+def _return_freed_memory() -> None:
+    """Give back to the system what was freed while columns grew: the C library keeps it, and it is no longer needed.
+
+    Only glibc has a function for it; elsewhere nothing is done.
+    """
+    trim = getattr(CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+def _encode_table(spec: Json, entries: Iterable[Entry], parts: Sequence[PartRef]) -> memoryview:
+    head, columns = _list_columns(spec, entries, parts)
+    head["names"] = encode_texts(head["names"])
+    return consume_table(head, columns, SCHEMA)
+
+
+def _encode_rows(spec: Json, rows: EntryRows) -> memoryview:
+    """Encode what `_encode_table` would, of entries that are columns already: none of them is made."""
+    specs, notes = _Numbers(), _Numbers()
+    names: list[str] = []
+    sizes, spec_numbers, note_numbers, aliases = array("Q"), array("I"), array("I"), array("I")
+    for source in rows.sources:
+        names.append(source.name)
+        sizes.append(source.size_bytes)
+        spec_numbers.append(specs.find(source.spec))
+        note_numbers.append(notes.find(source.note))
+        aliases.append(source.alias)
+    columns: dict[str, memoryview | LazyColumn] = {
+        "entry_bytes": memoryview(sizes),
+        "entry_chunks": _later("I", len(rows), lambda: map(sub, rows.ends, chain([0], rows.ends))),
+        "entry_spec": memoryview(spec_numbers),
+        "entry_note": memoryview(note_numbers),
+        "entry_dims": memoryview(bytes(len(rows))),
+        "entry_alias": memoryview(aliases),
+        "entry_rank": _later("I", len(rows), lambda: repeat(NO_RANK, len(rows))),
+        "box": memoryview(array("q")),
+    }
+    del sizes, spec_numbers, note_numbers, aliases
+    chunks = rows.refs.hand_over()
+    packs = {pack_id: number for number, pack_id in enumerate(dict.fromkeys(at.pack_id for at in chunks.places if at))}
+    head: dict[str, Json] = {
+        "spec": spec,
+        "names": encode_texts(names),
+        "specs": specs.values,
+        "notes": notes.values,
+        "packs": list(packs),
+        "parts": [],
+    }
+    columns |= _describe_chunks(chunks, packs)
+    del chunks, names
+    return consume_table(head, columns, SCHEMA)
+
+
+def _describe_chunks(chunks: ChunkColumns, packs: Mapping[str, int]) -> dict[str, memoryview | LazyColumn]:
+    digests, sizes, places, inline, inline_ends = chunks
+    count = len(sizes)
+    # Mostly all are inline or none is. In a pack they lie where their location says, inline one after the other.
+    located = places if packs else []
+    return {
+        "chunk_digest": memoryview(digests),
+        "chunk_bytes": memoryview(sizes),
+        "chunk_pack": _later("I", count, lambda: [packs[at.pack_id] if at else INLINE for at in places]),
+        "chunk_offset": LazyColumn(8 * count, lambda: _overlay(_find_starts(inline_ends), located, "offset")),
+        "chunk_stored": LazyColumn(4 * count, lambda: _overlay(sizes[:], located, "stored_bytes")),
+        "chunk_codec": LazyColumn(count, lambda: _overlay(array("B", [RAW]) * count, located, "codec")),
+        "chunk_xxh3": LazyColumn(16 * count, lambda: memoryview(_join_prints(located, count))),
+        "inline": memoryview(inline),
+    }
+
+
+def _later(letter: Letter, count: int, iter_values: Callable[[], Iterable[int]]) -> LazyColumn:
+    return LazyColumn(count * array(letter).itemsize, lambda: memoryview(array(letter, iter_values())))
+
+
+def _find_starts(ends: array[int]) -> array[int]:
+    starts = array("Q", [0])
+    starts.extend(ends)
+    starts.pop()
+    return starts
+
+
+def _overlay(values: array[int], places: Sequence[Location | None], field: str) -> memoryview:
+    """Return `values`, with a field of the location of each chunk that has one."""
+    for row, at in enumerate(places):
+        if at is not None:
+            values[row] = getattr(at, field)
+    return memoryview(values)
+
+
+def _join_prints(places: Sequence[Location | None], count: int) -> bytes:
+    if not places:
+        return bytes(len(_NO_FINGERPRINT) * count)
+    return b"".join([at.fingerprint if at else _NO_FINGERPRINT for at in places])
+
+
+def build_table(spec: Json, entries: Iterable[Entry], parts: Sequence[PartRef] = ()) -> Table:
+    """Return entries as what a manifest holds."""
+    return Table(*_list_columns(spec, entries, parts))
+
+
+def _list_columns(
+    spec: Json, entries: Iterable[Entry], parts: Sequence[PartRef]
+) -> tuple[dict[str, Json], dict[str, memoryview]]:
+    columns = {name: array(kind.letter) for name, kind in SCHEMA.items() if kind.width == 1}
+    digests, prints, inline = bytearray(), bytearray(), bytearray()
+    names: list[str] = []
+    specs, notes = _Numbers(), _Numbers()
+    packs: dict[str, int] = {}
+    for entry in entries:
+        name, size_bytes, chunks, own_spec, note, dims, alias, rank = entry
+        names.append(name)
+        columns["entry_bytes"].append(size_bytes)
+        columns["entry_chunks"].append(len(chunks))
+        columns["entry_spec"].append(specs.find(own_spec))
+        columns["entry_note"].append(notes.find(note))
+        columns["entry_dims"].append(dims)
+        columns["entry_alias"].append(alias)
+        columns["entry_rank"].append(rank)
+        for digest, chunk_bytes, at, data, box in chunks:
+            digests += digest
+            columns["chunk_bytes"].append(chunk_bytes)
+            if at is None:
+                # Inline ones lie one after the other in a column of their own.
+                row = (INLINE, len(inline), len(data), RAW, _NO_FINGERPRINT)
+            else:
+                number = packs.setdefault(at.pack_id, len(packs))
+                row = (number, at.offset, at.stored_bytes, at.codec, at.fingerprint)
+            columns["chunk_pack"].append(row[0])
+            columns["chunk_offset"].append(row[1])
+            columns["chunk_stored"].append(row[2])
+            columns["chunk_codec"].append(row[3])
+            prints += row[4]
+            inline += data
+            columns["box"].extend(box)
+    head: dict[str, Json] = {
+        "spec": spec,
+        "names": names,
+        "specs": specs.values,
+        "notes": notes.values,
+        "packs": list(packs),
+        "parts": [part.to_json() for part in parts],
+    }
+    views = {name: memoryview(values) for name, values in columns.items()}
+    wide = {"chunk_digest": memoryview(digests), "chunk_xxh3": memoryview(prints), "inline": memoryview(inline)}
+    return head, views | wide
+
+
+class _Numbers:
+    """The values that differ, in the order in which they come, and the number of each among them."""
+
+    def __init__(self) -> None:
+        self.values: list[Json] = []
+        # By identity first, which many share. The value is kept beside its number, so that no other has its identity.
+        self._known: dict[int, tuple[Json, int]] = {}
+        self._encoded: dict[bytes, int] = {}
+
+    def find(self, value: Json) -> int:
+        known = self._known.get(id(value))
+        if known is None:
+            number = self._encoded.setdefault(canonical_json(value), len(self.values))
+            if number < len(self.values):
+                return number
+            self.values.append(value)
+            known = self._known[id(value)] = (value, number)
+        return known[1]

@@ -14,8 +14,7 @@ from holdfast.repo.format.boxes import Box, is_span, span_of
 from holdfast.repo.format.chunk import ChunkRef
 from holdfast.repo.format.entry import NO_RANK, Entry, digest_parts, digest_snapshot, find_shape
 from holdfast.repo.format.layout import ManifestRef
-from holdfast.repo.format.manifest import Manifest, read_head, read_manifest
-from holdfast.repo.format.manifest_encoding import build_table
+from holdfast.repo.format.manifest import Manifest, build_table, read_head, read_manifest
 
 SPAN_DIMS: Final = 1
 """The dimensions of what lies in one row: a chunk is placed by its first byte and how many there are."""

@@ -3,45 +3,48 @@
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from holdfast.errors import NotAStore, ObjectExists
+from holdfast.errors import NotAStore, ObjectExists, StoreGone
 from holdfast.objects.protocol import ObjectStore, PlacedStore
-from holdfast.repo.format.layout import split_prefix
 from holdfast.repo.handle.config import Config, confirm_config, create_config, ensure_config, read_config, verify_empty
-from holdfast.repo.handle.hints import ChangeHints
-from holdfast.repo.handle.identity import StoreIdentity
 from holdfast.repo.handle.index import ChunkIndex
-from holdfast.repo.handle.verified import VerifiedChunks
-from holdfast.repo.names.snapshots import CommittedSnapshot
+from holdfast.repo.handle.remembered import ChangeHints, RecentSnapshots, VerifiedChunks
 from holdfast.repo.stages import Stage, StageName, Stages
 
 _log = logging.getLogger(__name__)
 
 DEFAULT_BUDGET_BYTES: Final = 256 << 20
 MIN_BUDGET_BYTES: Final = 16 << 20
-_RECENT_PREFIXES: Final = 64
 
 
-class RecentSnapshots:
-    """The snapshot last saved under each prefix by this handle: a save finds the previous step without a listing."""
+class StoreIdentity:
+    """The id of the store that a handle saw first; changes to any other store are refused. Safe in any thread."""
 
-    def __init__(self) -> None:
-        self._snapshots: OrderedDict[str, CommittedSnapshot] = OrderedDict()
+    def __init__(self, store_id: str = "") -> None:
+        """Expect the store `store_id`; if empty, the first store that is seen."""
+        self.store_id = store_id
 
-    def find(self, name: str) -> CommittedSnapshot | None:
-        """Return the snapshot last saved under the prefix of `name`; it may have been deleted since."""
-        return self._snapshots.get(split_prefix(name))
-
-    def remember(self, snapshot: CommittedSnapshot) -> None:
-        """Remember `snapshot`; forgets the least recently saved prefix if there are too many."""
-        self._snapshots[split_prefix(snapshot.name)] = snapshot
-        self._snapshots.move_to_end(split_prefix(snapshot.name))
-        if len(self._snapshots) > _RECENT_PREFIXES:
-            self._snapshots.popitem(last=False)
+    def verify(self, config: Config | None, *, url: str) -> None:
+        """Raise StoreGone unless `config`, just read, is that of the expected store; None means there is no store."""
+        found_id = config.store_id if config else ""
+        if not self.store_id:
+            self.store_id = found_id
+        if found_id == self.store_id:
+            return
+        what = (
+            f"another store ({found_id}) is there now, and not the one that was opened ({self.store_id})"
+            if found_id
+            else f"the store that was opened ({self.store_id}) is gone, and no other is there"
+        )
+        raise StoreGone(
+            f"{url}: {what}. Was a filesystem unmounted, or the directory moved or deleted? Put the store back and try"
+            " again; to use what is there now, open it again",
+            expected_id=self.store_id,
+            found_id=found_id,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,13 +23,15 @@ from holdfast.repo.format.rank_manifests import Manifests, read_manifests, read_
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import CommittedSnapshot, read_name
 from holdfast.repo.read.copies import Copies
-from holdfast.repo.read.regions import Region, list_entry_wants, list_region_wants
-from holdfast.repo.read.stretches import (
+from holdfast.repo.read.read_plan import (
     BLOCK_BYTES,
+    Region,
     Stretch,
     Want,
     group_stretches,
     is_in_one_piece,
+    list_entry_wants,
+    list_region_wants,
     plan_stretches,
 )
 

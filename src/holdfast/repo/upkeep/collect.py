@@ -14,8 +14,8 @@ from holdfast.objects.listing import iter_objects, read_first_link
 from holdfast.objects.protocol import ObjectInfo, ObjectStore
 from holdfast.repo.format.layout import BAD, INDEX, MANIFESTS, MARKS, PACKS, generation_key, lease_stem, parse_file_key
 from holdfast.repo.handle.config import read_config, read_unknown_prefix
-from holdfast.repo.handle.identity import StoreIdentity
 from holdfast.repo.handle.index import drop_missing
+from holdfast.repo.handle.repository import StoreIdentity
 from holdfast.repo.names.generations import iter_stems, read_record
 from holdfast.repo.names.leases import EXPIRE_S
 from holdfast.repo.names.roots import DeadRecords, LeaseView, Live, read_leases, read_live

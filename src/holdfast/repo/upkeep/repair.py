@@ -15,12 +15,12 @@ from holdfast.repo.handle.index import ChunkIndex, write_fragment
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.generations import create_generation
 from holdfast.repo.names.marks import read_bad_packs
-from holdfast.repo.names.rollback import is_present
+from holdfast.repo.names.roots import is_present
 from holdfast.repo.names.snapshots import CommittedSnapshot, iter_names, read_name
 from holdfast.repo.read.copies import iter_footers
 from holdfast.repo.upkeep.check import Checker
 from holdfast.repo.upkeep.findings import Finding
-from holdfast.repo.upkeep.repack import move_snapshot
+from holdfast.repo.upkeep.transfer import move_snapshot
 
 ActionKind = Literal["reindex", "quarantine", "heal", "discard"]
 

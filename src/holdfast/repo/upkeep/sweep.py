@@ -13,8 +13,7 @@ from holdfast.objects.settle import create_settled
 from holdfast.repo.format.layout import MARKS, generation_key, lease_stem, new_lease_id, new_write_id, parse_file_key
 from holdfast.repo.format.record import Fields, encode_record
 from holdfast.repo.names.generations import create_generation, iter_stems, list_generations, read_record
-from holdfast.repo.names.rollback import is_present
-from holdfast.repo.names.roots import LeaseView, Live, read_leases
+from holdfast.repo.names.roots import LeaseView, Live, is_present, read_leases
 
 MARK_KEYS: Final = 60_000
 """The most files that one mark names: at 54 bytes each, they fit into a record."""

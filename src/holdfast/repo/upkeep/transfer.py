@@ -1,26 +1,34 @@
-"""Commits a snapshot again in a target, referring to chunks that are present and copying the others to new packs."""
+"""Transfers snapshots: copies them to another repository, or their live chunks out of mostly dead packs (repack).
+
+Only chunks that the target lacks are copied; they are verified on both sides. The snapshot is then committed again.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeVar
 
 from holdfast.digest import Digest
-from holdfast.errors import DigestMismatch
-from holdfast.progress import Progress
+from holdfast.errors import DigestMismatch, NameInUse, NotFound
+from holdfast.json_text import canonical_json
+from holdfast.progress import Progress, Silent
 from holdfast.repo.engine import Engine
 from holdfast.repo.format.chunk import CHUNK_BYTES, ChunkRef, Location
 from holdfast.repo.format.entry import Entry
-from holdfast.repo.format.layout import manifest_key, pack_key
+from holdfast.repo.format.layout import find_shelf, manifest_key, pack_key
 from holdfast.repo.format.pack import NewChunk, choose_alignment
-from holdfast.repo.format.rank_manifests import Manifests, read_manifests
+from holdfast.repo.format.rank_manifests import Manifests, read_manifests, read_needs
 from holdfast.repo.handle.repository import Repository
-from holdfast.repo.names.snapshots import CommittedSnapshot, NameState
-from holdfast.repo.read.reader import SnapshotReader
-from holdfast.repo.write.existing import ExistingChunks, read_bases
+from holdfast.repo.names.roots import is_settled
+from holdfast.repo.names.snapshots import CommittedSnapshot, NameState, read_name
+from holdfast.repo.read.reader import SnapshotReader, is_readable
+from holdfast.repo.upkeep.usage import read_usage
+from holdfast.repo.write.existing import ExistingChunks, read_base, read_bases
 from holdfast.repo.write.packing import Packer
 from holdfast.repo.write.transaction import Draft, ManifestPart, Transaction
+from holdfast.repo.write.writer import SaveResult
 
 _WINDOW: Final = 8
 """The number of chunks that are looked up and read at the same time."""
@@ -29,6 +37,10 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 Keeps = Callable[[Location], bool]
 """Returns whether the new manifest may refer to this location in the target."""
+DEAD_SHARE: Final = 0.5
+"""A pack with a larger share of dead bytes than this is repacked."""
+SLACK_SHARE: Final = 0.1
+"""The dead bytes that a thorough repack may leave, as a share of the live bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,3 +235,121 @@ def _relocate(entry: Entry, locations: dict[Digest, Location]) -> Entry:
         ref._replace(location=locations[ref.digest]) if ref.location is not None else ref for ref in entry.chunks
     )
     return entry._replace(chunks=chunks)
+
+
+def copy_snapshot(
+    source: Repository,
+    snapshot: CommittedSnapshot,
+    target: Repository,
+    *,
+    name: str | None = None,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> SaveResult:
+    """Copy one snapshot, under its name or another, with its commit time, metadata and content digest.
+
+    After an interruption, repeat the copy: packs that were completed are found by the index and not copied again.
+    Raises NameInUse if the name has other content in the target, unless `overwrite`.
+    """
+    started = time.monotonic()
+    name = snapshot.name if name is None else name
+    state = read_name(target.verify_same(), name)
+    held = state.snapshot
+    is_same = held is not None and _is_same(held, snapshot)
+    if held and is_same and is_settled(target.store, held) and is_readable(target, held):
+        target.store.sync(find_shelf(name))
+        reused = read_manifests(target.store, held.manifest).content_bytes
+        seconds = time.monotonic() - started
+        return SaveResult(name, held.digest, held.generation, held.logical_bytes, 0, reused, seconds, existed=True)
+    if held and not is_same and not overwrite:
+        raise NameInUse(
+            f"{name!r} is in use in {target.store.url} and holds other content; nothing was copied."
+            " Overwrite it (--overwrite, overwrite=True) or delete it there first",
+            name=name,
+        )
+    target.verify_may_write()
+    target.index.refresh()
+    bases = (held, read_base(target, name))
+    done = transfer_snapshot(Job("copy", source, snapshot, target, state, bases), progress or Silent())
+    copied, seconds = done.snapshot, time.monotonic() - started
+    sizes = (copied.logical_bytes, done.new_bytes, done.reused_bytes)
+    return SaveResult(copied.name, copied.digest, copied.generation, *sizes, seconds)
+
+
+def _is_same(held: CommittedSnapshot, snapshot: CommittedSnapshot) -> bool:
+    return held.digest == snapshot.digest and canonical_json(held.metadata) == canonical_json(snapshot.metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class RepackPlan:
+    """Packs to be emptied, and the snapshots that use them."""
+
+    victims: frozenset[str]
+    """Pack ids."""
+    snapshots: tuple[CommittedSnapshot, ...]
+    live_bytes: int
+    """Bytes to be copied."""
+    freed_bytes: int
+    """Bytes that collecting the victims will free, less those copied."""
+
+
+def plan_repack(
+    repo: Repository,
+    snapshots: Sequence[CommittedSnapshot],
+    *,
+    dead_share: float = DEAD_SHARE,
+    slack_share: float | None = None,
+) -> RepackPlan:
+    """Choose the packs that are still used and whose dead share is more than `dead_share`. Reads only.
+
+    With `slack_share`, also choose the next most dead packs, until the dead bytes in all others are at most that share
+    of the live bytes.
+    """
+    used = [pack for pack in read_usage(repo.store, snapshots).packs if pack.live_bytes]
+    left = sum(pack.dead_bytes for pack in used)
+    allowed = left if slack_share is None else slack_share * sum(pack.live_bytes for pack in used)
+    chosen = []
+    for pack in sorted(used, key=lambda pack: pack.dead_share, reverse=True):
+        if pack.dead_share > dead_share or (pack.dead_bytes and left > allowed):
+            chosen.append(pack)
+            left -= pack.dead_bytes
+    victims = frozenset(pack.pack_id for pack in chosen)
+    concerned = tuple(snapshot for snapshot in snapshots if victims.intersection(_find_packs(repo, snapshot)))
+    live = sum(pack.live_bytes for pack in chosen)
+    return RepackPlan(victims, concerned, live, sum(pack.dead_bytes for pack in chosen))
+
+
+def _find_packs(repo: Repository, snapshot: CommittedSnapshot) -> list[str]:
+    try:
+        return read_needs(repo.store, snapshot.manifest).packs
+    except NotFound:
+        return []  # it was deleted and collected after it was listed
+
+
+def apply_repack(repo: Repository, plan: RepackPlan, *, progress: Progress | None = None) -> list[CommittedSnapshot]:
+    """Commit a new generation of each snapshot that needs none of the victims; return the moved snapshots.
+
+    Content digest, commit time and metadata are kept. A name that was changed after the plan was made is skipped.
+    """
+    progress = progress or Silent()
+    repo.verify_may_write()
+    moved = []
+    for snapshot in plan.snapshots:
+        state = read_name(repo.store, snapshot.name)
+        if state.snapshot is None or state.snapshot.write_id != snapshot.write_id:
+            continue
+        try:
+            moved.append(move_snapshot(repo, state, snapshot, plan.victims, progress))
+        except NameInUse:
+            continue
+        except NotFound:
+            if read_name(repo.store, snapshot.name).next_generation == state.next_generation:
+                raise  # it was not deleted, so its files are lost
+    return moved
+
+
+def move_snapshot(
+    repo: Repository, state: NameState, snapshot: CommittedSnapshot, victims: frozenset[str], progress: Progress
+) -> CommittedSnapshot:
+    """Commit a new generation of `snapshot` that has no chunks in the packs `victims`."""
+    return transfer_snapshot(Job("repack", repo, snapshot, repo, state, victims=victims), progress).snapshot

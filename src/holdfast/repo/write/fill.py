@@ -15,11 +15,11 @@ from holdfast.objects.local.block_io import BLOCK_BYTES
 from holdfast.progress import Progress
 from holdfast.repo.engine import Engine
 from holdfast.repo.format.chunk import CHUNK_BYTES, INLINE_BYTES, ChunkRef, Location
+from holdfast.repo.format.entry import ChunkRows
 from holdfast.repo.format.pack import NewChunk, choose_alignment
-from holdfast.repo.format.rows import ChunkRows
 from holdfast.repo.format.source import SourceChunk, iter_groups
-from holdfast.repo.handle.hints import HINTED_BYTES, ChangeHints
-from holdfast.repo.read.stretches import READ_COST_BYTES
+from holdfast.repo.handle.remembered import HINTED_BYTES, ChangeHints
+from holdfast.repo.read.read_plan import READ_COST_BYTES
 from holdfast.repo.stages import Stages
 from holdfast.repo.write.existing import ExistingChunks
 from holdfast.repo.write.packing import Packer

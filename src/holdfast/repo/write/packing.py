@@ -13,7 +13,7 @@ from holdfast.repo.format.chunk import Location
 from holdfast.repo.format.layout import new_file_id, pack_key
 from holdfast.repo.format.pack import PAGE_BYTES, NewChunk, PackBuilder
 from holdfast.repo.handle.index import write_fragment
-from holdfast.repo.handle.verified import VerifiedChunks
+from holdfast.repo.handle.remembered import VerifiedChunks
 from holdfast.repo.names.leases import KeptAlive
 
 _log = logging.getLogger(__name__)

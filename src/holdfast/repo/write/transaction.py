@@ -27,7 +27,7 @@ from holdfast.errors import (
 from holdfast.json_text import Json
 from holdfast.objects.settle import create_settled
 from holdfast.repo.format.chunk import ChunkRef, Location
-from holdfast.repo.format.entry import Entry, digest_parts, digest_snapshot
+from holdfast.repo.format.entry import Entry, EntryRows, count_bytes, digest_parts, digest_snapshot
 from holdfast.repo.format.layout import (
     ManifestRef,
     PartRef,
@@ -38,15 +38,13 @@ from holdfast.repo.format.layout import (
     pack_key,
     parse_part,
 )
-from holdfast.repo.format.manifest import read_manifest
-from holdfast.repo.format.manifest_encoding import encode_manifest
-from holdfast.repo.format.rows import EntryRows, count_bytes
+from holdfast.repo.format.manifest import encode_manifest, read_manifest
 from holdfast.repo.handle.index import merge_tiers
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.generations import list_generations
 from holdfast.repo.names.leases import Lease, kept_alive
 from holdfast.repo.names.marks import read_abandoned, read_bad_packs, read_marked
-from holdfast.repo.names.rollback import RollbackTarget, is_present, iter_needed, read_rollback_target
+from holdfast.repo.names.roots import RollbackTarget, is_present, iter_needed, read_rollback_target
 from holdfast.repo.names.snapshots import CommittedSnapshot, NameState, commit_snapshot, withdraw_snapshot
 from holdfast.repo.write.packing import Packer
 from holdfast.repo.write.world import SINGLE_PROCESS, Ranks

@@ -23,12 +23,11 @@ from holdfast.json_text import EncodedJson, Json, canonical_json
 from holdfast.progress import Progress, Silent
 from holdfast.repo.engine import Engine
 from holdfast.repo.format.chunk import INLINE_BYTES, UNIT_BYTES, ChunkRef
-from holdfast.repo.format.entry import NO_RANK, Entry, digest_parts, digest_snapshot
+from holdfast.repo.format.entry import NO_RANK, ChunkRows, Entry, EntryRows, digest_parts, digest_snapshot
 from holdfast.repo.format.layout import find_shelf, verify_name
-from holdfast.repo.format.rows import ChunkRows, EntryRows
 from holdfast.repo.format.source import Pieces, Source, SourceChunk
 from holdfast.repo.handle.repository import Repository
-from holdfast.repo.names.rollback import is_settled
+from holdfast.repo.names.roots import is_settled
 from holdfast.repo.names.snapshots import MAX_METADATA_BYTES, NameState, read_name, read_snapshot
 from holdfast.repo.read.reader import is_readable
 from holdfast.repo.write.existing import ExistingChunks, read_base, read_bases

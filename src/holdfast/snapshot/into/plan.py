@@ -10,8 +10,8 @@ import torch
 
 from holdfast.json_text import Json
 from holdfast.repo.format.manifest import Manifest
+from holdfast.repo.read.read_plan import Region
 from holdfast.repo.read.reader import Verify, verify_mode
-from holdfast.repo.read.regions import Region
 from holdfast.snapshot.into.in_place import Claim, cut_like
 from holdfast.snapshot.into.undo import Undo
 from holdfast.snapshot.leaves import decode_plain, is_one_entry, iter_entry_numbers

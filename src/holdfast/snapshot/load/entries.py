@@ -12,8 +12,8 @@ import torch
 
 from holdfast.errors import Corrupt, HoldfastError, Unsupported
 from holdfast.repo.format.entry import Entry
+from holdfast.repo.read.read_plan import Region
 from holdfast.repo.read.reader import WriteObserver
-from holdfast.repo.read.regions import Region
 from holdfast.snapshot.load.batches import SmallTensors, iter_batches, read_to_devices, view_place
 from holdfast.snapshot.load.cast import (
     can_cast_tray,

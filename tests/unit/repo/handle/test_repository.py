@@ -14,7 +14,6 @@ from holdfast.repo.format.record import encode_record
 from holdfast.repo.handle.config import create_config, read_config
 from holdfast.repo.handle.repository import (
     MIN_BUDGET_BYTES,
-    RecentSnapshots,
     init_repository,
     open_repository,
 )
@@ -94,16 +93,6 @@ def test_the_snapshot_saved_last_beside_a_name_is_remembered(store: MemoryStore)
     assert repo.recent.find("run/3") == snapshot_of(repo, "run/2")
     assert repo.recent.find("elsewhere") == snapshot_of(repo, "top")
     assert repo.recent.find("none/1") is None
-
-
-def test_few_prefixes_are_remembered(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.repo.handle.repository._RECENT_PREFIXES", 2)
-    repo = new_repo(store)
-    recent = RecentSnapshots()
-    for name in ("a/1", "b/1", "a/2", "c/1"):
-        save_bytes(repo, name, {"x": b"1"})
-        recent.remember(snapshot_of(repo, name))
-    assert [bool(recent.find(f"{prefix}/9")) for prefix in "abc"] == [True, False, True]
 
 
 def list_directories(root: Path) -> set[str]:

@@ -16,8 +16,8 @@ from holdfast.repo.format.entry import Entry
 from holdfast.repo.format.layout import manifest_key, pack_key
 from holdfast.repo.format.pack import PackBuilder, parse_pack_key
 from holdfast.repo.handle.repository import Repository
+from holdfast.repo.read.read_plan import STRETCH_BYTES
 from holdfast.repo.read.reader import SnapshotReader, open_snapshot
-from holdfast.repo.read.stretches import STRETCH_BYTES
 from tests.kit.forging import forge_pack, row
 from tests.kit.saving import (
     MIB,

@@ -21,8 +21,7 @@ from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names import leases
 from holdfast.repo.names.leases import EXPIRE_S, RENEW_S
 from holdfast.repo.names.marks import ABANDONED_S
-from holdfast.repo.names.rollback import is_settled
-from holdfast.repo.names.roots import read_leases
+from holdfast.repo.names.roots import is_settled, read_leases
 from holdfast.repo.names.snapshots import NameState, read_name
 from holdfast.repo.upkeep.collect import Rules, collect
 from holdfast.repo.upkeep.sweep import fence
@@ -41,7 +40,7 @@ from tests.kit.saving import (
 )
 from tests.kit.standing import put_mark
 from tests.kit.thread_ranks import ThreadRanks, run_threads
-from tests.unit.repo.names.test_rollback import save_twice
+from tests.unit.repo.names.test_roots_rollback import save_twice
 
 ENTRIES = [Entry("x", 4, (inline_ref(b"1234"),))]
 

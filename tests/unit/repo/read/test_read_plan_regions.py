@@ -15,8 +15,7 @@ from holdfast.errors import Corrupt
 from holdfast.repo.format.boxes import Box, cut_rows, slices, whole
 from holdfast.repo.format.chunk import ChunkRef
 from holdfast.repo.format.entry import Entry
-from holdfast.repo.read.regions import Region, list_entry_wants, list_region_wants
-from holdfast.repo.read.stretches import Want
+from holdfast.repo.read.read_plan import Region, Want, list_entry_wants, list_region_wants
 
 ITEM_BYTES = 2
 

@@ -7,7 +7,7 @@ import pytest
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.format.layout import manifest_key, pack_key
 from holdfast.repo.handle.repository import Repository
-from holdfast.repo.names.rollback import is_present, is_settled, iter_needed, read_rollback_target, read_standing
+from holdfast.repo.names.roots import is_present, is_settled, iter_needed, read_rollback_target, read_standing
 from holdfast.repo.names.snapshots import delete_snapshot, read_name
 from tests.kit.saving import Watched, noise, pack_of, record_key, save_bytes, snapshot_of
 from tests.kit.standing import LEASE_ID, put_mark, put_under_lease, show_lease

@@ -15,7 +15,7 @@ from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.roots import read_live
 from holdfast.repo.names.snapshots import commit_snapshot, delete_snapshot
 from holdfast.repo.upkeep.check import Checker
-from holdfast.repo.upkeep.repack import RepackPlan, apply_repack, plan_repack
+from holdfast.repo.upkeep.transfer import RepackPlan, apply_repack, plan_repack
 from tests.kit.saving import MIB, keys, load_bytes, noise, pack_of, read_entries, save_bytes, snapshot_of
 from tests.kit.standing import collect_now
 

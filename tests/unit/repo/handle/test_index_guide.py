@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from holdfast.repo.handle.guide import Guide
+from holdfast.repo.handle.index import Guide
 
 TOP = (1 << 32) - 1
 

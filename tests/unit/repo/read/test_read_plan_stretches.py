@@ -12,7 +12,7 @@ from holdfast.digest import hash_bytes
 from holdfast.errors import Corrupt
 from holdfast.repo.format.chunk import RAW, UNIT_BYTES, ChunkRef, Location
 from holdfast.repo.format.entry import Entry
-from holdfast.repo.read.stretches import (
+from holdfast.repo.read.read_plan import (
     STRETCH_BYTES,
     Want,
     group_stretches,

@@ -9,7 +9,7 @@ from typing import Final
 import pytest
 
 from holdfast.errors import BadName, SourceChanged
-from holdfast.repo.files.tree import FileSource, is_below, plan_files
+from holdfast.repo.files import FileSource, is_below, plan_files
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.write.writer import Request, save
 from tests.kit.filetrees import MTIME_NS, make_tree

@@ -14,8 +14,8 @@ from holdfast.errors import DigestMismatch
 from holdfast.objects.local.local_store import LocalStore
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.format.chunk import Location
+from holdfast.repo.handle.remembered import SAMPLE_SHARE, TRUST_S, VerifiedChunks
 from holdfast.repo.handle.repository import Repository
-from holdfast.repo.handle.verified import SAMPLE_SHARE, TRUST_S, VerifiedChunks
 from holdfast.repo.write.existing import ExistingChunks
 from tests.kit.saving import flip, load_bytes, new_repo, noise, only_pack, pack_of, save_bytes
 
@@ -75,7 +75,7 @@ def test_every_copy_is_read_by_one_in_so_many_saves_and_not_all_by_the_same() ->
 
 
 def test_when_too_many_places_are_remembered_all_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.repo.handle.verified._LIMIT", 2)
+    monkeypatch.setattr("holdfast.repo.handle.remembered._LIMIT", 2)
     proven = VerifiedChunks()
     for offset in range(3):
         proven.add(place("a", offset), version="v")
@@ -100,7 +100,7 @@ class Reading(MemoryStore):
 @pytest.fixture
 def unsampled(monkeypatch: pytest.MonkeyPatch) -> None:
     """No save reads a sample."""
-    monkeypatch.setattr("holdfast.repo.handle.verified.SAMPLE_SHARE", 1 << 62)
+    monkeypatch.setattr("holdfast.repo.handle.remembered.SAMPLE_SHARE", 1 << 62)
 
 
 @pytest.mark.usefixtures("unsampled")
@@ -160,7 +160,7 @@ def test_rot_is_found_again_once_the_trust_is_over(monkeypatch: pytest.MonkeyPat
     repo = new_repo(store)
     save_bytes(repo, "run/1", {"x": data})
     store.decay(only_pack(store), pack_of(repo, "run/1", "x").offset + 10)
-    monkeypatch.setattr("holdfast.repo.handle.verified.TRUST_S", 0.0)
+    monkeypatch.setattr("holdfast.repo.handle.remembered.TRUST_S", 0.0)
     assert save_bytes(repo, "run/2", {"x": data}).new_bytes == MIB
     assert load_bytes(repo, "run/2") == {"x": data}
 

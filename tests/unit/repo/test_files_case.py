@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from holdfast.errors import BadName
-from holdfast.repo.files import target as filetarget
-from holdfast.repo.files.tree import restore
+from holdfast.repo import files
+from holdfast.repo.files import restore
 from holdfast.repo.format.source import BytesSource
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import read_snapshot
@@ -45,7 +45,7 @@ class FoldingOs:
 
 @pytest.fixture
 def folding(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filetarget, "os", FoldingOs())
+    monkeypatch.setattr(files, "os", FoldingOs())
 
 
 def _restore(repo: Repository, target: Path, contents: dict[str, bytes], *, overwrite: bool) -> None:

@@ -1,22 +1,48 @@
-"""Remembers which stored copies a handle has written or verified itself, in packs that have not changed since."""
+"""What a handle remembers from one save to the next: recent snapshots, verified copies of chunks, change hints."""
 
 from __future__ import annotations
 
 import itertools
 import math
+import os
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Final
 
+from holdfast.digest import Digest, Seeded, hash_bytes
 from holdfast.repo.format.chunk import Location
+from holdfast.repo.format.layout import split_prefix
+from holdfast.repo.names.snapshots import CommittedSnapshot
 
 TRUST_S: Final = 24 * 3600.0
 """How long a verification is valid: a run that saves for weeks reads everything again once a day."""
 SAMPLE_SHARE: Final = 64
 """Each save reads one in 64 of the remembered copies, different ones each time, so all of them within 64 saves."""
 _LIMIT: Final = 1 << 20
-"""How many chunks are remembered; beyond that, all are forgotten, and one save has to read them again."""
+"""How many chunks each memory has room for. Beyond that all are forgotten: one save has to read or hash them again."""
+HINTED_BYTES: Final = 16 << 10
+"""Below this size a hint costs as much as the hash."""
+_RECENT_PREFIXES: Final = 64
+
+
+class RecentSnapshots:
+    """The snapshot last saved under each prefix by this handle: a save finds the previous step without a listing."""
+
+    def __init__(self) -> None:
+        self._snapshots: OrderedDict[str, CommittedSnapshot] = OrderedDict()
+
+    def find(self, name: str) -> CommittedSnapshot | None:
+        """Return the snapshot last saved under the prefix of `name`; it may have been deleted since."""
+        return self._snapshots.get(split_prefix(name))
+
+    def remember(self, snapshot: CommittedSnapshot) -> None:
+        """Remember `snapshot`; forgets the least recently saved prefix if there are too many."""
+        self._snapshots[split_prefix(snapshot.name)] = snapshot
+        self._snapshots.move_to_end(split_prefix(snapshot.name))
+        if len(self._snapshots) > _RECENT_PREFIXES:
+            self._snapshots.popitem(last=False)
 
 
 @dataclass(slots=True)
@@ -30,7 +56,7 @@ class _Proof:
 
 
 class VerifiedChunks:
-    """Copies of chunks that a save may reuse without reading them. Safe in any thread.
+    """Copies that the handle wrote or verified itself, and may reuse without reading them. Safe in any thread.
 
     Versions are those of `ObjectInfo`: they change when a pack is written to. They do not change when its disk damages
     it; the sample and the time limit are there to find that.
@@ -74,3 +100,32 @@ class VerifiedChunks:
         verified_s = max(proof.written_s, proof.read_s.get(location.offset, -math.inf))
         is_sampled = hash((location.pack_id, location.offset)) % SAMPLE_SHARE == turn % SAMPLE_SHARE
         return self._clock() - verified_s < TRUST_S and not is_sampled
+
+
+class ChangeHints:
+    """Keyed hashes of memory at its last save: unchanged memory is not hashed with BLAKE3 again. Safe in any thread.
+
+    A hint is XXH3-128 with a secret random seed: different memory has the same hint with a chance of 1 in 2**128,
+    unless an attacker can read this process. A hint never leaves the process and is never used as an address.
+    """
+
+    def __init__(self) -> None:
+        self._hint_of = Seeded(int.from_bytes(os.urandom(8), "little"))
+        self._seen: dict[tuple[str, int, int], tuple[bytes, Digest]] = {}
+
+    def hash(self, name: str, start: int, data: memoryview) -> Digest:
+        """Return the BLAKE3 of a chunk of the entry `name`; the remembered one, if its hint has not changed."""
+        if data.nbytes < HINTED_BYTES:
+            return hash_bytes(data)
+        key = (name, start, data.nbytes)
+        hint = self._hint_of(data)
+        seen = self._seen.get(key)
+        if seen and seen[0] == hint:
+            return seen[1]
+        digest = hash_bytes(data)
+        # Memory that changed between the two hashes must not be remembered: hint and digest would not match.
+        if self._hint_of(data) == hint:
+            if len(self._seen) >= _LIMIT:
+                self._seen.clear()
+            self._seen[key] = (hint, digest)
+        return digest

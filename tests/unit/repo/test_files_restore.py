@@ -10,7 +10,7 @@ from holdfast.digest import Buffer
 from holdfast.errors import BadName, Corrupt, NameInUse, NotFound
 from holdfast.objects.memory import MemoryStore
 from holdfast.progress import Silent
-from holdfast.repo.files.tree import Restored, plan_files, restore
+from holdfast.repo.files import Restored, plan_files, restore
 from holdfast.repo.format.source import BytesSource, Source
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import read_snapshot

@@ -1,1 +1,0 @@
-"""Directories of files as snapshots, and back."""
