@@ -13,8 +13,8 @@ from holdfast.objects.local.local_store import LocalStore
 from holdfast.objects.memory import MemoryStore
 from holdfast.objects.protocol import ObjectStore
 from holdfast.testing.faults import FaultyStore
-from holdfast.testing.power import SimulatedDisk
 from holdfast.testing.store_contract import StoreContract
+from tests.kit.power import SimulatedDisk
 
 
 class WithoutLinks(PosixFiles):

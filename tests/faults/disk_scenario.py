@@ -13,8 +13,8 @@ from holdfast.repo.format.layout import BAD, INDEX, LEASES, MARKS
 from holdfast.repo.format.record import encode_record
 from holdfast.repo.names.snapshots import delete_snapshot, read_snapshot
 from holdfast.repo.names.tags import delete_tag, set_tag
-from holdfast.testing.power import SimulatedDisk
 from tests.faults.scenario import INIT, Content, State, check_store, random_bytes, read_state, save_content
+from tests.kit.power import SimulatedDisk
 
 ROOT: Final = "/store"
 # What is not fsynced may be torn; nothing that was saved depends on it.

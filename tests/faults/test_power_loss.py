@@ -13,7 +13,6 @@ from holdfast.repo.names.snapshots import read_snapshot
 from holdfast.repo.names.tags import set_tag
 from holdfast.repo.upkeep.collect import collect
 from holdfast.testing.faults import Crashed
-from holdfast.testing.power import SimulatedDisk, SyncSite
 from tests.faults.disk_scenario import (
     OTHER,
     ROOT,
@@ -27,6 +26,7 @@ from tests.faults.disk_scenario import (
 )
 from tests.faults.scenario import State, read_state, save_content
 from tests.faults.troubled_files import TroubledFiles
+from tests.kit.power import SimulatedDisk, SyncSite
 
 
 @pytest.mark.parametrize("work", WORK, ids=str)

@@ -15,7 +15,6 @@ from holdfast.repo.names.snapshots import delete_snapshot
 from holdfast.repo.upkeep.collect import Rules, plan_collect
 from holdfast.repo.upkeep.collect import collect as collect_store
 from holdfast.testing.faults import Crashed
-from holdfast.testing.power import SimulatedDisk
 from tests.faults.disk_scenario import ROOT, iter_survivors, open_disk
 from tests.faults.gc_scenario import (
     COPY,
@@ -28,6 +27,7 @@ from tests.faults.gc_scenario import (
 )
 from tests.faults.scenario import State, Verb, check_store, random_bytes, read_state, save_content
 from tests.faults.troubled_files import TroubledFiles
+from tests.kit.power import SimulatedDisk
 
 
 def _prepare_garbage(store: ObjectStore) -> None:

@@ -1,1 +1,1 @@
-"""For people who write stores or test with many ranks: the contract suite, stores and disks that fail on cue, ranks."""
+"""For people who write stores or test with many ranks: the contract suite, a store that fails on cue, ranks."""

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from holdfast.errors import NotFound, StoreError
 from holdfast.objects.local.files import FileStat
 from holdfast.objects.local.local_store import LocalStore
-from holdfast.testing.power import SimulatedDisk
+from tests.kit.power import SimulatedDisk
 from tests.kit.scripted_files import Scripted, ready_store
 
 

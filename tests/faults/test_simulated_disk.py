@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.objects.local.local_store import LocalStore
 from holdfast.testing.faults import Crashed
-from holdfast.testing.power import SimulatedDisk, SyncSite
+from tests.kit.power import SimulatedDisk, SyncSite
 
 
 def write_file(disk: SimulatedDisk, path: str, data: bytes, *, sync: bool) -> None:
