@@ -212,7 +212,12 @@ class PlacedStore(Protocol):
 
 @runtime_checkable
 class ConditionalStore(Protocol):
-    """Optional: changes that succeed only for a given version. The repository's safety does not depend on it."""
+    """Optional: changes that succeed only for a given version.
+
+    For programs that use an object store directly; Holdfast itself never calls these methods, because no safety rule
+    needs compare-and-swap. A store that has them sets `replace_if_match` and `delete_if_match` in its traits, and the
+    contract suite tests them.
+    """
 
     def replace_if_match(self, key: str, data: Buffer, *, version: str) -> ObjectInfo:
         """Replace `key` if its version is still `version`; raises ObjectExists if it changed, NotFound if absent."""

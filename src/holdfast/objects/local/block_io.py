@@ -14,12 +14,11 @@ from holdfast.objects.local.files import Files
 from holdfast.objects.thread_pool import Task, ThreadPool
 
 BLOCK_BYTES: Final = 4 << 20
+"""Large enough for a disk to be fast, and small enough to be copied while it is in the processor's cache."""
 _WRITES: Final = 4
 """Blocks that are being written while one more is filled. A file needs no other memory."""
 DIRECT_BYTES: Final = 256 << 10
 """Below this size a read through the page cache, with its read-ahead, is as fast."""
-_BLOCK_BYTES: Final = 4 << 20
-"""Large enough for a disk to be fast, and small enough to be copied while it is in the processor's cache."""
 _KEPT_BLOCKS: Final = 8
 
 
@@ -157,7 +156,7 @@ class DirectReads:
 
     def __init__(self, files: Files) -> None:
         self._files = files
-        self._blocks = BlockPool(_BLOCK_BYTES + PAGE_BYTES, kept=_KEPT_BLOCKS, huge=True)
+        self._blocks = BlockPool(BLOCK_BYTES + PAGE_BYTES, kept=_KEPT_BLOCKS, huge=True)
 
     def read(self, handle: int, start: int, target: memoryview) -> int:
         """Fill the beginning of `target` from byte `start` on, and return how many bytes were filled.
@@ -184,7 +183,7 @@ class DirectReads:
                     return done
             with self._blocks.lend() as block:
                 while done < target.nbytes:
-                    count = self._read_block(handle, start + done, block, target[done : done + _BLOCK_BYTES])
+                    count = self._read_block(handle, start + done, block, target[done : done + BLOCK_BYTES])
                     if not count:
                         break
                     done += count

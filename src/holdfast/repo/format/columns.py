@@ -217,10 +217,6 @@ class _Cursor:
         return taken
 
 
-def _padding(size: int) -> bytes:
-    return bytes(-size % _ALIGN)
-
-
 def _swap(view: memoryview, letter: Letter) -> memoryview:
     """Convert native numbers to little-endian or back; a no-op on little-endian machines."""
     if sys.byteorder == "little" or letter == "B":

@@ -6,7 +6,6 @@ import struct
 import threading
 from array import array
 from bisect import bisect_left, bisect_right
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from typing import Final, Self
@@ -14,6 +13,7 @@ from typing import Final, Self
 from holdfast.digest import Digest, fingerprint, hash_bytes
 from holdfast.errors import Corrupt, NewerFormat, NotFound, ObjectExists, StoreError
 from holdfast.json_text import Json
+from holdfast.lru import LruCache
 from holdfast.objects.listing import iter_objects
 from holdfast.objects.protocol import ObjectInfo, ObjectStore
 from holdfast.objects.settle import create_settled
@@ -189,36 +189,29 @@ class BlockCache:
 
     def __init__(self, limit_bytes: int) -> None:
         """Keep at most `limit_bytes`, and always the last block."""
-        self._limit = limit_bytes
-        self._held = 0
-        self._blocks: OrderedDict[tuple[str, str, int], memoryview | array[int]] = OrderedDict()
+        self._blocks: LruCache[tuple[str, str, int], memoryview | array[int]] = LruCache(
+            limit_bytes, size_of=lambda block: memoryview(block).nbytes
+        )
 
     def prefixes(self, fragment: Fragment, block: int) -> array[int]:
         """Return a block of prefixes; reads it if it is not cached."""
-        found = self._blocks.get((fragment.key, "prefix", block))
+        key = (fragment.key, "prefix", block)
+        found = self._blocks.get(key)
         if isinstance(found, array):
-            self._blocks.move_to_end((fragment.key, "prefix", block))
             return found
         read = fragment.read_prefixes(block)
-        self._hold((fragment.key, "prefix", block), read, 4 * len(read))
+        self._blocks.put(key, read)
         return read
 
     def rows(self, fragment: Fragment, block: int) -> memoryview:
         """Return a block of rows; reads it if it is not cached."""
-        found = self._blocks.get((fragment.key, "row", block))
+        key = (fragment.key, "row", block)
+        found = self._blocks.get(key)
         if isinstance(found, memoryview):
-            self._blocks.move_to_end((fragment.key, "row", block))
             return found
         read = fragment.read_rows(block)
-        self._hold((fragment.key, "row", block), read, read.nbytes)
+        self._blocks.put(key, read)
         return read
-
-    def _hold(self, key: tuple[str, str, int], block: memoryview | array[int], size: int) -> None:
-        self._blocks[key] = block
-        self._held += size
-        while self._held > self._limit and len(self._blocks) > 1:
-            _, dropped = self._blocks.popitem(last=False)
-            self._held -= memoryview(dropped).nbytes
 
 
 class Guide:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections import OrderedDict
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Final
 
 from holdfast.digest import Digest, Seeded, hash_bytes
+from holdfast.lru import LruCache
 from holdfast.repo.format.chunk import Location
 from holdfast.repo.format.layout import split_prefix
 from holdfast.repo.names.snapshots import CommittedSnapshot
@@ -28,21 +29,24 @@ _RECENT_PREFIXES: Final = 64
 
 
 class RecentSnapshots:
-    """The snapshot last saved under each prefix by this handle: a save finds the previous step without a listing."""
+    """The snapshot last saved under each prefix by this handle: a save finds the previous step without a listing.
+
+    Safe in any thread.
+    """
 
     def __init__(self) -> None:
-        self._snapshots: OrderedDict[str, CommittedSnapshot] = OrderedDict()
+        self._snapshots: LruCache[str, CommittedSnapshot] = LruCache(_RECENT_PREFIXES)
+        self._lock = threading.Lock()
 
     def find(self, name: str) -> CommittedSnapshot | None:
         """Return the snapshot last saved under the prefix of `name`; it may have been deleted since."""
-        return self._snapshots.get(split_prefix(name))
+        with self._lock:
+            return self._snapshots.get(split_prefix(name))
 
     def remember(self, snapshot: CommittedSnapshot) -> None:
-        """Remember `snapshot`; forgets the least recently saved prefix if there are too many."""
-        self._snapshots[split_prefix(snapshot.name)] = snapshot
-        self._snapshots.move_to_end(split_prefix(snapshot.name))
-        if len(self._snapshots) > _RECENT_PREFIXES:
-            self._snapshots.popitem(last=False)
+        """Remember `snapshot`; forgets the least recently used prefix if there are too many."""
+        with self._lock:
+            self._snapshots.put(split_prefix(snapshot.name), snapshot)
 
 
 @dataclass(slots=True)

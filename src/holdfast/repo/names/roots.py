@@ -149,7 +149,7 @@ def _read_chain(store: ObjectStore, stem: str, generations: list[int]) -> _Chain
         try:
             fields = read_record(store, generation_key(stem, generation))
             if fields:
-                _verify_own(fields, stem, generation)
+                verify_record(fields, stem, generation)
         except NotFound as error:
             raise _Changed from error
         except (Corrupt, NewerFormat):
@@ -161,8 +161,8 @@ def _read_chain(store: ObjectStore, stem: str, generations: list[int]) -> _Chain
     return chain
 
 
-def _verify_own(fields: Fields, stem: str, generation: int) -> None:
-    """Raise Corrupt for a record under a wrong key or in an unknown state: it may hide a root."""
+def verify_record(fields: Fields, stem: str, generation: int) -> None:
+    """Raise Corrupt if the record of a snapshot or tag has the wrong key or an unknown state: it may hide a root."""
     is_snapshot = stem.startswith(SNAPSHOTS)
     fields.expect(kind="snapshot" if is_snapshot else "tag", generation=generation)
     name = fields.text("name")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from holdfast.digest import Digest, hash_bytes, short_hex
 from holdfast.errors import Corrupt, HoldfastError, NewerFormat, NotFound, StoreError
+from holdfast.lru import LruCache
 from holdfast.objects.listing import LinkedStore, iter_objects
 from holdfast.objects.protocol import ObjectStore
 from holdfast.progress import Progress, Silent
@@ -66,9 +66,8 @@ class Checker:
         self._progress = progress or Silent()
         self._budget_bytes = budget_bytes
         self._stages = stages or Stages()
-        self._rows_held = budget_bytes // 4 // _ROW_COST_BYTES
-        self._footers: OrderedDict[str, dict[int, PackedChunk]] = OrderedDict()
-        self._num_rows = 0
+        max_rows = budget_bytes // 4 // _ROW_COST_BYTES
+        self._footers: LruCache[str, dict[int, PackedChunk]] = LruCache(max_rows, size_of=len)
         self._has_unreadable = False
         self._unreadable_packs: set[str] = set()
         self._bad_footers: dict[str, str] = {}
@@ -228,9 +227,9 @@ class Checker:
 
     def _find_rows(self, pack_id: str) -> dict[int, PackedChunk]:
         """Return the chunks of a pack by offset, from a cache of recently used packs."""
-        if pack_id in self._footers:
-            self._footers.move_to_end(pack_id)
-            return self._footers[pack_id]
+        rows = self._footers.get(pack_id)
+        if rows is not None:
+            return rows
         if pack_id not in self._bad_footers:
             try:
                 return self._keep_rows(pack_id, read_footer(self._store, pack_id))
@@ -242,10 +241,7 @@ class Checker:
 
     def _keep_rows(self, pack_id: str, footer: Footer) -> dict[int, PackedChunk]:
         rows = {chunk.location.offset: chunk for chunk in footer.chunks}
-        self._footers[pack_id] = rows
-        self._num_rows += len(rows)
-        while len(self._footers) > 1 and self._num_rows > self._rows_held:
-            self._num_rows -= len(self._footers.popitem(last=False)[1])
+        self._footers.put(pack_id, rows)
         return rows
 
     def _is_intact(self, at: Location, digest: Digest) -> bool:

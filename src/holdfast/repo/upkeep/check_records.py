@@ -22,15 +22,14 @@ from holdfast.repo.format.layout import (
     generation_key,
     is_file_id,
     is_lease_id,
-    snapshot_stem,
     split_generation,
     split_stem,
-    tag_stem,
 )
 from holdfast.repo.format.record import Fields
 from holdfast.repo.handle.config import parse_config
 from holdfast.repo.names.generations import iter_stems, read_record
 from holdfast.repo.names.leases import EXPIRE_S
+from holdfast.repo.names.roots import verify_record
 from holdfast.repo.names.snapshots import CommittedSnapshot, parse_snapshot
 from holdfast.repo.upkeep.findings import Finding, Severity, Tally
 
@@ -141,18 +140,12 @@ def _check_name(store: ObjectStore, stem: str, generations: list[int], roots: Ro
 
 def _parse_fields(fields: Fields, stem: str, generation: int) -> CommittedSnapshot | None:
     """Check the fields of a snapshot or tag record; return the snapshot if the record is a live one."""
-    kind = "snapshot" if stem.startswith(SNAPSHOTS) else "tag"
-    fields.expect(kind=kind, generation=generation)
-    name = fields.text("name")
-    if stem != (snapshot_stem(name) if kind == "snapshot" else tag_stem(name)):
-        raise Corrupt(f"record {fields.key} has a name that belongs to another key", key=fields.key)
-    state = fields.text("state")
-    if state not in ("live", "deleted"):
-        raise Corrupt(f"record {fields.key} is in the unknown state {state[:40]!r}", key=fields.key)
-    if kind == "snapshot" and state == "live":
+    verify_record(fields, stem, generation)
+    if fields.text("state") != "live":
+        return None
+    if stem.startswith(SNAPSHOTS):
         return parse_snapshot(fields)
-    if kind == "tag" and state == "live":
-        fields.digest("digest")
+    fields.digest("digest")
     return None
 
 

@@ -213,7 +213,7 @@ def test_guide_and_blocks_together_stay_in_the_budget(store: MemoryStore, monkey
     index = ChunkIndex(store, limit_bytes=20_000).refresh()
     for digest in found:
         assert len(index.find(digest, 1000)) == 1
-        assert index._cache._held + (index._guide.num_slots if index._guide else 0) <= 20_000
+        assert index._cache._blocks.size + (index._guide.num_slots if index._guide else 0) <= 20_000
     assert index._guide
 
 
