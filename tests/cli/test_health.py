@@ -13,7 +13,7 @@ import pytest
 
 from holdfast.cli.verbs import doctor
 from holdfast.objects.local.local_store import LocalStore
-from holdfast.objects.local.probe import DirectoryFacts, probe_place
+from holdfast.objects.local.probe import DirectoryFacts, probe_directory
 from holdfast.repo.format.record import encode_record
 from tests.cli.runs import Cli, digest_tree
 from tests.kit.standing import put_mark
@@ -202,9 +202,9 @@ def test_doctor_looks_at_a_place_before_there_is_a_store(empty: Cli, words: list
 )
 def test_doctor_judges(saved: Cli, monkeypatch: pytest.MonkeyPatch, change: dict[str, object], verdict: str) -> None:
     def probe(path: str, *, write: bool) -> DirectoryFacts:
-        return replace(probe_place(path, write=write), **change)  # type: ignore[arg-type]  # the table above names real fields
+        return replace(probe_directory(path, write=write), **change)  # type: ignore[arg-type]  # the table above names real fields
 
-    monkeypatch.setattr(doctor, "probe_place", probe)
+    monkeypatch.setattr(doctor, "probe_directory", probe)
 
     ran = saved("doctor", "--write")
 

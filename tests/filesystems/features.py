@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from holdfast.objects.local.probe import probe_place
+from holdfast.objects.local.probe import probe_directory
 
 _ODD_CHARACTERS: Final = '"*:<>?\\|'
 
@@ -34,7 +34,7 @@ class Features:
 
 def probe_features(folder: Path) -> Features:
     """Try everything in a directory that may be written."""
-    place = probe_place(folder, write=True)
+    place = probe_directory(folder, write=True)
     return Features(
         type_name=place.filesystem,
         network=place.network,

@@ -15,7 +15,7 @@ from typing import Final, Self
 
 from holdfast.errors import BadName, HoldfastError, NameInUse, NotFound, SourceChanged
 from holdfast.json_text import Json
-from holdfast.objects.local.naming import TEMP_PREFIX, UNSUPPORTED
+from holdfast.objects.local.naming import UNSUPPORTED, new_temp_name
 from holdfast.objects.url import verify_path
 from holdfast.progress import Progress, Silent
 from holdfast.repo.format.entry import Entry
@@ -336,7 +336,7 @@ class FileTarget:
         try:
             self._verify_apart(name)
             self._enter(parent, create=True)
-            temp = f"{TEMP_PREFIX}{os.urandom(12).hex()}"
+            temp = new_temp_name()
             try:
                 self._fill(temp, pieces, entry)
                 self._give_name(temp, last, replace=replace)

@@ -13,7 +13,7 @@ import pytest
 from holdfast.errors import NotFound, StoreError
 from holdfast.objects.local.local_store import LocalStore
 from holdfast.objects.local.naming import TEMP_PREFIX
-from holdfast.objects.local.probe import probe_place
+from holdfast.objects.local.probe import probe_directory
 from holdfast.objects.url import locate_store_root
 from tests.cli.runs import digest_tree
 from tests.kit.scripted_files import open_descriptors
@@ -249,7 +249,7 @@ def test_the_probe_of_a_place_with_links_leaves_them_alone(store: LocalStore, ou
     plant(store, "packs", outside)
     before = digest_tree(outside)
 
-    assert probe_place(store.url).writable
+    assert probe_directory(store.url).writable
 
     assert digest_tree(outside) == before
 

@@ -11,7 +11,7 @@ from holdfast.cli.lookup import verify_possible
 from holdfast.cli.output import Output, count, format_bytes
 from holdfast.errors import Corrupt, NewerFormat
 from holdfast.objects.listing import iter_objects
-from holdfast.objects.local.probe import DirectoryFacts, locate_nearest_directory, probe_place
+from holdfast.objects.local.probe import DirectoryFacts, locate_nearest_directory, probe_directory
 from holdfast.objects.protocol import ObjectStore
 from holdfast.objects.url import open_store
 from holdfast.repo.format.layout import CONFIG, INDEX, LEASES, MANIFESTS, PACKS
@@ -43,7 +43,7 @@ def run_doctor(options: Namespace, url: str, output: Output) -> int:
     """Check a store, or a directory without one, and the filesystem; writes only with --write."""
     store = open_store(url, read_only=True)
     verify_possible(store)
-    place = probe_place(locate_nearest_directory(store.url), write=options.write)
+    place = probe_directory(locate_nearest_directory(store.url), write=options.write)
     if store.list("", limit=1):
         counts = _count_objects(store)
         verdicts = [*_judge_format(store), *_judge_place(place), *_judge_counts(counts), *_judge_collection(store)]

@@ -19,7 +19,7 @@ from holdfast.objects.local.nofollow import link_error, open_directory
 # From linux/fs.h and fcntl.h.
 _RENAME_NOREPLACE: Final = 1
 
-# A pipe that stands where a file should be must not make us wait, and a terminal must not become ours.
+# If the path is a pipe, opening it must not block; if it is a terminal, it must not become our controlling terminal.
 _CALM: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 
 FileKind = Literal["file", "directory", "link", "other"]
@@ -36,97 +36,97 @@ class FileStat:
     identity: tuple[int, int]
     """Device and inode: equal for two names of one file."""
     num_names: int = 1
-    """How many hard links there are: names of this one file, perhaps some outside the store."""
+    """The number of hard links to the file; some may be outside the store."""
     version: str = ""
-    """Changes with the file's identity and with its times of modification and change; empty if there are no such."""
+    """Device, inode, modification and change time: differs if the file was replaced or written to. May be empty."""
 
 
 class Files(Protocol):
-    """The calls, each as atomic and as durable as POSIX makes it; failures are plain OSErrors.
+    """The filesystem calls of a local store, each as atomic and durable as POSIX makes it; they raise plain OSErrors.
 
-    None of them follows a symbolic link below the root of the store, neither as the last component of a path nor as
-    one before it: it raises the OSError of `nofollow.link_error`, or acts on the link itself.
+    No call follows a symbolic link below the root of the store, in any component of a path. It raises the OSError of
+    `nofollow.link_error`, or acts on the link itself.
     """
 
     def create_file(self, path: str) -> int:
-        """Make a file that is not there yet and return a handle to write it."""
+        """Create a file, which must not exist, and return a handle for writing."""
 
     def open_file(self, path: str) -> int:
-        """Return a handle to read `path`."""
+        """Return a handle for reading `path`."""
 
     def close(self, handle: int) -> None:
-        """Close a handle; a network filesystem may report only here that a write failed."""
+        """Close a handle. On a network filesystem this may raise the error of an earlier write."""
 
     def write_at(self, handle: int, start: int, buffer: memoryview) -> int:
-        """Write from byte `start` on and return how many bytes were taken, perhaps not all; safe in any thread."""
+        """Write at byte `start` and return how many bytes were written, perhaps not all; safe in any thread."""
 
     def read_into(self, handle: int, start: int, buffer: memoryview) -> int:
-        """Read from byte `start` into `buffer` and return how many bytes came; 0 is the end of the file."""
+        """Read from byte `start` into `buffer` and return how many bytes were read; 0 at the end of the file."""
 
     def set_direct(self, handle: int, *, direct: bool) -> bool:
-        """Let reads and writes go around the page cache, or through it again; tell whether they go around it.
+        """Switch direct I/O, which bypasses the page cache, on or off for a handle; return whether it is on.
 
-        Around it, memory, offsets and lengths must be whole pages, and what is written is on the disk, though not
-        yet safe there.
+        Direct I/O needs memory, offsets and lengths that are multiples of a page. Bytes written directly still need
+        `sync_file` to be durable.
         """
 
     def is_cached(self, handle: int, start: int) -> bool:
-        """Tell whether the page of a file that holds byte `start` is in memory, so that reading it costs a copy."""
+        """Return whether the page with byte `start` is in the page cache, so that reading it is only a copy."""
 
     def sync_file(self, handle: int) -> None:
-        """Make the bytes and the size of a file durable; its name is the directory's."""
+        """Make the bytes and the size of a file durable; its name needs `sync_directory`."""
 
     def sync_directory(self, path: str) -> None:
         """Make the entries of a directory durable."""
 
     def stat(self, path: str) -> FileStat:
-        """Describe what is at `path`: a symbolic link itself, unless it is the root."""
+        """Return the status of `path`; of a symbolic link itself, unless it is the root."""
 
     def stat_names(self, path: str, names: Sequence[str]) -> list[FileStat | None]:
-        """Describe what each of these names in a directory is, as `stat` does; None for one that is not there."""
+        """Return the status of each name in a directory, as `stat` does; None for a name that does not exist."""
 
     def stat_handle(self, handle: int) -> FileStat:
-        """Describe an open file."""
+        """Return the status of an open file."""
 
     def list_directory(self, path: str) -> list[str]:
         """Return the names in a directory, in no order."""
 
     def list_kinds(self, path: str) -> dict[str, FileKind]:
-        """Return the names in a directory, in no order, and what each of them is."""
+        """Return the names in a directory, in no order, each with its kind."""
 
     def link(self, source: str, target: str) -> None:
-        """Give a file a second name, if that name is free."""
+        """Create a hard link `target` to `source`; raises FileExistsError if `target` exists."""
 
     def rename_noreplace(self, source: str, target: str) -> None:
-        """Give a file another name, if that name is free."""
+        """Rename a file; raises FileExistsError if `target` exists."""
 
     def rename(self, source: str, target: str) -> None:
-        """Give a file another name, replacing what had it."""
+        """Rename a file; replaces `target` if it exists."""
 
     def unlink(self, path: str) -> None:
-        """Remove a file's name."""
+        """Delete a name of a file."""
 
     def make_directory(self, path: str) -> None:
-        """Make one directory whose parent is there."""
+        """Create one directory; its parent must exist."""
 
     def lock(self, path: str, *, exclusive: bool) -> int | None:
-        """Lock a file, made if need be, until it is unlocked or its process ends; None at once if it is not free.
+        """Lock a file, created if it is missing, until `unlock` or the end of the process; None if it is locked.
 
-        The handle may be read and written. A child of fork does not keep it.
+        Does not wait. The handle can be read and written. A forked child does not inherit the lock.
         """
 
     def unlock(self, handle: int) -> None:
-        """Unlock a file that this process has locked, and close it."""
+        """Unlock and close a file that this process has locked."""
 
     def read_free_bytes(self, path: str) -> int:
-        """Return how many bytes an ordinary user may still write below `path`."""
+        """Return how many bytes an unprivileged user can still write below `path`."""
 
     def read_filesystem_type(self, path: str) -> str:
-        """Return the type of the filesystem that holds `path`, which need not exist; empty if not known."""
+        """Return the type of the filesystem that contains `path`, which need not exist; empty if unknown."""
 
 
 class PosixFiles:
-    """The calls of this machine's kernel."""
+    """The real filesystem calls."""
 
     _inside = "/"
 
@@ -135,7 +135,7 @@ class PosixFiles:
         self._inside = root.rstrip("/") + "/"
 
     def create_file(self, path: str) -> int:
-        # Objects never change, so no group needs to write to them, whatever the umask allows.
+        # Not 0o666: objects never change, so no group needs write permission, even if the umask allows it.
         with self._entering(path) as (directory, name):
             return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644, dir_fd=directory)
 
@@ -157,17 +157,17 @@ class PosixFiles:
         try:
             fcntl.fcntl(handle, fcntl.F_SETFL, flags | flag if direct else flags & ~flag)
         except OSError:
-            return False  # a filesystem that has no such way
+            return False  # the filesystem has no direct I/O
         return direct and flag != 0
 
     def is_cached(self, handle: int, start: int) -> bool:
         try:
-            # Of a page that is not there the kernel begins to read at least as much as is asked for.
+            # One byte only: if pages are missing, the kernel starts to read as many as were requested.
             return os.preadv(handle, [bytearray(1)], start, os.RWF_NOWAIT) == 1
         except BlockingIOError:
             return False
         except (AttributeError, OSError):
-            return True  # no way to ask: read through the cache
+            return True  # this system cannot tell: read through the cache
 
     def sync_file(self, handle: int) -> None:
         if sys.platform == "darwin":
@@ -189,7 +189,7 @@ class PosixFiles:
             return _describe(os.stat(name, dir_fd=directory, follow_symlinks=False))
 
     def stat_names(self, path: str, names: Sequence[str]) -> list[FileStat | None]:
-        # One walk to the directory for all names: for each, it would take as long as the look itself.
+        # Open the directory once for all names: opening it takes as long as one stat.
         directory = open_directory(self._inside, path)
         try:
             return [_describe_name(directory, name) for name in names]
@@ -275,7 +275,7 @@ class PosixFiles:
 
 
 class _Entering:
-    """Holds the directory of a path open: a handle to it, and the name in it."""
+    """Opens the directory of a path for a `with` block; yields its handle and the last component of the path."""
 
     __slots__ = ("_handle", "_inside", "_path")
 
@@ -293,12 +293,12 @@ class _Entering:
 
 
 def find_mount_type(mountinfo: str, path: str) -> str:
-    """Return the type of the mount that holds `path`, an absolute one; empty if none does."""
+    """Return the type of the mount that contains the absolute path `path`; empty if none does."""
     deepest, found = -1, ""
     for line in mountinfo.rstrip("\n").split("\n"):
         mount, _, source = line.partition(" - ")
         point = _unescape(mount.split(" ")[4]).rstrip("/")
-        # Of two mounts at one point the later hides the earlier.
+        # A later mount on the same directory hides the earlier one.
         if len(point) >= deepest and (path == point or path.startswith(point + "/")):
             deepest, found = len(point), source.split(" ")[0]
     return found

@@ -1,4 +1,4 @@
-"""The object store in a directory: key `k` is the file `root/k`, created by link() and durable by fsync."""
+"""The object store in a directory: key `k` is the file `root/k`, created with link() and made durable with fsync."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from holdfast.objects.local.nofollow import link_error
 from holdfast.objects.local.upload import LocalUpload, WriteTarget, begin_upload, explain_write_error, flatten
 from holdfast.objects.protocol import PAGE_LIMIT, ObjectInfo, StoreTraits, verify_key, verify_prefix
 
-# What stands where no object is. Not ELOOP: what lies behind a symbolic link is not known, so nobody may take it
-# for absent; a collector would then delete what the records there refer to.
+# Errors that mean that there is no object. Not ELOOP: it is unknown what a symbolic link leads to. If it counted as
+# absent, a collector would delete the files that records behind the link refer to.
 _ABSENT: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR})
-# Whatever is not here may be shared with other hosts.
+# Filesystems of any other type may be shared with other hosts.
 _LOCAL_TYPES: Final = frozenset(
     {"ext2", "ext3", "ext4", "xfs", "btrfs", "bcachefs", "zfs", "f2fs", "jfs", "reiserfs", "overlay", "tmpfs"}
     | {"ramfs", "vfat", "exfat", "ntfs", "ntfs3", "fuseblk", "apfs", "hfs", "simulated"}
 )
 _VOLATILE_TYPES: Final = frozenset({"tmpfs", "ramfs"})
 
-# What answers a lock where there are none; leases alone then tell who is at work.
+# Errors of filesystems without locks; then only leases show which saves are running.
 _NO_LOCKS: Final = frozenset({errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 _LOCK_NAME: Final = ".lock"
 
@@ -45,14 +45,14 @@ _Names = list[str]
 FindNames = Callable[[str], Sequence[str]]
 """Returns the requested keys in a directory; the argument is empty or ends in a slash."""
 FindStats = Callable[[str, Sequence[str]], Mapping[str, FileStat | None]]
-"""Returns the stat of keys in a directory; None for keys to skip."""
+"""Returns the status of keys in a directory; None for keys to skip."""
 
 
 class LocalStore:
-    """Objects as files below `root`, which the first write makes.
+    """Objects as files below `root`, which the first write creates.
 
-    The root may be a symbolic link, or be reached through some. Below it no link is followed: what meets one raises
-    StoreError with errno ELOOP, changes nothing and reads nothing behind it.
+    The root may be a symbolic link, or be reached through links. Below it no link is followed: an operation that meets
+    one raises StoreError with errno ELOOP. It changes nothing and reads nothing that the link leads to.
     """
 
     def __init__(
@@ -81,10 +81,10 @@ class LocalStore:
 
     @property
     def traits(self) -> StoreTraits:
-        """What the filesystem below the root can do; tried out if it is there and may be written."""
+        """Properties of the filesystem; the first call tests them with scratch files if the root can be written to."""
         exclusive = True
         if not self._read_only:
-            # Where nothing can be tried, create itself refuses if this proves untrue.
+            # If it cannot be tested, assume exclusive creates; `create` itself raises if there are none.
             with suppress(OSError):
                 exclusive = self._namer.read_naming(self._root) is not Naming.CHECKED_RENAME
         filesystem_type = self._find_type()
@@ -96,18 +96,18 @@ class LocalStore:
 
     @property
     def is_network(self) -> bool:
-        """Whether other hosts may use the filesystem, too; unlike its other traits, known without trying it out."""
+        """Whether other hosts may use the filesystem; known without a test, unlike other traits."""
         return self._find_type() not in _LOCAL_TYPES
 
     def is_bare(self) -> bool:
-        """Tell whether the root is a directory that holds nothing."""
+        """Return whether the root is an empty directory."""
         try:
             return not self._files.list_directory(self._root)
         except OSError:
             return False
 
     def prepare(self, prefixes: Sequence[str]) -> None:
-        """Make a directory for each prefix, and what leads to it, durable, whoever made it."""
+        """Create a directory for each prefix, and make it and its parents durable even if they exist."""
         for prefix in prefixes:
             self._verify_writable(prefix.rstrip("/"))
         try:
@@ -116,7 +116,7 @@ class LocalStore:
             raise explain_write_error(error, key="", path=self._root) from error
 
     def sync(self, prefix: str) -> None:
-        """Fsync the directory of `prefix`, if it is there."""
+        """Fsync the directory of `prefix`, if it exists."""
         path = self._path(verify_prefix(prefix).rstrip("/"))
         try:
             self._files.sync_directory(path)
@@ -146,7 +146,7 @@ class LocalStore:
                 raise self._not_found(key)
             if status.size_bytes > limit_bytes:
                 raise Corrupt(
-                    f"{self._path(key)} holds {status.size_bytes} bytes, more than the {limit_bytes} it may; run check",
+                    f"{self._path(key)} has {status.size_bytes} bytes, more than the limit of {limit_bytes}; run check",
                     key=key,
                 )
             data = bytearray(status.size_bytes)
@@ -166,7 +166,7 @@ class LocalStore:
         try:
             target = flatten(buffer)
             if target.nbytes >= DIRECT_BYTES and self._may_be_direct():
-                # What is not there afterwards is read, or missed, the ordinary way.
+                # The rest is read through the page cache, which also reports bytes that are missing.
                 done = self._direct.read(handle, start, target)
                 start, target = start + done, target[done:]
             self._fill(key, handle, start, target)
@@ -176,11 +176,11 @@ class LocalStore:
             self._files.close(handle)
 
     def map(self, key: str, start: int, size_bytes: int) -> memoryview:
-        """Map the file of `key`, copied on write."""
+        """Map the file of `key` privately: pages are copied when they are written to."""
         handle = self._open(key)
         try:
             status = self._files.stat_handle(handle)
-            # Memory beyond the end of a file is a trap: whoever touches it is killed.
+            # Touching memory beyond the end of the file would kill the process (SIGBUS).
             if status.kind != "file" or start + size_bytes > status.size_bytes:
                 raise Corrupt(f"{self._path(key)} ends before byte {start + size_bytes}; run check", key=key)
             page = start // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
@@ -192,7 +192,7 @@ class LocalStore:
             self._files.close(handle)
 
     def list(self, prefix: str, *, after: str = "", limit: int = PAGE_LIMIT) -> list[ObjectInfo]:
-        """Return one page; only names that may be on it are looked at."""
+        """Return one page; reads the status of no more names than needed."""
         base = verify_prefix(prefix)[: prefix.rfind("/") + 1]
         find_names = partial(self._find_names, prefix=prefix, after=after)
         page: list[ObjectInfo] = []
@@ -208,7 +208,7 @@ class LocalStore:
         return page
 
     def delete(self, key: str) -> None:
-        """Remove the file of `key` if it is there."""
+        """Delete the file of `key` if it exists."""
         self._verify_writable(key)
         path = self._path(key)
         try:
@@ -220,31 +220,31 @@ class LocalStore:
 
     @contextmanager
     def hold(self, *, exclusive: bool) -> Iterator[bool]:
-        """Hold a lock file; it tells about this host only, so on network filesystems nobody is ever alone."""
+        """Lock the lock file. It proves nothing about other hosts, so network filesystems have no exclusive lock."""
         if exclusive and self.traits.network:
             yield False
             return
-        with ExitStack() as held:
+        with ExitStack() as stack:
             try:
-                is_held = held.enter_context(self._lock.hold(exclusive=exclusive))
+                is_locked = stack.enter_context(self._lock.hold(exclusive=exclusive))
             except OSError as error:
                 if not exclusive and error.errno not in _NO_LOCKS:
                     raise explain_write_error(error, key=_LOCK_NAME, path=self._path(_LOCK_NAME)) from error
-                is_held = not exclusive
-            yield is_held
+                is_locked = not exclusive
+            yield is_locked
 
     def remove_debris(self, *, older_than_s: float) -> int:
-        """Remove temporary files of saves that were killed; their age is told by the filesystem's own clock."""
+        """Remove temporary files of killed saves; their age is measured by the filesystem's clock."""
         directories = self._iter_directories("")
         return remove_debris(self._files, self._namer, self._root, directories, older_than_s=older_than_s)
 
     def iter_links(self) -> Iterator[str]:
-        """Yield the path, relative to the root, of each symbolic link in a directory that may hold objects."""
+        """Yield the path, relative to the root, of each symbolic link in a directory that can contain objects."""
         for directory, kinds in self._iter_directories(""):
             yield from sorted(directory + name for name, kind in kinds.items() if kind == "link")
 
     def passing_over_links(self) -> LocalStore:
-        """Return the same store, whose listings leave links out instead of raising."""
+        """Return a view of the store whose listings skip links instead of raising."""
         store = copy(self)
         store._skips_links = True
         return store
@@ -264,7 +264,7 @@ class LocalStore:
         return time()
 
     def find_free_bytes(self) -> int | None:
-        """Return what the filesystem has left for us; before the first write, that of the nearest parent."""
+        """Return the free bytes of the filesystem; before the first write, of the nearest existing parent's."""
         path = self._root
         while True:
             try:
@@ -275,7 +275,7 @@ class LocalStore:
                 raise StoreError(f"cannot read the free space of {path}: {error.strerror}", code=error.errno) from error
 
     def _iter_directories(self, base: str) -> Iterator[tuple[str, dict[str, FileKind]]]:
-        """Yield `base` (empty, or ending in "/") and every directory below it that may hold objects, with its names."""
+        """Yield `base` (empty, or ending in "/") and all directories below it that can contain objects, with names."""
         try:
             kinds = self._files.list_kinds(self._directory(base))
         except OSError as error:
@@ -339,21 +339,21 @@ class LocalStore:
             if not count:
                 raise Corrupt(
                     f"{self._path(key)} ends at byte {self._files.stat_handle(handle).size_bytes},"
-                    f" before the {buffer.nbytes} bytes at {start} that it should hold; run check",
+                    f" before the {buffer.nbytes} bytes at {start} that it should contain; run check",
                     key=key,
                 )
             filled += count
 
     def _find_names(self, base: str, prefix: str, after: str) -> _Names:
-        """Return what the directory `base` (empty, or ending in "/") has that may be, or hold, a wanted key."""
+        """Return the names in the directory `base` (empty, or ending in "/") that are or may contain a wanted key."""
         names = self._list_names(base)
         start = prefix[len(base) :]
         keys = [base + name for name in names if name.startswith(start)]
-        # "0" follows "/": all that is below the directory `k` is less than `k0`.
+        # "0" follows "/" in ASCII, so every key below the directory `k` is less than `k0`.
         return [key for key in keys if key + "0" > after] if after else keys
 
     def _find_stats(self, base: str, keys: Sequence[str]) -> dict[str, FileStat | None]:
-        """Describe keys in the directory `base`; None for what is not there, or could not be an object."""
+        """Return the status of keys in the directory `base`; None for one that is absent or not a valid key."""
         valid = [key for key in keys if is_key(key)]
         found: dict[str, FileStat | None] = dict.fromkeys(keys)
         try:
@@ -373,9 +373,9 @@ class LocalStore:
             raise self._read_error(error, key) from error
 
     def _reopening(self, read: Callable[[], T]) -> T:
-        """Read, and once more if the file's handle is stale: NFS says so if another host has removed or replaced it.
+        """Call `read`, and again if the file handle was stale: on NFS, another host removed or replaced the file.
 
-        Opened again, the file is there or it is not. A listing that is stale stays an error: it must not look empty.
+        When it is opened again, the file exists or not. A stale listing stays an error: it must not look empty.
         """
         try:
             return read()
@@ -396,7 +396,7 @@ class LocalStore:
 def iter_in_key_order(
     base: str, find_names: FindNames, find_stats: FindStats, *, batch: int
 ) -> Iterator[tuple[str, FileStat]]:
-    """Yield each key below `base` that is not a directory, with its stat; `batch` names are stat-ed at a time."""
+    """Yield each key below `base` that is not a directory, in order, with its status; reads `batch` of them at once."""
     names: list[str] = []
     ahead: dict[str, Iterator[str]] = {}
     known: dict[str, FileStat | None] = {}
@@ -407,13 +407,13 @@ def iter_in_key_order(
         for key in keys:
             heappush(names, key)
 
-    # Every key below the directory `k` is greater than `k`: taking the least name, and putting back the names
-    # below it if it is a directory, yields keys in order however directories nest.
+    # Every key below the directory `k` is greater than `k`. So popping the least name, and pushing the names in it if
+    # it is a directory, yields keys in order, however deep directories nest.
     enter(base)
     while names:
         key = heappop(names)
         if key not in known:
-            # The keys of one directory come in order, so the following ones are needed next.
+            # The keys of one directory are popped in order, so the following ones are needed next.
             directory = key[: key.rfind("/") + 1]
             known.update(find_stats(directory, list(islice(ahead[directory], batch))))
         status = known.pop(key)

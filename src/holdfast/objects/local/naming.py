@@ -1,4 +1,4 @@
-"""How a finished file gets its name: without taking another's, and together with the directories that lead to it."""
+"""Creates temporary files and their directories, gives finished files their names, and removes leftover ones."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ from holdfast.objects.local.files import FileKind, Files
 from holdfast.objects.local.nofollow import link_error
 
 TEMP_PREFIX: Final = ".tmp-"
-"""How the names of files under way begin: no key has such a component, so none is ever listed."""
+"""Prefix of temporary files. No key has a component that starts with a dot, so they are never listed."""
 
-# link() answers EPERM where there are no hard links; renameat2() EINVAL where its flag is not known.
+# link() fails with EPERM if there are no hard links; renameat2() with EINVAL if its flag is unknown.
 UNSUPPORTED: Final = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL, errno.EMLINK})
 
-# Each try that finds no directory means that somebody removed it, being empty, since we made it.
+# An attempt fails if another process removed the directory, while it was empty, after we created it.
 _DIRECTORY_ATTEMPTS: Final = 16
 
 
 class Naming(Enum):
-    """The ways to give a name that is free."""
+    """How a file gets a name that is not in use, best first."""
 
     LINK = "link"
     RENAME = "rename without replacement"
-    CHECKED_RENAME = "look, then rename: safe for a single writer only"
+    CHECKED_RENAME = "check, then rename: safe for a single writer only"
 
 
 class FileNamer:
-    """Makes temporary files, their directories, and then their final names; raises plain OSErrors."""
+    """Creates temporary files and directories, and gives files their final names; raises plain OSErrors."""
 
     def __init__(self, files: Files) -> None:
         self._files = files
         self._naming: Naming | None = None
         self._naming_lock = threading.Lock()
         self._rename_lock = threading.Lock()
-        # Directories that hold a directory which we made and that were not fsynced since.
+        # Directories in which we created a directory, and that were not synced since.
         self._unsynced: set[str] = set()
         self._unsynced_lock = threading.Lock()
 
     def create_temp(self, directory: str) -> tuple[str, int]:
-        """Make a file of a unique name in `directory`, and that directory if need be; return path and handle."""
+        """Create a file with a unique name in `directory`, created if missing; return its path and handle."""
         path = _temp_path(directory)
         for _ in range(_DIRECTORY_ATTEMPTS):
             try:
@@ -55,26 +55,26 @@ class FileNamer:
         return path, self._files.create_file(path)
 
     def read_naming(self, directory: str) -> Naming:
-        """Return the best way that works in `directory`, found by trying it once."""
+        """Return the best way of naming that works in `directory`; the first call tests it with scratch files."""
         with self._naming_lock:
             if self._naming is None:
                 self._naming = self._probe(directory)
             return self._naming
 
     def give_name(self, temp: str, target: str, identity: tuple[int, int]) -> None:
-        """Name the file `temp`, which is `identity`, `target`; raises FileExistsError if that is another file's.
+        """Give the file `temp`, with this identity, the name `target`; raises FileExistsError if that is in use.
 
-        What is left of `temp` is the caller's to remove.
+        The caller removes `temp` if it still exists.
         """
         self._give(self._call(self.read_naming(os.path.dirname(target))), temp, target, identity)
 
     def discard(self, temp: str) -> None:
-        """Remove what is left of a temporary file, if that is possible."""
+        """Remove a temporary file if it exists; ignores errors."""
         with suppress(OSError):
             self._files.unlink(temp)
 
     def make_directories(self, paths: Sequence[str]) -> None:
-        """Make directories, and make their entries durable even if they are there: who made them may be dead."""
+        """Create directories and make their names durable, also of existing ones: their creator may have died."""
         for path in paths:
             self._make_directory(path)
             if self._files.stat(path).kind == "link":
@@ -83,10 +83,10 @@ class FileNamer:
             self.sync_new_directories(path)
 
     def sync_new_directories(self, directory: str) -> None:
-        """Make the entries of the directories that we made on the way to `directory` durable."""
+        """Make the names of `directory` and its parents durable, if we created them."""
         if not self._unsynced:
             return
-        # The lock is held while syncing: who finds nothing to do must be able to rely on it being done.
+        # Locked while syncing: a thread that finds nothing to sync relies on the sync being complete.
         with self._unsynced_lock:
             while (parent := os.path.dirname(directory)) != directory:
                 if parent in self._unsynced:
@@ -96,7 +96,7 @@ class FileNamer:
 
     def _make_directory(self, path: str) -> None:
         parent = os.path.dirname(path)
-        # Also if somebody else made it just now: that it is durable yet is not known.
+        # Also if another process has just created it: it may not be durable yet.
         with self._unsynced_lock:
             self._unsynced.add(parent)
         try:
@@ -117,7 +117,7 @@ class FileNamer:
         return Naming.CHECKED_RENAME
 
     def _is_exclusive(self, naming: Naming, directory: str) -> bool:
-        """Tell whether `naming` works here and refuses a name in use: some filesystems only say that they do."""
+        """Return whether `naming` works here and refuses a name in use; some filesystems only claim to."""
         call = self._call(naming)
         target = _temp_path(directory)
         sources: list[str] = []
@@ -140,8 +140,8 @@ class FileNamer:
         try:
             call(temp, target)
         except OSError:
-            # A reply may be lost and the request sent again: NFS then answers EEXIST (to a link) or ENOENT
-            # (to a rename) for our own success.
+            # If a reply is lost, the request is sent again: NFS then answers EEXIST (to a link) or ENOENT
+            # (to a rename) although our first request succeeded.
             if not self._is_file(target, identity):
                 raise
 
@@ -168,8 +168,13 @@ class FileNamer:
             return False
 
 
+def new_temp_name() -> str:
+    """Return a random name for a temporary file."""
+    return TEMP_PREFIX + os.urandom(12).hex()
+
+
 def _temp_path(directory: str) -> str:
-    return os.path.join(directory, TEMP_PREFIX + os.urandom(12).hex())
+    return os.path.join(directory, new_temp_name())
 
 
 def remove_debris(
@@ -180,9 +185,9 @@ def remove_debris(
     *,
     older_than_s: float,
 ) -> int:
-    """Remove temporary files that are older, by the filesystem's own clock; return how many.
+    """Remove temporary files of killed saves that are older than this, by the filesystem's clock; return how many.
 
-    With 0 all are removed, whatever their time. A negative age also removes files that are so much younger than now.
+    With 0, all are removed, whatever their time. A negative age also removes files with a time that far in the future.
     `directories` are paths relative to `root`, each with the names in it.
     """
     removed = 0
@@ -197,11 +202,11 @@ def remove_debris(
 
 
 def _read_file_time(files: Files, namer: FileNamer, root: str) -> float:
-    """Return the time that the filesystem gives to a new file: this host's clock may be hours ahead of it."""
+    """Return the time that the filesystem gives to a new file; this host's clock may differ by hours."""
     try:
         path, handle = namer.create_temp(root)
     except OSError:
-        return 0.0  # what is old cannot be told: nothing is
+        return 0.0  # the time is unknown, so no file counts as old
     try:
         return files.stat_handle(handle).modified_s
     finally:
@@ -213,4 +218,4 @@ def _is_older(files: Files, path: str, time_s: float) -> bool:
     try:
         return files.stat(path).modified_s <= time_s
     except OSError:
-        return False  # its writer is done with it
+        return False  # its writer has removed or renamed it

@@ -1,4 +1,4 @@
-"""What a directory can do for a store: looked up, or tried out with scratch files that are removed again."""
+"""Finds what a directory offers a store, from its metadata or by tests with scratch files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Final
 from holdfast.errors import StoreError
 from holdfast.objects.local.files import Files, PosixFiles
 from holdfast.objects.local.local_store import LocalStore
-from holdfast.objects.local.naming import TEMP_PREFIX, UNSUPPORTED, FileNamer
+from holdfast.objects.local.naming import UNSUPPORTED, FileNamer, new_temp_name
 
 _SYNCS: Final = 5
 _BLOCK_BYTES: Final = 4096
@@ -23,37 +23,37 @@ _REFUSALS: Final = frozenset({errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOS
 
 @dataclass(frozen=True, slots=True)
 class DirectoryFacts:
-    """What was found out about a directory; None is what was not tried, or could not be."""
+    """Facts about a directory; None if something was not tested or could not be."""
 
     path: str
     filesystem: str
-    """Its type as the kernel names it; empty if that is not known."""
+    """The filesystem's type as the kernel names it; empty if unknown."""
     network: bool
-    """Other hosts may reach it."""
+    """Other hosts may use it."""
     durable: bool
     """It survives a reboot."""
     free_bytes: int
     writable: bool
-    """Files were made in it; if nothing was tried, its permissions and its filesystem allow that."""
+    """Files were created in it; if nothing was tested, permissions and filesystem allow that."""
     tried: bool = False
-    """It was tried out with scratch files."""
+    """It was tested with scratch files."""
     refusal: str = ""
-    """Why it cannot be written."""
+    """Why it cannot be written to."""
     hard_links: bool | None = None
     """link() works, and refuses a name in use."""
     rename_noreplace: bool | None = None
     """renameat2(RENAME_NOREPLACE) works, and refuses a name in use."""
     direct_io: bool | None = None
-    """Files can be written around the page cache."""
+    """Files can be written without the page cache (O_DIRECT)."""
     case_sensitive: bool | None = None
     sync_ms: float | None = None
     """Median time to make a small write durable."""
 
 
-def probe_place(path: str | os.PathLike[str], *, write: bool = False, files: Files | None = None) -> DirectoryFacts:
-    """Say what the directory `path` can do, which must be there; raises StoreError if it cannot be used at all.
+def probe_directory(path: str | os.PathLike[str], *, write: bool = False, files: Files | None = None) -> DirectoryFacts:
+    """Return facts about the directory `path`, which must exist; raises StoreError if it cannot be used at all.
 
-    Nothing is written unless `write`: then what only a write can tell is tried out with scratch files in it.
+    With `write`, also test what only a write can show, with scratch files that are removed again.
     """
     root = os.path.abspath(path)
     calls = PosixFiles(root) if files is None else files
@@ -64,8 +64,8 @@ def probe_place(path: str | os.PathLike[str], *, write: bool = False, files: Fil
     except OSError as error:
         if isinstance(error, StoreError):
             raise
-        raise StoreError(f"cannot look at {root}: {error.strerror}", code=error.errno) from error
-    # Read-only, so that the traits are only looked up: trying out is done here.
+        raise StoreError(f"cannot inspect {root}: {error.strerror}", code=error.errno) from error
+    # Read-only, so that reading the traits writes nothing: the tests are done here.
     traits = LocalStore(root, read_only=True, files=calls).traits
     known = DirectoryFacts(
         path=root,
@@ -80,15 +80,15 @@ def probe_place(path: str | os.PathLike[str], *, write: bool = False, files: Fil
         may_write = os.access(root, os.W_OK | os.X_OK)
         return replace(known, writable=may_write, refusal="" if may_write else _explain_refusal(root))
     with _Scratch(root, calls) as scratch:
-        return _try_out(known, scratch)
+        return _test_writes(known, scratch)
 
 
 def locate_nearest_directory(path: str | os.PathLike[str]) -> str:
-    """Return the directory `path`, or the nearest one above it if it is not there yet."""
-    place = os.path.abspath(path)
-    while not os.path.isdir(place) and place != os.path.dirname(place):
-        place = os.path.dirname(place)
-    return place
+    """Return the directory `path`, or the nearest existing one above it."""
+    directory = os.path.abspath(path)
+    while not os.path.isdir(directory) and directory != os.path.dirname(directory):
+        directory = os.path.dirname(directory)
+    return directory
 
 
 def _explain_refusal(root: str) -> str:
@@ -97,7 +97,7 @@ def _explain_refusal(root: str) -> str:
 
 
 class _Scratch:
-    """Makes scratch names in one directory, and removes whatever has got them in the end."""
+    """Creates scratch files in one directory, and removes them at the end."""
 
     def __init__(self, root: str, files: Files) -> None:
         self.files = files
@@ -113,23 +113,23 @@ class _Scratch:
             self._namer.discard(path)
 
     def new_path(self) -> str:
-        """Return a name that is free, and ours to use."""
-        self._paths.append(os.path.join(self._root, f"{TEMP_PREFIX}{os.urandom(12).hex()}"))
+        """Return an unused path; a file created there is removed at the end."""
+        self._paths.append(os.path.join(self._root, new_temp_name()))
         return self._paths[-1]
 
     def make_file(self) -> tuple[str, int]:
-        """Return the path and the handle of a new file."""
+        """Create a file; return its path and handle."""
         path = self.new_path()
         return path, self.files.create_file(path)
 
     def make_empty(self) -> str:
-        """Return the path of a new file."""
+        """Create an empty file and return its path."""
         path, handle = self.make_file()
         self.files.close(handle)
         return path
 
 
-def _try_out(known: DirectoryFacts, scratch: _Scratch) -> DirectoryFacts:
+def _test_writes(known: DirectoryFacts, scratch: _Scratch) -> DirectoryFacts:
     try:
         sync_ms = _measure_sync(scratch)
         return replace(
@@ -144,7 +144,7 @@ def _try_out(known: DirectoryFacts, scratch: _Scratch) -> DirectoryFacts:
     except OSError as error:
         if error.errno in _REFUSALS:
             return replace(known, refusal=error.strerror or str(error))
-        raise StoreError(f"cannot try out {known.path}: {error.strerror}", code=error.errno) from error
+        raise StoreError(f"cannot test {known.path}: {error.strerror}", code=error.errno) from error
 
 
 def _measure_sync(scratch: _Scratch) -> float:
@@ -163,7 +163,7 @@ def _measure_sync(scratch: _Scratch) -> float:
 
 
 def _is_exclusive(scratch: _Scratch, give_name: Callable[[str, str], None]) -> bool:
-    """Tell whether a way of naming works for a free name and refuses one in use: some only claim to."""
+    """Return whether a way of naming works for an unused name and refuses one in use; some only claim to."""
     target = scratch.new_path()
     try:
         give_name(scratch.make_empty(), target)
@@ -184,11 +184,11 @@ def _has_direct_io(scratch: _Scratch) -> bool:
     handle = -1
     try:
         handle = os.open(path, os.O_WRONLY | os.O_DIRECT | os.O_NOFOLLOW)
-        # A map is aligned to a page, as direct I/O wants it.
+        # A memory map is page-aligned, as direct I/O requires.
         with mmap.mmap(-1, _BLOCK_BYTES) as block:
             return os.write(handle, block) == _BLOCK_BYTES
     except (OSError, AttributeError):
-        # Refused by the filesystem, or O_DIRECT is unknown to this system.
+        # The filesystem refused it, or this system has no O_DIRECT.
         return False
     finally:
         with suppress(OSError):

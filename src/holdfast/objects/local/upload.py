@@ -1,4 +1,4 @@
-"""Writing one object of a local store: a temporary file, made durable, then named; and what each failure means."""
+"""Writes one object of a local store: fills a temporary file, makes it durable, and gives it its name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from holdfast.objects.local.nofollow import link_error
 _GATHERED_BYTES: Final = 64 << 10
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _FORBIDDEN: Final = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
-# What a filesystem answers before it does anything; after any other error the name may yet appear.
+# Errors that a filesystem returns before it changes anything. After any other error, the file may have got its name.
 _REFUSALS: Final = (
     _FULL
     | _FORBIDDEN
@@ -38,21 +38,21 @@ _REFUSALS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class WriteTarget:
-    """Where an object is to be created, and with what."""
+    """The path of an object to be created, and what is needed to create it."""
 
     files: Files
     namer: FileNamer
     key: str
     path: str
     may_be_direct: bool = False
-    """The filesystem is one where writing around the page cache pays."""
+    """On this filesystem, bypassing the page cache is faster."""
 
     @property
     def directory(self) -> str:
         return os.path.dirname(self.path)
 
     def explain(self, error: OSError, *, needed_bytes: int = 0) -> StoreError:
-        """Return what to raise for an error that came before anything was created."""
+        """Return the error to raise for a failure before anything was created."""
         free_bytes = 0
         if error.errno in _FULL:
             with suppress(OSError):
@@ -65,7 +65,7 @@ class WriteTarget:
 def explain_write_error(
     error: OSError, *, key: str, path: str, needed_bytes: int = 0, free_bytes: int = 0
 ) -> StoreError:
-    """Return what to raise for a write to `path` that failed and changed nothing."""
+    """Return the error to raise for a write to `path` that failed and changed nothing."""
     text = f"cannot write {path}: {error.strerror}"
     if error.errno in _FULL:
         text += f" ({needed_bytes} bytes needed, {free_bytes} free); free some space or raise the quota"
@@ -77,7 +77,7 @@ def explain_write_error(
 
 
 def begin_upload(target: WriteTarget, *, durable: bool, single_writer: bool) -> LocalUpload:
-    """Make the temporary file and its directories, and find out that it can be named before a byte is written."""
+    """Create the temporary file and its directories; raises StoreError if it could not be given a name safely."""
     try:
         temp, handle = target.namer.create_temp(target.directory)
     except OSError as error:
@@ -85,7 +85,7 @@ def begin_upload(target: WriteTarget, *, durable: bool, single_writer: bool) -> 
     upload = LocalUpload(target, temp=temp, handle=handle, durable=durable)
     try:
         if durable:
-            # At once: until then another process finds the directory and takes it for durable.
+            # Immediately: another process that finds the directory assumes that it is durable.
             target.namer.sync_new_directories(target.directory)
         naming = target.namer.read_naming(target.directory)
     except OSError as error:
@@ -103,7 +103,7 @@ def begin_upload(target: WriteTarget, *, durable: bool, single_writer: bool) -> 
 
 
 class LocalUpload:
-    """An object under way: a temporary file beside its final name."""
+    """An object that is being written: a temporary file in the directory of its final name."""
 
     def __init__(self, target: WriteTarget, *, temp: str, handle: int, durable: bool) -> None:
         self._target = target
@@ -171,7 +171,7 @@ class LocalUpload:
 
     @contextmanager
     def _ending_by_failure(self) -> Iterator[None]:
-        """End the upload if writing fails: how much was written is not known, so it must never be committed."""
+        """Abort the upload if writing fails: it is unknown how much was written, so it must not be committed."""
         try:
             yield
         except OSError as error:
@@ -182,13 +182,13 @@ class LocalUpload:
             raise
 
     def _seal(self, handle: int) -> tuple[int, int]:
-        """Finish the temporary file; return its identity."""
+        """Write the rest, sync and close the temporary file; return its identity."""
         try:
             self._writer.finish()
             if self._durable:
                 self._files.sync_file(handle)
             identity = self._files.stat_handle(handle).identity
-            # The number is free for others even if closing fails.
+            # Before closing: even if that fails, the number may already refer to another file.
             self._handle = None
             self._files.close(handle)
         except OSError as error:
@@ -202,15 +202,15 @@ class LocalUpload:
         except FileExistsError as error:
             kind = self._find_kind(path)
             if kind == "directory":
-                text = f"cannot create {path}: a directory is there; choose a key that is not the start of another"
+                text = f"cannot create {path}: it is a directory; choose a key that is not the start of another"
                 raise StoreError(text, key=key, code=errno.EISDIR) from error
             if kind == "link":
                 raise self._target.explain(link_error(path)) from error
-            raise ObjectExists(f"{path} is already there", key=key, code=errno.EEXIST) from error
+            raise ObjectExists(f"{path} exists already", key=key, code=errno.EEXIST) from error
         except OSError as error:
             if error.errno in _REFUSALS:
                 raise self._target.explain(error) from error
-            text = f"cannot tell whether {path} was created: {error.strerror}; look whether it is there"
+            text = f"it is unknown whether {path} was created: {error.strerror}; check whether it exists"
             raise StoreError(text, key=key, fate="unknown", code=error.errno) from error
 
     def _find_kind(self, path: str) -> FileKind:
@@ -224,8 +224,8 @@ class LocalUpload:
             self._files.sync_directory(self._target.directory)
         except OSError as error:
             raise StoreError(
-                f"{self._target.path} is there, but its directory could not be made durable: {error.strerror};"
-                " the disk may be failing, and no retry can mend this",
+                f"{self._target.path} exists, but its directory could not be made durable: {error.strerror};"
+                " the disk may be failing, and a retry cannot repair this",
                 key=self._target.key,
                 fate="volatile",
                 code=error.errno,
@@ -233,7 +233,7 @@ class LocalUpload:
 
 
 def _iter_gathered(buffers: Sequence[Buffer]) -> Iterator[memoryview]:
-    """Yield all bytes in order; small buffers that follow each other come as one: a copy costs less than a turn."""
+    """Yield all bytes in order; adjacent small buffers are joined, because a copy costs less than another step."""
     small: list[Buffer] = []
     gathered_bytes = 0
     for buffer in buffers:
@@ -250,6 +250,6 @@ def _iter_gathered(buffers: Sequence[Buffer]) -> Iterator[memoryview]:
 
 
 def flatten(buffer: Buffer) -> memoryview:
-    """Return the bytes of `buffer` as one row; a view with a zero in its shape cannot be cast."""
+    """Return `buffer` as a one-dimensional view of bytes; handles shapes with a zero, which cannot be cast."""
     view = memoryview(buffer)
     return view.cast("B") if view.nbytes else memoryview(b"")

@@ -202,7 +202,7 @@ def test_a_key_below_an_object_cannot_be_created(tmp_path: Path) -> None:
 def test_a_key_that_is_a_directory_cannot_be_created(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     store.create("packs/one", b"")
-    with pytest.raises(StoreError, match="a directory is there") as caught:
+    with pytest.raises(StoreError, match="it is a directory") as caught:
         store.create("packs", b"")
     assert not isinstance(caught.value, ObjectExists)
     with pytest.raises(NotFound):

@@ -103,7 +103,7 @@ def test_a_link_whose_answer_was_lost_is_of_unknown_fate(tmp_path: Path) -> None
     files = Scripted()
     store = ready_store(tmp_path, files)
     files.before = {"link": fail(errno.EIO)}
-    with pytest.raises(StoreError, match="look whether it is there") as caught:
+    with pytest.raises(StoreError, match="check whether it exists") as caught:
         store.create("packs/one", b"data")
     assert caught.value.fate == "unknown"
     assert found_below(tmp_path) == ["packs/before"]

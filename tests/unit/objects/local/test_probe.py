@@ -13,7 +13,7 @@ import pytest
 
 from holdfast.errors import StoreError
 from holdfast.objects.local.files import PosixFiles
-from holdfast.objects.local.probe import DirectoryFacts, locate_nearest_directory, probe_place
+from holdfast.objects.local.probe import DirectoryFacts, locate_nearest_directory, probe_directory
 
 
 class _Refusing(PosixFiles):
@@ -52,7 +52,7 @@ class _Careless(PosixFiles):
 
 
 def test_an_ordinary_directory_can_do_all(tmp_path: Path) -> None:
-    place = probe_place(tmp_path, write=True)
+    place = probe_directory(tmp_path, write=True)
 
     assert place.path == str(tmp_path)
     assert place.writable
@@ -72,27 +72,27 @@ def test_an_ordinary_directory_can_do_all(tmp_path: Path) -> None:
 def test_nothing_is_left_behind(tmp_path: Path, files: PosixFiles) -> None:
     (tmp_path / "packs").mkdir()
 
-    probe_place(tmp_path, write=True, files=files)
+    probe_directory(tmp_path, write=True, files=files)
 
     assert [path.name for path in tmp_path.iterdir()] == ["packs"]
 
 
 def test_missing_hard_links_are_noticed(tmp_path: Path) -> None:
-    place = probe_place(tmp_path, write=True, files=_Refusing("link"))
+    place = probe_directory(tmp_path, write=True, files=_Refusing("link"))
 
     assert place.hard_links is False
     assert place.rename_noreplace
 
 
 def test_a_rename_that_replaces_is_noticed(tmp_path: Path) -> None:
-    assert probe_place(tmp_path, write=True, files=_Careless()).rename_noreplace is False
+    assert probe_directory(tmp_path, write=True, files=_Careless()).rename_noreplace is False
 
 
 @pytest.mark.parametrize(
     ("code", "refusal"), [(errno.EROFS, "Read-only file system"), (errno.ENOSPC, "No space left on device")]
 )
 def test_what_cannot_be_written_is_not_tried(tmp_path: Path, code: int, refusal: str) -> None:
-    place = probe_place(tmp_path, write=True, files=_Refusing("create_file", code=code))
+    place = probe_directory(tmp_path, write=True, files=_Refusing("create_file", code=code))
 
     assert not place.writable
     assert place.refusal == refusal
@@ -101,15 +101,15 @@ def test_what_cannot_be_written_is_not_tried(tmp_path: Path, code: int, refusal:
 
 
 def test_a_failing_disk_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match=f"cannot try out {tmp_path}: Input/output error"):
-        probe_place(tmp_path, write=True, files=_Refusing("sync_file", code=errno.EIO))
+    with pytest.raises(StoreError, match=f"cannot test {tmp_path}: Input/output error"):
+        probe_directory(tmp_path, write=True, files=_Refusing("sync_file", code=errno.EIO))
 
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_place_that_is_not_there_is_not_made(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="No such file"):
-        probe_place(tmp_path / "nowhere", write=True)
+        probe_directory(tmp_path / "nowhere", write=True)
 
     assert list(tmp_path.iterdir()) == []
 
@@ -118,14 +118,14 @@ def test_a_file_is_no_place(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
 
     with pytest.raises(StoreError, match="is not a directory"):
-        probe_place(tmp_path / "file", write=True)
+        probe_directory(tmp_path / "file", write=True)
 
 
 def test_memory_filesystems_are_not_durable() -> None:
     if PosixFiles().read_filesystem_type("/dev/shm") != "tmpfs":
         pytest.skip("there is no tmpfs at /dev/shm")
 
-    place = probe_place("/dev/shm", write=True)
+    place = probe_directory("/dev/shm", write=True)
 
     assert (place.filesystem, place.durable, place.network) == ("tmpfs", False, False)
 
@@ -152,7 +152,7 @@ class _Watching(PosixFiles):
 def test_nothing_is_written_unless_asked_for(tmp_path: Path) -> None:
     before = tmp_path.stat().st_mtime_ns
 
-    place = probe_place(tmp_path, files=_Watching())
+    place = probe_directory(tmp_path, files=_Watching())
 
     assert tmp_path.stat().st_mtime_ns == before
     assert (place.tried, place.writable, place.refusal) == (False, True, "")
@@ -174,7 +174,7 @@ def test_a_directory_of_somebody_else_is_seen_to_be_not_writable() -> None:
 def _look_as_nobody(folder: str) -> DirectoryFacts:
     """Probe a directory without the rights of root, which no permission stops."""
     if os.getuid() != 0:
-        return probe_place(folder)
+        return probe_directory(folder)
     receiving, sending = os.pipe()
     child = os.fork()
     if child == 0:
@@ -182,7 +182,7 @@ def _look_as_nobody(folder: str) -> DirectoryFacts:
         try:
             os.setgroups([])
             os.setuid(65534)
-            os.write(sending, json.dumps(asdict(probe_place(folder))).encode())
+            os.write(sending, json.dumps(asdict(probe_directory(folder))).encode())
         finally:
             os._exit(0)
     os.close(sending)
@@ -195,7 +195,7 @@ def _look_as_nobody(folder: str) -> DirectoryFacts:
 def test_a_filesystem_that_is_mounted_read_only_is_seen_to_be() -> None:
     with tempfile.TemporaryDirectory() as folder:
         mount = f"mount --bind {folder} {folder} && mount -o remount,ro,bind {folder}"
-        program = "import sys; from holdfast.objects.local.probe import *; print(probe_place(sys.argv[1]))"
+        program = "import sys; from holdfast.objects.local.probe import *; print(probe_directory(sys.argv[1]))"
         done = subprocess.run(
             ["unshare", "-m", "sh", "-c", f'{mount} || exit 77; exec "$0" -c "$1" {folder}', sys.executable, program],
             capture_output=True,
