@@ -12,8 +12,7 @@ import torch
 
 from holdfast.capture.stored.events import Event, EventKind, Phase, Site, Stats
 from holdfast.capture.stored.runs import Run, RunFacts
-from holdfast.capture.stored.segments import Segment, write_segment
-from holdfast.capture.stored.table import NO_ROOT, advance_root
+from holdfast.capture.stored.segments import NO_ROOT, Segment, advance_root, write_segment
 from holdfast.repo.handle.repository import Repository
 from tests.kit.runs_in_memory import make_run
 

@@ -9,7 +9,7 @@ import torch
 
 from holdfast.capture.stored.events import Event
 from holdfast.capture.stored.runs import Run, RunFacts
-from holdfast.capture.stored.table import NO_ROOT, advance_root
+from holdfast.capture.stored.segments import NO_ROOT, advance_root
 from holdfast.errors import NotFound
 
 

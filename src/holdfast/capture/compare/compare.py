@@ -10,7 +10,6 @@ from typing import Any, Final, TypedDict
 
 from holdfast.capture.compare.align import Alignment, NameMap, Pair, align
 from holdfast.capture.compare.classify import NOWHERE, Cause, Trail, find_stage
-from holdfast.capture.compare.hints import PairHints
 from holdfast.capture.compare.measure import Tolerance
 from holdfast.capture.compare.result import (
     Class,
@@ -22,16 +21,16 @@ from holdfast.capture.compare.result import (
     StepDiff,
     name_site,
 )
-from holdfast.capture.compare.step_graph import Standing, StepGraph
+from holdfast.capture.compare.step_graph import Standing, StepGraph, is_below
 from holdfast.capture.compare.verdicts import Bounds, Judge, Verdict
 from holdfast.capture.stored.events import Event
-from holdfast.capture.stored.runs import Run
-from holdfast.capture.stored.shift import shift_run
+from holdfast.capture.stored.runs import Run, shift_run
 from holdfast.capture.stored.unshard import Dims, Gathering, gather_run, is_sharded
 from holdfast.json_text import Json
 
 _MAX_ROWS: Final = 100_000
 _MAX_ORIGINS: Final = 100
+_MAX_NAMED: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,3 +386,71 @@ def describe_mismatch(result: RunDiff, *, max_rows: int = 10) -> str:
 
 def _pick(rows: Iterable[EventRow], limit: int) -> list[EventRow]:
     return [row for row in rows if row.cls in ("origin", "propagated")][:limit]
+
+
+class PairHints:
+    """Finds hints for a pair in the other events of its step and rank."""
+
+    def __init__(self, alignment: Alignment, *, names: tuple[str, str]) -> None:
+        """Search in `alignment`; `names` are the names of both runs, for the texts."""
+        self._alignment = alignment
+        self._a, self._b = names
+        self._calls = [pair for pair in alignment.pairs if pair.a.site.kind == pair.b.site.kind == "input"]
+
+    def find_reordered(self, pair: Pair) -> str:
+        """Return a text on calls that come before this one in one run and after it in the other; "" if none do."""
+        if pair.a.site.kind != "input":
+            return ""
+        fqn = pair.a.site.fqn
+        beside = [each for each in self._calls if not _is_related(each.a.site.fqn, fqn)]
+        late = [each.a.site.fqn for each in beside if each.a.seq > pair.a.seq and each.b.seq < pair.b.seq]
+        early = [each.a.site.fqn for each in beside if each.a.seq < pair.a.seq and each.b.seq > pair.b.seq]
+        if not late and not early:
+            return ""
+        parts = [f"after {_name(late)} in {self._b} and before in {self._a}"] if late else []
+        parts += [f"before {_name(early)} in {self._b} and after in {self._a}"] if early else []
+        return f"calls come in another order: it is called {', and '.join(parts)}"
+
+    def iter_notes(self, pair: Pair) -> Iterator[str]:
+        """Yield further hints on a pair."""
+        if pair.how != "exact":
+            yield f"paired by {pair.how} with {pair.b.site.fqn or 'the model'} in {self._b}"
+        for events, run, seq in (
+            (self._alignment.only_a, self._a, pair.a.seq),
+            (self._alignment.only_b, self._b, pair.b.seq),
+        ):
+            before = [event.site.fqn for event in events if event.seq < seq and event.site.kind in ("input", "output")]
+            if before:
+                yield f"only {run} calls {_name(before)} before it"
+            same = [event for event in events if event.site.kind == "param_grad" and event.site.fqn == pair.a.site.fqn]
+            if same:
+                yield f"only {run} has a gradient of {same[0].site.fqn}"
+        yield from self._iter_moved(pair)
+
+    def _iter_moved(self, pair: Pair) -> Iterator[str]:
+        if 0 in pair.a.shape:
+            return
+        other = _find_elsewhere(pair.b, [each.a for each in self._alignment.pairs])
+        if other:
+            yield f"it has the bytes in {self._b} that {other} has in {self._a}"
+
+
+def _find_elsewhere(event: Event, others: Sequence[Event]) -> str:
+    """Return the name of another event of the same kind that has the bytes of an event; "" if none has."""
+    same = (event.digest, event.dtype, event.shape, event.site.kind)
+    names = [
+        other.site.fqn
+        for other in others
+        if (other.digest, other.dtype, other.shape, other.site.kind) == same and other.site.fqn != event.site.fqn
+    ]
+    return names[0] if names else ""
+
+
+def _is_related(fqn: str, other: str) -> bool:
+    return fqn == other or is_below(fqn, other) or is_below(other, fqn)
+
+
+def _name(names: Sequence[str]) -> str:
+    """Return the outermost of the names, at most a few of them."""
+    kept = [name for name in dict.fromkeys(names) if not any(is_below(name, other) for other in names)]
+    return ", ".join(kept[:_MAX_NAMED]) + (" and more" if len(kept) > _MAX_NAMED else "")

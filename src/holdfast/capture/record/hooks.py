@@ -1,21 +1,31 @@
-"""Module hooks: observe inputs before a call, outputs after it, and gradients of outputs in the backward pass."""
+"""How a recording reaches the tensors of a model.
+
+Module hooks observe inputs, outputs and gradients of outputs. Taps are operations that are compiled in place of hooks.
+A drill records the result of every operation inside chosen modules.
+"""
 
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import defaultdict
-from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
+from typing import Any, Final, NamedTuple, Protocol
 
 import torch
 from torch.compiler import is_compiling
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from holdfast.capture.record.forms import describe_form, iter_arguments, iter_paths
 from holdfast.capture.record.observer import CallSite, Observer, find_graph_task, find_source
 from holdfast.capture.record.points import Point
-from holdfast.capture.record.taps import find_taps, make_hook
 from holdfast.capture.stored.events import EventKind, Level
+
+_UNWRITTEN: Final = ("aten.empty", "aten.new_empty")
+"""Operations that return uninitialized memory; its content is arbitrary."""
+Tap = Callable[[torch.Tensor, int, int, int], torch.Tensor]
 
 
 class Removable(Protocol):
@@ -221,3 +231,159 @@ class _CompiledCall:
     def remove(self) -> None:
         """Restore the module's own compiled call."""
         self._module._compiled_call_impl = self._inner
+
+
+class Watcher(Protocol):
+    """A recording that receives the tensors of taps."""
+
+    def see_tapped(self, place: int, position: int, tensor: torch.Tensor, *, is_grad: bool) -> None:
+        """Receive an output, or its gradient, of the module number `place`.
+
+        `position` is the index of the tensor among the module's outputs; -1 if it is the only one.
+        """
+
+
+class Taps:
+    """The recordings that receive tensors, by number: compiled code outlives the recording it was compiled in.
+
+    There is one per process, because torch's operations are global. It keeps no recording alive.
+    """
+
+    def __init__(self) -> None:
+        """Register the operations with torch."""
+        self._watchers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self._count = 0
+        self.tap = _define(self._show)
+
+    def register(self, watcher: Watcher) -> int:
+        """Return a number by which taps find this watcher while it is alive."""
+        self._count += 1
+        self._watchers[self._count] = watcher
+        return self._count
+
+    def _show(self, tensor: torch.Tensor, target: tuple[int, int, int], is_grad: bool) -> torch.Tensor:
+        number, place, position = target
+        watcher = self._watchers.get(number)
+        if watcher is not None:
+            watcher.see_tapped(place, position, tensor, is_grad=is_grad)
+        # A custom operation must not return its argument.
+        return tensor.clone()
+
+
+@cache
+def find_taps() -> Taps:
+    """Return the taps of this process; the first call creates them."""
+    return Taps()
+
+
+def _define(show: Callable[[torch.Tensor, tuple[int, int, int], bool], torch.Tensor]) -> Tap:
+    @torch.library.custom_op("holdfast::tap", mutates_args=())
+    def tap(tensor: torch.Tensor, number: int, place: int, position: int) -> torch.Tensor:
+        return show(tensor, (number, place, position), False)
+
+    @torch.library.custom_op("holdfast::tap_grad", mutates_args=())
+    def tap_grad(tensor: torch.Tensor, number: int, place: int, position: int) -> torch.Tensor:
+        return show(tensor, (number, place, position), True)
+
+    def remember(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        ctx.target = inputs[1:]
+
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        return tap_grad(grad, *ctx.target), None, None, None
+
+    tap.register_fake(lambda tensor, number, place, position: torch.empty_like(tensor))
+    tap_grad.register_fake(lambda tensor, number, place, position: torch.empty_like(tensor))
+    tap.register_autograd(backward, setup_context=remember)
+    return tap
+
+
+def make_hook(tap: Tap, number: int, place: int) -> Callable[..., object]:
+    """Return a forward hook that adds taps to a module's outputs while it is compiled, and otherwise does nothing."""
+
+    def hook(module: torch.nn.Module, args: tuple[Any, ...], output: object) -> object:
+        if not is_compiling():
+            return None
+        if isinstance(output, torch.Tensor):
+            return tap(output, number, place, -1)
+        leaves, form = tree_flatten(output)
+        tapped = [
+            tap(leaf, number, place, position) if isinstance(leaf, torch.Tensor) else leaf
+            for position, leaf in enumerate(leaves)
+        ]
+        return tree_unflatten(tapped, form)
+
+    return hook
+
+
+class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
+    """A dispatch mode that observes the results of operations."""
+
+    def __init__(self, drill: Drill, point: Point) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # as well
+        self._drill = drill
+        self._point = point
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self._drill.see(self._point, func, result)
+        return result
+
+
+class Drill:
+    """Records the operations inside modules."""
+
+    def __init__(self, observer: Observer, find_innermost: Callable[[], str | None]) -> None:
+        """Pass results to `observer`; `find_innermost` returns the module whose call is running."""
+        self._observer = observer
+        self._find_innermost = find_innermost
+        self._counts: defaultdict[str, int] = defaultdict(int)
+        self._installed: list[tuple[torch.nn.Module, object]] = []
+
+    def install(self, point: Point) -> None:
+        """Record the operations of a module from now on."""
+        module, forward = point.module, point.module.forward
+
+        def drilled(*args: Any, **kwargs: Any) -> Any:
+            if is_compiling() or not self._observer.is_open:
+                return forward(*args, **kwargs)
+            with _Operations(self, point):
+                return forward(*args, **kwargs)
+
+        # On the instance, which hides the class's forward; deleting it restores the module.
+        self._installed.append((module, vars(module).get("forward")))
+        module.forward = drilled
+
+    def remove(self) -> None:
+        """Restore the forward methods of all modules."""
+        for module, own in self._installed:
+            if own is None:
+                del module.forward
+            else:
+                vars(module)["forward"] = own
+        self._installed.clear()
+
+    def begin_step(self) -> None:
+        """Reset the operation counts."""
+        self._counts.clear()
+
+    def see(self, point: Point, operation: Any, result: object) -> None:
+        """Observe the result of an operation; views are left out, because they have no bytes of their own."""
+        name = str(operation)
+        if operation.is_view or name.startswith(_UNWRITTEN):
+            return
+        observer = self._observer
+        try:
+            parent = self._find_innermost() or point.fqn
+            level = observer.find_level("op", parent)
+            if level is Level.OFF:
+                return
+            fqn = f"{parent}/{name}"
+            recompute = find_graph_task() != -1
+            where = CallSite("forward", "op", fqn, self._counts[fqn], name, parent, find_source(), recompute)
+            self._counts[fqn] += 1
+            for path, tensor in iter_paths(result):
+                observer.see(tensor, where, level, path)
+        except Exception as error:  # noqa: BLE001  # a bug in the recorder must not stop the training
+            observer.fail(error)

@@ -13,16 +13,13 @@ from typing import Any, Final, Self, Unpack
 
 import torch
 
-from holdfast.capture.record.drill import Drill
 from holdfast.capture.record.forms import iter_paths
-from holdfast.capture.record.hooks import ModuleHooks, Removable
-from holdfast.capture.record.observer import CallSite, Observer, find_source
+from holdfast.capture.record.hooks import Drill, ModuleHooks, Removable
+from holdfast.capture.record.observer import CallSite, Observer, Weights, find_source
 from holdfast.capture.record.options import Options, RecordOptions, make_options
 from holdfast.capture.record.points import find_points
-from holdfast.capture.record.replay import Replayed, ReplayOptions, replay
-from holdfast.capture.record.selfcheck import Checked, check_step
+from holdfast.capture.record.replay import Checked, Replayed, ReplayOptions, check_step, replay
 from holdfast.capture.record.spool import RunIdentity, Spool
-from holdfast.capture.record.weights import Weights
 from holdfast.capture.stored.events import Level
 from holdfast.capture.stored.runs import Run, read_run
 from holdfast.capture.stored.segments import iter_segments, verify_run_name

@@ -1,8 +1,10 @@
-"""Replay: run a live module on the recorded inputs of a call, and compare its results with the recorded ones."""
+"""Run code again: a module on the recorded inputs of a call, or a step with and without recording."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict, Unpack
 
@@ -12,9 +14,13 @@ from torch.func import functional_call
 from holdfast.capture.compare.measure import TensorDistance, measure
 from holdfast.capture.record.forms import build_arguments, iter_paths
 from holdfast.capture.stored.events import Event, EventKind
+from holdfast.capture.stored.observed import observe
 from holdfast.capture.stored.runs import Run
+from holdfast.digest import fingerprint
 from holdfast.errors import NotFound
 from holdfast.snapshot.call import Call
+from holdfast.snapshot.into.restore import restore_optimizer
+from holdfast.snapshot.resume import RngState
 from holdfast.trees.move import cast_floating, move_to_device
 
 
@@ -72,7 +78,9 @@ def replay(run: Run, module: torch.nn.Module, fqn: str, step: int, **options: Un
         )
     args, kwargs = build_arguments(form, {event.site.path: run.read_tensor(event) for event in inputs})
     weights = {} if options.get("weights") == "live" else _read_weights(run, events, fqn)
-    result = _run(module, Call(*args, **kwargs), weights, dtype=options.get("dtype"), device=options.get("device"))
+    result = _run_module(
+        module, Call(*args, **kwargs), weights, dtype=options.get("dtype"), device=options.get("device")
+    )
     recorded = {event.site.path: event for event in _find_events(events, "output", fqn, number)}
     found = dict(iter_paths(result))
     kept = [path for path, event in recorded.items() if path in found and event.leaf]
@@ -100,7 +108,7 @@ def _read_weights(run: Run, events: Iterable[Event], fqn: str) -> dict[str, torc
     }
 
 
-def _run(
+def _run_module(
     module: torch.nn.Module,
     call: Call,
     weights: Mapping[str, torch.Tensor],
@@ -119,3 +127,92 @@ def _run(
         return call.run(
             lambda *args, **kwargs: functional_call(module, state, args, kwargs), device=device, dtype=dtype
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """Whether recording changes a step."""
+
+    is_repeatable: bool
+    """Whether two runs of the step without recording are equal; if not, the check proves nothing."""
+    differences: tuple[str, ...]
+    """What recording changed, such as "result[0]", "gradient of layers.0.weight" or "random generators"."""
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether the step is repeatable and recording changed nothing."""
+        return self.is_repeatable and not self.differences
+
+
+def check_step(
+    function: Callable[[], object],
+    model: torch.nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    recording: Callable[[], AbstractContextManager[object]],
+) -> Checked:
+    """Run a step twice without and once with recording, then restore model, optimizers and RNG state."""
+    state = _State(model, optimizers)
+    try:
+        bare = _run_step(function, state, nullcontext())
+        again = _run_step(function, state, nullcontext())
+        recorded = _run_step(function, state, recording())
+    finally:
+        state.restore()
+    names = sorted(bare.keys() | recorded.keys())
+    differences = tuple(name for name in names if bare.get(name) != recorded.get(name))
+    return Checked(bare == again, differences)
+
+
+def _run_step(
+    function: Callable[[], object], state: _State, context: AbstractContextManager[object]
+) -> dict[str, bytes]:
+    state.restore()
+    with context:
+        result = function()
+    return {**{f"result{path}": _digest(tensor) for path, tensor in iter_paths(result)}, **state.describe()}
+
+
+def _digest(tensor: torch.Tensor) -> bytes:
+    return observe(tensor.detach()).digest()
+
+
+class _State:
+    """A copy of everything that a step may change."""
+
+    def __init__(self, model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self._model = model
+        self._optimizers = optimizers
+        self._generators = RngState()
+        self._tensors = {name: tensor.detach().clone() for name, tensor in self._iter_tensors()}
+        self._grads = {
+            name: None if parameter.grad is None else parameter.grad.clone()
+            for name, parameter in model.named_parameters()
+        }
+        self._states = [copy.deepcopy(optimizer.state_dict()) for optimizer in optimizers]
+        self._random = self._generators.state_dict()
+
+    def _iter_tensors(self) -> Any:
+        yield from self._model.named_parameters()
+        yield from self._model.named_buffers()
+
+    def restore(self) -> None:
+        with torch.no_grad():
+            for name, tensor in self._iter_tensors():
+                tensor.copy_(self._tensors[name])
+            for name, parameter in self._model.named_parameters():
+                grad = self._grads[name]
+                parameter.grad = None if grad is None else grad.clone()
+        for optimizer, state in zip(self._optimizers, self._states, strict=True):
+            restore_optimizer(optimizer, copy.deepcopy(state))
+        self._generators.load_state_dict(self._random)
+
+    def describe(self) -> dict[str, bytes]:
+        found = {f"parameter or buffer {name}": _digest(tensor) for name, tensor in self._iter_tensors()}
+        for name, parameter in self._model.named_parameters():
+            if parameter.grad is not None:
+                found[f"gradient of {name}"] = _digest(parameter.grad)
+        for number, optimizer in enumerate(self._optimizers):
+            for path, tensor in iter_paths(optimizer.state_dict()["state"]):
+                found[f"state of optimizer {number}{path}"] = _digest(tensor)
+        found["random generators"] = fingerprint(repr(self._generators.state_dict()).encode())
+        return found

@@ -14,8 +14,7 @@ import torch
 
 from holdfast.capture.stored.events import Event, Site, Stats
 from holdfast.capture.stored.observed import WHOLE, Array, ShardPlacement, build_copy, find_values, measure_values
-from holdfast.capture.stored.segments import Segment, write_segment
-from holdfast.capture.stored.table import NO_ROOT, advance_root, format_leaf, parse_leaf
+from holdfast.capture.stored.segments import NO_ROOT, Segment, advance_root, format_leaf, parse_leaf, write_segment
 from holdfast.json_text import Json
 from holdfast.repo.handle.repository import Repository
 

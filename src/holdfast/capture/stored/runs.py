@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from itertools import groupby
 from typing import Final, Literal, Protocol
@@ -13,8 +13,17 @@ from typing import Final, Literal, Protocol
 import torch
 
 from holdfast.capture.stored.events import Event
-from holdfast.capture.stored.segments import TABLE, TENSORS, Segment, iter_segments, verify_run_name
-from holdfast.capture.stored.table import NO_ROOT, decode_events, parse_leaf
+from holdfast.capture.stored.segments import (
+    NO_ROOT,
+    TABLE,
+    TENSORS,
+    Segment,
+    advance_root,
+    decode_events,
+    iter_segments,
+    parse_leaf,
+    verify_run_name,
+)
 from holdfast.digest import hash_kind
 from holdfast.errors import NotFound
 from holdfast.json_text import Json
@@ -210,3 +219,34 @@ class _Stored:
                     self._decoded.popitem(last=False)
             self._decoded.move_to_end(key)
             return self._decoded[key]
+
+
+def shift_run(run: Run, by: int) -> Run:
+    """Return a run with `by` added to its step numbers; the same run if `by` is 0."""
+    return Run(run.facts, _Shifted(run, by)) if by else run
+
+
+class _Shifted:
+    """A run whose step numbers are shifted."""
+
+    def __init__(self, run: Run, by: int) -> None:
+        self._run, self._by = run, by
+        self.ranks: Sequence[int] = run.ranks
+        self.steps: Sequence[int] = tuple(step + by for step in run.steps)
+
+    def read_root(self, step: int, rank: int) -> bytes:
+        # The root covers the step number, so it has to be computed again.
+        root = NO_ROOT
+        for event in self.read_events(step, rank):
+            root = advance_root(root, event)
+        return root
+
+    def read_events(self, step: int, rank: int) -> Sequence[Event]:
+        return tuple(self._move(event, self._by) for event in self._run.events(step - self._by, rank))
+
+    def read_tensor(self, event: Event) -> torch.Tensor:
+        return self._run.read_tensor(self._move(event, -self._by))
+
+    @staticmethod
+    def _move(event: Event, by: int) -> Event:
+        return replace(event, site=event.site._replace(step=event.site.step + by))

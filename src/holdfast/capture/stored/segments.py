@@ -1,16 +1,21 @@
-"""Segments: the snapshots that a recording consists of; how they are named, written and listed."""
+"""Segments: the snapshots that a recording consists of; how they are named, written and listed.
+
+The events of a segment are a table of columns: numbers in one array, each text once. Equal recordings give equal bytes.
+"""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
 import torch
 
-from holdfast.capture.stored.events import Event
-from holdfast.capture.stored.table import encode_events
+from holdfast.capture.stored.events import KINDS, PHASES, Event, Site, Stats
+from holdfast.digest import hash_kind
 from holdfast.errors import BadName, Corrupt, NewerFormat
 from holdfast.json_text import Json
 from holdfast.repo.format.layout import verify_name
@@ -27,6 +32,20 @@ TENSORS: Final = "tensors"
 _VERSION: Final = 1
 _KEY: Final = "run"
 """Key of a snapshot's metadata under which the facts of a segment are stored."""
+DIGEST_BYTES: Final = 16
+NO_ROOT: Final = b""
+"""The root of a step without events."""
+Columns = Mapping[str, np.ndarray[Any, Any]]
+_NUMBERS: Final = (
+    *("seq", "step", "phase", "kind", "fqn", "call", "path", "dtype", "module", "parent", "recompute", "source"),
+    *("alias", "placement", "leaf_segment", "leaf_number", "dims", "global_dims", "has_offsets", "has_stats", "bins"),
+    "form",
+)
+"""The rows of the array of numbers; a text is an index into the list of texts."""
+_SHAPES: Final = {"numbers": 2, "ragged": 1, "digests": 2, "values": 2, "counts": 2, "texts": 1}
+_PHASE: Final = {phase: index for index, phase in enumerate(PHASES)}
+_KIND: Final = {kind: index for index, kind in enumerate(KINDS)}
+_TEXTS: Final = ("fqn", "path", "dtype", "module", "parent", "source", "placement", "form")
 _NAME: Final = re.compile(rf"{PREFIX}(?P<run>.+)/@r(?P<rank>[0-9]{{1,9}})/(?P<number>[0-9]{{8}})\Z")
 
 
@@ -119,3 +138,163 @@ def _decode(record: CommittedSnapshot, run: str, rank: int, number: int) -> Segm
         roots=roots,
         is_last=metadata.get("last") is True,
     )
+
+
+def format_leaf(segment: int, number: int) -> str:
+    """Return the name by which events refer to the n-th tensor of a segment."""
+    return f"{segment:08d}/{number}"
+
+
+def parse_leaf(leaf: str) -> tuple[int, int]:
+    """Return the segment and the tensor number in a leaf's name."""
+    segment, _, number = leaf.partition("/")
+    return int(segment), int(number)
+
+
+def advance_root(root: bytes, event: Event) -> bytes:
+    """Return the root of a step after one more event. Roots are equal only if all events are, in the same order."""
+    # ascii() gives the same text in every version of Python.
+    facts = ascii((*event.site, event.dtype, event.shape)).encode()
+    return hash_kind("run step", [root, facts, event.digest])
+
+
+class _Texts:
+    """Numbers texts in the order in which they are added."""
+
+    def __init__(self) -> None:
+        self._indices: dict[str, int] = {}
+
+    def add(self, text: str) -> int:
+        return self._indices.setdefault(text, len(self._indices))
+
+    def encode(self) -> np.ndarray[Any, Any]:
+        return np.frombuffer(json.dumps(list(self._indices)).encode(), dtype=np.uint8)
+
+
+def encode_events(events: Sequence[Event]) -> dict[str, np.ndarray[Any, Any]]:
+    """Return the columns of a table of events; the rank is not stored in it."""
+    texts = _Texts()
+    rows: list[tuple[int, ...]] = []
+    ragged: list[int] = []
+    values: list[tuple[float, ...]] = []
+    counts: list[tuple[int, ...]] = []
+    for event in events:
+        rows.append(_encode_event(event, texts))
+        ragged += [*event.shape, *event.global_shape, *event.offsets]
+        if event.stats is not None:
+            stats = event.stats
+            ragged += stats.histogram
+            values.append((stats.minimum, stats.maximum, stats.mean, stats.norm))
+            counts.append((stats.nan, stats.inf, stats.zero))
+    digests = np.frombuffer(b"".join(event.digest for event in events), dtype=np.uint8)
+    return {
+        "numbers": np.ascontiguousarray(np.array(rows, dtype=np.int64).reshape(-1, len(_NUMBERS)).T),
+        "ragged": np.array(ragged, dtype=np.int64),
+        "digests": digests.reshape(len(events), DIGEST_BYTES),
+        "values": np.array(values, dtype=np.float64).reshape(-1, 4),
+        "counts": np.array(counts, dtype=np.int64).reshape(-1, 3),
+        "texts": texts.encode(),
+    }
+
+
+def _encode_event(event: Event, texts: _Texts) -> tuple[int, ...]:
+    site, stats = event.site, event.stats
+    segment, number = parse_leaf(event.leaf) if event.leaf else (-1, -1)
+    add = texts.add
+    return (
+        event.seq,
+        site.step,
+        _PHASE[site.phase],
+        _KIND[site.kind],
+        add(site.fqn),
+        site.call,
+        add(site.path),
+        add(event.dtype),
+        add(event.module),
+        add(event.parent),
+        event.recompute,
+        add(event.source),
+        event.alias,
+        add(event.placement),
+        segment,
+        number,
+        len(event.shape),
+        len(event.global_shape),
+        bool(event.offsets),
+        stats is not None,
+        len(stats.histogram) if stats else 0,
+        add(event.form),
+    )
+
+
+def decode_events(columns: Columns, *, rank: int, what: str) -> list[Event]:
+    """Return the events of a table; raises Corrupt, naming `what`, if the table is invalid."""
+    try:
+        return list(_iter_events(_verify_shapes(columns), rank))
+    except (IndexError, KeyError, StopIteration, TypeError, ValueError, RuntimeError) as error:
+        raise Corrupt(f"{what}: its table of events is invalid: {error!r}; run `holdfast check`") from error
+
+
+def _verify_shapes(columns: Columns) -> Columns:
+    for name, dims in _SHAPES.items():
+        if columns[name].ndim != dims:
+            raise ValueError(f"{name} has {columns[name].ndim} dimensions")
+    count = columns["numbers"].shape[1]
+    if columns["numbers"].shape[0] != len(_NUMBERS) or columns["digests"].shape != (count, DIGEST_BYTES):
+        raise ValueError(f"the columns of {count} events have different lengths")
+    return columns
+
+
+def _iter_events(columns: Columns, rank: int) -> Iterable[Event]:
+    texts = json.loads(columns["texts"].tobytes())
+    ragged = _Ragged(columns["ragged"].tolist())
+    stats = zip(columns["values"].tolist(), columns["counts"].tolist(), strict=True)
+    digests = columns["digests"].tobytes()
+    for index, row in enumerate(columns["numbers"].T.tolist()):
+        fact = dict(zip(_NUMBERS, row, strict=True))
+        text = {name: texts[fact[name]] for name in _TEXTS}
+        site = Site(
+            *(fact["step"], PHASES[fact["phase"]], KINDS[fact["kind"]], text["fqn"], fact["call"], text["path"])
+        )
+        shape, global_shape = ragged.take(fact["dims"]), ragged.take(fact["global_dims"])
+        offsets = ragged.take(fact["global_dims"] if fact["has_offsets"] else 0)
+        yield Event(
+            seq=fact["seq"],
+            site=site,
+            rank=rank,
+            dtype=text["dtype"],
+            shape=shape,
+            digest=digests[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES],
+            module=text["module"],
+            parent=text["parent"],
+            recompute=bool(fact["recompute"]),
+            source=text["source"],
+            alias=fact["alias"],
+            placement=text["placement"],
+            global_shape=global_shape,
+            offsets=offsets,
+            stats=_make_stats(*next(stats), ragged.take(fact["bins"])) if fact["has_stats"] else None,
+            leaf=format_leaf(fact["leaf_segment"], fact["leaf_number"]) if fact["leaf_segment"] >= 0 else "",
+            form=text["form"],
+        )
+
+
+class _Ragged:
+    """Reads a varying count of numbers for each event, in order."""
+
+    def __init__(self, numbers: list[int]) -> None:
+        self._numbers = numbers
+        self._at = 0
+
+    def take(self, count: int) -> tuple[int, ...]:
+        taken = self._numbers[self._at : self._at + count]
+        if len(taken) != count:
+            raise ValueError("the ragged column is too short")
+        self._at += count
+        return tuple(taken)
+
+
+def _make_stats(values: Sequence[float], counts: Sequence[int], histogram: tuple[int, ...]) -> Stats:
+    minimum, maximum, mean, norm = values
+    nan, inf, zero = counts
+    return Stats(minimum, maximum, mean, norm, nan, inf, zero, histogram)

@@ -14,7 +14,7 @@ import torch
 from holdfast.capture.stored.events import Event, Site
 from holdfast.capture.stored.observed import observe
 from holdfast.capture.stored.runs import Run
-from holdfast.capture.stored.table import NO_ROOT, advance_root
+from holdfast.capture.stored.segments import NO_ROOT, advance_root
 from holdfast.errors import NotFound
 from holdfast.repo.format.boxes import Box, slices
 

@@ -10,8 +10,16 @@ import torch
 
 from holdfast.capture.stored.events import Event, Site, Stats
 from holdfast.capture.stored.runs import Run, RunFacts, iter_runs, read_run
-from holdfast.capture.stored.segments import Segment, verify_run_name, write_segment
-from holdfast.capture.stored.table import NO_ROOT, advance_root, decode_events, encode_events, format_leaf
+from holdfast.capture.stored.segments import (
+    NO_ROOT,
+    Segment,
+    advance_root,
+    decode_events,
+    encode_events,
+    format_leaf,
+    verify_run_name,
+    write_segment,
+)
 from holdfast.digest import fingerprint
 from holdfast.errors import BadName, Corrupt, NotFound
 from holdfast.objects.memory import MemoryStore
