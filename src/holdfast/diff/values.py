@@ -10,10 +10,9 @@ from typing import Final
 
 import torch
 
-from holdfast.diff.compare import Change, Diff, Distance
+from holdfast.diff.compare import Change, Diff, Distance, SnapshotSide, find_key
 from holdfast.diff.facts import LeafEntry
 from holdfast.diff.items import ItemLayout, ReadableEntry, Tile, find_layout, is_tangled, iter_tiles
-from holdfast.diff.sides import SnapshotSide, find_key
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.read.reader import open_snapshot
 from holdfast.snapshot.load.opened import Opened
