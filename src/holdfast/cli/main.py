@@ -31,9 +31,9 @@ _HOME: Final = {
     "rm": "holdfast.cli.verbs.rm",
     "show": "holdfast.cli.verbs.show",
     "diff": "holdfast.cli.verbs.diff",
-    "put": "holdfast.cli.verbs.put",
-    "get": "holdfast.cli.verbs.get",
-    "cat": "holdfast.cli.verbs.get",
+    "put": "holdfast.cli.verbs.files",
+    "get": "holdfast.cli.verbs.files",
+    "cat": "holdfast.cli.verbs.files",
     "check": "holdfast.cli.verbs.check",
     "doctor": "holdfast.cli.verbs.doctor",
     "du": "holdfast.cli.verbs.space",
@@ -42,7 +42,7 @@ _HOME: Final = {
     "repair": "holdfast.cli.verbs.repair",
     "copy": "holdfast.cli.verbs.repair",
     "cache": "holdfast.cli.verbs.cache",
-    "run": "holdfast.cli.runs.run",
+    "run": "holdfast.cli.verbs.run",
 }
 
 

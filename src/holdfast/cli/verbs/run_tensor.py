@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -17,8 +18,6 @@ from holdfast.capture.report.tensor_summary import copy_summary, find_ends, form
 from holdfast.capture.stored.events import Event
 from holdfast.capture.stored.runs import Run, read_run
 from holdfast.cli.output import Output
-from holdfast.cli.runs.histogram import format_histogram
-from holdfast.cli.runs.measures import format_measure
 from holdfast.errors import AmbiguousName, NotFound
 from holdfast.json_text import Json
 from holdfast.repo.handle.repository import Repository
@@ -26,6 +25,8 @@ from holdfast.repo.handle.repository import Repository
 _MAX_LINES: Final = 100
 _MAX_VALUES: Final = 10_000
 _MAX_BINS: Final = 1_000
+_EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
+_WIDTH: Final = 40
 
 
 def run_events(options: Namespace, repo: Repository, output: Output) -> int:
@@ -227,3 +228,52 @@ def _spell(value: object) -> Json:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value if isinstance(value, bool | int | float | str) or value is None else str(value)
+
+
+def format_measure(measure: TensorDistance) -> str:
+    """Return the difference between two tensors as one line."""
+    found = [f"rel {measure.relative_l2:.3g}"] if measure.relative_l2 is not None else []
+    if measure.max_abs is not None:
+        at = f" at {measure.at}: {_pair_values(measure)}" if measure.at is not None else ""
+        found.append(f"max abs {measure.max_abs:.3g}{at}")
+    found += [f"cos {measure.cosine:.9g}"] if measure.cosine is not None else []
+    found += [f"ulp {measure.max_ulp}"] if measure.max_ulp is not None else []
+    found += [f"{measure.percent:.3g} % over the tolerance"] if measure.percent is not None else []
+    for name, (before, after) in (("NaN", measure.nan), ("Inf", measure.inf)):
+        if before or after:
+            found.append(f"{name} {before} -> {after}")
+    found += [measure.note] if measure.note else []
+    return "  ".join(found) or "size of the difference unknown: record with level='full'"
+
+
+def _pair_values(measure: TensorDistance) -> str:
+    return " against ".join(f"{value:.9g}" for value in measure.values or ())
+
+
+def format_histogram(low: float, high: float, sides: Sequence[Sequence[int]], *, width: int = _WIDTH) -> list[str]:
+    """Return a line for each bin: its lower edge, then a bar and a count for each side; all bars have one scale."""
+    bins = max((len(side) for side in sides), default=0)
+    most = max((count for side in sides for count in side), default=0)
+    edges = [f"{low + (high / bins - low / bins) * at:.4g}" for at in range(bins)]
+    # A bin ends where the next one begins, so one number per line is enough.
+    wide = max(map(len, edges), default=0)
+    digits = len(str(most))
+    each = width // max(1, len(sides))
+    lines = []
+    for at, edge in enumerate(edges):
+        cells = [f"{_draw(side[at], most, each)} {side[at]:>{digits}}" for side in sides]
+        lines.append(f"{edge.rjust(wide)} | " + "  | ".join(cells))
+    return lines
+
+
+def _draw(count: int, most: int, width: int) -> str:
+    eighths = round(8 * width * count / most) if most else 0
+    if count and not eighths:
+        eighths = 1
+    if not _can_draw_blocks():
+        return ("#" * ((eighths + 7) // 8)).ljust(width)
+    return (_EIGHTHS[8] * (eighths // 8) + _EIGHTHS[eighths % 8].strip()).ljust(width)
+
+
+def _can_draw_blocks() -> bool:
+    return (sys.stdout.encoding or "").lower().replace("-", "").startswith("utf")

@@ -20,8 +20,7 @@ from holdfast.capture.stored.runs import Run, RunFacts, iter_runs, read_run
 from holdfast.capture.stored.unshard import Dim
 from holdfast.cli.lookup import open_to_read
 from holdfast.cli.output import Output, count, format_time, format_utc
-from holdfast.cli.runs.measures import format_measure
-from holdfast.cli.runs.tensor import run_events, run_tensor
+from holdfast.cli.verbs.run_tensor import format_measure, run_events, run_tensor
 from holdfast.errors import BadName
 from holdfast.json_text import Json
 from holdfast.repo.format.layout import natural_order
