@@ -16,7 +16,7 @@ from typing import Any, Final
 if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from bench.panels import (
+from bench.kit.panels import (
     SUMMARY,
     Chart,
     Panel,

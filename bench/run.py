@@ -15,23 +15,7 @@ from typing import Final
 if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from bench import (
-    bench_capture,
-    bench_check,
-    bench_cli,
-    bench_compile,
-    bench_growth,
-    bench_load,
-    bench_peak,
-    bench_planning,
-    bench_reuse,
-    bench_save,
-    bench_scale,
-    bench_state,
-    bench_where,
-    limits,
-)
-from bench.measure import (
+from bench.kit.measure import (
     FULL,
     QUICK,
     RESULTS,
@@ -41,24 +25,26 @@ from bench.measure import (
     format_table,
     write_json,
 )
+from bench.kit.sections import explain
 from bench.picture import draw_all
-from bench.sections import explain
+from bench.suites import capture, check, cli, growth, limits, load, peak, planning, reuse, save, scale, state, where
+from bench.suites import compile as compile_suite
 
 SUITES: Final[Mapping[str, Callable[[Sizes, Path], list[Result]]]] = {
     "limits": limits.run,
-    "check": bench_check.run,
-    "save": bench_save.run,
-    "state": bench_state.run,
-    "load": bench_load.run,
-    "where": bench_where.run,
-    "peak": bench_peak.run,
-    "cli": bench_cli.run,
-    "growth": bench_growth.run,
-    "scale": bench_scale.run,
-    "capture": bench_capture.run,
-    "planning": bench_planning.run,
-    "reuse": bench_reuse.run,
-    "compile": bench_compile.run,
+    "check": check.run,
+    "save": save.run,
+    "state": state.run,
+    "load": load.run,
+    "where": where.run,
+    "peak": peak.run,
+    "cli": cli.run,
+    "growth": growth.run,
+    "scale": scale.run,
+    "capture": capture.run,
+    "planning": planning.run,
+    "reuse": reuse.run,
+    "compile": compile_suite.run,
 }
 _ON_REQUEST: Final = frozenset({"planning", "compile", "capture", "reuse"})
 """Suites that take long and have a separate result: DCP plans for minutes with a thousand ranks, and models take half

@@ -20,9 +20,9 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 if not __package__:
     sys.path[0] = str(ROOT)
 
-from bench.panels import read_result  # noqa: E402 - the path comes first
+from bench.kit.panels import read_result  # noqa: E402 - the path comes first
+from bench.kit.tables import COMPILE, fill_figures, find_stale_pictures  # noqa: E402 - the path comes first
 from bench.picture import digest_result  # noqa: E402 - the path comes first
-from bench.tables import COMPILE, fill_figures, find_stale_pictures  # noqa: E402 - the path comes first
 
 RESULT: Final = "bench/results/full.json"
 COMPILE_RESULT: Final = "bench/results/compile.json"

@@ -86,7 +86,7 @@ def _function(num_lines: int, parameters: str = "") -> str:
         ("src/holdfast/repo/format/pack.py", "x = 1\n" * 601, "601 lines, at most 600"),
         ("src/holdfast/repo/format/pack.py", _function(61), "act has 61 lines"),
         ("src/holdfast/repo/format/pack.py", "async " + _function(61), "act has 61 lines"),
-        ("bench/bench_save.py", _function(2, "a, b, c, d, e, f, g"), "takes 7 positional parameters"),
+        ("bench/suites/save.py", _function(2, "a, b, c, d, e, f, g"), "takes 7 positional parameters"),
         ("src/holdfast/repo/utils.py", "", "'utils' does not say"),
         ("src/holdfast/core/pack.py", "", "'core' does not say"),
         ("tests/unit/test_helpers.py", "", "'test_helpers' does not say"),

@@ -58,7 +58,19 @@ ROOMS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
 ASIDE: Final = {"testing": "repo"}
 
 # `ls`, `check` and `gc` must start fast and run where torch is not wanted.
-TORCH_FREE: Final = {"", "errors", "progress", "digest", "json_text", "lru", "texts", "objects", "repo", "cli", "testing"}
+TORCH_FREE: Final = {
+    "",
+    "errors",
+    "progress",
+    "digest",
+    "json_text",
+    "lru",
+    "texts",
+    "objects",
+    "repo",
+    "cli",
+    "testing",
+}
 # ... but for what exists to make process groups.
 TORCH_USERS: Final = {"testing/ranks.py"}
 

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from bench import bench_check, bench_growth, bench_save, measure
-from bench.bench_cli import verify_output
-from bench.measure import TINY, Contestant, Goal, Result, Timings, WrongResult, race, random_bytes
-from bench.stores import (
+from bench.kit import measure
+from bench.kit.measure import TINY, Contestant, Goal, Result, Timings, WrongResult, race, random_bytes
+from bench.kit.stores import (
     check_store,
     fill_store,
     list_packs,
@@ -22,6 +21,11 @@ from bench.stores import (
     verify_equal,
     verify_nothing_found,
 )
+from bench.suites import check as check_suite
+from bench.suites import cli as cli_suite
+from bench.suites import growth as growth_suite
+from bench.suites import save as save_suite
+from bench.suites.cli import verify_output
 
 
 def _damage(path: Path) -> None:
@@ -32,7 +36,7 @@ def _damage(path: Path) -> None:
 
 
 def test_the_check_suite_measures_each_workload(tmp_path: Path) -> None:
-    results = bench_check.run(TINY, tmp_path)
+    results = check_suite.run(TINY, tmp_path)
 
     assert {result.workload for result in results} == {
         "check --read, in page cache",
@@ -42,15 +46,22 @@ def test_the_check_suite_measures_each_workload(tmp_path: Path) -> None:
     assert all(result.figure > 0 for result in results)
 
 
+@pytest.mark.slow
+def test_every_command_of_the_cli_suite_prints_what_the_suite_expects(tmp_path: Path) -> None:
+    results = cli_suite.run(TINY, tmp_path)
+
+    assert {result.unit for result in results} == {"ms"}
+
+
 def test_the_save_suite_measures_each_workload(tmp_path: Path) -> None:
-    results = bench_save.run(TINY, tmp_path)
+    results = save_suite.run(TINY, tmp_path)
 
     assert {result.unit for result in results} == {"GB/s", "%", "", "ms", "bytes"}
     assert all(result.figure >= 0 for result in results)
 
 
 def test_the_growth_suite_measures_each_workload_and_leaves_nothing(tmp_path: Path) -> None:
-    results = bench_growth.run(TINY, tmp_path)
+    results = growth_suite.run(TINY, tmp_path)
 
     assert {result.unit for result in results} == {"ms", "us", "MB"}
     assert all(result.figure > 0 for result in results)
@@ -58,10 +69,10 @@ def test_the_growth_suite_measures_each_workload_and_leaves_nothing(tmp_path: Pa
 
 
 def test_a_grown_store_that_lacks_a_snapshot_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_growth, "iter_names", lambda store, prefix="": iter(()))
+    monkeypatch.setattr(growth_suite, "iter_names", lambda store, prefix="": iter(()))
 
     with pytest.raises(WrongResult, match="'latest under a prefix' in a store of"):
-        bench_growth.run(TINY, tmp_path)
+        growth_suite.run(TINY, tmp_path)
 
 
 def test_a_check_that_finds_damage_ends_the_run(tmp_path: Path) -> None:

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench import bench_capture
-from bench.measure import TINY, WrongResult
+from bench.kit.measure import TINY, WrongResult
+from bench.suites import capture as capture_suite
 
 
 def test_the_capture_suite_measures_each_workload_and_leaves_nothing(tmp_path: Path) -> None:
-    results = bench_capture.run(TINY, tmp_path)
+    results = capture_suite.run(TINY, tmp_path)
 
     assert [result.workload for result in results] == [
         "a training step, digest",
@@ -27,9 +27,9 @@ def test_the_capture_suite_measures_each_workload_and_leaves_nothing(tmp_path: P
 
 
 def test_a_recording_that_changes_the_training_is_no_result(tmp_path: Path) -> None:
-    training = bench_capture._Training(bench_capture._find_shape(TINY))
-    expected = [torch.zeros(bench_capture._STEPS)]
-    contestant = bench_capture._stepping(training, nullcontext, expected, tmp_path)
+    training = capture_suite._Training(capture_suite._find_shape(TINY))
+    expected = [torch.zeros(capture_suite._STEPS)]
+    contestant = capture_suite._stepping(training, nullcontext, expected, tmp_path)
 
     with pytest.raises(WrongResult, match="are not those of the first"):
         contestant.verify(contestant.run())

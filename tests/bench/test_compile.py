@@ -9,11 +9,13 @@ from typing import Any, Final
 import pytest
 import torch
 
-from bench import bench_compile, picture, tables
-from bench.bench_compile import COLD, COLD_STORE, MEGA, OWN, TRACED, WARM, Told
-from bench.compile_models import digest_step, make_model, train_step
-from bench.measure import TINY, Result, WrongResult, write_json
-from bench.panels import plan_compile_panels, plan_panels, read_result
+from bench import picture
+from bench.kit import tables
+from bench.kit.compile_models import digest_step, make_model, train_step
+from bench.kit.measure import TINY, Result, WrongResult, write_json
+from bench.kit.panels import plan_compile_panels, plan_panels, read_result
+from bench.suites import compile as compile_suite
+from bench.suites.compile import COLD, COLD_STORE, MEGA, OWN, TRACED, WARM, Told
 
 TOLD: Final = Told(seconds=1.0, from_start=4.0, digest="same", compiler_runs=3, hit=0, stages={})
 FOUND: Final = {
@@ -31,7 +33,7 @@ FOUND: Final = {
 
 @pytest.fixture
 def results() -> list[Result]:
-    return bench_compile._tell("MLP", FOUND)
+    return compile_suite._tell("MLP", FOUND)
 
 
 @pytest.fixture
@@ -65,7 +67,7 @@ def test_the_best_rounds_are_compared_with_both_of_torchs_caches(results: list[R
 )
 def test_wrong_results_and_hits_that_compile_end_the_run(way: str, told: Told, reason: str) -> None:
     with pytest.raises(WrongResult, match=reason):
-        bench_compile._verify("MLP", {**FOUND, way: [told]})
+        compile_suite._verify("MLP", {**FOUND, way: [told]})
 
 
 def test_a_model_has_one_panel_with_ours_first(results: list[Result]) -> None:
@@ -110,7 +112,7 @@ def test_a_step_is_the_same_whenever_it_is_made() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_all_ways_are_run(tmp_path: Path) -> None:
-    results = bench_compile.run(TINY, tmp_path)
+    results = compile_suite.run(TINY, tmp_path)
 
     assert len(results) == 4
     assert set(results[0].figures) == {COLD, COLD_STORE, WARM, MEGA, OWN, TRACED}

@@ -64,10 +64,13 @@ def test_a_file_counts_as_synced_only_after_its_last_byte() -> None:
 8 <... fdatasync resumed>) = 0
 8 linkat(AT_FDCWD</home>, "/d/temp", AT_FDCWD</home>, "/d/named", 0) = 0
 7 rename("/d/never", "/d/moved") = 0
+8 pwrite64(5</e/temp>, ""..., 9, 0) = 9
+8 fdatasync(5</e/temp>) = 0
+8 linkat(3</e>, "temp", 6</f>, "named", 0) = 0
 7 fsync(6</d>) = 0
 """
 
-    assert faults.find_synced(trace) == {"/d/temp", "/d/named", "/d"}
+    assert faults.find_synced(trace) == {"/d/temp", "/d/named", "/d", "/e/temp", "/f/named"}
 
 
 def test_bad_words_are_bold_and_their_absence_is_said() -> None:
@@ -137,7 +140,7 @@ def _iter_until_error() -> Iterator[str]:
 
 
 @pytest.mark.slow
-def test_a_process_that_dies_is_told_from_a_mistake_in_the_trial() -> None:
+def test_a_process_that_dies_is_distinguished_from_a_mistake_in_the_trial() -> None:
     with faults.started(_iter_until_killed) as wait_word:
         words = [wait_word(60), wait_word(60)]
 
@@ -147,7 +150,7 @@ def test_a_process_that_dies_is_told_from_a_mistake_in_the_trial() -> None:
 
 
 @pytest.mark.slow
-def test_a_run_tries_every_fault_on_whoever_is_installed(tmp_path: Path) -> None:
+def test_a_run_tries_every_fault_on_each_installed_format(tmp_path: Path) -> None:
     result = faults.run({"flip": 2, "kill": 1}, faults.FAULTS, tmp_path)
 
     expected = [name for name in faults.COLUMNS if name != "safetensors" or find_spec("safetensors")]

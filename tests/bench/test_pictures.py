@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from bench import panels, picture, sections, tables
-from bench.measure import EXPLANATION, Goal, Result, write_json
+from bench import picture
+from bench.kit import panels, sections, tables
+from bench.kit.measure import EXPLANATION, Goal, Result, write_json
 from docs.generate import ROOT, WITH_FIGURES, find_old_pictures
 
 _MACHINE = {"cpu": "a chip", "cores": 2, "memory_bytes": 4 << 30, "filesystem": "ext4"}

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from bench import bench_planning
-from bench.claimed_ranks import EchoRounds, cut_shape, make_shapes
-from bench.measure import TINY
+from bench.kit.claimed_ranks import EchoRounds, cut_shape, make_shapes
+from bench.kit.measure import TINY
+from bench.suites import planning as planning_suite
 from holdfast.distributed.checkpoint.coverage import Sketch, is_covered, merge, sketch_boxes
 from holdfast.distributed.talk import wire
 from holdfast.distributed.talk.rounds import RoundCall
@@ -17,7 +17,7 @@ from holdfast.repo.format.boxes import Box, volume
 
 @pytest.mark.slow  # torch takes seconds to load what a DTensor needs
 def test_all_sizes_make_all_rows(tmp_path: Path) -> None:
-    results = bench_planning.run(TINY, tmp_path)
+    results = planning_suite.run(TINY, tmp_path)
 
     assert [result.workload.partition(",")[0] for result in results] == [
         *["plan a save"] * 2,

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench import bench_load, bench_peak, bench_scale, bench_state, limits
-from bench.again import Again
-from bench.arena import Arena, at_least, compare, compare_ms, names_like, open_arena
-from bench.measure import FULL, TINY, Timings, WrongResult, race, random_bytes
-from bench.peers import HOLDFAST, HOLDFAST_FAST, SAFETENSORS, TORCH, Peer, find_peers
-from bench.sections import ANCHORS, explain
-from bench.state import (
+from bench.kit import bare_work
+from bench.kit.again import Again
+from bench.kit.arena import Arena, at_least, compare, compare_ms, names_like, open_arena
+from bench.kit.measure import FULL, TINY, Timings, WrongResult, race, random_bytes
+from bench.kit.peers import HOLDFAST, HOLDFAST_FAST, SAFETENSORS, TORCH, Peer, find_peers
+from bench.kit.sections import ANCHORS, explain
+from bench.kit.states import (
     Shape,
     change_state,
     clear_state,
@@ -29,6 +29,10 @@ from bench.state import (
     verify_state,
     verify_tensor,
 )
+from bench.suites import load as load_suite
+from bench.suites import peak as peak_suite
+from bench.suites import scale as scale_suite
+from bench.suites import state as state_suite
 
 _SHAPE = Shape("two dtypes", (16384, 8192, 4096, 4, 3 * 8192), (torch.float32, torch.bfloat16))
 _EVERY = [HOLDFAST, HOLDFAST_FAST, *find_peers()]
@@ -89,14 +93,14 @@ def test_a_load_in_place_that_leaves_what_was_there_ends_the_run(
     peer: Peer, arena: Arena, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lazy = replace(peer, fill=lambda folder, state: None)
-    monkeypatch.setattr(bench_load, "drop_pages", lambda paths: None)
-    monkeypatch.setattr(bench_load, "read_limits", lambda paths, then_hash=False: {})
-    monkeypatch.setattr(bench_load, "HOLDFAST", lazy if peer is HOLDFAST else HOLDFAST)
+    monkeypatch.setattr(load_suite, "drop_pages", lambda paths: None)
+    monkeypatch.setattr(load_suite, "read_limits", lambda paths, then_hash=False: {})
+    monkeypatch.setattr(load_suite, "HOLDFAST", lazy if peer is HOLDFAST else HOLDFAST)
     for saving in (HOLDFAST, TORCH):
         arena.save(saving)
 
     with pytest.raises(WrongResult, match=rf"the bytes of {peer.name}: layers"):
-        bench_load._measure_cold(arena, [TORCH if peer is HOLDFAST else lazy], is_large=True, is_small=False)
+        load_suite._measure_cold(arena, [TORCH if peer is HOLDFAST else lazy], is_large=True, is_small=False)
 
 
 def _flip(tensor: torch.Tensor) -> torch.Tensor:
@@ -129,23 +133,23 @@ def test_a_format_that_reads_a_part_wrong_ends_the_run(
     peer: Peer, part: str, arena: Arena, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wrong = _misread(peer)[part]
-    monkeypatch.setattr(bench_load, "drop_pages", lambda paths: None)
-    monkeypatch.setattr(bench_load, "HOLDFAST", wrong if peer is HOLDFAST else HOLDFAST)
+    monkeypatch.setattr(load_suite, "drop_pages", lambda paths: None)
+    monkeypatch.setattr(load_suite, "HOLDFAST", wrong if peer is HOLDFAST else HOLDFAST)
     for saving in (HOLDFAST, TORCH, peer):
         arena.save(saving)
 
     with pytest.raises(WrongResult, match="are not those that were saved"):
-        bench_load._measure_parts(arena, [TORCH if peer is HOLDFAST else wrong])
+        load_suite._measure_parts(arena, [TORCH if peer is HOLDFAST else wrong])
 
 
 def test_a_state_that_grows_and_comes_back_changed_ends_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bench_scale, "drop_pages", lambda paths: None)
-    monkeypatch.setattr(bench_scale._Sample, "load", lambda sample: sample.state)
+    monkeypatch.setattr(scale_suite, "drop_pages", lambda paths: None)
+    monkeypatch.setattr(scale_suite._Sample, "load", lambda sample: sample.state)
 
     with pytest.raises(WrongResult, match="differs after loading"):
-        bench_scale.run(TINY, tmp_path)
+        scale_suite.run(TINY, tmp_path)
 
 
 def test_a_save_with_hints_is_left_out_where_there_are_none(
@@ -155,9 +159,9 @@ def test_a_save_with_hints_is_left_out_where_there_are_none(
         if options:
             raise TypeError("open() got an unexpected keyword argument 'change_hints'")
 
-    monkeypatch.setattr("bench.again.holdfast.open", refuse)
+    monkeypatch.setattr("bench.kit.again.holdfast.open", refuse)
 
-    assert bench_state._find_hinted(arena) == {}
+    assert state_suite._find_hinted(arena) == {}
     assert "left out" in capsys.readouterr().err
 
 
@@ -222,11 +226,11 @@ def test_a_row_compares_best_rounds_with_the_fastest_rival() -> None:
 
 @pytest.mark.parametrize("direct", [False, True])
 def test_a_raw_write_by_several_threads_writes_every_byte(direct: bool, tmp_path: Path) -> None:
-    data = limits.aligned_memory(3 * limits.UNIT_BYTES // 2)
+    data = bare_work.aligned_memory(3 * bare_work.UNIT_BYTES // 2)
     data[:] = random_bytes(len(data), seed=1)
 
     try:
-        limits.write_file(tmp_path / "raw", data, direct=direct, threads=2)
+        bare_work.write_file(tmp_path / "raw", data, direct=direct, threads=2)
     except OSError:
         pytest.skip("this filesystem takes no direct writes")
 
@@ -234,19 +238,19 @@ def test_a_raw_write_by_several_threads_writes_every_byte(direct: bool, tmp_path
 
 
 def test_a_write_that_hashes_on_its_way_writes_the_same(tmp_path: Path) -> None:
-    data = limits.aligned_memory(3 * limits.UNIT_BYTES // 2)
+    data = bare_work.aligned_memory(3 * bare_work.UNIT_BYTES // 2)
     data[:] = random_bytes(len(data), seed=1)
 
-    limits.write_file(tmp_path / "raw", data, direct=False, threads=2, repeats=2, hashed=True)
+    bare_work.write_file(tmp_path / "raw", data, direct=False, threads=2, repeats=2, hashed=True)
 
     assert (tmp_path / "raw").read_bytes() == bytes(data) * 2
 
 
 def test_a_copy_by_several_threads_copies_every_byte() -> None:
-    data = random_bytes(5 * limits.CHUNK_BYTES // 2, seed=1)
-    target = limits.aligned_memory(len(data))
+    data = random_bytes(5 * bare_work.CHUNK_BYTES // 2, seed=1)
+    target = bare_work.aligned_memory(len(data))
 
-    limits.copy_shared(data, target, threads=2, then_hash=True)
+    bare_work.copy_shared(data, target, threads=2, then_hash=True)
 
     assert target == data
 
@@ -255,20 +259,20 @@ def test_memory_that_is_taken_and_given_back_is_seen() -> None:
     def take_and_drop() -> None:
         torch.zeros(64 << 20, dtype=torch.uint8)
 
-    rise = bench_peak._rise(take_and_drop)
+    rise = peak_suite._rise(take_and_drop)
 
     assert 60 << 20 <= rise <= 80 << 20
 
 
 def test_safetensors_is_left_out_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bench.peers.util.find_spec", lambda name: None)
+    monkeypatch.setattr("bench.kit.peers.util.find_spec", lambda name: None)
 
     assert SAFETENSORS not in find_peers()
 
 
 @pytest.mark.slow
 def test_the_state_suite_measures_each_workload_and_leaves_nothing(tmp_path: Path) -> None:
-    results = bench_state.run(TINY, tmp_path)
+    results = state_suite.run(TINY, tmp_path)
 
     assert {result.unit for result in results} == {"GB/s", "bytes", "ms"}
     assert {result.why for result in explain("state", results)} <= ANCHORS
@@ -278,7 +282,7 @@ def test_the_state_suite_measures_each_workload_and_leaves_nothing(tmp_path: Pat
 
 @pytest.mark.slow
 def test_the_load_suite_measures_each_workload_and_leaves_nothing(tmp_path: Path) -> None:
-    results = bench_load.run(TINY, tmp_path)
+    results = load_suite.run(TINY, tmp_path)
 
     assert {result.unit for result in results} == {"GB/s", "ms"}
     assert {result.why for result in explain("load", results)} <= ANCHORS
@@ -288,7 +292,7 @@ def test_the_load_suite_measures_each_workload_and_leaves_nothing(tmp_path: Path
 
 @pytest.mark.slow
 def test_the_peak_suite_measures_each_workload_and_leaves_nothing(tmp_path: Path) -> None:
-    results = bench_peak.run(TINY, tmp_path)
+    results = peak_suite.run(TINY, tmp_path)
 
     assert [result.unit for result in results] == ["MB"] * 4 + ["B"] * 3
     assert list(tmp_path.iterdir()) == []
@@ -297,9 +301,9 @@ def test_the_peak_suite_measures_each_workload_and_leaves_nothing(tmp_path: Path
 def test_the_scale_suite_measures_each_workload_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bench_scale, "drop_pages", lambda paths: None)
+    monkeypatch.setattr(scale_suite, "drop_pages", lambda paths: None)
     try:
-        results = bench_scale.run(TINY, tmp_path)
+        results = scale_suite.run(TINY, tmp_path)
     except OSError:
         pytest.skip("this filesystem takes no direct writes")
 

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench import bench_where, limits, tables
-from bench.bench_where import WORKS, Work
-from bench.measure import TINY, Result, Timings, WrongResult, random_bytes
-from bench.peers import HOLDFAST
-from bench.sections import PARTS, find_section
-from bench.state import State, copy_state
+from bench.kit import bare_work, tables
+from bench.kit.measure import TINY, Result, Timings, WrongResult, random_bytes
+from bench.kit.peers import HOLDFAST
+from bench.kit.sections import PARTS, find_section
+from bench.kit.states import State, copy_state
+from bench.suites import where as where_suite
+from bench.suites.where import WORKS, Work
 
 _MIB = 1 << 20
 _WORK = Work("save", ("hash", "write"), "write")
@@ -21,7 +22,7 @@ _WORK = Work("save", ("hash", "write"), "write")
 
 def _tell(hash_cpu: float, write: Timings) -> Result:
     timings = {"save": Timings((3.0, 2.0), (2.5, 3.0)), "hash, 2 cores": Timings((1.0,), (hash_cpu,)), "write": write}
-    return bench_where.tell_work(_WORK, timings, 1 << 30, cores=2)
+    return where_suite.tell_work(_WORK, timings, 1 << 30, cores=2)
 
 
 def test_a_workload_is_compared_with_the_processor_time_of_its_parts() -> None:
@@ -46,23 +47,23 @@ def test_the_seconds_of_a_workload_are_those_of_a_gibibyte() -> None:
         "write": Timings((0.1,), (0.1,)),
     }
 
-    row = bench_where.tell_work(_WORK, timings, 256 * _MIB, cores=1)
+    row = where_suite.tell_work(_WORK, timings, 256 * _MIB, cores=1)
 
     assert (row.figure, row.against) == (2.0, "its parts on 1 core")
     assert row.limit == pytest.approx(1.4)
 
 
 def test_cached_files_are_read_to_new_memory_by_several_threads(tmp_path: Path) -> None:
-    data = random_bytes(limits.UNIT_BYTES + 5, seed=1)
+    data = random_bytes(bare_work.UNIT_BYTES + 5, seed=1)
     (tmp_path / "file").write_bytes(data)
 
-    pieces = limits.read_to_new([tmp_path / "file"], threads=2)
+    pieces = bare_work.read_to_new([tmp_path / "file"], threads=2)
 
     assert b"".join(pieces)[: len(data)] == data
 
 
 def test_random_pages_begin_on_a_page() -> None:
-    data = limits.random_pages(5 * _MIB + 3, seed=1)
+    data = bare_work.random_pages(5 * _MIB + 3, seed=1)
 
     assert len(data) == 5 * _MIB + 3
     assert torch.frombuffer(data, dtype=torch.uint8).data_ptr() % 4096 == 0
@@ -94,19 +95,19 @@ def test_a_load_beside_its_parts_that_gives_other_bytes_ends_the_run(
         next(iter(spoiled.values())).view(-1).view(torch.uint8)[0].bitwise_xor_(1)
         return spoiled
 
-    monkeypatch.setattr(bench_where, "drop_pages", lambda paths: None)
-    monkeypatch.setattr(bench_where, "HOLDFAST", replace(HOLDFAST, load=load_spoiled))
+    monkeypatch.setattr(where_suite, "drop_pages", lambda paths: None)
+    monkeypatch.setattr(where_suite, "HOLDFAST", replace(HOLDFAST, load=load_spoiled))
 
     with pytest.raises(WrongResult, match="are not those that were saved"):
-        bench_where.run(TINY, tmp_path)
+        where_suite.run(TINY, tmp_path)
 
 
 def test_the_where_suite_measures_each_workload_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bench_where, "drop_pages", lambda paths: None)
+    monkeypatch.setattr(where_suite, "drop_pages", lambda paths: None)
     try:
-        results = bench_where.run(TINY, tmp_path)
+        results = where_suite.run(TINY, tmp_path)
     except OSError:
         pytest.skip("this filesystem takes no direct writes")
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.bench_compile import Processes
-from bench.compile_models import MODELS
-from bench.measure import WrongResult
+from bench.kit.compile_models import MODELS
+from bench.kit.measure import WrongResult
+from bench.suites.compile import Processes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -27,7 +27,7 @@ INTO_BYTES = 1305
 """Python's own bytes for each tensor of 60; most of a load's are there while the manifest's head is decoded.
 
 The table of a manifest, 220 bytes, is mapped memory and not counted here; the compressor's output is, at its largest
-possible size. What is resident at the peak is measured by bench/bench_peak.py.
+possible size. What is resident at the peak is measured by bench/suites/peak.py.
 """
 
 

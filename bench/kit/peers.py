@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystem
 from torch.utils._content_store import ContentStoreReader, ContentStoreWriter
 
 import holdfast
-from bench.state import State, copy_state, make_empty
+from bench.kit.states import State, copy_state, make_empty
 from holdfast.repo.read.reader import Verify
 
 FILE: Final = "state"

@@ -13,7 +13,7 @@ import torch
 import torch._dynamo
 import torch._inductor.compile_fx
 
-from bench.compile_models import digest_step, make_model, train_step
+from bench.kit.compile_models import digest_step, make_model, train_step
 from holdfast.compile_cache.backend import make_compiler
 from holdfast.opening import open as open_store
 

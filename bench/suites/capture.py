@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils._debug_mode import DebugMode
 
-from bench.measure import Contestant, Goal, Result, Sizes, Timings, WrongResult, count_bytes, race
+from bench.kit.measure import Contestant, Goal, Result, Sizes, Timings, WrongResult, count_bytes, race
 from holdfast.capture.record.options import LevelName
 from holdfast.capture.record.recorder import record
 from holdfast.objects.local.local_store import LocalStore

@@ -17,8 +17,8 @@ from typing import Final
 import torch
 
 import holdfast
-from bench.limits import aligned_memory, count_cores, read_files, write_file
-from bench.measure import (
+from bench.kit.bare_work import aligned_memory, count_cores, read_files, write_file
+from bench.kit.measure import (
     Contestant,
     Goal,
     Result,
@@ -30,9 +30,9 @@ from bench.measure import (
     race,
     random_bytes,
 )
-from bench.peers import SNAPSHOT, sync_filesystem
-from bench.state import Shape, State, clear_state, make_state, verify_state
-from bench.stores import list_packs, remove_store
+from bench.kit.peers import SNAPSHOT, sync_filesystem
+from bench.kit.states import Shape, State, clear_state, make_state, verify_state
+from bench.kit.stores import list_packs, remove_store
 from holdfast.digest import fingerprint
 
 _TENSOR_BYTES: Final = 16 << 20

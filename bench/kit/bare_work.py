@@ -1,4 +1,4 @@
-"""Measures the limits of the machine with bare loops: hashing, copying, reading and writing files."""
+"""The limits of the machine: bare loops that hash, copy, read and write, without a format around them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 from blake3 import blake3
 from xxhash import xxh3_128_digest
 
-from bench.measure import Contestant, Goal, Result, Sizes, drop_pages, race, random_bytes, release_pages, throughput
+from bench.kit.measure import Contestant, drop_pages, random_bytes, release_pages
 from holdfast.digest import fingerprint, hash_bytes
 
 CHUNK_BYTES: Final = 1 << 20
@@ -30,7 +30,6 @@ _WRITE_THREADS: Final = 2
 _HASHED_THREADS: Final = 6
 """More threads than cores: some wait for the disk while others hash."""
 HASHED_WRITE: Final = "copy, BLAKE3, XXH3 and raw write"
-_HASH_GOAL: Final = Goal("ratio", ">=", 0.9)
 HASHED_READ: Final = "raw read and BLAKE3"
 
 Item = TypeVar("Item")
@@ -301,20 +300,3 @@ def hash_limits(data: memoryview) -> dict[str, Contestant]:
         "bare XXH3, chunks": Contestant(partial(fingerprint_memory, data, threads=cores)),
         "bare XXH3, halves": Contestant(partial(fingerprint_halves, data, threads=cores)),
     }
-
-
-def run(sizes: Sizes, work: Path) -> list[Result]:
-    """Measure the limits, and how close Holdfast's use of the hashes comes to them."""
-    data = random_pages(sizes.save_bytes // 2, seed=1)
-    path = work / "raw"
-    hashes = race(hash_limits(data), rounds=2 * sizes.rounds)
-    timings = race(memory_limits(data) | write_limits(path, data), rounds=sizes.rounds)
-    reads = race(read_limits([path]), rounds=sizes.rounds)
-    best = min(reads, key=lambda name: reads[name].best)
-    path.unlink()
-    every = timings | {best: reads[best]}
-    return [
-        throughput("hash_bytes (BLAKE3)", hashes, len(data), against="bare BLAKE3", goal=_HASH_GOAL),
-        throughput("fingerprint (XXH3)", hashes, len(data), against="bare XXH3", goal=_HASH_GOAL),
-        *(throughput(name, every, len(data)) for name in every),
-    ]

@@ -15,8 +15,8 @@ from itertools import count
 from pathlib import Path
 from typing import Final
 
-from bench.measure import Contestant, Goal, Result, Sizes, Timings, WrongResult, race, random_entries
-from bench.stores import open_store, remove_store, save_entries
+from bench.kit.measure import Contestant, Goal, Result, Sizes, Timings, WrongResult, race, random_entries
+from bench.kit.stores import open_store, remove_store, save_entries
 
 _BARE: Final = "bare Python"
 _GOAL_MS: Final = 120.0
@@ -35,7 +35,7 @@ class _Command:
 
 _COMMANDS: Final = {
     "--version": _Command(("--version",), "holdfast "),
-    "init": _Command(("init", "{root}-{n}"), "made an empty store"),
+    "init": _Command(("init", "{root}-{n}"), "an empty store in "),
     "ls": _Command(("-s", "{root}", "ls", "run/"), "run/step-9"),
     "show": _Command(("-s", "{root}", "show", "run/step-3"), "entry-0001"),
     "cat": _Command(("-s", "{root}", "cat", "run/step-3", "entry-0001"), ""),

@@ -7,10 +7,10 @@ from functools import partial
 from itertools import count
 
 import holdfast
-from bench.arena import Arena
-from bench.measure import Contestant, WrongResult
-from bench.peers import sync_filesystem
-from bench.state import change_state
+from bench.kit.arena import Arena
+from bench.kit.measure import Contestant, WrongResult
+from bench.kit.peers import sync_filesystem
+from bench.kit.states import change_state
 from holdfast.repo.write.writer import SaveResult
 from holdfast.snapshot.save.staging import SaveHandle
 

@@ -10,9 +10,9 @@ from typing import Final, TypeVar
 
 import torch
 
-from bench.arena import Arena, at_least, compare, compare_ms, is_own, names_like, open_arena
-from bench.limits import HASHED_READ, copy_limits, read_limits
-from bench.measure import (
+from bench.kit.arena import Arena, at_least, compare, compare_ms, is_own, names_like, open_arena
+from bench.kit.bare_work import HASHED_READ, copy_limits, read_limits
+from bench.kit.measure import (
     Contestant,
     Goal,
     Result,
@@ -25,8 +25,8 @@ from bench.measure import (
     race,
     random_bytes,
 )
-from bench.peers import CONTENT_STORE, DCP, HOLDFAST, HOLDFAST_FAST, SAFETENSORS, TORCH, Peer, find_peers
-from bench.state import (
+from bench.kit.peers import CONTENT_STORE, DCP, HOLDFAST, HOLDFAST_FAST, SAFETENSORS, TORCH, Peer, find_peers
+from bench.kit.states import (
     State,
     clear_state,
     pick_name,
@@ -36,7 +36,7 @@ from bench.state import (
     verify_state,
     verify_tensor,
 )
-from bench.stores import list_packs
+from bench.kit.stores import list_packs
 
 _ROUNDS: Final = 3
 _IN_PLACE: Final = ", in place"

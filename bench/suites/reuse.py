@@ -12,7 +12,7 @@ from unittest import mock
 import torch
 
 import holdfast
-from bench.measure import Contestant, Goal, Result, Sizes, Timings, WrongResult, race
+from bench.kit.measure import Contestant, Goal, Result, Sizes, Timings, WrongResult, race
 from holdfast.repo.handle import remembered as proven
 from holdfast.repo.write.writer import SaveResult
 

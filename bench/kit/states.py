@@ -11,7 +11,7 @@ from typing import Final
 
 import torch
 
-from bench.measure import Sizes, WrongResult, random_bytes
+from bench.kit.measure import Sizes, WrongResult, random_bytes
 
 State = Mapping[str, torch.Tensor]
 

@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from bench.measure import Contestant, Goal, Result, Timings, list_files, release_pages
-from bench.peers import HOLDFAST, Peer, sync_filesystem
-from bench.state import Shape, State, clear_state, count_state, make_empty, make_state, verify_state
+from bench.kit.measure import Contestant, Goal, Result, Timings, list_files, release_pages
+from bench.kit.peers import HOLDFAST, Peer, sync_filesystem
+from bench.kit.states import Shape, State, clear_state, count_state, make_empty, make_state, verify_state
 
 
 @dataclass(frozen=True, slots=True)

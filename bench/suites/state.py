@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from bench.again import Again
-from bench.arena import Arena, at_least, compare, names_like, open_arena
-from bench.limits import (
+from bench.kit.again import Again
+from bench.kit.arena import Arena, at_least, compare, names_like, open_arena
+from bench.kit.bare_work import (
     HASHED_WRITE,
     copy_limits,
     count_cores,
@@ -20,7 +20,7 @@ from bench.limits import (
     random_pages,
     write_limits,
 )
-from bench.measure import (
+from bench.kit.measure import (
     Contestant,
     Goal,
     Result,
@@ -31,8 +31,8 @@ from bench.measure import (
     race,
     random_bytes,
 )
-from bench.peers import CONTENT_STORE, DCP, HOLDFAST, Peer, find_peers
-from bench.state import copy_state, plan_large, plan_mixed, plan_small
+from bench.kit.peers import CONTENT_STORE, DCP, HOLDFAST, Peer, find_peers
+from bench.kit.states import copy_state, plan_large, plan_mixed, plan_small
 
 _ROUNDS: Final = 3
 _FEW_CHANGED: Final = {"unchanged": 0.0, "1 % changed": 0.01}

@@ -1,4 +1,4 @@
-"""How much memory saving and loading take besides the state itself: the high-water mark of a process of its own."""
+"""Measures how much memory saving and loading take besides the state: the high-water mark of a separate process."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from tempfile import TemporaryDirectory
 from typing import Final, TypeVar
 
 import holdfast
-from bench.measure import TINY, Goal, Result, Sizes
-from bench.peers import CONTENT_STORE, DCP, HOLDFAST, SNAPSHOT, Peer, find_peers
-from bench.state import Shape, State, count_state, make_empty, make_state, plan_large, verify_state
+from bench.kit.measure import TINY, Goal, Result, Sizes
+from bench.kit.peers import CONTENT_STORE, DCP, HOLDFAST, SNAPSHOT, Peer, find_peers
+from bench.kit.states import Shape, State, count_state, make_empty, make_state, plan_large, verify_state
 from holdfast.repo.handle.repository import DEFAULT_BUDGET_BYTES
 
 _SPARE_BYTES: Final = 64 << 20
@@ -29,9 +29,9 @@ Found = TypeVar("Found")
 
 
 def run(sizes: Sizes, work: Path) -> list[Result]:
-    """Measure save, load, load in place and a save behind the caller's back, and what others take for the same."""
+    """Measure save, load, load in place and a background save; the other formats for comparison."""
     shape = plan_large(sizes)
-    # One way to write by DCP stands for all, and nobody weighs the content store.
+    # DCP is measured with one thread count only, and the content store is left out.
     others = [peer.name for peer in find_peers() if peer not in (*DCP[1:], CONTENT_STORE)]
     found = _run_apart([HOLDFAST.name], shape, work) | _run_apart(others, shape, work)
     results = [_tell(operation, shape, _pick(found, operation)) for operation in ALL]
@@ -65,14 +65,14 @@ def _load(peer: Peer, folder: Path, state: State) -> int:
 def _fill(peer: Peer, folder: Path, state: State) -> int:
     target = make_empty(state)
     for tensor in target.values():
-        tensor.fill_(1)  # its pages must be there before, or they count as extra
+        tensor.fill_(1)  # allocates its pages now, or they would count as extra
     rise = _rise(lambda: peer.fill(folder, target))
     verify_state(target, state, who=peer.name)
     return rise
 
 
-def _save_behind(peer: Peer, folder: Path, state: State) -> int:
-    with holdfast.open(folder / "behind") as store:
+def _save_async(peer: Peer, folder: Path, state: State) -> int:
+    with holdfast.open(folder / "async") as store:
         return _rise(lambda: store.save_async(SNAPSHOT, dict(state), staging="budget").wait())
 
 
@@ -82,14 +82,14 @@ FOR_PEERS: Final[Mapping[str, Callable[[Peer, Path, State], int]]] = {
     "load": _load,
     "load in place": _fill,
 }
-ALL: Final = {**FOR_PEERS, 'save_async(staging="budget")': _save_behind}
+ALL: Final = {**FOR_PEERS, 'save_async(staging="budget")': _save_async}
 
 
 def _rise(act: Callable[[], object]) -> int:
     """Return by how much the resident memory of this process rose, at most, while something ran."""
     gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)  # what is free already would not be seen
-    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the mark starts anew
+    ctypes.CDLL(None).malloc_trim(0)  # memory that is free already would hide a rise
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # resets the high-water mark
     before = _read_status("VmRSS")
     act()
     return _read_status("VmHWM") - before

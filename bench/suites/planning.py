@@ -32,7 +32,7 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.tensor import DTensor
 
-from bench.claimed_ranks import (
+from bench.kit.claimed_ranks import (
     ITEM_BYTES,
     EchoRanks,
     Shapes,
@@ -44,7 +44,7 @@ from bench.claimed_ranks import (
     make_shapes,
     make_state,
 )
-from bench.measure import Goal, Result, Sizes, WrongResult
+from bench.kit.measure import Goal, Result, Sizes, WrongResult
 from holdfast.digest import Digest, hash_bytes
 from holdfast.distributed.checkpoint.exchange import (
     ChunkExchange,

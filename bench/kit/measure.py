@@ -21,7 +21,7 @@ import numpy as np
 from holdfast.objects.local.files import PosixFiles
 
 EXPLANATION: Final = "docs/explanation/where-the-time-goes.md"
-RESULTS: Final = Path(__file__).resolve().parent / "results" / "local"
+RESULTS: Final = Path(__file__).resolve().parents[1] / "results" / "local"
 
 
 class WrongResult(AssertionError):

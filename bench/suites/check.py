@@ -6,8 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from bench.limits import HASHED_READ, count_cores, hash_cached, hash_memory, read_files, read_limits
-from bench.measure import (
+from bench.kit.bare_work import HASHED_READ, count_cores, hash_cached, hash_memory, read_files, read_limits
+from bench.kit.measure import (
     Contestant,
     Goal,
     Result,
@@ -21,7 +21,7 @@ from bench.measure import (
     random_bytes,
     throughput,
 )
-from bench.stores import check_store, fill_store, list_packs, remove_store, sum_sizes, verify_nothing_found
+from bench.kit.stores import check_store, fill_store, list_packs, remove_store, sum_sizes, verify_nothing_found
 
 _PACKS: Final = 8
 

@@ -15,8 +15,8 @@ from itertools import count
 from pathlib import Path
 from typing import Final
 
-from bench.measure import Contestant, Goal, Result, Sizes, Timings, WrongResult, count_bytes, race, random_bytes
-from bench.stores import UnsyncedFiles, open_store, remove_store, save_entries
+from bench.kit.measure import Contestant, Goal, Result, Sizes, Timings, WrongResult, count_bytes, race, random_bytes
+from bench.kit.stores import UnsyncedFiles, open_store, remove_store, save_entries
 from holdfast.digest import Digest, hash_bytes
 from holdfast.objects.local.local_store import LocalStore
 from holdfast.repo.format.chunk import ChunkRef
@@ -70,11 +70,11 @@ def run(sizes: Sizes, work: Path) -> list[Result]:
 
 def _list_workloads(sizes: Sizes) -> list[_Workload]:
     """Return all workloads; saves come last, because they make the small store grow most."""
-    held = [digest for digest, _ in _make_chunks(0, sizes.growth_entries)][:_LOOK_UPS]
+    present = [digest for digest, _ in _make_chunks(0, sizes.growth_entries)][:_LOOK_UPS]
     return [
         _Workload("read one record", _record_reader, lambda found, n: found == f"run/step-{n // 2}"),
-        _Workload(f"{len(held)} look-ups", partial(_look_up, held), lambda found, n: found == len(held)),
-        _Workload(f"{len(held)} look-ups in vain", partial(_look_up, _ABSENT), lambda found, n: found == 0),
+        _Workload(f"{len(present)} look-ups", partial(_look_up, present), lambda found, n: found == len(present)),
+        _Workload(f"{len(present)} look-ups of absent chunks", partial(_look_up, _ABSENT), lambda found, n: found == 0),
         _Workload("open the index", _index_opener, lambda found, n: found == n, is_flat=False),
         _Workload("find a base without an index", _base_finder, _is_last, is_flat=False),
         _Workload("latest under a prefix", _latest_finder, _is_last, is_flat=False),

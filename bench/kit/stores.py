@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from bench.measure import WrongResult, random_entries
+from bench.kit.measure import WrongResult, random_entries
 from holdfast.objects.local.files import PosixFiles
 from holdfast.objects.local.local_store import LocalStore
 from holdfast.repo.format.source import BytesSource

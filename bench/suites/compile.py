@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from bench.compile_models import MODELS
-from bench.measure import Goal, Result, Sizes, WrongResult
+from bench.kit.compile_models import MODELS
+from bench.kit.measure import Goal, Result, Sizes, WrongResult
 
 COLD: Final = "cold"
 COLD_STORE: Final = "cold, into a store"
@@ -32,7 +32,7 @@ TRACED: Final = "dynamo alone"
 COMPILED: Final = "first step"
 STARTED: Final = "first step from process start"
 
-_ROOT: Final = Path(__file__).resolve().parents[1]
+_ROOT: Final = Path(__file__).resolve().parents[2]
 _TIMES_WARM: Final = 3.0
 _TIMES_MEGA: Final = 20.0
 _MOST_MEGA_ROUNDS: Final = 1
@@ -86,7 +86,7 @@ class Processes:
             "TORCHINDUCTOR_CACHE_DIR": str(inductor or own / "inductor"),
         }
         request = {"model": model, "way": way, "place": str(place), "started": time.monotonic()}
-        command = [sys.executable, "-m", "bench.compile_process", json.dumps(request)]
+        command = [sys.executable, "-m", "bench.kit.compile_process", json.dumps(request)]
         ran = subprocess.run(command, cwd=_ROOT, env=environment, capture_output=True, text=True, check=False)
         if ran.returncode:
             raise WrongResult(f"{model}, {way}: the process ended with {ran.returncode}:\n{ran.stderr[-3000:]}")

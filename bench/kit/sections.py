@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
-from bench.measure import Result
+from bench.kit.measure import Result
 
 PARTS: Final = "processor-and-disk"
 _BY_SUITE: Final = {

@@ -9,8 +9,8 @@ from itertools import count
 from pathlib import Path
 from typing import Final
 
-from bench.limits import count_cores, hash_memory, random_pages, read_limits, write_limits
-from bench.measure import (
+from bench.kit.bare_work import count_cores, hash_memory, random_pages, read_limits, write_limits
+from bench.kit.measure import (
     Contestant,
     Goal,
     Result,
@@ -26,7 +26,7 @@ from bench.measure import (
     random_entries,
     throughput,
 )
-from bench.stores import (
+from bench.kit.stores import (
     CountingFiles,
     Entries,
     list_packs,

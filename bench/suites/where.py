@@ -12,9 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from bench.again import Again
-from bench.arena import Arena, open_arena
-from bench.limits import (
+from bench.kit.again import Again
+from bench.kit.arena import Arena, open_arena
+from bench.kit.bare_work import (
     HASHED_READ,
     HASHED_WRITE,
     aligned_memory,
@@ -28,10 +28,10 @@ from bench.limits import (
     remove_durably,
     write_file,
 )
-from bench.measure import Contestant, Result, Sizes, Timings, drop_pages, list_files, load_pages, race
-from bench.peers import HOLDFAST, HOLDFAST_FAST, Peer
-from bench.state import Shape, State, clear_state, verify_state
-from bench.stores import list_packs
+from bench.kit.measure import Contestant, Result, Sizes, Timings, drop_pages, list_files, load_pages, race
+from bench.kit.peers import HOLDFAST, HOLDFAST_FAST, Peer
+from bench.kit.states import Shape, State, clear_state, verify_state
+from bench.kit.stores import list_packs
 
 _TENSOR_BYTES: Final = 16 << 20
 _SEED: Final = 71
@@ -138,7 +138,7 @@ def _find_parts(arena: Arena) -> dict[str, Contestant]:
     data, target = random_pages(size, seed=_SEED), aligned_memory(size)
     target[:] = data  # touched now, so that the first round does not pay for page faults
     raw, packs = arena.work / "raw", list_packs(arena.work / "again")
-    cached, cold, anew = partial(load_pages, packs), partial(drop_pages, packs), partial(remove_durably, raw)
+    cached, cold, removed = partial(load_pages, packs), partial(drop_pages, packs), partial(remove_durably, raw)
     acts: dict[str, Callable[..., object]] = {
         BLAKE3: partial(hash_memory, data),
         XXH3: partial(fingerprint_memory, data),
@@ -157,9 +157,9 @@ def _find_parts(arena: Arena) -> dict[str, Contestant]:
     write = partial(write_file, raw, data, direct=True)
     read = partial(read_files, packs, threads=_READ_THREADS, direct=True)
     return found | {
-        DIRECT_WRITE: Contestant(partial(write, threads=_WRITE_THREADS), anew),
+        DIRECT_WRITE: Contestant(partial(write, threads=_WRITE_THREADS), removed),
         DIRECT_READ: Contestant(read, cold),
-        HASHED_WRITE: Contestant(partial(write, threads=_HASHED_THREADS, hashed=True), anew),
+        HASHED_WRITE: Contestant(partial(write, threads=_HASHED_THREADS, hashed=True), removed),
         HASHED_READ: Contestant(partial(read, then_hash=True), cold),
     }
 

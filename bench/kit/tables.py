@@ -1,4 +1,4 @@
-"""Renders a result as Markdown: the ratios for the README, and the rows of each section of the documentation."""
+"""Renders a result as Markdown: a summary of all panels, and the rows of each section of the documentation."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from bench.panels import OWN, Bar, Panel, Row, find_state, plan_panels
-from bench.sections import PARTS
+from bench.kit.panels import OWN, Bar, Panel, Row, find_state, plan_panels
+from bench.kit.sections import PARTS
 
 SUMMARY: Final = "summary"
 COMPILE: Final = "compile"
