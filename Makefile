@@ -7,13 +7,14 @@ MAKEFLAGS += --no-print-directory
 BIN := .venv/bin
 READY := .venv/ready
 READY_BENCH := .venv/ready-bench
+READY_DOCS := .venv/ready-docs
 CODE := $(wildcard src tests docs bench examples attacks)
 NOT_SLOW := $(if $(SLOW),,-m "not slow")
 # Some of the tests wait for disks and clocks; a file stays with one process, for its fixtures.
 JOBS := auto
 SHARED := -n $(JOBS) --maxprocesses 4 --dist loadfile
 
-.PHONY: help setup demo test check bench docs
+.PHONY: help setup demo test check bench docs site
 
 help:
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,18 +28,23 @@ demo: $(READY) ## train, kill, resume bit-exactly, fine-tune; 2 ranks save, 1 an
 test: $(READY) ## run the tests (SLOW=1: the slow ones too; JOBS=0: in one process; ARGS=... goes to pytest)
 	@$(BIN)/python -m pytest --hypothesis-profile=ci $(SHARED) $(NOT_SLOW) $(ARGS)
 
-check: $(READY) ## format, lint, types, architecture, generated pages
+check: $(READY_DOCS) ## format, lint, types, architecture, generated pages, the site
 	@$(BIN)/ruff format --check $(CODE)
 	@$(BIN)/ruff check $(CODE)
 	@$(BIN)/mypy --strict $(CODE)
 	@$(BIN)/python docs/generate.py --check
 	@$(BIN)/python -m pytest -q tests/architecture
+	@$(BIN)/python docs/build_site.py
 
 bench: $(READY_BENCH) ## measure beside the others, twenty minutes with two cores (QUICK=1: small sizes, one minute)
 	@$(BIN)/python bench/run.py $(if $(QUICK),--quick)
 
-docs: $(READY) ## rewrite the generated pages
+docs: $(READY_DOCS) ## rewrite the generated pages and build the site in site/
 	@$(BIN)/python docs/generate.py
+	@$(BIN)/python docs/build_site.py
+
+site: $(READY_DOCS) ## build the site in site/ from the pages as they are
+	@$(BIN)/python docs/build_site.py
 
 # PIP_CONSTRAINT and not -c: it holds for the build backend as well.
 $(READY): pyproject.toml constraints.txt
@@ -48,4 +54,8 @@ $(READY): pyproject.toml constraints.txt
 
 $(READY_BENCH): $(READY)
 	@PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[peers]'
+	@touch $@
+
+$(READY_DOCS): $(READY)
+	@PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[docs]'
 	@touch $@

@@ -1,4 +1,4 @@
-"""Write the pages that come from the code: the code map, the errors, the command line; and figures from a result.
+"""Write the pages that come from the code: code map, errors, command line, API reference; and figures from a result.
 
 `python docs/generate.py` rewrites them; `--check` only says which are out of date, and exits with 1 if any is.
 """
@@ -23,6 +23,7 @@ if not __package__:
 from bench.kit.panels import read_result  # noqa: E402 - the path comes first
 from bench.kit.tables import COMPILE, fill_figures, find_stale_pictures  # noqa: E402 - the path comes first
 from bench.picture import digest_result  # noqa: E402 - the path comes first
+from docs import api  # noqa: E402 - the path comes first
 
 RESULT: Final = "bench/results/full.json"
 COMPILE_RESULT: Final = "bench/results/compile.json"
@@ -41,6 +42,11 @@ def render_pages(root: Path) -> dict[str, str]:
     pages = {
         CODE_MAP: _render_code_map(root),
         "docs/reference/errors.md": _render_errors(root),
+        api.INDEX: f"# API reference\n\n{GENERATED}\n\n{api.render_index()}",
+    }
+    pages |= {
+        f"{api.FOLDER}/{page.file}": f"# {page.title}\n\n{GENERATED}\n\n{api.render_page(root / 'src', page)}"
+        for page in api.PAGES
     }
     if (root / PACKAGE / "cli/main.py").is_file():
         build_parser = import_module("holdfast.cli.main").build_parser

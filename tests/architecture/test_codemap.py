@@ -14,10 +14,10 @@ from tests.architecture.sources import ROOT
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """The code and its generated pages, fresh, to be changed at will."""
+    """A copy of the code and of its generated pages, which a test may change."""
     shutil.copytree(ROOT / PACKAGE, tmp_path / PACKAGE, ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "docs/reference").mkdir(parents=True)
     for path, text in render_pages(tmp_path).items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text, encoding="utf-8")
     return tmp_path
 
