@@ -156,9 +156,7 @@ PAGES: Final = (
         "The contract suite for object stores, stores and disks that fail on purpose, and ranks in one test.",
         (
             "holdfast.testing.store_contract.*",
-            "holdfast.testing.housekeeping_contract.*",
             "holdfast.testing.faults.*",
-            "holdfast.testing.power.*",
             "holdfast.testing.ranks.*",
         ),
     ),
