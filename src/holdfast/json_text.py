@@ -1,4 +1,4 @@
-"""JSON as Holdfast stores it: one canonical text for equal values, and a parser that bounds what it accepts."""
+"""JSON as Holdfast stores it: equal values have equal text, and the parser limits depth and numbers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from holdfast.errors import Corrupt
 MAX_DEPTH: Final = 250
 
 Json = Any
-"""A value that JSON can hold. (Any: a recursive alias would have to be narrowed at every use.)"""
+"""A value that JSON can represent. (Any: a recursive alias would have to be narrowed at every use.)"""
 
 _make_encoder: Final = partial(
     json.JSONEncoder, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
@@ -39,7 +39,7 @@ class DeferredList:
 DEFERRED: Final = DeferredList()
 """The only instance; `canonical_json` gets the lists that replace it from `iter_deferred`."""
 _ENCODED_TEXTS: Final = 4096
-_HOLDERS: Final = (list, dict, tuple, DeferredList)
+_CONTAINERS: Final = (list, dict, tuple, DeferredList)
 _NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 _OBJECT_START: Final = re.compile(r"[ \t\n\r]*\{[ \t\n\r]*")
 _NAME_END: Final = re.compile(r"[ \t\n\r]*:[ \t\n\r]*")
@@ -58,7 +58,7 @@ class EncodedJson:
 def canonical_json(value: Json, *, depth: int = 0, iter_deferred: IterLists | None = None) -> bytes:
     """Encode a JSON value so that equal values give equal bytes; raises TypeError or ValueError for any other value.
 
-    `depth` is the nesting level at which the value will stand in another one; it counts towards MAX_DEPTH.
+    `depth` is the nesting level of the value inside another one; it counts towards MAX_DEPTH.
     `iter_deferred` yields the lists that replace each DEFERRED, in order, and may be called more than once.
     """
     if type(value) is EncodedJson:
@@ -131,18 +131,18 @@ def _verify_keys(value: Json, depth: int = 0) -> None:
     level = [value]
     for _ in range(MAX_DEPTH + 1 - depth):
         # Level by level and by type: there may be millions of values of few types, and few are containers.
-        kinds = {kind for kind in set(map(type, level)) if issubclass(kind, _HOLDERS)}
+        kinds = {kind for kind in set(map(type, level)) if issubclass(kind, _CONTAINERS)}
         if not kinds:
             return
-        holders = [each for each in level if type(each) in kinds]
+        containers = [each for each in level if type(each) in kinds]
         if not any(issubclass(kind, dict) for kind in kinds):
-            level = list(chain.from_iterable(holders))
+            level = list(chain.from_iterable(containers))
             continue
-        for found in holders:
+        for found in containers:
             if isinstance(found, dict) and not all(isinstance(key, str) for key in found):
                 odd = next(key for key in found if not isinstance(key, str))
                 raise TypeError(f"the key {odd!r} is not a string")
-        level = [each for found in holders for each in (found.values() if isinstance(found, dict) else found)]
+        level = [each for found in containers for each in (found.values() if isinstance(found, dict) else found)]
     if level:
         raise ValueError(f"it is nested more than {MAX_DEPTH} deep")
 
@@ -159,7 +159,7 @@ def parse_json(data: bytes | memoryview, *, where: str) -> Json:
             _verify_keys(value)
         return value
     except ValueError as error:
-        raise Corrupt(f"{where} does not hold valid JSON: {error}", key=where) from error
+        raise Corrupt(f"{where} is not valid JSON: {error}", key=where) from error
 
 
 def iter_fields(data: bytes, *, where: str) -> Iterator[tuple[str, Json]]:
@@ -191,7 +191,7 @@ def iter_fields(data: bytes, *, where: str) -> Iterator[tuple[str, Json]]:
         if text[at:].strip(" \t\n\r"):
             raise ValueError("there is text after the object")
     except ValueError as error:
-        raise Corrupt(f"{where} does not hold valid JSON: {error}", key=where) from error
+        raise Corrupt(f"{where} is not valid JSON: {error}", key=where) from error
 
 
 def _expect(pattern: re.Pattern[str], text: str, at: int, why_not: str) -> re.Match[str]:

@@ -124,7 +124,7 @@ def _remove(prefix: str) -> Damage:
     [
         (_flip("packs", 1_500_000), ["cat", "snap", "model.bin"], "damaged in pack"),
         (_flip("packs", 1_500_000), ["get", "snap", "out", "--only", "model.bin"], "entry 'model.bin', chunk"),
-        (_flip("manifests", 100), ["show", "snap"], "its digest is not the one its snapshot keeps"),
+        (_flip("manifests", 100), ["show", "snap"], "its digest is not the one that its snapshot states"),
         (_flip("snapshots", -10), ["show", "snap"], "is damaged: its bytes do not have the digest that it states"),
         (_flip("snapshots", -10), ["rm", "snap", "--yes"], "is damaged"),
         (_flip("config", -10), ["ls"], "record config/00000001 is damaged"),

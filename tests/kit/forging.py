@@ -64,7 +64,7 @@ def honest_table(entries: Sequence[Entry] = HONEST, spec: Json = None) -> Table:
     data = encode_manifest(spec, entries)
     body = memoryview(data)[MANIFEST_HEADER.size : -32]
     _, _, _, codec, table_bytes = MANIFEST_HEADER.unpack_from(data)
-    return decode_table(manifest_module._unfold(body, codec, table_bytes, "test"), SCHEMA, where="test")
+    return decode_table(manifest_module._decompress(body, codec, table_bytes, "test"), SCHEMA, where="test")
 
 
 def forge_manifest(

@@ -203,9 +203,9 @@ def test_parts_that_do_not_make_up_the_whole_are_damage(repo: Repository, missin
 
     save_together(repo, 2, change)
 
-    with pytest.raises(Corrupt, match=f"{missing!r}: the parts of the snapshot do not make up"):
+    with pytest.raises(Corrupt, match=f"{missing!r}: the parts of the snapshot do not add up to"):
         load_bytes(repo, "run/1")
-    assert any("do not make up" in text for text in problems(repo))
+    assert any("do not add up to" in text for text in problems(repo))
 
 
 def test_a_collector_keeps_all_that_parts_need(repo: Repository) -> None:

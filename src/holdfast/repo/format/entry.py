@@ -1,4 +1,4 @@
-"""Entries: the named bytes of a snapshot with their specs, and the digests of entries and snapshots."""
+"""Entries: the named bytes of a snapshot with their specs, many of them as columns, and the digests of entries."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from holdfast.repo.format.chunk import ChunkRef, Location
 from holdfast.repo.format.source import Source, count_pieces
 
 NO_RANK: Final = 0xFFFFFFFF
-"""Stands for a rank: the entry belongs to no single rank."""
+"""The rank of an entry that belongs to no single rank."""
 
 _HASHED_BYTES: Final = 32 << 10
 _ENTRY_HEAD: Final = struct.Struct("<QQIIIQQ")
@@ -54,7 +54,7 @@ def find_shape(entry: Entry) -> Coordinates:
     shape = tuple(map(max, zip(*stops, strict=True)))
     present_bytes = sum(ref.size_bytes for ref in entry.chunks)
     if not prod(shape) or present_bytes != entry.size_bytes or present_bytes % prod(shape):
-        raise Corrupt(f"{entry.name!r}: its boxes do not make up {entry.size_bytes} bytes; run `holdfast check`")
+        raise Corrupt(f"{entry.name!r}: its boxes do not add up to {entry.size_bytes} bytes; run `holdfast check`")
     return shape
 
 
@@ -64,14 +64,14 @@ def digest_entry(entry: Entry) -> Digest:
 
 
 def _digest_entry(entry: Entry, spec: bytes) -> Digest:
-    text, size_bytes, held, _, _, dims, alias, rank = entry
+    text, size_bytes, chunks, _, _, dims, alias, rank = entry
     name = text.encode()
-    parts = [_ENTRY_HEAD.pack(len(name), len(spec), dims, alias, rank, size_bytes, len(held)), name, spec]
+    parts = [_ENTRY_HEAD.pack(len(name), len(spec), dims, alias, rank, size_bytes, len(chunks)), name, spec]
     if dims:
-        boxes = [value for chunk in held for value in chunk.box]
+        boxes = [value for chunk in chunks for value in chunk.box]
         parts.append(struct.pack(f"<{len(boxes)}q", *boxes))
     # A loop is faster than a comprehension for a single chunk, which most entries have.
-    for chunk in held:
+    for chunk in chunks:
         parts.append(_CHUNK.pack(chunk.size_bytes, chunk.digest))
     return hash_kind("entry", parts)
 
@@ -106,38 +106,37 @@ def digest_parts(spec: Json, entries: Sequence[Entry], parts: Sequence[Digest]) 
 
 
 class ChunkColumns(NamedTuple):
-    """Many references to chunks: a column for each thing that is known of them, in the order of the chunks."""
+    """References to many chunks, as one column per field."""
 
     digests: bytearray
     sizes: array[int]
-    places: list[Location | None]
-    """None for those whose bytes lie in the manifest."""
+    locations: list[Location | None]
+    """None for inline chunks."""
     inline: bytearray
-    """Those bytes, one chunk after the other."""
+    """The bytes of all inline chunks."""
     inline_ends: array[int]
-    """For every chunk, where its inline bytes end, or those of the chunks before it."""
+    """For every chunk, the end of its bytes in `inline`; for one that is not inline, that of the chunk before."""
 
 
 class ChunkRows(Sequence[ChunkRef]):
-    """References to chunks without boxes, in order."""
+    """References to chunks without boxes, stored as columns, which take few bytes; each is created when it is read."""
 
     def __init__(self) -> None:
-        """Begin with none."""
         self._digests = bytearray()
         self._columns = ChunkColumns(self._digests, array("I"), [], bytearray(), array("Q"))
 
     def extend(self, refs: Iterable[ChunkRef]) -> None:
-        """Add references."""
-        digests, sizes, places, held, inline_ends = self._columns
+        """Append references."""
+        digests, sizes, locations, inline_bytes, inline_ends = self._columns
         for digest, size_bytes, location, inline, _ in refs:
             digests += digest
             sizes.append(size_bytes)
-            places.append(location)
-            held += inline
-            inline_ends.append(len(held))
+            locations.append(location)
+            inline_bytes += inline
+            inline_ends.append(len(inline_bytes))
 
     def __len__(self) -> int:
-        """Return how many there are."""
+        """Return the number of references."""
         return len(self._columns.sizes)
 
     @overload
@@ -145,55 +144,55 @@ class ChunkRows(Sequence[ChunkRef]):
     @overload
     def __getitem__(self, index: slice) -> list[ChunkRef]: ...
     def __getitem__(self, index: int | slice) -> ChunkRef | list[ChunkRef]:
-        """Return one reference, or some."""
+        """Return a reference, or a list of them for a slice."""
         if isinstance(index, slice):
             return [self.make(row) for row in range(*index.indices(len(self)))]
         return self.make(range(len(self))[index])
 
     def make(self, row: int) -> ChunkRef:
-        """Return the reference in a row that is there."""
-        digests, sizes, places, inline, inline_ends = self._columns
+        """Return the reference in an existing row, which must not be negative."""
+        digests, sizes, locations, inline, inline_ends = self._columns
         digest = Digest(bytes(digests[DIGEST_BYTES * row : DIGEST_BYTES * (row + 1)]))
-        location = places[row]
+        location = locations[row]
         if location is not None:
             return ChunkRef(digest, sizes[row], location)
         start = inline_ends[row - 1] if row else 0
         return ChunkRef(digest, sizes[row], None, bytes(inline[start : inline_ends[row]]))
 
     def __iter__(self) -> Iterator[ChunkRef]:
-        """Yield all."""
+        """Yield all references."""
         return map(self.make, range(len(self)))
 
-    def hand_over(self) -> ChunkColumns:
-        """Return the columns to whoever writes a manifest of them: then there are no references here any more.
+    def release_columns(self) -> ChunkColumns:
+        """Return the columns and keep no references, so that the caller can free each column when it is encoded.
 
-        Only the digests stay, if there are chunks in packs: these may have to be written anew.
+        The digests are kept if some chunks are in packs: such a chunk may have to be written again.
         """
         columns = self._columns
-        if not any(columns.places):
+        if not any(columns.locations):
             self._digests = bytearray()
         self._columns = ChunkColumns(bytearray(), array("I"), [], bytearray(), array("Q"))
         return columns
 
     def iter_digests(self) -> Iterator[Digest]:
-        """Yield the digests of all chunks, also when the columns were handed over; then none if all were inline."""
+        """Yield the digests of all chunks; after `release_columns`, none if all chunks are inline."""
         starts = range(0, len(self._digests), DIGEST_BYTES)
         return (Digest(bytes(self._digests[start : start + DIGEST_BYTES])) for start in starts)
 
 
 class EntryRows(Sequence[Entry]):
-    """Entries that are whole sources."""
+    """The entries of a save in which every source is one entry; each is created when it is read."""
 
     def __init__(self, sources: Sequence[Source], refs: ChunkRows) -> None:
-        """Take the chunks of all sources, in order."""
+        """Use `refs`, the references to the chunks of all sources, in order."""
         self.sources = sources
         self.refs = refs
         self.ends = array("Q", accumulate(map(count_pieces, sources)))
-        """For every entry, where its chunks end among those of all."""
-        assert len(refs) == (self.ends[-1] if sources else 0), "each piece has its reference"
+        """For every entry, the end of its chunks in `refs`."""
+        assert len(refs) == (self.ends[-1] if sources else 0), "every chunk has a reference"
 
     def __len__(self) -> int:
-        """Return how many there are."""
+        """Return the number of entries."""
         return len(self.sources)
 
     @overload
@@ -201,7 +200,7 @@ class EntryRows(Sequence[Entry]):
     @overload
     def __getitem__(self, index: slice) -> list[Entry]: ...
     def __getitem__(self, index: int | slice) -> Entry | list[Entry]:
-        """Return one entry, or some."""
+        """Return an entry, or a list of them for a slice."""
         if isinstance(index, slice):
             return [self[number] for number in range(*index.indices(len(self)))]
         number = range(len(self))[index]
@@ -213,15 +212,15 @@ class EntryRows(Sequence[Entry]):
         return Entry(source.name, source.size_bytes, chunks, source.spec, source.note, 0, source.alias)
 
     def __iter__(self) -> Iterator[Entry]:
-        """Yield all."""
+        """Yield all entries."""
         return map(self._make, self.sources, chain([0], self.ends), self.ends)
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of all entries."""
+        """The size of all entries."""
         return sum([source.size_bytes for source in self.sources])
 
 
 def count_bytes(entries: Sequence[Entry]) -> int:
-    """Return the bytes of all entries, without making them if they are rows."""
+    """Return the size of all entries; does not create them if they are rows."""
     return entries.size_bytes if isinstance(entries, EntryRows) else sum(entry.size_bytes for entry in entries)

@@ -1,4 +1,4 @@
-"""What a snapshot holds: entries by name, each a list of chunks with their identity and a hint where they lie."""
+"""Manifests: encode and decode the list of a snapshot's entries and their chunks, with a location for each chunk."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from holdfast.repo.format.layout import ManifestRef, PartRef, are_file_ids, mani
 MANIFEST_MAJOR: Final = 1
 MANIFEST_MINOR: Final = 0
 INLINE: Final = 0xFFFFFFFF
-"""In the pack column: the bytes are in the inline column."""
+"""Value in the pack column if the bytes of the chunk are in the inline column."""
 
 HEADER: Final = struct.Struct("<8sHHIQ")
 MAGIC: Final = b"HFMANIF\n"
-# A small file must not unfold into a huge one. What would shrink by more, because its chunks are all the same, is
-# stored as it is.
+# Limits how much memory a small file can ask for. A table that compresses better than this, because its chunks are
+# all the same, is stored uncompressed.
 MAX_RATIO: Final = 64
 RAW_TABLE: Final = 0
 ZSTD_TABLE: Final = 1
@@ -65,20 +65,20 @@ SCHEMA: Final[Schema] = {
 }
 _ZSTD_LEVEL: Final = 3
 _LARGE_BYTES: Final = 1 << 20
-"""From this size of a table on, memory is returned to the system before it is compressed."""
+"""Before a table of this size or more is compressed, freed memory is returned to the system."""
 _NO_FINGERPRINT: Final = bytes(16)
 
 
 def read_manifest(store: ObjectStore, ref: ManifestRef) -> Manifest:
     """Read and check a manifest; raises NotFound, Corrupt or NewerFormat."""
     key = manifest_key(ref.manifest_id)
-    # Nobody here holds the file or its table, so that each is gone before what is in it is decoded.
+    # No variable refers to the file or its table: each is freed before its content is decoded.
     table = decode_table(_open_table(read_proven(store, ref), key), SCHEMA, where=key, convert=_join_names(key))
     return Manifest(table, key)
 
 
 def read_head(store: ObjectStore, ref: ManifestRef) -> tuple[list[str], tuple[PartRef, ...]]:
-    """Read which packs and parts a manifest names, and check no more of it; raises as `read_manifest` does."""
+    """Read only the packs and parts that a manifest names; raises as `read_manifest` does."""
     key = manifest_key(ref.manifest_id)
     unread = {"names": lambda names: None}
     table = decode_table(_open_table(read_proven(store, ref), key), SCHEMA, where=key, convert=unread)
@@ -86,26 +86,29 @@ def read_head(store: ObjectStore, ref: ManifestRef) -> tuple[list[str], tuple[Pa
 
 
 def read_proven(store: ObjectStore, ref: ManifestRef) -> bytes:
-    """Read the file of a manifest, and check that it is the one that is meant."""
+    """Read the file of a manifest; raises DigestMismatch unless it has the digest in `ref`."""
     key = manifest_key(ref.manifest_id)
     data = store.read(key, limit_bytes=ref.size_bytes)
     if hash_bytes(data) != ref.digest:
-        raise DigestMismatch(f"{key} is damaged: its digest is not the one its snapshot keeps", key=key)
+        raise DigestMismatch(f"{key} is damaged: its digest is not the one that its snapshot states", key=key)
     return data
 
 
 def decode_manifest(data: bytes, *, where: str) -> Manifest:
-    """Decode a manifest file, every length checked before it is used."""
+    """Decode a manifest file; checks every length before it is used. Raises Corrupt or NewerFormat."""
     return Manifest(decode_table(_open_table(data, where), SCHEMA, where=where, convert=_join_names(where)), where)
 
 
 def _join_names(where: str) -> Mapping[str, Callable[[Json], Json]]:
-    """Have the names joined before the tree is parsed, which has most of them as keys: both would take much memory."""
+    """Return a conversion that packs the names before the spec is parsed: most of them are also keys in the spec.
+
+    Otherwise both sets of strings would be in memory at the same time.
+    """
     return {"names": lambda names: PackedNames(_verify_names(names, where))}
 
 
 def _open_table(file: bytes, where: str) -> memoryview:
-    """Check the header and the digest of a manifest file, and return the table that it holds."""
+    """Check the header and the digest of a manifest file, and return its table."""
     data, own_digest = memoryview(file)[:-DIGEST_BYTES], file[-DIGEST_BYTES:]
     if len(data) < HEADER.size:
         raise Corrupt(f"{where} is too short for a manifest", key=where)
@@ -116,11 +119,11 @@ def _open_table(file: bytes, where: str) -> memoryview:
         raise NewerFormat(f"{where} has manifest version {major}, this Holdfast reads up to {MANIFEST_MAJOR}: upgrade")
     if hash_bytes(data) != own_digest:
         raise DigestMismatch(f"{where} is damaged: it does not have the digest that it states", key=where)
-    return _unfold(data[HEADER.size :], codec, table_bytes, where)
+    return _decompress(data[HEADER.size :], codec, table_bytes, where)
 
 
 def _parse_packs(table: Table, where: str) -> list[str]:
-    """Return the packs that a manifest names: all that it needs."""
+    """Return the ids of all packs that a manifest needs."""
     packs = _verify_strings(table.head.get("packs"), "packs", where)
     if not are_file_ids(packs):
         raise Corrupt(f"{where}: a pack id is malformed", key=where)
@@ -147,44 +150,43 @@ def _verify_strings(values: Json, field: str, where: str) -> list[str]:
     return values
 
 
-def _unfold(body: memoryview, codec: int, table_bytes: int, where: str) -> memoryview:
-    """Return the table in the body of a manifest, bounded before memory is taken for it."""
+def _decompress(body: memoryview, codec: int, table_bytes: int, where: str) -> memoryview:
+    """Return the table in the body of a manifest; checks its size before memory is allocated for it."""
     if codec not in (RAW_TABLE, ZSTD_TABLE):
         raise NewerFormat(f"{where} is compressed with codec {codec}, which this Holdfast does not know: upgrade")
     if table_bytes > min(MAX_TABLE_BYTES, MAX_RATIO * len(body)):
-        raise Corrupt(f"{where} claims to unfold into {table_bytes} bytes, more than it can hold", key=where)
+        raise Corrupt(f"{where} claims to decompress to {table_bytes} bytes, more than is possible", key=where)
     if codec == RAW_TABLE:
         table = body
     else:
         try:
-            # A frame states its own size as well; the decompressor must not trust that one before ours.
+            # The zstd frame states a size too, and the decompressor allocates that much: it must be the checked one.
             if zstandard.frame_content_size(body) != table_bytes:
                 raise Corrupt(f"{where}: the sizes in its two headers differ", key=where)
             table = memoryview(zstandard.ZstdDecompressor().decompress(body, allow_extra_data=False))
         except zstandard.ZstdError as error:
             raise Corrupt(f"{where} does not decompress: {error}", key=where) from error
     if len(table) != table_bytes:
-        raise Corrupt(f"{where} holds {len(table)} bytes of table, not {table_bytes}", key=where)
+        raise Corrupt(f"{where} has a table of {len(table)} bytes, not {table_bytes}", key=where)
     return table
 
 
 def _sum_up(counts: Sequence[int]) -> Sequence[int]:
-    """Return the sum of each number and all before it."""
+    """Return the running sums of `counts`."""
     if isinstance(counts, RepeatedColumn) and counts[0] > 0:
         return range(counts[0], counts[0] * len(counts) + 1, counts[0])
     return array("Q", accumulate(counts))
 
 
 class PackedNames(Sequence[str]):
-    """Many strings in one: each is made when it is asked for."""
+    """A sequence of strings, stored as one string; items are created when they are read."""
 
     def __init__(self, names: Sequence[str]) -> None:
-        """Join the names."""
         self._text = "".join(names)
         self._ends = array("Q", accumulate(map(len, names)))
 
     def __len__(self) -> int:
-        """Return how many there are."""
+        """Return the number of names."""
         return len(self._ends)
 
     @overload
@@ -192,7 +194,7 @@ class PackedNames(Sequence[str]):
     @overload
     def __getitem__(self, index: slice) -> list[str]: ...
     def __getitem__(self, index: int | slice) -> str | list[str]:
-        """Return one name, or some."""
+        """Return a name, or a list of them for a slice."""
         if isinstance(index, slice):
             return [self[number] for number in range(*index.indices(len(self)))]
         number = index if index >= 0 else len(self) + index
@@ -207,13 +209,13 @@ class PackedNames(Sequence[str]):
 
 
 class Manifest:
-    """A decoded manifest; entries are built when they are asked for."""
+    """A decoded manifest; entries are created when they are read."""
 
     def __init__(self, table: Table, where: str) -> None:
-        """Check that the columns fit each other."""
+        """Check that the columns are consistent; raises Corrupt, which names the file `where`."""
         self._where = where
         self._columns = table.columns
-        # Not the head itself, which holds a string for each name.
+        # Not the head itself, which contains a string for each name.
         self._head: dict[str, Json] = {field: table.head.get(field) for field in ("specs", "notes")}
         self.spec: Json = table.head.get("spec")
         names = table.head.get("names")
@@ -222,9 +224,9 @@ class Manifest:
         )
         self.packs = _parse_packs(table, where)
         self.parts = _parse_parts(table, where)
-        """Where the chunks are, if this is the root of a snapshot of many parts."""
+        """The manifests with the chunks, if this is the root of a snapshot of several parts."""
         self._verify()
-        # Arrays, not lists: there may be millions of entries, and a number of Python takes four times the memory.
+        # Arrays, not lists: there may be millions of entries, and a Python int takes four times the memory.
         self._chunk_ends = _sum_up(self._columns["entry_chunks"])
         self._is_plain = not bytes(self._columns["entry_dims"]).strip(b"\0")
         # Two numbers per chunk and dimension.
@@ -253,15 +255,15 @@ class Manifest:
         return self.entry(position)
 
     def find_aliases(self, alias: int) -> list[int]:
-        """Return the numbers of the entries that share memory under that number."""
-        return [number for number, held in enumerate(self._columns["entry_alias"]) if held == alias]
+        """Return the positions of the entries with this alias, which share memory."""
+        return [position for position, found in enumerate(self._columns["entry_alias"]) if found == alias]
 
     def iter_entries(self) -> Iterator[Entry]:
         """Yield the entries in order."""
         return (self.entry(position) for position in range(len(self)))
 
     def entry(self, position: int) -> Entry:
-        """Build the entry at `position`."""
+        """Return the entry at `position`."""
         columns = self._columns
         first = self._chunk_ends[position - 1] if position else 0
         rows = range(first, self._chunk_ends[position])
@@ -279,7 +281,7 @@ class Manifest:
         )
 
     def find_facts(self, position: int) -> tuple[Json, int, int]:
-        """Return the spec, the size in bytes and the alias of an entry, without building its chunks."""
+        """Return the spec, the size in bytes and the alias of an entry, without creating its chunks."""
         columns = self._columns
         spec = self._head["specs"][columns["entry_spec"][position]]
         return spec, columns["entry_bytes"][position], columns["entry_alias"][position]
@@ -289,12 +291,12 @@ class Manifest:
         return (tuple(self._columns["box"][at : at + width]) for at in range(start, self._box_ends[position], width))
 
     def locate_all(self) -> dict[Digest, int]:
-        """Return a row number, good for `location`, for every chunk that lies in a pack."""
+        """Return a row, to be passed to `location`, for every chunk that is stored in a pack."""
         packs = self._columns["chunk_pack"]
         return {self._digest(row): row for row in range(self.num_chunks) if packs[row] != INLINE}
 
     def location(self, row: int) -> Location:
-        """Return where the chunk in `row` lies; it must not be inline."""
+        """Return the location of the chunk in `row`, which must not be inline."""
         columns = self._columns
         return Location(
             self.packs[columns["chunk_pack"][row]],
@@ -316,7 +318,7 @@ class Manifest:
         return ChunkRef(self._digest(row), size, None, bytes(columns["inline"][start : start + size]), box)
 
     def _verify(self) -> None:
-        """Check that every number in a column points to something that is there."""
+        """Check that columns have the right lengths, and that numbers in them refer to something that exists."""
         columns, where = self._columns, self._where
         entries, chunks = len(self.names), len(columns["chunk_bytes"])
         for name, kind in SCHEMA.items():
@@ -327,24 +329,24 @@ class Manifest:
             values = self._head.get(field)
             if not isinstance(values, list) or max(columns[name], default=-1) >= len(values):
                 raise Corrupt(f"{where}: {name!r} points outside the head", key=where)
-        self._verify_places()
+        self._verify_locations()
 
-    def _verify_places(self) -> None:
-        """Check that every chunk lies where one can be; built-ins, for there may be millions."""
+    def _verify_locations(self) -> None:
+        """Check that every chunk has a possible location; uses built-ins, because there may be millions of chunks."""
         columns, where = self._columns, self._where
         packs, sizes, offsets = columns["chunk_pack"], columns["chunk_bytes"], columns["chunk_offset"]
         used = set(packs)
         fits = all(pack < len(self.packs) for pack in used - {INLINE})
         fits = fits and min(sizes, default=1) > 0 and max(sizes, default=1) <= CHUNK_BYTES
         if not fits or max(offsets, default=0) >= 1 << 62:
-            raise Corrupt(f"{where}: a chunk lies where it cannot be", key=where)
+            raise Corrupt(f"{where}: a chunk has an impossible location", key=where)
         inline_end = 0
         if INLINE in used:
             rows = zip(offsets, sizes, columns["chunk_stored"], strict=True)
             for offset, size, stored in compress(rows, map(INLINE.__eq__, packs)):
-                # One after the other: many that shared a large one would unfold into far more than the file.
+                # Inline chunks must be adjacent: if many shared the same bytes, a small file could become a huge one.
                 if offset != inline_end or stored != size:
-                    raise Corrupt(f"{where}: a chunk lies where it cannot be", key=where)
+                    raise Corrupt(f"{where}: a chunk has an impossible location", key=where)
                 inline_end += size
         if inline_end != len(columns["inline"]):
             raise Corrupt(f"{where}: inline bytes belong to no chunk", key=where)
@@ -369,11 +371,11 @@ class Manifest:
 
 
 def encode_manifest(spec: Json, entries: Iterable[Entry], parts: Sequence[PartRef] = ()) -> bytes:
-    """Encode a manifest file; with `parts` that of a root, whose entries have their chunks there.
+    """Encode a manifest file; with `parts`, that of a root, whose entries have their chunks in the parts.
 
-    Rows are used up: their chunks are handed over.
+    If `entries` are EntryRows, their chunk columns are released afterwards, so that they can be freed early.
     """
-    # Nobody here holds the columns, so each is freed once it is copied.
+    # No variable refers to the columns, so each is freed as soon as it is copied.
     table = _encode_rows(spec, entries) if isinstance(entries, EntryRows) else _encode_table(spec, entries, parts)
     size = len(table)
     if size > MAX_TABLE_BYTES:
@@ -384,16 +386,16 @@ def encode_manifest(spec: Json, entries: Iterable[Entry], parts: Sequence[PartRe
     codec, body = ZSTD_TABLE, zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(table)
     if size > MAX_RATIO * len(body):
         codec, body = RAW_TABLE, table
-    del table  # before the file is put together, which takes as much memory again as the body
+    del table  # before the file is joined, which takes as much memory as the body
     header = HEADER.pack(MAGIC, MANIFEST_MAJOR, MANIFEST_MINOR, codec, size)
-    # The referrer keeps the digest of the whole file; this one proves a manifest that nobody refers to any more.
+    # Records refer to a manifest by the digest of its whole file. This digest also proves one without a record.
     return b"".join([header, body, hash_parts([header, body])])
 
 
 def _return_freed_memory() -> None:
-    """Give back to the system what was freed while columns grew: the C library keeps it, and it is no longer needed.
+    """Return memory to the system that was freed while columns grew; otherwise the C library keeps it.
 
-    Only glibc has a function for it; elsewhere nothing is done.
+    Only glibc has a function for it; with another C library nothing is done.
     """
     trim = getattr(CDLL(None), "malloc_trim", None)
     if trim is not None:
@@ -407,7 +409,7 @@ def _encode_table(spec: Json, entries: Iterable[Entry], parts: Sequence[PartRef]
 
 
 def _encode_rows(spec: Json, rows: EntryRows) -> memoryview:
-    """Encode what `_encode_table` would, of entries that are columns already: none of them is made."""
+    """Encode the same table as `_encode_table`, directly from columns, without creating entries."""
     specs, notes = _Numbers(), _Numbers()
     names: list[str] = []
     sizes, spec_numbers, note_numbers, aliases = array("Q"), array("I"), array("I"), array("I")
@@ -428,8 +430,9 @@ def _encode_rows(spec: Json, rows: EntryRows) -> memoryview:
         "box": memoryview(array("q")),
     }
     del sizes, spec_numbers, note_numbers, aliases
-    chunks = rows.refs.hand_over()
-    packs = {pack_id: number for number, pack_id in enumerate(dict.fromkeys(at.pack_id for at in chunks.places if at))}
+    chunks = rows.refs.release_columns()
+    pack_ids = dict.fromkeys(at.pack_id for at in chunks.locations if at)
+    packs = {pack_id: number for number, pack_id in enumerate(pack_ids)}
     head: dict[str, Json] = {
         "spec": spec,
         "names": encode_texts(names),
@@ -444,18 +447,18 @@ def _encode_rows(spec: Json, rows: EntryRows) -> memoryview:
 
 
 def _describe_chunks(chunks: ChunkColumns, packs: Mapping[str, int]) -> dict[str, memoryview | LazyColumn]:
-    digests, sizes, places, inline, inline_ends = chunks
+    digests, sizes, locations, inline, inline_ends = chunks
     count = len(sizes)
-    # Mostly all are inline or none is. In a pack they lie where their location says, inline one after the other.
-    located = places if packs else []
+    # Inline chunks are adjacent; the offsets of others come from their locations. Mostly all are inline, or none is.
+    located = locations if packs else []
     return {
         "chunk_digest": memoryview(digests),
         "chunk_bytes": memoryview(sizes),
-        "chunk_pack": _later("I", count, lambda: [packs[at.pack_id] if at else INLINE for at in places]),
+        "chunk_pack": _later("I", count, lambda: [packs[at.pack_id] if at else INLINE for at in locations]),
         "chunk_offset": LazyColumn(8 * count, lambda: _overlay(_find_starts(inline_ends), located, "offset")),
         "chunk_stored": LazyColumn(4 * count, lambda: _overlay(sizes[:], located, "stored_bytes")),
         "chunk_codec": LazyColumn(count, lambda: _overlay(array("B", [RAW]) * count, located, "codec")),
-        "chunk_xxh3": LazyColumn(16 * count, lambda: memoryview(_join_prints(located, count))),
+        "chunk_xxh3": LazyColumn(16 * count, lambda: memoryview(_join_fingerprints(located, count))),
         "inline": memoryview(inline),
     }
 
@@ -471,22 +474,22 @@ def _find_starts(ends: array[int]) -> array[int]:
     return starts
 
 
-def _overlay(values: array[int], places: Sequence[Location | None], field: str) -> memoryview:
-    """Return `values`, with a field of the location of each chunk that has one."""
-    for row, at in enumerate(places):
+def _overlay(values: array[int], locations: Sequence[Location | None], field: str) -> memoryview:
+    """Return `values`, replaced by `field` of the location for each chunk that has one."""
+    for row, at in enumerate(locations):
         if at is not None:
             values[row] = getattr(at, field)
     return memoryview(values)
 
 
-def _join_prints(places: Sequence[Location | None], count: int) -> bytes:
-    if not places:
+def _join_fingerprints(locations: Sequence[Location | None], count: int) -> bytes:
+    if not locations:
         return bytes(len(_NO_FINGERPRINT) * count)
-    return b"".join([at.fingerprint if at else _NO_FINGERPRINT for at in places])
+    return b"".join([at.fingerprint if at else _NO_FINGERPRINT for at in locations])
 
 
 def build_table(spec: Json, entries: Iterable[Entry], parts: Sequence[PartRef] = ()) -> Table:
-    """Return entries as what a manifest holds."""
+    """Return entries as the table of a manifest."""
     return Table(*_list_columns(spec, entries, parts))
 
 
@@ -512,7 +515,7 @@ def _list_columns(
             digests += digest
             columns["chunk_bytes"].append(chunk_bytes)
             if at is None:
-                # Inline ones lie one after the other in a column of their own.
+                # The bytes of inline chunks are adjacent in their own column.
                 row = (INLINE, len(inline), len(data), RAW, _NO_FINGERPRINT)
             else:
                 number = packs.setdefault(at.pack_id, len(packs))
@@ -538,11 +541,11 @@ def _list_columns(
 
 
 class _Numbers:
-    """The values that differ, in the order in which they come, and the number of each among them."""
+    """Numbers distinct values in the order in which they are first seen."""
 
     def __init__(self) -> None:
         self.values: list[Json] = []
-        # By identity first, which many share. The value is kept beside its number, so that no other has its identity.
+        # By id first, because many entries share one object. The object is kept alive, so that no other gets its id.
         self._known: dict[int, tuple[Json, int]] = {}
         self._encoded: dict[bytes, int] = {}
 

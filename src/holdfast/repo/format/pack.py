@@ -1,4 +1,4 @@
-"""One pack file: chunks of one writer, then a footer that alone rebuilds its part of the index."""
+"""Pack files: chunks of one writer, then a footer from which the index of the pack can be rebuilt."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from holdfast.repo.format.layout import is_file_id, pack_key
 from holdfast.repo.format.record import Fields
 
 PACK_LIMIT_BYTES: Final = 1 << 30
-"""A pack takes no further chunk from here on."""
+"""A pack of this size or more gets no further chunk."""
 MAX_FOOTER_BYTES: Final = 256 << 20
 RUN_BYTES: Final = 64 << 10
-"""From this size on, a run of chunks starts on a page, so that it can be mapped and read around the page cache."""
+"""A run of chunks of this size or more starts at a page boundary, so that it can be mapped and read directly."""
 PAGE_BYTES: Final = 4096
 LINE_BYTES: Final = 64
 
@@ -57,16 +57,15 @@ class NewChunk(NamedTuple):
     digest: Digest
     data: memoryview
     alignment: int
-    """What it begins at a multiple of; 1 goes on with the chunk before."""
+    """The chunk starts at a multiple of this; 1 if it follows the chunk before it without a gap."""
     fingerprint: bytes | None = None
-    """Of bytes that nobody else can change; of others it is taken when they are written."""
+    """Of bytes that no other code can change. If None, it is computed after the bytes are written."""
 
 
 class PackBuilder:
-    """Streams chunks into one new pack; `seal` makes it visible and durable."""
+    """Writes chunks into a new pack, which becomes visible and durable with `seal`."""
 
     def __init__(self, store: ObjectStore, pack_id: str) -> None:
-        """Begin a pack; nothing is visible until it is sealed."""
         self.pack_id = pack_id
         self.rows: list[PackedChunk] = []
         self._store = store
@@ -75,19 +74,20 @@ class PackBuilder:
         try:
             self._append(encode_header(pack_id))
         except BaseException:
-            self.abort()  # nobody else holds it yet
+            self.abort()  # the caller has no reference to it yet
             raise
 
     @property
     def is_full(self) -> bool:
-        """Return whether the next chunk belongs into another pack."""
+        """Whether the next chunk must be written to another pack."""
         return self._size >= PACK_LIMIT_BYTES
 
     def append_chunks(self, chunks: Sequence[NewChunk], *, block: LentBlock | None = None) -> list[Location]:
-        """Append chunks and return where each lies, in order.
+        """Append chunks and return their locations, in order.
 
-        A `block` is released when nobody needs it any more. It holds exactly these chunks, with their fingerprints,
-        as they lie in a pack from the start of a page on: if that is where they come to lie, they need not be copied.
+        A `block`, if passed, contains exactly these chunks, laid out as in a pack from a page boundary on, and all of
+        them have fingerprints. If they end up at a page boundary, they are written without a copy. The block is
+        released when it is no longer needed.
         """
         buffers: list[Buffer] = []
         offsets: list[int] = []
@@ -107,7 +107,7 @@ class PackBuilder:
             if block:
                 block.release()
         self._size = end
-        # After they were written: whoever knows their fingerprint from before can tell whether they changed meanwhile.
+        # After the write: a caller that knows an earlier fingerprint can detect a change between hashing and writing.
         pack_id = self.pack_id
         locations = [
             Location(pack_id, offset, len(data), RAW, known or fingerprint(data))
@@ -141,12 +141,12 @@ class PackBuilder:
 
 
 def choose_alignment(run_bytes: int) -> int:
-    """Return where a run of so many bytes should start."""
+    """Return the alignment of the start of a run of chunks with `run_bytes` bytes."""
     return PAGE_BYTES if run_bytes >= RUN_BYTES else LINE_BYTES
 
 
 def encode_header(pack_id: str) -> bytes:
-    """Return the first bytes of a pack: they say what the file is and which one."""
+    """Return the header of a pack: magic bytes, version and pack id."""
     return _pack_header(pack_id, PACK_MAJOR, PACK_MINOR)
 
 
@@ -165,7 +165,7 @@ def _verify_header(header: memoryview, pack_id: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Footer:
-    """The chunks of one pack in the order in which they lie."""
+    """The chunks of a pack, ordered by offset, and the sizes of the file."""
 
     chunks: tuple[PackedChunk, ...]
     footer_offset: int
@@ -187,11 +187,11 @@ def read_footer(store: ObjectStore, pack_id: str) -> Footer:
     if hash_bytes(data) != digest:
         raise Corrupt(f"{key} has a damaged footer", key=key)
     table = decode_table(data, _FOOTER, where=key)
-    # The footer's digest covers the version too: a header that says another one is damaged.
+    # The digest of the footer covers the minor version too: if the header states another one, it is damaged.
     minor: int = HEADER.unpack(header)[2]
     if minor != Fields(key, table.head).integer("minor") or header != _pack_header(pack_id, PACK_MAJOR, minor):
         raise Corrupt(f"{key} has a damaged header", key=key)
-    return _place_chunks(table, pack_id, footer_offset=offset, pack_bytes=size)
+    return _parse_footer(table, pack_id, footer_offset=offset, pack_bytes=size)
 
 
 def _read(store: ObjectStore, key: str, start: int, length: int) -> memoryview:
@@ -212,17 +212,17 @@ def _encode_footer(pack_id: str, rows: Sequence[PackedChunk]) -> bytes:
     return encode_table({"pack": pack_id, "minor": PACK_MINOR}, columns, _FOOTER)
 
 
-def _place_chunks(table: Table, pack_id: str, *, footer_offset: int, pack_bytes: int) -> Footer:
+def _parse_footer(table: Table, pack_id: str, *, footer_offset: int, pack_bytes: int) -> Footer:
     key = pack_key(pack_id)
     if table.head.get("pack") != pack_id:
-        raise Corrupt(f"{key} holds the footer of another pack", key=key)
+        raise Corrupt(f"{key} has the footer of another pack", key=key)
     chunks = tuple(_iter_rows(table, pack_id))
     end = HEADER.size
     for chunk in chunks:
         gap = chunk.location.offset - end
         end = chunk.location.offset + chunk.location.stored_bytes
         if not 0 <= gap < PAGE_BYTES or end > footer_offset or not _has_possible_size(chunk):
-            raise Corrupt(f"{key}: the footer places chunks where they cannot be", key=key)
+            raise Corrupt(f"{key}: the footer has impossible locations of chunks", key=key)
     if footer_offset - end >= PAGE_BYTES:
         raise Corrupt(f"{key}: {footer_offset - end} bytes before the footer belong to no chunk", key=key)
     return Footer(chunks, footer_offset, pack_bytes)
@@ -230,7 +230,7 @@ def _place_chunks(table: Table, pack_id: str, *, footer_offset: int, pack_bytes:
 
 def _has_possible_size(chunk: PackedChunk) -> bool:
     stored = chunk.location.stored_bytes
-    # Of a codec that is not known, only that it does not make things much larger; a hole in a file costs nothing.
+    # An unknown codec may not store much more than the chunk's size: a sparse file could otherwise claim any size.
     is_whole = 0 < stored <= 2 * CHUNK_BYTES if chunk.location.codec != RAW else stored == chunk.size_bytes
     return is_whole and 0 < chunk.size_bytes <= CHUNK_BYTES
 
@@ -240,10 +240,10 @@ def _iter_rows(table: Table, pack_id: str) -> Iterator[PackedChunk]:
     rows = {len(names[name]) // kind.width for name, kind in _FOOTER.items()}
     if len(rows) != 1:
         raise Corrupt(f"{pack_key(pack_id)}: the columns of the footer differ in length", key=pack_key(pack_id))
-    digests, marks = bytes(names["digest"]), bytes(names["xxh3"])
+    digests, prints = bytes(names["digest"]), bytes(names["xxh3"])
     for i in range(rows.pop()):
-        mark = marks[16 * i : 16 * i + 16]
-        location = Location(pack_id, names["offset"][i], names["stored_bytes"][i], names["codec"][i], mark)
+        own_print = prints[16 * i : 16 * i + 16]
+        location = Location(pack_id, names["offset"][i], names["stored_bytes"][i], names["codec"][i], own_print)
         yield PackedChunk(Digest(digests[32 * i : 32 * i + 32]), names["raw_bytes"][i], location)
 
 

@@ -1,4 +1,4 @@
-"""Snapshots of many parts: a root that names the manifests of all ranks, and the one view of them that is read."""
+"""Snapshots of several ranks: a root manifest that refers to a manifest per rank, and the merged view of all."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from holdfast.repo.format.layout import ManifestRef
 from holdfast.repo.format.manifest import Manifest, build_table, read_head, read_manifest
 
 SPAN_DIMS: Final = 1
-"""The dimensions of what lies in one row: a chunk is placed by its first byte and how many there are."""
+"""The dims of an entry that is a span of bytes: the box of a chunk is its first byte and its size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +27,11 @@ class Manifests:
     root: Manifest
     parts: tuple[Manifest, ...]
     size_bytes: int
-    """How large the files are."""
+    """Size of all manifest files."""
 
     @property
     def with_chunks(self) -> tuple[Manifest, ...]:
-        """Those that say where chunks lie."""
+        """The manifests that contain chunks: the parts, or the only manifest."""
         return self.parts or (self.root,)
 
     @property
@@ -41,11 +41,11 @@ class Manifests:
 
     @property
     def packs(self) -> list[str]:
-        """All packs that it needs."""
+        """The ids of all packs that the snapshot needs."""
         return list(dict.fromkeys(pack for each in self.with_chunks for pack in each.packs))
 
     def digest(self) -> Digest:
-        """Return the content digest."""
+        """Return the content digest of the snapshot."""
         if not self.parts:
             return digest_snapshot(self.root.spec, list(self.root.iter_entries()))
         digests = [digest_snapshot(part.spec, list(part.iter_entries())) for part in self.parts]
@@ -53,18 +53,18 @@ class Manifests:
 
     @property
     def content_bytes(self) -> int:
-        """Bytes of all values that any rank has saved; unlike a snapshot's logical bytes, each rank's own count."""
+        """Size of all values that any rank saved. Unlike logical bytes, values that differ by rank count for each."""
         return sum(chunk.size_bytes for entry in self.iter_entries() for chunk in entry.chunks)
 
     def iter_entries(self) -> Iterator[Entry]:
-        """Yield all entries that have chunks, those of one name as often as there are parts with some of it."""
+        """Yield the entries of all parts; an entry that several parts contribute to is yielded for each of them."""
         for each in self.with_chunks:
             yield from each.iter_entries()
 
     def view(self, rank: int | None = None) -> Manifest:
-        """Return the whole as one manifest: as that rank saw it or, without one, as it is for everybody.
+        """Return all manifests merged into one, with the values of `rank` where ranks differ.
 
-        Raises Corrupt if the parts do not make up what the root says.
+        Without a rank, the lowest rank that saved a value counts. Raises Corrupt if the parts do not fit the root.
         """
         return merge(self, rank) if self.parts else self.root
 
@@ -77,19 +77,19 @@ def read_manifests(store: ObjectStore, ref: ManifestRef) -> Manifests:
 
 
 def read_view(store: ObjectStore, ref: ManifestRef) -> Manifest:
-    """Read a snapshot as one manifest, whoever has written it; raises NotFound, Corrupt or NewerFormat."""
+    """Read all manifests of a snapshot, merged into one; raises NotFound, Corrupt or NewerFormat."""
     return read_manifests(store, ref).view()
 
 
 class Needs(NamedTuple):
-    """The ids of the files that a snapshot is made of."""
+    """The ids of the files that a snapshot needs."""
 
     manifests: list[str]
     packs: list[str]
 
 
 def read_needs(store: ObjectStore, ref: ManifestRef) -> Needs:
-    """Read which files a snapshot needs, and check no more than that; raises NotFound, Corrupt or NewerFormat."""
+    """Read only which files a snapshot needs; raises NotFound, Corrupt or NewerFormat."""
     packs, parts = read_head(store, ref)
     for part in parts:
         packs += read_head(store, part.manifest)[0]
@@ -98,58 +98,59 @@ def read_needs(store: ObjectStore, ref: ManifestRef) -> Needs:
 
 
 def merge(manifests: Manifests, rank: int | None = None) -> Manifest:
-    """Make one manifest of a root and its parts."""
+    """Merge a root and its parts into one manifest; see `Manifests.view`."""
     own = manifests.parts[rank] if rank is not None and rank < len(manifests.parts) else None
-    # A part has a spec of its own only if that rank saw the tree otherwise than the root tells it.
+    # A part has its own spec only if the tree of that rank differs from that of the root.
     base = own if own is not None and own.spec is not None else manifests.root
-    held: dict[str, list[Entry]] = {}
+    found: dict[str, list[Entry]] = {}
     for entry in manifests.iter_entries():
         if entry.chunks or not entry.size_bytes:
-            held.setdefault(entry.name, []).append(entry)
-    entries = [join_entry(entry, held.get(entry.name, ()), rank) for entry in base.iter_entries()]
+            found.setdefault(entry.name, []).append(entry)
+    entries = [join_entry(entry, found.get(entry.name, ()), rank) for entry in base.iter_entries()]
     return Manifest(build_table(base.spec, entries), "the parts of a snapshot")
 
 
 def join_entry(stated: Entry, found: Iterable[Entry], rank: int | None) -> Entry:
-    """Return one entry with the chunks of all parts, in their order, or with those of the rank whose own it is.
+    """Return an entry with the chunks of all parts, in order; with those of `rank` if the entry differs by rank.
 
-    Raises Corrupt if they do not make it up.
+    Raises Corrupt if the chunks do not add up to the entry.
     """
     variants = {entry.rank: entry for entry in found if entry.rank != NO_RANK}
     if variants:
         own = variants.get(NO_RANK if rank is None else rank) or variants[min(variants)]
         return stated._replace(size_bytes=own.size_bytes, chunks=own.chunks, spec=own.spec, dims=0, rank=NO_RANK)
-    chunks = {chunk.box: chunk for entry in found for chunk in _place_chunks(entry)}
+    chunks = {chunk.box: chunk for entry in found for chunk in _iter_with_boxes(entry)}
     in_order = [chunks[box] for box in sorted(chunks)]
     dims = {len(chunk.box) // 2 for chunk in in_order}
     if dims <= {SPAN_DIMS}:
-        return stated._replace(chunks=_line_up(stated, in_order), dims=0)
+        return stated._replace(chunks=_join_spans(stated, in_order), dims=0)
     if len(dims) > 1 or sum(chunk.size_bytes for chunk in in_order) != stated.size_bytes:
         raise _incomplete(stated)
-    return _straighten(stated._replace(chunks=tuple(in_order), dims=dims.pop()))
+    return _flatten_boxes(stated._replace(chunks=tuple(in_order), dims=dims.pop()))
 
 
-def _straighten(entry: Entry) -> Entry:
-    """Return an entry whose boxes are whole rows of the tensor as a plain span of bytes; any other as it is."""
+def _flatten_boxes(entry: Entry) -> Entry:
+    """Return an entry as a plain span of bytes if each of its boxes is contiguous in the tensor, else unchanged."""
     shape = find_shape(entry)
     item_bytes = entry.size_bytes // prod(shape)
     boxes = [Box(chunk.box[: entry.dims], chunk.box[entry.dims :]) for chunk in entry.chunks]
     if not all(is_span(box, shape) for box in boxes):
         return entry
     starts = [span_of(box, shape, item_bytes)[0] for box in boxes]
-    placed = [chunk._replace(box=(start, chunk.size_bytes)) for chunk, start in zip(entry.chunks, starts, strict=True)]
-    return entry._replace(chunks=_line_up(entry, sorted(placed, key=lambda chunk: chunk.box)), dims=0)
+    spans = [chunk._replace(box=(start, chunk.size_bytes)) for chunk, start in zip(entry.chunks, starts, strict=True)]
+    return entry._replace(chunks=_join_spans(entry, sorted(spans, key=lambda chunk: chunk.box)), dims=0)
 
 
-def _place_chunks(entry: Entry) -> Iterator[ChunkRef]:
-    """Yield the chunks of an entry, each with its place."""
+def _iter_with_boxes(entry: Entry) -> Iterator[ChunkRef]:
+    """Yield the chunks of an entry; those of a plain span get a box of start and size in bytes."""
     start = 0
     for chunk in entry.chunks:
         yield chunk if chunk.box else chunk._replace(box=(start, chunk.size_bytes))
         start += chunk.size_bytes
 
 
-def _line_up(stated: Entry, chunks: Sequence[ChunkRef]) -> tuple[ChunkRef, ...]:
+def _join_spans(stated: Entry, chunks: Sequence[ChunkRef]) -> tuple[ChunkRef, ...]:
+    """Return sorted spans as chunks of a plain span; raises Corrupt for a gap or an overlap."""
     end = 0
     for chunk in chunks:
         if chunk.box[0] != end:
@@ -162,7 +163,7 @@ def _line_up(stated: Entry, chunks: Sequence[ChunkRef]) -> tuple[ChunkRef, ...]:
 
 def _incomplete(stated: Entry) -> Corrupt:
     return Corrupt(
-        f"{stated.name!r}: the parts of the snapshot do not make up its {stated.size_bytes} bytes, each once;"
+        f"{stated.name!r}: the parts of the snapshot do not add up to its {stated.size_bytes} bytes, each once;"
         " run `holdfast check`",
         key=stated.name,
     )

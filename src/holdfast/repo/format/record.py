@@ -1,4 +1,4 @@
-"""Records: the small JSON files (config, snapshot, tag, lease, mark), each proving its own length and bytes."""
+"""Records: small JSON files (config, snapshot, tag, lease, mark), each with its own length and digest in its header."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from holdfast.errors import Corrupt, NewerFormat
 from holdfast.json_text import Json, canonical_json, parse_json
 
 MAX_RECORD_BYTES: Final = 4 << 20
-"""Whatever would be longer is split, or refused before it is written: metadata may have 1 MiB."""
+"""Longer content is split, or refused before it is written: metadata may have 1 MiB."""
 RECORD_VERSION: Final = 1
 _HEADER_BYTES: Final = 112
 _HEADER: Final = re.compile(rb"holdfast-record ([0-9a-f]{4}) ([0-9a-f]{8}) ([0-9a-f]{64}) ")
 
 
 def encode_record(fields: Mapping[str, Json]) -> bytes:
-    """Encode a record: a header of fixed size that proves itself, then canonical JSON."""
+    """Encode a record: a header of fixed size with a checksum of its own, then canonical JSON."""
     body = canonical_json(fields) + b"\n"
     if len(body) > MAX_RECORD_BYTES:
-        raise ValueError(f"a record holds at most {MAX_RECORD_BYTES} bytes, this one has {len(body)}")
+        raise ValueError(f"a record has at most {MAX_RECORD_BYTES} bytes, this one has {len(body)}")
     start = f"holdfast-record {RECORD_VERSION:04x} {len(body):08x} {hash_bytes(body).hex()} ".encode()
     return start + fingerprint(start)[:8].hex().encode() + b"\n" + body
 
 
 def decode_record(data: bytes, *, key: str) -> Fields | None:
-    """Decode a record; None if it is torn, that is cut short; Corrupt if it is damaged in any other way.
+    """Decode a record; returns None if it is torn, that is cut short; raises Corrupt if it is damaged otherwise.
 
     The two differ in what they mean: a torn record was never committed, a damaged one was. The header
     proves itself, so a damaged length cannot pass for a torn record.
@@ -49,7 +49,7 @@ def decode_record(data: bytes, *, key: str) -> Fields | None:
         raise Corrupt(f"record {key} is damaged: its bytes do not have the digest that it states", key=key)
     fields = parse_json(body, where=key)
     if not isinstance(fields, dict):
-        raise Corrupt(f"record {key} does not hold an object", key=key)
+        raise Corrupt(f"record {key} is not a JSON object", key=key)
     return Fields(key, fields)
 
 
@@ -94,12 +94,12 @@ class Fields:
         return parse_digest(self.values.get(field), where=f"record {self.key}, field {field!r}")
 
     def expect(self, **wanted: Json) -> None:
-        """Check that this record is the one its key says; a file in another's place is damage too."""
+        """Raise Corrupt unless these fields have these values: a record under the wrong key is damaged."""
         for field, value in wanted.items():
             if self.values.get(field) != value:
                 raise Corrupt(
-                    f"record {self.key} is not its own: its {field} is {str(self.values.get(field))[:80]!r},"
-                    f" its key says {str(value)[:80]!r}",
+                    f"record {self.key} belongs to another key: its {field} is {str(self.values.get(field))[:80]!r},"
+                    f" not {str(value)[:80]!r}",
                     key=self.key,
                 )
 

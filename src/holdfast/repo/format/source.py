@@ -1,4 +1,4 @@
-"""Where the bytes of a save come from: each source is one entry, read in chunks and, if need be, read again."""
+"""Sources: the bytes to be saved. Each source becomes an entry; it is read in chunks, some of them more than once."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from holdfast.repo.format.chunk import CHUNK_BYTES, cut
 class Source(Protocol):
     """The bytes of one entry.
 
-    `read` may be called more than once for the same range and MUST give the same bytes while the save
-    lasts; the writer checks that it did.
+    `read` may be called more than once for the same range, and MUST return the same bytes until the save ends. The
+    writer raises SourceChanged if it does not.
     """
 
     @property
     def name(self) -> str:
-        """The entry's name."""
+        """The name of the entry."""
 
     @property
     def size_bytes(self) -> int:
-        """How many bytes there are."""
+        """The number of bytes."""
 
     @property
     def spec(self) -> Json:
-        """What the bytes mean; part of the content."""
+        """Describes what the bytes mean; part of the content."""
 
     @property
     def note(self) -> Json:
-        """What is worth knowing besides; not part of the content."""
+        """Further information; not part of the content."""
 
     @property
     def alias(self) -> int:
-        """Sources with the same number, if not 0, share memory; part of the content."""
+        """Sources with the same alias share memory; 0 for none. Part of the content."""
 
     @property
     def cuts(self) -> Sequence[int]:
-        """Where the chunks end, the last at the end of the bytes; nothing for the plain grid."""
+        """The offsets at which chunks end, the last of them at the end of the bytes; empty for chunks of 1 MiB."""
 
     def read(self, start: int, stop: int) -> memoryview:
         """Return the bytes from `start` to `stop`; the view stays valid until the save is over."""
@@ -60,7 +60,7 @@ class BytesSource:
 
     @property
     def size_bytes(self) -> int:
-        """How many bytes there are."""
+        """The number of bytes."""
         return memoryview(self.data).nbytes
 
     def read(self, start: int, stop: int) -> memoryview:
@@ -73,16 +73,15 @@ class SourceChunk(NamedTuple):
 
     source: Source
     position: int
-    """Of the source among the sources."""
+    """The index of the source."""
     start: int
     stop: int
 
 
 class Pieces:
-    """The chunks of many sources. They are cut again at each iteration, because keeping them takes much memory."""
+    """The chunks of many sources, computed at each iteration, because a list of them takes much memory."""
 
     def __init__(self, sources: Sequence[Source]) -> None:
-        """Cut these; they must not change."""
         self._sources = sources
 
     def __iter__(self) -> Iterator[SourceChunk]:
@@ -97,24 +96,24 @@ class Pieces:
 
 
 def cut_sources(sources: Sequence[Source]) -> list[SourceChunk]:
-    """Cut all sources into chunks, in order."""
+    """Return the chunks of all sources, in order."""
     return list(Pieces(sources))
 
 
 def count_pieces(source: Source) -> int:
-    """Return into how many chunks a source is cut."""
+    """Return the number of chunks of a source."""
     return len(source.cuts) or -(-source.size_bytes // CHUNK_BYTES)
 
 
 def group_pieces(pieces: Iterable[SourceChunk], *, limit_bytes: int) -> list[list[SourceChunk]]:
-    """Group pieces, in order, into batches of at most `limit_bytes` (or one chunk)."""
+    """Group chunks, in order, into batches of at most `limit_bytes` (or one chunk)."""
     return list(iter_groups(pieces, limit_bytes=limit_bytes))
 
 
 def iter_groups(
     pieces: Iterable[SourceChunk], *, limit_bytes: int, limit_count: int | None = None
 ) -> Iterator[list[SourceChunk]]:
-    """Yield pieces, in order, in batches of at most `limit_bytes` (or one chunk), and of so many pieces."""
+    """Yield chunks, in order, in batches of at most `limit_bytes` (or one chunk) and `limit_count` chunks."""
     batch: list[SourceChunk] = []
     room = max(limit_bytes, CHUNK_BYTES)
     for piece in pieces:

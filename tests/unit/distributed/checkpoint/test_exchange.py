@@ -278,7 +278,7 @@ def test_parts_that_do_not_make_up_what_is_wanted_are_damage_for_all() -> None:
 
     results = run_threads(3, act)
 
-    assert all(isinstance(result, RankError) and "do not make up" in str(result) for result in results)
+    assert all(isinstance(result, RankError) and "do not add up to" in str(result) for result in results)
 
 
 def test_an_own_value_that_is_not_what_the_root_tells_is_damage() -> None:

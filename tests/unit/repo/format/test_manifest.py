@@ -91,7 +91,7 @@ def test_a_manifest_other_than_the_record_says_is_damage(store: MemoryStore) -> 
     store.create(manifest_key(PACK_ID), data)
     ref = ManifestRef(PACK_ID, hash_bytes(data), len(data))
     assert len(read_manifest(store, ref)) == 3
-    with pytest.raises(DigestMismatch, match="not the one its snapshot keeps"):
+    with pytest.raises(DigestMismatch, match="not the one that its snapshot states"):
         read_manifest(store, replace(ref, digest=hash_bytes(b"")))
     with pytest.raises(Corrupt):
         read_manifest(store, replace(ref, size_bytes=10))
@@ -110,7 +110,7 @@ def test_the_packs_of_a_manifest_are_read_without_the_rest(store: MemoryStore) -
 
 def test_packs_are_not_read_from_a_manifest_other_than_the_record_says(store: MemoryStore) -> None:
     ref = store_manifest(store, encode_manifest(None, HONEST))
-    with pytest.raises(DigestMismatch, match="its snapshot keeps"):
+    with pytest.raises(DigestMismatch, match="its snapshot states"):
         read_head(store, replace(ref, digest=hash_bytes(b"another")))
 
 
@@ -253,7 +253,7 @@ def test_columns_that_do_not_fit_are_damage(changes: Mapping[str, Sequence[int]]
 
 
 def test_many_chunks_cannot_share_one_large_inline_value() -> None:
-    """Else a small file would unfold into as many copies as it has rows."""
+    """Else a small file would expand to as many copies as it has rows."""
     big = [Entry(str(number), CHUNK_BYTES, (inline_ref(bytes(CHUNK_BYTES)),)) for number in range(2)]
     with pytest.raises(Corrupt, match="manifests/x"):
         decode(forge_manifest(entries=big, changes={"chunk_offset": [0, 0], "inline": [0] * CHUNK_BYTES}))
@@ -273,7 +273,7 @@ def measure(data: bytes) -> int:
 
 
 @pytest.mark.parametrize("claim", [None, 1 << 30, 1 << 40, (1 << 64) - 1, 0, 100])
-def test_a_small_file_does_not_unfold_into_a_huge_one(claim: int | None) -> None:
+def test_a_small_file_does_not_decompress_to_a_huge_one(claim: int | None) -> None:
     bomb = zstandard.ZstdCompressor(level=3).compress(bytes(256 << 20))
     claimed = 256 << 20 if claim is None else claim
     assert measure(seal_manifest(bomb, codec=1, table_bytes=claimed)) < 10 << 20

@@ -94,7 +94,7 @@ def test_a_body_that_no_writer_makes_is_damage(body: bytes) -> None:
 
 
 def test_a_record_is_small() -> None:
-    with pytest.raises(ValueError, match=f"a record holds at most {4 << 20} bytes, this one has {(4 << 20) + 9}"):
+    with pytest.raises(ValueError, match=f"a record has at most {4 << 20} bytes, this one has {(4 << 20) + 9}"):
         encode_record({"x": "a" * (4 << 20)})
 
 
@@ -159,5 +159,5 @@ class TestFields:
             Fields("k", {"a": ["x", 1]}).texts("a")
 
     def test_a_record_in_the_place_of_another_is_damage(self) -> None:
-        with pytest.raises(Corrupt, match="is not its own: its count is '5', its key says '6'"):
+        with pytest.raises(Corrupt, match="belongs to another key: its count is '5', not '6'"):
             self.fields.expect(text="a", count=6)

@@ -70,7 +70,7 @@ def test_a_damaged_newest_record_is_an_error_and_not_the_older_value(store: Memo
 def test_a_record_under_the_number_of_another_is_damage(store: MemoryStore) -> None:
     create(store, 0)
     store.create(generation_key(STEM, 1), store.read(generation_key(STEM, 0), limit_bytes=10_000))
-    with pytest.raises(Corrupt, match="is not its own"):
+    with pytest.raises(Corrupt, match="belongs to another key"):
         read_newest(store, STEM)
 
 

@@ -171,7 +171,7 @@ def test_a_record_of_the_wrong_shape_is_damage(repo: Repository, store: MemorySt
 def test_a_record_under_the_name_of_another_is_damage(repo: Repository, store: MemoryStore) -> None:
     save_bytes(repo, "a", {"x": b"1"})
     store.create(record_key("b"), store.read(record_key("a"), limit_bytes=10_000))
-    with pytest.raises(Corrupt, match="is not its own"):
+    with pytest.raises(Corrupt, match="belongs to another key"):
         read_name(store, "b")
     assert names(store) == ["a"]
     (damaged,) = (found for found in iter_names(store) if isinstance(found, DamagedName))

@@ -155,7 +155,7 @@ def test_a_box_that_is_wanted_as_a_whole_needs_no_copy() -> None:
 def test_boxes_that_make_up_no_tensor_are_damage() -> None:
     entry = Entry("x", 7, (chunk_of(b"1234", (0, 0, 2, 2)),), dims=2)
 
-    with pytest.raises(Corrupt, match="its boxes do not make up 7 bytes"):
+    with pytest.raises(Corrupt, match="its boxes do not add up to 7 bytes"):
         list_entry_wants(entry, 0, memoryview(bytearray(7)))
 
 
