@@ -10,7 +10,6 @@ from typing import Final
 
 from holdfast.content.batch import TENSORS
 from holdfast.content.batch_writer import PREFIX
-from holdfast.content.spans import ByteSpan, find_span, join_span
 from holdfast.errors import Corrupt, NewerFormat, NotFound, StoreError
 from holdfast.json_text import Json
 from holdfast.repo.handle.repository import Repository
@@ -19,6 +18,7 @@ from holdfast.repo.read.reader import open_snapshot
 from holdfast.snapshot.leaves import GRAD, PARTS, TENSOR, iter_entry_numbers
 from holdfast.snapshot.load.opened import Opened
 from holdfast.tensors.spec import decode_spec
+from holdfast.tensors.storage_cache import ByteSpan, find_span_at, join_span
 
 _MAX_OPEN: Final = 8
 _MAX_BYTES: Final = 1 << 60
@@ -118,7 +118,7 @@ class Catalog:
 
     def find_span(self, place: StorageSpan) -> ByteSpan:
         """Return the byte range that shares memory with a storage: all ranges that overlap it, joined."""
-        found = find_span(self._found.spans.get(place.group, ()), place.start)
+        found = find_span_at(self._found.spans.get(place.group, ()), place.start)
         return found or ByteSpan(place.start, place.stop)
 
     def names(self) -> list[str]:

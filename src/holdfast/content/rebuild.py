@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
 
 from holdfast.content.catalog import Catalog, Provider, StorageSpan, StoredTensor, parse_place
-from holdfast.content.spans import ByteSpan, iter_gaps, join_span
 from holdfast.errors import Corrupt, HoldfastError, Unsupported
 from holdfast.json_text import Json
 from holdfast.repo.format.entry import Entry
 from holdfast.snapshot.leaves import GRAD, TENSOR, iter_entry_numbers
+from holdfast.snapshot.load.batches import read_to_memory
 from holdfast.snapshot.load.load import load_node
 from holdfast.snapshot.load.opened import Opened
 from holdfast.snapshot.load.options import SAVED, LoadOptions
@@ -22,12 +22,12 @@ from holdfast.tensors.dtypes import item_bytes
 from holdfast.tensors.fakes import find_fake_mode, has_values, leave_fake_mode, make_fake
 from holdfast.tensors.memory import new_memory, view_bytes, view_storage
 from holdfast.tensors.spec import TensorSpec, decode_spec
-from holdfast.tensors.weak import StorageCache
+from holdfast.tensors.storage_cache import ByteSpan, FilledBytes, StorageCache, iter_gaps, join_span
+from holdfast.trees.move import resolve_device
 from holdfast.trees.registered import Types
 
 _META: Final = torch.device("meta")
 _ALIGNMENT: Final = 16
-_SWEEP_EVERY: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,22 +56,13 @@ def describe_entry(opened: Opened, number: int) -> DescribedEntry:
     return DescribedEntry(entry, spec, parse_place(entry.note, what=what), device)
 
 
-@dataclass(slots=True)
-class _Filled:
-    """Which bytes of a memory have been read."""
-
-    spans: list[ByteSpan] = field(default_factory=list)
-    packed: set[tuple[object, ...]] = field(default_factory=set)
-    """Geometries of the packed tensors that have been read; these fill only their items, not whole spans."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Memory:
     """Memory for the bytes of a storage from offset `base` on."""
 
     data: torch.Tensor
     base: int
-    filled: _Filled
+    filled: FilledBytes
 
     @property
     def is_unread(self) -> bool:
@@ -93,7 +84,6 @@ class Rebuilder:
         self._catalog = catalog
         self._types = types
         self._cache = StorageCache() if cache else None
-        self._filled: dict[tuple[Hashable, str], _Filled] = {}
 
     def read_tensor(self, stored: StoredTensor, device: torch.device | None) -> torch.Tensor:
         """Read a tensor to `device`, or to its original device."""
@@ -170,23 +160,14 @@ class Rebuilder:
         """Return the cached memory for `key` if it is still in use, else new memory filled with zeros."""
         mode = find_fake_mode()
         # Fake tensors have their storages on the meta device, whatever device they report.
-        place = _META if mode is not None else device
+        storage_device = _META if mode is not None else device
         key = key if mode is None else (key, id(mode), str(device))
-        own = (key, str(place))
-        storage = self._cache.find(key, place) if self._cache else None
-        if storage is not None and storage.nbytes() == stop - start:
-            return _Memory(view_storage(storage, 0, stop - start, device), start, self._filled[own])
+        found = self._cache.find(key, storage_device) if self._cache else None
+        if found is not None and found.storage.nbytes() == stop - start:
+            return _Memory(view_storage(found.storage, 0, stop - start, device), start, found.filled)
         data = torch.zeros(stop - start, dtype=torch.uint8, device=device)
-        memory = _Memory(data, start, _Filled())
-        if self._cache:
-            if len(self._filled) % _SWEEP_EVERY == _SWEEP_EVERY - 1:
-                self._filled = {known: filled for known, filled in self._filled.items() if self._is_used(*known)}
-            self._cache.keep(key, data.untyped_storage())
-            self._filled[own] = memory.filled
-        return memory
-
-    def _is_used(self, key: Hashable, device: str) -> bool:
-        return self._cache is not None and self._cache.find(key, torch.device(device)) is not None
+        filled = self._cache.keep(key, data.untyped_storage()) if self._cache else FilledBytes()
+        return _Memory(data, start, filled)
 
     def _fill(self, memory: _Memory, place: StorageSpan) -> None:
         """Read the bytes of a storage that are not in memory yet; the user may have changed those that are."""
@@ -205,12 +186,8 @@ class Rebuilder:
                 whole = torch.zeros(place.size_bytes, dtype=torch.uint8)
                 spread_items(_read_packed(opened, found), found.spec, whole, 0)
                 target.copy_(whole[at : at + stop - start])
-            elif target.device == CPU:
-                _read_into(opened, found.entry, at, view_bytes(target))
             else:
-                staged = new_memory(stop - start, CPU)
-                _read_into(opened, found.entry, at, view_bytes(staged))
-                target.copy_(staged)
+                read_to_memory(opened.reader, found.entry, at, target)
             join_span(memory.filled.spans, ByteSpan(start, stop))
 
     def _spread(self, opened: Opened, found: DescribedEntry, memory: _Memory) -> None:
@@ -235,14 +212,6 @@ def _verify_reach(found: DescribedEntry, place: StorageSpan, memory: _Memory) ->
         raise Corrupt(f"{what} reaches beyond the storage that it belongs to; run `holdfast check`", key=what)
 
 
-def _read_into(opened: Opened, entry: Entry, start: int, buffer: memoryview) -> None:
-    # For a small tensor, reading here is faster than waking up a thread.
-    if len(entry.chunks) == 1:
-        buffer[:] = opened.reader.read_chunk(entry, 0)[start : start + buffer.nbytes]
-    else:
-        opened.reader.read_into(entry, start, buffer)
-
-
 def _read_packed(opened: Opened, found: DescribedEntry) -> torch.Tensor:
     packed = new_memory(found.entry.size_bytes, CPU)
     opened.reader.read_all([(found.entry, view_bytes(packed))])
@@ -257,7 +226,7 @@ def _resolve(found: DescribedEntry, device: torch.device | None) -> torch.device
     if wanted.type in ("cpu", "meta"):
         return CPU
     try:
-        return torch.empty(0, device=wanted).device
+        return resolve_device(wanted)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         why = (str(error).splitlines() or [type(error).__name__])[0][:200]
         raise Unsupported(

@@ -20,7 +20,7 @@ def move_to_device(tree: Tree, device: Device, *, non_blocking: bool = False) ->
     Copies to an accelerator run on a side stream; the current stream waits for it. With `non_blocking` they may still
     be running on return: do not change pinned sources until they are done. Copies to the host are always complete.
     """
-    target = _resolve(device)
+    target = resolve_device(device)
     if _is_accelerator(target):
         return _move_on_side_stream(tree, target, non_blocking=non_blocking)
     return _move_and_wait(tree, target, non_blocking=non_blocking)
@@ -109,7 +109,7 @@ def _move_and_wait(tree: Tree, target: torch.device, *, non_blocking: bool) -> T
     return moved
 
 
-def _resolve(device: Device) -> torch.device:
+def resolve_device(device: Device) -> torch.device:
     """Return the device in the form that tensors report ("cuda:0", not "cuda"), so that the two can be compared."""
     return torch.empty(0, device=device).device
 

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from holdfast.content.catalog import StorageSpan, parse_place
 from holdfast.content.seen_storages import SeenStorages
-from holdfast.content.spans import ByteSpan, find_span, iter_gaps, join_span
 from holdfast.content_store import ContentStoreReader, ContentStoreWriter
 from holdfast.digest import hash_bytes
 from holdfast.errors import Corrupt, NotFound
@@ -21,35 +17,6 @@ from holdfast.objects.memory import MemoryStore
 from holdfast.repo.format.source import BytesSource
 from holdfast.repo.handle.repository import Repository, open_repository
 from holdfast.repo.write.writer import Request, save
-
-# Spans
-
-
-@given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 12))), st.tuples(st.integers(0, 40), st.integers(1, 20)))
-def test_joined_spans_hold_just_what_was_put_in(parts: list[tuple[int, int]], asked: tuple[int, int]) -> None:
-    spans: list[ByteSpan] = []
-    for start, length in parts:
-        join_span(spans, ByteSpan(start, start + length))
-    held = {at for start, length in parts for at in range(start, start + length)}
-    start, stop = asked[0], asked[0] + asked[1]
-
-    assert {at for span in spans for at in range(span.start, span.stop)} == held
-    assert all(one.stop <= other.start for one, other in pairwise(spans))
-    assert {at for low, high in iter_gaps(spans, start, stop) for at in range(low, high)} == {
-        at for at in range(start, stop) if at not in held
-    }
-    assert (find_span(spans, start) is not None) == (start in held)
-
-
-def test_spans_that_only_touch_stay_apart_and_one_that_is_put_in_twice_is_not_joined() -> None:
-    spans = [ByteSpan(0, 4)]
-    join_span(spans, ByteSpan(4, 8))
-    join_span(spans, ByteSpan(4, 8))
-
-    assert spans == [ByteSpan(0, 4), ByteSpan(4, 8)]
-    join_span(spans, ByteSpan(5, 6))
-    assert spans == [ByteSpan(0, 4), ByteSpan(4, 8, is_joined=True)]
-
 
 # The ledger
 

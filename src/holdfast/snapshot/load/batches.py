@@ -51,6 +51,19 @@ def read_to_devices(reader: SnapshotReader, wanted: Sequence[tuple[Entry, torch.
             watch.end(entry.name)
 
 
+def read_to_memory(reader: SnapshotReader, entry: Entry, start: int, memory: torch.Tensor) -> None:
+    """Fill a tensor of bytes, on any device, with the bytes of an entry from `start` on."""
+    staged = memory if memory.device == CPU else new_memory(memory.numel(), CPU)
+    buffer = view_bytes(staged)
+    # For a small tensor, reading here is faster than waking up a thread.
+    if len(entry.chunks) == 1:
+        buffer[:] = reader.read_chunk(entry, 0)[start : start + buffer.nbytes]
+    else:
+        reader.read_into(entry, start, buffer)
+    if staged is not memory:
+        memory.copy_(staged)
+
+
 def iter_batches(items: Iterable[Item], measure: Callable[[Item], int], limit_bytes: int) -> Iterator[list[Item]]:
     """Yield the items in batches that fit into a limit; an item that exceeds it is a batch of its own."""
     batch: list[Item] = []

@@ -26,7 +26,7 @@ from holdfast.snapshot.load.cast import (
     verify_dtype,
     verify_group,
 )
-from holdfast.snapshot.load.opened import EntryAt, Opened
+from holdfast.snapshot.load.opened import EntryAt, Opened, find_saved_device
 from holdfast.snapshot.load.options import SAVED, LoadOptions
 from holdfast.tensors.build import CPU, Block, build_tensor, fits_tray, measure_block, plan_block, plan_tray
 from holdfast.tensors.fakes import enter_fake_mode, find_fake_mode
@@ -356,9 +356,9 @@ class EntryReader:
             return CPU
         if self._device is not None:
             return self._device
-        saved = entry.note.get("device") if isinstance(entry.note, dict) else None
+        saved = find_saved_device(entry)
         with refusing(entry.name):
-            return torch.device(saved) if isinstance(saved, str) else CPU
+            return CPU if saved is None else torch.device(saved)
 
 
 @contextmanager

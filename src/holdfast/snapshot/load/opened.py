@@ -40,6 +40,12 @@ class EntryAt(NamedTuple):
         return self.opened.reader.manifest.names[self.number]
 
 
+def find_saved_device(entry: Entry) -> str | None:
+    """Return the device that a tensor was on when it was saved; None for the CPU."""
+    saved = entry.note.get("device") if isinstance(entry.note, dict) else None
+    return saved if isinstance(saved, str) else None
+
+
 @dataclass(frozen=True, slots=True)
 class FoundLeaves:
     """The result of looking up a name or path: one leaf, or all leaves below it."""

@@ -10,16 +10,15 @@ import torch
 from holdfast.errors import Corrupt
 from holdfast.repo.format.entry import Entry
 from holdfast.snapshot.leaves import iter_entry_numbers
-from holdfast.snapshot.load.opened import Opened
+from holdfast.snapshot.load.batches import read_to_memory
+from holdfast.snapshot.load.opened import Opened, find_saved_device
 from holdfast.snapshot.load.options import SAVED
 from holdfast.tensors.build import CPU, build_tensor, plan_block
 from holdfast.tensors.memory import new_memory, view_bytes, view_storage
 from holdfast.tensors.spec import TensorSpec, decode_spec, is_rng_state
-from holdfast.tensors.weak import StorageCache
-from holdfast.trees.move import move_to_device
+from holdfast.tensors.storage_cache import ByteSpan, StorageCache, iter_gaps, join_span
+from holdfast.trees.move import move_to_device, resolve_device
 from holdfast.trees.outline import Leaf
-
-_Range = tuple[int, int]
 
 
 class SharedMemory:
@@ -28,7 +27,6 @@ class SharedMemory:
     def __init__(self, opened: Opened) -> None:
         self._opened = opened
         self._cache = StorageCache()
-        self._filled: dict[tuple[object, str], list[_Range]] = {}
         self._lock = threading.Lock()
 
     def read(self, leaf: Leaf, device: torch.device | str | None) -> torch.Tensor:
@@ -67,16 +65,15 @@ class SharedMemory:
     def _read_shared(self, entry: Entry, spec: TensorSpec, device: torch.device) -> torch.Tensor:
         """Fill the part of a group's memory that this tensor needs and that was not read yet."""
         key = ("alias", entry.alias)
-        memory = self._find(key, device)
-        if memory is None:
-            memory = self._keep(key, new_memory(self._measure(entry.alias), device))
-            self._filled[key, str(device)] = []
-        filled = self._filled[key, str(device)]
-        for start, stop in _subtract((spec.at, spec.at + entry.size_bytes), filled):
-            data = memoryview(bytearray(stop - start))
-            self._opened.reader.read_into(entry, start - spec.at, data)
-            memory[start:stop] = move_to_device(torch.frombuffer(data, dtype=torch.uint8), device)
-        filled.append((spec.at, spec.at + entry.size_bytes))
+        found = self._cache.find(key, device)
+        if found is None:
+            memory = new_memory(self._measure(entry.alias), device)
+            filled = self._cache.keep(key, memory.untyped_storage())
+        else:
+            memory, filled = view_storage(found.storage, 0, found.storage.nbytes()), found.filled
+        for start, stop in list(iter_gaps(filled.spans, spec.at, spec.at + entry.size_bytes)):
+            read_to_memory(self._opened.reader, entry, start - spec.at, memory[start:stop])
+            join_span(filled.spans, ByteSpan(start, stop))
         return memory
 
     def _measure(self, alias: int) -> int:
@@ -90,8 +87,8 @@ class SharedMemory:
         return int(block.memory.numel())
 
     def _find(self, key: Hashable, device: torch.device) -> torch.Tensor | None:
-        storage = self._cache.find(key, device)
-        return None if storage is None else view_storage(storage, 0, storage.nbytes())
+        found = self._cache.find(key, device)
+        return None if found is None else view_storage(found.storage, 0, found.storage.nbytes())
 
     def _keep(self, key: Hashable, memory: torch.Tensor) -> torch.Tensor:
         self._cache.keep(key, memory.untyped_storage())
@@ -100,20 +97,4 @@ class SharedMemory:
 
 def _find_device(device: torch.device | str | None, entry: Entry) -> torch.device:
     """Return the device with its index, as existing tensors report it."""
-    if device == SAVED:
-        saved = entry.note.get("device") if isinstance(entry.note, dict) else None
-        device = saved if isinstance(saved, str) else CPU
-    return torch.empty(0, device=device or CPU).device
-
-
-def _subtract(wanted: _Range, filled: list[_Range]) -> list[_Range]:
-    """Return the parts of a range that are in none of the others."""
-    left = [wanted]
-    for start, stop in filled:
-        left = [
-            part
-            for low, high in left
-            for part in ((low, min(high, start)), (max(low, stop), high))
-            if part[0] < part[1]
-        ]
-    return left
+    return resolve_device((find_saved_device(entry) if device == SAVED else device) or CPU)
