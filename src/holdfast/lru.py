@@ -16,10 +16,20 @@ class LruCache(Generic[Key, Value]):
     The value that was put last is always kept, even if it alone is larger than the limit.
     """
 
-    def __init__(self, limit: int, *, size_of: Callable[[Value], int] = lambda _: 1) -> None:
-        """Count values; with `size_of`, add up their sizes instead, which must not change."""
+    def __init__(
+        self,
+        limit: int,
+        *,
+        size_of: Callable[[Value], int] = lambda _: 1,
+        on_drop: Callable[[Value], object] = lambda _: None,
+    ) -> None:
+        """Count values; with `size_of`, add up their sizes instead, which must not change.
+
+        `on_drop` is called with each value that leaves the cache.
+        """
         self._limit = limit
         self._size_of = size_of
+        self._on_drop = on_drop
         self.size = 0
         """The sizes of all values, added up."""
         self._values: OrderedDict[Key, Value] = OrderedDict()
@@ -38,8 +48,17 @@ class LruCache(Generic[Key, Value]):
     def put(self, key: Key, value: Value) -> None:
         """Add or replace a value, and drop those that were not used for longest if the limit is exceeded."""
         if key in self._values:
-            self.size -= self._size_of(self._values.pop(key))
+            self._drop(self._values.pop(key))
         self._values[key] = value
         self.size += self._size_of(value)
         while self.size > self._limit and len(self._values) > 1:
-            self.size -= self._size_of(self._values.popitem(last=False)[1])
+            self._drop(self._values.popitem(last=False)[1])
+
+    def clear(self) -> None:
+        """Drop all values."""
+        while self._values:
+            self._drop(self._values.popitem()[1])
+
+    def _drop(self, value: Value) -> None:
+        self.size -= self._size_of(value)
+        self._on_drop(value)

@@ -60,3 +60,15 @@ def test_values_that_are_false_are_values() -> None:
     cache: LruCache[str, dict[str, int]] = LruCache(1)
     cache.put("a", {})
     assert cache.get("a") == {}
+
+
+def test_each_value_that_leaves_the_cache_is_passed_on() -> None:
+    dropped: list[str] = []
+    cache: LruCache[int, str] = LruCache(2, on_drop=dropped.append)
+    for key, value in ((1, "a"), (2, "b"), (1, "c"), (3, "d")):
+        cache.put(key, value)
+    assert dropped == ["a", "b"]
+    cache.clear()
+
+    assert sorted(dropped) == ["a", "b", "c", "d"]
+    assert (len(cache), cache.size) == (0, 0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
@@ -12,6 +11,7 @@ from holdfast.content.batch import TENSORS
 from holdfast.content.batch_writer import PREFIX
 from holdfast.errors import Corrupt, NewerFormat, NotFound, StoreError
 from holdfast.json_text import Json
+from holdfast.lru import LruCache
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import CommittedSnapshot, iter_names
 from holdfast.repo.read.reader import open_snapshot
@@ -101,7 +101,9 @@ class Catalog:
     def __init__(self, repo: Repository) -> None:
         self._repo = repo
         self._found = _Contents()
-        self._open: OrderedDict[str, Opened] = OrderedDict()
+        self._open: LruCache[str, Opened] = LruCache(
+            _MAX_OPEN, on_drop=lambda opened: opened.__exit__(None, None, None)
+        )
 
     @property
     def damaged(self) -> list[str]:
@@ -153,16 +155,13 @@ class Catalog:
         """Return an open batch; the last few are kept open."""
         opened = self._open.get(batch)
         if opened is None:
-            opened = self._open[batch] = Opened(open_snapshot(self._repo, self._found.batches[batch]))
-            while len(self._open) > _MAX_OPEN:
-                self._open.popitem(last=False)[1].__exit__(None, None, None)
-        self._open.move_to_end(batch)
+            opened = Opened(open_snapshot(self._repo, self._found.batches[batch]))
+            self._open.put(batch, opened)
         return opened
 
     def close(self) -> None:
         """Close the batches that are open."""
-        while self._open:
-            self._open.popitem()[1].__exit__(None, None, None)
+        self._open.clear()
 
     def _add(self, batch: str) -> None:
         opened = self.open(batch)
