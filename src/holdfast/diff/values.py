@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Final
+from typing import Any, Final, Generic, TypeVar
 
+import numpy as np
 import torch
 
 from holdfast.diff.compare import Change, Diff, Distance, SnapshotSide, find_key
@@ -18,6 +19,9 @@ from holdfast.repo.read.reader import open_snapshot
 from holdfast.snapshot.load.opened import Opened
 from holdfast.tensors.memory import view_items, wrap_memory
 from holdfast.tensors.spec import TensorSpec, decode_spec, is_quantised
+
+Numbers = np.ndarray[Any, Any]
+Block = TypeVar("Block")
 
 _BLOCK_BYTES: Final = 64 << 20
 """The most stored bytes in a block, of both sides together."""
@@ -151,16 +155,17 @@ def _open_values(side: SnapshotSide, part: LeafEntry) -> _Values | None:
 
 
 def _measure_numbers(a: _Values, b: _Values) -> Distance:
-    tally = _Tally()
+    tally: DistanceTally[Tile] = DistanceTally()
     layouts = a.readable.layout, b.readable.layout
     for tile in iter_tiles(*layouts, limit_bytes=_BLOCK_BYTES, limit_items=_BLOCK_ITEMS):
         x, y = a.read(tile), b.read(tile)
         if _is_exact(x, y):
             tally.add_integers(tile, x, y)
+            tally.add_products(_multiply(x.double(), y.double()))
         else:
             dtype = torch.complex128 if x.is_complex() or y.is_complex() else torch.float64
-            tally.add_floats(tile, x.to(dtype), y.to(dtype))
-    return tally.finish(math.prod(a.shape), _count_repeats(*layouts))
+            _add_floats(tally, tile, x.to(dtype), y.to(dtype))
+    return _make_distance(tally, math.prod(a.shape), _count_repeats(*layouts))
 
 
 def _is_exact(x: torch.Tensor, y: torch.Tensor) -> bool:
@@ -174,91 +179,113 @@ def _count_repeats(a: ItemLayout, b: ItemLayout) -> int:
 
 
 @dataclass(slots=True)
-class _Tally:
-    """Accumulates the differences of all blocks."""
+class DistanceTally(Generic[Block]):
+    """Accumulates the differences of two tensors, block by block; the caller says what a block is."""
 
-    mismatches: int = 0
+    unequal: int = 0
+    """The number of values that are not equal."""
     largest: float = 0.0
-    at: tuple[int, ...] | None = None
+    """The largest difference so far."""
+    largest_at: tuple[Block, int] | None = None
+    """The block of the largest difference, and its index in the flat block."""
     nan: list[int] = field(default_factory=lambda: [0, 0])
     inf: list[int] = field(default_factory=lambda: [0, 0])
-    # Fractions are exact, so sums neither overflow nor lose small terms.
-    squares: list[Fraction] = field(default_factory=lambda: [Fraction()] * 4)
+    products: list[float | Fraction] = field(default_factory=lambda: [0] * 4)
     """Sums of squares of the difference, of the old and of the new values, and of products of old and new values."""
 
-    def add_integers(self, tile: Tile, x: torch.Tensor, y: torch.Tensor) -> None:
-        """Add a block of integers, whose differences are exact."""
-        if x.dtype == torch.uint64:
-            # Maps unsigned to signed numbers; order and differences are kept.
-            ours, theirs = x.view(torch.int64) ^ _LOWEST, y.view(torch.int64) ^ _LOWEST
-        else:
-            ours, theirs = x.to(torch.int64), y.to(torch.int64)
-        self.mismatches += int((ours != theirs).sum())
+    def add_integers(self, block: Block, x: torch.Tensor, y: torch.Tensor) -> None:
+        """Add a block of integers: both uint64, or both of other dtypes. Their differences are exact."""
+        x, y = (_order(side.flatten()) for side in (x, y))
+        self.unequal += int((x != y).sum())
         # The subtraction wraps around. Read as unsigned, its result is the exact difference.
-        gap = (torch.maximum(ours, theirs) - torch.minimum(ours, theirs)).flatten()
-        position = int((gap ^ _LOWEST).argmax())
-        self._keep_largest(tile, int(gap[position]) % (1 << 64), position)
-        self._add_squares(x.double(), y.double())
+        gap = torch.maximum(x, y) - torch.minimum(x, y)
+        index = int((gap ^ _LOWEST).argmax())
+        self.keep_largest(block, index, int(gap[index]) % (1 << 64))
 
-    def add_floats(self, tile: Tile, x: torch.Tensor, y: torch.Tensor) -> None:
-        """Add a block of floats or complex numbers."""
-        differ = x != y
-        is_finite = math.isfinite(_find_largest(x)) and math.isfinite(_find_largest(y))
-        if not is_finite:
-            differ &= ~(x.isnan() & y.isnan())
-            for side, numbers in enumerate((x, y)):
-                self.nan[side] += int(numbers.isnan().sum())
-                self.inf[side] += int(numbers.isinf().sum())
-        self.mismatches += int(differ.count_nonzero())
-        # inf - inf and differences with NaN have no size; they do not count for the largest difference.
-        gap = (x - y).abs().flatten().nan_to_num_(nan=0.0, posinf=math.inf)
-        position = int(gap.argmax())
-        self._keep_largest(tile, float(gap[position]), position)
-        if not is_finite:
-            finite = x.isfinite() & y.isfinite()
-            x, y = x[finite], y[finite]
-        self._add_squares(x, y)
+    def keep_largest(self, block: Block, index: int, size: float) -> None:
+        """Store a difference and its index in a block, if it is the largest so far."""
+        if size > self.largest:
+            self.largest, self.largest_at = size, (block, index)
 
-    def _keep_largest(self, tile: Tile, gap: float, position: int) -> None:
-        if gap <= self.largest:
-            return
-        self.largest = gap
-        index: list[int] = []
-        for size in reversed(tile.shape):
-            position, rest = divmod(position, size)
-            index.append(rest)
-        self.at = tuple(start + at for start, at in zip(tile.start, reversed(index), strict=True))
+    def add_nonfinite(self, x: Numbers, y: Numbers) -> None:
+        """Count the NaN and the infinite values of a block."""
+        for side, numbers in enumerate((x, y)):
+            self.nan[side] += int(np.count_nonzero(np.isnan(numbers)))
+            self.inf[side] += int(np.count_nonzero(np.isinf(numbers)))
 
-    def _add_squares(self, x: torch.Tensor, y: torch.Tensor) -> None:
-        if not x.numel():
-            return
-        x, y = (torch.view_as_real(side) if side.is_complex() else side for side in (x, y))
-        ours, theirs, gap = (_Scaled.make(vector.flatten()) for vector in (x, y, x - y))
-        if not gap:
-            # The difference of two floats may overflow; half of it does not.
-            gap = _Scaled.make((x / 2 - y / 2).flatten(), 2)
-        assert ours and theirs and gap, "only finite values are added"  # noqa: PT018  # one condition in three parts
-        products = (gap.multiply(gap), ours.multiply(ours), theirs.multiply(theirs), ours.multiply(theirs))
-        self.squares = [old + new for old, new in zip(self.squares, products, strict=True)]
+    def add_products(self, products: Iterable[float | Fraction]) -> None:
+        """Add the sums of products of a block; all blocks as floats, or all as fractions."""
+        self.products = [old + new for old, new in zip(self.products, products, strict=True)]
 
-    def finish(self, total: int, repeats: int) -> Distance:
-        """Return the distance of a tensor of `total` items, in which each compared item is repeated `repeats` times."""
-        difference, old, new, product = self.squares
-        relative = _root(difference / old) if old else math.inf if difference else 0.0
-        cosine = min(1.0, _root(product * product / (old * new))) if old and new else None
-        return Distance(
-            total,
-            self.mismatches * repeats,
-            self.largest,
-            self.at,
-            relative,
-            -cosine if cosine and product < 0 else cosine,
-            (self.nan[0] * repeats, self.nan[1] * repeats),
-            (self.inf[0] * repeats, self.inf[1] * repeats),
-        )
+    @property
+    def relative_l2(self) -> float:
+        """The L2 norm of the difference divided by that of the old values."""
+        difference, old, *_ = self.products
+        return _root(difference / old) if old else math.inf if difference else 0.0
 
 
-def _root(square: Fraction) -> float:
+def _order(block: torch.Tensor) -> torch.Tensor:
+    """Return integers as int64 with the same order and differences; uint64 is shifted."""
+    return block.view(torch.int64) ^ _LOWEST if block.dtype == torch.uint64 else block.to(torch.int64)
+
+
+def unravel(index: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the index in each dimension of an item of a flat tensor."""
+    return tuple(map(int, np.unravel_index(index, shape)))
+
+
+def _add_floats(tally: DistanceTally[Tile], tile: Tile, x: torch.Tensor, y: torch.Tensor) -> None:
+    """Add a block of floats or complex numbers."""
+    differ = x != y
+    is_finite = math.isfinite(_find_largest(x)) and math.isfinite(_find_largest(y))
+    if not is_finite:
+        differ &= ~(x.isnan() & y.isnan())
+        tally.add_nonfinite(x.numpy(), y.numpy())
+    tally.unequal += int(differ.count_nonzero())
+    # inf - inf and differences with NaN have no size; they do not count for the largest difference.
+    gap = (x - y).abs().flatten().nan_to_num_(nan=0.0, posinf=math.inf)
+    index = int(gap.argmax())
+    tally.keep_largest(tile, index, float(gap[index]))
+    if not is_finite:
+        finite = x.isfinite() & y.isfinite()
+        x, y = x[finite], y[finite]
+    tally.add_products(_multiply(x, y))
+
+
+def _multiply(x: torch.Tensor, y: torch.Tensor) -> tuple[Fraction, ...]:
+    """Return the sums of products of a block of finite numbers. Fractions neither overflow nor lose small terms."""
+    if not x.numel():
+        return (Fraction(),) * 4
+    x, y = (torch.view_as_real(side) if side.is_complex() else side for side in (x, y))
+    ours, theirs, gap = (_Scaled.make(vector.flatten()) for vector in (x, y, x - y))
+    if not gap:
+        # The difference of two floats may overflow; half of it does not.
+        gap = _Scaled.make((x / 2 - y / 2).flatten(), 2)
+    assert ours and theirs and gap, "only finite values are added"  # noqa: PT018  # one condition in three parts
+    return gap.multiply(gap), ours.multiply(ours), theirs.multiply(theirs), ours.multiply(theirs)
+
+
+def _make_distance(tally: DistanceTally[Tile], total: int, repeats: int) -> Distance:
+    """Return the distance of a tensor of `total` items, in which each compared item is repeated `repeats` times."""
+    _, old, new, product = (Fraction(each) for each in tally.products)
+    cosine = min(1.0, _root(product * product / (old * new))) if old and new else None
+    at = None
+    if tally.largest_at:
+        tile, index = tally.largest_at
+        at = tuple(start + step for start, step in zip(tile.start, unravel(index, tile.shape), strict=True))
+    return Distance(
+        total,
+        tally.unequal * repeats,
+        tally.largest,
+        at,
+        tally.relative_l2,
+        -cosine if cosine and product < 0 else cosine,
+        (tally.nan[0] * repeats, tally.nan[1] * repeats),
+        (tally.inf[0] * repeats, tally.inf[1] * repeats),
+    )
+
+
+def _root(square: float | Fraction) -> float:
     try:
         return math.sqrt(square)
     except OverflowError:

@@ -283,3 +283,39 @@ def test_tiles_cover_every_item_once() -> None:
 
 def test_the_text_of_a_diff_is_a_line() -> None:
     assert re.fullmatch(r"0 added, 0 removed, 1 changed, 0 equal", str(diff_values(1, 2)))
+
+
+def test_a_tally_keeps_the_first_largest_difference_and_its_block() -> None:
+    tally: values.DistanceTally[str] = values.DistanceTally(largest=0)
+
+    tally.add_integers("first", torch.tensor([1, 2, 3]), torch.tensor([1, 2, 3]))
+    tally.add_integers("second", torch.tensor([1, 2, 3]), torch.tensor([1, 7, 8]))
+    tally.add_integers("third", torch.tensor([5]), torch.tensor([0]))
+
+    assert (tally.unequal, tally.largest, tally.largest_at) == (3, 5, ("second", 1))
+
+
+def test_a_tally_divides_the_norm_of_the_difference_by_that_of_the_old_values() -> None:
+    tally: values.DistanceTally[int] = values.DistanceTally()
+    assert tally.relative_l2 == 0.0
+
+    tally.add_products((9.0, 0.0, 0.0, 0.0))
+    assert tally.relative_l2 == INF
+
+    tally.add_products((0.0, 36.0, 0.0, 0.0))
+    assert tally.relative_l2 == 0.5
+
+
+def test_a_tally_counts_nan_and_infinity_of_each_side() -> None:
+    tally: values.DistanceTally[int] = values.DistanceTally()
+
+    tally.add_nonfinite(np.array([NAN, INF, 1.0]), np.array([-INF, INF, NAN]))
+
+    assert (tally.nan, tally.inf) == ([1, 1], [1, 2])
+
+
+@pytest.mark.parametrize(("index", "shape", "found"), [(0, (), ()), (5, (2, 3), (1, 2)), (4, (2, 3, 1), (1, 1, 0))])
+def test_a_flat_index_becomes_an_index_in_each_dimension(
+    index: int, shape: tuple[int, ...], found: tuple[int, ...]
+) -> None:
+    assert values.unravel(index, shape) == found

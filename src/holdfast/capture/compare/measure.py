@@ -6,12 +6,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 import torch
 
 from holdfast.capture.stored.events import Stats
+from holdfast.diff.values import DistanceTally, Numbers, unravel
 from holdfast.json_text import Json
 
 _BLOCK_ITEMS: Final = 1 << 13
@@ -24,12 +25,10 @@ _BITS: Final[Mapping[torch.dtype, torch.dtype]] = MappingProxyType(
         torch.float64: torch.int64,
     }
 )
-_SIGN: Final = -(1 << 63)
 _SAFE: Final = (1e-140, 1e140)
 """Magnitudes whose sums of squares neither overflow nor underflow."""
 
 Basis = Literal["values", "stats", "digest"]
-Numbers = np.ndarray[Any, Any]
 
 
 class Tolerance(NamedTuple):
@@ -155,7 +154,7 @@ def measure(a: torch.Tensor, b: torch.Tensor, *, tolerance: Tolerance | None = N
         found = _measure_integers(ours, theirs)
     else:
         found = _measure_floats(ours.flatten(), theirs.flatten(), wider, allowed)
-    at = None if found.at is None else _unravel(found.at[0], tuple(a.shape))
+    at = None if found.at is None else unravel(found.at[0], tuple(a.shape))
     values = None if found.at is None else _pick(ours, theirs, found.at[0])
     note = f"dtypes differ: {_name(a.dtype)} against {_name(b.dtype)}" if a.dtype != b.dtype else ""
     return replace(found, at=at, values=values, note=note)
@@ -186,35 +185,17 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _unravel(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    index: list[int] = []
-    for size in reversed(shape):
-        flat, rest = divmod(flat, size)
-        index.append(rest)
-    return tuple(reversed(index))
-
-
 def _pick(a: torch.Tensor, b: torch.Tensor, flat: int) -> tuple[complex, complex]:
     x, y = (side.flatten()[flat].item() for side in (a, b))
     return x, y
 
 
 def _measure_integers(a: torch.Tensor, b: torch.Tensor) -> TensorDistance:
-    total, unequal, largest, at = a.numel(), 0, 0, None
-    for start in range(0, total, _BLOCK_ITEMS):
-        x, y = (_order(side.flatten()[start : start + _BLOCK_ITEMS]) for side in (a, b))
-        unequal += int((x != y).sum())
-        # The difference may overflow int64, but is exact modulo 2**64; read as unsigned, it is right.
-        gap = torch.maximum(x, y) - torch.minimum(x, y)
-        index = int((gap ^ _SIGN).argmax())
-        if (size := int(gap[index]) % (1 << 64)) > largest:
-            largest, at = size, (start + index,)
-    return TensorDistance("values", total, unequal, unequal, largest, at)
-
-
-def _order(block: torch.Tensor) -> torch.Tensor:
-    """Return integers as int64 with the same differences; uint64 is shifted to keep its order."""
-    return block.view(torch.int64) ^ _SIGN if block.dtype == torch.uint64 else block.to(torch.int64)
+    tally: DistanceTally[int] = DistanceTally(largest=0)  # an int, because all differences are
+    for start in range(0, a.numel(), _BLOCK_ITEMS):
+        tally.add_integers(start, *(side.flatten()[start : start + _BLOCK_ITEMS] for side in (a, b)))
+    at = None if tally.largest_at is None else (sum(tally.largest_at),)
+    return TensorDistance("values", a.numel(), tally.unequal, tally.unequal, tally.largest, at)
 
 
 def _measure_floats(a: torch.Tensor, b: torch.Tensor, wider: torch.dtype, allowed: Tolerance) -> TensorDistance:
@@ -243,17 +224,13 @@ class _Tally:
 
     allowed: Tolerance
     scale: float
-    unequal: int = 0
+    distance: DistanceTally[int] = field(default_factory=DistanceTally)
+    """Of values that are finite on both sides; counts NaN, infinities and unequal values of all."""
     mismatches: int = 0
-    largest: float = 0.0
-    at: int | None = None
-    torn_at: int | None = None
+    first_mask: int | None = None
+    """The first index that is NaN or infinite on one side only."""
     ulp: int = 0
     masks: int = 0
-    nan: list[int] = field(default_factory=lambda: [0, 0])
-    inf: list[int] = field(default_factory=lambda: [0, 0])
-    squares: list[float] = field(default_factory=lambda: [0.0] * 4)
-    """Sums of squares of the difference, of a and of b, and the sum of a times b."""
 
     def add(self, start: int, x: Numbers, y: Numbers, ranks: tuple[Numbers, Numbers] | None) -> None:
         """Add a block: values in float64 or complex128, and their ranks among the floats of the wider dtype, if any."""
@@ -262,58 +239,53 @@ class _Tally:
         differ = x != y
         if not is_finite:
             differ &= ~(np.isnan(x) & np.isnan(y))
-            self._add_masks(start, x, y, differ & ~finite)
+            self.distance.add_nonfinite(x, y)
+            self._add_masks(start, differ & ~finite)
             differ &= finite
             x, y = np.where(finite, x, 0), np.where(finite, y, 0)
-        if not differ.any():
-            self._add_squares(x, y)
-            return
-        self.unequal += int(np.count_nonzero(differ))
-        gap = np.abs(x - y)
-        self.mismatches += int(np.count_nonzero(gap > self.allowed.atol + self.allowed.rtol * np.abs(x)))
-        index = int(gap.argmax())
-        if (size := float(gap[index])) > self.largest:
-            self.largest, self.at = size, start + index
-        if ranks is not None:
-            self.ulp = max(self.ulp, _find_ulp(*(side[differ] for side in ranks)))
-        self._add_squares(x, y)
+        if differ.any():
+            self.distance.unequal += int(np.count_nonzero(differ))
+            gap = np.abs(x - y)
+            self.mismatches += int(np.count_nonzero(gap > self.allowed.atol + self.allowed.rtol * np.abs(x)))
+            index = int(gap.argmax())
+            self.distance.keep_largest(start, index, float(gap[index]))
+            if ranks is not None:
+                self.ulp = max(self.ulp, _find_ulp(*(side[differ] for side in ranks)))
+        self.distance.add_products(self._multiply(x, y))
 
-    def _add_masks(self, start: int, x: Numbers, y: Numbers, torn: Numbers) -> None:
-        for side, block in enumerate((x, y)):
-            self.nan[side] += int(np.count_nonzero(np.isnan(block)))
-            self.inf[side] += int(np.count_nonzero(np.isinf(block)))
-        count = int(np.count_nonzero(torn))
+    def _add_masks(self, start: int, is_mask: Numbers) -> None:
+        count = int(np.count_nonzero(is_mask))
         self.masks += count
-        self.unequal += count
+        self.distance.unequal += count
         self.mismatches += count
-        if count and self.torn_at is None:
-            self.torn_at = start + int(torn.argmax())
+        if count and self.first_mask is None:
+            self.first_mask = start + int(is_mask.argmax())
 
-    def _add_squares(self, x: Numbers, y: Numbers) -> None:
+    def _multiply(self, x: Numbers, y: Numbers) -> list[float]:
         x, y = (np.ascontiguousarray(side).view(np.float64) for side in (x, y))
         if self.scale != 1.0:
             x, y = x / self.scale, y / self.scale
         gap = x - y
-        for number, (left, right) in enumerate(((gap, gap), (x, x), (y, y), (x, y))):
-            self.squares[number] += float(np.dot(left, right))
+        return [float(np.dot(left, right)) for left, right in ((gap, gap), (x, x), (y, y), (x, y))]
 
     def finish(self, total: int, *, has_ulps: bool) -> TensorDistance:
         """Return the numbers; `at` is an index into the flat tensor."""
-        gap, ours, theirs, both = self.squares
-        index = self.torn_at if self.at is None else self.at
+        distance = self.distance
+        gap, ours, theirs, both = map(float, distance.products)
+        index = self.first_mask if distance.largest_at is None else sum(distance.largest_at)
         return TensorDistance(
             "values",
             total=total,
-            unequal=self.unequal,
+            unequal=distance.unequal,
             mismatches=self.mismatches,
-            max_abs=self.largest,
+            max_abs=distance.largest,
             at=None if index is None else (index,),
-            relative_l2=math.sqrt(gap / ours) if ours else math.inf if gap else 0.0,
+            relative_l2=distance.relative_l2,
             cosine=max(-1.0, min(1.0, both / math.sqrt(ours) / math.sqrt(theirs))) if ours and theirs else None,
             sqnr_db=math.inf if not gap else 10 * math.log10(ours / gap) if ours else -math.inf,
             max_ulp=self.ulp if has_ulps else None,
-            nan=(self.nan[0], self.nan[1]),
-            inf=(self.inf[0], self.inf[1]),
+            nan=(distance.nan[0], distance.nan[1]),
+            inf=(distance.inf[0], distance.inf[1]),
             masks=self.masks,
         )
 
