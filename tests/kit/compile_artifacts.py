@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from holdfast.compile_cache.artifacts.artifact import Artifact, write_artifact
-from holdfast.compile_cache.artifacts.catalog import StoredVariant, artifact_name, parse_found
+from holdfast.compile_cache.artifacts.catalog import StoredVariant, artifact_name, parse_variant
 from holdfast.compile_cache.key_parts import PARTS, GraphKey, hash_parts
 from holdfast.digest import Buffer
 from holdfast.json_text import Json
@@ -42,18 +42,18 @@ def make_artifact(
 def store_artifact(repo: Repository, artifact: Artifact | None = None, *, secret: bytes | None = None) -> StoredVariant:
     """Write an artifact and return it as it is found."""
     result = write_artifact(repo, artifact or make_artifact(), secret=secret)
-    return parse_found(read_snapshot(repo.store, result.name))
+    return parse_variant(read_snapshot(repo.store, result.name))
 
 
 def forge(repo: Repository, name: str, entries: Mapping[str, Buffer], metadata: Mapping[str, Json]) -> StoredVariant:
     """Put an artifact under a name as whoever may write to the store can: every digest of the store is right."""
     sources = [BytesSource(entry, data, {"type": "artifact"}) for entry, data in entries.items()]
     save(repo, Request(name, sources, metadata=metadata, overwrite=True))
-    return parse_found(read_snapshot(repo.store, name))
+    return parse_variant(read_snapshot(repo.store, name))
 
 
 def find_variant(repo: Repository, seed: str = "a", number: int = 0) -> StoredVariant:
-    return parse_found(read_snapshot(repo.store, artifact_name(make_key(seed).digest, number)))
+    return parse_variant(read_snapshot(repo.store, artifact_name(make_key(seed).digest, number)))
 
 
 def age(found: StoredVariant, seconds: float) -> StoredVariant:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
@@ -19,7 +20,7 @@ from holdfast.compile_cache.counters import CacheStatistics
 from holdfast.compile_cache.key.inputs import may_share
 from holdfast.compile_cache.key.key import make_key
 from holdfast.compile_cache.key_parts import GraphKey, Uncacheable, UnknownCode
-from holdfast.compile_cache.single_flight import WAIT_S, Waiting
+from holdfast.compile_cache.single_flight import WAIT_S, WaitOptions
 from holdfast.errors import StoreError
 from holdfast.repo.handle.repository import Repository
 
@@ -38,6 +39,7 @@ class CompilerOptions(TypedDict, total=False):
     key_file: str | os.PathLike[str] | None
     versions: Mapping[str, str] | None
     wait_s: float
+    import_in_background: bool
     import_behind: bool
 
 
@@ -51,6 +53,7 @@ def make_compiler(
     key_file: str | os.PathLike[str] | None = None,
     versions: Mapping[str, str] | None = None,
     wait_s: float = WAIT_S,
+    import_in_background: bool = False,
     import_behind: bool = False,
 ) -> Compiler:
     """Make a backend for `torch.compile` that keeps compiled graphs in a repository.
@@ -66,14 +69,18 @@ def make_compiler(
         key_file: path of a file with the secret that signs entries.
         versions: a version for each custom operator (`"ns::op"`) whose code the cache cannot read.
         wait_s: how long to wait for another process that is compiling the same graph, in seconds.
-        import_behind: import torch's compiler in a background thread, which saves about a second while the model
-            loads. Concurrent imports of the same modules can fail, so import no other part of torch at that time.
+        import_in_background: import torch's compiler in a background thread, which saves about a second while the
+            model loads. Concurrent imports of the same modules can fail, so import no other part of torch at that time.
+        import_behind: the former name of `import_in_background`; deprecated.
     """
     cache = CompileCache(
-        repo, trust=Trust(secret=read_secret(key_file), everything=trust), waiting=Waiting(wait_s=wait_s)
+        repo, trust=Trust(secret=read_secret(key_file), everything=trust), waiting=WaitOptions(wait_s=wait_s)
     )
     compiler = Compiler(cache, options=inductor.read_options(mode, options), strict=strict, versions=versions)
     if import_behind:
+        text = "import_behind is now called import_in_background"
+        warnings.warn(text, DeprecationWarning, stacklevel=3)
+    if import_in_background or import_behind:
         threading.Thread(target=inductor.find_obstacle, name="holdfast-import", daemon=True).start()
     return compiler
 
@@ -157,7 +164,7 @@ class Compiler:
     ) -> CompiledCall:
         self.cache.counters.count_bypass(reason)
         if self._strict:
-            raise inductor.make_error(f"strict: a graph cannot be cached: {reason}")
+            raise inductor.make_strict_error(f"strict: a graph cannot be cached: {reason}")
         _log.info("compiling a graph without the cache: %s", reason)
         with self.cache.counters.timed("compile"):
             # Torch's caches ignore whether inputs share memory and whether user code was edited, so they could return
@@ -198,7 +205,7 @@ class _Request:
         if self._strict == "hit":
             self._cache.remember_miss(self._key, self._guards)
             self._counters.count("miss")
-            raise inductor.make_error(f"strict='hit': {self._describe_miss()}")
+            raise inductor.make_strict_error(f"strict='hit': {self._describe_miss()}")
         with self._cache.compile_once(self._key, self._find) as turn:
             self._counters.add_seconds("wait", turn.waited_s)
             if turn.found is not None:
@@ -212,7 +219,7 @@ class _Request:
         self._guards = sought.guards
         after = self._counters.read()
         if self._strict and (after.corrupt, after.refused) != (before.corrupt, before.refused):
-            raise inductor.make_error(
+            raise inductor.make_strict_error(
                 "strict: an entry of the compile cache cannot be used; the warning logged before this gives the reason"
             )
         return sought.run
@@ -235,19 +242,21 @@ class _Request:
         self._counters.count("miss")
         if self._guards:
             self._counters.count("guard_miss")
-        why_not = self._cache.keep(self._key, made)
-        if not why_not:
+        why_not_saved = self._cache.save(self._key, made)
+        if not why_not_saved:
             self._counters.count("saved")
         else:
-            self._counters.count_not_saved(why_not)
+            self._counters.count_not_saved(why_not_saved)
             if self._strict:
-                raise inductor.make_error(f"strict: a graph was compiled but could not be saved: {why_not}")
+                raise inductor.make_strict_error(
+                    f"strict: a graph was compiled but could not be saved: {why_not_saved}"
+                )
         return made.run
 
     def _compile_without_store(self, error: StoreError) -> CompiledCall:
         self._counters.count_bypass(f"the store cannot be read ({type(error).__name__})")
         if self._strict:
-            raise inductor.make_error(f"strict: the compile cache cannot be read: {error}") from error
+            raise inductor.make_strict_error(f"strict: the compile cache cannot be read: {error}") from error
         _log.warning("the compile cache cannot be read, so the graph is compiled: %s", error)
         with self._counters.timed("compile"):
             return inductor.compile_plainly(self._graph, self._inputs, self._options)

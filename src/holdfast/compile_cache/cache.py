@@ -17,13 +17,13 @@ from holdfast.compile_cache import inductor
 from holdfast.compile_cache.artifacts.artifact import Artifact, read_artifact, read_parts, write_artifact
 from holdfast.compile_cache.artifacts.catalog import StoredVariant, iter_artifacts, iter_variants
 from holdfast.compile_cache.artifacts.last_use import DAY_S, record_use
-from holdfast.compile_cache.artifacts.prefetch import Prefetch, Ready
+from holdfast.compile_cache.artifacts.prefetch import Prefetch, PrefetchedArtifacts
 from holdfast.compile_cache.artifacts.trust import Trust
 from holdfast.compile_cache.artifacts.why import Candidate, Explanation, explain
 from holdfast.compile_cache.counters import CacheCounters, CacheStatistics
 from holdfast.compile_cache.inductor import CompiledGraph
 from holdfast.compile_cache.key_parts import GraphKey
-from holdfast.compile_cache.single_flight import Turn, Waiting, single_flight
+from holdfast.compile_cache.single_flight import Turn, WaitOptions, single_flight
 from holdfast.errors import Corrupt, HoldfastError, NewerFormat, NotFound, Untrusted
 from holdfast.repo.handle.repository import Repository
 
@@ -36,7 +36,7 @@ CompiledCall = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Sought:
+class SearchResult:
     """The result of a search for a graph."""
 
     run: CompiledCall | None
@@ -46,7 +46,7 @@ class Sought:
 
 
 @dataclass(frozen=True, slots=True)
-class Missed:
+class Miss:
     """A graph that was not found."""
 
     key: GraphKey
@@ -58,18 +58,18 @@ class Missed:
 class CompileCache:
     """Loads and saves the artifacts of one repository. Thread-safe."""
 
-    def __init__(self, repo: Repository, *, trust: Trust, waiting: Waiting | None = None) -> None:
+    def __init__(self, repo: Repository, *, trust: Trust, waiting: WaitOptions | None = None) -> None:
         """Load artifacts that `trust` accepts; sign new ones with its secret."""
         self.repo = repo
         self.counters = CacheCounters()
         self._trust = trust
         self._waiting = waiting
-        self._ready = Ready(repo, trust)
+        self._prefetched = PrefetchedArtifacts(repo, trust)
         self._lock = threading.Lock()
-        self._bad: set[tuple[str, int]] = set()
+        self._unusable: set[tuple[str, int]] = set()
         self._recorded: set[str] = set()
         self._used: dict[str, None] = {}
-        self._missed: deque[Missed] = deque(maxlen=_REMEMBERED_MISSES)
+        self._misses: deque[Miss] = deque(maxlen=_REMEMBERED_MISSES)
         atexit.register(_log_at_exit, weakref.ref(self))
 
     @property
@@ -82,25 +82,25 @@ class CompileCache:
         """The keys of all graphs that this process has loaded or saved; pass them to `prefetch` at the next start."""
         return tuple(self._used)
 
-    def find(self, key: GraphKey, inputs: Sequence[Any], options: dict[str, Any]) -> Sought:
+    def find(self, key: GraphKey, inputs: Sequence[Any], options: dict[str, Any]) -> SearchResult:
         """Load a stored graph of this key whose guards hold for the sizes among `inputs`. Raises StoreError."""
         tried: list[str] = []
-        for found in self._iter_variants(key.digest):
-            if self._is_bad(found):
+        for variant in self._iter_variants(key.digest):
+            if self._is_unusable(variant):
                 continue
-            if found.trouble:
-                self._reject(found, found.trouble)
-            elif not inductor.hold(found.guards, inputs):
-                tried.append(found.guards)
-            elif (run := self._load(found, inputs, options)) is not None:
-                self._note_use(found)
-                return Sought(run)
-        return Sought(None, tuple(tried))
+            if variant.trouble:
+                self._reject(variant, variant.trouble)
+            elif not inductor.evaluate_guards(variant.guards, inputs):
+                tried.append(variant.guards)
+            elif (run := self._load(variant, inputs, options)) is not None:
+                self._note_use(variant)
+                return SearchResult(run)
+        return SearchResult(None, tuple(tried))
 
-    def keep(self, key: GraphKey, compiled: CompiledGraph) -> str:
+    def save(self, key: GraphKey, compiled: CompiledGraph) -> str:
         """Save a compiled graph. Return the reason if it was not saved, otherwise ""."""
         if compiled.graph is None:
-            return compiled.why_not
+            return compiled.why_not_saved
         artifact = Artifact(key, compiled.guards, compiled.graph, compiled.kernels, compiled.seconds)
         try:
             with self.counters.timed("save"):
@@ -119,62 +119,62 @@ class CompileCache:
 
     def remember_miss(self, key: GraphKey, guards: tuple[str, ...]) -> None:
         """Remember a miss for `explain`."""
-        self._missed.append(Missed(key, guards, self.repo.store.clock()))
+        self._misses.append(Miss(key, guards, self.repo.store.clock()))
 
     def explain(self) -> tuple[Explanation, ...]:
         """Return, for each recent miss, how its key differs from the nearest stored one. Lists the whole store."""
-        stored = [found for found in iter_artifacts(self.repo.store) if not found.trouble]
-        return tuple(self._explain(missed, stored) for missed in list(self._missed))
+        stored = [variant for variant in iter_artifacts(self.repo.store) if not variant.trouble]
+        return tuple(self._explain(missed, stored) for missed in list(self._misses))
 
     def prefetch(self, keys: Iterable[str] = ()) -> Prefetch:
         """Read artifacts into memory in the background: those of `keys`, which may be prefixes, or all if empty."""
-        return self._ready.fetch(tuple(keys))
+        return self._prefetched.fetch(tuple(keys))
 
-    def _explain(self, missed: Missed, stored: Sequence[StoredVariant]) -> Explanation:
+    def _explain(self, missed: Miss, stored: Sequence[StoredVariant]) -> Explanation:
         # Artifacts saved after the miss, by this process too, cannot explain it.
-        before = [found for found in stored if found.snapshot and found.snapshot.time_s <= missed.time_s]
+        before = [variant for variant in stored if variant.snapshot and variant.snapshot.time_s <= missed.time_s]
         candidates = [
-            Candidate(found.name, found.digests, partial(read_parts, self.repo, found), found.guards)
-            for found in before
-            if found.key_digest != missed.key.digest
+            Candidate(variant.name, variant.digests, partial(read_parts, self.repo, variant), variant.guards)
+            for variant in before
+            if variant.key_digest != missed.key.digest
         ]
         return explain(missed.key, candidates, guards=missed.guards)
 
     def _iter_variants(self, digest: str) -> Iterable[StoredVariant]:
-        ready = self._ready.find(digest)
-        yield from ready
-        names = {found.name for found in ready}
-        for found in iter_variants(self.repo.store, digest):
-            if found.name not in names:
-                yield found
+        in_memory = self._prefetched.find(digest)
+        yield from in_memory
+        names = {variant.name for variant in in_memory}
+        for variant in iter_variants(self.repo.store, digest):
+            if variant.name not in names:
+                yield variant
 
-    def _load(self, found: StoredVariant, inputs: Sequence[Any], options: dict[str, Any]) -> CompiledCall | None:
+    def _load(self, variant: StoredVariant, inputs: Sequence[Any], options: dict[str, Any]) -> CompiledCall | None:
         try:
             with self.counters.timed("find"):
-                artifact = self._ready.take(found) or read_artifact(self.repo, found, trust=self._trust)
+                artifact = self._prefetched.take(variant) or read_artifact(self.repo, variant, trust=self._trust)
         except NotFound:
             return None  # deleted after it was listed
         except (Corrupt, NewerFormat, Untrusted) as error:
-            self._reject(found, error)
+            self._reject(variant, error)
             return None
         try:
             with self.counters.timed("load"):
                 run = inductor.load_graph(artifact.graph, artifact.kernels, options=options)
-                is_held = inductor.hold(found.guards, inputs, install=True)
+                is_valid = inductor.evaluate_guards(variant.guards, inputs, install=True)
         except Exception as error:  # noqa: BLE001 - loading runs stored code, which can raise anything; the graph can still be compiled
-            self._reject(found, error)
+            self._reject(variant, error)
             return None
-        if not is_held:
+        if not is_valid:
             return None
-        self.counters.count_hit(seconds_saved=found.seconds)
+        self.counters.count_hit(seconds_saved=variant.seconds)
         return run
 
-    def _is_bad(self, found: StoredVariant) -> bool:
-        return _identify(found) in self._bad
+    def _is_unusable(self, variant: StoredVariant) -> bool:
+        return _identify(variant) in self._unusable
 
-    def _reject(self, found: StoredVariant, error: Exception) -> None:
+    def _reject(self, variant: StoredVariant, error: Exception) -> None:
         """Count an unusable entry and log a warning, once per entry."""
-        self._bad.add(_identify(found))
+        self._unusable.add(_identify(variant))
         refused = isinstance(error, Untrusted)
         self.counters.count("refused" if refused else "corrupt")
         message = str(error).strip().partition("\n")[0][:500] or type(error).__name__
@@ -182,22 +182,22 @@ class CompileCache:
             _log.warning("%s", message)
         else:
             _log.warning(
-                "%s in %s cannot be used, so the graph is compiled: %s", found.name, self.repo.store.url, message
+                "%s in %s cannot be used, so the graph is compiled: %s", variant.name, self.repo.store.url, message
             )
 
-    def _note_use(self, found: StoredVariant) -> None:
+    def _note_use(self, variant: StoredVariant) -> None:
         """Record in the background that an artifact is in use: once per key, and only if it is older than a day."""
-        self._used[found.key_digest] = None
+        self._used[variant.key_digest] = None
         with self._lock:
-            is_old = found.snapshot is not None and self.repo.store.clock() - found.snapshot.time_s > DAY_S
-            if not is_old or found.key_digest in self._recorded:
+            is_old = variant.snapshot is not None and self.repo.store.clock() - variant.snapshot.time_s > DAY_S
+            if not is_old or variant.key_digest in self._recorded:
                 return
-            self._recorded.add(found.key_digest)
-        threading.Thread(target=record_use, args=(self.repo, [found]), name="holdfast-use", daemon=True).start()
+            self._recorded.add(variant.key_digest)
+        threading.Thread(target=record_use, args=(self.repo, [variant]), name="holdfast-use", daemon=True).start()
 
 
-def _identify(found: StoredVariant) -> tuple[str, int]:
-    return found.name, found.snapshot.generation if found.snapshot else -1
+def _identify(variant: StoredVariant) -> tuple[str, int]:
+    return variant.name, variant.snapshot.generation if variant.snapshot else -1
 
 
 def _log_at_exit(reference: weakref.ref[CompileCache]) -> None:

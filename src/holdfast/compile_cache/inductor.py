@@ -37,7 +37,7 @@ class CompiledGraph:
     kernels: Mapping[str, bytes] = field(default_factory=dict)
     """Digest of a kernel's source -> the shared library built from it."""
     seconds: float = 0.0
-    why_not: str = ""
+    why_not_saved: str = ""
     """Why it cannot be saved; empty if it can."""
 
 
@@ -107,17 +107,17 @@ def load_graph(
     return run
 
 
-def hold(guards: str, inputs: Sequence[Any], *, install: bool = False) -> bool:
+def evaluate_guards(guards: str, inputs: Sequence[Any], *, install: bool = False) -> bool:
     """Return whether guards hold for the sizes among `inputs`. If `install`, also add them to dynamo's guards."""
-    is_met: bool = load_torch().hold(guards, inputs, install=install)
-    return is_met
+    holds: bool = load_torch().evaluate_guards(guards, inputs, install=install)
+    return holds
 
 
-def make_error(text: str) -> CompileCacheError:
+def make_strict_error(text: str) -> CompileCacheError:
     """Return an error that dynamo passes on to the user unchanged, not wrapped as a backend failure."""
     if _version() not in _KNOWN:
         return CompileCacheError(text)
-    error: CompileCacheError = load_torch().Refusal(text)
+    error: CompileCacheError = load_torch().StrictError(text)
     return error
 
 

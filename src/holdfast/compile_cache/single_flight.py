@@ -47,7 +47,7 @@ class Turn(Generic[Result]):
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitOptions:
     """Time limits of the wait, and the clock that measures them."""
 
     wait_s: float = WAIT_S
@@ -59,35 +59,35 @@ class Waiting:
 
 @contextmanager
 def single_flight(
-    repo: Repository, key_digest: str, find: Callable[[], Result | None], waiting: Waiting | None = None
+    repo: Repository, key_digest: str, find: Callable[[], Result | None], waiting: WaitOptions | None = None
 ) -> Iterator[Turn[Result]]:
     """Become the process that compiles a key, or wait for the one that does and then call `find` for its result.
 
     If `found` of the yielded turn is None, compile and save inside the `with` block: the other processes wait until
     the block ends. If the store fails, every process compiles for itself. Raises only what `find` raises.
     """
-    rules = waiting or Waiting()
-    flight = _Flight(repo, key_digest, rules)
-    turn = _take_turn(flight, find, rules)
+    rules = waiting or WaitOptions()
+    lease = _CompileLease(repo, key_digest, rules)
+    turn = _take_turn(lease, find, rules)
     if turn.role != "first":
         yield turn
         return
-    with flight.kept_alive():
+    with lease.kept_alive():
         yield turn
 
 
-def _take_turn(flight: _Flight, find: Callable[[], Result | None], rules: Waiting) -> Turn[Result]:
+def _take_turn(lease: _CompileLease, find: Callable[[], Result | None], rules: WaitOptions) -> Turn[Result]:
     started_s = rules.clock()
     waited_s, poll_s = 0.0, _FIRST_POLL_S
     has_waited = False
     while True:
         try:
-            view = flight.read()
-            is_ours = view.is_free and (view.is_dead or not has_waited) and flight.take(view)
+            view = lease.read()
+            is_ours = view.is_free and (view.is_dead or not has_waited) and lease.take(view)
         except HoldfastError:
             return Turn(None, "alone", waited_s)
         if is_ours:
-            return _begin(flight, find, waited_s)
+            return _begin(lease, find, waited_s)
         # A process that waited does not take the lease after the owner has ended. If the owner left nothing usable,
         # this process would not leave anything for the others either, and compiling one after another would take
         # longer than compiling all at once.
@@ -100,21 +100,21 @@ def _take_turn(flight: _Flight, find: Callable[[], Result | None], rules: Waitin
         waited_s, poll_s = rules.clock() - started_s, min(2 * poll_s, _LAST_POLL_S)
 
 
-def _begin(flight: _Flight, find: Callable[[], Result | None], waited_s: float) -> Turn[Result]:
+def _begin(lease: _CompileLease, find: Callable[[], Result | None], waited_s: float) -> Turn[Result]:
     """Call `find` again: another process may have compiled and saved between the caller's search and the lease."""
     try:
         found = find()
     except BaseException:
-        flight.end()
+        lease.end()
         raise
     if found is None:
         return Turn(None, "first", waited_s)
-    flight.end()
+    lease.end()
     return Turn(found, "waited", waited_s)
 
 
 @dataclass(frozen=True, slots=True)
-class _View:
+class _LeaseState:
     """The state of a lease at one moment."""
 
     newest: int
@@ -129,10 +129,10 @@ class _View:
         return self.is_dead or not self.is_busy
 
 
-class _Flight:
+class _CompileLease:
     """The lease of one key, as seen by this process."""
 
-    def __init__(self, repo: Repository, key_digest: str, rules: Waiting) -> None:
+    def __init__(self, repo: Repository, key_digest: str, rules: WaitOptions) -> None:
         self._repo = repo
         self._store = repo.store
         self._rules = rules
@@ -142,7 +142,7 @@ class _Flight:
         self._newest = -1
         self._newest_since_s = 0.0
 
-    def read(self) -> _View:
+    def read(self) -> _LeaseState:
         """Read the state of the lease. Raises StoreError."""
         stem = lease_stem(self._lease_id)
         generations = list_generations(self._store, stem)
@@ -150,18 +150,18 @@ class _Flight:
         if newest != self._newest:
             self._newest, self._newest_since_s = newest, self._rules.clock()
         if newest < 0:
-            return _View(newest, is_busy=False)
+            return _LeaseState(newest, is_busy=False)
         try:
             fields = read_record(self._store, generation_key(stem, newest))
         except NotFound:
-            return _View(-1, is_busy=False)  # released, and its files are being deleted
+            return _LeaseState(-1, is_busy=False)  # released, and its files are being deleted
         if fields and fields.text("state") != "live":
-            return _View(newest, is_busy=False)
+            return _LeaseState(newest, is_busy=False)
         is_silent = self._rules.clock() - self._newest_since_s >= self._rules.silent_s
         is_gone = fields is not None and _is_gone(fields.text("host"), fields.integer("pid"))
-        return _View(newest, is_busy=True, is_dead=is_silent or is_gone)
+        return _LeaseState(newest, is_busy=True, is_dead=is_silent or is_gone)
 
-    def take(self, view: _View) -> bool:
+    def take(self, view: _LeaseState) -> bool:
         """Create the generation after `view.newest`; False if another process created it first. Raises StoreError."""
         self._generation = view.newest
         # Writes the config before the first lease: a directory with a lease and no config is not recognised as a store.

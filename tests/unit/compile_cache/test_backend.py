@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,6 +19,7 @@ from holdfast.errors import CompileCacheError, StoreError, StoreFull
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.handle.repository import Repository, open_repository
 from tests.kit.compile_artifacts import make_artifact, make_key, store_artifact
+from tests.kit.patience import PATIENCE_S
 
 GRAPH = torch.fx.GraphModule({}, torch.fx.Graph())
 
@@ -34,9 +36,9 @@ class FakeTorch:
     compiled: list[str] = field(default_factory=list)
     loaded: list[bytes] = field(default_factory=list)
     guards: str = ""
-    why_not: str = ""
+    why_not_saved: str = ""
     error: Exception | None = None
-    Refusal: type[CompileCacheError] = CompileCacheError
+    StrictError: type[CompileCacheError] = CompileCacheError
 
     def find_obstacle(self) -> str:
         return self.obstacle
@@ -45,8 +47,8 @@ class FakeTorch:
         if self.error:
             raise self.error
         self.compiled.append(tag)
-        if self.why_not:
-            return CompiledGraph(_say("compiled"), None, why_not=self.why_not)
+        if self.why_not_saved:
+            return CompiledGraph(_say("compiled"), None, why_not_saved=self.why_not_saved)
         return CompiledGraph(_say("compiled"), b"graph", self.guards, {"k": b"library"}, 3.0)
 
     def load_graph(self, graph: bytes, kernels: object, options: object) -> Callable[..., Any]:
@@ -55,7 +57,7 @@ class FakeTorch:
             raise ValueError("not a graph\nof mine")
         return _say("loaded")
 
-    def hold(self, guards: str, inputs: Sequence[object], *, install: bool) -> bool:
+    def evaluate_guards(self, guards: str, inputs: Sequence[object], *, install: bool) -> bool:
         return not guards or guards == str(inputs[0])
 
     def is_for_dynamo(self, error: Exception) -> bool:
@@ -208,7 +210,7 @@ def test_a_store_that_cannot_be_read_is_no_reason_to_fail(
 
 def test_what_cannot_be_saved_is_counted_by_its_reason(fake: FakeTorch, repo: Repository) -> None:
     compiler, strict = make_compiler(repo), make_compiler(repo, strict=True)
-    fake.why_not = "it holds a socket"
+    fake.why_not_saved = "it holds a socket"
 
     assert _ask(compiler) == "compiled"
     assert compiler.statistics.not_saved == {"it holds a socket": 1}
@@ -324,3 +326,24 @@ def test_compilers_with_the_same_settings_are_equal_so_that_dynamo_does_not_comp
     assert one == same
     assert hash(one) == hash(same)
     assert all(one != other for other in others)
+
+
+def test_the_compiler_of_torch_is_imported_in_the_background(repo: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
+    imported = threading.Event()
+    monkeypatch.setattr(inductor, "find_obstacle", imported.set)
+
+    make_compiler(repo, import_in_background=True)
+
+    assert imported.wait(PATIENCE_S)
+
+
+def test_the_former_name_of_import_in_background_works_and_warns(
+    repo: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    imported = threading.Event()
+    monkeypatch.setattr(inductor, "find_obstacle", imported.set)
+
+    with pytest.warns(DeprecationWarning, match="now called import_in_background"):
+        make_compiler(repo, import_behind=True)
+
+    assert imported.wait(PATIENCE_S)

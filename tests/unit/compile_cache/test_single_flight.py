@@ -14,7 +14,7 @@ import pytest
 from holdfast.compile_cache import single_flight as flight
 from holdfast.compile_cache.artifacts.artifact import write_artifact
 from holdfast.compile_cache.artifacts.catalog import StoredVariant, iter_variants
-from holdfast.compile_cache.single_flight import Turn, Waiting, single_flight
+from holdfast.compile_cache.single_flight import Turn, WaitOptions, single_flight
 from holdfast.digest import Buffer
 from holdfast.errors import CompileCacheError
 from holdfast.objects.local.local_store import LocalStore
@@ -46,8 +46,8 @@ class Time:
         for at in [at for at in self._events if at <= self.now_s]:
             self._events.pop(at)()
 
-    def waiting(self, wait_s: float = 300.0) -> Waiting:
-        return Waiting(wait_s=wait_s, sleep=self.sleep, clock=lambda: self.now_s)
+    def waiting(self, wait_s: float = 300.0) -> WaitOptions:
+        return WaitOptions(wait_s=wait_s, sleep=self.sleep, clock=lambda: self.now_s)
 
 
 def _find_nothing() -> StoredVariant | None:
@@ -156,7 +156,7 @@ def test_who_is_silent_is_taken_for_dead_and_the_next_one_compiles() -> None:
 
 def test_who_shows_life_is_waited_for() -> None:
     repo = new_repo()
-    other = flight._Flight(repo, DIGEST, Waiting())
+    other = flight._CompileLease(repo, DIGEST, WaitOptions())
     assert other.take(other.read())
     beats = {f"at_{at}": lambda: other._advance("live") for at in range(20, 200, 20)}
     time = Time(**beats, at_200=other.end)
@@ -276,7 +276,7 @@ def test_it_beats_while_the_work_lasts() -> None:
 
     repo.store.create = spy  # type: ignore[method-assign]  # a spy
 
-    with single_flight(repo, DIGEST, _find_nothing, Waiting(beat_s=0.001)):
+    with single_flight(repo, DIGEST, _find_nothing, WaitOptions(beat_s=0.001)):
         assert seen.wait(10)
 
     assert keys(repo.store, LEASES) == []

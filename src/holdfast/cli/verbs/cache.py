@@ -171,9 +171,11 @@ def _delete(
     store = (open_to_write(url, output) if options.yes else open_to_read(url, output)).store
     plan = make_plan(read_stored(store), store.clock())
     if options.json:
-        gone = [{"key": verdict.key.digest, "reason": verdict.reason} for verdict in plan.verdicts if verdict.reason]
+        gone = [
+            {"key": decision.key.digest, "reason": decision.reason} for decision in plan.decisions if decision.reason
+        ]
         output.json({"store": store.url, "delete": gone, "keep": [key.digest for key in plan.keep]})
-    elif plan.verdicts:
+    elif plan.decisions:
         _print_plan(plan, output)
     else:
         output.note(f"no compiled graph in {store.url}")
@@ -189,13 +191,13 @@ def _delete(
 def _print_plan(plan: LimitsPlan, output: Output) -> None:
     rows = [
         [
-            "delete" if verdict.reason else "keep",
-            verdict.key.digest[:_SHORT],
-            format_bytes(verdict.key.size_bytes),
-            format_time(verdict.key.used_s),
-            verdict.reason,
+            "delete" if decision.reason else "keep",
+            decision.key.digest[:_SHORT],
+            format_bytes(decision.key.size_bytes),
+            format_time(decision.key.used_s),
+            decision.reason,
         ]
-        for verdict in plan.verdicts
+        for decision in plan.decisions
     ]
     output.table(["", "KEY", "SIZE", "USED", "WHY"], rows, right="SIZE")
 

@@ -18,9 +18,9 @@ from holdfast.compile_cache.artifacts.catalog import (
     StoredVariant,
     iter_states,
     list_signed,
-    parse_found,
+    parse_variant,
 )
-from holdfast.compile_cache.artifacts.trust import Trust, is_signed, sign, verify_promising, verify_trusted
+from holdfast.compile_cache.artifacts.trust import Trust, is_signed, sign, verify_can_be_trusted, verify_trusted
 from holdfast.compile_cache.key_parts import GraphKey
 from holdfast.digest import hash_bytes, hash_kind
 from holdfast.errors import Corrupt, NameInUse, NewerFormat, NotFound
@@ -91,24 +91,24 @@ def copy_artifact(
     equal artifacts have equal bytes: two compilations of one graph differ.
     """
     started = time.monotonic()
-    found = parse_found(snapshot)
-    if found.trouble:
-        raise found.trouble
+    variant = parse_variant(snapshot)
+    if variant.trouble:
+        raise variant.trouble
     free = ""
-    for state in iter_states(target.store, found.key_digest):
+    for state in iter_states(target.store, variant.key_digest):
         if isinstance(state, StoredVariant):
             continue
         if state.snapshot is None:
             free = free or state.name
             continue
-        existing = parse_found(state.snapshot)
-        if not existing.trouble and existing.guards == found.guards and _can_replace(existing, found):
+        existing = parse_variant(state.snapshot)
+        if not existing.trouble and existing.guards == variant.guards and _can_replace(existing, variant):
             return _report_existing(state.snapshot, seconds=time.monotonic() - started)
     assert free, "iter_states ends with unused names"
     return copy_snapshot(source, snapshot, target, name=free, progress=progress)
 
 
-def read_artifact(repo: Repository, found: StoredVariant, *, trust: Trust) -> Artifact:
+def read_artifact(repo: Repository, variant: StoredVariant, *, trust: Trust) -> Artifact:
     """Read an artifact. Returns only after all of its bytes are verified and trusted.
 
     Raises:
@@ -116,19 +116,19 @@ def read_artifact(repo: Repository, found: StoredVariant, *, trust: Trust) -> Ar
         Untrusted: it is not signed with the secret, and other users could have written it.
         NotFound: it was deleted and collected after it was found.
     """
-    entries = read_proven(repo, found, trust=trust)
+    entries = read_verified(repo, variant, trust=trust)
     kernels = {name.removeprefix(KERNELS): data for name, data in entries.items() if name.startswith(KERNELS)}
-    key = GraphKey(found.key_digest, found.digests, parse_parts(entries[KEY], found))
-    return Artifact(key, found.guards, entries[GRAPH], kernels, found.seconds)
+    key = GraphKey(variant.key_digest, variant.digests, parse_parts(entries[KEY], variant))
+    return Artifact(key, variant.guards, entries[GRAPH], kernels, variant.seconds)
 
 
-def read_parts(repo: Repository, found: StoredVariant) -> dict[str, Json]:
+def read_parts(repo: Repository, variant: StoredVariant) -> dict[str, Json]:
     """Read the parts of an artifact's key. They are data and run no code, so they need no signature."""
-    if found.trouble:
-        raise found.trouble
-    assert found.snapshot is not None, "a variant without trouble has a record"
-    with open_snapshot(repo, found.snapshot) as reader:
-        return parse_parts(reader.read_entry(KEY), found)
+    if variant.trouble:
+        raise variant.trouble
+    assert variant.snapshot is not None, "a variant without trouble has a record"
+    with open_snapshot(repo, variant.snapshot) as reader:
+        return parse_parts(reader.read_entry(KEY), variant)
 
 
 def describe_content(key_digest: str, facts: Mapping[str, Json], entries: Mapping[str, bytes]) -> tuple[bytes, str]:
@@ -142,33 +142,33 @@ def describe_content(key_digest: str, facts: Mapping[str, Json], entries: Mappin
     return statement, hash_kind("artifact", [statement]).hex()
 
 
-def read_proven(repo: Repository, found: StoredVariant, *, trust: Trust) -> dict[str, bytes]:
+def read_verified(repo: Repository, variant: StoredVariant, *, trust: Trust) -> dict[str, bytes]:
     """Read all entries of an artifact, by name. Raises Corrupt, NewerFormat, Untrusted or NotFound.
 
     The signature is checked on the bytes in memory that are returned, so later changes in the store have no effect.
     """
-    if found.trouble:
-        raise found.trouble
-    assert found.snapshot is not None, "a variant without trouble has a record"
-    verify_promising(repo.store, found, trust)
-    with open_snapshot(repo, found.snapshot) as reader:
-        entries = _read_entries(reader, found.name)
-    statement, content = describe_content(found.key_digest, list_signed(found.snapshot.metadata), entries)
-    if not hmac.compare_digest(content, found.content):
+    if variant.trouble:
+        raise variant.trouble
+    assert variant.snapshot is not None, "a variant without trouble has a record"
+    verify_can_be_trusted(repo.store, variant, trust)
+    with open_snapshot(repo, variant.snapshot) as reader:
+        entries = _read_entries(reader, variant.name)
+    statement, content = describe_content(variant.key_digest, list_signed(variant.snapshot.metadata), entries)
+    if not hmac.compare_digest(content, variant.content):
         raise Corrupt(
-            f"{found.name!r} does not contain the artifact that its record describes; the graph is compiled and saved"
+            f"{variant.name!r} does not contain the artifact that its record describes; the graph is compiled and saved"
             " again when it is next needed",
-            key=found.name,
+            key=variant.name,
         )
-    verify_trusted(repo.store, found, statement, trust)
+    verify_trusted(repo.store, variant, statement, trust)
     return entries
 
 
-def parse_parts(data: bytes | bytearray, found: StoredVariant) -> dict[str, Json]:
+def parse_parts(data: bytes | bytearray, variant: StoredVariant) -> dict[str, Json]:
     """Parse the parts of a key. Raises Corrupt."""
-    parts = parse_json(memoryview(data), where=f"{found.name}, {KEY}")
+    parts = parse_json(memoryview(data), where=f"{variant.name}, {KEY}")
     if not isinstance(parts, dict):
-        raise Corrupt(f"{found.name!r}: {KEY} does not contain the parts of a key", key=found.name)
+        raise Corrupt(f"{variant.name!r}: {KEY} does not contain the parts of a key", key=variant.name)
     return parts
 
 
@@ -218,34 +218,34 @@ def _find_slot(repo: Repository, artifact: Artifact, secret: bytes | None) -> St
         if state.snapshot is None:
             free = free or state
             continue
-        found = parse_found(state.snapshot)
-        if found.trouble or found.guards == artifact.guards:
-            verdict = _classify(repo, found, secret)
-            if verdict != "other":
-                return found if verdict == "usable" else state
+        variant = parse_variant(state.snapshot)
+        if variant.trouble or variant.guards == artifact.guards:
+            use = _classify(repo, variant, secret)
+            if use != "other":
+                return variant if use == "usable" else state
     assert free is not None, "iter_states ends with unused names"
     return free
 
 
-def _classify(repo: Repository, found: StoredVariant, secret: bytes | None) -> Literal["usable", "broken", "other"]:
+def _classify(repo: Repository, variant: StoredVariant, secret: bytes | None) -> Literal["usable", "broken", "other"]:
     """Classify a variant with the same guards: "usable", "broken" (to be replaced), or "other" (for other readers)."""
-    if isinstance(found.trouble, NewerFormat):
+    if isinstance(variant.trouble, NewerFormat):
         return "other"
     try:
-        entries = read_proven(repo, found, trust=Trust(everything=True))
+        entries = read_verified(repo, variant, trust=Trust(everything=True))
     except (Corrupt, NewerFormat, NotFound):
         return "broken"
-    assert found.snapshot is not None, "only artifacts with a record can be read"
-    statement, _ = describe_content(found.key_digest, list_signed(found.snapshot.metadata), entries)
-    if secret is None or is_signed(found, statement, secret):
+    assert variant.snapshot is not None, "only artifacts with a record can be read"
+    statement, _ = describe_content(variant.key_digest, list_signed(variant.snapshot.metadata), entries)
+    if secret is None or is_signed(variant, statement, secret):
         return "usable"
     # Signed with another key: processes that have that key can use it. Unsigned: replace it with a signed one.
-    return "other" if found.mac else "broken"
+    return "other" if variant.mac else "broken"
 
 
-def _can_replace(existing: StoredVariant, found: StoredVariant) -> bool:
-    """Return whether every process that trusts `found` by its signature also trusts `existing`."""
-    return existing.mac == found.mac or not found.mac
+def _can_replace(existing: StoredVariant, variant: StoredVariant) -> bool:
+    """Return whether every process that trusts `variant` by its signature also trusts `existing`."""
+    return existing.mac == variant.mac or not variant.mac
 
 
 def _report_existing(existing: CommittedSnapshot, *, seconds: float) -> SaveResult:

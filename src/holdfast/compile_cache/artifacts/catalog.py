@@ -80,7 +80,7 @@ def iter_variants(store: ObjectStore, key_digest: str) -> Iterator[StoredVariant
         if isinstance(state, StoredVariant):
             yield state
         elif state.snapshot:
-            yield parse_found(state.snapshot)
+            yield parse_variant(state.snapshot)
 
 
 def iter_states(store: ObjectStore, key_digest: str) -> Iterator[NameState | StoredVariant]:
@@ -105,10 +105,10 @@ def iter_states(store: ObjectStore, key_digest: str) -> Iterator[NameState | Sto
 def iter_artifacts(store: ObjectStore) -> Iterator[StoredVariant]:
     """Yield every artifact, damaged ones included, in no particular order. Lists all names of the store."""
     for found in iter_names(store, ARTIFACTS):
-        yield _describe_damaged(found) if isinstance(found, DamagedName) else parse_found(found)
+        yield _describe_damaged(found) if isinstance(found, DamagedName) else parse_variant(found)
 
 
-def parse_found(snapshot: CommittedSnapshot) -> StoredVariant:
+def parse_variant(snapshot: CommittedSnapshot) -> StoredVariant:
     """Parse the record of an artifact. If it is malformed, the result has `trouble`."""
     split = _NAME.match(snapshot.name)
     digest = split[1] if split else ""

@@ -44,7 +44,7 @@ def read_uses(store: ObjectStore) -> dict[str, float]:
     return _find_latest(_list_days(store))
 
 
-def forget_uses(store: ObjectStore, *, kept: set[str]) -> int:
+def delete_old_uses(store: ObjectStore, *, kept: set[str]) -> int:
     """Delete records older than a day that are not the last use of any key in `kept`. Return how many."""
     days = _list_days(store)
     latest = _find_latest(days)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from holdfast.compile_cache.artifacts.catalog import StoredVariant, iter_artifacts
-from holdfast.compile_cache.artifacts.last_use import forget_uses, read_uses
+from holdfast.compile_cache.artifacts.last_use import delete_old_uses, read_uses
 from holdfast.errors import Corrupt, NameInUse, NewerFormat, NotFound
 from holdfast.objects.protocol import ObjectStore
 from holdfast.repo.names.snapshots import delete_held, read_name
@@ -49,12 +49,12 @@ class StoredKey:
     @property
     def size_bytes(self) -> int:
         """Total size of its variants before deduplication."""
-        return sum(found.size_bytes for found in self.variants)
+        return sum(variant.size_bytes for variant in self.variants)
 
     @property
     def is_damaged(self) -> bool:
         """Whether none of its variants can be used."""
-        return all(found.trouble for found in self.variants)
+        return all(variant.trouble for variant in self.variants)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,17 +69,17 @@ class LimitDecision:
 class LimitsPlan:
     """Which keys to delete and to keep, the most recently used first."""
 
-    verdicts: tuple[LimitDecision, ...]
+    decisions: tuple[LimitDecision, ...]
 
     @property
     def delete(self) -> tuple[StoredKey, ...]:
         """The keys to delete."""
-        return tuple(verdict.key for verdict in self.verdicts if verdict.reason)
+        return tuple(decision.key for decision in self.decisions if decision.reason)
 
     @property
     def keep(self) -> tuple[StoredKey, ...]:
         """The keys to keep."""
-        return tuple(verdict.key for verdict in self.verdicts if not verdict.reason)
+        return tuple(decision.key for decision in self.decisions if not decision.reason)
 
 
 def read_stored(store: ObjectStore) -> list[StoredKey]:
@@ -90,28 +90,28 @@ def read_stored(store: ObjectStore) -> list[StoredKey]:
 def group_keys(artifacts: Iterable[StoredVariant], uses: Mapping[str, float]) -> list[StoredKey]:
     """Group artifacts by key, the most recently used first. Does no I/O."""
     groups: dict[str, list[StoredVariant]] = {}
-    for found in artifacts:
+    for variant in artifacts:
         # An artifact whose name contains no key forms a group by itself.
-        groups.setdefault(found.key_digest or found.name, []).append(found)
+        groups.setdefault(variant.key_digest or variant.name, []).append(variant)
     keys = []
     for digest, variants in groups.items():
-        saved_s = max((found.snapshot.time_s for found in variants if found.snapshot), default=0.0)
-        in_order = tuple(sorted(variants, key=lambda found: found.number))
+        saved_s = max((variant.snapshot.time_s for variant in variants if variant.snapshot), default=0.0)
+        in_order = tuple(sorted(variants, key=lambda variant: variant.number))
         keys.append(StoredKey(digest, in_order, max(saved_s, uses.get(digest, 0.0))))
     return sorted(keys, key=lambda key: (-key.used_s, key.digest))
 
 
 def plan_limits(keys: Sequence[StoredKey], limits: CacheLimits, *, now_s: float) -> LimitsPlan:
     """Decide for each key whether to delete it. Does no I/O."""
-    verdicts = []
+    decisions = []
     kept_bytes = 0
     for key in sorted(keys, key=lambda key: (-key.used_s, key.digest)):
         reason = _find_reason(key, limits, now_s)
         if not reason and limits.max_bytes is not None and kept_bytes + key.size_bytes > limits.max_bytes:
             reason = "over the size limit"
         kept_bytes += 0 if reason else key.size_bytes
-        verdicts.append(LimitDecision(key, reason))
-    return LimitsPlan(tuple(verdicts))
+        decisions.append(LimitDecision(key, reason))
+    return LimitsPlan(tuple(decisions))
 
 
 def plan_clear(keys: Sequence[StoredKey]) -> LimitsPlan:
@@ -124,15 +124,15 @@ def apply_limits(store: ObjectStore, plan: LimitsPlan) -> list[StoredVariant]:
 
     Also deletes records of use that no remaining key needs. Run `gc` to free the space.
     """
-    deleted = [found for key in plan.delete for found in _delete_key(store, key)]
-    forget_uses(store, kept={key.digest for key in plan.keep})
+    deleted = [variant for key in plan.delete for variant in _delete_key(store, key)]
+    delete_old_uses(store, kept={key.digest for key in plan.keep})
     return deleted
 
 
 def _find_reason(key: StoredKey, limits: CacheLimits, now_s: float) -> str:
     if key.is_damaged:
         return "damaged"
-    systems = {found.digests.get(SYSTEM, "") for found in key.variants if not found.trouble}
+    systems = {variant.digests.get(SYSTEM, "") for variant in key.variants if not variant.trouble}
     if limits.systems and not limits.systems & systems:
         return "compiled for another system"
     if limits.max_age_s is not None and now_s - key.used_s > limits.max_age_s:
@@ -143,12 +143,12 @@ def _find_reason(key: StoredKey, limits: CacheLimits, now_s: float) -> str:
 def _delete_key(store: ObjectStore, key: StoredKey) -> list[StoredVariant]:
     deleted = []
     # In reverse order, so that an interrupted deletion leaves variants 0 to n without a gap.
-    for found in reversed(key.variants):
+    for variant in reversed(key.variants):
         try:
-            state = read_name(store, found.name)
-            if state.snapshot and found.snapshot and state.snapshot.write_id == found.snapshot.write_id:
+            state = read_name(store, variant.name)
+            if state.snapshot and variant.snapshot and state.snapshot.write_id == variant.snapshot.write_id:
                 delete_held(store, state)
-                deleted.append(found)
+                deleted.append(variant)
         except (NameInUse, Corrupt, NewerFormat, NotFound):
             continue  # changed since the plan was made, or a damaged record, which only `repair` can remove
     return deleted

@@ -35,17 +35,17 @@ class Prefetch:
         """Wait until the prefetch has ended; returns False after a timeout."""
         return self._done.wait(timeout_s)
 
-    def add(self, found: StoredVariant) -> None:
+    def add(self, variant: StoredVariant) -> None:
         """Count an artifact that was read."""
         self.num_artifacts += 1
-        self.num_bytes += found.size_bytes
+        self.num_bytes += variant.size_bytes
 
     def end(self) -> None:
         """Mark the prefetch as ended, and wake up waiting threads."""
         self._done.set()
 
 
-class Ready:
+class PrefetchedArtifacts:
     """Verified and trusted artifacts in memory. Each can be taken once. Thread-safe."""
 
     def __init__(self, repo: Repository, trust: Trust) -> None:
@@ -58,13 +58,13 @@ class Ready:
     def find(self, digest: str) -> list[StoredVariant]:
         """Return the variants of a key that are in memory."""
         with self._lock:
-            return [found for found, _ in self._artifacts.get(digest, {}).values()]
+            return [variant for variant, _ in self._artifacts.get(digest, {}).values()]
 
-    def take(self, found: StoredVariant) -> Artifact | None:
+    def take(self, variant: StoredVariant) -> Artifact | None:
         """Remove an artifact from memory and return it; None if it is not there."""
         with self._lock:
-            stored = self._artifacts.get(found.key_digest, {}).pop(found.name, None)
-        return stored[1] if stored and stored[0] == found else None
+            stored = self._artifacts.get(variant.key_digest, {}).pop(variant.name, None)
+        return stored[1] if stored and stored[0] == variant else None
 
     def fetch(self, keys: Sequence[str]) -> Prefetch:
         """Start to read the artifacts of `keys`, whole or prefixes, or all if empty. Skips those for another torch."""
@@ -75,22 +75,22 @@ class Ready:
 
     def _fetch(self, keys: Sequence[str], prefetch: Prefetch) -> None:
         try:
-            for found in self._iter_wanted(keys):
-                if prefetch.num_bytes + found.size_bytes > self._repo.budget_bytes:
-                    _log.info("prefetch stops before %s: it would exceed the memory budget", found.name)
+            for variant in self._iter_wanted(keys):
+                if prefetch.num_bytes + variant.size_bytes > self._repo.budget_bytes:
+                    _log.info("prefetch stops before %s: it would exceed the memory budget", variant.name)
                     return
-                self._read(found)
-                prefetch.add(found)
+                self._read(variant)
+                prefetch.add(variant)
         except HoldfastError as error:
             # The same error is reported when the artifact is needed.
             _log.info("prefetch ended early: %s", error)
         finally:
             prefetch.end()
 
-    def _read(self, found: StoredVariant) -> None:
-        artifact = read_artifact(self._repo, found, trust=self._trust)
+    def _read(self, variant: StoredVariant) -> None:
+        artifact = read_artifact(self._repo, variant, trust=self._trust)
         with self._lock:
-            self._artifacts.setdefault(found.key_digest, {})[found.name] = found, artifact
+            self._artifacts.setdefault(variant.key_digest, {})[variant.name] = variant, artifact
 
     def _iter_wanted(self, keys: Sequence[str]) -> Iterator[StoredVariant]:
         exact = [key for key in keys if len(key) == 2 * DIGEST_BYTES]
@@ -99,12 +99,12 @@ class Ready:
             yield from _iter_usable(iter_variants(self._repo.store, key))
         if starts or not keys:
             listed = _iter_usable(iter_artifacts(self._repo.store))
-            yield from (found for found in listed if not starts or found.key_digest.startswith(starts))
+            yield from (variant for variant in listed if not starts or variant.key_digest.startswith(starts))
 
 
 def _iter_usable(variants: Iterable[StoredVariant]) -> Iterator[StoredVariant]:
     release = _cut(torch.__version__)
-    return (found for found in variants if not found.trouble and _cut(found.torch) == release)
+    return (variant for variant in variants if not variant.trouble and _cut(variant.torch) == release)
 
 
 def _cut(version: str) -> str:

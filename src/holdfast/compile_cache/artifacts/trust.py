@@ -66,35 +66,35 @@ def sign(statement: bytes, secret: bytes) -> str:
     return authenticate(statement, secret=secret).hex()
 
 
-def is_signed(found: StoredVariant, statement: bytes, secret: bytes | None) -> bool:
+def is_signed(variant: StoredVariant, statement: bytes, secret: bytes | None) -> bool:
     """Return whether the statement was signed with this secret."""
-    return secret is not None and hmac.compare_digest(found.mac, sign(statement, secret))
+    return secret is not None and hmac.compare_digest(variant.mac, sign(statement, secret))
 
 
-def verify_trusted(store: ObjectStore, found: StoredVariant, statement: bytes, trust: Trust) -> None:
+def verify_trusted(store: ObjectStore, variant: StoredVariant, statement: bytes, trust: Trust) -> None:
     """Raise Untrusted unless all artifacts are trusted, this one is signed, or only this user can write to it."""
-    if not (trust.everything or is_signed(found, statement, trust.secret)):
-        _verify_store(store, found, trust)
+    if not (trust.everything or is_signed(variant, statement, trust.secret)):
+        _verify_store(store, variant, trust)
 
 
-def verify_promising(store: ObjectStore, found: StoredVariant, trust: Trust) -> None:
+def verify_can_be_trusted(store: ObjectStore, variant: StoredVariant, trust: Trust) -> None:
     """Raise Untrusted before an artifact is read, if there is no signature to check and other users could write it."""
-    if not (trust.everything or (found.mac and trust.secret)):
-        _verify_store(store, found, trust)
+    if not (trust.everything or (variant.mac and trust.secret)):
+        _verify_store(store, variant, trust)
 
 
-def _verify_store(store: ObjectStore, found: StoredVariant, trust: Trust) -> None:
-    doubt = check_store_trust(store, found)
+def _verify_store(store: ObjectStore, variant: StoredVariant, trust: Trust) -> None:
+    doubt = check_store_trust(store, variant)
     if doubt:
         raise Untrusted(
-            f"{found.name!r} in {store.url} is refused, because loading it runs its code:"
-            f" {_describe_mac(found, trust)}, and {doubt}. Sign artifacts with a key that all users of the store share"
-            f" ({KEY_FILE_VARIABLE} or key_file=), or pass trust=True if you trust everyone who can write there",
-            name=found.name,
+            f"{variant.name!r} in {store.url} is refused, because loading it runs its code:"
+            f" {_describe_mac(variant, trust)}, and {doubt}. Sign artifacts with a key that all users of the store"
+            f" share ({KEY_FILE_VARIABLE} or key_file=), or pass trust=True if you trust everyone who can write there",
+            name=variant.name,
         )
 
 
-def check_store_trust(store: ObjectStore, found: StoredVariant) -> str:
+def check_store_trust(store: ObjectStore, variant: StoredVariant) -> str:
     """Return why other users could have written the record of an artifact; "" if none could.
 
     Checking the record is enough: it contains the digest of the manifest, which contains the digests of all bytes, and
@@ -106,15 +106,15 @@ def check_store_trust(store: ObjectStore, found: StoredVariant) -> str:
         return "the store is not a local directory"
     if store.is_network:
         return "the store is on a network filesystem, where other machines can write as any user"
-    if found.snapshot is None:
+    if variant.snapshot is None:
         return "its record cannot be read"
-    record = generation_key(snapshot_stem(found.name), found.snapshot.generation)
-    keys = [PACKS, MANIFESTS, SNAPSHOTS, find_shelf(found.name), record]
+    record = generation_key(snapshot_stem(variant.name), variant.snapshot.generation)
+    keys = [PACKS, MANIFESTS, SNAPSHOTS, find_shelf(variant.name), record]
     return check_ownership(store.url, [os.path.join(store.url, key.rstrip("/")) for key in keys])
 
 
-def _describe_mac(found: StoredVariant, trust: Trust) -> str:
-    if not found.mac:
+def _describe_mac(variant: StoredVariant, trust: Trust) -> str:
+    if not variant.mac:
         return "it is not signed"
     return "its signature does not match the key" if trust.secret else "there is no key to check its signature with"
 
@@ -152,11 +152,11 @@ def check_ownership(path: str, below: Sequence[str] = ()) -> str:
     directory on the way is checked. Each problem is named with the command that fixes it.
     """
     try:
-        *above, _ = _iter_way(path)
-        faults = [_find_fault(each, status, is_above=True) for each, status in above]
+        *above, _ = _iter_path(path)
+        faults = [_check_path(each, status, is_above=True) for each, status in above]
         tree = os.path.realpath(path) if below else ""
-        ends = [_find_fault(path, os.stat(path), is_above=False, tree=tree)]
-        ends += [_find_fault_below(each, os.lstat(each), tree=tree) for each in below]
+        ends = [_check_path(path, os.stat(path), is_above=False, tree=tree)]
+        ends += [_check_path_below(each, os.lstat(each), tree=tree) for each in below]
         # One recursive command fixes the whole tree, so the first of these faults is enough.
         faults.append(next(filter(None, ends), ""))
         return "; ".join(dict.fromkeys(filter(None, faults)))  # links can pass through a directory twice
@@ -164,7 +164,7 @@ def check_ownership(path: str, below: Sequence[str] = ()) -> str:
         return f"{error.filename} cannot be checked ({error.strerror})"
 
 
-def _iter_way(path: str) -> Iterator[tuple[str, os.stat_result]]:
+def _iter_path(path: str) -> Iterator[tuple[str, os.stat_result]]:
     """Yield each directory and link on the way to `path`, following links one by one, and last its target."""
     here, links = "/", 0
     ahead = [part for part in reversed(os.path.abspath(path).split("/")) if part]
@@ -188,14 +188,14 @@ def _iter_way(path: str) -> Iterator[tuple[str, os.stat_result]]:
         ahead += [part for part in reversed(target.split("/")) if part not in ("", os.curdir)]
 
 
-def _find_fault_below(path: str, status: os.stat_result, *, tree: str) -> str:
+def _check_path_below(path: str, status: os.stat_result, *, tree: str) -> str:
     # Holdfast writes no links, and the directories above the target of this one were not checked.
     if stat.S_ISLNK(status.st_mode):
         return f"{path} is a link"
-    return _find_fault(path, status, is_above=False, tree=tree)
+    return _check_path(path, status, is_above=False, tree=tree)
 
 
-def _find_fault(path: str, status: os.stat_result, *, is_above: bool, tree: str = "") -> str:
+def _check_path(path: str, status: os.stat_result, *, is_above: bool, tree: str = "") -> str:
     """Return who else can write to `path`, and the command that fixes it: for all of `tree`, if that is not empty."""
     if status.st_uid not in (_ROOT_UID, os.geteuid()):
         return f"{path} belongs to user {status.st_uid}"

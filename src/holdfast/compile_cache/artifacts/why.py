@@ -92,7 +92,7 @@ def explain(key: GraphKey, candidates: Iterable[Candidate], *, guards: Sequence[
         "; ".join(f"{part} changed ({_sum_up(lines)})" for part, lines in differences.items()),
         nearest.name,
         changed,
-        _cut(details, _MAX_DETAILS),
+        _limit_lines(details, _MAX_DETAILS),
         _diff_graphs(parts.get("graph"), key.parts["graph"]) if "graph" in changed else (),
     )
 
@@ -105,9 +105,9 @@ def _explain_guards(guards: Sequence[str], same_key: Sequence[Candidate]) -> Exp
     count = "1 entry has this key, but its" if len(guards) == 1 else f"{len(guards)} entries have this key, but their"
     shown = [each or "(none)" for each in guards]
     return Explanation(
-        f"{count} shape guards do not hold: {'; '.join(_cut(shown, _MAX_SHOWN))}",
+        f"{count} shape guards do not hold: {'; '.join(_limit_lines(shown, _MAX_SHOWN))}",
         same_key[0].name if same_key else None,
-        details=_cut([f"guards: {each}" for each in shown], _MAX_DETAILS) if len(shown) > 1 else (),
+        details=_limit_lines([f"guards: {each}" for each in shown], _MAX_DETAILS) if len(shown) > 1 else (),
     )
 
 
@@ -166,7 +166,7 @@ def _describe_graphs(old: Sequence[str], new: Sequence[str]) -> list[str]:
 
 def _diff_graphs(old: Json, new: Json) -> tuple[str, ...]:
     lines = difflib.unified_diff(_list_lines(old), _list_lines(new), "stored", "now", lineterm="")
-    return _cut(list(lines), _MAX_DIFF_LINES)
+    return _limit_lines(list(lines), _MAX_DIFF_LINES)
 
 
 def _describe_sharing(groups: Json) -> str:
@@ -176,7 +176,7 @@ def _describe_sharing(groups: Json) -> str:
     try:
         texts = [_join([f"{number} (at byte {start})" for number, start in group]) for group in groups]
     except (TypeError, ValueError):
-        return _show(groups)  # written by another version
+        return _shorten(groups)  # written by another version
     return f"inputs {', inputs '.join(texts)} share memory"
 
 
@@ -196,7 +196,7 @@ def _iter_differences(path: str, old: Json, new: Json) -> Iterator[str]:
         lost, gained = sorted(set(old.split()) - set(new.split())), sorted(set(new.split()) - set(old.split()))
         yield f"{_format_path(path)} removed {' '.join(lost) or 'nothing'}, added {' '.join(gained) or 'nothing'}"
     else:
-        yield f"{_format_path(path)} {_show(old)} -> {_show(new)}".strip()
+        yield f"{_format_path(path)} {_shorten(old)} -> {_shorten(new)}".strip()
 
 
 def _is_table(value: Json) -> bool:
@@ -216,7 +216,7 @@ def _format_path(path: str) -> str:
     return rest.replace("].", " ").replace("]", "")
 
 
-def _show(value: Json) -> str:
+def _shorten(value: Json) -> str:
     if isinstance(value, str):
         if len(value) > 2 * 12 and _HEX.issuperset(value):
             return value[:12]
@@ -227,10 +227,10 @@ def _show(value: Json) -> str:
 
 
 def _sum_up(lines: Sequence[str]) -> str:
-    return ", ".join(_cut(lines, _MAX_SHOWN)) or "no visible difference"
+    return ", ".join(_limit_lines(lines, _MAX_SHOWN)) or "no visible difference"
 
 
-def _cut(lines: Sequence[str], count: int) -> tuple[str, ...]:
+def _limit_lines(lines: Sequence[str], count: int) -> tuple[str, ...]:
     return tuple(lines) if len(lines) <= count else (*lines[:count], f"and {len(lines) - count} more")
 
 

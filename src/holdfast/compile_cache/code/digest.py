@@ -100,14 +100,14 @@ def digest_code(function: object, *, where: str) -> CodeDigest:
     Raises UnknownCode, whose reason starts with `where`, if the function reads something without a digest, such as a
     file.
     """
-    walk = _Walk(where)
+    walk = _CodeWalk(where)
     walk.add(function, 0)
     walk.add_attributes()
     digest = hash_kind("compiled code", [text.encode(errors="surrogatepass") for text in walk.texts]).hex()
     return CodeDigest(digest, frozenset(walk.operators))
 
 
-class _Walk:
+class _CodeWalk:
     """Walks over a function and everything that it reads, visiting each object once."""
 
     def __init__(self, where: str) -> None:
@@ -119,7 +119,7 @@ class _Walk:
         # Attributes read from values that are only known when the code runs. Such a value can be a tensor, or any of
         # the modules and classes that the code refers to. So each attribute is read from each of these.
         self._attributes: set[str] = set(_ARITHMETIC)
-        self._open: list[object] = [torch.Tensor]
+        self._namespaces: list[object] = [torch.Tensor]
         self._checked: set[tuple[int, str]] = set()
 
     def add(self, value: Any, depth: int) -> None:
@@ -132,8 +132,8 @@ class _Walk:
             self.texts.append(text)
         elif isinstance(value, torch._ops.OperatorBase | torch._ops.OpOverloadPacket | CustomOpDef):
             self._add_operator(value)
-        elif is_open(value):
-            self._add_open(value)
+        elif is_namespace(value):
+            self._add_namespace(value)
         elif name := name_known(value):
             self._add_known(name)
         elif id(value) in self._seen:
@@ -144,17 +144,17 @@ class _Walk:
             self._add_parts(value, depth)
 
     def add_attributes(self) -> None:
-        """Read all attributes of unknown values from all open values, until there are no new combinations."""
+        """Read all attributes of unknown values from all namespaces, until there are no new combinations."""
         while pending := [
             (owner, name)
-            for owner in self._open
+            for owner in self._namespaces
             for name in sorted(self._attributes)
             if (id(owner), name) not in self._checked
         ]:
             for owner, name in pending:
                 self._checked.add((id(owner), name))
                 if (found := self._find_attribute(owner, name)) is not MISSING:
-                    self.texts.append(f"may read {name_open(owner)}.{name}\n")
+                    self.texts.append(f"may read {name_namespace(owner)}.{name}\n")
                     self.add(found, 0)
 
     def _refuse(self, what: str) -> None:
@@ -171,13 +171,13 @@ class _Walk:
         self.texts.append(f"operator {name}\n")
         self.operators.add(name.partition(".")[0])
 
-    def _add_open(self, value: object) -> None:
+    def _add_namespace(self, value: object) -> None:
         if isinstance(value, type):
-            self._add_known(name_open(value))
+            self._add_known(name_namespace(value))
         else:
-            self.texts.append(f"module {name_open(value)}\n")
-        if not any(value is each for each in self._open):
-            self._open.append(value)
+            self.texts.append(f"module {name_namespace(value)}\n")
+        if not any(value is each for each in self._namespaces):
+            self._namespaces.append(value)
 
     def _add_known(self, name: str) -> None:
         self._verify_pure(name)
@@ -234,7 +234,7 @@ class _Walk:
             return
         if value is ATTRIBUTE_FUNCTIONS.get(name, MISSING) and name not in computed:
             return
-        while below and is_open(value) and (found := self._find_attribute(value, below[0])) is not MISSING:
+        while below and is_namespace(value) and (found := self._find_attribute(value, below[0])) is not MISSING:
             name, value = f"{name}.{below.pop(0)}", found
         self.texts.append(f"reads {name}\n")
         self._attributes.update(below)
@@ -243,7 +243,7 @@ class _Walk:
     def _find_attribute(self, owner: object, name: str) -> object:
         found = find_attribute(owner, name)
         if found is MISSING and computes_attributes(owner):
-            self._refuse(f"reads {name_open(owner)}.{name}, which the module computes when it is read")
+            self._refuse(f"reads {name_namespace(owner)}.{name}, which the module computes when it is read")
         if isinstance(found, dict | list) and isinstance(owner, ModuleType) and is_known_module(owner):
             self._verify_pure(f"{owner.__name__}.{name}")
         return found
@@ -296,21 +296,21 @@ def find_plain_text(value: object) -> str | None:
     return None
 
 
-def is_open(value: object) -> bool:
+def is_namespace(value: object) -> bool:
     """Return whether a value is described by the attributes read from it: a module, or a class not of the user."""
     return isinstance(value, ModuleType) or (isinstance(value, type) and bool(name_known(value)))
 
 
-def name_open(value: object) -> str:
-    """Return the name of a value for which `is_open` is true."""
+def name_namespace(value: object) -> str:
+    """Return the name of a value for which `is_namespace` is true."""
     return value.__name__ if isinstance(value, ModuleType) else name_known(value)
 
 
 def find_attribute(owner: object, name: str) -> object:
-    """Return an attribute of an open value, or MISSING. Runs no user code."""
+    """Return an attribute of a namespace, or MISSING. Runs no user code."""
     if isinstance(owner, type):
         return next((vars(base)[name] for base in owner.__mro__ if name in vars(base)), MISSING)
-    assert isinstance(owner, ModuleType), "only modules and classes are open"
+    assert isinstance(owner, ModuleType), "only modules and classes are namespaces"
     if name in vars(owner):
         return vars(owner)[name]
     if is_known_module(owner):

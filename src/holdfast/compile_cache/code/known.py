@@ -112,20 +112,20 @@ def is_pure(name: str) -> bool:
     return any(name.startswith(f"{module}.") for module in _PURE)
 
 
-def find_foreign(value: object, own: dict[int, object]) -> object:
+def find_user_code(value: object, known: dict[int, object]) -> object:
     """Return a function or object in an entry of torch's tables that is not part of torch, Python or numpy; or None.
 
     Args:
         value: the entry, a callable or a container.
-        own: id -> object, of objects without foreign code. This call adds to it.
+        known: id -> object, of objects without user code. This call adds to it.
     """
-    if id(value) in own:
+    if id(value) in known:
         return None
     seen: dict[int, object] = {}
     pending = [value]
     while pending:
         each = pending.pop()
-        if type(each) in _ATOMS or id(each) in own or id(each) in seen:
+        if type(each) in _ATOMS or id(each) in known or id(each) in seen:
             continue
         seen[id(each)] = each
         if type(each) is FunctionType:
@@ -137,7 +137,7 @@ def find_foreign(value: object, own: dict[int, object]) -> object:
             pending += _iter_parts(each)
         else:
             return each
-    own |= seen
+    known |= seen
     return None
 
 
@@ -199,7 +199,7 @@ def _name_function(value: FunctionType) -> str:
     name = f"{value.__module__}.{value.__qualname__}"
     if not value.__closure__ and not vars(value):
         return f"{name} line {value.__code__.co_firstlineno}" if "<" in name else name
-    return name if _find_by_name(value) is value and find_foreign(value, {}) is None else ""
+    return name if _find_by_name(value) is value and find_user_code(value, {}) is None else ""
 
 
 def _find_by_name(value: type | FunctionType) -> object:

@@ -16,7 +16,7 @@ from holdfast.compile_cache.code.known import is_in_torch
 from holdfast.compile_cache.key_parts import Uncacheable
 
 # Modules other than torch whose functions are determined by the Python version.
-_FOREIGN: Final = frozenset({"_operator", "operator", "math", "builtins"})
+_PYTHON_MODULES: Final = frozenset({"_operator", "operator", "math", "builtins"})
 
 # Higher-order operators that their arguments and subgraphs describe completely.
 HIGHER_ORDER: Final = frozenset(
@@ -147,7 +147,7 @@ def _name_function(target: FunctionType | BuiltinFunctionType | type, versions: 
     home, name = getattr(target, "__module__", None) or "", target.__name__
     if (version := versions.get(f"{home}.{name}")) is not None:
         return f"{home}.{name} version {version}"
-    if home.partition(".")[0] != "torch" and home not in _FOREIGN:
+    if home.partition(".")[0] != "torch" and home not in _PYTHON_MODULES:
         raise Uncacheable(
             f"the graph calls {home}.{name}, which is not part of torch, so its code may change; to cache the graph,"
             f' pass versions={{"{home}.{name}": "1"}} and change the version whenever the code changes'

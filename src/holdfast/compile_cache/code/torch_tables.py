@@ -21,7 +21,7 @@ import torch
 import torch._library.custom_ops as custom_ops
 import torch._library.simple_registry as registry
 
-from holdfast.compile_cache.code.known import find_foreign, is_in_torch
+from holdfast.compile_cache.code.known import find_user_code, is_in_torch
 from holdfast.compile_cache.code.targets import BUILTIN_NAMESPACES, is_builtin
 
 
@@ -48,7 +48,7 @@ _DICTIONARIES: Final[Mapping[tuple[str, str], str]] = {
     ("torch._inductor.fx_passes.group_batch_fusion", "POST_GRAD_FUSIONS"): "fusion after autograd",
 }
 # Torch itself adds nothing to these tables.
-_ALWAYS_FOREIGN: Final = frozenset({"preferred lowering"})
+_ONLY_USER_CODE: Final = frozenset({"preferred lowering"})
 _PASSES: Final = "torch._inductor.fx_passes."
 PATTERN: Final = "pattern"
 KERNELS: Final = "Python kernels"
@@ -64,11 +64,11 @@ class TableWatch:
 
     def __init__(self) -> None:
         self._contents: dict[str, list[Any]] = {}
-        self._foreign: dict[str, list[TableEntry]] = {}
-        self._own: dict[int, object] = {}
-        self._tables: tuple[_Table, ...] = (_PythonKernels(), _Registered(), _Patterns())
+        self._user_code: dict[str, list[TableEntry]] = {}
+        self._known: dict[int, object] = {}
+        self._tables: tuple[_Table, ...] = (_PythonKernels(), _RegisteredCode(), _Patterns())
 
-    def list_foreign(self) -> list[TableEntry]:
+    def list_user_code(self) -> list[TableEntry]:
         """Return the entries that are or contain code from outside of torch, Python and numpy."""
         found: list[TableEntry] = []
         for role, table in _iter_dictionaries():
@@ -83,12 +83,12 @@ class TableWatch:
         # Lists of identical objects compare without calling their methods: about a thousand per microsecond.
         if contents != self._contents.get(role):
             self._contents[role] = contents
-            self._foreign[role] = [
+            self._user_code[role] = [
                 TableEntry(role, subject, code)
                 for subject, code in list_rows()
-                if role in _ALWAYS_FOREIGN or find_foreign(code, self._own) is not None
+                if role in _ONLY_USER_CODE or find_user_code(code, self._known) is not None
             ]
-        return self._foreign[role]
+        return self._user_code[role]
 
 
 class _Table(Protocol):
@@ -109,13 +109,13 @@ def watch_tables() -> TableWatch:
     return TableWatch()
 
 
-def iter_kernels(operator: Any) -> Iterator[tuple[str, Any]]:
+def iter_python_kernels(operator: Any) -> Iterator[tuple[str, Any]]:
     """Yield (dispatch key, function) of the Python kernels that `py_impl` has added to an operator."""
     for table in (operator.py_kernels, operator.python_key_table, operator.functorch_table):
         yield from ((str(key), kernel) for key, kernel in table.items())
 
 
-def iter_registered(name: str) -> Iterator[tuple[str, Any]]:
+def iter_registered_code(name: str) -> Iterator[tuple[str, Any]]:
     """Yield (role, function) of the fakes and `__torch_dispatch__` rules that torch.library keeps for an operator."""
     entry = registry.singleton._data.get(name)
     if entry is not None:
@@ -176,7 +176,7 @@ class _PythonKernels:
         self._empty = [table for table in tables if not table]
 
 
-class _Registered:
+class _RegisteredCode:
     """Fakes and `__torch_dispatch__` rules that torch.library keeps for torch's own operators."""
 
     role = "registration"
@@ -191,7 +191,7 @@ class _Registered:
     def list_rows(self) -> Iterable[tuple[Any, Any]]:
         for name in registry.singleton._data:
             if is_builtin(name):
-                yield name, tuple(code for _, code in iter_registered(name))
+                yield name, tuple(code for _, code in iter_registered_code(name))
 
 
 class _Patterns:
@@ -234,7 +234,7 @@ def _iter_passes(value: Any, kind: type) -> Iterator[Any]:
         yield value
 
 
-class Kernel(NamedTuple):
+class LibraryKernel(NamedTuple):
     """A kernel, as recorded by torch.library."""
 
     operator: str
@@ -248,16 +248,16 @@ class LibraryWatch:
 
     def __init__(self) -> None:
         self._libraries: list[tuple[Any, int]] = []
-        self._foreign: list[Kernel] = []
+        self._user_code: list[LibraryKernel] = []
 
-    def list_foreign(self) -> list[Kernel]:
+    def list_user_code(self) -> list[LibraryKernel]:
         """Return the kernels for operators of torch that torch itself did not register."""
         # Compare finalizers: references to the libraries themselves would keep their kernels registered.
         libraries = [(finalizer, len(library._op_impls)) for finalizer, library in _iter_libraries()]
         if libraries != self._libraries:
             self._libraries = libraries
-            self._foreign = [kernel for _, library in _iter_libraries() for kernel in _iter_foreign(library)]
-        return self._foreign
+            self._user_code = [kernel for _, library in _iter_libraries() for kernel in _iter_user_kernels(library)]
+        return self._user_code
 
 
 @functools.cache
@@ -266,10 +266,10 @@ def watch_libraries() -> LibraryWatch:
     return LibraryWatch()
 
 
-def list_kernels(operator_name: str, *, besides: object = None) -> list[Kernel]:
+def list_library_kernels(operator_name: str, *, besides: object = None) -> list[LibraryKernel]:
     """Return the kernels of an operator, except those that the library object `besides` registered."""
     libraries = (library for _, library in _iter_libraries() if library is not besides)
-    kernels = (kernel for library in libraries for kernel in _iter_kernels(library))
+    kernels = (kernel for library in libraries for kernel in _iter_library_kernels(library))
     return sorted(kernel for kernel in kernels if kernel.operator.partition(".")[0] == operator_name)
 
 
@@ -281,27 +281,27 @@ def _iter_libraries() -> Iterator[tuple[Any, Any]]:
             yield finalizer, library
 
 
-def _iter_kernels(library: Any) -> Iterator[Kernel]:
+def _iter_library_kernels(library: Any) -> Iterator[LibraryKernel]:
     if library.m is None:
         return  # destroyed together with its kernels
     if library.ns == _ANY_OPERATOR:
-        yield Kernel("_::fallback", library.dispatch_key)
+        yield LibraryKernel("_::fallback", library.dispatch_key)
     for text in library._op_impls:
         namespace, name, key = text.split("/")
-        yield Kernel(f"{namespace}::{name}", key or "CompositeImplicitAutograd")
+        yield LibraryKernel(f"{namespace}::{name}", key or "CompositeImplicitAutograd")
 
 
-def _iter_foreign(library: Any) -> Iterator[Kernel]:
+def _iter_user_kernels(library: Any) -> Iterator[LibraryKernel]:
     if library.ns == _ANY_OPERATOR:
-        yield from _iter_kernels(library)
+        yield from _iter_library_kernels(library)
     elif is_builtin(f"{library.ns}::") and library.ns not in _OWN:
-        kernels = sorted(_iter_kernels(library))
+        kernels = sorted(_iter_library_kernels(library))
         # All kernels of a library object are registered in the same file, so one is enough.
         if kernels and not _is_from_torch(kernels[0]):
             yield from kernels
 
 
-def _is_from_torch(kernel: Kernel) -> bool:
+def _is_from_torch(kernel: LibraryKernel) -> bool:
     files = list(_iter_files(kernel))
     if any(file.endswith(_ON_BEHALF) for file in files):
         definition = custom_ops.OPDEFS.get(kernel.operator.partition(".")[0])
@@ -310,7 +310,7 @@ def _is_from_torch(kernel: Kernel) -> bool:
     return all(is_in_torch(file) or file.endswith(".cpp") for file in files)
 
 
-def _iter_files(kernel: Kernel) -> Iterator[str]:
+def _iter_files(kernel: LibraryKernel) -> Iterator[str]:
     """Yield the files that registered kernels for an operator and dispatch key, the active kernel first."""
     dump: str = torch._C._dispatch_dump(kernel.operator)
     for line in dump.splitlines():

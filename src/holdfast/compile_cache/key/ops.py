@@ -13,15 +13,15 @@ import torch._library.simple_registry as registry
 from torch.fx import GraphModule
 
 from holdfast.compile_cache.code.digest import digest_code
-from holdfast.compile_cache.code.known import find_foreign
+from holdfast.compile_cache.code.known import find_user_code
 from holdfast.compile_cache.code.targets import is_builtin, name_operator
 from holdfast.compile_cache.code.torch_tables import (
     KERNELS,
     PATTERN,
     TableEntry,
-    iter_kernels,
-    iter_registered,
-    list_kernels,
+    iter_python_kernels,
+    iter_registered_code,
+    list_library_kernels,
     watch_libraries,
     watch_tables,
 )
@@ -71,7 +71,7 @@ class _Descriptions:
 
     def add_operator(self, name: str) -> None:
         """Describe a user operator and the operators that its code calls; ignores those of torch."""
-        if name in self.described or not (name in self._versions or _is_foreign(name)):
+        if name in self.described or not (name in self._versions or _is_user_operator(name)):
             return
         self.described[name] = None  # ends the recursion if it calls itself
         try:
@@ -83,28 +83,28 @@ class _Descriptions:
 
     def add_replacements(self) -> None:
         """Describe user code in torch's tables. Any graph may use it: the compiler replaces operators by others."""
-        for kernel in watch_libraries().list_foreign():
+        for kernel in watch_libraries().list_user_code():
             name = kernel.operator.partition(".")[0]
             if name not in self._versions:
                 reason = f"your code registers a kernel for {name} ({kernel.key}), and torch does not keep its code"
                 raise UnknownCode(f"{reason}; {_HINT.format(name=name)}")
             self.described[f"kernel of {name} for {kernel.key}"] = {"version": self._versions[name]}
-        for row in watch_tables().list_foreign():
-            self._add_row(row)
+        for entry in watch_tables().list_user_code():
+            self._add_entry(entry)
 
-    def _add_row(self, row: TableEntry) -> None:
-        name = _name_row(row)
-        title = f"{row.role} of {name if row.role == PATTERN else row.subject}"
-        version = self._versions.get(name, self._versions.get(str(row.subject)))
+    def _add_entry(self, entry: TableEntry) -> None:
+        name = _name_entry(entry)
+        title = f"{entry.role} of {name if entry.role == PATTERN else entry.subject}"
+        version = self._versions.get(name, self._versions.get(str(entry.subject)))
         if version is not None:
             self.described[title] = {"version": version}
-        elif row.role == PATTERN:
+        elif entry.role == PATTERN:
             reason = f"torch's compiler rewrites graphs with a pattern of yours ({name}), which has no digest"
             raise UnknownCode(f"{reason}; {_HINT.format(name=name)}")
-        elif row.role == KERNELS:
-            self.described[title] = self._describe_kernels(row.subject, str(row.subject))
+        elif entry.role == KERNELS:
+            self.described[title] = self._describe_kernels(entry.subject, str(entry.subject))
         else:
-            self.described[title] = self._digest(row.code, f"your {title}", name)
+            self.described[title] = self._digest(entry.code, f"your {title}", name)
 
     def _describe_operator(self, name: str) -> Json:
         if name in self._versions:
@@ -132,7 +132,7 @@ class _Descriptions:
                 found[f"{role} for {key}"] = self._digest(_unwrap(function), where, name)
         if definition._used_triton_kernels:
             _refuse(f"the operator {name} launches Triton kernels, whose code has no digest", name)
-        if others := list_kernels(name, besides=definition._lib):
+        if others := list_library_kernels(name, besides=definition._lib):
             _refuse(f"the operator {name} has a kernel ({others[0].key}) whose code torch does not keep", name)
         return found
 
@@ -140,7 +140,7 @@ class _Descriptions:
         """Return the digests of all loaded libraries, any of which may contain the operator."""
         if any(defined.partition(".")[0] == name for defined in torch.library._defs):
             _refuse(f"the operator {name} was defined by torch.library.Library, which does not keep its code", name)
-        if unseen := [kernel.key for kernel in list_kernels(name) if kernel.key != "Meta"]:
+        if unseen := [kernel.key for kernel in list_library_kernels(name) if kernel.key != "Meta"]:
             _refuse(f"the operator {name} has Python code ({', '.join(unseen)}) that torch does not keep", name)
         libraries = sorted(map(str, torch.ops.loaded_libraries))
         if not libraries:
@@ -150,7 +150,7 @@ class _Descriptions:
     def _describe_additions(self, name: str) -> dict[str, Json]:
         """Return the digests of what was added to an operator after its definition: fakes, rules, Python kernels."""
         found: dict[str, Json] = {}
-        for number, (role, function) in enumerate(iter_registered(name)):
+        for number, (role, function) in enumerate(iter_registered_code(name)):
             where = f"the {role} of the operator {name}"
             found[f"{role}, {number}"] = self._digest(function, where, name)
         for overload in _list_overloads(name):
@@ -161,7 +161,7 @@ class _Descriptions:
         name = name_operator(operator).partition(".")[0]
         return {
             key: self._digest(kernel, f"the Python kernel for {key} of {owner}", name)
-            for key, kernel in iter_kernels(operator)
+            for key, kernel in iter_python_kernels(operator)
         }
 
     def _digest(self, function: object, where: str, name: str) -> str:
@@ -185,20 +185,20 @@ def _refuse(reason: str, name: str) -> None:
     raise UnknownCode(f"{reason}; {_HINT.format(name=name)}")
 
 
-def _is_foreign(name: str) -> bool:
+def _is_user_operator(name: str) -> bool:
     definition = custom_ops.OPDEFS.get(name)
     home = definition._init_fn.__module__ if definition is not None else "torch"
     return not is_builtin(name) or home.partition(".")[0] != "torch"
 
 
-def _name_row(row: TableEntry) -> str:
+def _name_entry(entry: TableEntry) -> str:
     """Return the name under which the user can pass a version for an entry: of the operator, or of the function."""
-    if row.role == PATTERN:
-        function: Any = find_foreign(row.code, {})
+    if entry.role == PATTERN:
+        function: Any = find_user_code(entry.code, {})
         return f"{function.__module__}.{getattr(function, '__qualname__', type(function).__qualname__)}"
-    if isinstance(row.subject, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
-        return name_operator(row.subject).partition(".")[0]
-    return str(row.subject)
+    if isinstance(entry.subject, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+        return name_operator(entry.subject).partition(".")[0]
+    return str(entry.subject)
 
 
 def _list_overloads(name: str) -> list[Any]:

@@ -35,7 +35,7 @@ from holdfast.errors import CompileCacheError
 
 _log = logging.getLogger(__name__)
 
-_KEEP: Final[dict[str, Any]] = {
+_SETTINGS_TO_SAVE: Final[dict[str, Any]] = {
     # Put forward and backward into one entry that does not refer to files in torch's cache directory.
     "bundled_autograd_cache": True,
     # Compile the backward now, not when it first runs.
@@ -67,7 +67,7 @@ _COMPARISONS: Final = (ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 _SIGNS: Final = (ast.Not, ast.USub, ast.UAdd)
 
 
-class Refusal(CompileCacheError, ShortenTraceback):
+class StrictError(CompileCacheError, ShortenTraceback):
     """Raised if `strict` is set; dynamo passes it on unchanged."""
 
     def __init__(self, text: str) -> None:
@@ -91,7 +91,7 @@ def compile_graph(
     """Compile forward and backward so that they can be saved."""
     started = time.monotonic()
     with ExitStack() as stack:
-        stack.enter_context(functorch_config.patch(_KEEP))
+        stack.enter_context(functorch_config.patch(_SETTINGS_TO_SAVE))
         stack.enter_context(patch_compiler_config(cache_key_tag=tag))
         kernels = stack.enter_context(record_kernels(system))
         try:
@@ -110,14 +110,16 @@ def _compile_unsaved(
 ) -> CompiledGraph:
     started = time.monotonic()
     run = compile_plainly(graph, inputs, options)
-    return CompiledGraph(run, None, seconds=time.monotonic() - started, why_not=reason)
+    return CompiledGraph(run, None, seconds=time.monotonic() - started, why_not_saved=reason)
 
 
 def _serialise(
     run: Callable[..., Any], read_kernels: Callable[[str], dict[str, bytes]], seconds: float
 ) -> CompiledGraph:
     if not hasattr(run, "serialize"):
-        return CompiledGraph(run, None, seconds=seconds, why_not="torch returned a function that cannot be serialised")
+        return CompiledGraph(
+            run, None, seconds=seconds, why_not_saved="torch returned a function that cannot be serialised"
+        )
     try:
         entry = run.serialize()
         guards = entry.guards_expr or ""
@@ -125,9 +127,13 @@ def _serialise(
             data = Bundle.serialize_compile_artifacts(Bundle(run))
         kernels = read_kernels(_read_source(entry))
     except Exception as error:  # noqa: BLE001 - pickling runs user code, and the graph works without being saved
-        return CompiledGraph(run, None, seconds=seconds, why_not=f"it could not be serialised ({_describe(error)})")
+        return CompiledGraph(
+            run, None, seconds=seconds, why_not_saved=f"it could not be serialised ({_describe(error)})"
+        )
     if guards and not is_plain(guards):
-        return CompiledGraph(run, None, seconds=seconds, why_not=f"its guards are not plain arithmetic: {guards[:200]}")
+        return CompiledGraph(
+            run, None, seconds=seconds, why_not_saved=f"its guards are not plain arithmetic: {guards[:200]}"
+        )
     return CompiledGraph(run, data, guards, kernels, seconds)
 
 
@@ -156,7 +162,7 @@ def load_graph(graph: bytes, kernels: Mapping[str, bytes], options: Mapping[str,
     return run
 
 
-def hold(guards: str, inputs: Sequence[Any], *, install: bool) -> bool:
+def evaluate_guards(guards: str, inputs: Sequence[Any], *, install: bool) -> bool:
     """Return whether guards hold for the sizes among `inputs`. If `install`, add them to dynamo's shape environment."""
     if not guards:
         return True

@@ -35,17 +35,17 @@ _DEFAULTS: Final[dict[str, Any]] = {
     "kernel_needs_vec_isa": None,
 }
 
-Load = Callable[[], Any]
+LoadKernel = Callable[[], Any]
 
 
-class _Kernels(Protocol):
+class _KernelLoader(Protocol):
     """Intercepts the loading of kernels for one graph, on one thread."""
 
-    def load(self, owner: Any, source: _Source, original: Callable[..., Load]) -> Load:
+    def load(self, owner: Any, source: _KernelSource, original: Callable[..., LoadKernel]) -> LoadKernel:
         """Return a function that loads the kernel: that of `original`, or an equivalent one."""
 
 
-class _Source:
+class _KernelSource:
     """The arguments with which torch loads a kernel."""
 
     def __init__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -61,7 +61,7 @@ class _Source:
         return blake3(json.dumps(facts, default=list).encode()).hexdigest()
 
 
-_active: ContextVar[_Kernels | None] = ContextVar("holdfast_kernels", default=None)
+_active: ContextVar[_KernelLoader | None] = ContextVar("holdfast_kernels", default=None)
 
 
 class _Hook(classmethod):  # type: ignore[type-arg]  # marks the hook; it does nothing unless `_active` is set
@@ -74,18 +74,18 @@ def _install() -> None:
         return
 
     @functools.wraps(original.__func__)
-    def load_async(cls: Any, *args: Any, **kwargs: Any) -> Load:
-        plain: Callable[..., Load] = functools.partial(original.__func__, cls)
+    def load_async(cls: Any, *args: Any, **kwargs: Any) -> LoadKernel:
+        plain: Callable[..., LoadKernel] = functools.partial(original.__func__, cls)
         kernels = _active.get()
         if kernels is None:
             return plain(*args, **kwargs)
-        return kernels.load(cls, _Source(args, kwargs), plain)
+        return kernels.load(cls, _KernelSource(args, kwargs), plain)
 
     setattr(CppCodeCache, original.__func__.__name__, _Hook(load_async))
 
 
 @contextmanager
-def _intercepting(kernels: _Kernels) -> Iterator[None]:
+def _intercepting(kernels: _KernelLoader) -> Iterator[None]:
     _install()
     token = _active.set(kernels)
     try:
@@ -94,15 +94,15 @@ def _intercepting(kernels: _Kernels) -> Iterator[None]:
         _active.reset(token)
 
 
-class Recorded:
+class RecordedKernels:
     """Records the kernels of a graph that is being compiled."""
 
     def __init__(self, system: str) -> None:
         """Keep libraries built for `system`, a digest, apart from those of other systems."""
         self._system = system
-        self._kernels: dict[str, tuple[_Source, Load, bool]] = {}
+        self._kernels: dict[str, tuple[_KernelSource, LoadKernel, bool]] = {}
 
-    def load(self, owner: Any, source: _Source, original: Callable[..., Load]) -> Load:
+    def load(self, owner: Any, source: _KernelSource, original: Callable[..., LoadKernel]) -> LoadKernel:
         """Load a kernel as torch does, and record it."""
         # Torch names a library by its source and flags, and -march=native means something else on another machine. The
         # extra line gives each system its own library if machines share torch's cache directory.
@@ -128,18 +128,18 @@ def _read_library(library: Any) -> bytes:
 
 
 @contextmanager
-def record_kernels(system: str) -> Iterator[Recorded]:
+def record_kernels(system: str) -> Iterator[RecordedKernels]:
     """Record the kernels that are loaded inside the `with` block."""
-    recorded = Recorded(system)
+    recorded = RecordedKernels(system)
     with _intercepting(recorded):
         yield recorded
 
 
-class _Supplied:
+class _SuppliedKernels:
     def __init__(self, kernels: Mapping[str, bytes]) -> None:
         self._kernels = kernels
 
-    def load(self, owner: Any, source: _Source, original: Callable[..., Load]) -> Load:
+    def load(self, owner: Any, source: _KernelSource, original: Callable[..., LoadKernel]) -> LoadKernel:
         data = self._kernels.get(source.name(owner))
         if data is None:
             return original(source.main_code, submit_fn=source.submit_fn, **source.rest)
@@ -150,7 +150,7 @@ class _Supplied:
 @contextmanager
 def supply_kernels(kernels: Mapping[str, bytes]) -> Iterator[None]:
     """Load kernels from `kernels` inside the `with` block; build only those that it lacks."""
-    with _intercepting(_Supplied(kernels)):
+    with _intercepting(_SuppliedKernels(kernels)):
         yield
 
 

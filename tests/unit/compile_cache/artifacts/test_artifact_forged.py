@@ -16,7 +16,7 @@ from holdfast.compile_cache.artifacts.catalog import (
     artifact_name,
     iter_variants,
     list_signed,
-    parse_found,
+    parse_variant,
 )
 from holdfast.compile_cache.artifacts.trust import Trust, sign
 from holdfast.errors import Corrupt, HoldfastError, NotFound, Untrusted
@@ -223,7 +223,7 @@ def test_a_flipped_bit_in_any_file_of_the_store_gives_the_artifact_or_none_of_it
 
     try:
         fresh = open_repository(store)
-        read = read_artifact(fresh, parse_found(read_snapshot(store, name)), trust=SIGNED)
+        read = read_artifact(fresh, parse_variant(read_snapshot(store, name)), trust=SIGNED)
     except (HoldfastError, NotFound):
         return
     assert read == artifact

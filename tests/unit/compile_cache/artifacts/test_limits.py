@@ -69,7 +69,7 @@ class Sized(StoredVariant):
 
 
 def _delete(keys: list[StoredKey], limits: CacheLimits, now_s: float = 100.0) -> dict[str, str]:
-    return {v.key.digest: v.reason for v in plan_limits(keys, limits, now_s=now_s).verdicts if v.reason}
+    return {v.key.digest: v.reason for v in plan_limits(keys, limits, now_s=now_s).decisions if v.reason}
 
 
 def test_what_was_used_least_recently_goes_when_there_is_too_much() -> None:
@@ -202,7 +202,7 @@ def test_what_is_damaged_goes_if_it_can(tmp_path: Path) -> None:
 
     plan = plan_limits(read_stored(repo.store), CacheLimits(max_bytes=1 << 30), now_s=repo.store.clock())
 
-    assert [(v.key.digest, v.reason) for v in plan.verdicts if v.reason] == [
+    assert [(v.key.digest, v.reason) for v in plan.decisions if v.reason] == [
         ("@compiled/strange", "damaged"),
         (make_key("a").digest, "damaged"),
     ]

@@ -13,7 +13,7 @@ import torch
 from torch._inductor import lowering
 from torch._inductor.pattern_matcher import Arg, CallFunction, PatternMatcherPass, register_graph_pattern
 
-from holdfast.compile_cache.code.torch_tables import Kernel, LibraryWatch, TableEntry, TableWatch
+from holdfast.compile_cache.code.torch_tables import LibraryKernel, LibraryWatch, TableEntry, TableWatch
 
 _ERFC: Any = torch.ops.aten.erfc.default
 _register: Any = register_graph_pattern
@@ -25,11 +25,11 @@ from torch._inductor.fx_passes import joint_graph, post_grad
 from holdfast.compile_cache.code.torch_tables import LibraryWatch
 from holdfast.compile_cache.code.torch_tables import TableWatch
 watch = TableWatch()
-assert watch.list_foreign() == [], watch.list_foreign()
+assert watch.list_user_code() == [], watch.list_user_code()
 joint_graph.lazy_init(torch.device("cpu"))
 post_grad.lazy_init(torch.device("cpu"))
-assert watch.list_foreign() == [], watch.list_foreign()
-assert LibraryWatch().list_foreign() == [], LibraryWatch().list_foreign()
+assert watch.list_user_code() == [], watch.list_user_code()
+assert LibraryWatch().list_user_code() == [], LibraryWatch().list_user_code()
 """
 
 
@@ -44,7 +44,7 @@ def of_mine(x: Any) -> Any:
 
 
 def list_new(watch: TableWatch, before: list[TableEntry]) -> list[tuple[str, str]]:
-    return [(row.role, str(row.subject)) for row in watch.list_foreign() if row not in before]
+    return [(row.role, str(row.subject)) for row in watch.list_user_code() if row not in before]
 
 
 def test_all_that_torch_puts_into_its_tables_is_its_own() -> None:
@@ -55,7 +55,7 @@ def test_all_that_torch_puts_into_its_tables_is_its_own() -> None:
 
 def test_a_lowering_by_assignment_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     watch = TableWatch()
-    before = watch.list_foreign()
+    before = watch.list_user_code()
 
     monkeypatch.setitem(lowering.lowerings, _ERFC, of_mine)
 
@@ -64,7 +64,7 @@ def test_a_lowering_by_assignment_is_found(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_registered_lowering_is_found_below_what_torch_wraps_it_in(monkeypatch: pytest.MonkeyPatch) -> None:
     watch = TableWatch()
-    before = watch.list_foreign()
+    before = watch.list_user_code()
     wrapped: Any = lowering.register_lowering([], lowering_dict={})(of_mine)
 
     monkeypatch.setitem(lowering.lowerings, _ERFC, wrapped)
@@ -76,7 +76,7 @@ def test_a_registered_lowering_is_found_below_what_torch_wraps_it_in(monkeypatch
 @pytest.mark.parametrize("table", ["py_kernels", "python_key_table"])
 def test_a_python_kernel_is_found(monkeypatch: pytest.MonkeyPatch, table: str) -> None:
     watch = TableWatch()
-    before = watch.list_foreign()
+    before = watch.list_user_code()
 
     monkeypatch.setitem(getattr(_ERFC, table), torch._C.DispatchKey.AutogradXLA, of_mine)
 
@@ -85,7 +85,7 @@ def test_a_python_kernel_is_found(monkeypatch: pytest.MonkeyPatch, table: str) -
 
 def test_a_pattern_is_found(monkeypatch: pytest.MonkeyPatch, post_grad: Any) -> None:
     watch = TableWatch()
-    before = watch.list_foreign()
+    before = watch.list_user_code()
     passes = PatternMatcherPass()
     _register(CallFunction(_ERFC, Arg()), pass_dict=passes)(of_mine)
 
@@ -96,13 +96,13 @@ def test_a_pattern_is_found(monkeypatch: pytest.MonkeyPatch, post_grad: Any) -> 
 
 def test_a_kernel_of_a_library_is_found_and_forgotten_with_the_library() -> None:
     watch = LibraryWatch()
-    assert Kernel("aten::erfc", "AutogradXLA") not in watch.list_foreign()
+    assert LibraryKernel("aten::erfc", "AutogradXLA") not in watch.list_user_code()
     library = _Library("aten", "IMPL")
     library.impl("erfc", of_mine, "AutogradXLA")
 
     try:
-        assert Kernel("aten::erfc", "AutogradXLA") in watch.list_foreign()
+        assert LibraryKernel("aten::erfc", "AutogradXLA") in watch.list_user_code()
     finally:
         library._destroy()
 
-    assert Kernel("aten::erfc", "AutogradXLA") not in LibraryWatch().list_foreign()
+    assert LibraryKernel("aten::erfc", "AutogradXLA") not in LibraryWatch().list_user_code()
