@@ -15,7 +15,7 @@ from tests.architecture.sources import PACKAGE, ROOT
 LIGHT: Final = {
     "holdfast": ("torch", "numpy", "rich"),
     "holdfast.errors": ("torch", "numpy", "rich"),
-    "holdfast.cli.main": ("torch",),
+    "holdfast.cli.main": ("torch", "numpy", "rich"),
 }
 
 

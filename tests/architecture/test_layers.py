@@ -9,6 +9,7 @@ from typing import Final
 
 import pytest
 
+from tests.architecture.late_imports import find_unused, is_allowed
 from tests.architecture.sources import Import, Source, iter_imports, parse_source, read_sources
 
 # Low to high. A module imports from lower lines and from its own package; names on one line stay apart.
@@ -51,26 +52,17 @@ ROOMS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
     "distributed": (("talk",), ("checkpoint", "dcp")),
     "compile_cache": (("key_parts",), ("code",), ("key",), ("artifacts",), ("inductor",), ("torch_2_13",), ("*",)),
     "capture": (("stored",), ("compare",), ("record", "report")),
-    "cli": (("output", "verb"), ("lookup",), ("verbs", "runs"), ("grammar",), ("main",)),
+    "cli": (("output", "verb"), ("lookup",), ("verbs",), ("grammar",), ("main",)),
 }
 
 # Shipped for people who write stores; sees what they see, and nothing in the package needs it.
 ASIDE: Final = {"testing": "repo"}
 
-# `ls`, `check` and `gc` must start fast and run where torch is not wanted.
-TORCH_FREE: Final = {
-    "",
-    "errors",
-    "progress",
-    "digest",
-    "json_text",
-    "lru",
-    "texts",
-    "objects",
-    "repo",
-    "cli",
-    "testing",
-}
+# `ls`, `check` and `gc` must start fast and run where torch is not wanted. numpy may be used wherever torch may.
+WITH_TORCH: Final = {"torch", "numpy"}
+TORCH_FREE: Final = frozenset(
+    ["", "errors", "progress", "digest", "json_text", "lru", "texts", "objects", "repo", "cli", "testing"]
+)
 # ... but for what exists to make process groups.
 TORCH_USERS: Final = {"testing/ranks.py"}
 
@@ -102,13 +94,12 @@ HOME_OF_NAME: Final[dict[str, set[str]]] = {
     # What others have torch.save write, loaded weights-only unless the user allows more.
     "torch.load": {"snapshot/pickled.py"},
     "torch.save": {"snapshot/pickled.py"},
-    # Late imports: a verb loads its modules when it runs; the public face loads a name when it is used.
-    # So does the compile cache with what it takes of a version of torch, which others do not have, and with modules
-    # that code of an operator imports when it runs: their code is part of a key.
+    # Imports by a computed name: the public face loads a name when it is used, and old paths lead to new modules.
+    # The compile cache loads what it takes of a version of torch, which others do not have, and modules that code of
+    # an operator imports when it runs: their code is part of a key.
     "import_module": {
         "__init__.py",
         "moved.py",
-        "cli/main.py",
         "compile_cache/code/digest.py",
         "compile_cache/inductor.py",
     },
@@ -117,9 +108,6 @@ HOME_OF_NAME: Final[dict[str, set[str]]] = {
 
 # A method may share their name: `model.eval()` is nobody's business here.
 BUILTINS: Final = {"print", "eval", "exec", "__import__"}
-
-# The facade reaches torch when a method needs it, and not when a store is opened.
-LATE_IMPORTS: Final = {"cli/main.py", "cli/output.py", "facade.py"}
 
 # Anything in cli/ may hold a stream in its hands; below it nothing may.
 STREAMS: Final = {"sys.stdout", "sys.stderr", "sys.stdin"}
@@ -163,12 +151,12 @@ def _check_source(source: Source) -> Iterator[str]:
 
 def _check_import(source: Source, found: Import) -> Iterator[str]:
     top = found.module.split(".")[0]
-    if found.late and source.in_package not in LATE_IMPORTS:
+    if found.late and not is_allowed(source, found):
         yield f"imports {found.full} inside a function"
     if found.module.startswith("."):
         yield f"imports {found.full} relatively"
-    if top == "torch" and source.unit in TORCH_FREE and source.in_package not in TORCH_USERS:
-        yield "imports torch, which this layer does without"
+    if top in WITH_TORCH and source.unit in TORCH_FREE and source.in_package not in TORCH_USERS:
+        yield f"imports {top}, which this layer does without"
     if source.in_package not in HOME_OF_MODULE.get(top, {source.in_package}):
         yield f"imports {top}, {_describe(HOME_OF_MODULE[top])}"
     if top == "holdfast":
@@ -268,6 +256,8 @@ def test_every_module_keeps_to_its_layer() -> None:
         ("repo/format/pack.py", "import torch.distributed", "imports torch"),
         ("repo/format/pack.py", "if TYPE_CHECKING:\n    from torch import Tensor", "imports torch"),
         ("testing/faults.py", "import torch", "imports torch"),
+        ("repo/format/pack.py", "import numpy as np", "imports numpy"),
+        ("cli/verbs/diff.py", "import numpy.typing", "imports numpy"),
         ("cli/commands.py", "from rich.table import Table", "imports rich"),
         ("trees/walk.py", "import pickle", "imports pickle"),
         ("trees/walk.py", "from marshal import loads", "imports marshal"),
@@ -282,6 +272,7 @@ def test_every_module_keeps_to_its_layer() -> None:
         ("repo/upkeep/check.py", "print('done')", "uses print"),
         ("repo/upkeep/check.py", "import sys\nsys.stderr.write('done')", "uses sys.stderr"),
         ("repo/upkeep/check.py", "def check() -> None:\n    import json", "inside a function"),
+        ("cli/verbs/diff.py", "def diff() -> None:\n    from holdfast.diff import facts", "inside a function"),
         ("repo/upkeep/check.py", "from importlib import import_module", "uses import_module"),
     ],
 )
@@ -301,12 +292,12 @@ def test_a_planted_violation_is_reported(path: str, code: str, reason: str) -> N
         ),
         ("repo/format/pack.py", "from holdfast import digest"),
         ("repo/upkeep/check.py", "from holdfast.repo.format.pack import Pack"),
-        ("tensors/spec.py", "from holdfast.tensors.dtypes import find_dtype\nimport torch"),
+        ("tensors/spec.py", "from holdfast.tensors.dtypes import find_dtype\nimport numpy\nimport torch"),
         ("testing/faults.py", "from holdfast.repo.write.writer import Writer"),
         ("testing/ranks.py", "import torch.distributed"),
         ("cli/output.py", "import sys\nfrom rich.table import Table\nprint('x', file=sys.stderr)"),
         ("cli/main.py", "import os\nstore = os.environ.get('HOLDFAST_STORE')"),
-        ("cli/main.py", "def run() -> None:\n    from holdfast.repo import check"),
+        ("cli/grammar.py", "def declare() -> None:\n    from holdfast.cli.verbs.check import declare_check"),
         ("__init__.py", "if TYPE_CHECKING:\n    from holdfast.errors import NotFound"),
         ("cli/main.py", "from holdfast import __version__"),
         ("trees/walk.py", "import torch\nfast = torch.compile(model.eval())"),
@@ -314,6 +305,18 @@ def test_a_planted_violation_is_reported(path: str, code: str, reason: str) -> N
 )
 def test_what_is_allowed_is_not_reported(path: str, code: str) -> None:
     assert find_violations([parse_source(f"src/holdfast/{path}", code)]) == []
+
+
+def test_every_allowed_late_import_is_used() -> None:
+    assert find_unused(read_sources("src/holdfast")) == []
+
+
+def test_an_allowed_late_import_that_nothing_needs_is_reported() -> None:
+    top = parse_source("src/holdfast/cli/output.py", "from rich import progress")
+    late = parse_source("src/holdfast/cli/output.py", "def show() -> None:\n    from rich import progress")
+
+    assert "cli/output.py: rich" in find_unused([top])
+    assert "cli/output.py: rich" not in find_unused([late])
 
 
 def test_a_planted_cycle_is_reported() -> None:

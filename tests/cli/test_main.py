@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
+from importlib import import_module
+from pathlib import Path
 
 import pytest
 
@@ -149,18 +150,18 @@ def test_an_error_of_many_lines_is_one_line(cli: Cli, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("line", "said"),
     [
         (
-            ModuleNotFoundError("No module named 'torch._C'", name="torch._C"),
+            "raise ModuleNotFoundError('No module named torch', name='torch._C')",
             "this needs torch, which is not installed; install it with `pip install torch`",
         ),
         (
-            ImportError("libtorch_cpu.so: cannot open\nmore", name="torch._C"),
+            "raise ImportError('libtorch_cpu.so: cannot open\\nmore', name='torch._C')",
             "this needs torch, which is installed but cannot be imported: libtorch_cpu.so: cannot open",
         ),
         (
-            OSError("libcudart.so.12: cannot open shared object file"),
+            "raise OSError('libcudart.so.12: cannot open shared object file')",
             "this needs a package, which is installed but cannot be imported: libcudart.so.12: cannot open shared"
             " object file",
         ),
@@ -168,22 +169,33 @@ def test_an_error_of_many_lines_is_one_line(cli: Cli, monkeypatch: pytest.Monkey
     ids=["missing", "broken", "library"],
 )
 def test_a_package_that_cannot_be_imported_is_named(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch, error: Exception, said: str
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, line: str, said: str
 ) -> None:
-    def fail(module: str) -> NoReturn:
-        raise error
-
-    monkeypatch.setattr("holdfast.cli.main.import_module", fail)
+    (cli.folder / "planted_package.py").write_text(line)
+    monkeypatch.syspath_prepend(str(cli.folder))
+    monkeypatch.setattr(names, "run_ls", lambda *_: import_module("planted_package"))
 
     ran = cli("ls")
 
     assert (ran.code, ran.out, ran.err) == (2, "", f"holdfast: {said}\n")
 
 
-def test_a_module_of_ours_that_is_missing_is_a_bug(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(module: str) -> NoReturn:
-        raise ModuleNotFoundError("No module named 'holdfast.gone'", name="holdfast.gone")
+def test_a_file_that_is_missing_is_not_taken_for_a_package(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(names, "run_ls", lambda *_: Path("gone").read_text())
 
-    monkeypatch.setattr("holdfast.cli.main.import_module", fail)
+    assert cli("ls").err == "holdfast: gone: No such file or directory\n"
+
+
+def test_a_module_of_ours_that_is_missing_is_a_bug(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(names, "run_ls", lambda *_: import_module("holdfast.gone"))
 
     assert cli("ls").err.endswith("(this is a bug in Holdfast; please report it)\n")
+
+
+def test_an_import_that_fails_while_the_verb_is_declared_is_reported(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(names, "declare_ls", lambda _: import_module("no_such_package"))
+
+    ran = cli("ls")
+
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith("holdfast: this needs no_such_package, which is not installed")

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Callable, Sequence
-from importlib import import_module
-from types import ModuleType
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 from holdfast import __version__
@@ -23,39 +22,18 @@ INTERRUPTED: Final = 130
 BROKEN_PIPE: Final = 141
 """The exit code that a shell reports for a program killed by SIGPIPE."""
 
-# A verb's module is imported when the verb runs: `ls` must not wait for imports that `put` needs.
-_HOME: Final = {
-    "init": "holdfast.cli.verbs.names",
-    "ls": "holdfast.cli.verbs.names",
-    "tag": "holdfast.cli.verbs.names",
-    "rm": "holdfast.cli.verbs.rm",
-    "show": "holdfast.cli.verbs.show",
-    "diff": "holdfast.cli.verbs.diff",
-    "put": "holdfast.cli.verbs.files",
-    "get": "holdfast.cli.verbs.files",
-    "cat": "holdfast.cli.verbs.files",
-    "check": "holdfast.cli.verbs.check",
-    "doctor": "holdfast.cli.verbs.doctor",
-    "du": "holdfast.cli.verbs.space",
-    "prune": "holdfast.cli.verbs.space",
-    "gc": "holdfast.cli.verbs.space",
-    "repair": "holdfast.cli.verbs.repair",
-    "copy": "holdfast.cli.verbs.repair",
-    "cache": "holdfast.cli.verbs.cache",
-    "run": "holdfast.cli.verbs.run",
-}
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0 success, 1 findings or differences, 2 error."""
     output = Output()
-    parser = build_parser()
-    options = parser.parse_args(argv)
-    if options.verb is None:
-        parser.print_help()
-        return ERROR
+    words = sys.argv[1:] if argv is None else argv
     started = time.monotonic()
     try:
+        parser = build_parser(words)
+        options = parser.parse_args(words)
+        if options.verb is None:
+            parser.print_help()
+            return ERROR
         code = _run(options, output)
         output.flush()
         if options.profile:
@@ -67,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         output.note("interrupted")
         return INTERRUPTED
     except Exception as error:  # noqa: BLE001 - whatever it is, exit code 1 would be read as "findings"
-        _report(error, output, debug=options.debug)
+        _report(error, output, debug="--debug" in words)
         return ERROR
     return code
 
@@ -76,25 +54,8 @@ def _run(options: Namespace, output: Output) -> int:
     url = _choose_init_path(options) if options.verb == "init" else _choose_store(options)
     if options.verb == "copy":
         options.to = _verify_not_memory(options.to)
-    # For imports that a verb needs only with some options, above all torch.
-    options.load = _load
-    run: Callable[[Namespace, str, Output], int] = getattr(_load(_HOME[options.verb]), f"run_{options.verb}")
-    return run(options, url, output)
-
-
-def _load(module: str) -> ModuleType:
-    """Import a module of Holdfast; raises HoldfastError if a package that it needs cannot be imported."""
-    try:
-        return import_module(module)
-    except (ImportError, OSError) as error:  # an OSError is a shared library that is missing or broken
-        package = (getattr(error, "name", "") or "a package").partition(".")[0]
-        if package == __package__.partition(".")[0]:
-            raise  # a bug in Holdfast
-        if isinstance(error, ModuleNotFoundError):
-            why = f"which is not installed; install it with `pip install {package}`"
-        else:
-            why = f"which is installed but cannot be imported: {str(error).splitlines()[0]}"
-        raise HoldfastError(f"this needs {package}, {why}") from error
+    run_verb: Callable[[Namespace, str, Output], int] = options.run_verb
+    return run_verb(options, url, output)
 
 
 def _choose_store(options: Namespace) -> str:
@@ -138,9 +99,12 @@ def _verify_not_memory(url: str) -> str:
 
 def _report(error: Exception, output: Output, *, debug: bool) -> None:
     """Print one line about an error; a traceback only for bugs, or with --debug."""
-    if debug or not isinstance(error, HoldfastError | OSError):
+    package = _find_broken_package(error)
+    if debug or not (package or isinstance(error, HoldfastError | OSError)):
         output.trace(error)
-    if isinstance(error, HoldfastError):
+    if package:
+        output.note(_explain_broken_package(package, error))
+    elif isinstance(error, HoldfastError):
         output.note(_advise(error))
     elif isinstance(error, OSError) and error.strerror:
         output.note(f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror)
@@ -150,6 +114,28 @@ def _report(error: Exception, output: Output, *, debug: bool) -> None:
         output.flush()
     except OSError:
         output.abandon()
+
+
+def _find_broken_package(error: Exception) -> str:
+    """Return the package of others whose import failed, or an empty text if the error is another one."""
+    # An OSError is a shared library that is missing or broken, if it was raised while a module was imported.
+    if not isinstance(error, ImportError) and not (isinstance(error, OSError) and _is_from_import(error)):
+        return ""
+    package = (getattr(error, "name", "") or "a package").partition(".")[0]
+    return "" if package == __package__.partition(".")[0] else package
+
+
+def _is_from_import(error: Exception) -> bool:
+    step = error.__traceback__
+    while step and step.tb_frame.f_code.co_name != "<module>":
+        step = step.tb_next
+    return step is not None
+
+
+def _explain_broken_package(package: str, error: Exception) -> str:
+    if isinstance(error, ModuleNotFoundError):
+        return f"this needs {package}, which is not installed; install it with `pip install {package}`"
+    return f"this needs {package}, which is installed but cannot be imported: {str(error).splitlines()[0]}"
 
 
 def _advise(error: HoldfastError) -> str:
@@ -162,8 +148,8 @@ def _advise(error: HoldfastError) -> str:
     return text
 
 
-def build_parser() -> ArgumentParser:
-    """Return the parser of the whole command line."""
+def build_parser(words: Collection[str] | None = None) -> ArgumentParser:
+    """Return the parser of the command line; with `words`, the verbs that are not in it have no arguments yet."""
     parser = Parser(
         prog="holdfast",
         description="Keep files and PyTorch state in a content-addressed store.",
@@ -182,5 +168,5 @@ def build_parser() -> ArgumentParser:
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     parser.add_argument("--profile", action="store_true", help="print the time of each stage to standard error")
     parser.add_argument("--version", action="version", version=f"holdfast {__version__}", help="print the version")
-    add_verbs(parser)
+    add_verbs(parser, words)
     return parser

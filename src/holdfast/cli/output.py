@@ -107,6 +107,11 @@ class Output:
         """Print aligned rows below headers; `right` names the columns that are aligned to the right."""
         self._align([list(headers), *rows], [header in right.split() for header in headers])
 
+    def cut(self, left_out: int) -> None:
+        """Print how many lines were left out, if any were, and the option that shows them."""
+        if left_out > 0:
+            self.line(f"... and {left_out} more; --all shows them")
+
     def columns(self, rows: Sequence[Sequence[str]]) -> None:
         """Print aligned rows without headers."""
         if rows:

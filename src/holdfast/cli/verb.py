@@ -1,4 +1,4 @@
-"""Adds a verb to the command line: the layout of help pages, and options that many verbs share."""
+"""What the declarations of all verbs share: the layout of a help page, common options, and errors with a suggestion."""
 
 from __future__ import annotations
 
@@ -34,24 +34,40 @@ class Parser(ArgumentParser):
         super().error(message)
 
 
+def add_verb(verbs: Verbs, name: str, summary: str) -> ArgumentParser:
+    """Add a verb, or an action of a verb, with its one-line summary, and return its parser."""
+    return verbs.add_parser(
+        name,
+        help=summary,
+        description=summary[0].upper() + summary[1:] + ".",
+        formatter_class=RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+
+
+def document(parser: ArgumentParser, more: str = "", *, examples: Sequence[str]) -> None:
+    """Add to the help page of a verb: `more` after the summary, and examples at the end."""
+    if more:
+        parser.description = f"{parser.description}\n\n{more}"
+    parser.epilog = format_examples(*examples)
+
+
 def format_examples(*commands: str) -> str:
     """Return the section of a help page that shows example commands."""
     # argparse dedents by the lines after the first, so the first line is empty.
     return "\nExample:\n\n" + "\n".join(f"    {command}" for command in commands)
 
 
-def add_verb(verbs: Verbs, name: str, summary: str, *, more: str = "", examples: Sequence[str]) -> ArgumentParser:
-    """Add a verb with its help page, and return its parser, to which the caller adds arguments."""
-    return verbs.add_parser(
-        name,
-        help=summary,
-        description=summary[0].upper() + summary[1:] + "." + (f"\n\n{more}" if more else ""),
-        epilog=format_examples(*examples),
-        formatter_class=RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-
-
 def add_json(parser: ArgumentParser) -> None:
     """Add the option --json."""
     parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def add_prefix(parser: ArgumentParser) -> None:
+    """Add the argument PREFIX, which selects snapshots."""
+    parser.add_argument("prefix", metavar="PREFIX", nargs="?", default="", help="only names that start with this")
+
+
+def add_yes(parser: ArgumentParser) -> None:
+    """Add the option --yes of a verb that prints a plan first."""
+    parser.add_argument("--yes", action="store_true", help="carry out the plan; without it, only print the plan")

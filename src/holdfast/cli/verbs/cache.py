@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from holdfast.cli.lookup import open_to_read, open_to_write
 from holdfast.cli.output import Output, count, format_bytes, format_time, format_utc
+from holdfast.cli.verb import add_json, add_verb, add_yes, document
 from holdfast.cli.verbs.space import parse_duration
 from holdfast.compile_cache.artifacts.artifact import read_parts
 from holdfast.compile_cache.artifacts.catalog import StoredVariant, find_key_digest
@@ -29,23 +30,28 @@ from holdfast.errors import AmbiguousName, BadName, NotFound
 from holdfast.json_text import Json
 from holdfast.repo.handle.repository import Repository
 
+if TYPE_CHECKING:
+    from holdfast.cli.verb import Verbs
+
 _SIZE: Final = re.compile(r"([0-9]{1,12})([KMGT]?)(?:i?B)?\Z")
 _UNITS: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _SHORT: Final = 12
 """Digits of a key that are shown: enough to be unique in practice."""
 
 
-def run_cache(options: Namespace, url: str, output: Output) -> int:
-    """Run one of the actions on compiled graphs."""
-    actions: dict[str, Callable[[Namespace, str, Output], int]] = {
-        "ls": _run_ls,
-        "show": _run_show,
-        "stat": _run_stat,
-        "prune": _run_prune,
-        "clear": _run_clear,
-        "why": _run_why,
-    }
-    return actions[options.action](options, url, output)
+def declare_cache(parser: ArgumentParser) -> None:
+    """Declare the verb `cache` and its actions."""
+    more = (
+        "Compiled graphs are stored under @compiled/: one key for each graph, and one\n"
+        "variant of the key for each set of shape guards. KEY is the beginning of a key,\n"
+        "as `cache ls` prints it. prune and clear print their plan, and act only with\n"
+        "--yes; `holdfast gc` then frees the space."
+    )
+    examples = ["holdfast cache ls", "holdfast cache prune --max-size 20G --max-age 30d --yes", "holdfast cache why"]
+    document(parser, more, examples=examples)
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", title="actions", required=True)
+    for declare in (_declare_ls, _declare_show, _declare_stat, _declare_prune, _declare_clear, _declare_why):
+        declare(actions)
 
 
 def parse_size(text: str) -> int:
@@ -54,6 +60,14 @@ def parse_size(text: str) -> int:
     if not found:
         raise BadName(f"{text!r} is not a size; write a number and one of K, M, G, T, such as 20G")
     return int(found[1]) * _UNITS[found[2]]
+
+
+def _declare_ls(actions: Verbs) -> None:
+    parser = add_verb(actions, "ls", "list keys")
+    more = "The most recently used key comes first. Exits with 1 if one is damaged."
+    document(parser, more, examples=["holdfast cache ls"])
+    add_json(parser)
+    parser.set_defaults(run_verb=_run_ls)
 
 
 def _run_ls(options: Namespace, url: str, output: Output) -> int:
@@ -79,6 +93,15 @@ def _run_ls(options: Namespace, url: str, output: Output) -> int:
     return _note_damaged(keys, output)
 
 
+def _declare_show(actions: Verbs) -> None:
+    parser = add_verb(actions, "show", "show a key and its variants")
+    document(parser, examples=["holdfast cache show 3f2a", "holdfast cache show 3f2a --part flags"])
+    parser.add_argument("key", metavar="KEY", help="the beginning of a key")
+    parser.add_argument("--part", metavar="PART", help="print this part of the key: graph, inputs, flags, ...")
+    add_json(parser)
+    parser.set_defaults(run_verb=_run_show)
+
+
 def _run_show(options: Namespace, url: str, output: Output) -> int:
     repo = open_to_read(url, output)
     key = _find_key(read_stored(repo.store), options.key, repo)
@@ -96,6 +119,13 @@ def _run_show(options: Namespace, url: str, output: Output) -> int:
         output.line()
         _print_facts(_list_facts(found), output)
     return _note_damaged([key], output)
+
+
+def _declare_stat(actions: Verbs) -> None:
+    parser = add_verb(actions, "stat", "show totals of the cache")
+    document(parser, examples=["holdfast cache stat"])
+    add_json(parser)
+    parser.set_defaults(run_verb=_run_stat)
 
 
 def _run_stat(options: Namespace, url: str, output: Output) -> int:
@@ -127,22 +157,66 @@ def _run_stat(options: Namespace, url: str, output: Output) -> int:
     return _note_damaged(keys, output)
 
 
+def _declare_prune(actions: Verbs) -> None:
+    parser = add_verb(actions, "prune", "delete graphs that are over a limit")
+    more = (
+        "Deletes damaged graphs and graphs over a limit, and keeps the others. Processes\n"
+        "that may write to the store record use once a day; a graph without such a record\n"
+        "counts as last used when it was saved."
+    )
+    examples = ["holdfast cache prune --max-size 20G", "holdfast cache prune --other-systems --yes"]
+    document(parser, more, examples=examples)
+    parser.add_argument("--max-size", metavar="SIZE", help="keep at most SIZE, the most recently used: 500M, 20G")
+    parser.add_argument("--max-age", metavar="TIME", help="delete graphs that were not used for TIME: 12h, 30d, 8w")
+    parser.add_argument(
+        "--other-systems", action="store_true", help="delete graphs that torch on this machine cannot use; loads torch"
+    )
+    add_yes(parser)
+    add_json(parser)
+    parser.set_defaults(run_verb=_run_prune)
+
+
 def _run_prune(options: Namespace, url: str, output: Output) -> int:
     try:
         limits = CacheLimits(
             max_bytes=parse_size(options.max_size) if options.max_size else None,
             max_age_s=parse_duration(options.max_age) if options.max_age else None,
-            systems=options.load("holdfast.compile_cache.key.system").digest_systems()
-            if options.other_systems
-            else frozenset(),
+            systems=_digest_systems() if options.other_systems else frozenset(),
         )
     except ValueError as error:
         raise BadName(str(error)) from error
     return _delete(options, url, output, lambda keys, now_s: plan_limits(keys, limits, now_s=now_s))
 
 
+def _digest_systems() -> frozenset[str]:
+    """Return the digests of the systems whose graphs torch on this machine can use."""
+    from holdfast.compile_cache.key.system import digest_systems
+
+    return digest_systems()
+
+
+def _declare_clear(actions: Verbs) -> None:
+    parser = add_verb(actions, "clear", "delete all compiled graphs")
+    document(parser, examples=["holdfast cache clear --yes"])
+    add_yes(parser)
+    add_json(parser)
+    parser.set_defaults(run_verb=_run_clear)
+
+
 def _run_clear(options: Namespace, url: str, output: Output) -> int:
     return _delete(options, url, output, lambda keys, _: plan_clear(keys))
+
+
+def _declare_why(actions: Verbs) -> None:
+    parser = add_verb(actions, "why", "explain why a graph was compiled again")
+    more = (
+        "Shows part by part how two keys differ: the reason why the graph of one could\n"
+        "not be used for the other. A defaults to the newest key, B to the key most like A."
+    )
+    document(parser, more, examples=["holdfast cache why", "holdfast cache why 3f2a", "holdfast cache why 3f2a 9c01"])
+    parser.add_argument("a", metavar="A", nargs="?", help="the beginning of a key")
+    parser.add_argument("b", metavar="B", nargs="?", help="the beginning of another key")
+    parser.set_defaults(run_verb=_run_why)
 
 
 def _run_why(options: Namespace, url: str, output: Output) -> int:

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections import Counter
 from dataclasses import asdict
 
 from holdfast.cli.lookup import open_objects
 from holdfast.cli.output import Output, count, format_bytes
+from holdfast.cli.verb import add_json, document
 from holdfast.json_text import Json
 from holdfast.repo.upkeep.check import Checker
 from holdfast.repo.upkeep.findings import Finding, Tally
+
+
+def declare_check(parser: ArgumentParser) -> None:
+    """Declare the verb `check`."""
+    more = "Never writes. Exits with 1 if there is an error or a warning, but not for notes."
+    document(parser, more, examples=["holdfast check", "holdfast check --read --json"])
+    parser.add_argument("--read", action="store_true", help="read and verify every byte, not only the structure")
+    add_json(parser)
+    parser.set_defaults(run_verb=run_check)
 
 
 def run_check(options: Namespace, url: str, output: Output) -> int:

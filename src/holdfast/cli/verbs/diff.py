@@ -3,22 +3,41 @@
 from __future__ import annotations
 
 import math
-from argparse import Namespace
-from collections.abc import Callable
+from argparse import ArgumentParser, Namespace
 from typing import Final
 
 from holdfast.cli.lookup import open_to_read, read_named_snapshot
 from holdfast.cli.output import Output, describe_facts, format_bytes
+from holdfast.cli.verb import add_json, document
 from holdfast.diff.compare import Aspect, Change, Diff, Distance, compare
 from holdfast.digest import short_hex
 from holdfast.json_text import Json
-from holdfast.repo.handle.repository import Repository
 
 _MAX_LINES: Final = 50
 _SIGNS: Final = {"added": "+", "removed": "-", "changed": "~"}
 _WITHOUT_TEXTS: Final = {"values": "values differ", "order": "different key order"}
 
-MeasureDiff = Callable[[Repository, Diff], Diff]
+
+def declare_diff(parser: ArgumentParser) -> None:
+    """Declare the verb `diff`."""
+    more = (
+        "A line begins with + for a leaf that only B has, - for one that only A has, ~\n"
+        "for one that differs. Only manifests are read, unless a tensor was chunked or\n"
+        "laid out differently. --values reads the tensors that differ and measures by how\n"
+        "much; NaN at the same index on both sides counts as equal. Exits with 1 if there\n"
+        "is a difference."
+    )
+    examples = ["holdfast diff run1/step-100 run1/step-200", "holdfast diff best last --values --only 'model.*'"]
+    document(parser, more, examples=examples)
+    parser.add_argument("a", metavar="A", help="a snapshot or a tag")
+    parser.add_argument("b", metavar="B", help="another snapshot or tag")
+    parser.add_argument("--values", action="store_true", help="measure by how much values differ; loads torch")
+    parser.add_argument(
+        "--only", metavar="PATTERN", action="append", default=[], help="only leaves whose names match; may be repeated"
+    )
+    parser.add_argument("--all", action="store_true", help=f"print every line, not only the first {_MAX_LINES}")
+    add_json(parser)
+    parser.set_defaults(run_verb=run_diff)
 
 
 def run_diff(options: Namespace, url: str, output: Output) -> int:
@@ -27,7 +46,8 @@ def run_diff(options: Namespace, url: str, output: Output) -> int:
     a, b = (read_named_snapshot(repo.store, name, output) for name in (options.a, options.b))
     diff = compare(repo, a, b, only=options.only)
     if options.values and not diff.is_equal:
-        measure: MeasureDiff = options.load("holdfast.diff.values").measure
+        from holdfast.diff.values import measure
+
         diff = measure(repo, diff)
     if options.json:
         output.json(_describe(diff))
@@ -39,9 +59,7 @@ def run_diff(options: Namespace, url: str, output: Output) -> int:
 def _print(diff: Diff, output: Output, *, limit: int, is_filtered: bool) -> None:
     output.line(f"{diff.a.name} ({short_hex(diff.a.digest)}) -> {diff.b.name} ({short_hex(diff.b.digest)})")
     output.columns([_format_change(change) for change in diff.changes[:limit]])
-    left = len(diff.changes) - limit
-    if left > 0:
-        output.line(f"... and {left} more; --all shows them")
+    output.cut(len(diff.changes) - limit)
     if diff.a.digest == diff.b.digest:
         output.line(f"equal: the digests are the same ({format_bytes(diff.equal_bytes)})")
     elif is_filtered:

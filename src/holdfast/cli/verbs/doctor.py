@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Final, Literal
 
 from holdfast.cli.lookup import verify_possible
 from holdfast.cli.output import Output, count, format_bytes
+from holdfast.cli.verb import add_json, document
 from holdfast.errors import Corrupt, NewerFormat
 from holdfast.objects.listing import iter_objects
 from holdfast.objects.local.probe import DirectoryFacts, locate_nearest_directory, probe_directory
@@ -37,6 +38,20 @@ class DoctorFinding:
     verdict: Literal["ok", "note", "warning", "error"]
     topic: str
     text: str
+
+
+def declare_doctor(parser: ArgumentParser) -> None:
+    """Declare the verb `doctor`."""
+    more = (
+        "Checks the filesystem and the store, and writes nothing. Some facts need a test\n"
+        "write, which --write does: whether two writers can overwrite each other, how\n"
+        "fast a write becomes durable, and whether direct I/O works. Also works for a\n"
+        "directory without a store. Exits with 1 if there is a warning or an error."
+    )
+    document(parser, more, examples=["holdfast doctor", "holdfast doctor --write"])
+    parser.add_argument("--write", action="store_true", help="test the filesystem with scratch files, and remove them")
+    add_json(parser)
+    parser.set_defaults(run_verb=run_doctor)
 
 
 def run_doctor(options: Namespace, url: str, output: Output) -> int:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import re
 import time
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import Final
 
 from holdfast.cli.lookup import open_to_read, open_to_write, read_named_snapshot
 from holdfast.cli.output import Output, count, format_bytes
+from holdfast.cli.verb import document
 from holdfast.digest import short_hex
 from holdfast.errors import BadName, NameInUse, NotFound
 from holdfast.json_text import Json
@@ -25,12 +26,37 @@ from holdfast.repo.names.tags import read_tag
 from holdfast.repo.read.reader import SnapshotReader, open_snapshot
 from holdfast.repo.read.stream import open_entry
 from holdfast.repo.write.writer import Request, save
+from holdfast.texts import list_some
 
 _RANGE: Final = re.compile(r"(-?[0-9]{1,18})?:(-?[0-9]{1,18})?")
 _TREE: Final = "tree"
 """Key of the encoded tree in a manifest's spec; a snapshot of files has none."""
 _TENSORS: Final = frozenset({"tensor", "array"})
-_NAMED: Final = 3
+_MAX_NAMED: Final = 3
+
+
+def declare_put(parser: ArgumentParser) -> None:
+    """Declare the verb `put`."""
+    more = (
+        "A file becomes an entry with the name of the file. A directory DIR becomes\n"
+        "entries DIR/...; DIR/ and . add the files in them without the directory's name.\n"
+        "Hidden files are included, empty directories are not. A link to a file is saved\n"
+        "as the file; a link to a directory is refused, unless written as LINK/. Saving\n"
+        "the same content again under the same name writes nothing."
+    )
+    examples = ["holdfast put run1/step-100 model.pt config.json", "holdfast put data/v1 corpus/ --meta source=web"]
+    document(parser, more, examples=examples)
+    parser.add_argument("name", metavar="NAME", help="the snapshot's name")
+    parser.add_argument("paths", metavar="PATH", nargs="+", help="a file or directory")
+    parser.add_argument("--overwrite", action="store_true", help="replace the content of the name, atomically")
+    parser.add_argument(
+        "--meta",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="store this text with the snapshot; may be repeated",
+    )
+    parser.set_defaults(run_verb=run_put)
 
 
 def run_put(options: Namespace, url: str, output: Output) -> int:
@@ -84,6 +110,25 @@ def _parse_metadata(pairs: Iterable[str]) -> dict[str, Json]:
     return metadata
 
 
+def declare_get(parser: ArgumentParser) -> None:
+    """Declare the verb `get`."""
+    more = (
+        "Every byte is verified before it is written, and a file appears whole or not at\n"
+        "all. If files exist already, all of them are named and nothing is written. Links\n"
+        "below DIR are never followed. A tensor becomes a file of raw bytes without a\n"
+        "header; `holdfast show` prints its dtype and shape. Plain values, such as\n"
+        "numbers and short texts, are not written as files: they are counted and named\n"
+        "on standard error, and the exit code is 0."
+    )
+    examples = ["holdfast get run1/step-100 out", "holdfast get best out --only '*.json'"]
+    document(parser, more, examples=examples)
+    parser.add_argument("name", metavar="NAME", help="a snapshot or a tag")
+    parser.add_argument("directory", metavar="DIR", help="the target directory; created if it does not exist")
+    parser.add_argument("--only", metavar="GLOB", help="only entries that match; * matches / too")
+    parser.add_argument("--overwrite", action="store_true", help="replace files that exist already")
+    parser.set_defaults(run_verb=run_get)
+
+
 def run_get(options: Namespace, url: str, output: Output) -> int:
     """Write the entries of a snapshot as files, and name the values that are not written."""
     repo = open_to_read(url, output)
@@ -92,7 +137,7 @@ def run_get(options: Namespace, url: str, output: Output) -> int:
     started = time.monotonic()
     beside = (options.directory, "the name comes first, `holdfast get NAME DIR`")
     with open_snapshot(repo, read_named_snapshot(repo.store, options.name, output, beside=beside)) as reader:
-        plain = _find_plain(options, reader, options.only)
+        plain = _find_plain(reader, options.only)
         _verify_some_file(reader, plain, options.only)
         done = restore(
             reader, options.directory, only=options.only, overwrite=options.overwrite, progress=output.progress()
@@ -104,11 +149,25 @@ def run_get(options: Namespace, url: str, output: Output) -> int:
     return 0
 
 
+def declare_cat(parser: ArgumentParser) -> None:
+    """Declare the verb `cat`."""
+    more = (
+        "Each chunk is verified before it is written, so no damaged byte is. With\n"
+        "--range, only the chunks of that range are read."
+    )
+    examples = ["holdfast cat run1/step-100 config.json", "holdfast cat run1/step-100 log.txt --range=-1000:"]
+    document(parser, more, examples=examples)
+    parser.add_argument("name", metavar="NAME", help="a snapshot or a tag")
+    parser.add_argument("entry", metavar="ENTRY", help="the entry's name, as `holdfast show` lists it")
+    parser.add_argument("--range", metavar="START:STOP", help="only these bytes; negative numbers count from the end")
+    parser.set_defaults(run_verb=run_cat)
+
+
 def run_cat(options: Namespace, url: str, output: Output) -> int:
     """Write the bytes of one entry to standard output, each piece verified before it is written."""
     repo = open_to_read(url, output)
     with open_snapshot(repo, read_named_snapshot(repo.store, options.name, output)) as reader:
-        if options.entry not in reader.manifest.names and options.entry in _find_plain(options, reader, None):
+        if options.entry not in reader.manifest.names and options.entry in _find_plain(reader, None):
             name = reader.snapshot.name
             raise NotFound(
                 f"{options.entry!r} in {name!r} is a plain value and not an entry;"
@@ -135,13 +194,14 @@ def _parse_range(text: str | None, size_bytes: int) -> tuple[int, int]:
     return start, max(start, stop)
 
 
-def _find_plain(options: Namespace, reader: SnapshotReader, only: str | None) -> list[str]:
+def _find_plain(reader: SnapshotReader, only: str | None) -> list[str]:
     """Return the names of the plain values of a tree that match the pattern."""
     spec = reader.manifest.spec
     if not isinstance(spec, dict) or _TREE not in spec:
         return []
-    leaves = options.load("holdfast.trees.outline").iter_leaves(spec[_TREE])
-    names = [leaf.name or "(the tree)" for leaf in leaves if not leaf.tag.startswith("@")]
+    from holdfast.trees.outline import iter_leaves
+
+    names = [leaf.name or "(the tree)" for leaf in iter_leaves(spec[_TREE]) if not leaf.tag.startswith("@")]
     return [name for name in names if only is None or fnmatchcase(name, only)]
 
 
@@ -152,7 +212,7 @@ def _verify_some_file(reader: SnapshotReader, plain: Sequence[str], only: str | 
     name = reader.snapshot.name
     raise NotFound(
         f"{only!r} matches only plain values in {name!r}, which are not written as files:"
-        f" {_enumerate(plain)}; {_point_to(name, plain)}",
+        f" {list_some(plain, _MAX_NAMED)}; {_point_to(name, plain)}",
         name=only,
     )
 
@@ -168,13 +228,13 @@ def _note_form(reader: SnapshotReader, plain: Sequence[str], only: str | None, o
     if plain:
         were = "was" if len(plain) == 1 else "were"
         values = f"{count(len(plain), 'plain value')} {were} not written"
-        output.note(f"{values}: {_enumerate(plain)}; {_point_to(name, plain)}")
+        output.note(f"{values}: {list_some(plain, _MAX_NAMED)}; {_point_to(name, plain)}")
     varying = _find_varying(reader).intersection(entry.name for entry in written)
     if varying:
         differ = "differs" if len(varying) == 1 else "differ"
         output.note(
             f"{count(len(varying), 'entry')} {differ} between ranks, and the lowest rank's was written:"
-            f" {_enumerate(sorted(varying))}; store.load_into on that many ranks loads each rank's own"
+            f" {list_some(sorted(varying), _MAX_NAMED)}; store.load_into on that many ranks loads each rank's own"
         )
 
 
@@ -190,8 +250,3 @@ def _find_varying(reader: SnapshotReader) -> set[str]:
 def _point_to(name: str, plain: Sequence[str]) -> str:
     them = "it" if len(plain) == 1 else "them"
     return f"`holdfast show {name}` prints {them}, store.load({name!r}) loads {them}"
-
-
-def _enumerate(names: Sequence[str]) -> str:
-    more = len(names) - _NAMED
-    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")

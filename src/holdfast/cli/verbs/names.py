@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from holdfast.cli.lookup import explain_missing, open_to_read, open_to_write, read_named_snapshot
 from holdfast.cli.output import Output, format_bytes, format_time, format_utc
+from holdfast.cli.verb import add_json, add_prefix, document
 from holdfast.digest import short_hex
 from holdfast.errors import BadName, Corrupt, HoldfastError, NameInUse, NotFound
 from holdfast.json_text import Json, canonical_json
@@ -21,12 +22,33 @@ from holdfast.repo.names.tags import Tag, delete_tag, iter_tags, read_tag, set_t
 _Found = TypeVar("_Found", CommittedSnapshot, Tag)
 
 
+def declare_init(parser: ArgumentParser) -> None:
+    """Declare the verb `init`."""
+    more = (
+        "The directory must be empty, or not exist yet. PATH defaults to -s, else to\n"
+        "$HOLDFAST_STORE, else to the current directory."
+    )
+    document(parser, more, examples=["holdfast init ckpts"])
+    parser.add_argument("path", metavar="PATH", nargs="?", help="the directory; created if it does not exist")
+    parser.set_defaults(run_verb=run_init)
+
+
 def run_init(options: Namespace, url: str, output: Output) -> int:
     """Create an empty store."""
     store = open_store(url)
     config = init_repository(store)
     output.line(f"created an empty store in {store.url} (id {config.store_id})")
     return 0
+
+
+def declare_ls(parser: ArgumentParser) -> None:
+    """Declare the verb `ls`."""
+    more = "In natural order: step-99 comes before step-100. Exits with 1 if a snapshot or\na tag is damaged."
+    document(parser, more, examples=["holdfast ls", "holdfast ls run1/ --json"])
+    add_prefix(parser)
+    parser.add_argument("-l", "--long", action="store_true", help="also show full digests, generations and metadata")
+    add_json(parser)
+    parser.set_defaults(run_verb=run_ls)
 
 
 def run_ls(options: Namespace, url: str, output: Output) -> int:
@@ -48,6 +70,23 @@ def run_ls(options: Namespace, url: str, output: Output) -> int:
             which = f"starts with {options.prefix!r}" if options.prefix else "was saved yet"
             output.note(f"no snapshot {which} in {store.url}")
     return 1 if broken else 0
+
+
+def declare_tag(parser: ArgumentParser) -> None:
+    """Declare the verb `tag`."""
+    more = "Without arguments, list all tags. With TAG only, print its snapshot."
+    examples = [
+        "holdfast tag best run1/step-100",
+        "holdfast tag best run1/step-200 --move",
+        "holdfast tag --delete best",
+    ]
+    document(parser, more, examples=examples)
+    parser.add_argument("tag", metavar="TAG", nargs="?", help="the tag")
+    parser.add_argument("snapshot", metavar="NAME", nargs="?", help="the snapshot that the tag will point to")
+    parser.add_argument("--move", action="store_true", help="move the tag if it points to another snapshot")
+    parser.add_argument("--delete", metavar="TAG", help="delete this tag; the snapshot is kept")
+    add_json(parser)
+    parser.set_defaults(run_verb=run_tag)
 
 
 def run_tag(options: Namespace, url: str, output: Output) -> int:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 
 from holdfast.cli.lookup import open_to_read, open_to_write, read_named_snapshot
 from holdfast.cli.output import Output, count, format_bytes
+from holdfast.cli.verb import add_json, add_yes, document
 from holdfast.compile_cache.artifacts.artifact import copy_artifact
 from holdfast.compile_cache.artifacts.catalog import ARTIFACTS
 from holdfast.errors import NotFound
@@ -18,6 +19,20 @@ from holdfast.repo.handle.repository import Repository, open_repository
 from holdfast.repo.names.snapshots import CommittedSnapshot, DamagedName, iter_user_names
 from holdfast.repo.upkeep.repair import RepairPlan, apply_repair, plan_repair
 from holdfast.repo.upkeep.transfer import copy_snapshot
+
+
+def declare_repair(parser: ArgumentParser) -> None:
+    """Declare the verb `repair`."""
+    more = (
+        "Reads every byte. Rebuilds the index, lists damaged packs as bad, and lets\n"
+        "snapshots use other copies in the store. Lost data is reported, and no snapshot\n"
+        "is dropped. Prints its plan, and acts only with --yes. Exits with 1 if something\n"
+        "is lost."
+    )
+    document(parser, more, examples=["holdfast repair --yes"])
+    add_yes(parser)
+    add_json(parser)
+    parser.set_defaults(run_verb=run_repair)
 
 
 def run_repair(options: Namespace, url: str, output: Output) -> int:
@@ -34,6 +49,29 @@ def run_repair(options: Namespace, url: str, output: Output) -> int:
         done = apply_repair(repo, plan, progress=output.progress())
         output.note(f"carried out {count(len(done), 'action')} of {len(plan.actions)}")
     return 1 if plan.losses else 0
+
+
+def declare_copy(parser: ArgumentParser) -> None:
+    """Declare the verb `copy`."""
+    more = (
+        "Copies only chunks that the other store does not have, and verifies them on both\n"
+        "sides. Content, digest, metadata and commit time are kept. If a copy is\n"
+        "interrupted, run it again. A NAME that ends in / means all snapshots that begin\n"
+        "with it: run1/, or @compiled/ for all compiled graphs. A compiled graph that the\n"
+        "other store has in another form is not replaced."
+    )
+    examples = [
+        "holdfast copy run1/step-100 best --to /mnt/backup",
+        "holdfast copy @compiled/ --to /media/usb/bundle",
+    ]
+    document(parser, more, examples=examples)
+    parser.add_argument("names", metavar="NAME", nargs="+", help="a snapshot, a tag, or a prefix that ends in /")
+    parser.add_argument("--to", metavar="STORE", required=True, help="the other store; created if it does not exist")
+    parser.add_argument(
+        "--overwrite", action="store_true", help="replace the content of these names in the other store"
+    )
+    parser.add_argument("--no-create", action="store_true", help="fail if there is no store at --to")
+    parser.set_defaults(run_verb=run_copy)
 
 
 def run_copy(options: Namespace, url: str, output: Output) -> int:

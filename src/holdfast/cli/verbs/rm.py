@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 
 from holdfast.cli.lookup import open_to_read, open_to_write
 from holdfast.cli.output import Output, count, format_bytes, format_time
+from holdfast.cli.verb import document
 from holdfast.cli.verbs.names import read_deletable, split_damaged
 from holdfast.errors import Corrupt, NewerFormat, NotFound
 from holdfast.objects.protocol import ObjectStore
@@ -14,6 +15,15 @@ from holdfast.repo.names.roots import read_live
 from holdfast.repo.names.snapshots import CommittedSnapshot, delete_snapshot
 from holdfast.repo.names.tags import iter_tags
 from holdfast.repo.upkeep.usage import read_freed_bytes
+
+
+def declare_rm(parser: ArgumentParser) -> None:
+    """Declare the verb `rm`."""
+    more = "Prints what would be deleted, and deletes only with --yes. Refuses a snapshot\nthat a tag points to."
+    document(parser, more, examples=["holdfast rm run1/step-100 --yes"])
+    parser.add_argument("names", metavar="NAME", nargs="+", help="a snapshot")
+    parser.add_argument("--yes", action="store_true", help="delete; without it, only print what would be deleted")
+    parser.set_defaults(run_verb=run_rm)
 
 
 def run_rm(options: Namespace, url: str, output: Output) -> int:

@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import os
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
-from holdfast.capture.compare.compare import Ways, diff_runs
-from holdfast.capture.compare.measure import TensorDistance
-from holdfast.capture.compare.nan import find_nonfinite
-from holdfast.capture.compare.rank_diffs import Replica, diff_ranks
-from holdfast.capture.compare.result import CLASSES, EventRow, Origin, RunDiff
-from holdfast.capture.compare.verdicts import parse_tolerance
 from holdfast.capture.record.options import parse_steps
-from holdfast.capture.report.gather import ReportLimits, gather, spell
-from holdfast.capture.report.html import write_html
-from holdfast.capture.stored.runs import Run, RunFacts, iter_runs, read_run
-from holdfast.capture.stored.unshard import Dim
 from holdfast.cli.lookup import open_to_read
 from holdfast.cli.output import Output, count, format_time, format_utc
-from holdfast.cli.verbs.run_tensor import format_measure, run_events, run_tensor
+from holdfast.cli.verb import add_json, add_verb, document
+from holdfast.cli.verbs.run_tensor import declare_events, declare_tensor, format_measure, label_site
 from holdfast.errors import BadName
 from holdfast.json_text import Json
 from holdfast.repo.format.layout import natural_order
 from holdfast.repo.handle.repository import Repository
+from holdfast.texts import shorten
+
+if TYPE_CHECKING:
+    from holdfast.capture.compare.measure import TensorDistance
+    from holdfast.capture.compare.rank_diffs import Replica
+    from holdfast.capture.compare.result import EventRow, Origin, RunDiff
+    from holdfast.capture.stored.runs import Run, RunFacts
+    from holdfast.capture.stored.unshard import Dim
+    from holdfast.cli.verb import Verbs
 
 Read = TypeVar("Read")
 
@@ -35,18 +35,81 @@ _HEADERS: Final = ("CLASS", "STEP", "PHASE", "KIND", "NAME", "REL", "MAX", "COS"
 _DIMS: Final[Mapping[str, Dim]] = {"replicate": "replicate", "partial": "partial"}
 
 
-def run_run(options: Namespace, url: str, output: Output) -> int:
-    """Run one of the actions on recorded runs."""
-    return _ACTIONS[options.action](options, open_to_read(url, output), output)
+def declare_run(parser: ArgumentParser) -> None:
+    """Declare the verb `run` and its actions."""
+    more = (
+        "Runs are recorded by `store.record(...)`. Loads torch. diff, nan, ranks, report\n"
+        "and tensor --against exit with 1 if they find a difference, a NaN or an Inf, and\n"
+        "with 2 on an error."
+    )
+    examples = ["holdfast run ls", "holdfast run diff good bad", "holdfast run report good bad diff.html"]
+    document(parser, more, examples=examples)
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", title="actions", required=True)
+    _declare_ls(actions)
+    _declare_diff(actions)
+    _declare_nan(actions)
+    _declare_ranks(actions)
+    declare_events(actions)
+    declare_tensor(actions)
+    _declare_report(actions)
 
 
-def _run_ls(options: Namespace, repo: Repository, output: Output) -> int:
+def _add_steps(parser: ArgumentParser) -> None:
+    parser.add_argument("--steps", metavar="STEPS", help="only these steps: 0-9,20 or 100:1000:100")
+
+
+def _add_comparison(parser: ArgumentParser) -> None:
+    parser.add_argument("a", metavar="A", help="a run")
+    parser.add_argument("b", metavar="B", help="another run")
+    parser.add_argument(
+        "--noise", metavar="RUN", help="a repetition of A: differences of about this size count as close"
+    )
+    parser.add_argument(
+        "--reference", metavar="RUN", help="a more exact run to compare A and B with, such as one in float64"
+    )
+    parser.add_argument(
+        "--tolerance", metavar="WHAT", default="table", help="table, exact, or RTOL,ATOL (default: table)"
+    )
+    parser.add_argument(
+        "--map",
+        metavar="A=B",
+        action="append",
+        default=[],
+        help="module A is named B in the second run; may be repeated",
+    )
+    parser.add_argument(
+        "--dim",
+        metavar="PATTERN=DIM",
+        action="append",
+        default=[],
+        help="how ranks share matching tensors: split along DIM, or replicate, or partial; may be repeated",
+    )
+    _add_steps(parser)
+
+
+def _declare_ls(actions: Verbs) -> None:
+    parser = add_verb(actions, "ls", "list runs")
+    document(parser, examples=["holdfast run ls", "holdfast run ls --json"])
+    add_json(parser)
+    parser.set_defaults(run_verb=_run_ls)
+
+
+def _run_ls(options: Namespace, url: str, output: Output) -> int:
+    from holdfast.capture.stored.runs import iter_runs
+
+    repo = open_to_read(url, output)
     found = sorted(iter_runs(repo), key=lambda facts: natural_order(facts.name))
     if options.json:
         output.json([_describe_facts(facts) for facts in found])
         return 0
     rows = [
-        [facts.name, facts.status, str(facts.world), format_time(facts.started_s), _shorten(facts.notes)]
+        [
+            facts.name,
+            facts.status,
+            str(facts.world),
+            format_time(facts.started_s),
+            shorten("; ".join(facts.notes), _NOTE_CHARS),
+        ]
         for facts in found
     ]
     if not rows:
@@ -54,11 +117,6 @@ def _run_ls(options: Namespace, repo: Repository, output: Output) -> int:
     else:
         output.table(["NAME", "STATUS", "RANKS", "STARTED", "NOTES"], rows, right="RANKS")
     return 0
-
-
-def _shorten(notes: Iterable[str]) -> str:
-    text = "; ".join(notes)
-    return text if len(text) <= _NOTE_CHARS else f"{text[: _NOTE_CHARS - 3]}..."
 
 
 def _describe_facts(facts: RunFacts) -> dict[str, Json]:
@@ -72,8 +130,24 @@ def _describe_facts(facts: RunFacts) -> dict[str, Json]:
     }
 
 
-def _run_diff(options: Namespace, repo: Repository, output: Output) -> int:
-    *_, diff = _compare(options, repo)
+def _declare_diff(actions: Verbs) -> None:
+    parser = add_verb(actions, "diff", "find where two runs diverge")
+    more = (
+        "Names the first tensor that differs although all its inputs are equal: the\n"
+        "ORIGIN. A tensor that differs because its inputs do is PROPAGATED, one within\n"
+        "the tolerance is CLOSE, one that only one run has is MISSING. Exits with 1 if\n"
+        "there is an ORIGIN."
+    )
+    examples = ["holdfast run diff good bad", "holdfast run diff good bad --noise good-2 --steps 0-9"]
+    document(parser, more, examples=examples)
+    _add_comparison(parser)
+    parser.add_argument("--all", action="store_true", help=f"print every line, not only the first {_MAX_LINES}")
+    add_json(parser)
+    parser.set_defaults(run_verb=_run_diff)
+
+
+def _run_diff(options: Namespace, url: str, output: Output) -> int:
+    *_, diff = _compare(options, open_to_read(url, output))
     if options.json:
         output.json(diff.to_json())
     else:
@@ -81,11 +155,28 @@ def _run_diff(options: Namespace, repo: Repository, output: Output) -> int:
     return _find_code(diff)
 
 
-def _run_report(options: Namespace, repo: Repository, output: Output) -> int:
+def _declare_report(actions: Verbs) -> None:
+    parser = add_verb(actions, "report", "write an HTML report on where two runs diverge")
+    more = (
+        "One HTML file that needs no network: the differences, plots over steps and\n"
+        "within a step, and every tensor with its histogram. Compares as diff does, with\n"
+        "the same exit codes."
+    )
+    document(parser, more, examples=["holdfast run report good bad diff.html"])
+    _add_comparison(parser)
+    parser.add_argument("file", metavar="FILE", help="the HTML file; replaced if it exists")
+    parser.add_argument("--rows", metavar="N", type=int, default=50_000, help="write at most N rows (default: 50000)")
+    parser.set_defaults(run_verb=_run_report)
+
+
+def _run_report(options: Namespace, url: str, output: Output) -> int:
+    from holdfast.capture.report.gather import ReportLimits, gather
+    from holdfast.capture.report.html import write_html
+
     folder = os.path.dirname(os.path.abspath(options.file))
     if not os.path.isdir(folder):
         raise BadName(f"{options.file} cannot be written: there is no directory {folder}; create it first")
-    a, b, diff = _compare(options, repo)
+    a, b, diff = _compare(options, open_to_read(url, output))
     limits = ReportLimits(rows=max(1, options.rows))
     report = gather(a, b, diff, tolerance=_describe_tolerance(options), limits=limits, dims=_parse_dims(options.dim))
     write_html(report, options.file)
@@ -95,6 +186,10 @@ def _run_report(options: Namespace, repo: Repository, output: Output) -> int:
 
 
 def _compare(options: Namespace, repo: Repository) -> tuple[Run, Run, RunDiff]:
+    from holdfast.capture.compare.compare import Ways, diff_runs
+    from holdfast.capture.compare.verdicts import parse_tolerance
+    from holdfast.capture.stored.runs import read_run
+
     tolerance = _read_option("--tolerance", options.tolerance, parse_tolerance)
     names = dict(_split_pair(text, "--map") for text in options.map)
     a, b = read_run(repo, options.a), read_run(repo, options.b)
@@ -146,6 +241,9 @@ def _describe_tolerance(options: Namespace) -> str:
 
 
 def _print_diff(diff: RunDiff, output: Output, *, is_all: bool) -> None:
+    from holdfast.capture.compare.result import CLASSES
+    from holdfast.capture.report.gather import spell
+
     output.line(f"{diff.a} -> {diff.b}")
     changes = [[change.what, f"{spell(change.a)} -> {spell(change.b)}"] for change in diff.environment]
     output.columns([["environment", *change] for change in changes])
@@ -159,8 +257,7 @@ def _print_diff(diff: RunDiff, output: Output, *, is_all: bool) -> None:
     if rows:
         output.line()
         output.table(_HEADERS, [_format_row(row) for row in rows], right="STEP REL MAX COS ULP OVER")
-    if len(rows) < len(diff.rows):
-        output.line(f"... and {len(diff.rows) - len(rows)} more; --all shows them")
+    output.cut(len(diff.rows) - len(rows))
     output.line(", ".join(f"{diff.counts[name]} {name}" for name in CLASSES) + _describe_skipped(diff))
 
 
@@ -181,26 +278,44 @@ def _print_origin(origin: Origin, output: Output, *, good: str = "equal") -> Non
 
 
 def _format_row(row: EventRow) -> list[str]:
-    site, measure = row.event.site, row.measure or TensorDistance("digest")
-    name = f"{site.fqn or '(the model)'}{site.path}" + (f" #{site.call}" if site.call else "")
-    name += f" [{row.why}]" if row.cls == "missing" else ""
-    percent = measure.percent
-    numbers = [
-        _format(measure.relative_l2, ".2e"),
-        _format(measure.max_abs, ".2e"),
-        _format(measure.cosine, ".6f"),
-        _format(measure.max_ulp, "d"),
-        _UNKNOWN if percent is None else f"{percent:.3g}%",
-    ]
+    site, measure = row.event.site, row.measure
+    name = label_site(site) + (f" [{row.why}]" if row.cls == "missing" else "")
+    numbers = [_UNKNOWN] * 3
+    if measure:
+        over = _UNKNOWN if measure.percent is None else f"{measure.percent:.3g}%"
+        numbers = [_format(measure.cosine, ".6f"), _format(measure.max_ulp, "d"), over]
+    numbers = [*_format_size(measure), *numbers]
     return [row.cls.upper(), str(site.step), site.phase, site.kind, name, *numbers]
+
+
+def _format_size(measure: TensorDistance | None) -> list[str]:
+    """Return the cells of the columns REL and MAX."""
+    if measure is None:
+        return [_UNKNOWN] * 2
+    return [_format(measure.relative_l2, ".2e"), _format(measure.max_abs, ".2e")]
 
 
 def _format(value: float | None, form: str) -> str:
     return _UNKNOWN if value is None else format(value, form)
 
 
-def _run_nan(options: Namespace, repo: Repository, output: Output) -> int:
-    run = read_run(repo, options.run)
+def _declare_nan(actions: Verbs) -> None:
+    parser = add_verb(actions, "nan", "find the first NaN or Inf")
+    more = (
+        "Names the module that made it from finite values, not those that passed it on.\nExits with 1 if there is one."
+    )
+    document(parser, more, examples=["holdfast run nan bad"])
+    parser.add_argument("run", metavar="RUN", help="a run")
+    _add_steps(parser)
+    add_json(parser)
+    parser.set_defaults(run_verb=_run_nan)
+
+
+def _run_nan(options: Namespace, url: str, output: Output) -> int:
+    from holdfast.capture.compare.nan import find_nonfinite
+    from holdfast.capture.stored.runs import read_run
+
+    run = read_run(open_to_read(url, output), options.run)
     found = find_nonfinite(run, steps=_find_steps(options.steps, run.steps))
     if options.json:
         output.json(found.to_json())
@@ -217,8 +332,22 @@ def _run_nan(options: Namespace, repo: Repository, output: Output) -> int:
     return 1 if found.origin else 0
 
 
-def _run_ranks(options: Namespace, repo: Repository, output: Output) -> int:
-    run = read_run(repo, options.run)
+def _declare_ranks(actions: Verbs) -> None:
+    parser = add_verb(actions, "ranks", "compare the replicas of a run")
+    more = "Compares parameters, buffers and reduced gradients between ranks. Exits with 1 if\none differs."
+    document(parser, more, examples=["holdfast run ranks good --steps 3"])
+    parser.add_argument("run", metavar="RUN", help="a run")
+    _add_steps(parser)
+    parser.add_argument("--all", action="store_true", help=f"print every line, not only the first {_MAX_LINES}")
+    add_json(parser)
+    parser.set_defaults(run_verb=_run_ranks)
+
+
+def _run_ranks(options: Namespace, url: str, output: Output) -> int:
+    from holdfast.capture.compare.rank_diffs import diff_ranks
+    from holdfast.capture.stored.runs import read_run
+
+    run = read_run(open_to_read(url, output), options.run)
     found = diff_ranks(run, steps=_find_steps(options.steps, run.steps))
     if options.json:
         output.json(found.to_json())
@@ -228,26 +357,14 @@ def _run_ranks(options: Namespace, repo: Repository, output: Output) -> int:
     if shown:
         output.line()
         output.table(["STEP", "PHASE", "KIND", "NAME", "RANKS", "REL", "MAX"], [*map(_format_replica, shown)])
-    if len(found.findings) > len(shown):
-        output.line(f"... and {len(found.findings) - len(shown)} more; --all shows them")
+    output.cut(len(found.findings) - len(shown))
     for note in found.notes:
         output.line(f"note: {note}")
     return 1 if found.findings else 0
 
 
 def _format_replica(replica: Replica) -> list[str]:
-    site, measure = replica.site, replica.measure or TensorDistance("digest")
+    site = replica.site
     groups = " / ".join(",".join(map(str, group)) for group in replica.groups)
-    numbers = [_format(measure.relative_l2, ".2e"), _format(measure.max_abs, ".2e")]
-    return [str(site.step), site.phase, site.kind, f"{site.fqn}{site.path}", groups, *numbers]
-
-
-_ACTIONS: Final[Mapping[str, Callable[[Namespace, Repository, Output], int]]] = {
-    "ls": _run_ls,
-    "diff": _run_diff,
-    "nan": _run_nan,
-    "ranks": _run_ranks,
-    "events": run_events,
-    "tensor": run_tensor,
-    "report": _run_report,
-}
+    sizes = _format_size(replica.measure)
+    return [str(site.step), site.phase, site.kind, f"{site.fqn}{site.path}", groups, *sizes]

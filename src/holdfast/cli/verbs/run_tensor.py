@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import math
 import sys
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from fnmatch import fnmatchcase
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from holdfast.capture.compare.measure import TensorDistance
-from holdfast.capture.compare.result import name_site, spell_site
-from holdfast.capture.compare.verdicts import measure_events
-from holdfast.capture.report.model import TensorSummary
-from holdfast.capture.report.tensor_summary import copy_summary, find_ends, format_values, summarize_tensor
-from holdfast.capture.stored.events import Event
-from holdfast.capture.stored.runs import Run, read_run
+from holdfast.capture.stored.events import KINDS, PHASES, Event, Site
+from holdfast.cli.lookup import open_to_read
 from holdfast.cli.output import Output
+from holdfast.cli.verb import add_json, add_verb, document
 from holdfast.errors import AmbiguousName, NotFound
 from holdfast.json_text import Json
-from holdfast.repo.handle.repository import Repository
+
+if TYPE_CHECKING:
+    from holdfast.capture.compare.measure import TensorDistance
+    from holdfast.capture.report.model import TensorSummary
+    from holdfast.capture.stored.runs import Run
+    from holdfast.cli.verb import Verbs
 
 _MAX_LINES: Final = 100
 _MAX_VALUES: Final = 10_000
@@ -29,9 +30,55 @@ _EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
 _WIDTH: Final = 40
 
 
-def run_events(options: Namespace, repo: Repository, output: Output) -> int:
-    """List the tensors of a run."""
-    run = read_run(repo, options.run)
+def declare_events(actions: Verbs) -> None:
+    """Declare the action `run events`."""
+    parser = add_verb(actions, "events", "list the tensors of a run")
+    examples = ["holdfast run events good", "holdfast run events good 'layers.3.*' --step 0 --kind output"]
+    document(parser, examples=examples)
+    parser.add_argument("run", metavar="RUN", help="a run")
+    parser.add_argument("pattern", metavar="PATTERN", nargs="?", default="*", help="only names that match")
+    _add_filters(parser)
+    parser.add_argument("--all", action="store_true", help=f"print every line, not only the first {_MAX_LINES}")
+    add_json(parser)
+    parser.set_defaults(run_verb=_run_events)
+
+
+def declare_tensor(actions: Verbs) -> None:
+    """Declare the action `run tensor`."""
+    parser = add_verb(actions, "tensor", "print a tensor and its histogram")
+    more = (
+        "--step defaults to the first step that has the tensor. A tensor that was not\n"
+        "recorded with level='full' has no values; its statistics are shown if there are\n"
+        "any."
+    )
+    examples = [
+        "holdfast run tensor good layers.3.mlp --kind output --step 3",
+        "holdfast run tensor good layers.3.mlp --kind output --step 3 --against bad",
+    ]
+    document(parser, more, examples=examples)
+    parser.add_argument("run", metavar="RUN", help="a run")
+    parser.add_argument("name", metavar="NAME", help="the name, as `holdfast run events` lists it")
+    _add_filters(parser)
+    parser.add_argument("--call", metavar="N", type=int, help="only this call of the module within the step")
+    parser.add_argument("--path", metavar="PATH", help="only this argument or result, such as [1]")
+    parser.add_argument("--against", metavar="RUN", help="compare with the same tensor of this run")
+    parser.add_argument("--bins", metavar="N", type=int, default=20, help="lines of the histogram (default: 20)")
+    add_json(parser)
+    parser.set_defaults(run_verb=_run_tensor)
+
+
+def _add_filters(parser: ArgumentParser) -> None:
+    parser.add_argument("--step", metavar="N", type=int, help="only this step")
+    phases, kinds = ", ".join(PHASES), ", ".join(KINDS)
+    parser.add_argument("--phase", metavar="PHASE", choices=PHASES, help=f"only this phase: {phases}")
+    parser.add_argument("--kind", metavar="KIND", choices=KINDS, help=f"only this kind: {kinds}")
+    parser.add_argument("--rank", metavar="N", type=int, help="only this rank")
+
+
+def _run_events(options: Namespace, url: str, output: Output) -> int:
+    from holdfast.capture.stored.runs import read_run
+
+    run = read_run(open_to_read(url, output), options.run)
     found = _iter_events(run, options)
     if options.json:
         output.json([_describe(event) for event in found])
@@ -47,8 +94,7 @@ def run_events(options: Namespace, repo: Repository, output: Output) -> int:
         output.table(["STEP", "RANK", "PHASE", "KIND", "NAME", "TENSOR", "LEVEL", "DIGEST"], rows, right="STEP RANK")
     else:
         output.note(f"no tensor of {options.run!r} matches; `holdfast run events {options.run}` lists them all")
-    if left:
-        output.line(f"... and {left} more; --all shows them")
+    output.cut(left)
     return 0
 
 
@@ -69,10 +115,14 @@ def _matches(event: Event, options: Namespace) -> bool:
 
 def _format_event(event: Event) -> list[str]:
     site = event.site
-    name = f"{site.fqn or '(the model)'}{site.path}" + (f" #{site.call}" if site.call else "")
-    name += " (again)" if event.recompute else ""
+    name = label_site(site) + (" (again)" if event.recompute else "")
     tensor = f"{event.dtype} {event.shape}"
     return [str(site.step), str(event.rank), site.phase, site.kind, name, tensor, _find_level(event), _shorten(event)]
+
+
+def label_site(site: Site) -> str:
+    """Return the name of a site in a table: its module, the argument or result, and the call if not the first."""
+    return f"{site.fqn or '(the model)'}{site.path}" + (f" #{site.call}" if site.call else "")
 
 
 def _shorten(event: Event) -> str:
@@ -84,6 +134,8 @@ def _find_level(event: Event) -> str:
 
 
 def _describe(event: Event) -> dict[str, Json]:
+    from holdfast.capture.compare.result import spell_site
+
     return {
         **spell_site(event.site),
         "rank": event.rank,
@@ -99,8 +151,14 @@ def _describe(event: Event) -> dict[str, Json]:
     }
 
 
-def run_tensor(options: Namespace, repo: Repository, output: Output) -> int:
+def _run_tensor(options: Namespace, url: str, output: Output) -> int:
     """Print a tensor and its histogram; with --against, beside the same tensor of another run."""
+    from holdfast.capture.compare.result import name_site
+    from holdfast.capture.compare.verdicts import measure_events
+    from holdfast.capture.report.tensor_summary import format_values
+    from holdfast.capture.stored.runs import read_run
+
+    repo = open_to_read(url, output)
     run = read_run(repo, options.run)
     other = read_run(repo, options.against) if options.against is not None else None
     event = _find_event(run, options)
@@ -153,6 +211,8 @@ def _find_event(run: Run, options: Namespace) -> Event:
 
 
 def _list_sites(events: Sequence[Event]) -> str:
+    from holdfast.capture.compare.result import name_site
+
     shown = [f"{event.site.phase} {name_site(event.site)}" for event in events[:6]]
     return "; ".join(shown) + ("; ..." if len(events) > len(shown) else "")
 
@@ -171,6 +231,8 @@ def _is_selected(event: Event, options: Namespace) -> bool:
 
 
 def _find_partner(run: Run, event: Event) -> Event:
+    from holdfast.capture.compare.result import name_site
+
     for other in run.events(event.site.step):
         if other.site == event.site and other.rank == event.rank and not other.recompute:
             return other
@@ -183,6 +245,8 @@ def _find_partner(run: Run, event: Event) -> Event:
 
 def _summarize(run: Run, event: Event, other: Run | None, theirs: Event | None, *, bins: int) -> list[TensorSummary]:
     """Return a summary of each side; both use the same bins if values were recorded."""
+    from holdfast.capture.report.tensor_summary import copy_summary, find_ends, summarize_tensor
+
     try:
         tensors = [run.read_tensor(event), *([other.read_tensor(theirs)] if other and theirs else [])]
     except NotFound:

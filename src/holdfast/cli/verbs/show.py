@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 from holdfast.cli.lookup import open_to_read, read_named_snapshot
 from holdfast.cli.output import Output, count, describe_facts, format_bytes, format_time
+from holdfast.cli.verb import add_json, document
 from holdfast.cli.verbs.names import describe_snapshot, label_tags
 from holdfast.digest import short_hex
 from holdfast.errors import NotFound
@@ -29,6 +30,27 @@ if TYPE_CHECKING:
 _TREE: Final = "tree"
 """Key of the encoded tree in a manifest's spec; a snapshot of files has none."""
 _NO_TREE: Final = object()
+
+
+def declare_show(parser: ArgumentParser) -> None:
+    """Declare the verb `show`."""
+    more = (
+        "NEW counts the bytes that the save, copy or repack of this snapshot wrote; the\n"
+        "others were already in the store. INLINE counts bytes stored in the manifest;\n"
+        "they are always new, because each snapshot has its own manifest. Bytes that two\n"
+        "leaves share count as new for the first. Exits with 1 if a pack is missing."
+    )
+    examples = [
+        "holdfast show run1/step-100",
+        "holdfast show run1/step-100 model.weight",
+        "holdfast show best --chunks",
+    ]
+    document(parser, more, examples=examples)
+    parser.add_argument("name", metavar="NAME", help="a snapshot or a tag")
+    parser.add_argument("leaf", metavar="LEAF", nargs="?", help="only this leaf, or the leaves below this name")
+    parser.add_argument("--chunks", action="store_true", help="list every chunk")
+    add_json(parser)
+    parser.set_defaults(run_verb=run_show)
 
 
 def run_show(options: Namespace, url: str, output: Output) -> int:
@@ -66,7 +88,9 @@ def _find_leaves(options: Namespace, snapshot: CommittedSnapshot, manifest: Mani
     tree = manifest.spec.get(_TREE, _NO_TREE) if isinstance(manifest.spec, dict) else _NO_TREE
     if tree is _NO_TREE:
         return []
-    found: list[Described] = list(options.load("holdfast.diff.facts").iter_described(manifest, tree))
+    from holdfast.diff.facts import iter_described
+
+    found = list(iter_described(manifest, tree))
     names = [described.leaf.name for described in found]
     return [described for described in found if _is_wanted(described.leaf.name, options.leaf)] or _raise_not_found(
         options.leaf, snapshot, names

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from dataclasses import asdict
 from typing import Final
 
 from holdfast.cli.lookup import open_to_read, open_to_write
 from holdfast.cli.output import Output, count, format_bytes, format_time
+from holdfast.cli.verb import add_json, add_prefix, add_yes, document
 from holdfast.errors import BadName
 from holdfast.repo.format.layout import natural_order
 from holdfast.repo.handle.repository import Repository
@@ -29,6 +30,18 @@ def parse_duration(text: str) -> float:
     if not found:
         raise BadName(f"{text!r} is not a duration; write a number and one of s, m, h, d, w, such as 7d")
     return float(int(found[1]) * _UNITS[found[2]])
+
+
+def declare_du(parser: ArgumentParser) -> None:
+    """Declare the verb `du`."""
+    more = (
+        "STORED is the size of a snapshot in packs and manifests, SHARED the part that\n"
+        "other snapshots also use, OWN the part that deleting the snapshot can free."
+    )
+    document(parser, more, examples=["holdfast du", "holdfast du run1/"])
+    add_prefix(parser)
+    add_json(parser)
+    parser.set_defaults(run_verb=run_du)
 
 
 def run_du(options: Namespace, url: str, output: Output) -> int:
@@ -60,6 +73,23 @@ def run_du(options: Namespace, url: str, output: Output) -> int:
     return 0
 
 
+def declare_prune(parser: ArgumentParser) -> None:
+    """Declare the verb `prune`."""
+    more = (
+        "A snapshot is kept if any rule keeps it, or if it has a tag. Prints its plan,\n"
+        "and acts only with --yes. `holdfast gc` then frees the space."
+    )
+    examples = ["holdfast prune --keep-last 3 run1/", "holdfast prune --keep-every 1000 --keep-within 7d run1/ --yes"]
+    document(parser, more, examples=examples)
+    add_prefix(parser)
+    parser.add_argument("--keep-last", metavar="N", type=int, default=0, help="keep the newest N")
+    parser.add_argument("--keep-every", metavar="N", type=int, default=0, help="keep steps that are multiples of N")
+    parser.add_argument("--keep-within", metavar="TIME", help="keep snapshots younger than TIME: 30m, 12h, 7d, 2w")
+    add_yes(parser)
+    add_json(parser)
+    parser.set_defaults(run_verb=run_prune)
+
+
 def run_prune(options: Namespace, url: str, output: Output) -> int:
     """Print which snapshots would be deleted; delete them with --yes."""
     try:
@@ -80,6 +110,25 @@ def run_prune(options: Namespace, url: str, output: Output) -> int:
     elif plan.delete:
         output.note(f"nothing was deleted; repeat with --yes to delete {count(len(plan.delete), 'snapshot')}")
     return 0
+
+
+def declare_gc(parser: ArgumentParser) -> None:
+    """Declare the verb `gc`."""
+    more = (
+        "Safe while other processes save. If no process is saving to a local store, space\n"
+        "is freed at once. Otherwise files are marked first, and deleted by this run or a\n"
+        "later one when no process can be using them. Prints its plan, and acts only with\n"
+        "--yes."
+    )
+    document(parser, more, examples=["holdfast gc --yes"])
+    parser.add_argument("--repack", action="store_true", help="also rewrite packs that are mostly unused")
+    parser.add_argument(
+        "--min-age", metavar="TIME", default="1h", help="keep files that are younger than TIME (default: 1h)"
+    )
+    parser.add_argument("--wait", metavar="TIME", default="0s", help="wait at most this long for running saves")
+    add_yes(parser)
+    add_json(parser)
+    parser.set_defaults(run_verb=run_gc)
 
 
 def run_gc(options: Namespace, url: str, output: Output) -> int:

@@ -1,1 +1,0 @@
-"""The verb `run`: recorded runs on the command line."""

@@ -1,0 +1,60 @@
+"""Every import inside a function that is allowed: the file, what it imports there, and why not at the top."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from tests.architecture.sources import Import, Source, iter_imports
+
+_RUNS: Final = "needs torch, and `holdfast run --help` does not"
+_STORE: Final = "needs torch, and opening, listing and checking a store does not"
+
+LATE_IMPORTS: Final[dict[str, dict[str, str]]] = {
+    "cli/grammar.py": {"holdfast.cli.verbs": "only the verb that was typed is imported: `ls` does not wait for `put`"},
+    "cli/output.py": {"rich": "takes as long as all other imports together; only work of some length shows a bar"},
+    "cli/verbs/cache.py": {"holdfast.compile_cache.key.system": "needs torch; only --other-systems uses it"},
+    "cli/verbs/diff.py": {"holdfast.diff.values": "needs torch; only --values uses it"},
+    "cli/verbs/files.py": {"holdfast.trees.outline": "a snapshot of files has no tree"},
+    "cli/verbs/show.py": {"holdfast.diff.facts": "a snapshot of files has no leaves to describe"},
+    "cli/verbs/run.py": {
+        "holdfast.capture.compare": _RUNS,
+        "holdfast.capture.report": _RUNS,
+        "holdfast.capture.stored.runs": _RUNS,
+    },
+    "cli/verbs/run_tensor.py": {
+        "holdfast.capture.compare": _RUNS,
+        "holdfast.capture.report.tensor_summary": _RUNS,
+        "holdfast.capture.stored.runs": _RUNS,
+    },
+    "facade.py": {
+        "holdfast.capture": _STORE,
+        "holdfast.compile_cache.backend": _STORE,
+        "holdfast.diff": _STORE,
+        "holdfast.distributed.checkpoint.checkpoint": _STORE,
+        "holdfast.snapshot": _STORE,
+        "holdfast.trees.registered": _STORE,
+    },
+}
+"""A name allows the module and everything below it."""
+
+
+def is_allowed(source: Source, found: Import) -> bool:
+    """Return whether the table has a line for a late import."""
+    return any(covers(name, found) for name in LATE_IMPORTS.get(source.in_package, ()))
+
+
+def find_unused(sources: Iterable[Source]) -> list[str]:
+    """Return the lines of the table that no late import needs."""
+    late = {source.in_package: [found for found in iter_imports(source) if found.late] for source in sources}
+    return [
+        f"{path}: {name}"
+        for path, names in LATE_IMPORTS.items()
+        for name in names
+        if not any(covers(name, found) for found in late.get(path, ()))
+    ]
+
+
+def covers(name: str, found: Import) -> bool:
+    """Return whether `name` is the imported module, or a package above it."""
+    return f"{found.module}.".startswith(f"{name}.")
