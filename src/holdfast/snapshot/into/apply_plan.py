@@ -28,6 +28,7 @@ from holdfast.snapshot.load.options import LoadOptions
 from holdfast.tensors.dtypes import items_per_byte
 from holdfast.tensors.memory import new_memory, view_raw
 from holdfast.tensors.sharding.sharded import LocalBox
+from holdfast.texts import list_lines
 
 _LISTED: Final = 50
 """How many problems an error lists before it only counts them."""
@@ -174,9 +175,7 @@ def verify_fits(plan: IntoPlan) -> None:
     """Raise Mismatch if there are problems."""
     if not plan.problems:
         return
-    shown = "\n  ".join(plan.problems[:_LISTED])
-    more = f"\n  and {len(plan.problems) - _LISTED} more" if len(plan.problems) > _LISTED else ""
-    text = f"{plan.opened.name!r} does not fit; nothing was changed:\n  {shown}{more}"
+    text = f"{plan.opened.name!r} does not fit; nothing was changed:{list_lines(plan.problems, _LISTED)}"
     raise Mismatch(text, problems=tuple(plan.problems))
 
 

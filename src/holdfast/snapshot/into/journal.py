@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 import torch
 
 from holdfast.errors import HoldfastError
+from holdfast.texts import list_some
 
 _LISTED: Final = 50
 """How many leaves a sentence lists before it only counts them."""
@@ -145,8 +146,7 @@ def add_sentence(error: BaseException, text: str) -> None:
 
 
 def _list(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-    return ", ".join(name or "the tree" for name in names[:_LISTED]) + more
+    return list_some([name or "the tree" for name in names], _LISTED)
 
 
 def _iter_sharing(leaves: Sequence[WrittenLeaf]) -> Iterator[tuple[int, int]]:

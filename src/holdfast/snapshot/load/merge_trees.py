@@ -11,6 +11,7 @@ from holdfast.repo.format.entry import NO_RANK
 from holdfast.repo.format.manifest import Manifest
 from holdfast.repo.format.rank_manifests import Manifests
 from holdfast.snapshot.leaves import renumber
+from holdfast.texts import list_some
 from holdfast.trees.outline import FIELDS_START, ITEMS_START, PAIRS_START, TREE, key_text
 
 _MAX_NAMED: Final = 20
@@ -95,10 +96,9 @@ def warn_alone(name: str, manifests: Manifests | None) -> None:
 
 def warn_of_variants(name: str, variants: Sequence[str], *, saved_by: int, loaded_by: int) -> None:
     """Warn that each rank gets the values of the lowest one."""
-    more = f" and {len(variants) - _MAX_NAMED} more" if len(variants) > _MAX_NAMED else ""
     warnings.warn(
         f"{name!r} was saved by {saved_by} ranks and is loaded by {loaded_by}: where each had a value of its own, all"
-        f" get that of the lowest, rank 0 if it had one: {', '.join(variants[:_MAX_NAMED])}{more}."
+        f" get that of the lowest, rank 0 if it had one: {list_some(variants, _MAX_NAMED)}."
         f" Load it with {saved_by} ranks to get all of them back",
         stacklevel=3,
     )
