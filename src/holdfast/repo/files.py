@@ -21,6 +21,7 @@ from holdfast.progress import Progress, Silent
 from holdfast.repo.format.entry import Entry
 from holdfast.repo.format.layout import verify_name
 from holdfast.repo.read.reader import SnapshotReader
+from holdfast.texts import list_some
 
 _LISTED: Final = 50
 """How many files an error names before it only counts them."""
@@ -285,9 +286,7 @@ def _find_existing(target_dir: str, names: Iterable[str]) -> set[str]:
 
 
 def _enumerate(names: Iterable[str]) -> str:
-    ordered = sorted(names)
-    rest = f" and {len(ordered) - _LISTED} more" if len(ordered) > _LISTED else ""
-    return ", ".join(ordered[:_LISTED]) + rest
+    return list_some(sorted(names), _LISTED)
 
 
 def _iter_counted(pieces: Iterable[memoryview], progress: Progress) -> Iterator[memoryview]:
