@@ -27,6 +27,7 @@ from holdfast.capture.stored.events import Event
 from holdfast.capture.stored.runs import Run, shift_run
 from holdfast.capture.stored.unshard import Dims, Gathering, gather_run, is_sharded
 from holdfast.json_text import Json
+from holdfast.texts import list_some
 
 _MAX_ROWS: Final = 100_000
 _MAX_ORIGINS: Final = 100
@@ -453,4 +454,4 @@ def _is_related(fqn: str, other: str) -> bool:
 def _name(names: Sequence[str]) -> str:
     """Return the outermost of the names, at most a few of them."""
     kept = [name for name in dict.fromkeys(names) if not any(is_below(name, other) for other in names)]
-    return ", ".join(kept[:_MAX_NAMED]) + (" and more" if len(kept) > _MAX_NAMED else "")
+    return list_some(kept, _MAX_NAMED)

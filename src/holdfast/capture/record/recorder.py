@@ -29,6 +29,7 @@ from holdfast.objects.memory import MemoryStore
 from holdfast.repo.handle.repository import Repository, open_repository
 from holdfast.repo.names.snapshots import delete_snapshot
 from holdfast.snapshot.save.save import describe_environment
+from holdfast.texts import list_some
 
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
 _MAX_NAMED: Final = 5
@@ -185,9 +186,8 @@ class Recorder:
             if point.fqn not in self._hooks.called and self._observer.find_level("output", point.fqn) is not Level.OFF
         ]
         if missed:
-            more = f" and {len(missed) - _MAX_NAMED} more" if len(missed) > _MAX_NAMED else ""
             self._observer.notes.append(
-                f"never called: {', '.join(missed[:_MAX_NAMED])}{more}; hooks do not fire inside compiled code, or"
+                f"never called: {list_some(missed, _MAX_NAMED)}; hooks do not fire inside compiled code, or"
                 " when another module uses only the parameters"
             )
 
