@@ -10,6 +10,7 @@ from typing import Final
 from holdfast.compile_cache.key_parts import PARTS, GraphKey
 from holdfast.errors import HoldfastError
 from holdfast.json_text import Json
+from holdfast.texts import shorten
 
 _MAX_SHOWN: Final = 3
 """Differences per part in the one-line reason; `details` lists more."""
@@ -223,7 +224,7 @@ def _shorten(value: Json) -> str:
         text = value.removeprefix("torch.")
     else:
         text = repr(value)
-    return text if len(text) <= _MAX_VALUE_CHARS else f"{text[: _MAX_VALUE_CHARS - 3]}..."
+    return shorten(text, _MAX_VALUE_CHARS)
 
 
 def _sum_up(lines: Sequence[str]) -> str:

@@ -14,6 +14,7 @@ from torch._dynamo.utils import numpy_method_wrapper, numpy_operator_wrapper, nu
 
 from holdfast.compile_cache.code.known import is_in_torch
 from holdfast.compile_cache.key_parts import Uncacheable
+from holdfast.texts import shorten
 
 # Modules other than torch whose functions are determined by the Python version.
 _PYTHON_MODULES: Final = frozenset({"_operator", "operator", "math", "builtins"})
@@ -173,4 +174,4 @@ def _name_numpy(target: Any) -> str:
 
 def _shorten(target: object) -> str:
     text = repr(target)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    return shorten(text, 80)
