@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from holdfast.errors import Corrupt, Unsupported
 from holdfast.json_text import MAX_DEPTH, Json
+from holdfast.texts import shorten
 from holdfast.trees import plain
 
 TreePath = tuple[object, ...]
@@ -119,7 +120,7 @@ def has_children(node: Json) -> bool:
 def format_value(node: Json) -> str:
     """Return a short readable text for an encoded value."""
     text = _format(node, _MAX_VALUE_ITEMS)
-    return text if len(text) <= _MAX_VALUE_CHARS else text[: _MAX_VALUE_CHARS - 3] + "..."
+    return shorten(text, _MAX_VALUE_CHARS)
 
 
 def key_text(node: Json) -> str:
