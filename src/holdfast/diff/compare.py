@@ -17,6 +17,7 @@ from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import CommittedSnapshot
 from holdfast.repo.read.reader import open_snapshot
 from holdfast.snapshot.load.opened import Opened
+from holdfast.texts import shorten
 from holdfast.trees.outline import ITEMS_START, KEYED_START, Leaf, has_children, key_text
 from holdfast.trees.pick import matches
 
@@ -313,7 +314,7 @@ def _format(value: Json) -> str:
     if isinstance(value, list) and all(type(item) is int for item in value):
         return str(tuple(value))
     text = value if isinstance(value, str) else canonical_json(value).decode()
-    return text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 3] + "..."
+    return shorten(text, _MAX_TEXT)
 
 
 def _find_class(container: Container) -> str:
