@@ -28,6 +28,7 @@ from holdfast.snapshot.load.opened import Opened
 from holdfast.snapshot.save.save import SaveOptions, make_request, save_tree
 from holdfast.snapshot.save.staging import AsyncSaver, SaveHandle, Staging
 from holdfast.snapshot.view.lazy import Snapshot as LazySnapshot
+from holdfast.texts import list_lines
 from holdfast.trees.registered import Types
 
 DEFAULT_TIMEOUT_S: Final = 300.0
@@ -235,6 +236,5 @@ def _agree_on_problems(name: str, problems: Sequence[str], ranks: Collectives) -
         return
     all_ranks = list(range(ranks.world_size))
     lines = [text if found == all_ranks else f"{name_ranks(found)}: {text}" for text, found in by_text.items()]
-    more = f"\n  and {len(lines) - _LISTED} more" if len(lines) > _LISTED else ""
-    shown = "\n  ".join(lines[:_LISTED])
-    raise Mismatch(f"{name!r} does not fit; nothing was changed:\n  {shown}{more}", problems=tuple(lines))
+    shown = list_lines(lines, _LISTED)
+    raise Mismatch(f"{name!r} does not fit; nothing was changed:{shown}", problems=tuple(lines))

@@ -18,6 +18,7 @@ from holdfast.distributed.talk.sending import BUCKET_BYTES, Sender, open_carrier
 from holdfast.errors import Mismatch, Unsupported
 from holdfast.json_text import canonical_json
 from holdfast.snapshot.into.in_place import is_ordinary
+from holdfast.texts import list_lines
 
 _LISTED: Final = 50
 
@@ -136,11 +137,9 @@ def _describe(tensor: torch.Tensor) -> TensorFacts:
 def _raise_mismatch(problems: Sequence[str]) -> None:
     if not problems:
         return
-    more = f"\n  and {len(problems) - _LISTED} more" if len(problems) > _LISTED else ""
-    shown = "\n  ".join(problems[:_LISTED])
+    shown = list_lines(problems, _LISTED)
     raise Mismatch(
-        f"the ranks do not have the same tensors; build the same module on all ranks:\n  {shown}{more}",
-        problems=tuple(problems),
+        f"the ranks do not have the same tensors; build the same module on all ranks:{shown}", problems=tuple(problems)
     )
 
 

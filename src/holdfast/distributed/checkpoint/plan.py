@@ -28,6 +28,7 @@ from holdfast.snapshot.load.merge_trees import merge_trees
 from holdfast.snapshot.save.save import SaveOptions, describe_environment, make_leaves
 from holdfast.tensors.sharding.shard_source import ShardSource, pick_chunks
 from holdfast.tensors.sharding.sharded import LocalLeaf
+from holdfast.texts import list_some
 from holdfast.trees.outline import TREE
 from holdfast.trees.registered import Types
 
@@ -402,12 +403,9 @@ def verify_alike(problems: Sequence[str]) -> None:
 
 def warn_of_divergent(name: str, divergent: Sequence[str]) -> None:
     """Warn of entries that differ between ranks without being declared per rank; every rank's value was saved."""
-    shown = ", ".join(divergent[:_MAX_NAMED]) + (
-        f" and {len(divergent) - _MAX_NAMED} more" if len(divergent) > _MAX_NAMED else ""
-    )
     warnings.warn(
-        f"{name!r}: not the same on all ranks: {shown}. The value of each rank was saved. Loaded on as many ranks, each"
-        " gets its own; on another number, all get that of the lowest rank. Mark such values with"
+        f"{name!r}: not the same on all ranks: {list_some(divergent, _MAX_NAMED)}."
+        " The value of each rank was saved. Loaded on as many ranks, each gets its own; on another number, all get that of the lowest rank. Mark such values with"
         " holdfast.per_rank(...) if they are meant to differ",
         stacklevel=2,
     )

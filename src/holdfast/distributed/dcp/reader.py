@@ -49,6 +49,7 @@ from holdfast.snapshot.view.slices import read_slice
 from holdfast.tensors.fakes import has_values
 from holdfast.tensors.spec import TensorSpec, contiguous_stride, decode_spec
 from holdfast.tensors.storage import tensor_bytes
+from holdfast.texts import list_some
 from holdfast.trees.outline import PAIRS_START, key_text
 from holdfast.trees.registered import Types
 
@@ -318,8 +319,7 @@ def _is_plain(target: torch.Tensor, spec: TensorSpec) -> bool:
 def _warn(found: _Found, names: Sequence[str], what: str) -> None:
     if not names:
         return
-    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
-    warnings.warn(f"{found.snapshot.name!r}: {what}: {', '.join(names[:_MAX_NAMED])}{more}", stacklevel=3)
+    warnings.warn(f"{found.snapshot.name!r}: {what}: {list_some(names, _MAX_NAMED)}", stacklevel=3)
 
 
 def describe_tree(opened: Opened, *, ids: Json, load_id: str) -> tuple[Metadata, dict[str, Json]]:

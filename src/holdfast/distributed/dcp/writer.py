@@ -38,6 +38,7 @@ from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import CommittedSnapshot
 from holdfast.repo.write.part_writer import WrittenPart, end_lease, write_part
 from holdfast.snapshot.save.save import describe_environment
+from holdfast.texts import list_some
 from holdfast.trees.apply import apply_to_tensors
 
 _MAX_NAMED: Final = 8
@@ -244,10 +245,9 @@ def _describe_part(part: WrittenPart, written: Written) -> dict[str, Any]:
 def _warn_of_refused(name: str, refused: Mapping[str, str]) -> None:
     if not refused:
         return
-    shown = ", ".join(f"{fqn} ({cause})" for fqn, cause in list(refused.items())[:_MAX_NAMED])
-    more = f" and {len(refused) - _MAX_NAMED} more" if len(refused) > _MAX_NAMED else ""
+    shown = list_some([f"{fqn} ({cause})" for fqn, cause in refused.items()], _MAX_NAMED)
     warnings.warn(
-        f"{name!r}: {shown}{more} will be refused when this checkpoint is loaded, because loading such values can run"
+        f"{name!r}: {shown} will be refused when this checkpoint is loaded, because loading such values can run"
         " any code. To load them, use holdfast.dcp.install(weights_only=False) or"
         " StorageReader(..., weights_only=False)",
         stacklevel=2,
