@@ -152,7 +152,7 @@ def test_a_missing_name_suggests_close_ones(saved: Cli, verb: list[str]) -> None
 
 
 def test_a_name_like_no_other_points_to_ls(saved: Cli) -> None:
-    assert "`holdfast ls` lists what is there" in saved("show", "qqqqqq").err
+    assert "`holdfast ls` lists the snapshots" in saved("show", "qqqqqq").err
 
 
 # --- get

@@ -22,7 +22,7 @@ def test_holdfasts_own_names_are_left_out_unless_they_are_asked_for(cli: Cli) ->
     assert [each["name"] for each in cli("du", "--json").json["snapshots"]] == [OWN, "run/1"]
     assert cli("show", OWN, "--json").json["name"] == OWN
     assert cli("show", "@own/thin").err.endswith(f"did you mean {OWN!r}?\n")
-    assert cli("show", "own/thing").err.endswith("`holdfast ls` lists what is there\n")
+    assert cli("show", "own/thing").err.endswith("`holdfast ls` lists the snapshots\n")
     assert cli("copy", OWN, "--to", str(cli.folder / "b")).code == 0
     assert cli("rm", OWN, "--yes").code == 0
     assert cli("check").code == 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 
 from holdfast.cli.output import Output, count
@@ -28,6 +28,11 @@ def open_to_write(url: str, output: Output) -> Repository:
     repo = open_repository(open_store(url), stages=output.stages)
     repo.verify_may_write()
     return repo
+
+
+def open_for_plan(url: str, output: Output, *, is_applied: bool) -> Repository:
+    """Open a repository to make a plan: read-only, unless the plan is also carried out."""
+    return open_to_write(url, output) if is_applied else open_to_read(url, output)
 
 
 def open_objects(url: str) -> ObjectStore:
@@ -85,13 +90,18 @@ def explain_missing(store: ObjectStore, name: str) -> NotFound:
     """Return the error for a name that is neither a snapshot nor a tag."""
     names = list(_iter_spellings(store, name))
     below = sum(1 for each in names if each.startswith(f"{name}/"))
-    close = get_close_matches(name, names, n=3)
     if below:
         begin = f"{count(below, 'name')} {'begins' if below == 1 else 'begin'}"
         hint = f"{begin} with '{name}/', see `holdfast ls {name}/`"
     else:
-        hint = f"did you mean {' or '.join(map(repr, close))}?" if close else "`holdfast ls` lists what is there"
+        hint = suggest(name, names) or "`holdfast ls` lists the snapshots"
     return NotFound(f"no snapshot or tag {name!r} in {store.url}; {hint}", name=name)
+
+
+def suggest(name: str, names: Sequence[str]) -> str:
+    """Return the question whether one of the names that are spelled alike was meant; empty if none is."""
+    close = get_close_matches(name, names, n=3)
+    return f"did you mean {' or '.join(map(repr, close))}?" if close else ""
 
 
 def _iter_spellings(store: ObjectStore, name: str) -> Iterator[str]:

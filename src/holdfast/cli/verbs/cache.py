@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from holdfast.cli.lookup import open_to_read, open_to_write
+from holdfast.cli.lookup import open_for_plan, open_to_read
 from holdfast.cli.output import Output, count, format_bytes, format_time, format_utc
 from holdfast.cli.verb import add_json, add_verb, add_yes, document
 from holdfast.cli.verbs.space import parse_duration
@@ -114,10 +114,10 @@ def _run_show(options: Namespace, url: str, output: Output) -> int:
     facts = [("key", key.digest), ("used", format_time(key.used_s)), ("size", format_bytes(key.size_bytes))]
     undamaged = next((found for found in key.variants if not found.trouble), None)
     facts += [(f"part {part}", digest) for part, digest in (undamaged.digests if undamaged else {}).items()]
-    _print_facts(facts, output)
+    output.columns(facts)
     for found in key.variants:
         output.line()
-        _print_facts(_list_facts(found), output)
+        output.columns(_list_facts(found))
     return _note_damaged([key], output)
 
 
@@ -242,7 +242,7 @@ def _explain(repo: Repository, a: StoredVariant, others: Sequence[StoredVariant]
 def _delete(
     options: Namespace, url: str, output: Output, make_plan: Callable[[Sequence[StoredKey], float], LimitsPlan]
 ) -> int:
-    store = (open_to_write(url, output) if options.yes else open_to_read(url, output)).store
+    store = open_for_plan(url, output, is_applied=options.yes).store
     plan = make_plan(read_stored(store), store.clock())
     if options.json:
         gone = [
@@ -321,10 +321,6 @@ def _list_facts(found: StoredVariant) -> list[tuple[str, str]]:
         ("guards", found.guards or "none"),
         ("signed", "yes" if found.mac else "no"),
     ]
-
-
-def _print_facts(facts: Sequence[tuple[str, str]], output: Output) -> None:
-    output.columns([[label, text] for label, text in facts])
 
 
 def _describe_key(key: StoredKey) -> dict[str, Json]:

@@ -1,4 +1,4 @@
-"""The verbs about names: init, ls, tag, rm."""
+"""The verbs `init`, `ls` and `tag`: create a store, list its snapshots and name them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-from holdfast.cli.lookup import explain_missing, open_to_read, open_to_write, read_named_snapshot
+from holdfast.cli.lookup import open_to_read, open_to_write, read_named_snapshot
 from holdfast.cli.output import Output, format_bytes, format_time, format_utc
 from holdfast.cli.verb import add_json, add_prefix, document
 from holdfast.digest import short_hex
@@ -238,20 +238,3 @@ def _describe_tag(tag: Tag, state: str) -> dict[str, Json]:
         "time_s": tag.time_s,
         "state": state,
     }
-
-
-def read_deletable(store: ObjectStore, name: str, tags: Iterable[Tag]) -> CommittedSnapshot:
-    """Return the snapshot of a name; raises NameInUse if a tag points to it."""
-    snapshot = read_name(store, name).snapshot
-    if snapshot is None:
-        if read_tag(store, name):
-            raise NotFound(f"{name!r} is a tag; delete it with `holdfast tag --delete {name}`", name=name)
-        raise explain_missing(store, name)
-    pinned = [tag.name for tag in tags if tag.snapshot_name == snapshot.name]
-    if pinned:
-        raise NameInUse(
-            f"{name!r} is kept by the tag {pinned[0]!r}; nothing was deleted."
-            f" Delete the tag first (`holdfast tag --delete {pinned[0]}`) or move it",
-            name=name,
-        )
-    return snapshot

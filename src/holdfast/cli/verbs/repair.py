@@ -6,7 +6,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 
-from holdfast.cli.lookup import open_to_read, open_to_write, read_named_snapshot
+from holdfast.cli.lookup import open_for_plan, open_to_read, read_named_snapshot
 from holdfast.cli.output import Output, count, format_bytes
 from holdfast.cli.verb import add_json, add_yes, document
 from holdfast.compile_cache.artifacts.artifact import copy_artifact
@@ -37,7 +37,7 @@ def declare_repair(parser: ArgumentParser) -> None:
 
 def run_repair(options: Namespace, url: str, output: Output) -> int:
     """Print what can be repaired and what is lost; repair with --yes. Returns 1 if something is lost."""
-    repo = open_to_write(url, output) if options.yes else open_to_read(url, output)
+    repo = open_for_plan(url, output, is_applied=options.yes)
     plan = plan_repair(repo, progress=output.progress())
     if options.json:
         output.json(_describe(plan))

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from holdfast.cli.lookup import open_to_read, open_to_write
+from holdfast.cli.lookup import explain_missing, open_for_plan
 from holdfast.cli.output import Output, count, format_bytes, format_time
 from holdfast.cli.verb import document
-from holdfast.cli.verbs.names import read_deletable, split_damaged
-from holdfast.errors import Corrupt, NewerFormat, NotFound
+from holdfast.cli.verbs.names import split_damaged
+from holdfast.errors import Corrupt, NameInUse, NewerFormat, NotFound
 from holdfast.objects.protocol import ObjectStore
 from holdfast.repo.names.roots import read_live
-from holdfast.repo.names.snapshots import CommittedSnapshot, delete_snapshot
-from holdfast.repo.names.tags import iter_tags
+from holdfast.repo.names.snapshots import CommittedSnapshot, delete_snapshot, read_name
+from holdfast.repo.names.tags import Tag, iter_tags, read_tag
 from holdfast.repo.upkeep.usage import read_freed_bytes
 
 
@@ -28,9 +28,9 @@ def declare_rm(parser: ArgumentParser) -> None:
 
 def run_rm(options: Namespace, url: str, output: Output) -> int:
     """Delete snapshots with --yes; without it, only print them."""
-    repo = open_to_write(url, output) if options.yes else open_to_read(url, output)
+    repo = open_for_plan(url, output, is_applied=options.yes)
     tags, damaged = split_damaged(iter_tags(repo.store))
-    doomed = [read_deletable(repo.store, name, tags) for name in dict.fromkeys(options.names)]
+    doomed = [_read_deletable(repo.store, name, tags) for name in dict.fromkeys(options.names)]
     for broken in damaged:
         output.note(f"{broken.error}; it may point to one of these snapshots. Run `holdfast check`")
     freed = _count_freed(repo.store, doomed)
@@ -55,3 +55,20 @@ def _count_freed(store: ObjectStore, doomed: Sequence[CommittedSnapshot]) -> str
         return format_bytes(read_freed_bytes(store, read_live(store).current, doomed))
     except (Corrupt, NewerFormat, NotFound):
         return "an unknown amount: a snapshot cannot be read"
+
+
+def _read_deletable(store: ObjectStore, name: str, tags: Iterable[Tag]) -> CommittedSnapshot:
+    """Return the snapshot of a name; raises NameInUse if a tag points to it."""
+    snapshot = read_name(store, name).snapshot
+    if snapshot is None:
+        if read_tag(store, name):
+            raise NotFound(f"{name!r} is a tag; delete it with `holdfast tag --delete {name}`", name=name)
+        raise explain_missing(store, name)
+    pinned = [tag.name for tag in tags if tag.snapshot_name == snapshot.name]
+    if pinned:
+        raise NameInUse(
+            f"{name!r} is kept by the tag {pinned[0]!r}; nothing was deleted."
+            f" Delete the tag first (`holdfast tag --delete {pinned[0]}`) or move it",
+            name=name,
+        )
+    return snapshot

@@ -197,7 +197,7 @@ def _find_event(run: Run, options: Namespace) -> Event:
         at = "" if options.step is None else f" in step {options.step}"
         raise NotFound(
             f"run {options.run!r} has no matching tensor of {options.name!r}{at};"
-            f" `holdfast run events {options.run}` lists what is there",
+            f" `holdfast run events {options.run}` lists its tensors",
             name=options.name,
         )
     first = found[0]
@@ -238,7 +238,7 @@ def _find_partner(run: Run, event: Event) -> Event:
             return other
     raise NotFound(
         f"run {run.facts.name!r} has no {name_site(event.site)} in step {event.site.step}, rank {event.rank};"
-        f" `holdfast run events {run.facts.name}` lists what is there",
+        f" `holdfast run events {run.facts.name}` lists its tensors",
         name=event.site.fqn,
     )
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from holdfast.cli.lookup import open_to_read, read_named_snapshot
+from holdfast.cli.lookup import open_to_read, read_named_snapshot, suggest
 from holdfast.cli.output import Output, count, describe_facts, format_bytes, format_time
 from holdfast.cli.verb import add_json, document
 from holdfast.cli.verbs.names import describe_snapshot, label_tags
@@ -114,8 +113,7 @@ def _is_wanted(name: str, wanted: str | None) -> bool:
 
 
 def _raise_not_found(wanted: str | None, snapshot: CommittedSnapshot, names: Sequence[str]) -> NoReturn:
-    close = get_close_matches(wanted or "", names, n=3)
-    hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"`holdfast show {snapshot.name}` lists them"
+    hint = suggest(wanted or "", names) or f"`holdfast show {snapshot.name}` lists them"
     raise NotFound(f"no leaf {wanted!r} in {snapshot.name!r}; {hint}", name=wanted or "")
 
 
@@ -200,9 +198,7 @@ def _print_record(
         facts.append(("environment", ", ".join(map(_format_fact, snapshot.environment.items()))))
     for key, value in snapshot.metadata.items():
         facts.append((f"meta {key}", value if isinstance(value, str) else canonical_json(value).decode()))
-    width = max(len(label) for label, _ in facts)
-    for label, value in facts:
-        output.line(f"{label.ljust(width)}  {value}")
+    output.columns(facts)
 
 
 def _format_fact(item: tuple[str, Json]) -> str:

@@ -8,7 +8,7 @@ from argparse import ArgumentParser, Namespace
 from dataclasses import asdict
 from typing import Final
 
-from holdfast.cli.lookup import open_to_read, open_to_write
+from holdfast.cli.lookup import open_for_plan, open_to_read
 from holdfast.cli.output import Output, count, format_bytes, format_time
 from holdfast.cli.verb import add_json, add_prefix, add_yes, document
 from holdfast.errors import BadName
@@ -96,7 +96,7 @@ def run_prune(options: Namespace, url: str, output: Output) -> int:
         keep = Keep(options.keep_last, options.keep_every, parse_duration(options.keep_within or "0s"))
     except ValueError as error:
         raise BadName(str(error)) from error
-    store = (open_to_write(url, output) if options.yes else open_to_read(url, output)).store
+    store = open_for_plan(url, output, is_applied=options.yes).store
     plan = read_prune_plan(store, options.prefix, keep)
     if not options.json:
         _print_prune(plan, output)
@@ -134,7 +134,7 @@ def declare_gc(parser: ArgumentParser) -> None:
 def run_gc(options: Namespace, url: str, output: Output) -> int:
     """Print the files that no snapshot needs; delete them with --yes."""
     rules = Rules(min_age_s=parse_duration(options.min_age), wait_s=parse_duration(options.wait))
-    repo = open_to_write(url, output) if options.yes else open_to_read(url, output)
+    repo = open_for_plan(url, output, is_applied=options.yes)
     verify_may_collect(repo.store)
     if options.repack:
         _repack(repo, options, output)
