@@ -153,7 +153,7 @@ PAGES: Final = (
     ApiPage(
         "testing.md",
         "Testing",
-        "The contract suite for object stores, stores and disks that fail on purpose, and ranks in one test.",
+        "The contract suite for object stores, stores that fail on purpose, and ranks in one test.",
         (
             "holdfast.testing.store_contract.*",
             "holdfast.testing.faults.*",

@@ -1,0 +1,92 @@
+"""Every file and folder of the repository that a page names exists."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from docs.api import NameNotFound, find_name
+from tests.docs.test_docs import ROOT
+
+PAGES: Final = sorted(
+    path.relative_to(ROOT).as_posix()
+    for pattern in (
+        "*.md",
+        "docs/**/*.md",
+        "tests/README.md",
+        "bench/README.md",
+        "attacks/README.md",
+        "docs/mkdocs.yml",
+    )
+    for path in ROOT.glob(pattern)
+    if path.name not in ("CHANGELOG.md", "code-map.md")  # the first tells the past, the second is a tree
+)
+_NAMED: Final = re.compile(r"(?<![\w/.@{}<>*-])(?:\.\./)*((?:[\w.-]+/)+[\w.-]*\w/?|\w+\.py\b)")
+_DOTTED: Final = re.compile(r"(?<![\w/.@-])holdfast(?:\.[A-Za-z_]\w*)+(?!\.\w)")
+_TOPS: Final = ("src", "tests", "docs", "bench", "examples", "attacks", ".ci")
+_SUFFIXES: Final = (".py", ".md", ".json", ".yml", ".txt", ".css", ".png", "/")
+_OF_THE_READER: Final = {"warm_up.py"}
+"""Scripts that a page imagines."""
+
+
+def iter_missing(page: str, text: str, root: Path) -> Iterator[str]:
+    """Yield the paths that a page names and that do not exist; a bare `name.py` may be in any folder."""
+    folders = [root, root / "src/holdfast", root / "tests", (root / page).parent]
+    names = {file.name for top in _TOPS for file in (root / top).rglob("*.py")}
+    for named in dict.fromkeys(_NAMED.findall(text)):
+        # Other paths are examples of a store or of the user's files.
+        is_ours = named.split("/")[0] in _TOPS or named.endswith(".py")
+        if not is_ours or not named.endswith(_SUFFIXES) or named in _OF_THE_READER:
+            continue
+        if not (named in names or any((folder / named).exists() for folder in folders)):
+            yield named
+
+
+def iter_unknown_names(text: str, src: Path) -> Iterator[str]:
+    """Yield the dotted names of Holdfast that a page mentions and the source does not define."""
+    for named in dict.fromkeys(_DOTTED.findall(text)):
+        words = named.split(".")
+        parts = [".".join(words[:count]) for count in range(1, len(words) + 1)]
+        modules = [part for part in parts if _is_module(src / part.replace(".", "/"))]
+        rest = words[len(modules) :]
+        if rest:
+            try:
+                find_name(src, f"{modules[-1]}.{rest[0]}")
+            except NameNotFound:
+                yield named
+
+
+def _is_module(path: Path) -> bool:
+    return path.is_dir() or path.with_suffix(".py").is_file()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_modules_and_names_that_a_page_mentions_exist(page: str) -> None:
+    assert list(iter_unknown_names((ROOT / page).read_text(encoding="utf-8"), ROOT / "src")) == []
+
+
+def test_a_module_that_does_not_exist_is_reported() -> None:
+    text = "`holdfast.open`, `holdfast.dcp.StorageReader.reset`, holdfast.repo, `holdfast.dcp.no`, `holdfast.cloud.open`"
+
+    assert list(iter_unknown_names(text, ROOT / "src")) == ["holdfast.dcp.no", "holdfast.cloud.open"]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_files_that_a_page_names_exist(page: str) -> None:
+    assert list(iter_missing(page, (ROOT / page).read_text(encoding="utf-8"), ROOT)) == []
+
+
+def test_a_file_that_does_not_exist_is_reported() -> None:
+    text = (
+        "`objects/cloud.py`, `tests/absent/`, [x](../../docs/absent.md), errors.py, `repo/format/pack.py`, `packs/ab`"
+    )
+
+    assert list(iter_missing("docs/how-to/page.md", text, ROOT)) == [
+        "objects/cloud.py",
+        "tests/absent/",
+        "docs/absent.md",
+    ]
