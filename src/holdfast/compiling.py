@@ -1,4 +1,4 @@
-"""`holdfast.compile`: `torch.compile` with the compiled graphs of a store, in one call."""
+"""`holdfast.compile`: `torch.compile` that loads compiled graphs from a store."""
 
 from __future__ import annotations
 

@@ -3,33 +3,33 @@
 Grouped by what a handler does next::
 
     HoldfastError
-      NotFound (KeyError)           no such name, entry or object: check the spelling, list what is there
-        TensorNotFound (FileNotFoundError)   the same in a content store, as PyTorch's says it
-        ShardNotFound (ValueError)           the same of a value or part in a state dict, as PyTorch's says it
+      NotFound (KeyError)           no such name, entry or object: check the spelling, list the names
+        TensorNotFound (FileNotFoundError)   the same in a content store; PyTorch raises FileNotFoundError
+        ShardNotFound (ValueError)           the same for a value or shard in a state dict; PyTorch raises ValueError
       BadName (ValueError)          a name or key that no store accepts: choose another
-      TooLarge (ValueError)         more than one snapshot or record can hold: split it
-      Unsupported (TypeError)       a value that the format has no form for: convert it
-      Mismatch (ValueError)         what was saved does not fit what it is to be loaded into: nothing was changed
+      TooLarge (ValueError)         more than the format allows in one snapshot or record: split it
+      Unsupported (TypeError)       a value that the format cannot store: convert it
+      Mismatch (ValueError)         the snapshot does not fit the tree it is loaded into: nothing was changed
       OutOfMemory (MemoryError)     no memory for a second copy of the target: load without atomic=True
-      AmbiguousName (LookupError)   two leaves have this name: ask by path
-      SourceChanged                 what was being saved changed meanwhile: save again
-      NameInUse                     the name holds something else: choose another, or overwrite=True
+      AmbiguousName (LookupError)   two leaves have this name: use a path
+      SourceChanged                 the source changed while it was saved: save again
+      NameInUse                     the name has other content: choose another, or overwrite=True
       NotAStore                     nothing here that Holdfast wrote: check the path, or init
         NewerFormat                 a later Holdfast wrote this: upgrade
-        StoreGone                   not the store that was opened here: mount it or move it back, or open anew
+        StoreGone                   not the store that was opened here: mount it or move it back, or open it again
       Corrupt                       bytes are not what was saved: run check, restore from a copy
-        DigestMismatch              they are there and differ
-        MissingChunk                they are not there
-      Untrusted                     nothing vouches for what would run as code: sign it, or say trust=True
-      CompileCacheError             strict, and a graph was not, or could not be, taken from the cache: see the text
+        DigestMismatch              they are present and differ
+        MissingChunk                they are missing
+      Untrusted                     stored code is not trusted: sign it, or pass trust=True
+      CompileCacheError             with strict: a graph could not be loaded or stored: see the text
       StoreError (OSError)          the object store refused or failed: the cause is in the text
-        StoreFull                   no room: free some
-        ReadOnlyStore (PermissionError)   no right to write: open another, or get the right
-        ObjectExists (FileExistsError)    create met an object: somebody was first
-      LeaseLost                     this save was given up on by a collector: save again
-      CommitUnknown                 the commit was sent and its fate is not known: look, then save again
-      NotShared                     ranks see different stores under one name: give all of them a shared one
-      RankError                     another rank, or this one, failed or is gone: every rank was told; see `failures`
+        StoreFull                   not enough space: free some
+        ReadOnlyStore (PermissionError)   writing is not allowed: use another store, or change the permissions
+        ObjectExists (FileExistsError)    the object to create exists: another writer was first
+      LeaseLost                     a collector ended this save: save again
+      CommitUnknown                 it is not known whether the commit succeeded: check, then save again
+      NotShared                     the ranks use different stores: give all of them a shared one
+      RankError                     a rank failed or was lost, and all ranks raise: see `failures`
 
 Texts name the thing and the next step; facts are attributes.
 """

@@ -31,11 +31,11 @@ MOVED: Final = {
     "holdfast.capture.nan": "holdfast.capture.compare.nan",
     "holdfast.capture.replay": "holdfast.capture.record.replay",
 }
-"""The paths that the documentation once told people to import; other modules never were public."""
+"""Old path -> new path, of the modules that the documentation mentioned; others were never public."""
 
 
 class MovedModules:
-    """A finder for `sys.meta_path` that answers for moved modules alone."""
+    """A finder for `sys.meta_path` that finds moved modules and no others."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None

@@ -22,8 +22,8 @@ def open(
 ) -> Store:
     """Open the store at a path or URL. Opening writes nothing; the first save creates the store if there is none.
 
-    A handle keeps to the store that it first saw. If that store is unmounted, moved away or replaced by another one,
-    every change raises StoreGone.
+    A handle changes only the store that it opened first. If that store is unmounted, moved away or replaced by another
+    one, every change raises StoreGone.
 
     Args:
         url: a path, `file://...`, or `memory://` for a store that exists only while it is open.

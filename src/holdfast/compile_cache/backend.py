@@ -56,7 +56,7 @@ def make_compiler(
     import_in_background: bool = False,
     import_behind: bool = False,
 ) -> Compiler:
-    """Make a backend for `torch.compile` that keeps compiled graphs in a repository.
+    """Make a backend for `torch.compile` that stores compiled graphs in a repository.
 
     Args:
         repo: the repository that stores the graphs.

@@ -59,7 +59,13 @@ class CompileCache:
     """Loads and saves the artifacts of one repository. Thread-safe."""
 
     def __init__(self, repo: Repository, *, trust: Trust, waiting: WaitOptions | None = None) -> None:
-        """Load artifacts that `trust` accepts; sign new ones with its secret."""
+        """Make a cache in `repo`.
+
+        Args:
+            repo: the repository that stores the artifacts.
+            trust: which artifacts are loaded; new ones are signed with its secret.
+            waiting: how long to wait for another process that compiles the same graph.
+        """
         self.repo = repo
         self.counters = CacheCounters()
         self._trust = trust

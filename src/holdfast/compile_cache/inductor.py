@@ -1,7 +1,13 @@
-"""The cache's interface to torch's compiler: compile, load, check guards. Private names of torch are used behind it.
+"""The cache's interface to torch's compiler: compile graphs, load them, evaluate guards.
 
-Each supported torch version has its own module for the private names. With any other version, `find_obstacle` returns
-the reason, and graphs are compiled without the cache.
+Each supported torch version has a folder, such as `torch_2_13`, whose module `compiler` implements these functions with
+private names of torch. With any other version, `find_obstacle` returns the reason, and graphs are compiled without the
+cache.
+
+To support another version, add such a folder and its line in `_KNOWN`. Then check that these lists are complete for
+that version: operators (`code/targets.py`), tables that user code can change (`code/torch_tables.py`), attributes of
+custom operators (`key/ops.py`), settings (`key/settings.py`), annotations and in-place functions
+(`key/cacheability.py`), and metadata of graphs (`key/graph.py`).
 """
 
 from __future__ import annotations
@@ -23,6 +29,7 @@ from holdfast.errors import CompileCacheError
 patch_compiler_config: Final[Callable[..., Any]] = torch.compiler.config.patch  # type: ignore[attr-defined]
 
 _KNOWN: Final = {"2.13": "holdfast.compile_cache.torch_2_13.compiler"}
+"""Version of torch -> the module that implements this interface for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +44,9 @@ class CompiledGraph:
     kernels: Mapping[str, bytes] = field(default_factory=dict)
     """Digest of a kernel's source -> the shared library built from it."""
     seconds: float = 0.0
+    """How long it took to compile."""
     why_not_saved: str = ""
-    """Why it cannot be saved; empty if it can."""
+    """Why `graph` is None; empty if the graph can be saved."""
 
 
 def find_obstacle() -> str:
@@ -122,7 +130,7 @@ def make_strict_error(text: str) -> CompileCacheError:
 
 
 def is_for_dynamo(error: Exception) -> bool:
-    """Return whether an error is the compiler's request to dynamo to trace again or to skip the frame."""
+    """Return whether the compiler raised this error to make dynamo trace again or skip the frame."""
     found: bool = load_torch().is_for_dynamo(error)
     return found
 

@@ -1,8 +1,8 @@
 """Lets one of many processes compile a graph while the others wait for a limited time. Uses a lease for each key.
 
-It is the same kind of lease that saves use, so every store supports it and every collector knows it. Only its id
-differs: it is derived from the key, and each new owner creates the next generation. Safety does not depend on it: if
-two processes own the lease at once, both compile and one saves.
+Saves use the same kind of lease, so every store supports it and collectors treat it correctly. Only its id differs:
+it is derived from the key, and each new owner creates the next generation. Correctness does not depend on the lease: if
+two processes own it at once, both compile and one saves.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class Turn(Generic[Result]):
     """The outcome of `single_flight` for this process."""
 
     found: Result | None
-    """The graph that another process saved, if it is usable here; None means: compile."""
+    """The graph that another process saved, if it is usable here; None if this process has to compile."""
     role: CompileRole
-    """first: other processes wait for this one; waited: this one waited; alone: no lease, or the wait took too long."""
+    """first: other processes wait for this one. waited: this one waited. alone: no lease, or the wait took too long."""
     waited_s: float
 
 
@@ -51,6 +51,7 @@ class WaitOptions:
     """Time limits of the wait, and the clock that measures them."""
 
     wait_s: float = WAIT_S
+    """How long to wait for another process before compiling too."""
     beat_s: float = BEAT_S
     silent_s: float = SILENT_S
     sleep: Callable[[float], None] = time.sleep
@@ -82,8 +83,8 @@ def _take_turn(lease: _CompileLease, find: Callable[[], Result | None], rules: W
     has_waited = False
     while True:
         try:
-            view = lease.read()
-            is_ours = view.is_free and (view.is_dead or not has_waited) and lease.take(view)
+            state = lease.read()
+            is_ours = state.is_free and (state.is_dead or not has_waited) and lease.take(state)
         except HoldfastError:
             return Turn(None, "alone", waited_s)
         if is_ours:
@@ -91,11 +92,11 @@ def _take_turn(lease: _CompileLease, find: Callable[[], Result | None], rules: W
         # A process that waited does not take the lease after the owner has ended. If the owner left nothing usable,
         # this process would not leave anything for the others either, and compiling one after another would take
         # longer than compiling all at once.
-        if not view.is_busy and has_waited:
+        if not state.is_busy and has_waited:
             return Turn(find(), "waited", waited_s)
         if waited_s >= rules.wait_s:
             return Turn(find(), "alone", waited_s)
-        has_waited = has_waited or view.is_busy
+        has_waited = has_waited or state.is_busy
         rules.sleep(min(poll_s, rules.wait_s - waited_s))
         waited_s, poll_s = rules.clock() - started_s, min(2 * poll_s, _LAST_POLL_S)
 
@@ -161,9 +162,9 @@ class _CompileLease:
         is_gone = fields is not None and _is_gone(fields.text("host"), fields.integer("pid"))
         return _LeaseState(newest, is_busy=True, is_dead=is_silent or is_gone)
 
-    def take(self, view: _LeaseState) -> bool:
-        """Create the generation after `view.newest`; False if another process created it first. Raises StoreError."""
-        self._generation = view.newest
+    def take(self, state: _LeaseState) -> bool:
+        """Create the generation after `state.newest`; False if another process created it first. Raises StoreError."""
+        self._generation = state.newest
         # Writes the config before the first lease: a directory with a lease and no config is not recognised as a store.
         self._repo.verify_may_write()
         try:

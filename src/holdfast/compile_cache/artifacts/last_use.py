@@ -1,7 +1,8 @@
 """Records when artifacts were last used: one record per day lists the keys that were hit. Does not need torch.
 
 Reading never writes, so a hit by itself is not recorded. A process that may write to the store records its hits
-separately, at most once per day and key, so that `prune` knows what is in use. Nothing else depends on these records.
+separately, at most once per day and key. `prune` uses these records to delete the artifacts that were not used for the
+longest time; nothing else depends on them.
 """
 
 from __future__ import annotations

@@ -200,7 +200,7 @@ def _check_path(path: str, status: os.stat_result, *, is_above: bool, tree: str 
     if status.st_uid not in (_ROOT_UID, os.geteuid()):
         return f"{path} belongs to user {status.st_uid}"
     if stat.S_ISLNK(status.st_mode):
-        return ""  # the mode of a link means nothing
+        return ""  # Linux ignores the mode of a link
     recursive, target = ("-R ", shlex.quote(tree)) if tree else ("", shlex.quote(path))
     # Check the ACL before the mode: with an ACL, the group bits of the mode are only the mask of its entries.
     if _has_acl(path):
@@ -210,7 +210,7 @@ def _check_path(path: str, status: os.stat_result, *, is_above: bool, tree: str 
         return ""
     mode = f"mode {stat.S_IMODE(status.st_mode):04o}"
     if status.st_mode & stat.S_IWOTH:
-        return f"{path} can be written by anybody ({mode}): run `chmod {recursive}go-w {target}`"
+        return f"{path} can be written by any user ({mode}): run `chmod {recursive}go-w {target}`"
     # Also if the group has the name of this user: the local tables need not list all members of a group.
     if status.st_mode & stat.S_IWGRP:
         return f"{path} can be written by its group {status.st_gid} ({mode}): run `chmod {recursive}g-w {target}`"

@@ -74,7 +74,7 @@ def explain(key: GraphKey, candidates: Iterable[Candidate], *, guards: Sequence[
     Args:
         key: the key that was missed.
         candidates: the stored artifacts. The guards of those with the same key are reported as not fulfilled.
-        guards: guards of further artifacts with the same key that did not hold.
+        guards: guards of further artifacts with the same key that are not valid for the sizes of the call.
     """
     stored = list(candidates)
     same_key = [each for each in stored if not _find_changed(key, each)]

@@ -1,4 +1,4 @@
-"""Finds which names a code object reads, from its bytecode: globals, attributes of them, imports."""
+"""Finds the names that a code object reads: globals, attributes of them, imports."""
 
 from __future__ import annotations
 

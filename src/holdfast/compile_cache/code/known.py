@@ -1,4 +1,4 @@
-"""Recognises code of torch, Python and numpy, which a version identifies, and which of it is pure."""
+"""Recognises code of torch, Python and numpy, whose version identifies it, and which of it is pure."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Compiles and loads graphs and evaluates guards, with private names of torch 2.13."""
+"""Everything that needs private names of the compiler of torch 2.13. Only `inductor` imports it."""

@@ -1,4 +1,7 @@
-"""Compiles, serialises and loads graphs and evaluates guards, with private names of torch 2.13."""
+"""Compiles, serialises and loads graphs and evaluates guards, with private names of torch 2.13.
+
+Torch evaluates guards as Python code, so only guards that are plain arithmetic are saved or evaluated.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +38,7 @@ from holdfast.errors import CompileCacheError
 
 _log = logging.getLogger(__name__)
 
+# Settings under which torch returns a graph that can be serialised.
 _SETTINGS_TO_SAVE: Final[dict[str, Any]] = {
     # Put forward and backward into one entry that does not refer to files in torch's cache directory.
     "bundled_autograd_cache": True,
@@ -47,7 +51,7 @@ _SETTINGS_TO_SAVE: Final[dict[str, Any]] = {
 }
 
 MAX_GUARDS_CHARS: Final = 1 << 18
-"""Enough for a graph with thousands of symbols; a record cannot hold more."""
+"""Enough for a graph with thousands of symbols; more does not fit into a record."""
 _MAX_POWER: Final = 16
 """Shapes need squares and cubes; larger or nested powers could take forever to evaluate."""
 # What guards may contain besides sizes and numbers; see `is_plain`.
@@ -71,7 +75,6 @@ class StrictError(CompileCacheError, ShortenTraceback):
     """Raised if `strict` is set; dynamo passes it on unchanged."""
 
     def __init__(self, text: str) -> None:
-        """Create the error with `text` as its message."""
         super().__init__(text, first_useful_frame=None)
 
 
@@ -179,7 +182,7 @@ def evaluate_guards(guards: str, inputs: Sequence[Any], *, install: bool) -> boo
 
 
 def is_for_dynamo(error: Exception) -> bool:
-    """Return whether an error is the compiler's request to dynamo to trace again or to skip the frame."""
+    """Return whether the compiler raised this error to make dynamo trace again or skip the frame."""
     return isinstance(error, RestartAnalysis | SkipFrame)
 
 

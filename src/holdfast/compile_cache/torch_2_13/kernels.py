@@ -1,4 +1,7 @@
-"""C++ kernels of torch 2.13: reads the libraries that a compilation builds, and supplies them to graphs on loading."""
+"""Reads the C++ kernels that torch 2.13 builds for a graph, and supplies them when the graph is loaded.
+
+A graph that is saved with its kernels can be loaded on a machine without a C++ compiler.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ LoadKernel = Callable[[], Any]
 
 
 class _KernelLoader(Protocol):
-    """Intercepts the loading of kernels for one graph, on one thread."""
+    """Loads kernels in place of torch while one graph is compiled or loaded."""
 
     def load(self, owner: Any, source: _KernelSource, original: Callable[..., LoadKernel]) -> LoadKernel:
         """Return a function that loads the kernel: that of `original`, or an equivalent one."""
@@ -64,8 +67,8 @@ class _KernelSource:
 _active: ContextVar[_KernelLoader | None] = ContextVar("holdfast_kernels", default=None)
 
 
-class _Hook(classmethod):  # type: ignore[type-arg]  # marks the hook; it does nothing unless `_active` is set
-    pass
+class _Hook(classmethod):  # type: ignore[type-arg]  # classmethod is generic only in the stubs
+    """Marks the method with which `_install` replaced that of torch."""
 
 
 def _install() -> None:
@@ -95,7 +98,7 @@ def _intercepting(kernels: _KernelLoader) -> Iterator[None]:
 
 
 class RecordedKernels:
-    """Records the kernels of a graph that is being compiled."""
+    """Loads kernels as torch does while a graph is compiled, and records them."""
 
     def __init__(self, system: str) -> None:
         """Keep libraries built for `system`, a digest, apart from those of other systems."""

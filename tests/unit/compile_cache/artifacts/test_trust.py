@@ -76,7 +76,7 @@ def test_what_anybody_can_write_to_is_not_trusted(repo: Repository, place: Path,
     target = find_part(repo, place, below)
     target.chmod(mode)
 
-    cured = f"{target} can be written by anybody (mode {mode:04o}): run `chmod -R go-w {place}`"
+    cured = f"{target} can be written by any user (mode {mode:04o}): run `chmod -R go-w {place}`"
     with pytest.raises(Untrusted, match=re.escape(cured)):
         read_artifact(repo, find_variant(repo), trust=Trust())
 
@@ -120,7 +120,7 @@ def test_every_directory_above_that_is_at_fault_is_named_with_its_cure(tmp_path:
 
     assert check_ownership(str(place)) == (
         f"{tmp_path}/a b can be written by its group {gid} (mode 0775): run `chmod g-w '{tmp_path}/a b'`;"
-        f" {tmp_path}/a b/c can be written by anybody (mode 0757): run `chmod go-w '{tmp_path}/a b/c'`"
+        f" {tmp_path}/a b/c can be written by any user (mode 0757): run `chmod go-w '{tmp_path}/a b/c'`"
     )
 
 
@@ -195,7 +195,7 @@ def test_a_directory_above_that_others_can_write_to_is_a_doubt(tmp_path: Path, p
     tmp_path.chmod(0o777)
 
     assert check_ownership(str(place)) == (
-        f"{tmp_path} can be written by anybody (mode 0777): run `chmod go-w {tmp_path}`"
+        f"{tmp_path} can be written by any user (mode 0777): run `chmod go-w {tmp_path}`"
     )
 
 
@@ -214,7 +214,7 @@ def test_a_link_that_leads_through_such_a_directory_is_a_doubt(tmp_path: Path, p
     (tmp_path / "open").chmod(0o777)
 
     assert check_ownership(str(tmp_path / "link")) == (
-        f"{tmp_path}/open can be written by anybody (mode 0777): run `chmod go-w {tmp_path}/open`"
+        f"{tmp_path}/open can be written by any user (mode 0777): run `chmod go-w {tmp_path}/open`"
     )
 
 
@@ -233,7 +233,7 @@ def test_a_store_behind_a_link_is_judged_by_where_it_leads(repo: Repository, pla
     place.chmod(0o1777)
 
     assert check_store_trust(LocalStore(link), find_variant(repo)) == (
-        f"{link} can be written by anybody (mode 1777): run `chmod -R go-w {place}`"
+        f"{link} can be written by any user (mode 1777): run `chmod -R go-w {place}`"
     )
 
 
@@ -289,7 +289,7 @@ def test_a_refusal_says_why_and_what_to_do(
 
     assert str(caught.value) == (
         f"'{found.name}' in {place} is refused, because loading it runs its code: {reason}, and {place} can be written"
-        f" by anybody (mode 0777): run `chmod -R go-w {place}`. Sign artifacts with a key that all users of the store"
+        f" by any user (mode 0777): run `chmod -R go-w {place}`. Sign artifacts with a key that all users of the store"
         " share (HOLDFAST_CACHE_KEY_FILE or key_file=), or pass trust=True if you trust everyone who can write there"
     )
     assert caught.value.name == found.name
@@ -354,7 +354,7 @@ def test_a_key_file_that_others_can_write_is_refused(tmp_path: Path) -> None:
     file.write_text(KEY)
     file.chmod(0o622)
 
-    with pytest.raises(HoldfastError, match=r"because other users could replace the key: .* can be written by anybody"):
+    with pytest.raises(HoldfastError, match=r"other users could replace the key: .* can be written by any user"):
         read_secret(file)
 
 
