@@ -406,7 +406,8 @@ def warn_of_divergent(name: str, divergent: Sequence[str]) -> None:
     warnings.warn(
         f"{name!r}: not the same on all ranks: {list_some(divergent, _MAX_NAMED)}."
         " The value of each rank was saved. Loaded on as many ranks, each gets its own; on another"
-        " number, all get that of the lowest rank. Mark such values with holdfast.per_rank(...) if they are meant to differ",
+        " number, all get that of the lowest rank. Mark such values with holdfast.per_rank(...) if"
+        " they are meant to differ",
         stacklevel=2,
     )
 
