@@ -53,8 +53,8 @@ def test_put_overwrites_if_told(saved: Cli) -> None:
         (["put", "x", "data", "--meta", "=3"], "is not of the form KEY=VALUE"),
         (["put", "x", "data", "--meta", "a=1", "--meta", "a=2"], "gives the key 'a' twice"),
         (["put", "../x", "data"], "snapshot name '../x' is refused"),
-        (["put", "x", "."], ". holds the store"),
-        (["put", "x", "ckpts/packs"], "ckpts/packs lies inside the store"),
+        (["put", "x", "."], ". contains the store"),
+        (["put", "x", "ckpts/packs"], "ckpts/packs is inside the store"),
         (["put", "x", "void/"], "there are no files in void/; nothing was saved"),
     ],
 )
@@ -182,7 +182,7 @@ def test_get_names_what_is_in_the_way_unless_it_may_replace_it(saved: Cli) -> No
     ran = saved("get", "second", "out", "--only", "*n")
 
     assert (ran.code, ran.out) == (2, "")
-    assert f"2 of 2 files are there already in {saved.folder}/out: config.json, model.bin. Nothing" in ran.err
+    assert f"2 of 2 files exist already in {saved.folder}/out: config.json, model.bin. Nothing" in ran.err
     assert digest_tree(saved.folder) == before
     saved.ok("get", "second", "out", "--overwrite")
     assert digest_tree(saved.folder / "out") == digest_tree(saved.folder / "data")

@@ -112,7 +112,7 @@ def test_a_rank_can_be_hit_from_outside_and_leaves_no_process(world: World, tmp_
 def test_a_fault_that_is_never_due_is_told(tmp_path: Path) -> None:
     fault = RankFault(marker=tmp_path / "never")
 
-    with pytest.raises(RanksFailed, match="rank 1: its fault was not due before the end"):
+    with pytest.raises(RanksFailed, match="rank 1: its fault was not due before the timeout"):
         run_ranks(2, run_without_a_group, backend=None, timeout_s=0.5, faults={1: fault})
 
 

@@ -67,10 +67,10 @@ class TestContract(StoreContract):
     def make_store(self, place: Path, *, read_only: bool = False) -> ObjectStore:
         return open_place(place / "store", read_only=read_only)
 
-    def test_a_version_stays_while_nothing_changes_and_is_the_same_in_listings(self, store: ObjectStore) -> None:
+    def test_a_version_is_stable_and_the_same_in_listings(self, store: ObjectStore) -> None:
         """On FUSE and NFS the times of a new file may be shown as they were some seconds ago: wait until they stay."""
         if not store.traits.network:
-            super().test_a_version_stays_while_nothing_changes_and_is_the_same_in_listings(store)
+            super().test_a_version_is_stable_and_the_same_in_listings(store)
             return
         store.create("packs/one", b"first")
         end_s = time.monotonic() + PATIENCE_S

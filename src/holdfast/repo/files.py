@@ -1,4 +1,4 @@
-"""Files as entries: which files a path means, their bytes as sources, and entries written back as files."""
+"""Saves files and directories as entries, and restores entries as files."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from holdfast.repo.read.reader import SnapshotReader
 from holdfast.texts import list_some
 
 _LISTED: Final = 50
-"""How many files an error names before it only counts them."""
+"""How many files an error message lists; further ones are only counted."""
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 
 
 @dataclass(frozen=True, slots=True)
 class FileSource:
-    """The bytes of one file, which must not change until the save is over.
+    """The bytes of one file, which must not change until the save ends.
 
-    The file is opened for each read and not in between, so that a save of a million files holds few handles.
+    The file is open only during each read, so that a save of a million files needs few handles.
     """
 
     name: str
@@ -42,26 +42,26 @@ class FileSource:
     mtime_ns: int
     executable: bool
     identity: tuple[int, int]
-    """Device and inode: another file that takes the path meanwhile is noticed."""
+    """Device and inode: they show if another file gets the path during the save."""
     alias: int = 0
     cuts: Sequence[int] = ()
 
     @property
     def spec(self) -> Json:
-        """What a restored file has besides its bytes; part of the content."""
+        """Properties that a restored file gets; part of the content."""
         return {"type": "file", "executable": self.executable}
 
     @property
     def note(self) -> Json:
-        """When the file was modified; not part of the content, so that touching a file does not change a snapshot."""
+        """The modification time; not part of the content, so that touching a file does not change a snapshot."""
         return {"mtime_ns": self.mtime_ns}
 
     def read(self, start: int, stop: int) -> memoryview:
-        """Return the bytes from `start` to `stop` in new memory; raises SourceChanged if the file did."""
-        # A pipe that took the file's place must not make us wait for its writer.
+        """Return the bytes from `start` to `stop` in new memory; raises SourceChanged if the file has changed."""
+        # Non-blocking: if the file was replaced by a pipe, opening must not wait for its writer.
         handle = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK)
         try:
-            # Before and after: a change is noticed whenever it came, unless it left size and time as they were.
+            # Before and after the read: detects any change, unless size and modification time are the same.
             self._verify_same(os.fstat(handle))
             data = memoryview(bytearray(stop - start))
             filled = 0
@@ -79,7 +79,7 @@ class FileSource:
 
     def _verify_same(self, status: os.stat_result) -> None:
         if (status.st_dev, status.st_ino) != self.identity:
-            raise self._changed("another file has taken its place")
+            raise self._changed("it was replaced by another file")
         if status.st_size != self.size_bytes:
             raise self._changed(f"it had {self.size_bytes} bytes and now has {status.st_size}")
         if status.st_mtime_ns != self.mtime_ns:
@@ -88,21 +88,21 @@ class FileSource:
     def _changed(self, how: str) -> SourceChanged:
         return SourceChanged(
             f"{self.path} changed while it was being saved: {how}. Nothing was committed;"
-            " save again when nobody writes to it"
+            " save again when no process writes to it"
         )
 
 
 def plan_files(paths: Sequence[str], *, outside: str | None = None) -> list[FileSource]:
-    """Return a source for each file that `paths` mean, in their order; raises BadName, OSError.
+    """Return a source for each file at or below `paths`, in their order; raises BadName, OSError.
 
     - A file becomes the entry `<its name>`.
     - A directory becomes the entries `<its name>/<path below it>`, sorted; hidden files are included.
-    - `DIR/`, `.` and `..` mean what is in the directory: entries `<path below it>`.
-    - A symbolic link to a file counts as the file, under the link's name; one to a directory is followed only if it is
-      given as `LINK/`, any other is refused.
-    - Directories without files leave no trace. Sockets, pipes and devices are refused.
+    - `DIR/`, `.` and `..` stand for the content of the directory: entries `<path below it>`.
+    - A symbolic link to a file is saved as that file, under the name of the link. A link to a directory is followed
+      only if it is passed as `LINK/`; otherwise it is refused.
+    - Empty directories are not saved. Sockets, pipes and devices are refused.
 
-    A path that holds the directory `outside`, or lies in it, is refused: a store cannot be saved into itself.
+    A path that contains the directory `outside`, or is inside it, is refused: a store cannot be saved into itself.
     """
     planned: dict[str, FileSource] = {}
     for path in paths:
@@ -113,7 +113,7 @@ def plan_files(paths: Sequence[str], *, outside: str | None = None) -> list[File
             if first is not source:
                 raise BadName(
                     f"{first.path} and {source.path} would both be the entry {source.name!r};"
-                    " save them under two names, or give the directory above both"
+                    " save them in two snapshots, or save the directory that contains both"
                 )
     return list(planned.values())
 
@@ -132,7 +132,7 @@ def _iter_path(path: str) -> Iterator[FileSource]:
 
 
 def _iter_directory(top: str, prefix: str) -> Iterator[FileSource]:
-    """Yield every file below `top`, in no order; directories are taken from a list, so depth costs no stack."""
+    """Yield every file below `top`, in no order; uses a list of directories, so that depth is not limited."""
     waiting = [(top, prefix)]
     while waiting:
         directory, start = waiting.pop()
@@ -160,22 +160,22 @@ def _plan_file(path: str, name: str, status: os.stat_result) -> FileSource:
 
 
 def _follow(link: str) -> os.stat_result:
-    """Return what a symbolic link leads to, if that is a file."""
+    """Return the status of the file that a symbolic link leads to; raises BadName if it leads to no file."""
     target = os.readlink(link)
     try:
         status = os.stat(link)
     except OSError as error:
-        raise BadName(f"{link} is a symbolic link to {target!r}, which leads nowhere; remove it or mend it") from error
+        raise BadName(f"{link} is a symbolic link to {target!r}, which cannot be followed; fix or remove it") from error
     if stat.S_ISDIR(status.st_mode):
         raise BadName(
-            f"{link} is a symbolic link to the directory {target!r}, which is not followed; give {link}/ to save"
-            " what is in it"
+            f"{link} is a symbolic link to the directory {target!r}, and such links are not followed;"
+            f" pass {link}/ to save the content of the directory"
         )
     return status
 
 
 def _name_entry(path: str, name: str) -> str:
-    """Return the entry's name: what may be saved is exactly what may be restored."""
+    """Return the entry's name; raises BadName for a name that could not be restored."""
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -184,17 +184,17 @@ def _name_entry(path: str, name: str) -> str:
 
 
 def _verify_outside(path: str, directory: str) -> None:
-    # Links to directories are not followed on the way down, so looking at the top is enough.
+    # Links to directories are not followed below `path`, so checking `path` itself is enough.
     if is_below(path, directory):
-        raise BadName(f"{path} lies inside the store {directory}; save files that are outside of it")
+        raise BadName(f"{path} is inside the store {directory}; save files outside of it")
     if is_below(directory, path):
-        raise BadName(f"{path} holds the store {directory} itself; give the files and directories beside it")
+        raise BadName(f"{path} contains the store {directory} itself; pass the other files and directories in it")
 
 
 def is_below(path: str, directory: str) -> bool:
-    """Return whether `path` is `directory` or lies in it, whatever links lead there."""
-    real, above = os.path.realpath(path), os.path.realpath(directory)
-    return real == above or real.startswith(above.rstrip("/") + "/")
+    """Return whether `path` is `directory` or inside it, after following all links."""
+    real, top = os.path.realpath(path), os.path.realpath(directory)
+    return real == top or real.startswith(top.rstrip("/") + "/")
 
 
 def _describe(status: os.stat_result) -> str:
@@ -218,24 +218,24 @@ def restore(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Restored:
-    """Write the entries of a snapshot as files below `target_dir`, which is made if need be; memory stays bounded.
+    """Write the entries of a snapshot as files below `target_dir`, created if missing; memory stays bounded.
 
-    Every name is checked and everything in the way is found before the first byte is written. No symbolic link below
-    `target_dir` is followed. Each file appears whole and verified, with the time and the executable bit it had; those
-    written before a failure stay. `only` is a glob over entry names, in which `*` matches `/` too.
+    All names and existing files are checked before the first byte is written. No symbolic link below `target_dir` is
+    followed. Each file appears whole and verified, with its modification time and executable bit. After a failure, the
+    files that were written so far stay. `only` is a glob over entry names, in which `*` also matches `/`.
 
     Raises:
-        NameInUse: files are in the way, all of them named; with `overwrite` they are replaced.
-        NotFound: `only` matches nothing.
-        BadName: a name that must not become a path, or a link or file where a directory should be.
+        NameInUse: some files exist already; the text lists them. With `overwrite` they are replaced.
+        NotFound: no entry matches `only`.
+        BadName: a name cannot be used as a path, or a link or file is where a directory is needed.
     """
     progress = progress or Silent()
-    chosen = _place_entries(_choose_entries(reader, only))
+    chosen = _assign_paths(_choose_entries(reader, only))
     target_dir = os.path.abspath(verify_path(target_dir))
     existing = _find_existing(target_dir, chosen)
     if existing and not overwrite:
         raise NameInUse(
-            f"{len(existing)} of {len(chosen)} files are there already in {target_dir}: {_enumerate(existing)}."
+            f"{len(existing)} of {len(chosen)} files exist already in {target_dir}: {_enumerate(existing)}."
             " Nothing was written; choose another directory, or replace them (--overwrite, overwrite=True)",
             name=next(iter(existing)),
         )
@@ -260,25 +260,25 @@ def _choose_entries(reader: SnapshotReader, only: str | None) -> list[Entry]:
     return entries
 
 
-def _place_entries(entries: Iterable[Entry]) -> dict[str, Entry]:
-    """Return the entries by the path below the target that each gets; names come from a store and are not trusted."""
-    placed: dict[str, Entry] = {}
+def _assign_paths(entries: Iterable[Entry]) -> dict[str, Entry]:
+    """Return the entries by their path below the target; names come from a store, so each is verified."""
+    by_path: dict[str, Entry] = {}
     for entry in entries:
         name = verify_name(entry.name, what="entry")
-        if placed.setdefault(name, entry) is not entry:
+        if by_path.setdefault(name, entry) is not entry:
             raise BadName(f"two entries would both be written to {name!r}; choose one with --only (only=)")
-    for name in placed:
+    for name in by_path:
         parts = name.split("/")
         for depth in range(1, len(parts)):
-            if (above := "/".join(parts[:depth])) in placed:
+            if (parent := "/".join(parts[:depth])) in by_path:
                 raise BadName(
-                    f"{above!r} would be both a file and the directory of {name!r}; choose one with --only (only=)"
+                    f"{parent!r} would be both a file and the directory of {name!r}; choose one with --only (only=)"
                 )
-    return placed
+    return by_path
 
 
 def _find_existing(target_dir: str, names: Iterable[str]) -> set[str]:
-    """Return which files are there already; raises BadName for what cannot even be replaced."""
+    """Return which of the files exist already; raises BadName for a directory, which cannot be replaced."""
     if not os.path.lexists(target_dir):
         return set()
     with FileTarget(target_dir) as target:
@@ -296,16 +296,19 @@ def _iter_counted(pieces: Iterable[memoryview], progress: Progress) -> Iterator[
 
 
 class FileTarget:
-    """A directory to write files below; walks by directory handles, so that a link cannot lead out of it."""
+    """The directory that a restore writes to. Files appear whole, and no link below it is followed.
+
+    Paths are walked with directory handles, so that a link cannot lead outside.
+    """
 
     def __init__(self, root: str) -> None:
-        """Open the directory `root`, which may be reached by links: the user named it."""
+        """Open the directory `root`; the path to it may contain links, because the user chose it."""
         self._root = root
         self._top = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
-        # Entries come in order of their names, so the next one is mostly in the same directory.
+        # The directory of the last file stays open: entries are sorted, so the next file is mostly in it.
         self._parent = ""
         self._handle = os.dup(self._top)
-        # By what a filesystem that ignores case would compare, the names that were written.
+        # The names written so far, by the form in which a filesystem that ignores case compares them.
         self._written: dict[str, str] = {}
 
     def __enter__(self) -> Self:
@@ -318,7 +321,7 @@ class FileTarget:
         os.close(self._top)
 
     def has_file(self, name: str) -> bool:
-        """Return whether something that can be replaced has this name; raises BadName if a directory has it."""
+        """Return whether a file or link of this name exists; raises BadName if it is a directory."""
         parent, _, last = name.rpartition("/")
         try:
             self._enter(parent, create=False)
@@ -326,14 +329,14 @@ class FileTarget:
         except FileNotFoundError:
             return False
         if stat.S_ISDIR(status.st_mode):
-            raise BadName(f"{self._root}/{name} is a directory, where a file is to be written; choose another place")
+            raise BadName(f"{self._root}/{name} is a directory, and a file is to be written; choose another target")
         return True
 
     def write(self, name: str, pieces: Iterable[memoryview], entry: Entry, *, replace: bool) -> None:
-        """Write one file under a temporary name, then give it its own; raises BadName if another one has it."""
+        """Write one file under a temporary name, then rename it; raises BadName if it would replace an earlier one."""
         parent, _, last = name.rpartition("/")
         try:
-            self._verify_apart(name)
+            self._verify_distinct(name)
             self._enter(parent, create=True)
             temp = new_temp_name()
             try:
@@ -345,11 +348,11 @@ class FileTarget:
         except HoldfastError:
             raise
         except OSError as error:
-            # The calls above know a handle and a short name; the user knows the path.
+            # The calls above use handles and short names; the message needs the full path.
             raise OSError(error.errno, error.strerror, f"{self._root}/{name}") from error
 
-    def _verify_apart(self, name: str) -> None:
-        """Raise BadName if the filesystem ignores case and `name` means a file that was written before."""
+    def _verify_distinct(self, name: str) -> None:
+        """Raise BadName if the filesystem ignores case and `name` is a file that was written before."""
         other = self._written.setdefault(_fold(name), name)
         if other == name:
             return
@@ -360,11 +363,11 @@ class FileTarget:
         if (found.st_dev, found.st_ino) == (written.st_dev, written.st_ino):
             raise BadName(
                 f"{other!r} and {name!r} are one file on this filesystem, which ignores case;"
-                " choose one with --only (only=), or another place"
+                " choose one with --only (only=), or another target"
             )
 
     def _enter(self, parent: str, *, create: bool) -> None:
-        """Make `parent` the directory in hand."""
+        """Open the directory `parent`, for the calls that follow."""
         if parent == self._parent:
             return
         handle = os.dup(self._top)
@@ -379,21 +382,21 @@ class FileTarget:
         os.close(self._handle)
         self._parent, self._handle = parent, handle
 
-    def _open_directory(self, part: str, above: int, parent: str, *, create: bool) -> int:
+    def _open_directory(self, part: str, outer: int, parent: str, *, create: bool) -> int:
         try:
-            return os.open(part, _DIRECTORY, dir_fd=above)
+            return os.open(part, _DIRECTORY, dir_fd=outer)
         except FileNotFoundError:
             if not create:
                 raise
             with suppress(FileExistsError):
-                os.mkdir(part, dir_fd=above)
-            return os.open(part, _DIRECTORY, dir_fd=above)
+                os.mkdir(part, dir_fd=outer)
+            return os.open(part, _DIRECTORY, dir_fd=outer)
         except OSError as error:
             if error.errno not in (errno.ENOTDIR, errno.ELOOP):
                 raise
             raise BadName(
-                f"{self._root}/{parent}: {part!r} is a file or a symbolic link, where a directory is needed;"
-                " remove it or choose another place"
+                f"{self._root}/{parent}: {part!r} is a file or a symbolic link, but a directory is needed;"
+                " remove it or choose another target"
             ) from error
 
     def _fill(self, temp: str, pieces: Iterable[memoryview], entry: Entry) -> None:
@@ -414,7 +417,7 @@ class FileTarget:
             os.rename(temp, name, **here)
             return
         try:
-            # Not a rename: a file that came here meanwhile, or differs only in case, must not be lost.
+            # Not a rename: that would replace a file created since, or one whose name differs only in case.
             os.link(temp, name, follow_symlinks=False, **here)
         except OSError as error:
             if error.errno not in UNSUPPORTED:
@@ -425,7 +428,7 @@ class FileTarget:
 
 
 def _fold(name: str) -> str:
-    """Return a name in a form that is equal for all names that a filesystem may take for one."""
+    """Return a form of a name that is equal for all names that some filesystem treats as the same."""
     return unicodedata.normalize("NFC", name).casefold()
 
 

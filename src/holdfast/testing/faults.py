@@ -1,4 +1,4 @@
-"""A store that fails on cue, at the n-th operation, in each way that a store can fail; or that is only slow."""
+"""A store that fails at the n-th operation, in each way in which a store can fail, or that is only slow."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Crashed(BaseException):
-    """The process died here. Not an Exception: no handler of the code under test may survive it."""
+    """Simulates the death of the process. Not an Exception, so that the code under test does not handle it."""
 
 
 class Fault(Enum):
@@ -30,13 +30,13 @@ class Fault(Enum):
     CRASH = "the process dies before it is performed"
     CRASH_AFTER = "it is performed, then the process dies"
     REPLY_LOST = "it is performed, then raises StoreError with fate unknown; later ones work"
-    TORN_WRITE = "a create or commit leaves an object holding a part of the bytes, then the process dies"
-    NO_SPACE = "from here on what writes raises StoreFull; the rest works"
+    TORN_WRITE = "a create or commit leaves an object with only a part of the bytes, then the process dies"
+    NO_SPACE = "it and all later writes raise StoreFull; reads and deletes work"
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One call that the store met: the method's name (`append`, `commit` and `abort` of uploads too) and the key."""
+    """One call to the store: the method's name (for uploads also `append`, `commit` and `abort`) and the key."""
 
     name: str
     key: str
@@ -46,10 +46,10 @@ _WRITES: Final = frozenset({"prepare", "create", "upload", "append", "commit"})
 
 
 class FaultyStore:
-    """Passes every operation on to `inner`, but for the fault at the `at`-th (the first is 1).
+    """Forwards every operation to `inner`, except that the `at`-th one (from 1) fails.
 
-    Run once without a fault, take `len(store.log)`, then run once for each `at` up to it. `url`, `traits`
-    and `clock` are no operations. Conditional writes are not offered. Every `read_into` takes `delay_s` longer.
+    Run once without a fault; then run once for each `at` from 1 to `len(store.log)`. `url`, `traits` and `clock` do not
+    count as operations. Conditional writes are not available. Every `read_into` takes `delay_s` longer.
     """
 
     def __init__(self, inner: ObjectStore, *, fault: Fault | None = None, at: int = 1, delay_s: float = 0.0) -> None:
@@ -63,7 +63,7 @@ class FaultyStore:
 
     @property
     def log(self) -> Sequence[Operation]:
-        """What was met so far, the failed ones included."""
+        """All operations so far, including failed ones."""
         with self._lock:
             return tuple(self._log)
 
@@ -119,28 +119,28 @@ class FaultyStore:
         return self._perform("find_free_bytes", "", self._inner.find_free_bytes)
 
     def _perform(self, name: str, key: str, act: Callable[[], T], *, tear: Callable[[], None] | None = None) -> T:
-        fault = self._meet(name, key)
+        fault = self._log_operation(name, key)
         if fault is Fault.TORN_WRITE and tear is not None:
             with suppress(ObjectExists):
                 tear()
         if fault in (Fault.CRASH, Fault.TORN_WRITE):
             raise Crashed(f"before {name} {key}")
         if fault in (Fault.ONCE, Fault.FOR_GOOD):
-            raise StoreError(f"{name} {key} failed on cue and was not performed", key=key, fate="unknown")
+            raise StoreError(f"{name} {key} failed, as requested, and was not performed", key=key, fate="unknown")
         if fault is Fault.NO_SPACE:
-            raise StoreFull(f"no room for {name} {key}: the store is full on cue; delete some", key=key)
+            raise StoreFull(f"no room for {name} {key}: the store is full, as requested; delete some", key=key)
         result = act()
         if fault is Fault.CRASH_AFTER:
             raise Crashed(f"after {name} {key}")
         if fault is Fault.REPLY_LOST:
-            raise StoreError(f"the reply to {name} {key} was lost on cue", key=key, fate="unknown")
+            raise StoreError(f"the reply to {name} {key} was lost, as requested", key=key, fate="unknown")
         return result
 
-    def _meet(self, name: str, key: str) -> Fault | None:
-        """Log an operation and return the fault that it meets."""
+    def _log_operation(self, name: str, key: str) -> Fault | None:
+        """Add an operation to the log and return the fault that it gets."""
         with self._lock:
             if self._dead:
-                raise Crashed(f"dead before {name} {key}")
+                raise Crashed(f"the process died before {name} {key}")
             self._log.append(Operation(name, key))
             count = len(self._log)
             if self._fault is Fault.FOR_GOOD:
@@ -154,14 +154,14 @@ class FaultyStore:
 
 
 class _FaultyUpload:
-    """An upload whose every step is an operation of its store."""
+    """An upload; each of its steps is an operation of the store."""
 
     def __init__(self, store: FaultyStore, key: str, inner: Upload) -> None:
         self._store = store
         self._key = key
         self._inner = inner
         self._broken = False
-        # Kept only where the fault needs them: uploads may be large.
+        # Kept only for a fault that needs them: uploads may be large.
         self._kept: list[bytes] = []
 
     def append(self, *buffers: Buffer) -> None:
@@ -176,7 +176,7 @@ class _FaultyUpload:
         try:
             self._store._perform("abort", self._key, self._inner.abort)
         except StoreError:
-            # An abort never fails; whether anything is left behind is nobody's business but the store's.
+            # By contract an abort never raises, even if it leaves something behind.
             return
 
     def __enter__(self) -> Self:
@@ -188,7 +188,7 @@ class _FaultyUpload:
         self.abort()
 
     def _step(self, name: str, act: Callable[[], None], *, tear: Callable[[], None] | None = None) -> None:
-        """Perform one step; as in every store, a step that failed ends the upload."""
+        """Perform one step; as in every store, a failed step ends the upload."""
         if self._broken:
             raise StoreError(f"the upload of {self._key} has ended; begin a new one", key=self._key)
         try:
@@ -202,5 +202,5 @@ class _FaultyUpload:
 
 
 def _cut(data: bytes) -> bytes:
-    """Return a part of `data` that is not all of it, if that is possible."""
+    """Return the first half of `data`."""
     return data[: len(data) // 2]

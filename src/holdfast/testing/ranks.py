@@ -1,4 +1,4 @@
-"""Ranks on one machine: a function run by several processes that form a process group, and ranks that die on cue."""
+"""Runs a function on several processes of one machine that form a process group, and kills some of them on request."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from typing import Any, Final, NoReturn
 
 import torch
 import torch.distributed as dist
-from torch.distributed import TCPStore  # type: ignore[attr-defined]  # there, and not declared as exported
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # exists, but is not declared as exported
 
 _HOST: Final = "127.0.0.1"
 _PRELOADED: Final = ("torch.distributed", "holdfast.distributed.talk.collectives")
-"""Loaded once by the process that ranks are forked from: a rank then starts in milliseconds, not in seconds."""
+"""Imported once by the process that ranks are forked from, so that a rank starts in milliseconds, not in seconds."""
 _GRACE_S: Final = 2.0
-"""How long the others have for their answer when one rank has failed: they may wait for it for ever."""
-_LOOK_S: Final = 0.02
+"""How long to wait for the other ranks after one has failed: they may be waiting for it for ever."""
+_POLL_S: Final = 0.02
 
 
 class RanksFailed(Exception):
-    """Some ranks raised, died or gave no answer; `reasons` says what is known of each."""
+    """Some ranks raised, died or did not answer; `reasons` has the reason for each."""
 
     def __init__(self, reasons: Mapping[int, str]) -> None:
         super().__init__("\n".join(f"rank {rank}: {reason}" for rank, reason in sorted(reasons.items())))
@@ -39,7 +39,7 @@ class RanksFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RankFault:
-    """A signal sent to a rank from outside: `after_s` seconds after it began, and once the file `marker` exists."""
+    """A signal to send to a rank, `after_s` seconds after its start, and not before the file `marker` exists."""
 
     signal: Signals = SIGKILL
     after_s: float = 0.0
@@ -48,14 +48,14 @@ class RankFault:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Stands in the results for a rank of which no answer was expected."""
+    """The result of a rank from which no answer was expected."""
 
     rank: int
 
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """What a rank process is to do."""
+    """The arguments of a rank process."""
 
     rank: int
     size: int
@@ -68,7 +68,7 @@ class _Job:
 
 @dataclass(slots=True)
 class _Rank:
-    """A rank process as its parent sees it."""
+    """A rank process and the connection to it, in the parent."""
 
     process: ForkServerProcess
     connection: Connection
@@ -89,20 +89,22 @@ def run_ranks(
 ) -> list[Any]:
     """Run `function(rank, *args, **kwargs)` on `size` ranks of one group; return their results, by rank.
 
-    The function is one of a module, its arguments and results can be pickled. Every call has fresh processes; none
-    outlives it. A rank that raises, dies or is silent for `timeout_s` makes RanksFailed, with its traceback.
+    The function must be at the top level of a module; its arguments and results must be picklable. Every call starts
+    new processes, and all of them have ended when it returns. Raises RanksFailed, with tracebacks, if a rank raises,
+    dies or does not answer within `timeout_s`.
 
     Args:
-        size: how many ranks.
-        function: what each of them runs, with the default group made.
-        args: given to the function, after the rank.
-        timeout_s: how long all of it may take; after that the stacks of all ranks go to standard error.
-        backend: of the group; None makes no group.
-        faults: signals to send to ranks, of which no answer is then expected.
-        lost: ranks that end or stop themselves, of which no answer is expected either.
-        hosted_apart: have the calling process host the group's store, as launchers do, in place of rank 0.
-        preload: modules to load once for all ranks of all calls, which makes them start faster; heeded by the first.
-        kwargs: given to the function.
+        size: the number of ranks.
+        function: runs on each rank, after the default process group was created.
+        args: passed to the function, after the rank.
+        timeout_s: limit for the whole call; after that, the stacks of all ranks are printed to standard error.
+        backend: of the process group; None creates no group.
+        faults: signals to send to ranks, from which no answer is then expected.
+        lost: ranks that end or stop themselves, from which no answer is expected either.
+        hosted_apart: host the group's store in the calling process, as launchers do, instead of on rank 0.
+        preload: modules to import once for the ranks of all calls, so that they start faster; only the first call
+            in a process can set it.
+        kwargs: passed to the function.
     """
     faults = faults or {}
     context = multiprocessing.get_context("forkserver")
@@ -116,25 +118,25 @@ def run_ranks(
             process.start()
             theirs.close()
             ranks.append(_Rank(process, ours))
-        # It ends with its last reference, which is this.
+        # The store lives as long as this reference to it.
         store = TCPStore(_HOST, 0, is_master=True, wait_for_workers=False) if hosted_apart else None
         if backend is None:
             for one in ranks:
                 one.connection.send(0)
         else:
-            _introduce(ranks, store)
+            _send_port(ranks, store)
         return _Answers(ranks, faults, {*faults, *lost}).wait(timeout_s)
     finally:
         for one in ranks:
-            # The last word was sent to those that end by themselves; a stopped one hears nothing but this.
+            # A closed connection means that the rank was told to end by itself. Others are killed, stopped ones too.
             one.process.join(_GRACE_S if one.connection.closed else 0)
             one.process.kill()
             one.process.join()
             one.connection.close()
 
 
-def _introduce(ranks: Sequence[_Rank], store: TCPStore | None) -> None:
-    """Tell all ranks where their store is: here, or at rank 0, which tells where."""
+def _send_port(ranks: Sequence[_Rank], store: TCPStore | None) -> None:
+    """Send the port of the group's store to all ranks; without `store`, rank 0 creates one and returns the port."""
     try:
         port = store.port if store else 0
         for number, one in enumerate(ranks):
@@ -146,7 +148,7 @@ def _introduce(ranks: Sequence[_Rank], store: TCPStore | None) -> None:
 
 
 class _Answers:
-    """Collects what the ranks answer, and sends signals when it is time."""
+    """Collects the answers of the ranks, and sends them signals when these are due."""
 
     def __init__(self, ranks: Sequence[_Rank], faults: Mapping[int, RankFault], unexpected: Collection[int]) -> None:
         self._ranks = ranks
@@ -157,18 +159,18 @@ class _Answers:
         self._reasons: dict[int, str] = {}
 
     def wait(self, timeout_s: float) -> list[Any]:
-        """Return the results of all, or raise RanksFailed."""
+        """Return the results of all ranks, or raise RanksFailed."""
         deadline = time.monotonic() + timeout_s
         while (self._pending or self._faults) and time.monotonic() < deadline:
             self._send_signals()
-            ready = wait([self._ranks[rank].connection for rank in self._pending], _LOOK_S)
+            ready = wait([self._ranks[rank].connection for rank in self._pending], _POLL_S)
             for rank in [rank for rank in self._pending if self._ranks[rank].connection in ready]:
                 self._take(rank)
                 if rank in self._reasons:
                     deadline = min(deadline, time.monotonic() + _GRACE_S)
         if self._reasons or self._pending or self._faults:
             silent = "no answer" if self._reasons else f"no answer within {timeout_s:g} s"
-            unhurt = dict.fromkeys(self._faults, "its fault was not due before the end")
+            unhurt = dict.fromkeys(self._faults, "its fault was not due before the timeout")
             raise RanksFailed({**unhurt, **dict.fromkeys(self._pending, silent), **self._reasons})
         self._dismiss()
         return self._results
@@ -192,7 +194,7 @@ class _Answers:
             is_time = now - self._ranks[rank].began >= fault.after_s
             if is_time and (fault.marker is None or fault.marker.exists()):
                 del self._faults[rank]
-                with suppress(ProcessLookupError):  # it has ended by itself
+                with suppress(ProcessLookupError):  # the rank has ended by itself
                     os.kill(self._ranks[rank].process.pid or 0, fault.signal)
 
     def _dismiss(self) -> None:
@@ -203,20 +205,20 @@ class _Answers:
 
 
 def _serve(job: _Job, connection: Connection) -> None:
-    """Be one rank: make the group, run the function, answer, and stay until all have."""
+    """Run one rank: create the group, call the function, send the answer, and wait until all ranks have answered."""
     faulthandler.dump_traceback_later(job.timeout_s)
-    # As launchers do: ranks that each take all cores for a sum get in each other's way.
+    # As launchers do: ranks that each use all cores slow each other down.
     torch.set_num_threads(1)
     try:
         _join(job, connection)
         answer = (True, job.function(job.rank, *job.args, **job.kwargs))
-    except BaseException:  # noqa: BLE001 - whatever ends it is the answer
+    except BaseException:  # noqa: BLE001 - any error is sent as the answer
         answer = (False, traceback.format_exc())
     try:
         connection.send(answer)
     except Exception:  # noqa: BLE001 - a result that cannot be pickled may raise anything
         connection.send((False, traceback.format_exc()))
-    # A group whose ranks leave one by one may abort the process, and one that has lost ranks cannot meet.
+    # If ranks leave a group one by one, the process may abort; after the loss of a rank, no barrier is possible.
     if _wait_dismissal(connection) and dist.is_initialized():
         dist.barrier()
         dist.destroy_process_group()

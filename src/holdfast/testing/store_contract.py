@@ -1,4 +1,4 @@
-"""The suite that every object store passes: subclass `StoreContract`, say how to make one, and run pytest."""
+"""The contract suite for object stores: subclass `StoreContract`, define how to make a store, and run pytest."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ READ_METHODS: Final = ("read", "read_into", "stat")
 
 
 class StoreContract:
-    """What `holdfast.objects.protocol` demands, one test for each sentence of it."""
+    """Tests for each sentence of the contract in `holdfast.objects.protocol`."""
 
     def make_store(self, place: Path, *, read_only: bool = False) -> ObjectStore:
         """Return a store for the test that owns the empty directory `place`.
 
-        The first call of a test returns an empty store; later ones with the same `place` must return another
-        view of the same objects.
+        The first call with a `place` returns an empty store. Later calls with the same `place` must return a store with
+        the same objects.
         """
         raise NotImplementedError
 
@@ -89,7 +89,7 @@ class StoreContract:
         assert store.read("packs/created", limit_bytes=3) == b"abc"
         assert store.read("packs/uploaded", limit_bytes=3) == b"abc"
 
-    def test_another_view_of_the_place_sees_the_objects(self, store: ObjectStore, tmp_path: Path) -> None:
+    def test_a_second_store_at_the_same_place_has_the_objects(self, store: ObjectStore, tmp_path: Path) -> None:
         store.create("packs/one", b"first")
         assert self.make_store(tmp_path).read("packs/one", limit_bytes=5) == b"first"
 
@@ -164,12 +164,12 @@ class StoreContract:
         with pytest.raises(Corrupt, match="packs/one"):
             store.read_into("packs/one", start, memoryview(bytearray(size_bytes)))
 
-    def test_stat_tells_key_size_and_time(self, store: ObjectStore) -> None:
+    def test_stat_returns_key_size_and_time(self, store: ObjectStore) -> None:
         before = store.clock()
         store.create("packs/one", b"12345")
         info = store.stat("packs/one")
         assert (info.key, info.size_bytes) == ("packs/one", 5)
-        # A filesystem stamps with a coarser clock than the one that we read.
+        # The clock of a filesystem is coarser than ours.
         assert before - 2 <= info.modified_s <= store.clock() + 2
 
     def test_an_empty_store_lists_nothing(self, store: ObjectStore) -> None:
@@ -183,7 +183,7 @@ class StoreContract:
             store.create(key, b"", durable=False)
         assert _keys(store, "") == sorted(keys)
 
-    def test_a_list_tells_what_stat_tells(self, store: ObjectStore) -> None:
+    def test_a_list_contains_what_stat_returns(self, store: ObjectStore) -> None:
         store.create("packs/one", b"12345")
         assert store.list("packs/") == [store.stat("packs/one")]
 
@@ -245,12 +245,12 @@ class StoreContract:
             upload.commit()
             assert _keys(store, "") == ["packs/one"]
 
-    def test_an_upload_that_takes_blocks_releases_each_once(self, store: ObjectStore) -> None:
+    def test_an_upload_of_blocks_releases_each_block_once(self, store: ObjectStore) -> None:
         released: list[int] = []
         memory = [new_block(size)[:size] for size in (8192, 5000, 8192)]
         with store.upload("packs/one") as upload:
             if not isinstance(upload, BlockUpload):
-                pytest.skip("uploads to this store take no blocks")
+                pytest.skip("uploads to this store do not accept blocks")
             for number, block in enumerate(memory):
                 upload.append_block(LentBlock(block, partial(released.append, number)))
             upload.commit()
@@ -306,7 +306,7 @@ class StoreContract:
             upload.commit()
         assert store.list("") == []
 
-    def test_an_upload_that_ended_takes_no_more(self, store: ObjectStore) -> None:
+    def test_an_upload_that_ended_accepts_no_more_bytes(self, store: ObjectStore) -> None:
         upload = store.upload("packs/one")
         upload.abort()
         with pytest.raises(StoreError):
@@ -376,7 +376,7 @@ class StoreContract:
         with pytest.raises(NotFound):
             store.replace_if_match("tags/one", b"x", version=second.version)
 
-    def test_a_version_stays_while_nothing_changes_and_is_the_same_in_listings(self, store: ObjectStore) -> None:
+    def test_a_version_is_stable_and_the_same_in_listings(self, store: ObjectStore) -> None:
         store.create("packs/one", b"first")
         version = store.stat("packs/one").version
         store.read("packs/one", limit_bytes=100)
@@ -384,7 +384,7 @@ class StoreContract:
         assert store.stat("packs/one").version == version
         assert [info.version for info in store.list("packs/one")] == [version]
 
-    def test_preparing_makes_no_object_and_may_be_repeated(self, store: ObjectStore) -> None:
+    def test_prepare_creates_no_object_and_may_be_repeated(self, store: ObjectStore) -> None:
         for _ in range(2):
             store.prepare(["packs/", "leases/"])
         assert store.list("") == []
@@ -397,31 +397,31 @@ class StoreContract:
         with pytest.raises(ReadOnlyStore):
             self.make_store(tmp_path, read_only=True).prepare(["packs/"])
 
-    def test_making_durable_changes_nothing_and_needs_nothing_to_be_there(self, store: ObjectStore) -> None:
+    def test_sync_changes_nothing_and_works_without_objects(self, store: ObjectStore) -> None:
         store.sync("tags/")
         store.create("tags/one", b"first")
         store.sync("tags/")
         assert [info.key for info in store.list("")] == ["tags/one"]
 
-    def test_writers_hold_a_store_together_and_nobody_is_alone_meanwhile(self, store: ObjectStore) -> None:
+    def test_writers_share_the_lock_and_exclude_the_exclusive_one(self, store: ObjectStore) -> None:
         store.prepare(["packs/"])
         with store.hold(exclusive=False) as first, store.hold(exclusive=False) as second:
             assert first
             assert second
-            with store.hold(exclusive=True) as is_alone:
-                assert not is_alone
+            with store.hold(exclusive=True) as is_exclusive:
+                assert not is_exclusive
 
-    def test_holding_leaves_no_object_behind_and_ends_with_an_error(self, store: ObjectStore) -> None:
+    def test_a_lock_creates_no_object_and_is_released_after_an_error(self, store: ObjectStore) -> None:
         store.prepare(["packs/"])
         with pytest.raises(ZeroDivisionError), store.hold(exclusive=False):
             raise ZeroDivisionError
         with store.hold(exclusive=True):
             pass
-        with store.hold(exclusive=False) as is_held:
-            assert is_held
+        with store.hold(exclusive=False) as is_locked:
+            assert is_locked
         assert store.list("") == []
 
-    def test_clearing_away_spares_objects_and_what_is_young(self, store: ObjectStore) -> None:
+    def test_removing_debris_keeps_objects_and_young_uploads(self, store: ObjectStore) -> None:
         store.create("packs/one", b"first")
         with store.upload("packs/two") as upload:
             upload.append(b"sec")
@@ -441,7 +441,7 @@ def _create_numbered(store: ObjectStore, key: str, number: int) -> None:
 
 
 def _race(act: Callable[[int], None]) -> list[int]:
-    """Call `act` from many threads at once; return the numbers of those that met no ObjectExists."""
+    """Call `act` from many threads at once; return the numbers of the calls that did not raise ObjectExists."""
     start = threading.Barrier(THREADS)
     won: list[int] = []
     failed: list[HoldfastError] = []

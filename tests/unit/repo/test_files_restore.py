@@ -76,7 +76,7 @@ def test_files_in_the_way_are_all_named_and_nothing_is_written(tree: Path, repo:
     (out / "b.bin").write_text("mine")
     (out / "sub/run.sh").symlink_to("nowhere")
 
-    with pytest.raises(NameInUse, match=r"2 of 4 files are there already in .*out: b\.bin, sub/run\.sh\. Nothing was"):
+    with pytest.raises(NameInUse, match=r"2 of 4 files exist already in .*out: b\.bin, sub/run\.sh\. Nothing was"):
         _restore(repo, out)
 
     assert _read_tree(out) == {"b.bin": b"mine"}
@@ -110,7 +110,7 @@ def test_a_link_in_the_place_of_a_directory_is_not_followed(
     elsewhere.mkdir()
     (out / "sub").symlink_to(elsewhere)
 
-    with pytest.raises(BadName, match="'sub' is a file or a symbolic link, where a directory is needed"):
+    with pytest.raises(BadName, match="'sub' is a file or a symbolic link, but a directory is needed"):
         _restore(repo, out, overwrite=overwrite)
 
     assert _read_tree(elsewhere) == _read_tree(out) == {}

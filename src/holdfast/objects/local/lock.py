@@ -82,8 +82,8 @@ class StoreLock:
                 return None
             now_s = self._wait.clock()
             if holder != watched:
-                # The limit starts anew for each holder: a collector relies on all writers waiting for it. A writer
-                # that was stopped in its sleep may find another holder than before.
+                # Each holder gets the full waiting time: a collector relies on all writers waiting for it. A writer
+                # that was stopped during its sleep may find another holder than before.
                 watched, deadline_s = holder, now_s + self._wait.limit_s
             if now_s >= deadline_s:
                 self._overdue = holder or None  # holders without a text cannot be distinguished
