@@ -41,7 +41,7 @@ def open_objects(url: str) -> ObjectStore:
     Raises NotAStore if nothing there can be part of a store.
     """
     store = open_store(url, read_only=True)
-    listed = store.passing_over_links() if isinstance(store, LinkedStore) else store
+    listed = store.skipping_links() if isinstance(store, LinkedStore) else store
     # A directory that contains only links may have been a store: `check` reports them.
     if not listed.list("", limit=1) and any(check_links(store)):
         return store

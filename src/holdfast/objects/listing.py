@@ -40,7 +40,7 @@ class LinkedStore(Protocol):
     def iter_links(self) -> Iterator[str]:
         """Yield the path of each link, relative to the root; it need not be a valid key."""
 
-    def passing_over_links(self) -> ObjectStore:
+    def skipping_links(self) -> ObjectStore:
         """Return a view of the store whose listings skip links, instead of raising StoreError for them."""
 
 

@@ -58,16 +58,16 @@ class Engine:
         if os.getpid() != self._pid:
             self._start()  # a forked child has no threads, and its copy of the pool does not know
         waiting: deque[tuple[Task[Result], int]] = deque()
-        under_way = 0
+        bytes_in_flight = 0
         try:
             for item, size in items:
-                while waiting and (under_way + size > self.budget_bytes or len(waiting) > _AHEAD * self.threads):
-                    under_way -= waiting[0][1]
+                while waiting and (bytes_in_flight + size > self.budget_bytes or len(waiting) > _AHEAD * self.threads):
+                    bytes_in_flight -= waiting[0][1]
                     yield _take_first(waiting)
                 # In `waiting` before it can start: an interrupt at any point must find it there.
                 waiting.append((Task(self._pool, partial(work, item)), size))
                 self._pool.enqueue(waiting[-1][0])
-                under_way += size
+                bytes_in_flight += size
             while waiting:
                 yield _take_first(waiting)
         finally:

@@ -11,7 +11,7 @@ from holdfast.compile_cache.artifacts.catalog import StoredVariant, iter_artifac
 from holdfast.compile_cache.artifacts.last_use import delete_old_uses, read_uses
 from holdfast.errors import Corrupt, NameInUse, NewerFormat, NotFound
 from holdfast.objects.protocol import ObjectStore
-from holdfast.repo.names.snapshots import delete_held, read_name
+from holdfast.repo.names.snapshots import delete_if_unchanged, read_name
 
 SYSTEM: Final = "system"
 """The part of a key that describes the machine and software a graph was compiled for."""
@@ -147,7 +147,7 @@ def _delete_key(store: ObjectStore, key: StoredKey) -> list[StoredVariant]:
         try:
             state = read_name(store, variant.name)
             if state.snapshot and variant.snapshot and state.snapshot.write_id == variant.snapshot.write_id:
-                delete_held(store, state)
+                delete_if_unchanged(store, state)
                 deleted.append(variant)
         except (NameInUse, Corrupt, NewerFormat, NotFound):
             continue  # changed since the plan was made, or a damaged record, which only `repair` can remove

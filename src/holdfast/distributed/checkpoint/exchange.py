@@ -31,7 +31,7 @@ from holdfast.repo.format.manifest import (
     decode_manifest,
     encode_manifest,
     read_manifest,
-    read_proven,
+    read_verified,
 )
 from holdfast.repo.format.rank_manifests import Manifests, join_entry, merge
 from holdfast.repo.read.read_plan import Region
@@ -58,7 +58,7 @@ class Exchanging(Ranks, Protocol):
 
 def open_together(store: ObjectStore, ref: ManifestRef, ranks: Exchanging) -> ChunkExchange:
     """Read the manifests of a snapshot, each on one rank; raise RankError on all if one is missing or damaged."""
-    data = ranks.broadcast("root", lambda: read_proven(store, ref))
+    data = ranks.broadcast("root", lambda: read_verified(store, ref))
     root = decode_manifest(data, where=manifest_key(ref.manifest_id))
     mine = range(ranks.rank, len(root.parts), ranks.world_size)
     parts: dict[int, Manifest] = {}

@@ -243,7 +243,7 @@ class LocalStore:
         for directory, kinds in self._iter_directories(""):
             yield from sorted(directory + name for name, kind in kinds.items() if kind == "link")
 
-    def passing_over_links(self) -> LocalStore:
+    def skipping_links(self) -> LocalStore:
         """Return a view of the store whose listings skip links instead of raising."""
         store = copy(self)
         store._skips_links = True

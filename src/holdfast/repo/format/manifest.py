@@ -73,7 +73,7 @@ def read_manifest(store: ObjectStore, ref: ManifestRef) -> Manifest:
     """Read and check a manifest; raises NotFound, Corrupt or NewerFormat."""
     key = manifest_key(ref.manifest_id)
     # No variable refers to the file or its table: each is freed before its content is decoded.
-    table = decode_table(_open_table(read_proven(store, ref), key), SCHEMA, where=key, convert=_join_names(key))
+    table = decode_table(_open_table(read_verified(store, ref), key), SCHEMA, where=key, convert=_join_names(key))
     return Manifest(table, key)
 
 
@@ -81,11 +81,11 @@ def read_head(store: ObjectStore, ref: ManifestRef) -> tuple[list[str], tuple[Pa
     """Read only the packs and parts that a manifest names; raises as `read_manifest` does."""
     key = manifest_key(ref.manifest_id)
     unread = {"names": lambda names: None}
-    table = decode_table(_open_table(read_proven(store, ref), key), SCHEMA, where=key, convert=unread)
+    table = decode_table(_open_table(read_verified(store, ref), key), SCHEMA, where=key, convert=unread)
     return _parse_packs(table, key), _parse_parts(table, key)
 
 
-def read_proven(store: ObjectStore, ref: ManifestRef) -> bytes:
+def read_verified(store: ObjectStore, ref: ManifestRef) -> bytes:
     """Read the file of a manifest; raises DigestMismatch unless it has the digest in `ref`."""
     key = manifest_key(ref.manifest_id)
     data = store.read(key, limit_bytes=ref.size_bytes)

@@ -40,7 +40,7 @@ class LeaseView:
     lease_id: str
     generations: tuple[int, ...]
     standing: LeaseStanding
-    shown_s: float
+    renewed_s: float
     """When its newest generation was created, by the store's clock."""
     purpose: str = ""
     host: str = ""
@@ -93,9 +93,9 @@ def read_leases(store: ObjectStore) -> dict[str, LeaseView]:
         key = generation_key(stem, generations[-1])
         standing: LeaseStanding = "live"
         purpose = host = ""
-        shown_s = store.clock()
+        renewed_s = store.clock()
         try:
-            shown_s = store.stat(key).modified_s
+            renewed_s = store.stat(key).modified_s
             fields = read_record(store, key)
             if fields:
                 standing = judge_standing(fields.text("state"), lowest=generations[0])
@@ -104,7 +104,7 @@ def read_leases(store: ObjectStore) -> dict[str, LeaseView]:
             continue  # it was released, and is being deleted
         except (Corrupt, NewerFormat):
             pass
-        leases[lease_id] = LeaseView(lease_id, tuple(generations), standing, shown_s, purpose, host)
+        leases[lease_id] = LeaseView(lease_id, tuple(generations), standing, renewed_s, purpose, host)
     return leases
 
 

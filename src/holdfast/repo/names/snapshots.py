@@ -133,12 +133,12 @@ def delete_snapshot(store: ObjectStore, name: str) -> CommittedSnapshot:
     state = read_name(store, name)
     if state.snapshot is None:
         raise NotFound(f"no snapshot {name!r} in {store.url}; nothing was deleted", name=name)
-    delete_held(store, state)
+    delete_if_unchanged(store, state)
     return state.snapshot
 
 
-def delete_held(store: ObjectStore, state: NameState) -> None:
-    """Delete a name as it was when `state` was read; raises NameInUse if it has changed since."""
+def delete_if_unchanged(store: ObjectStore, state: NameState) -> None:
+    """Delete a name; raises NameInUse if it has changed since `state` was read."""
     _create_tombstone(store, state.name, state.next_generation)
 
 

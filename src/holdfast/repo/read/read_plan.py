@@ -44,7 +44,7 @@ class Want:
     """Offset in the chunk of the first wanted byte."""
     size_bytes: int
     """How many bytes are wanted."""
-    place: Callable[[memoryview], None] | None = None
+    scatter: Callable[[memoryview], None] | None = None
     """Copies the chunk to the buffer, if the wanted bytes are not contiguous there."""
 
     @property
@@ -66,8 +66,8 @@ class Want:
 
     def put(self, chunk: memoryview) -> None:
         """Copy the wanted bytes of `chunk` to the buffer."""
-        if self.place is not None:
-            self.place(chunk)
+        if self.scatter is not None:
+            self.scatter(chunk)
             return
         copy_bytes(self.buffer[self.at : self.at + self.size_bytes], chunk[self.skip : self.skip + self.size_bytes])
 
@@ -134,7 +134,7 @@ class Stretch:
         end = first.at
         for want in self.wants:
             in_pack, in_buffer = want.location.offset - self.start, want.at - first.at
-            if want.buffer is not first.buffer or not want.is_whole or want.place or in_pack != in_buffer:
+            if want.buffer is not first.buffer or not want.is_whole or want.scatter or in_pack != in_buffer:
                 return None
             end = want.at + want.size_bytes
         return first.buffer[first.at : end]

@@ -93,10 +93,10 @@ class Scrubber:
         except (NotFound, Corrupt, StoreError) as error:
             return Scrubbed(stretch, stretch.chunks, error=str(error))
         with self._stages.time("verify", size):
-            return _judge(stretch, block[before : before + size])
+            return _verify_section(stretch, block[before : before + size])
 
 
-def _judge(stretch: PackSection, data: memoryview) -> Scrubbed:
+def _verify_section(stretch: PackSection, data: memoryview) -> Scrubbed:
     """Return the chunks that are damaged, and whether padding is."""
     bad: list[PackedChunk] = []
     is_clean = True

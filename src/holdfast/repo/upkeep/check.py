@@ -61,7 +61,7 @@ class Checker:
         self.tally = Tally()
         self._links = check_links(store)
         # Every other finding is about objects that can be reached without following a link.
-        self._store = store.passing_over_links() if isinstance(store, LinkedStore) else store
+        self._store = store.skipping_links() if isinstance(store, LinkedStore) else store
         self._read = read
         self._progress = progress or Silent()
         self._budget_bytes = budget_bytes
@@ -72,7 +72,7 @@ class Checker:
         self._unreadable_packs: set[str] = set()
         self._bad_footers: dict[str, str] = {}
         self._damaged_packs: dict[str, str] = {}
-        self._bad_places: dict[PackPosition, str] = {}
+        self._damage_at: dict[PackPosition, str] = {}
         self._used_packs: set[str] = set()
         self._used_manifests: set[str] = set()
 
@@ -141,7 +141,7 @@ class Checker:
                 pack=stretch.pack_id,
             )
         for chunk in outcome.bad_chunks:
-            self._bad_places[stretch.pack_id, chunk.location.offset] = outcome.error or "its bytes are damaged"
+            self._damage_at[stretch.pack_id, chunk.location.offset] = outcome.error or "its bytes are damaged"
             text = f"{key}: chunk {short_hex(chunk.digest)} at offset {chunk.location.offset} is damaged"
             yield Finding(
                 "warning", "chunk-damaged", key, text, "see the snapshots named below, if any",
@@ -213,8 +213,8 @@ class Checker:
         at = ref.location
         if at is None:
             return "" if hash_bytes(ref.inline) == ref.digest else "its inline bytes are damaged"
-        if (at.pack_id, at.offset) in self._bad_places:
-            return self._bad_places[at.pack_id, at.offset]
+        if (at.pack_id, at.offset) in self._damage_at:
+            return self._damage_at[at.pack_id, at.offset]
         rows = self._find_rows(at.pack_id)
         if at.pack_id in self._bad_footers:
             if self._read and self._is_intact(at, ref.digest):
@@ -280,8 +280,8 @@ class Checker:
         if wanted:
             for pack_id, footer in iter_footers(self._store):
                 for chunk in footer.chunks:
-                    place = (pack_id, chunk.location.offset)
-                    is_wanted = chunk.digest in wanted and chunk.digest not in found and place not in self._bad_places
+                    position = (pack_id, chunk.location.offset)
+                    is_wanted = chunk.digest in wanted and chunk.digest not in found and position not in self._damage_at
                     if is_wanted and self._is_intact(chunk.location, chunk.digest):
                         found[chunk.digest] = pack_id
         return found

@@ -58,7 +58,7 @@ def check_records(store: ObjectStore, roots: Roots, tally: Tally) -> Iterator[Fi
         last = {info.key.rpartition("@")[0]: info.key for info in infos}
         for info in infos:
             tally.objects += 1
-            yield from _check_passing(store, info, is_last=last[info.key.rpartition("@")[0]] == info.key)
+            yield from _check_temporary(store, info, is_last=last[info.key.rpartition("@")[0]] == info.key)
     yield from _check_keys(store)
 
 
@@ -149,7 +149,7 @@ def _parse_fields(fields: Fields, stem: str, generation: int) -> CommittedSnapsh
     return None
 
 
-def _check_passing(store: ObjectStore, info: ObjectInfo, *, is_last: bool) -> Iterator[Finding]:
+def _check_temporary(store: ObjectStore, info: ObjectInfo, *, is_last: bool) -> Iterator[Finding]:
     """Check a temporary record: a lease, a mark or a note of a bad pack."""
     try:
         fields = read_record(store, info.key)

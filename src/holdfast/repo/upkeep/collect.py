@@ -23,7 +23,7 @@ from holdfast.repo.upkeep.sweep import (
     Mark,
     fence,
     fence_stale_leases,
-    is_standing,
+    is_mark_present,
     iter_marks,
     publish_marks,
     read_waiting,
@@ -117,8 +117,8 @@ def plan_collect(store: ObjectStore, *, min_age_s: float = MIN_AGE_S) -> Collect
     live = read_live(store)
     oldest_s = store.clock() - min_age_s
     dead = tuple(info for info in files if _is_dead(info, live, leases, oldest_s))
-    stay = sum(info.size_bytes for info in files) - sum(info.size_bytes for info in dead)
-    return CollectPlan(dead, tuple(live.dead_records), stay)
+    live_bytes = sum(info.size_bytes for info in files) - sum(info.size_bytes for info in dead)
+    return CollectPlan(dead, tuple(live.dead_records), live_bytes)
 
 
 def _is_dead(info: ObjectInfo, live: Live, leases: dict[str, LeaseView], oldest_s: float) -> bool:
@@ -135,7 +135,7 @@ def collect(store: ObjectStore, rules: Rules | None = None, *, store_id: str = "
 
     Raises:
         Corrupt: a root cannot be read, or a symbolic link hides something; nothing was deleted.
-        NewerFormat: the store holds something that this version does not know; nothing was deleted.
+        NewerFormat: the store contains something that this version does not know; nothing was deleted.
         StoreGone: a `store_id` was passed, and this is another store; nothing was deleted.
     """
     verify_may_collect(store, store_id=store_id)
@@ -143,9 +143,10 @@ def collect(store: ObjectStore, rules: Rules | None = None, *, store_id: str = "
 
 
 def _find_unlocked(leases: Iterable[LeaseView]) -> list[LeaseView]:
-    """Return live leases of saves that do not hold this host's lock.
+    """Return live leases of saves without this host's lock.
 
-    These are saves on other hosts, and saves here that went on without the lock because it was held for too long.
+    These are saves on other hosts, and saves here that continued without the lock because a collector kept it for too
+    long.
     """
     here = socket.gethostname()
     return [lease for lease in leases if lease.is_live and lease.host != here]
@@ -182,17 +183,17 @@ class _Collection:
 
     def _clear_if_exclusive(self) -> bool:
         """Delete leftovers of dead writers if it is certain that no process writes; return whether it is."""
-        began_s = time.monotonic()  # a clock that is set back would make the hold look shorter
-        with self._store.hold(exclusive=True) as is_held:
+        began_s = time.monotonic()  # not a clock that can be set back: the lock would seem to be younger
+        with self._store.hold(exclusive=True) as is_locked:
             leases = read_leases(self._store)
-            if not is_held or _find_unlocked(leases.values()):
+            if not is_locked or _find_unlocked(leases.values()):
                 return False
-            # A save goes on without the lock only after a longer wait than this. Younger files may belong to one.
+            # A save continues without the lock only after a longer wait than this. Younger files may belong to one.
             older_than_s = time.monotonic() - began_s - _UNLOCKED_AFTER_S
             self._outcome.debris += self._store.remove_debris(older_than_s=older_than_s)
             self._remove_broken_marks(is_exclusive=True)
-            # Saves wait while the lock is held, so roots are read only if needed: if a fenced save committed and then
-            # died, its fence must be kept, because it alone explains a record whose files may be missing.
+            # Saves wait for this lock, so roots are read only if needed: if a fenced save committed and then died, its
+            # fence must be kept, because only the fence explains a record whose files may be missing.
             has_fenced = any(lease.standing == "fenced" for lease in leases.values())
             explained = read_live(self._store).committed_under if has_fenced else set()
             for lease in leases.values():
@@ -219,7 +220,7 @@ class _Collection:
 
     def _fence_expired(self) -> None:
         for lease in read_leases(self._store).values():
-            if not lease.is_live or self._store.clock() - lease.shown_s < self._rules.expire_s:
+            if not lease.is_live or self._store.clock() - lease.renewed_s < self._rules.expire_s:
                 continue
             if lease.is_exhausted:
                 self._outcome.unfenced.append(generation_key(lease_stem(lease.lease_id), lease.generations[-1]))
@@ -233,12 +234,12 @@ class _Collection:
             self._leave_pending(sizes, reason)
             return
         # A collector with the exclusive lock may delete a mark, and must not while we rely on this one. So unlike a
-        # save, a sweep never goes on without the lock.
-        with self._store.hold(exclusive=False) as is_held:
-            if not is_held:
+        # save, a sweep never continues without the lock.
+        with self._store.hold(exclusive=False) as is_locked:
+            if not is_locked:
                 self._leave_pending(sizes, "another collection, which holds the lock")
                 return
-            if not is_standing(self._store, mark):
+            if not is_mark_present(self._store, mark):
                 return
             verify_may_collect(self._store, store_id=self._store_id)
             deleted = sweep(self._store, mark, read_live(self._store))
@@ -256,12 +257,12 @@ class _Collection:
 
         While another collector runs, a mark must be kept: that one may have read other roots and be about to delete.
         """
-        standing = [mark for mark in self._swept if is_standing(self._store, mark)]
-        if not standing:
+        remaining = [mark for mark in self._swept if is_mark_present(self._store, mark)]
+        if not remaining:
             return
-        with self._store.hold(exclusive=True) as is_held:
-            if is_held and not _find_unlocked(read_leases(self._store).values()):
-                for mark in standing:
+        with self._store.hold(exclusive=True) as is_locked:
+            if is_locked and not _find_unlocked(read_leases(self._store).values()):
+                for mark in remaining:
                     remove_mark(self._store, mark)
 
     def _read_sizes(self, mark: Mark) -> dict[str, int]:
@@ -286,8 +287,8 @@ class _Collection:
 
     def _find_reason(self, mark: Mark, waiting: frozenset[str], slept_s: float) -> str:
         # If no process writes at this moment, every save from before the mark has ended, whatever its lease says.
-        with self._store.hold(exclusive=True) as is_held:
-            if is_held and not _find_unlocked(read_leases(self._store).values()):
+        with self._store.hold(exclusive=True) as is_locked:
+            if is_locked and not _find_unlocked(read_leases(self._store).values()):
                 return ""
         blockers = fence_stale_leases(self._store, waiting, expire_s=self._rules.expire_s)
         if blockers:
@@ -305,7 +306,7 @@ class _Collection:
                 self._outcome.records += 1
 
     def _remove_leases(self) -> None:
-        """Delete the files of released leases; those of fenced ones must be kept (see `rollback`)."""
+        """Delete the files of released leases; those of fenced ones must be kept (see `roots.read_standing`)."""
         for lease in read_leases(self._store).values():
             if lease.standing == "released":
                 self._delete_lease(lease)

@@ -12,7 +12,13 @@ from typing import Final, TypedDict
 from holdfast.errors import Corrupt, NameInUse
 from holdfast.objects.protocol import ObjectStore
 from holdfast.repo.format.layout import natural_order
-from holdfast.repo.names.snapshots import CommittedSnapshot, DamagedName, delete_held, iter_user_names, read_name
+from holdfast.repo.names.snapshots import (
+    CommittedSnapshot,
+    DamagedName,
+    delete_if_unchanged,
+    iter_user_names,
+    read_name,
+)
 from holdfast.repo.names.tags import Tag, iter_tags
 
 _STEP: Final = re.compile(r"([0-9]+)[^0-9]*\Z")
@@ -158,7 +164,7 @@ def apply_prune(store: ObjectStore, plan: PrunePlan) -> Pruned:
             reason = "overwritten since the plan was made"
         if not reason:
             try:
-                delete_held(store, state)
+                delete_if_unchanged(store, state)
             except NameInUse:
                 reason = "changed since the plan was made"
         if reason:

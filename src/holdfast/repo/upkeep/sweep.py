@@ -104,7 +104,7 @@ def fence_stale_leases(store: ObjectStore, waiting: Iterable[str], *, expire_s: 
         lease = leases.get(lease_id)
         if lease is None or not lease.is_live:
             continue
-        if store.clock() - lease.shown_s < expire_s or not fence(store, lease):
+        if store.clock() - lease.renewed_s < expire_s or not fence(store, lease):
             blockers.append(lease)
     return blockers
 
@@ -151,7 +151,7 @@ def sweep(store: ObjectStore, mark: Mark, live: Live) -> list[str]:
     return deleted
 
 
-def is_standing(store: ObjectStore, mark: Mark) -> bool:
+def is_mark_present(store: ObjectStore, mark: Mark) -> bool:
     """Return whether a mark still exists."""
     return is_present(store, generation_key(mark.stem, 0))
 

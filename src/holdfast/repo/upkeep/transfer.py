@@ -86,8 +86,8 @@ def transfer_snapshot(job: Job, progress: Progress) -> Transferred:
         ):
             manifests = _read_stated(reader, job.source)
             avoid = transaction.avoid | {pack_key(pack_id) for pack_id in job.victims or ()}
-            holdings = ExistingChunks(job.target, read_bases(job.target.store, job.bases), avoid=avoid)
-            transfer = Transfer(reader, holdings, transaction.packer, engine)
+            existing = ExistingChunks(job.target, read_bases(job.target.store, job.bases), avoid=avoid)
+            transfer = Transfer(reader, existing, transaction.packer, engine)
             draft = Draft(
                 job.state,
                 snapshot.metadata,
@@ -138,13 +138,13 @@ class _Step:
 class Transfer:
     """Copies missing chunks, each once, verified when read; for use by one thread."""
 
-    def __init__(self, reader: SnapshotReader, holdings: ExistingChunks, packer: Packer, engine: Engine) -> None:
-        """Read from `reader`, find present chunks in `holdings`, write to `packer`."""
+    def __init__(self, reader: SnapshotReader, existing: ExistingChunks, packer: Packer, engine: Engine) -> None:
+        """Read from `reader`, find present chunks in `existing`, write to `packer`."""
         self.moved_bytes = 0
         self.inline_bytes = 0
         """Bytes of values in manifests, which every copy writes again."""
         self._reader = reader
-        self._holdings = holdings
+        self._existing = existing
         self._packer = packer
         self._engine = engine
         self._known: dict[Digest, Location] = {}
@@ -190,7 +190,7 @@ class Transfer:
                 self._known[step.ref.digest] = at
             else:
                 unknown.setdefault(step.ref.digest, step)
-        asked = [(step, self._holdings.find(step.ref.digest, step.ref.size_bytes)) for step in unknown.values()]
+        asked = [(step, self._existing.find(step.ref.digest, step.ref.size_bytes)) for step in unknown.values()]
         missing = []
         for (step, _), found in zip(asked, self._work(self._choose_intact, asked), strict=True):
             if found:
@@ -206,7 +206,7 @@ class Transfer:
 
     def _choose_intact(self, asked: tuple[_Step, Sequence[Location]]) -> Location | None:
         step, candidates = asked
-        return next((at for at in candidates if self._holdings.is_copy(at, step.ref.digest)), None)
+        return next((at for at in candidates if self._existing.is_copy(at, step.ref.digest)), None)
 
     def _read(self, step: _Step) -> memoryview:
         return self._reader.read_chunk(step.entry, step.position)
@@ -254,14 +254,15 @@ def copy_snapshot(
     started = time.monotonic()
     name = snapshot.name if name is None else name
     state = read_name(target.verify_same(), name)
-    held = state.snapshot
-    is_same = held is not None and _is_same(held, snapshot)
-    if held and is_same and is_settled(target.store, held) and is_readable(target, held):
+    current = state.snapshot
+    is_same = current is not None and _is_same(current, snapshot)
+    if current and is_same and is_settled(target.store, current) and is_readable(target, current):
         target.store.sync(find_shelf(name))
-        reused = read_manifests(target.store, held.manifest).content_bytes
+        reused = read_manifests(target.store, current.manifest).content_bytes
         seconds = time.monotonic() - started
-        return SaveResult(name, held.digest, held.generation, held.logical_bytes, 0, reused, seconds, existed=True)
-    if held and not is_same and not overwrite:
+        sizes = (current.logical_bytes, 0, reused)
+        return SaveResult(name, current.digest, current.generation, *sizes, seconds, existed=True)
+    if current and not is_same and not overwrite:
         raise NameInUse(
             f"{name!r} is in use in {target.store.url} and holds other content; nothing was copied."
             " Overwrite it (--overwrite, overwrite=True) or delete it there first",
@@ -269,15 +270,15 @@ def copy_snapshot(
         )
     target.verify_may_write()
     target.index.refresh()
-    bases = (held, read_base(target, name))
+    bases = (current, read_base(target, name))
     done = transfer_snapshot(Job("copy", source, snapshot, target, state, bases), progress or Silent())
     copied, seconds = done.snapshot, time.monotonic() - started
     sizes = (copied.logical_bytes, done.new_bytes, done.reused_bytes)
     return SaveResult(copied.name, copied.digest, copied.generation, *sizes, seconds)
 
 
-def _is_same(held: CommittedSnapshot, snapshot: CommittedSnapshot) -> bool:
-    return held.digest == snapshot.digest and canonical_json(held.metadata) == canonical_json(snapshot.metadata)
+def _is_same(current: CommittedSnapshot, snapshot: CommittedSnapshot) -> bool:
+    return current.digest == snapshot.digest and canonical_json(current.metadata) == canonical_json(snapshot.metadata)
 
 
 @dataclass(frozen=True, slots=True)

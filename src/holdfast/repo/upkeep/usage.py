@@ -106,15 +106,15 @@ def find_new_bytes(leases: Collection[str], entries: Iterable[Entry]) -> list[in
             if chunk.location is None:
                 new_bytes += chunk.size_bytes
                 continue
-            place = (chunk.location.pack_id, chunk.location.offset)
-            if place not in seen and chunk.location.pack_id.partition("-")[0] in leases:
-                seen.add(place)
+            position = (chunk.location.pack_id, chunk.location.offset)
+            if position not in seen and chunk.location.pack_id.partition("-")[0] in leases:
+                seen.add(position)
                 new_bytes += chunk.size_bytes
         found.append(new_bytes)
     return found
 
 
-def iter_places(manifests: Manifests) -> Iterator[tuple[PackPosition, int]]:
+def iter_positions(manifests: Manifests) -> Iterator[tuple[PackPosition, int]]:
     """Yield the pack id, offset and stored size of every chunk that a snapshot refers to; repeated ones repeatedly."""
     for entry in manifests.iter_entries():
         for ref in entry.chunks:
@@ -129,30 +129,30 @@ def read_usage(store: ObjectStore, snapshots: Sequence[CommittedSnapshot]) -> Us
     used: list[set[PackPosition]] = []
     manifest_bytes: list[int] = []
     for snapshot in snapshots:
-        places: dict[PackPosition, int] = {}
+        positions: dict[PackPosition, int] = {}
         manifest_bytes.append(0)
         with suppress(NotFound):  # it was deleted and collected after it was listed
             manifests = read_manifests(store, snapshot.manifest)
-            places = dict(iter_places(manifests))
+            positions = dict(iter_positions(manifests))
             manifest_bytes[-1] = manifests.size_bytes
-        sizes.update(places)
-        used.append(set(places))
-        for place in places:
-            users[place] = users.get(place, 0) + 1
+        sizes.update(positions)
+        used.append(set(positions))
+        for position in positions:
+            users[position] = users.get(position, 0) + 1
     usages = []
-    for snapshot, places_used, own_manifest in zip(snapshots, used, manifest_bytes, strict=True):
-        own = sum(sizes[place] for place in places_used if users[place] == 1)
-        stored = sum(sizes[place] for place in places_used)
+    for snapshot, positions_used, own_manifest in zip(snapshots, used, manifest_bytes, strict=True):
+        own = sum(sizes[position] for position in positions_used if users[position] == 1)
+        stored = sum(sizes[position] for position in positions_used)
         usages.append(SnapshotUsage(snapshot, stored + own_manifest, own + own_manifest))
     live: dict[str, int] = {}
     for (pack_id, _), size in sizes.items():
         live[pack_key(pack_id)] = live.get(pack_key(pack_id), 0) + size
-    packs = tuple(_weigh_pack(store, info, live.get(info.key, 0)) for info in iter_objects(store, PACKS))
+    packs = tuple(_measure_pack(store, info, live.get(info.key, 0)) for info in iter_objects(store, PACKS))
     all_manifest_bytes = sum(info.size_bytes for info in iter_objects(store, MANIFESTS))
     return Usage(tuple(usages), packs, all_manifest_bytes, sum(manifest_bytes))
 
 
-def _weigh_pack(store: ObjectStore, info: ObjectInfo, live_bytes: int) -> PackUsage:
+def _measure_pack(store: ObjectStore, info: ObjectInfo, live_bytes: int) -> PackUsage:
     pack_id = info.key.removeprefix(PACKS)
     dead_bytes = 0 if live_bytes else info.size_bytes
     if live_bytes and parse_pack_key(info.key):
@@ -168,14 +168,14 @@ def read_freed_bytes(
 ) -> int:
     """Return the bytes that only the snapshots `doomed` use, which deleting them can free."""
     names = {snapshot.name for snapshot in doomed}
-    places: dict[PackPosition, int] = {}
+    positions: dict[PackPosition, int] = {}
     manifest_bytes = 0
     for snapshot in doomed:
         manifests = read_manifests(store, snapshot.manifest)
         manifest_bytes += manifests.size_bytes
-        places.update(iter_places(manifests))
+        positions.update(iter_positions(manifests))
     for snapshot in current:
         if snapshot.name not in names:
-            for place, _ in iter_places(read_manifests(store, snapshot.manifest)):
-                places.pop(place, None)
-    return sum(places.values()) + manifest_bytes
+            for position, _ in iter_positions(read_manifests(store, snapshot.manifest)):
+                positions.pop(position, None)
+    return sum(positions.values()) + manifest_bytes

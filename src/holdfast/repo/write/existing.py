@@ -36,7 +36,7 @@ class ExistingChunks:
         self._proven = repo.proven
         self._packs: dict[str, ObjectInfo | None] = {}
         self._turn: int | None = None
-        self.rotten: set[str] = set()
+        self.damaged_packs: set[str] = set()
         """Ids of packs in which a copy was found to be damaged."""
         self._blocks = BlockPool(CHUNK_BYTES, kept=_KEPT_BLOCKS)
         self.is_empty = not any(rows for _, rows in self._bases) and not len(repo.index)
@@ -67,7 +67,7 @@ class ExistingChunks:
             self._proven.add(location, version=pack.version)
         else:
             self._proven.forget(location.pack_id)
-            self.rotten.add(location.pack_id)
+            self.damaged_packs.add(location.pack_id)
         return is_same
 
     def is_proven(self, location: Location) -> bool:

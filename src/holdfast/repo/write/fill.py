@@ -144,12 +144,12 @@ class Filler:
     """Writes the chunks that the store lacks into packs; used by one thread."""
 
     def __init__(
-        self, hasher: Hasher, holdings: ExistingChunks, packer: Packer, stages: Stages, *, verify_reuse: bool
+        self, hasher: Hasher, existing: ExistingChunks, packer: Packer, stages: Stages, *, verify_reuse: bool
     ) -> None:
-        """Search `holdings`, write to `packer`; with `verify_reuse`, read each stored copy before it is reused."""
+        """Search `existing`, write to `packer`; with `verify_reuse`, read each stored copy before it is reused."""
         self.new_bytes = 0
         self._hasher = hasher
-        self._holdings = holdings
+        self._existing = existing
         self._packer = packer
         self._stages = stages
         self._verify_reuse = verify_reuse
@@ -161,7 +161,7 @@ class Filler:
     def fill(self, pieces: Iterable[SourceChunk], progress: Progress) -> ChunkRows:
         """Write the pieces that the store lacks, and return a reference for every piece."""
         refs = ChunkRows()
-        self._hasher.new_share = float(self._holdings.is_empty)
+        self._hasher.new_share = float(self._existing.is_empty)
         for batch in self._hasher.iter_batches(pieces):
             self._packer.keep_alive()
             with self._stages.time("look up"):
@@ -177,11 +177,11 @@ class Filler:
 
         Damaged chunks of earlier calls to `fill` stay in `lost`.
         """
-        rotten, self._holdings.rotten = self._holdings.rotten, set()
-        if rotten:
+        damaged, self._existing.damaged_packs = self._existing.damaged_packs, set()
+        if damaged:
             # Damage is seldom a single chunk. Others of the same pack may have been reused without being read.
-            used = ((digest, at) for digest, at in self._known.items() if at.pack_id in rotten)
-            self.lost |= {digest for digest, at in used if not self._holdings.is_copy(at, digest)}
+            used = ((digest, at) for digest, at in self._known.items() if at.pack_id in damaged)
+            self.lost |= {digest for digest, at in used if not self._existing.is_copy(at, digest)}
         if not self.lost:
             return refs
         homes = {ref.digest: (piece, ref) for piece, ref in zip(pieces, refs, strict=True) if ref.digest in self.lost}
@@ -254,7 +254,7 @@ class Filler:
 
     def _find_reusable(self, batch: Sequence[HashedPiece]) -> dict[Digest, Location]:
         """Return the locations of intact copies, for chunks that have no location yet."""
-        if self._holdings.is_empty:
+        if self._existing.is_empty:
             return {}
         sure: dict[Digest, Location] = {}
         doubtful: dict[Digest, _Candidate] = {}
@@ -263,8 +263,8 @@ class Filler:
             if size <= INLINE_BYTES or digest in self._known or digest in sure or digest in doubtful:
                 continue
             candidates = []
-            for at in self._holdings.iter_copies(digest, size):
-                if not self._verify_reuse or self._holdings.is_proven(at):
+            for at in self._existing.iter_copies(digest, size):
+                if not self._verify_reuse or self._existing.is_proven(at):
                     sure[digest] = at
                     break
                 candidates.append(at)
@@ -279,7 +279,7 @@ class Filler:
         """Read copies until one of each chunk is intact, and return where; safe in any thread."""
         found = {}
         for digest, data, candidates in wanted:
-            intact = next((at for at in candidates if self._holdings.is_intact(at, data)), None)
+            intact = next((at for at in candidates if self._existing.is_intact(at, data)), None)
             if intact:
                 found[digest] = intact
         return found

@@ -246,9 +246,9 @@ class _Saving:
         def make() -> Filler:
             base = read_snapshot(repo.store, request.base) if request.base else read_base(repo, request.name)
             current = self._state.snapshot if self._ranks.is_coordinator else None
-            holdings = ExistingChunks(repo, read_bases(repo.store, [current, base]), avoid=transaction.avoid)
+            existing = ExistingChunks(repo, read_bases(repo.store, [current, base]), avoid=transaction.avoid)
             stages = repo.counters.stages
-            return Filler(self._hasher, holdings, transaction.packer, stages, verify_reuse=request.verify_reuse)
+            return Filler(self._hasher, existing, transaction.packer, stages, verify_reuse=request.verify_reuse)
 
         return make
 
@@ -259,10 +259,10 @@ class _Saving:
         if free is None or self._own_bytes <= free:
             return
         repo.index.refresh()
-        holdings = ExistingChunks(repo, read_bases(repo.store, [read_base(repo, request.name)]), avoid=frozenset())
+        existing = ExistingChunks(repo, read_bases(repo.store, [read_base(repo, request.name)]), avoid=frozenset())
         new: dict[Digest, int] = {}
         for ref in self._hasher.iter_digests(self._pieces):
-            if ref.size_bytes <= INLINE_BYTES or not (ref.digest in new or holdings.find(ref.digest, ref.size_bytes)):
+            if ref.size_bytes <= INLINE_BYTES or not (ref.digest in new or existing.find(ref.digest, ref.size_bytes)):
                 new[ref.digest] = ref.size_bytes
         needed = sum(new.values())
         if needed > free:

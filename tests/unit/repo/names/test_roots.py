@@ -45,7 +45,7 @@ def test_a_lease_is_as_old_as_its_newest_generation(store: MemoryStore, clock: V
     show_lease(store, "live")
     clock.advance(60)
     show_lease(store, "live")
-    assert read_leases(store)[LEASE_ID].shown_s == store.clock()
+    assert read_leases(store)[LEASE_ID].renewed_s == store.clock()
 
 
 @pytest.mark.parametrize("data", [b"", b"\0" * 400, encode_record({"kind": "lease"}), encode_record({})[:-3]])

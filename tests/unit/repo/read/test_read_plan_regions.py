@@ -148,7 +148,7 @@ def test_a_box_that_is_wanted_as_a_whole_needs_no_copy() -> None:
 
     (want,) = list_region_wants(entry, Region(box, (8, 8), ITEM_BYTES), memoryview(bytearray(32)))
 
-    assert want.place is None
+    assert want.scatter is None
     assert want.is_whole
 
 
