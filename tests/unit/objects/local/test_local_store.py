@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 from array import array
@@ -12,9 +11,9 @@ import pytest
 
 from holdfast.digest import Buffer
 from holdfast.errors import NotFound, ObjectExists, StoreError
-from holdfast.objects.local.files import PosixFiles, find_mount_type
+from holdfast.objects.local.files import PosixFiles
 from holdfast.objects.local.local_store import LocalStore
-from tests.kit.scripted_files import Scripted, fail, found_below, ready_store
+from tests.kit.scripted_files import Scripted, found_below, ready_store
 
 
 def test_a_key_is_the_path_of_its_file(tmp_path: Path) -> None:
@@ -83,111 +82,6 @@ def test_a_create_that_need_not_be_durable_syncs_nothing(tmp_path: Path) -> None
     assert files.counts["sync_file"] == files.counts["sync_directory"] == 0
 
 
-def test_directories_made_without_durability_are_synced_when_it_is_wanted(tmp_path: Path) -> None:
-    files = Scripted()
-    store = LocalStore(tmp_path / "store", files=files)
-    store.create("packs/first", b"", durable=False)
-    store.create("packs/second", b"")
-    # The file, its directory, the root for `packs`, the parent of the root for the root.
-    assert files.counts["sync_file"] + files.counts["sync_directory"] == 4
-
-
-def test_a_link_that_exists_because_we_made_it_is_our_success(tmp_path: Path) -> None:
-    store = LocalStore(tmp_path, files=Scripted(after={"link": fail(errno.EEXIST)}))
-    store.create("packs/one", b"ours")
-    assert store.read("packs/one", limit_bytes=4) == b"ours"
-    assert found_below(tmp_path) == ["packs/one"]
-
-
-def test_a_link_that_exists_because_another_made_it_is_not(tmp_path: Path) -> None:
-    store = LocalStore(tmp_path, files=Scripted(after={"link": fail(errno.EEXIST)}))
-    store.create("packs/one", b"theirs")
-    with pytest.raises(ObjectExists):
-        store.create("packs/one", b"ours")
-    assert store.read("packs/one", limit_bytes=6) == b"theirs"
-
-
-def test_an_error_after_a_link_that_was_made_is_our_success(tmp_path: Path) -> None:
-    store = LocalStore(tmp_path, files=Scripted(after={"link": fail(errno.EIO)}))
-    store.create("packs/one", b"ours")
-    assert found_below(tmp_path) == ["packs/one"]
-
-
-def test_a_rename_whose_source_is_gone_because_we_made_it_is_our_success(tmp_path: Path) -> None:
-    files = Scripted(before={"link": fail(errno.EPERM)}, after={"rename_noreplace": fail(errno.ENOENT)})
-    store = LocalStore(tmp_path, files=files)
-    store.create("packs/one", b"ours")
-    assert store.read("packs/one", limit_bytes=4) == b"ours"
-    assert found_below(tmp_path) == ["packs/one"]
-
-
-def test_a_link_that_refuses_every_name_is_not_used(tmp_path: Path) -> None:
-    store = LocalStore(tmp_path, files=Scripted(before={"link": fail(errno.EEXIST)}))
-    store.create("packs/one", b"data")
-    assert found_below(tmp_path) == ["packs/one"]
-
-
-@pytest.mark.parametrize("code", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS])
-def test_without_hard_links_files_are_renamed_without_replacement(tmp_path: Path, code: int) -> None:
-    files = Scripted(before={"link": fail(code)})
-    store = LocalStore(tmp_path, files=files)
-    store.create("packs/one", b"first")
-    with pytest.raises(ObjectExists):
-        store.create("packs/one", b"second")
-    assert store.traits.exclusive_create
-    assert found_below(tmp_path) == ["packs/one"]
-
-
-def test_the_probe_is_made_once(tmp_path: Path) -> None:
-    files = Scripted(before={"link": fail(errno.EPERM)})
-    store = ready_store(tmp_path, files)
-    assert files.counts["link"] == 1
-    store.create("packs/one", b"")
-    assert store.traits.exclusive_create
-    assert files.counts["link"] == 1
-
-
-def no_naming() -> Scripted:
-    return Scripted(before={"link": fail(errno.EPERM), "rename_noreplace": fail(errno.EINVAL)})
-
-
-def test_with_neither_link_nor_rename_without_replacement_writing_is_refused(tmp_path: Path) -> None:
-    store = LocalStore(tmp_path, files=no_naming())
-    assert not store.traits.exclusive_create
-    with pytest.raises(StoreError, match="single_writer=True") as caught:
-        store.create("packs/one", b"data")
-    assert caught.value.fate == "absent"
-    with pytest.raises(StoreError, match="single_writer=True"):
-        store.upload("packs/one")
-    assert found_below(tmp_path) == []
-
-
-def test_a_single_writer_may_look_and_then_rename(tmp_path: Path) -> None:
-    store = LocalStore(tmp_path, files=no_naming(), single_writer=True)
-    store.create("packs/one", b"first")
-    with pytest.raises(ObjectExists):
-        store.create("packs/one", b"second")
-    assert not store.traits.exclusive_create
-    assert found_below(tmp_path) == ["packs/one"]
-
-
-class Overwriting(PosixFiles):
-    """A filesystem whose link and rename say that they refuse a name in use, and do not."""
-
-    def link(self, source: str, target: str) -> None:
-        super().rename(source, target)
-
-    def rename_noreplace(self, source: str, target: str) -> None:
-        super().rename(source, target)
-
-
-def test_a_filesystem_that_overwrites_all_the_same_is_found_out(tmp_path: Path) -> None:
-    store = LocalStore(tmp_path, files=Overwriting())
-    with pytest.raises(StoreError, match="single_writer=True"):
-        store.create("packs/one", b"data")
-    assert found_below(tmp_path) == []
-
-
 def test_a_key_below_an_object_cannot_be_created(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     store.create("packs/one", b"")
@@ -219,47 +113,10 @@ def test_deleting_the_last_object_of_a_directory_leaves_it_for_the_next(tmp_path
     assert store.list("") == []
 
 
-def test_a_create_survives_that_its_directory_is_removed_meanwhile(tmp_path: Path) -> None:
-    removals = iter(range(3))
-
-    def remove() -> None:
-        if next(removals, None) is not None and (tmp_path / "leases/one").exists():
-            (tmp_path / "leases/one").rmdir()
-
-    store = LocalStore(tmp_path, files=Scripted(before={"create_file": remove}))
-    store.create("leases/one/0", b"data")
-    assert found_below(tmp_path) == ["leases/one/0"]
-
-
 def test_a_root_that_leads_nowhere_is_an_error_not_a_hang(tmp_path: Path) -> None:
     (tmp_path / "store").symlink_to("nowhere")
     with pytest.raises(StoreError, match="No such file"):
         LocalStore(tmp_path / "store").create("packs/one", b"")
-
-
-MOUNTS = """\
-22 1 259:1 / / rw,relatime shared:1 - ext4 /dev/root rw
-30 22 0:40 / /mnt rw - autofs systemd-1 rw
-31 30 0:41 / /mnt rw - nfs4 server:/export rw
-32 22 0:42 / /mnt/data rw - xfs /dev/sdb rw
-33 22 0:43 / /with\\040space rw master:1 - fuse.sshfs host: rw
-"""
-
-
-@pytest.mark.parametrize(
-    ("path", "kind"),
-    [
-        ("/home/me", "ext4"),
-        ("/", "ext4"),
-        ("/mnt", "nfs4"),
-        ("/mnt/x", "nfs4"),
-        ("/mnt/data", "xfs"),
-        ("/mnt/database", "nfs4"),
-        ("/with space/x", "fuse.sshfs"),
-    ],
-)
-def test_the_filesystem_type_is_that_of_the_deepest_mount(path: str, kind: str) -> None:
-    assert find_mount_type(MOUNTS, path) == kind
 
 
 class OfType(PosixFiles):
@@ -280,10 +137,6 @@ def test_what_may_be_shared_counts_as_a_network(tmp_path: Path, kind: str) -> No
 @pytest.mark.parametrize("kind", ["ext4", "xfs", "btrfs", "tmpfs", "zfs", "overlay", "f2fs"])
 def test_what_is_known_to_be_local_does_not(tmp_path: Path, kind: str) -> None:
     assert not LocalStore(tmp_path, files=OfType(kind)).traits.network
-
-
-def test_this_machine_knows_the_type_of_its_filesystem(tmp_path: Path) -> None:
-    assert PosixFiles().read_filesystem_type(str(tmp_path / "absent"))
 
 
 def test_what_a_killed_save_left_is_cleared_away(tmp_path: Path) -> None:

@@ -187,7 +187,7 @@ def test_links_to_the_directory_they_lie_in_are_found_once(store: LocalStore) ->
     found = list(store.iter_links())
 
     assert found == sorted(f"packs/{number}" for number in range(12))
-    assert [info.key for info in store.passing_over_links().list("")] == [SHALLOW, DEEP]
+    assert [info.key for info in store.skipping_links().list("")] == [SHALLOW, DEEP]
     with pytest.raises(StoreError, match="packs/0 is a symbolic link"):
         store.list("packs/")
 
