@@ -61,7 +61,7 @@ class HandleStatistics:
 
 @dataclass(slots=True)
 class HandleCounters:
-    """What a handle counts while it works; see Statistics."""
+    """What a handle counts while it works; see HandleStatistics."""
 
     mapped_entries: int = 0
     unmapped_entries: int = 0

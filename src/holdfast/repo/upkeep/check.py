@@ -23,10 +23,10 @@ from holdfast.repo.handle.index import Fragment
 from holdfast.repo.handle.repository import DEFAULT_BUDGET_BYTES
 from holdfast.repo.names.snapshots import CommittedSnapshot
 from holdfast.repo.read.copies import iter_footers
-from holdfast.repo.read.scrub import PackSection, Scrubbed, Scrubber, cut_pack
 from holdfast.repo.stages import Stages
 from holdfast.repo.upkeep.check_records import Roots, check_links, check_records
 from holdfast.repo.upkeep.findings import Finding, Severity, Tally
+from holdfast.repo.upkeep.scrub import PackSection, Scrubbed, Scrubber, cut_pack
 from holdfast.repo.upkeep.usage import PackPosition
 
 _ROW_COST_BYTES: Final = 400
@@ -95,14 +95,14 @@ class Checker:
         self._progress.begin("check packs", sum(info.size_bytes for info in packs))
         try:
             with Engine("holdfast-scrub", budget_bytes=self._budget_bytes, waits=True) as engine:
-                stretches = self._iter_stretches([info.key for info in packs])
-                for outcome in Scrubber(self._store, engine, self._stages).scrub(stretches):
+                sections = self._iter_sections([info.key for info in packs])
+                for outcome in Scrubber(self._store, engine, self._stages).scrub(sections):
                     yield from self._judge(outcome)
         finally:
             self._progress.end()
 
-    def _iter_stretches(self, keys: list[str]) -> Iterator[PackSection]:
-        """Check each pack's footer and, if every byte is checked, yield its stretches."""
+    def _iter_sections(self, keys: list[str]) -> Iterator[PackSection]:
+        """Check each pack's footer and, if every byte is checked, yield its sections."""
         for key in keys:
             pack_id = parse_pack_key(key)
             if pack_id is None:
@@ -123,29 +123,29 @@ class Checker:
                 yield from cut_pack(pack_id, footer, data_start=HEADER.size)
 
     def _judge(self, outcome: Scrubbed) -> Iterator[Finding]:
-        stretch = outcome.stretch
-        key = pack_key(stretch.pack_id)
-        self._progress.advance(stretch.stop - stretch.start)
-        if outcome.error and stretch.pack_id not in self._unreadable_packs:
-            self._unreadable_packs.add(stretch.pack_id)
+        section = outcome.section
+        key = pack_key(section.pack_id)
+        self._progress.advance(section.stop - section.start)
+        if outcome.error and section.pack_id not in self._unreadable_packs:
+            self._unreadable_packs.add(section.pack_id)
             text = f"{key} cannot be read: {outcome.error}"
-            yield Finding("error", "pack-unreadable", key, text, _RESTORE, pack=stretch.pack_id)
+            yield Finding("error", "pack-unreadable", key, text, _RESTORE, pack=section.pack_id)
         if outcome.has_bad_padding:
-            text = f"{key}: padding between bytes {stretch.start} and {stretch.stop} is not zero"
+            text = f"{key}: padding between bytes {section.start} and {section.stop} is not zero"
             yield Finding(
                 "warning",
                 "padding",
                 key,
                 text,
                 "no chunk is affected; restore the pack from a copy",
-                pack=stretch.pack_id,
+                pack=section.pack_id,
             )
         for chunk in outcome.bad_chunks:
-            self._damage_at[stretch.pack_id, chunk.location.offset] = outcome.error or "its bytes are damaged"
+            self._damage_at[section.pack_id, chunk.location.offset] = outcome.error or "its bytes are damaged"
             text = f"{key}: chunk {short_hex(chunk.digest)} at offset {chunk.location.offset} is damaged"
             yield Finding(
                 "warning", "chunk-damaged", key, text, "see the snapshots named below, if any",
-                chunk=chunk.digest.hex(), pack=stretch.pack_id,
+                chunk=chunk.digest.hex(), pack=section.pack_id,
             )  # fmt: skip
 
     def _check_snapshots(self, roots: Roots) -> Iterator[Finding]:

@@ -14,8 +14,8 @@ from holdfast.repo.engine import Engine
 from holdfast.repo.format.chunk import UNIT_BYTES, Location
 from holdfast.repo.format.layout import pack_key
 from holdfast.repo.format.pack import HEADER, Footer, PackBuilder, PackedChunk, read_footer
-from holdfast.repo.read.scrub import PackSection, Scrubbed, Scrubber, cut_pack
 from holdfast.repo.stages import Stages
+from holdfast.repo.upkeep.scrub import PackSection, Scrubbed, Scrubber, cut_pack
 from tests.kit.saving import MIB, PACK_ID, Watched, append_run, iter_gaps, noise, rot
 
 KEY = pack_key(PACK_ID)
@@ -43,12 +43,12 @@ def scrub(store: ObjectStore, footer: Footer, engine: Engine) -> list[Scrubbed]:
 
 
 def test_stretches_cover_every_byte_and_every_chunk_once(footer: Footer) -> None:
-    stretches = list(cut_pack(PACK_ID, footer, data_start=HEADER.size))
-    assert stretches[0].start == HEADER.size
-    assert stretches[-1].stop == footer.footer_offset
-    assert all(left.stop == right.start for left, right in itertools.pairwise(stretches))
-    assert [chunk for stretch in stretches for chunk in stretch.chunks] == list(footer.chunks)
-    assert max(stretch.stop - stretch.start for stretch in stretches) <= UNIT_BYTES + 4096
+    sections = list(cut_pack(PACK_ID, footer, data_start=HEADER.size))
+    assert sections[0].start == HEADER.size
+    assert sections[-1].stop == footer.footer_offset
+    assert all(left.stop == right.start for left, right in itertools.pairwise(sections))
+    assert [chunk for section in sections for chunk in section.chunks] == list(footer.chunks)
+    assert max(section.stop - section.start for section in sections) <= UNIT_BYTES + 4096
 
 
 def test_an_intact_pack_is_clean(store: MemoryStore, footer: Footer, engine: Engine) -> None:
@@ -91,8 +91,8 @@ def test_a_buffer_used_before_leaves_no_trace(store: MemoryStore, engine: Engine
     append_run(pack, [(hash_bytes(noise(600)), memoryview(noise(600)))], alignment=4096)
     pack.seal()
     footer = read_footer(store, PACK_ID)
-    stretches = list(cut_pack(PACK_ID, footer, data_start=HEADER.size)) * 50
-    outcomes = list(Scrubber(store, engine, Stages()).scrub(stretches))
+    sections = list(cut_pack(PACK_ID, footer, data_start=HEADER.size)) * 50
+    outcomes = list(Scrubber(store, engine, Stages()).scrub(sections))
     assert len(outcomes) == 50
     assert not any(outcome.has_bad_padding or outcome.bad_chunks for outcome in outcomes)
 
@@ -100,7 +100,7 @@ def test_a_buffer_used_before_leaves_no_trace(store: MemoryStore, engine: Engine
 def test_a_pack_without_chunks_is_clean(store: MemoryStore, engine: Engine) -> None:
     PackBuilder(store, PACK_ID).seal()
     (outcome,) = scrub(store, read_footer(store, PACK_ID), engine)
-    assert outcome == Scrubbed(PackSection(PACK_ID, HEADER.size, outcome.stretch.stop, ()))
+    assert outcome == Scrubbed(PackSection(PACK_ID, HEADER.size, outcome.section.stop, ()))
 
 
 def test_a_chunk_of_an_unknown_codec_is_judged_by_its_stored_bytes(store: MemoryStore, engine: Engine) -> None:

@@ -20,7 +20,7 @@ from holdfast.repo.stages import Stages
 _READ_BYTES: Final = 4 * CHUNK_BYTES
 """Size of one read: smaller reads make a disk slower, larger ones do not fit in the CPU cache."""
 _BATCH: Final = 4
-"""Stretches per task: handing over a single one costs as much as opening its file."""
+"""Sections per task: handing over a single one costs as much as opening its file."""
 _BUFFER_BYTES: Final = _READ_BYTES + 2 * PAGE_BYTES
 _ZEROS: Final = bytes(PAGE_BYTES)
 
@@ -37,17 +37,17 @@ class PackSection:
 
 @dataclass(frozen=True, slots=True)
 class Scrubbed:
-    """What was found when a stretch was read."""
+    """What was found when a section was read."""
 
-    stretch: PackSection
+    section: PackSection
     bad_chunks: tuple[PackedChunk, ...] = ()
     has_bad_padding: bool = False
     error: str = ""
-    """Why the stretch could not be read; empty if it could."""
+    """Why the section could not be read; empty if it could."""
 
 
 def cut_pack(pack_id: str, footer: Footer, *, data_start: int) -> Iterator[PackSection]:
-    """Cut the part of a pack between header and footer into stretches."""
+    """Cut the part of a pack between header and footer into sections."""
     start = end = data_start
     chunks: list[PackedChunk] = []
     for chunk in footer.chunks:
@@ -61,7 +61,7 @@ def cut_pack(pack_id: str, footer: Footer, *, data_start: int) -> Iterator[PackS
 
 
 class Scrubber:
-    """Reads and verifies stretches on an engine's threads, which reuse their buffers."""
+    """Reads and verifies sections on an engine's threads, which reuse their buffers."""
 
     def __init__(self, store: ObjectStore, engine: Engine, stages: Stages) -> None:
         """Read from `store` on the threads of `engine`."""
@@ -70,51 +70,51 @@ class Scrubber:
         self._engine = engine
         self._blocks = BlockPool(_BUFFER_BYTES, kept=engine.threads, huge=True)
 
-    def scrub(self, stretches: Iterable[PackSection]) -> Iterator[Scrubbed]:
-        """Yield the result of each stretch, in order, while others are read in the background."""
-        for batch in self._engine.iter_results(self._scrub_batch, _iter_batches(stretches)):
+    def scrub(self, sections: Iterable[PackSection]) -> Iterator[Scrubbed]:
+        """Yield the result of each section, in order, while others are read in the background."""
+        for batch in self._engine.iter_results(self._scrub_batch, _iter_batches(sections)):
             yield from batch
 
     def _scrub_batch(self, batch: Sequence[PackSection]) -> list[Scrubbed]:
-        return [self._scrub_one(stretch) for stretch in batch]
+        return [self._scrub_one(section) for section in batch]
 
-    def _scrub_one(self, stretch: PackSection) -> Scrubbed:
+    def _scrub_one(self, section: PackSection) -> Scrubbed:
         with self._blocks.lend() as block:
-            return self._scrub_in(block, stretch)
+            return self._scrub_in(block, section)
 
-    def _scrub_in(self, block: memoryview, stretch: PackSection) -> Scrubbed:
+    def _scrub_in(self, block: memoryview, section: PackSection) -> Scrubbed:
         # Read from a page boundary into an aligned buffer: direct I/O then needs no copy.
-        before, size = stretch.start % PAGE_BYTES, stretch.stop - stretch.start
+        before, size = section.start % PAGE_BYTES, section.stop - section.start
         if before + size > len(block):
             block = memoryview(bytearray(before + size))
         try:
             with self._stages.time("read", size):
-                self._store.read_into(pack_key(stretch.pack_id), stretch.start - before, block[: before + size])
+                self._store.read_into(pack_key(section.pack_id), section.start - before, block[: before + size])
         except (NotFound, Corrupt, StoreError) as error:
-            return Scrubbed(stretch, stretch.chunks, error=str(error))
+            return Scrubbed(section, section.chunks, error=str(error))
         with self._stages.time("verify", size):
-            return _verify_section(stretch, block[before : before + size])
+            return _verify_section(section, block[before : before + size])
 
 
-def _verify_section(stretch: PackSection, data: memoryview) -> Scrubbed:
+def _verify_section(section: PackSection, data: memoryview) -> Scrubbed:
     """Return the chunks that are damaged, and whether padding is."""
     bad: list[PackedChunk] = []
     is_clean = True
     end = 0
-    for chunk in stretch.chunks:
-        first = chunk.location.offset - stretch.start
+    for chunk in section.chunks:
+        first = chunk.location.offset - section.start
         is_clean = is_clean and _is_zero(data[end:first])
         end = first + chunk.location.stored_bytes
         if not _is_intact(data[first:end], chunk):
             bad.append(chunk)
     is_clean = is_clean and _is_zero(data[end:])
-    return Scrubbed(stretch, tuple(bad), has_bad_padding=not is_clean)
+    return Scrubbed(section, tuple(bad), has_bad_padding=not is_clean)
 
 
-def _iter_batches(stretches: Iterable[PackSection]) -> Iterator[tuple[list[PackSection], int]]:
-    left = iter(stretches)
+def _iter_batches(sections: Iterable[PackSection]) -> Iterator[tuple[list[PackSection], int]]:
+    left = iter(sections)
     while batch := list(islice(left, _BATCH)):
-        yield batch, _BUFFER_BYTES  # the stretches of a batch are read one by one into the same buffer
+        yield batch, _BUFFER_BYTES  # the sections of a batch are read one by one into the same buffer
 
 
 def _is_intact(stored: memoryview, chunk: PackedChunk) -> bool:
