@@ -61,11 +61,11 @@ def gather(store: LocalStore, told: dict[str, Any]) -> None:
 
 
 def main(role: str, folder: Path, rounds: int) -> None:
-    """Do the rounds, a collector as long as the writer works; tell what came of them and how far the clock was off."""
+    """Run the rounds, with a collector as long as the writer works; return the outcome and the clock's error."""
     store = LocalStore(folder / "store", lock_wait=LockWait(sleep=_sleep))
     chance = random.Random(role)
     told: dict[str, Any] = {"saved": [], "lost": 0, "deleted": 0, "off_s": 0.0}
-    # Files have the time of the kernel, which nobody fakes.
+    # Files get the time of the kernel, which is not faked.
     real_s = (folder / "store").stat().st_mtime
     try:
         for number in range(rounds) if role == "writer" else count():

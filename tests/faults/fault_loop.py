@@ -1,4 +1,4 @@
-"""The loop of sqlite: fail the n-th operation for n = 1, 2, 3, until a run passes; judge what each run left behind."""
+"""The loop of sqlite: fail the n-th operation for n = 1, 2, 3, until a run passes; check the state after each run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Run:
 
 
 def attempt(verb: Verb, store: ObjectStore) -> tuple[Outcome, BaseException | None]:
-    """Do it, and tell how it ended."""
+    """Run it, and return how it ended."""
     try:
         verb.act(store)
     except CommitUnknown as error:
@@ -79,12 +79,12 @@ def iter_runs(
 
 
 def find_wrong(run: Run, old: State, new: State) -> list[str]:
-    """Return what is wrong with what a run left behind; the next attempt must then bring about the new state."""
+    """Return what is wrong with the state after a run; the next attempt must then reach the new state."""
     wrong = _find_wrong_state(run, old, new) + _find_wrong_findings(run)
     outcome, error = attempt(run.verb, run.store)
     if outcome != "returned" and not _is_done_already(run, new):
         wrong.append(f"the next attempt ended with {outcome}: {error!r}")
-    # What a failure leaves is in nobody's way; a death may leave more.
+    # What a failure leaves must not block the next attempt; a death may leave more.
     if run.outcome in ("died", "unknown"):
         if not wrong and read_state(run.store) != new:
             wrong.append("the next attempt did not bring about the new state")
@@ -111,7 +111,7 @@ def _find_wrong_findings(run: Run) -> list[str]:
         is_torn = run.fault is Fault.TORN_WRITE and finding.key == run.met.key
         if finding.severity == "note" and finding.code in _LEFT_BEHIND:
             continue
-        # Without a contract that writes are whole nobody can tell a torn file from a rotten one; but no
+        # Without atomic writes a torn file cannot be distinguished from a damaged one; but no
         # snapshot needs it, so it is no error.
         if is_torn and finding.severity in ("note", "warning"):
             continue

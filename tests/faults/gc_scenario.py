@@ -22,7 +22,7 @@ from holdfast.testing.faults import Crashed, Fault, FaultyStore
 from tests.faults.damage import flip
 from tests.faults.scenario import Content, Verb, random_bytes, save_content
 
-# Whoever looks dead is: in these tests nobody else is at work.
+# A lease that looks dead is dead: in these tests no other process works.
 AT_ONCE: Final = Rules(min_age_s=0.0, expire_s=0.0)
 
 SHARED: Final = random_bytes("shared", 3_000)
@@ -89,7 +89,7 @@ def prepare_damage(store: ObjectStore) -> None:
     """Leave a rotten pack all of whose chunks have another copy, no index, and torn records."""
     save_content(store, "run/1", SMALL)
     (rotten,) = iter_objects(store, PACKS)
-    # Under another prefix and without the index nobody knows of these bytes: they are stored twice.
+    # Under another prefix and without the index these bytes are not found: they are stored twice.
     discard(store, INDEX)
     save_content(store, "elsewhere/2", SMALL)
     discard(store, INDEX)

@@ -35,7 +35,7 @@ def name_of(version: int) -> str:
 
 
 def work(root: str, version: int) -> None:
-    """Save, overwrite and tag without end; tell what is begun and what has returned."""
+    """Save, overwrite and tag without end; report what has begun and what has returned."""
     store = open_place(root)
     while True:
         name = name_of(version)

@@ -148,7 +148,7 @@ VERBS: Final[dict[str, Callable[[Path], bool]]] = {
 
 
 def name_end(error: BaseException) -> str:
-    """Name the kind of an error: one that tells of the shortage, or "another error"."""
+    """Return the kind of an error: one that reports the lack of memory, or "another error"."""
     if isinstance(error, CommitUnknown):
         return "CommitUnknown"
     if isinstance(error, MemoryError | torch.OutOfMemoryError):

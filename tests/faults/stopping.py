@@ -22,7 +22,7 @@ Act = Callable[[ObjectStore], object]
 
 
 class CountingStore(HookedStore):
-    """Counts the operations, and which of them happen while the store is held alone; stops the process before one."""
+    """Counts the operations, and those with the exclusive lock; stops the process before one of them."""
 
     def __init__(self, inner: ObjectStore, *, stop_at: int | None = None) -> None:
         super().__init__(inner, before=self._count)
@@ -55,7 +55,7 @@ class CountingStore(HookedStore):
 
 
 class _Alone:
-    """Tells a store whether it is held alone."""
+    """Reports to a store whether it is locked exclusively."""
 
     def __init__(self, store: CountingStore, held: AbstractContextManager[bool]) -> None:
         self._store = store

@@ -1,4 +1,4 @@
-"""Clocks of writers and collectors that jump by hours: nothing in use is deleted, and nobody waits for hours."""
+"""Clocks of writers and collectors that jump by hours: nothing in use is deleted, and no process waits for hours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What others do between two steps of prune, gc, repack or copy: nobody loses what returned, nobody is in the way."""
+"""Other processes act between two steps of prune, gc, repack or copy: no saved data is lost, and no one is blocked."""
 
 from __future__ import annotations
 
@@ -138,13 +138,13 @@ def test_a_deletion_that_power_undid_in_part_does_not_stop_collection() -> None:
     collect_now(store)
     save_content(store, "b", OLD)
     delete_snapshot(store, "b")
-    # The lease that came back is nobody's: it is fenced in time.
+    # The lease that reappeared has no owner: it is fenced in time.
     assert collect(store, Rules(min_age_s=0.0, expire_s=0.0)).deleted == 2
     assert show(store, "a") == {"other": b"x" * 9_000}
 
 
 class MeanwhileFiles(PosixFiles):
-    """Lets somebody act just before a temporary file gets its name."""
+    """Calls a function just before a temporary file gets its name."""
 
     def __init__(self, act: Callable[[], object]) -> None:
         self._act: Callable[[], object] | None = act

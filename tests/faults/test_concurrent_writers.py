@@ -1,4 +1,4 @@
-"""Processes that write at the same moment: one wins, the others are told, and nothing is mixed."""
+"""Processes that write at the same moment: one wins, the others get an error, and nothing is mixed."""
 
 from __future__ import annotations
 

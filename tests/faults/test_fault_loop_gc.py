@@ -1,4 +1,4 @@
-"""Every operation of gc, prune, repack, repair and copy fails in every way: names stay, who repeats it gets done."""
+"""Every operation of gc, prune, repack, repair and copy fails in every way: names stay, and a repetition succeeds."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def count_missing_bytes(store: ObjectStore) -> int:
 
 
 def count_inline_bytes() -> int:
-    """Return how many bytes of what is to be copied lie in its manifest."""
+    """Return how many of the bytes to be copied are inline in the manifest."""
     entries = read_manifest(SOURCE, read_snapshot(SOURCE, "run/1").manifest).iter_entries()
     return sum(ref.size_bytes for entry in entries for ref in entry.chunks if ref.location is None)
 

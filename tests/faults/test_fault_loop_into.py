@@ -1,4 +1,4 @@
-"""Loads into a target that fail at the n-th read, or at the n-th line, for every n: the error tells what changed."""
+"""Loads into a target that fail at the n-th read, or at the n-th line, for every n: the error says what changed."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ TRACED = (
 
 
 def interrupt_at(saved: MemoryStore, at: int, *, is_atomic: bool, old: Facts, new: Facts) -> bool:
-    """Interrupt a load at its n-th line and judge what it left; tell whether it has so many."""
+    """Interrupt a load at its n-th line and check the result; return whether it has so many lines."""
     tree = make_tree(OLD)
     interrupter = Interrupter(at)
     error = interrupter.run(lambda: load(saved, tree, is_atomic=is_atomic))

@@ -1,4 +1,4 @@
-"""Loading from stores that lie: whatever is changed, the exact tree comes back, or an error of ours, soon and small."""
+"""Loading from forged stores: the result is the exact tree or one of our errors, with bounded time and memory."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def make_trees() -> dict[str, Any]:
 
 
 class Forger:
-    """A store that holds one tree, and snapshots of it whose manifests lie although their digests are right."""
+    """A store with one tree, and snapshots of it with false manifests whose digests are right."""
 
     def __init__(self, tree: Any) -> None:
         self.store = MemoryStore()
@@ -138,7 +138,7 @@ def mutate_entries(entries: list[Entry], chance: random.Random) -> list[Entry]:
 
 
 def describe(value: Any) -> object:
-    """Return all that can be told of a tree, every byte looked at, so that it can be compared."""
+    """Return a full description of a tree, with every byte, so that it can be compared."""
     if isinstance(value, torch.Tensor):
         return find_facts(value) if not value.is_meta else (value.shape, value.dtype)
     if isinstance(value, np.ndarray):
@@ -161,7 +161,7 @@ def load_or_refuse(load: Callable[[], object]) -> object:
 
 
 def forge_once(forger: Forger, seed: str) -> bool:
-    """Load one forged snapshot in one of the ways there are; tell whether it was accepted."""
+    """Load one forged snapshot in one of the possible ways; return whether it was accepted."""
     chance = random.Random(seed)
     spec, entries = forger.spec, forger.entries
     for _ in range(chance.choice((1, 1, 2, 3))):
@@ -238,7 +238,7 @@ def damage(store: MemoryStore, chance: random.Random) -> None:
 
 
 def make_whole() -> tuple[MemoryStore, object]:
-    """Return a store with a tree, some of it in packs, and what is told of the tree."""
+    """Return a store with a tree, some of it in packs, and the description of the tree."""
     trees = make_trees()
     tree = {name: trees[name] for name in ("views", "gaps", "plain", "arrays", "quantised")}
     tree["large"] = torch.arange(40_000, dtype=torch.int32).view(200, 200)[:, ::2]

@@ -1,4 +1,4 @@
-"""A writer beside a collector played by hand: what is marked is not relied on, who is fenced commits nothing."""
+"""A writer and a collector simulated step by step: marked files are not reused, and a fenced save commits nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where other hosts may be at work no lock proves that nobody is: collectors mark, wait out leases and grace, sweep."""
+"""On network filesystems no lock proves that no process writes: collectors mark, wait for leases, and sweep."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class NetworkFiles(UnsyncedFiles):
 
 
 class ClockedStore(HookedStore):
-    """A store whose clock goes on only when somebody waits; notes who asked to be alone."""
+    """A store whose clock advances only when a process waits; records requests for the exclusive lock."""
 
     def __init__(self, inner: ObjectStore, clock: VirtualClock) -> None:
         super().__init__(inner)

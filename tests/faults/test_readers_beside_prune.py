@@ -44,7 +44,7 @@ def repack(store: ObjectStore) -> None:
 
 
 def repack_again(store: ObjectStore) -> None:
-    """Move everything twice, and collect what lies between."""
+    """Repack everything twice, and collect the packs in between."""
     repack(store)
     repo = open_repository(store)
     assert apply_repack(repo, plan_repack(repo, read_live(store).current, dead_share=-1.0))

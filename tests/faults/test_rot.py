@@ -153,7 +153,7 @@ def full_store() -> MemoryStore:
     save_content(store, "run/b", BESIDE)
     set_tag(store, "t", read_snapshot(store, "run/a"))
     set_tag(store, "u", read_snapshot(store, "run/b"))
-    # A save that died leaves its lease and a pack that nobody uses.
+    # A save that died leaves its lease and an unused pack.
     with pytest.raises(Crashed):
         save_content(FaultyStore(store, fault=Fault.CRASH, at=30), "run/z", {"z": random_bytes("z", 600)})
     assert keys(store, LEASES)
@@ -226,7 +226,7 @@ def test_a_flipped_bit_in_any_byte_is_found_and_never_read(prefix: str) -> None:
 
 
 # A record that was cut short passes for one that was never finished: by design it never counted, so an older
-# one shows again. Check tells of it, and no reader is given a mix.
+# one is visible again. Check reports it, and no reader gets a mixture.
 TORN: Final = (SNAPSHOTS, TAGS, LEASES, MARKS, BAD)
 
 

@@ -1,4 +1,4 @@
-"""Packs and manifests whose digests are right and whose contents lie: what a hostile writer would make."""
+"""Packs and manifests with right digests and false contents, as a hostile writer would create them."""
 
 from __future__ import annotations
 

@@ -234,7 +234,7 @@ class SimulatedDisk:
             directory.change({name: _Directory(next(self._numbers))})
 
     def lock(self, path: str, *, exclusive: bool) -> int | None:
-        """Lock, or return None if somebody else's lock forbids it."""
+        """Lock, or return None if another lock conflicts."""
         with self._lock:
             self._verify_alive()
             if any(held or exclusive for held in self._locks.values()):
@@ -299,7 +299,7 @@ class SimulatedDisk:
         return self._find_directory(directory), name
 
     def _count_sync(self, kind: SyncKind, path: str) -> bool:
-        """Count an fsync and tell whether it is to be performed."""
+        """Count an fsync and return whether it should be performed."""
         below = os.path.relpath(path, self._root).split("/")
         top = below[0]
         if len(below) == 1 and kind == "file":

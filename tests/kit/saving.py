@@ -107,7 +107,7 @@ def rot(store: ObjectStore, key: str, position: int) -> None:
 
 
 def pack_of(repo: Repository, name: str, entry: str) -> Location:
-    """Return where the first chunk of an entry lies."""
+    """Return the location of the first chunk of an entry."""
     location = read_entries(repo, name)[entry].chunks[0].location
     assert location is not None
     return location
@@ -120,7 +120,7 @@ def only_pack(store: ObjectStore) -> str:
 
 
 def append_run(pack: PackBuilder, chunks: Sequence[tuple[Digest, memoryview]], *, alignment: int) -> list[Location]:
-    """Append chunks that lie back to back, the first of them aligned."""
+    """Append adjacent chunks, the first of them aligned."""
     alignments = chain([alignment], repeat(1))
     return pack.append_chunks([NewChunk(*chunk, next(alignments)) for chunk in chunks])
 
@@ -162,7 +162,7 @@ def snapshot_of(repo: Repository, name: str) -> CommittedSnapshot:
 
 
 class Watched:
-    """Passes everything on, counts what is read, and fails reads of the keys that it was told."""
+    """Forwards everything, counts reads, and fails reads of the given keys."""
 
     def __init__(self, inner: ObjectStore) -> None:
         self.inner = inner

@@ -1,4 +1,4 @@
-"""What only the store in memory has: a clock that is told the time, a capacity, copies, versions."""
+"""What only the store in memory has: a virtual clock, a capacity, copies, versions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from holdfast.objects.memory import MemoryStore, VirtualClock
 from holdfast.objects.protocol import ConditionalStore
 
 
-def test_time_passes_only_when_told() -> None:
+def test_a_virtual_clock_moves_only_by_advance() -> None:
     clock = VirtualClock()
     store = MemoryStore(clock=clock)
     store.create("packs/old", b"")
@@ -19,7 +19,7 @@ def test_time_passes_only_when_told() -> None:
     assert store.clock() == store.stat("packs/new").modified_s
 
 
-def test_a_create_beyond_the_capacity_is_refused_and_tells_how_much_is_free() -> None:
+def test_a_create_beyond_the_capacity_is_refused_and_the_error_has_the_free_bytes() -> None:
     store = MemoryStore(capacity_bytes=10)
     store.create("packs/one", b"123456")
     with pytest.raises(StoreFull, match="packs/two") as caught:

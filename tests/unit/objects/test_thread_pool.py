@@ -1,4 +1,4 @@
-"""Crews: work is done in any case, by threads or, where none can begin, by whoever waits for it."""
+"""Thread pools: every task runs, on a thread or, if none can start, in the caller that waits for it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def cannot_start(function: Callable[[], None], args: tuple[object, ...]) -> int:
 
 
 def ends_at_once(function: Callable[[], None], args: tuple[object, ...]) -> int:
-    """As a thread does that gets no memory for its first frame: nobody hears of it."""
+    """Simulates a thread that gets no memory for its first frame: no error is reported."""
     return 0
 
 
@@ -101,7 +101,7 @@ def test_a_task_that_no_thread_takes_is_done_by_the_caller(crew: ThreadPool, mon
     crew.shutdown()
 
 
-def test_what_is_abandoned_is_not_done_and_what_has_begun_is_waited_for(crew: ThreadPool) -> None:
+def test_an_abandoned_task_does_not_run_and_a_running_one_is_waited_for(crew: ThreadPool) -> None:
     begun, go_on = threading.Event(), threading.Event()
     done: list[str] = []
 
@@ -134,7 +134,7 @@ def test_a_task_whose_claim_was_interrupted_can_be_abandoned(crew: ThreadPool) -
     assert not task._is_done
 
 
-def test_what_is_cancelled_is_not_done_and_what_has_begun_cannot_be(crew: ThreadPool) -> None:
+def test_a_cancelled_task_does_not_run_and_a_running_one_cannot_be_cancelled(crew: ThreadPool) -> None:
     begun, go_on = threading.Event(), threading.Event()
     done: list[str] = []
 

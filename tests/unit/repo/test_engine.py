@@ -60,7 +60,7 @@ def test_an_item_larger_than_the_budget_is_worked_on_alone() -> None:
         assert list(engine.iter_results(lambda item: item, weigh([1, 2, 3], 10 * MIB))) == [1, 2, 3]
 
 
-def test_what_is_taken_ahead_is_bounded() -> None:
+def test_the_number_of_items_taken_ahead_is_bounded() -> None:
     taken: list[int] = []
 
     def feed() -> Iterator[tuple[int, int]]:
@@ -74,7 +74,7 @@ def test_what_is_taken_ahead_is_bounded() -> None:
         assert len(taken) <= 2 * engine.threads + 2
 
 
-def test_the_first_error_in_order_is_told_and_ends_the_work() -> None:
+def test_the_first_error_in_order_is_raised_and_ends_the_work() -> None:
     done: list[int] = []
 
     def work(number: int) -> None:
@@ -110,7 +110,7 @@ def test_when_it_ends_by_an_error_nothing_is_going_on() -> None:
         assert finished == ["late"]
 
 
-def test_whoever_stops_taking_results_leaves_no_work_behind() -> None:
+def test_no_work_remains_when_the_caller_stops_taking_results() -> None:
     done: list[int] = []
     with Engine("test", budget_bytes=64 * MIB, waits=True) as engine:
         results = engine.iter_results(done.append, weigh(list(range(100))))
@@ -145,7 +145,7 @@ def test_threads_are_as_many_as_cores_and_budget_allow(monkeypatch: pytest.Monke
     assert Engine("test", budget_bytes=16 * MIB, waits=False).threads == 1
 
 
-def test_a_forked_child_works_with_threads_of_its_own() -> None:
+def test_a_forked_child_uses_its_own_threads() -> None:
     with Engine("test", budget_bytes=64 * MIB, waits=True) as engine:
         engine.run(lambda _: None, weigh([1, 2, 3]))
         child = os.fork()
@@ -191,7 +191,7 @@ def test_when_an_interrupt_ends_it_no_work_is_going_on_any_more() -> None:
 
     def work(item: int) -> None:
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-        # If the engine waits for this, as it must, nobody sets the event; then this is all that it waits for.
+        # If the engine waits for this, as it must, the event is never set; then this is all that it waits for.
         seen.append(has_ended.wait(0.3))
 
     with Engine("test", budget_bytes=UNIT_BYTES, waits=False) as engine:

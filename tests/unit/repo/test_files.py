@@ -63,7 +63,7 @@ def test_directories_sort_by_their_parts(tmp_path: Path) -> None:
     assert _names(f"{tmp_path}/") == ["a/x", "a-b", "a.c", "b"]
 
 
-def test_a_source_tells_what_the_file_is(tree: Path) -> None:
+def test_a_source_describes_its_file(tree: Path) -> None:
     text, script = plan_files(["data/a.txt", "data/sub/run.sh"])
 
     assert (text.size_bytes, text.spec, text.note) == (5, {"type": "file", "executable": False}, {"mtime_ns": MTIME_NS})
@@ -152,7 +152,7 @@ def test_a_store_is_not_saved_into_itself(tree: Path, path: str, reason: str) ->
         plan_files([path], outside="data/sub")
 
 
-def test_what_is_beside_a_store_is_saved(tree: Path) -> None:
+def test_files_next_to_a_store_are_saved(tree: Path) -> None:
     assert [source.name for source in plan_files(["data/a.txt"], outside="data/sub")] == ["a.txt"]
 
 

@@ -230,7 +230,7 @@ def test_a_filesystem_without_hard_links_will_do(
 
 
 @pytest.mark.parametrize("has_links", [True, False])
-def test_a_file_that_appears_meanwhile_is_not_replaced(
+def test_a_file_that_appears_during_the_restore_is_not_replaced(
     tree: Path, repo: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_links: bool
 ) -> None:
     class Intruder(Silent):

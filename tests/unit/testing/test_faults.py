@@ -1,4 +1,4 @@
-"""The faults themselves: each does what it says, at the operation that it was told."""
+"""The faults themselves: each does what it says, at the chosen operation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def work(store: ObjectStore) -> None:
     store.delete("tags/one")
 
 
-def test_the_log_tells_every_operation_in_order() -> None:
+def test_the_log_has_every_operation_in_order() -> None:
     store = FaultyStore(MemoryStore())
     work(store)
     assert store.log == (

@@ -66,7 +66,7 @@ def copied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @contextmanager
 def uploading(store: LocalStore) -> Iterator[LocalUpload]:
-    """Upload, and leave no thread behind."""
+    """Upload, and check that no thread remains."""
     before = set(threading.enumerate())
     with store.upload("packs/one") as upload:
         yield upload
@@ -159,7 +159,7 @@ def test_a_block_that_cannot_be_written_ends_the_upload_and_all_are_released(
     assert open_descriptors() == before
 
 
-def test_a_block_that_fails_last_is_told_at_the_commit(tmp_path: Path, lender: Lender) -> None:
+def test_the_error_of_the_last_block_is_raised_by_the_commit(tmp_path: Path, lender: Lender) -> None:
     files = Scripted()
     store = ready_store(tmp_path, files)
     files.before = {"write_at": fail(errno.ENOSPC)}
@@ -226,7 +226,9 @@ def test_two_writes_that_are_refused_at_once_both_go_through_the_cache(tmp_path:
     assert read(tmp_path) == lender.data
 
 
-def test_what_is_written_at_once_is_limited(tmp_path: Path, lender: Lender, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_concurrent_writes_is_limited(
+    tmp_path: Path, lender: Lender, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(block_io, "_WRITES", 2)
     held: list[int] = []
     with uploading(LocalStore(tmp_path)) as upload:

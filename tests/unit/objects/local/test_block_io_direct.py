@@ -29,7 +29,7 @@ SIZES = [
 
 
 class Watched(PosixFiles):
-    """The real calls, on a filesystem that claims to be a disk; tells how each byte went."""
+    """The real calls, on a filesystem that claims to be a disk; records how each byte was transferred."""
 
     def __init__(self, *, direct: bool = True, cached: bool = False) -> None:
         self.direct_writes = 0
@@ -88,7 +88,7 @@ def read(store: LocalStore, start: int, size: int) -> bytes:
 
 @pytest.mark.usefixtures("has_direct_io")
 @pytest.mark.parametrize("size", SIZES)
-def test_what_is_written_around_the_cache_is_read_back_on_every_way(tmp_path: Path, size: int) -> None:
+def test_bytes_written_directly_are_read_back_directly_and_through_the_cache(tmp_path: Path, size: int) -> None:
     data = os.urandom(size)
     files = Watched()
     store = LocalStore(tmp_path, files=files)
@@ -115,7 +115,7 @@ def test_aligned_memory_is_read_into_without_a_block_in_between(tmp_path: Path) 
     assert files.direct_reads == 1
 
 
-def test_what_is_in_the_cache_is_read_from_it(tmp_path: Path) -> None:
+def test_cached_bytes_are_read_from_the_cache(tmp_path: Path) -> None:
     files = Watched(cached=True)
     store = LocalStore(tmp_path, files=files)
     data = os.urandom(1 << 20)
@@ -125,7 +125,7 @@ def test_what_is_in_the_cache_is_read_from_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("has_direct_io")
-def test_a_file_that_ends_too_early_is_told_however_it_is_read(tmp_path: Path) -> None:
+def test_a_file_that_ends_too_early_is_corrupt_however_it_is_read(tmp_path: Path) -> None:
     store = LocalStore(tmp_path, files=Watched())
     upload(store, os.urandom(1 << 20))
     os.truncate(tmp_path / "packs/one", 700_000)
@@ -136,7 +136,7 @@ def test_a_file_that_ends_too_early_is_told_however_it_is_read(tmp_path: Path) -
 
 
 class WantsMore(Watched):
-    """A disk whose direct writes and reads need an alignment that nobody has."""
+    """A disk whose direct writes and reads need an alignment that we never have."""
 
     def write_at(self, handle: int, start: int, buffer: memoryview) -> int:
         if handle in self._handles:
@@ -195,7 +195,7 @@ def test_an_aborted_upload_leaves_neither_file_nor_thread(tmp_path: Path) -> Non
     assert found_below(tmp_path) == ["packs/before"]
 
 
-def test_what_is_appended_may_be_reused_at_once(tmp_path: Path) -> None:
+def test_an_appended_buffer_may_be_reused_at_once(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     piece = bytearray(BLOCK_BYTES // 2)
     with store.upload("packs/one") as under_way:

@@ -130,16 +130,16 @@ class OfType(PosixFiles):
 @pytest.mark.parametrize(
     "kind", ["nfs", "nfs4", "cifs", "smb3", "ceph", "fuse.sshfs", "lustre", "gpfs", "9p", "new", ""]
 )
-def test_what_may_be_shared_counts_as_a_network(tmp_path: Path, kind: str) -> None:
+def test_a_filesystem_that_may_be_shared_counts_as_a_network(tmp_path: Path, kind: str) -> None:
     assert LocalStore(tmp_path, files=OfType(kind)).traits.network
 
 
 @pytest.mark.parametrize("kind", ["ext4", "xfs", "btrfs", "tmpfs", "zfs", "overlay", "f2fs"])
-def test_what_is_known_to_be_local_does_not(tmp_path: Path, kind: str) -> None:
+def test_a_filesystem_known_to_be_local_does_not(tmp_path: Path, kind: str) -> None:
     assert not LocalStore(tmp_path, files=OfType(kind)).traits.network
 
 
-def test_what_a_killed_save_left_is_cleared_away(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_save_are_removed(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     store.create("packs/one", b"first")
     debris = ("packs/.tmp-1", ".tmp-2", "leases/.tmp-3", "snapshots/00/.tmp-4", "snapshots/1f/.tmp-5", "a/b/c/.tmp-6")
@@ -151,7 +151,7 @@ def test_what_a_killed_save_left_is_cleared_away(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == ["one"]
 
 
-def test_no_debris_is_looked_for_behind_links_and_in_directories_of_others(tmp_path: Path) -> None:
+def test_debris_is_not_searched_through_links_or_in_foreign_directories(tmp_path: Path) -> None:
     store = LocalStore(tmp_path / "store")
     store.create("packs/one", b"whole")
     for directory in ("elsewhere", "store/.hidden", "store/Mine"):
@@ -161,7 +161,7 @@ def test_no_debris_is_looked_for_behind_links_and_in_directories_of_others(tmp_p
     assert store.remove_debris(older_than_s=0.0) == 0
 
 
-def test_alone_is_who_finds_no_other_holder(tmp_path: Path) -> None:
+def test_the_exclusive_lock_is_given_if_no_other_lock_exists(tmp_path: Path) -> None:
     store, other = LocalStore(tmp_path), LocalStore(tmp_path)
     with store.hold(exclusive=True) as is_alone:
         assert is_alone
@@ -173,7 +173,7 @@ def test_alone_is_who_finds_no_other_holder(tmp_path: Path) -> None:
         assert is_alone
 
 
-def test_on_a_network_filesystem_nobody_is_alone(tmp_path: Path) -> None:
+def test_a_network_filesystem_has_no_exclusive_lock(tmp_path: Path) -> None:
     class Remote(PosixFiles):
         def read_filesystem_type(self, path: str) -> str:
             return "nfs4"

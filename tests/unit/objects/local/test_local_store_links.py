@@ -1,4 +1,4 @@
-"""No call of a local store follows a symbolic link below its root, wherever on a path it lies."""
+"""No call of a local store follows a symbolic link below its root, at any position in a path."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DATA = b"bytes of the store itself"
 
 @pytest.fixture
 def outside(tmp_path: Path) -> Path:
-    """A directory that is nobody's store, with files where a store would have some."""
+    """A directory that is not a store, with files where a store would have some."""
     for key in ("one", "1c/one", f"{TEMP_PREFIX}1", f"1c/{TEMP_PREFIX}1"):
         (tmp_path / "outside" / key).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "outside" / key).write_bytes(b"precious")
@@ -48,11 +48,11 @@ def plant(store: LocalStore, place: str, target: Path) -> None:
 
 
 def find_counterpart(outside: Path, place: str) -> Path:
-    """Return what lies outside that a link at `place` would make look like a part of the store."""
+    """Return the path outside that a link at `place` would make look like a part of the store."""
     return outside / place.partition("/")[2] if place != SHALLOW else outside / "one"
 
 
-# Where a link lies, and the key whose path goes through it.
+# The path of a link, and a key whose path contains it.
 PLACES = [("packs", SHALLOW), ("snapshots", DEEP), ("snapshots/1c", DEEP), (SHALLOW, SHALLOW), (DEEP, DEEP)]
 CALLS: dict[str, Callable[[LocalStore, str], object]] = {
     "read": lambda store, key: store.read(key, limit_bytes=100),
@@ -94,7 +94,7 @@ def test_a_call_that_meets_a_link_says_so_and_touches_nothing(
 
 
 @pytest.mark.parametrize(("place", "key"), [(place, key) for place, key in PLACES if place != key])
-def test_a_key_behind_a_link_is_not_deleted(store: LocalStore, outside: Path, place: str, key: str) -> None:
+def test_a_key_below_a_link_is_not_deleted(store: LocalStore, outside: Path, place: str, key: str) -> None:
     plant(store, place, find_counterpart(outside, place))
     before = digest_tree(outside)
 
@@ -168,7 +168,7 @@ def test_a_pipe_in_the_place_of_a_directory_holds_nothing(store: LocalStore, pla
         store.read(f"{place}/one", limit_bytes=100)
 
 
-def test_temporary_files_behind_links_are_not_cleared_away(store: LocalStore, outside: Path) -> None:
+def test_temporary_files_below_links_are_not_removed(store: LocalStore, outside: Path) -> None:
     plant(store, "packs", outside)
     plant(store, "snapshots/1c", outside / "1c")
     plant(store, f"{TEMP_PREFIX}2", outside / "one")
@@ -180,7 +180,7 @@ def test_temporary_files_behind_links_are_not_cleared_away(store: LocalStore, ou
     assert not os.path.lexists(os.path.join(store.url, f"{TEMP_PREFIX}2"))
 
 
-def test_links_to_the_directory_they_lie_in_are_found_once(store: LocalStore) -> None:
+def test_links_to_their_own_directory_are_found_once(store: LocalStore) -> None:
     for number in range(12):
         (Path(store.url) / f"packs/{number}").symlink_to(".")
 
@@ -231,7 +231,7 @@ def test_a_new_root_below_a_link_is_made(tmp_path: Path) -> None:
     assert (tmp_path / "real/a/b" / SHALLOW).read_bytes() == DATA
 
 
-def test_a_root_of_links_in_a_circle_is_an_error_of_its_own(tmp_path: Path) -> None:
+def test_a_root_that_is_a_loop_of_links_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "store").symlink_to("store")
 
     with pytest.raises(StoreError, match="Too many levels of symbolic links"):
@@ -245,7 +245,7 @@ def test_a_directory_whose_config_is_a_link_is_no_store_to_be_found(store: Local
     assert locate_store_root(store.url) != store.url
 
 
-def test_the_probe_of_a_place_with_links_leaves_them_alone(store: LocalStore, outside: Path) -> None:
+def test_a_probe_does_not_touch_links(store: LocalStore, outside: Path) -> None:
     plant(store, "packs", outside)
     before = digest_tree(outside)
 

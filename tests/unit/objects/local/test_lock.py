@@ -16,7 +16,7 @@ from holdfast.objects.local.lock import LockWait, StoreLock
 
 
 class Waiting:
-    """A clock that only sleeping moves; `meanwhile` is called at each sleep."""
+    """A clock that moves only by sleeping; `meanwhile` is called at each sleep."""
 
     def __init__(self, meanwhile: Callable[[], None] | None = None) -> None:
         self.now_s = 0.0
@@ -52,7 +52,7 @@ def can_be_alone(tmp_path: Path) -> bool:
         return is_alone
 
 
-def test_a_writer_waits_for_who_is_alone_until_the_limit_and_says_who_that_is(
+def test_a_writer_waits_for_the_exclusive_holder_up_to_the_limit_and_names_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     waiting = Waiting()
@@ -139,13 +139,13 @@ def test_a_holder_that_nothing_is_known_about_is_waited_for_no_longer(
     assert "an unknown process" in caplog.text
 
 
-def test_a_lock_file_that_nobody_holds_is_empty(tmp_path: Path) -> None:
+def test_an_unlocked_lock_file_is_empty(tmp_path: Path) -> None:
     with Waiting().make_lock(tmp_path).hold(exclusive=True):
         assert f"pid {os.getpid()}" in (tmp_path / ".lock").read_text()
     assert (tmp_path / ".lock").read_bytes() == b""
 
 
-def test_who_is_refused_to_be_alone_does_not_wait(tmp_path: Path) -> None:
+def test_a_refused_exclusive_lock_does_not_wait(tmp_path: Path) -> None:
     waiting = Waiting()
     with Waiting().make_lock(tmp_path).hold(exclusive=False), waiting.make_lock(tmp_path).hold(exclusive=True) as alone:
         assert not alone

@@ -102,7 +102,7 @@ def test_with_neither_link_nor_rename_without_replacement_writing_is_refused(tmp
     assert found_below(tmp_path) == []
 
 
-def test_a_single_writer_may_look_and_then_rename(tmp_path: Path) -> None:
+def test_a_single_writer_may_check_and_then_rename(tmp_path: Path) -> None:
     store = LocalStore(tmp_path, files=no_naming(), single_writer=True)
     store.create("packs/one", b"first")
     with pytest.raises(ObjectExists):
@@ -111,14 +111,14 @@ def test_a_single_writer_may_look_and_then_rename(tmp_path: Path) -> None:
     assert found_below(tmp_path) == ["packs/one"]
 
 
-def test_a_filesystem_that_overwrites_all_the_same_is_found_out(tmp_path: Path) -> None:
+def test_a_filesystem_that_overwrites_despite_its_promise_is_detected(tmp_path: Path) -> None:
     store = LocalStore(tmp_path, files=Overwriting())
     with pytest.raises(StoreError, match="single_writer=True"):
         store.create("packs/one", b"data")
     assert found_below(tmp_path) == []
 
 
-def test_a_create_survives_that_its_directory_is_removed_meanwhile(tmp_path: Path) -> None:
+def test_a_create_succeeds_although_its_directory_is_removed(tmp_path: Path) -> None:
     removals = iter(range(3))
 
     def remove() -> None:

@@ -39,7 +39,7 @@ def test_a_host_whose_clock_is_off_spares_the_files_of_saves_under_way(
 
 
 @pytest.mark.parametrize("off_s", [0.0, -7 * HOUR_S])
-def test_what_is_old_by_the_time_of_files_is_removed(
+def test_files_that_are_old_by_the_filesystem_clock_are_removed(
     temp: Path, tmp_path: Path, off_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local, "time", lambda: time.time() + off_s)

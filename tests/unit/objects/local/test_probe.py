@@ -178,7 +178,7 @@ def _look_as_nobody(folder: str) -> DirectoryFacts:
     receiving, sending = os.pipe()
     child = os.fork()
     if child == 0:
-        # No exec: nobody may not be allowed to run this Python again.
+        # No exec: the user "nobody" may not be allowed to run this Python again.
         try:
             os.setgroups([])
             os.setuid(65534)

@@ -26,7 +26,7 @@ def test_where_we_may_not_write_the_error_names_the_path_and_what_to_do(tmp_path
 
 @pytest.mark.parametrize("call", ["create_file", "write_at", "sync_file", "link", "make_directory"])
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
-def test_a_full_disk_is_told_and_nothing_is_left(tmp_path: Path, call: str, code: int) -> None:
+def test_a_full_disk_raises_store_full_and_leaves_nothing(tmp_path: Path, call: str, code: int) -> None:
     files = Scripted()
     store = ready_store(tmp_path, files)
     files.before = {call: fail(code)}
@@ -48,7 +48,7 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(place)], check=True)
 
 
-def test_a_disk_that_really_runs_full_is_told_and_usable_afterwards(tiny_disk: Path) -> None:
+def test_a_disk_that_really_runs_full_raises_store_full_and_is_usable_afterwards(tiny_disk: Path) -> None:
     store = LocalStore(tiny_disk)
     upload = store.upload("packs/large")
     upload.append(*[bytes(64 << 10)] * 5)
@@ -100,7 +100,7 @@ def test_a_link_whose_answer_was_lost_is_of_unknown_fate(tmp_path: Path) -> None
     assert found_below(tmp_path) == ["packs/before"]
 
 
-def test_an_error_told_only_when_the_file_is_closed_prevents_the_create(tmp_path: Path) -> None:
+def test_an_error_reported_by_close_prevents_the_create(tmp_path: Path) -> None:
     files = Scripted()
     store = ready_store(tmp_path, files)
     files.after = {"close": fail(errno.EDQUOT)}

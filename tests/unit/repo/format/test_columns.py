@@ -102,7 +102,7 @@ def test_a_field_is_converted_before_the_next_is_parsed() -> None:
     assert peaks[1] < 0.75 * peaks[0], peaks
 
 
-def test_numbers_are_little_endian_and_bodies_lie_on_eight_bytes() -> None:
+def test_numbers_are_little_endian_and_bodies_are_aligned_to_eight_bytes() -> None:
     data = encode_table({}, {"x": column("I", [1])}, {"x": ColumnType("I")})
     assert data[START.size + COLUMN.size :] == b"{}" + bytes(6) + b"\1\0\0\0" + bytes(4)
 
@@ -136,7 +136,7 @@ def test_a_column_of_another_type_or_width_is_damage() -> None:
 
 
 def _with_column(name: str, letter: bytes, width: int, rows: int, *, flags: int = 1, body: bytes = b"") -> bytes:
-    """Return a table of one column whose description may lie about its body."""
+    """Return a table of one column whose description may be false."""
     head = b"{}" + bytes(6)
     return START.pack(2, 1, 0) + COLUMN.pack(name.encode(), ord(letter), flags, width, rows) + head + body
 
@@ -209,7 +209,7 @@ def test_a_head_that_is_no_object_is_damage(head: Json) -> None:
         _with_column("later", b"Q", 0xFFFF, 1 << 60, flags=0),
     ],
 )
-def test_lengths_that_lie_are_damage_and_cost_nothing(data: bytes) -> None:
+def test_false_lengths_are_damage_and_allocate_nothing(data: bytes) -> None:
     tracemalloc.start()
     try:
         with pytest.raises(Corrupt):

@@ -180,7 +180,7 @@ def test_digits_of_any_script_can_be_sorted(name: str) -> None:
     assert sorted(["b", name, "a", "7"], key=natural_order)
 
 
-def test_a_name_is_found_on_its_shelf_by_itself_alone() -> None:
+def test_the_shelf_of_a_name_depends_only_on_the_name() -> None:
     assert snapshot_stem("a") == "snapshots/17/a"
     assert snapshot_stem("run1/step-100") == "snapshots/1c/run1%2fstep-100"
     for name in ("a", "Run/\u00e9", "x" * 300):
@@ -209,7 +209,7 @@ def test_names_spread_over_all_shelves() -> None:
     ("other/1", "run/", False), (".run", ".", True), ("Run", "r", False), ("x" * 300, "x", True),
     ("x" * 300, "y", True), ("run/1", "x" * 300, True),
 ])  # fmt: skip
-def test_a_stem_tells_which_prefixes_its_name_may_have(name: str, prefix: str, expected: bool) -> None:
+def test_a_stem_shows_which_prefixes_its_name_may_have(name: str, prefix: str, expected: bool) -> None:
     assert may_start_with(snapshot_stem(name), prefix) == expected
     assert may_start_with(generation_key(snapshot_stem(name), 7), prefix) == expected
 
@@ -253,7 +253,7 @@ def test_other_keys_do_not_split(key: str) -> None:
     assert split_generation(key) is None
 
 
-def test_ids_are_random_and_a_file_tells_its_lease() -> None:
+def test_ids_are_random_and_a_file_id_contains_its_lease() -> None:
     lease_id = new_lease_id()
     file_id = new_file_id(lease_id)
     assert is_lease_id(lease_id)
@@ -277,7 +277,7 @@ def test_other_texts_are_no_file_ids(text: str) -> None:
     assert not any(map(are_file_ids, ([text], [file_id, text], [text, file_id])))
 
 
-def test_many_file_ids_are_told_at_once() -> None:
+def test_many_file_ids_are_checked_at_once() -> None:
     assert are_file_ids([])
     assert are_file_ids([new_file_id(new_lease_id()) for _ in range(100)])
 

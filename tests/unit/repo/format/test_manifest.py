@@ -1,4 +1,4 @@
-"""Manifests: what goes in comes out, what lies is refused, and the content digest tells content from circumstance."""
+"""Manifests: decoding returns what was encoded, false ones are refused, and the digest covers exactly the content."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_packs_are_not_read_from_a_manifest_other_than_the_record_says(store: Me
         ({"parts": None}, Corrupt),
     ],
 )
-def test_packs_that_cannot_be_told_are_refused(
+def test_malformed_packs_and_parts_are_refused(
     store: MemoryStore, head: Mapping[str, Json], error: type[Exception]
 ) -> None:
     ref = store_manifest(store, forge_manifest(head=head))
@@ -140,7 +140,7 @@ def test_sizes_that_only_add_up_in_all_are_damage(dims: int) -> None:
         decode(encode_manifest(None, entries))
 
 
-def test_equal_values_that_differ_in_json_stay_apart() -> None:
+def test_equal_values_that_differ_in_json_stay_different() -> None:
     entries = [Entry(f"{i}", 0, (), spec, spec) for i, spec in enumerate([1, True, 1.0, {"a": 1}, {"a": True}, 1])]
     found = [(entry.spec, entry.note) for entry in decode(encode_manifest(None, entries)).iter_entries()]
     assert repr(found) == repr([(entry.spec, entry.note) for entry in entries])

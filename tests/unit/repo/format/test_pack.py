@@ -1,4 +1,4 @@
-"""Packs: chunks lie where the footer says, and a footer that lies is refused before it costs anything."""
+"""Packs: chunks are where the footer says, and a false footer is refused before memory is allocated."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def read(data: bytes) -> Footer:
     return read_footer(store, PACK_ID)
 
 
-def test_the_footer_tells_what_was_appended(store: MemoryStore) -> None:
+def test_the_footer_lists_what_was_appended(store: MemoryStore) -> None:
     rows = build(store, (64, [b"a" * 100, b"b" * 7]), (4096, [noise(70_000)]))
     footer = read_footer(store, PACK_ID)
     assert list(footer.chunks) == rows
@@ -45,7 +45,7 @@ def test_the_footer_tells_what_was_appended(store: MemoryStore) -> None:
         assert (hash_bytes(stored), fingerprint(stored)) == (chunk.digest, at.fingerprint)
 
 
-def test_runs_are_aligned_and_their_chunks_lie_back_to_back(store: MemoryStore) -> None:
+def test_runs_are_aligned_and_their_chunks_are_adjacent(store: MemoryStore) -> None:
     rows = build(store, (64, [b"a" * 100, b"b" * 7]), (64, [b"c"]), (4096, [b"d" * 9, b"e"]), (1, [b"f"]))
     assert [row.location.offset for row in rows] == [64, 164, 192, 4096, 4105, 4106]
 
@@ -193,7 +193,7 @@ def test_the_footer_of_another_pack_is_damage(head: dict[str, object]) -> None:
         (1 << 62, 1 << 62),
     ],
 )
-def test_a_trailer_that_lies_is_damage_and_costs_nothing(trailer: tuple[int, int]) -> None:
+def test_a_false_trailer_is_damage_and_allocates_nothing(trailer: tuple[int, int]) -> None:
     data = seal_pack(b"", size=64)[: -TRAILER.size] + TRAILER.pack(*trailer, bytes(32), bytes(8), b"HFPKEND\n")
     tracemalloc.start()
     try:

@@ -1,4 +1,4 @@
-"""Records prove themselves: a torn one is told from a damaged one, and nothing hostile gets through."""
+"""Records prove themselves: torn and damaged ones are distinguished, and hostile ones are refused."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class TestFields:
         },
     )
 
-    def test_accessors_return_what_is_there(self) -> None:
+    def test_accessors_return_valid_fields(self) -> None:
         fields = self.fields
         assert (fields.text("text"), fields.integer("count"), fields.number("number")) == ("a", 5, 1.5)
         assert (fields.mapping("mapping"), fields.texts("texts")) == ({"a": 1}, ("a",))

@@ -90,7 +90,7 @@ def test_two_that_come_at_once_agree_on_one_config(store: MemoryStore, prefix: s
     assert ensure_config(racing) == read_config(store)
 
 
-def test_a_store_that_somebody_made_and_used_meanwhile_is_a_store(store: MemoryStore) -> None:
+def test_a_store_that_another_process_created_and_used_at_the_same_time_is_a_store(store: MemoryStore) -> None:
     def make_and_use() -> None:
         create_config(store)
         store.create("bad/x", b"")
@@ -114,7 +114,7 @@ def test_files_of_others_are_not_taken_for_an_empty_place(store: MemoryStore) ->
     assert keys(store, "") == ["weights.bin"]
 
 
-def test_a_store_that_lost_its_config_is_not_made_anew(store: MemoryStore) -> None:
+def test_a_store_that_lost_its_config_is_not_created_again(store: MemoryStore) -> None:
     ensure_config(store)
     store.create("packs/x", b"")
     store.delete("config/00000000")

@@ -169,7 +169,7 @@ def test_a_look_up_reads_two_blocks_and_the_next_to_it_none(store: MemoryStore) 
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_blocks_are_held_within_their_budget(store: MemoryStore) -> None:
+def test_blocks_are_cached_within_their_budget(store: MemoryStore) -> None:
     chunks = rows(digests(200))
     write_fragment(store, chunks)
     watched = Watched(store)
@@ -250,7 +250,7 @@ def test_a_fragment_of_a_later_version_is_passed_over(store: MemoryStore) -> Non
         (b"NOINDEX\n", 9, 0, 72, 0, 0, bytes(32)),
     ],
 )
-def test_a_header_that_lies_is_damage_and_costs_nothing(store: MemoryStore, header: tuple[int, ...]) -> None:
+def test_a_false_header_is_damage_and_allocates_nothing(store: MemoryStore, header: tuple[int, ...]) -> None:
     store.create(INDEX + "0" * 64, struct.pack("<8sHHIQQ32s", *header))
     tracemalloc.start()
     try:
@@ -369,7 +369,7 @@ def test_damaged_fragments_are_merged_away(store: MemoryStore) -> None:
     assert [bool(find(store, digest)) for digest in found] == [False] + [True] * (TIER - 1)
 
 
-def test_fragments_of_a_later_version_are_merged_away_for_whoever_can_read_them_can_rebuild_them(
+def test_fragments_of_a_later_version_are_merged_away_because_they_can_be_rebuilt(
     store: MemoryStore,
 ) -> None:
     found = digests(2 * TIER)

@@ -1,4 +1,4 @@
-"""The guide: whoever has a digest is always among those that it names, and seldom anybody else."""
+"""The guide: a fragment with a digest is always among those that it finds, and others seldom are."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ def prefixes(count: int, seed: int = 0) -> list[int]:
     return [rng.randrange(1 << 32) for _ in range(count)]
 
 
-def test_it_leads_to_nobody_at_first() -> None:
+def test_an_empty_guide_finds_no_fragment() -> None:
     assert Guide(16).find(0) == Guide(16).find(TOP) == ()
 
 
-def test_it_leads_to_whoever_has_the_prefix() -> None:
+def test_a_guide_finds_the_fragment_with_the_prefix() -> None:
     guide = Guide(1 << 16)
     guide.add("a", [0, 5 << 20])
     guide.add("b", [TOP])
@@ -37,7 +37,7 @@ def test_it_leads_to_everybody_where_two_have_prefixes_in_one_range() -> None:
     assert guide.find(TOP) == ("c",)
 
 
-def test_the_same_range_twice_in_one_fragment_leads_to_it_alone() -> None:
+def test_a_range_that_one_fragment_has_twice_finds_only_that_fragment() -> None:
     guide = Guide(1 << 16)
     guide.add("a", [7, 7, 8])
     assert guide.find(7) == ("a",)
@@ -67,7 +67,7 @@ def test_a_single_range_leads_everywhere() -> None:
 
 
 @pytest.mark.parametrize("num_slots", [1, 64, 1 << 16])
-def test_nobody_who_has_the_prefix_is_left_out_however_fragments_come_and_go(num_slots: int) -> None:
+def test_no_fragment_with_the_prefix_is_missed_however_fragments_change(num_slots: int) -> None:
     rng = random.Random(num_slots)
     guide = Guide(num_slots)
     held: dict[str, list[int]] = {}

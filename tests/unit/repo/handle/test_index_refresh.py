@@ -61,7 +61,7 @@ def test_nothing_is_known_before_the_first_refresh(index: ChunkIndex, store: Mem
     assert read_keys(watched) == []
 
 
-def test_only_what_is_new_is_opened(index: ChunkIndex, store: MemoryStore, watched: Watched) -> None:
+def test_only_new_fragments_are_opened(index: ChunkIndex, store: MemoryStore, watched: Watched) -> None:
     first, second = (put(store, digest) for digest in digests(2))
     index.refresh()
     assert sorted(read_keys(watched)) == sorted([first, second])
@@ -74,7 +74,7 @@ def test_only_what_is_new_is_opened(index: ChunkIndex, store: MemoryStore, watch
 
 
 @pytest.mark.usefixtures("lead")
-def test_what_is_new_is_found(index: ChunkIndex, store: MemoryStore) -> None:
+def test_new_fragments_are_found(index: ChunkIndex, store: MemoryStore) -> None:
     before, after = digests(2)
     put(store, before)
     index.refresh()
@@ -103,7 +103,7 @@ def test_what_was_merged_is_forgotten_and_found_in_its_new_place(
 
 
 @pytest.mark.usefixtures("lead")
-def test_what_is_gone_is_found_no_more(index: ChunkIndex, store: MemoryStore) -> None:
+def test_deleted_fragments_are_not_found(index: ChunkIndex, store: MemoryStore) -> None:
     gone, kept = digests(2)
     key = put(store, gone)
     put(store, kept)
@@ -115,7 +115,7 @@ def test_what_is_gone_is_found_no_more(index: ChunkIndex, store: MemoryStore) ->
     assert len(index) == 1
 
 
-def test_what_is_damaged_is_not_tried_again(index: ChunkIndex, store: MemoryStore, watched: Watched) -> None:
+def test_damaged_fragments_are_not_opened_again(index: ChunkIndex, store: MemoryStore, watched: Watched) -> None:
     bad, good = digests(2)
     key = put(store, bad)
     put(store, good)
@@ -187,7 +187,7 @@ def test_a_guide_is_made_when_it_pays_and_searches_one_fragment_for_a_hit_and_no
     assert read_keys(watched) == []
 
 
-def test_a_guide_that_has_become_too_small_is_made_anew(index: ChunkIndex, store: MemoryStore) -> None:
+def test_a_guide_that_has_become_too_small_is_rebuilt(index: ChunkIndex, store: MemoryStore) -> None:
     first = digests(4)
     put(store, *first)
     index.refresh()

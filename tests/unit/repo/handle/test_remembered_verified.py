@@ -1,4 +1,4 @@
-"""What a save relies on without reading it: what its handle knows, as long as nothing tells of a change."""
+"""Copies that a save reuses without reading: those that its handle knows, as long as their packs are unchanged."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Reading(MemoryStore):
         super().read_into(key, start, buffer)
 
     def decay(self, key: str, position: int) -> None:
-        """Flip one bit as a disk does it: nothing tells of it."""
+        """Flip one bit as a failing disk does: the version does not change."""
         found = self._objects[key]
         self._objects[key] = replace(found, data=flip(found.data, position))
 
@@ -126,7 +126,7 @@ def test_as_many_saves_as_a_sample_takes_read_each_chunk_once() -> None:
     assert store.reads == 3
 
 
-def test_rot_that_nothing_tells_of_is_found_by_the_sample_and_healed() -> None:
+def test_silent_damage_is_found_by_the_sample_and_healed() -> None:
     store, data = Reading(), noise(2 * MIB)
     repo = new_repo(store)
     save_bytes(repo, "run/0", {"x": data})
@@ -176,7 +176,7 @@ def test_rot_that_a_read_has_met_is_not_relied_on() -> None:
     assert load_bytes(repo, "run/1") == load_bytes(repo, "run/2") == {"x": data}
 
 
-# --- In a directory, where the filesystem tells of changes
+# --- In a directory, where the filesystem shows changes
 
 
 @pytest.fixture

@@ -74,7 +74,7 @@ def test_a_record_under_the_number_of_another_is_damage(store: MemoryStore) -> N
         read_newest(store, STEM)
 
 
-def test_stems_that_begin_alike_are_kept_apart(store: MemoryStore) -> None:
+def test_stems_with_a_common_start_are_distinguished(store: MemoryStore) -> None:
     stems = ("tags/a", "tags/a-b", "tags/a.b", "tags/ab", "tags/a%2fb", "tags/a_b")
     for stem in stems:
         create(store, 0, stem=stem)
@@ -180,7 +180,7 @@ def test_a_change_that_was_made_but_not_seen_to_count_is_unknown(store: MemorySt
     assert list_generations(store, STEM) == [0]
 
 
-def test_the_loser_of_a_race_is_told_the_name(store: MemoryStore) -> None:
+def test_the_loser_of_a_race_gets_an_error_with_the_name(store: MemoryStore) -> None:
     change(store, 0)
     with pytest.raises(NameInUse, match="'x' was changed by another process at the same time") as caught:
         change(store, 0)

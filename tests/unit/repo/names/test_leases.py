@@ -1,4 +1,4 @@
-"""A lease shows that a save lives; whoever takes its next generation has fenced it."""
+"""A lease shows that a save is alive; a collector fences it by creating its next generation."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def fence(store: MemoryStore, lease: Lease) -> None:
     create_generation(store, stem, read_newest(store, stem).next_generation, {"state": "fenced", "write_id": "x"})
 
 
-def test_a_new_lease_is_alive_and_tells_what_it_is_for(store: MemoryStore) -> None:
+def test_a_new_lease_is_live_and_states_its_purpose(store: MemoryStore) -> None:
     lease = Lease(store, purpose="save 'a'")
     assert state(store, lease) == "live"
     fields = read_newest(store, lease_stem(lease.lease_id)).fields
@@ -53,7 +53,7 @@ def test_a_lease_is_renewed_when_it_is_time_and_not_before(store: MemoryStore, c
 
 
 class RemovedOnRelease(Watched):
-    """A collector is so quick that whoever releases a lease finds nothing of it when it looks again."""
+    """A collector deletes a released lease so quickly that its owner finds no file when it lists again."""
 
     def create(self, key: str, data: Buffer, *, durable: bool = True) -> None:
         super().create(key, data, durable=durable)
@@ -119,5 +119,5 @@ def test_forgetting_that_fails_is_left_to_a_collector(store: MemoryStore) -> Non
 
 
 def test_a_store_that_fails_is_not_a_lost_lease(store: MemoryStore) -> None:
-    with pytest.raises(StoreError, match="on cue"):
+    with pytest.raises(StoreError, match="as requested"):
         Lease(FaultyStore(store, fault=Fault.FOR_GOOD), purpose="test")

@@ -49,7 +49,7 @@ class Vanishing(Watched):
         return super().read(key, limit_bytes=limit_bytes)
 
 
-def test_a_mark_removed_meanwhile_does_not_count(store: MemoryStore) -> None:
+def test_a_mark_removed_during_the_read_does_not_count(store: MemoryStore) -> None:
     mark(store, 0, "packs/a")
     mark(store, 1, "packs/b")
     assert read_marked(Vanishing(store)) == {"packs/b"}

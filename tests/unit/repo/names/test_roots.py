@@ -1,4 +1,4 @@
-"""What is alive: which records count, how leases stand, and when nobody may decide."""
+"""What is live: which records count, the standing of leases, and when that cannot be decided."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ def save_twice(repo: Repository) -> None:
     (["live"], "live"), (["live", "live"], "live"), (["live", "released"], "released"), (["live", "fenced"], "fenced"),
     (["live", "on holiday"], "live"),
 ])  # fmt: skip
-def test_the_newest_generation_tells_how_a_lease_stands(store: MemoryStore, states: list[str], standing: str) -> None:
+def test_the_newest_generation_decides_the_standing_of_a_lease(
+    store: MemoryStore, states: list[str], standing: str
+) -> None:
     for state in states:
         show_lease(store, state)
     lease = read_leases(store)[LEASE_ID]
@@ -129,7 +131,7 @@ def test_a_torn_record_on_top_keeps_its_number(repo: Repository) -> None:
     assert live.dead_records == []
 
 
-# --- when nobody may decide
+# --- when it cannot be decided
 
 
 @pytest.mark.parametrize("key", [record_key("a", 1), "tags/best@00000000"])

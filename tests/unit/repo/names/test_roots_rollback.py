@@ -84,7 +84,7 @@ def test_an_unsettled_one_that_has_lost_bytes_is_passed_over(repo: Repository, l
     assert getattr(before, "generation", None) == 0
 
 
-def test_of_an_unsettled_one_that_is_marked_nobody_can_tell(repo: Repository) -> None:
+def test_an_unsettled_snapshot_with_marked_files_is_undecided(repo: Repository) -> None:
     save_twice(repo, ["fenced"])
     put_mark(repo.store, [pack_key(pack_of(repo, "a", "x").pack_id)])
     assert read_rollback_target(repo.store, read_name(repo.store, "a")) == "undecided"
@@ -96,7 +96,7 @@ def test_below_a_tombstone_there_is_nothing(repo: Repository) -> None:
     assert read_rollback_target(repo.store, read_name(repo.store, "a")) is None
 
 
-def test_a_name_without_records_held_nothing(repo: Repository) -> None:
+def test_a_name_without_records_has_no_rollback_target(repo: Repository) -> None:
     assert read_rollback_target(repo.store, read_name(repo.store, "never")) is None
 
 

@@ -1,4 +1,4 @@
-"""Snapshots by name: commit, overwrite, delete, withdraw, and listings that miss nobody."""
+"""Snapshots by name: commit, overwrite, delete, withdraw, and complete listings."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_withdrawn_overwrite_leaves_what_was_there_before(repo: Repository, st
     assert snapshot_of(repo, "a").write_id != before.write_id
 
 
-def test_a_snapshot_that_was_overwritten_meanwhile_is_not_withdrawn(repo: Repository, store: MemoryStore) -> None:
+def test_a_snapshot_that_was_overwritten_since_is_not_withdrawn(repo: Repository, store: MemoryStore) -> None:
     save_bytes(repo, "a", {"x": b"mine"})
     mine = snapshot_of(repo, "a")
     save_bytes(repo, "a", {"x": b"theirs"}, overwrite=True)
@@ -179,7 +179,7 @@ def test_a_record_under_the_name_of_another_is_damage(repo: Repository, store: M
 
 
 @pytest.mark.parametrize("key", misplaced_keys("a"))
-def test_a_record_on_the_wrong_shelf_is_damage_and_its_name_holds_what_is_on_the_right_one(
+def test_a_record_on_the_wrong_shelf_is_damage_and_does_not_change_its_name(
     repo: Repository, store: MemoryStore, key: str
 ) -> None:
     save_bytes(repo, "a", {"x": b"1"})

@@ -1,4 +1,4 @@
-"""Tags: set, moved only when told, removed, and listed beside damaged ones."""
+"""Tags: set, moved only on request, removed, and listed beside damaged ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def tagged(repo: Repository) -> Repository:
     return repo
 
 
-def test_a_tag_tells_name_and_content_of_its_snapshot(tagged: Repository) -> None:
+def test_a_tag_has_the_name_and_digest_of_its_snapshot(tagged: Repository) -> None:
     tag = read_tag(tagged.store, "best")
     assert tag is not None
     assert (tag.name, tag.snapshot_name, tag.digest) == ("best", "a", snapshot_of(tagged, "a").digest)
@@ -48,7 +48,7 @@ def test_setting_a_tag_as_it_is_changes_nothing(tagged: Repository, store: Memor
     assert store.contents() == before
 
 
-def test_a_tag_is_moved_only_when_told(tagged: Repository) -> None:
+def test_a_tag_is_moved_only_on_request(tagged: Repository) -> None:
     with pytest.raises(NameInUse, match=r"tag 'best' points to 'a'; move it with --move \(move=True\)"):
         set_tag(tagged.store, "best", snapshot_of(tagged, "b"))
     set_tag(tagged.store, "best", snapshot_of(tagged, "b"), move=True)
@@ -57,7 +57,7 @@ def test_a_tag_is_moved_only_when_told(tagged: Repository) -> None:
     assert tag.snapshot_name == "b"
 
 
-def test_a_tag_on_an_overwritten_snapshot_is_set_again_only_when_told(tagged: Repository) -> None:
+def test_a_tag_on_an_overwritten_snapshot_is_set_again_only_on_request(tagged: Repository) -> None:
     save_bytes(tagged, "a", {"x": b"other"}, overwrite=True)
     with pytest.raises(NameInUse):
         set_tag(tagged.store, "best", snapshot_of(tagged, "a"))

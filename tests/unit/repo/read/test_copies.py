@@ -35,7 +35,7 @@ def ref(location: Location, data: bytes = DATA) -> ChunkRef:
     return ChunkRef(hash_bytes(data), len(data), location)
 
 
-def test_every_copy_but_the_hint_is_told_once_and_those_of_the_index_first(
+def test_every_copy_but_the_hint_is_yielded_once_and_those_of_the_index_first(
     repo: Repository, copied: list[Location]
 ) -> None:
     assert list(Copies(repo).iter_copies(ref(copied[0]))) == [copied[1], copied[2]]

@@ -107,7 +107,7 @@ def test_a_region_comes_from_a_row_of_bytes_as_it_is_in_the_tensor(data: st.Data
 
 
 def _overlapping(entry: Entry, region: Box, shape: tuple[int, ...]) -> list[ChunkRef]:
-    """Return the chunks that hold a byte of the region: nobody else may be read."""
+    """Return the chunks that contain a byte of the region: no other chunk may be read."""
     mask = np.zeros(shape, np.uint16)
     mask[slices(region)] = 0xFFFF
     held, end, found = mask.tobytes(), 0, []

@@ -68,7 +68,7 @@ def test_whatever_is_wanted_comes_where_it_is_wanted(layout: list[list[tuple[int
     assert buffers == expected
 
 
-def test_what_lies_together_is_one_read_whatever_the_order() -> None:
+def test_adjacent_chunks_are_one_read_in_any_order() -> None:
     made = [entry(str(number), (number * 5000, 4000)) for number in (3, 1, 2, 0)]
     wants = [want for one in made for want in list_wants(one, 0, memoryview(bytearray(4000)))]
     (stretch,) = plan_stretches(wants)
@@ -76,7 +76,7 @@ def test_what_lies_together_is_one_read_whatever_the_order() -> None:
     assert stretch.find_target() is None
 
 
-def test_a_large_one_between_small_ones_is_read_apart_from_them() -> None:
+def test_a_large_chunk_between_small_ones_is_read_separately() -> None:
     small, large, last = (
         entry("a", (0, 4000)),
         entry("b", (4096, 1 << 20), (4096 + (1 << 20), 500)),
@@ -88,7 +88,7 @@ def test_a_large_one_between_small_ones_is_read_apart_from_them() -> None:
     assert all(stretch.find_target() is not None for stretch in stretches)
 
 
-def test_what_is_far_apart_or_in_another_pack_is_another_read() -> None:
+def test_distant_chunks_and_other_packs_are_separate_reads() -> None:
     made = [entry("a", (0, 4000)), entry("b", (1 << 20, 4000)), entry("c", (5000, 4000), pack="q")]
     wants = [want for one in made for want in list_wants(one, 0, memoryview(bytearray(4000)))]
     assert [(stretch.pack_id, stretch.start) for stretch in plan_stretches(wants)] == [
@@ -134,7 +134,7 @@ def test_batches_hold_what_a_thread_can_do_at_once() -> None:
         ([], RAW, False),
     ],
 )
-def test_an_entry_lies_in_one_piece_or_not(spans: list[tuple[int, int]], codec: int, expected: bool) -> None:
+def test_an_entry_is_contiguous_in_one_pack_or_not(spans: list[tuple[int, int]], codec: int, expected: bool) -> None:
     assert is_in_one_piece(entry("a", *spans, codec=codec)) is expected
 
 

@@ -83,7 +83,7 @@ def test_a_range_is_exactly_what_was_asked(big_store: MemoryStore, start: int, s
         assert read_range(reader, start, stop) == BIG[start:stop]
 
 
-def test_a_small_range_reads_only_the_chunks_that_it_lies_in(big_store: MemoryStore) -> None:
+def test_a_small_range_reads_only_the_chunks_that_contain_it(big_store: MemoryStore) -> None:
     reader, watched = open_watched(big_store)
     with reader:
         read_range(reader, 10 * MIB - 2048, 10 * MIB + 2048)
@@ -250,7 +250,7 @@ def with_entry(repo: Repository, entry: Entry) -> SnapshotReader:
 
 
 def located(repo: Repository, data: bytes, **changes: object) -> Entry:
-    """Return an entry whose one chunk lies where `a` has it, but for `changes` to its place."""
+    """Return an entry whose only chunk has the location of that in `a`, with `changes`."""
     save_bytes(repo, "a", {"x": data})
     at = pack_of(repo, "a", "x")._replace(**changes)  # type: ignore[arg-type]  # each test knows its field
     return Entry("x", len(data), (ChunkRef(hash_bytes(data), len(data), at),))
@@ -305,7 +305,7 @@ def test_a_part_of_an_entry_without_the_others_is_damage(repo: Repository) -> No
 
 
 class Stuck(Watched):
-    """Holds back reads beyond the first chunk until it is told to go on; the first chunk cannot be read."""
+    """Blocks reads beyond the first chunk until it is released; the first chunk cannot be read."""
 
     def __init__(self, inner: MemoryStore, at: Location) -> None:
         super().__init__(inner)
@@ -323,7 +323,7 @@ class Stuck(Watched):
         self.finished += 1
 
 
-def test_after_an_error_nobody_writes_into_the_buffer_any_more(store: MemoryStore) -> None:
+def test_after_an_error_no_thread_writes_into_the_buffer(store: MemoryStore) -> None:
     save_bytes(new_repo(store), "a", {"x": BIG})
     stuck = Stuck(store, pack_of(new_repo(store), "a", "x"))
     repo = new_repo(stuck)
@@ -334,7 +334,7 @@ def test_after_an_error_nobody_writes_into_the_buffer_any_more(store: MemoryStor
     assert stuck.finished == finished
 
 
-def test_the_place_of_a_chunk_is_checked_by_its_bytes_alone(repo: Repository, store: MemoryStore) -> None:
+def test_a_chunk_is_verified_only_by_its_bytes(repo: Repository, store: MemoryStore) -> None:
     """A hint into another chunk of the same size is rot as well."""
     save_bytes(repo, "a", {"x": noise(5000), "y": noise(5000, 1)})
     x, y = (pack_of(repo, "a", name) for name in "xy")

@@ -187,7 +187,7 @@ def test_reading_byte_by_byte_reads_each_chunk_once(store: holdfast.Store) -> No
     assert count_read(again) == 10_000
 
 
-def test_a_damaged_chunk_is_told_when_it_is_read_and_no_other(store: holdfast.Store) -> None:
+def test_a_damaged_chunk_is_an_error_only_when_it_is_read(store: holdfast.Store) -> None:
     for pack in (Path(store.url) / "packs").rglob("*"):
         data = pack.read_bytes() if pack.is_file() else b""
         at = data.find(DATA[CHUNK_BYTES : CHUNK_BYTES + 64])
@@ -202,7 +202,7 @@ def test_a_damaged_chunk_is_told_when_it_is_read_and_no_other(store: holdfast.St
         assert stream.read(1000) == DATA[2 * CHUNK_BYTES :][:1000]
 
 
-def test_a_part_of_an_entry_is_a_stream_of_its_own(store: holdfast.Store) -> None:
+def test_a_part_of_an_entry_can_be_opened_as_a_stream(store: holdfast.Store) -> None:
     snapshot = store.snapshot("a")
     with snapshot.open_file("blob", start=10, size_bytes=CHUNK_BYTES) as stream:
         assert stream.seek(0, os.SEEK_END) == CHUNK_BYTES

@@ -85,7 +85,7 @@ def test_a_check_writes_nothing(saved: Repository, store: MemoryStore, pack: str
     assert store.contents() == before
 
 
-def test_the_tally_tells_what_was_looked_at(saved: Repository, store: MemoryStore) -> None:
+def test_the_tally_counts_what_was_checked(saved: Repository, store: MemoryStore) -> None:
     checker = Checker(store, read=True)
     list(checker.iter_findings())
     tally = checker.tally
@@ -264,7 +264,7 @@ def test_what_no_snapshot_uses_is_a_note(saved: Repository, store: MemoryStore) 
     assert {finding.severity for finding in found} == {"note"}
 
 
-def test_a_damaged_manifest_that_nobody_needs_is_a_warning(saved: Repository, store: MemoryStore) -> None:
+def test_a_damaged_manifest_that_no_snapshot_needs_is_a_warning(saved: Repository, store: MemoryStore) -> None:
     key = manifest_key(snapshot_of(saved, "a").manifest.manifest_id)
     delete_snapshot(store, "a")
     rot(store, key, 60)
@@ -292,7 +292,7 @@ def test_a_store_without_readable_config_is_checked_all_the_same(
     assert codes(check(store)) == {"config-damaged": 1, "chunk-damaged": 1, "chunk-lost": 1}
 
 
-def test_many_damages_at_once_are_all_told(repo: Repository, store: MemoryStore) -> None:
+def test_many_problems_at_once_are_all_reported(repo: Repository, store: MemoryStore) -> None:
     for number in range(10):
         save_bytes(repo, f"s{number}", {"x": noise(5000, number), "y": noise(700, 100 + number)})
     for number in range(8):
@@ -317,7 +317,7 @@ class Collected(Watched):
         return super().stat(key)
 
 
-def test_objects_that_vanish_meanwhile_are_no_damage_of_their_own(repo: Repository, store: MemoryStore) -> None:
+def test_objects_that_vanish_during_the_check_are_no_damage(repo: Repository, store: MemoryStore) -> None:
     save_bytes(repo, "a", {"x": noise(5000)})
     delete_snapshot(store, "a")
     store.create("packs/no-pack", b"")
@@ -325,7 +325,7 @@ def test_objects_that_vanish_meanwhile_are_no_damage_of_their_own(repo: Reposito
     assert found == {"pack-unused": 1, "manifest-unused": 1, "unknown-object": 1}
 
 
-def test_footers_are_held_within_the_budget(store: MemoryStore) -> None:
+def test_footers_are_cached_within_the_budget(store: MemoryStore) -> None:
     repo = new_repo(store)
     for number in range(6):
         save_bytes(repo, f"s{number}", {"x": noise(5000, number)})

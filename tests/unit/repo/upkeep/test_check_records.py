@@ -253,7 +253,7 @@ def test_a_damaged_mark_is_a_warning(saved: MemoryStore) -> None:
     assert [(finding.severity, finding.code) for finding in check(saved)] == [("warning", "record-damaged")] * 2
 
 
-def test_objects_that_nobody_writes_are_warnings(saved: MemoryStore) -> None:
+def test_unknown_objects_are_warnings(saved: MemoryStore) -> None:
     strange = [
         "weights.bin",
         "packs/x",
@@ -271,7 +271,7 @@ def test_objects_that_nobody_writes_are_warnings(saved: MemoryStore) -> None:
     assert {finding.severity for finding in found} == {"warning"}
 
 
-def test_many_damages_at_once_are_all_told(repo: Repository, store: MemoryStore) -> None:
+def test_many_problems_at_once_are_all_reported(repo: Repository, store: MemoryStore) -> None:
     for number in range(20):
         save_bytes(repo, f"s{number}", {"x": b"1"})
         rot(store, record_key(f"s{number}"), 100 + number)

@@ -78,7 +78,7 @@ def test_a_plan_names_what_nothing_needs_and_changes_nothing(
     assert store.contents() == before
 
 
-def test_young_files_are_left_alone(repo: Repository, clock: VirtualClock, dead: set[str]) -> None:
+def test_young_files_are_kept(repo: Repository, clock: VirtualClock, dead: set[str]) -> None:
     clock.advance(99)
     assert plan_collect(repo.store, min_age_s=100.0).dead == ()
     clock.advance(1)
@@ -95,7 +95,7 @@ def test_files_of_a_save_under_way_are_not_dead(store: MemoryStore, repo: Reposi
     assert [info.key for info in plan_collect(store, min_age_s=0.0).dead] == [key]
 
 
-def test_what_is_not_named_like_a_pack_is_nobodys_to_delete(store: MemoryStore, repo: Repository) -> None:
+def test_files_not_named_like_a_pack_are_not_deleted(store: MemoryStore, repo: Repository) -> None:
     repo.verify_may_write()
     for key in ("packs/notes.txt", "manifests/" + "g" * 41, "packs/deep/" + PACK_ID):
         store.create(key, b"mine")
@@ -131,9 +131,7 @@ def test_a_pack_lives_while_one_snapshot_uses_part_of_it(repo: Repository) -> No
     assert load_bytes(repo, "b") == {"x": noise(2000, 1)}
 
 
-def test_without_min_age_the_default_spares_what_is_young(
-    repo: Repository, clock: VirtualClock, dead: set[str]
-) -> None:
+def test_without_min_age_the_default_keeps_young_files(repo: Repository, clock: VirtualClock, dead: set[str]) -> None:
     assert collect(repo.store).deleted == 0
     clock.advance(3600)
     assert collect(repo.store).deleted == len(dead)
@@ -293,7 +291,7 @@ def test_the_mark_of_another_collector_is_swept_too(repo: Repository, dead: set[
     assert keys(repo.store, MARKS) == []
 
 
-def test_what_is_marked_already_is_not_marked_twice(repo: Repository, dead: set[str]) -> None:
+def test_marked_files_are_not_marked_again(repo: Repository, dead: set[str]) -> None:
     put_mark(repo.store, sorted(dead))
     Lease(repo.store, purpose="slow")
     assert collect_now(repo.store).pending_marks == 1

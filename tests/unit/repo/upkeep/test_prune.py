@@ -76,7 +76,7 @@ def test_what_a_tag_points_to_stays() -> None:
     assert [verdict.reasons for verdict in plan.verdicts] == [("tagged best, good",), (), (), ("among the last 1",)]
 
 
-def test_tags_can_be_told_not_to_count() -> None:
+def test_tags_can_be_ignored() -> None:
     plan = plan_prune(STEPS, [tag("best", "run/step-90")], Keep(last=1, tagged=False), now_s=1000.0)
     assert names(plan.keep) == ["run/step-200"]
 
@@ -193,6 +193,6 @@ def test_a_tag_that_cannot_be_read_might_protect_anything(three: Repository) -> 
         prune(three.store, "run/", Keep(last=1))
 
 
-def test_a_damaged_snapshot_is_left_alone(three: Repository) -> None:
+def test_a_damaged_snapshot_is_kept(three: Repository) -> None:
     rot(three.store, record_key("run/1"), 130)
     assert names(read_prune_plan(three.store, "run/", Keep(last=1)).delete) == ["run/2"]

@@ -126,7 +126,7 @@ def test_nothing_new_is_built_on_a_bad_pack(twice: Repository) -> None:
 # --- losses
 
 
-def test_what_is_lost_is_named_by_snapshot_and_entry(repo: Repository) -> None:
+def test_a_loss_names_snapshot_and_entry(repo: Repository) -> None:
     save_bytes(repo, "a", CONTENT)
     bad = spoil(repo, "chunk")
     plan = plan_repair(repo)
@@ -135,7 +135,7 @@ def test_what_is_lost_is_named_by_snapshot_and_entry(repo: Repository) -> None:
     assert plan.actions == (Action("quarantine", bad, plan.actions[0].reason),)
 
 
-def test_what_is_lost_is_never_dropped(repo: Repository) -> None:
+def test_snapshots_with_losses_are_kept(repo: Repository) -> None:
     save_bytes(repo, "a", CONTENT)
     spoil(repo, "chunk")
     apply_repair(repo, plan_repair(repo))
@@ -173,7 +173,7 @@ def test_a_damaged_record_is_a_loss_and_is_kept(repo: Repository) -> None:
     assert keys(repo.store, "snapshots/") == [record_key("a")]
 
 
-def test_a_damaged_tag_is_a_loss_of_its_own_and_does_not_keep_its_namesake_from_being_healed(twice: Repository) -> None:
+def test_a_damaged_tag_is_a_separate_loss_and_a_snapshot_of_that_name_is_healed(twice: Repository) -> None:
     set_tag(twice.store, "a", snapshot_of(twice, "b"))
     rot(twice.store, keys(twice.store, TAGS)[0], 130)
     spoil(twice, "chunk")
@@ -220,7 +220,7 @@ def test_a_damaged_fragment_is_discarded_and_rebuilt(repo: Repository, position:
     assert severities(repo) == set()
 
 
-def test_rebuilding_writes_only_what_is_not_known(repo: Repository) -> None:
+def test_rebuilding_the_index_writes_only_missing_packs(repo: Repository) -> None:
     save_bytes(repo, "a", CONTENT)
     assert rebuild_index(repo) == 0
     for key in keys(repo.store, INDEX):

@@ -1,4 +1,4 @@
-"""Scrubbing reads every byte between header and footer, whatever the sizes, and tells chunks from padding."""
+"""Scrubbing reads every byte between header and footer, whatever the sizes, and distinguishes chunks from padding."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_every_stretch_of_padding_is_checked(store: MemoryStore, footer: Footer,
             rot(store, KEY, position)
 
 
-def test_a_stretch_that_cannot_be_read_is_told_and_the_others_are_read(
+def test_an_unreadable_section_is_reported_and_the_others_are_read(
     store: MemoryStore, footer: Footer, engine: Engine
 ) -> None:
     watched = Watched(store)

@@ -1,4 +1,4 @@
-"""Marks and sweeps: what is named is deleted if nobody needs it, and nothing else ever is."""
+"""Marks and sweeps: marked files are deleted if no snapshot needs them, and nothing else is."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.kit.standing import LEASE_ID, collect_now, data_keys, put_lease, put_
 OTHER_ID = "b" * 24
 
 
-def test_a_published_mark_tells_writers_and_collectors(store: MemoryStore, clock: VirtualClock) -> None:
+def test_a_published_mark_is_read_by_writers_and_collectors(store: MemoryStore, clock: VirtualClock) -> None:
     store.create(pack_key(PACK_ID), b"dead")
     clock.advance(5)
     stem = publish_mark(store, list(iter_objects(store, PACKS)))
@@ -39,7 +39,7 @@ def test_a_published_mark_tells_writers_and_collectors(store: MemoryStore, clock
     assert read_marked(store) == {pack_key(PACK_ID)}
 
 
-def test_more_than_one_mark_can_hold_is_told_by_several(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_files_than_fit_into_one_mark_need_several(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.repo.upkeep.sweep.MARK_KEYS", 2)
     dead = {f"{PACKS}{'0' * 24}-{number:016x}" for number in range(5)}
     for key in dead:
@@ -64,7 +64,7 @@ def test_a_mark_that_cannot_be_believed_is_passed_over(store: MemoryStore, data:
     assert [mark.stem for mark in iter_marks(store)] == [good]
 
 
-def test_a_sweep_deletes_what_is_not_needed_and_then_the_mark(store: MemoryStore) -> None:
+def test_a_sweep_deletes_dead_files_and_then_the_mark(store: MemoryStore) -> None:
     store.create(pack_key(PACK_ID), b"dead")
     put_mark(store, [pack_key(PACK_ID), manifest_key(PACK_ID)])
     (mark,) = iter_marks(store)
@@ -112,7 +112,7 @@ def test_a_mark_cannot_make_a_collector_delete_anything_but_packs_and_manifests(
     assert (outcome.deleted, outcome.pending_marks) == (0, 0)
 
 
-def test_a_mark_on_what_is_alive_deletes_nothing(repo: Repository) -> None:
+def test_a_mark_on_live_files_deletes_nothing(repo: Repository) -> None:
     save_bytes(repo, "a", {"x": noise(2000)})
     before = data_keys(repo.store)
     put_mark(repo.store, sorted(before))
@@ -120,7 +120,7 @@ def test_a_mark_on_what_is_alive_deletes_nothing(repo: Repository) -> None:
     assert data_keys(repo.store) == before
 
 
-# --- who has to be waited for
+# --- which leases have to be waited for
 
 
 def test_a_mark_waits_for_those_alive_when_it_was_published_and_no_others(store: MemoryStore) -> None:
@@ -133,7 +133,7 @@ def test_a_mark_waits_for_those_alive_when_it_was_published_and_no_others(store:
 
 
 @pytest.mark.parametrize("damage", ["torn", "rotten"])
-def test_a_spoilt_list_of_leases_is_replaced_by_whoever_is_alive_now(store: MemoryStore, damage: str) -> None:
+def test_a_damaged_list_of_leases_is_replaced_by_the_leases_that_are_live_now(store: MemoryStore, damage: str) -> None:
     stem = put_mark(store, [])
     read_waiting(store, stem)
     if damage == "torn":
@@ -162,7 +162,7 @@ def test_one_that_lives_blocks_until_it_has_shown_nothing_for_long(store: Memory
     assert read_leases(store)[lease.lease_id].standing == "fenced"
 
 
-def test_whoever_renewed_at_the_same_moment_is_not_fenced(store: MemoryStore) -> None:
+def test_a_lease_that_is_renewed_at_the_same_moment_is_not_fenced(store: MemoryStore) -> None:
     lease = Lease(store, purpose="save")
     view = read_leases(store)[lease.lease_id]
     lease.renew()

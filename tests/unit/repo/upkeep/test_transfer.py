@@ -66,7 +66,7 @@ def test_each_chunk_moves_once_and_keeps_what_it_is(transfer: Transfer, source: 
     assert after[1].chunks[0].location == after[0].chunks[0].location
 
 
-def test_chunks_of_an_entry_lie_back_to_back(transfer: Transfer, source: Repository) -> None:
+def test_copied_chunks_of_an_entry_are_adjacent(transfer: Transfer, source: Repository) -> None:
     first, second, third = places(move(transfer, entries_of(source), Silent(), keeps=never)[:1])
     assert first
     assert second

@@ -45,7 +45,7 @@ from tests.kit.saving import (
 
 CONTENT = {"w": noise(MIB + 2000, 1), "v": noise(700, 2), "tiny": b"inline", "empty": b""}
 TINY = len(CONTENT["tiny"])
-"""What lies in a manifest, and so is written again by every copy."""
+"""Inline bytes, which every copy writes again."""
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_the_source_is_only_read(source: Repository, repo: Repository) -> None:
     assert source.store.contents() == before
 
 
-def test_only_what_is_missing_moves(source: Repository, repo: Repository) -> None:
+def test_only_missing_chunks_are_copied(source: Repository, repo: Repository) -> None:
     save_bytes(repo, "held", {"other": CONTENT["w"]})
     before = stored_bytes(repo.store)
     result = copy(source, repo)
@@ -137,7 +137,7 @@ def test_a_rotten_source_is_an_error_and_nothing_is_committed(source: Repository
 
 
 def restate(repo: Repository, **changes: Any) -> None:
-    """Give `a` a new record that differs in `changes`, as somebody would whose program has a fault."""
+    """Give `a` a new record that differs in `changes`, as a faulty program would."""
     old = snapshot_of(repo, "a")
     commit_snapshot(
         repo.store, replace(old, generation=old.generation + 1, write_id=new_write_id(), lease_id="", **changes)

@@ -35,7 +35,7 @@ def half(repo: Repository) -> Repository:
     return repo
 
 
-def test_a_plan_names_packs_that_are_mostly_dead_and_who_uses_them(half: Repository) -> None:
+def test_a_plan_names_mostly_dead_packs_and_the_snapshots_that_use_them(half: Repository) -> None:
     found = plan(half)
     assert found.victims == {pack_of(half, "b", "x").pack_id}
     assert sorted(snapshot.name for snapshot in found.snapshots) == ["b", "c"]
@@ -48,7 +48,7 @@ def test_how_dead_is_dead_can_be_said(half: Repository) -> None:
 
 
 @pytest.mark.parametrize("size", [513, 600, 2000])
-def test_a_small_pack_that_is_all_alive_is_left_alone(repo: Repository, size: int) -> None:
+def test_a_small_pack_that_is_fully_used_is_not_repacked(repo: Repository, size: int) -> None:
     save_bytes(repo, "a", {"x": noise(size)})
     assert plan(repo) == RepackPlan(frozenset(), (), 0, 0)
 
@@ -112,7 +112,7 @@ def test_what_several_snapshots_share_is_copied_once(half: Repository) -> None:
     assert read_entries(half, "b")["s"].chunks[0].location == read_entries(half, "c")["s"].chunks[0].location
 
 
-def test_what_lies_elsewhere_is_not_moved(half: Repository) -> None:
+def test_chunks_in_other_packs_are_not_moved(half: Repository) -> None:
     before = read_entries(half, "c")["own"]
     apply_repack(half, plan(half))
     assert read_entries(half, "c")["own"] == before
@@ -150,7 +150,7 @@ class Overwriting(Silent):
             save_bytes(self.repo, "b", {"x": b"new"}, overwrite=True)
 
 
-def test_a_name_that_changes_meanwhile_is_passed_over(half: Repository) -> None:
+def test_a_name_that_changes_after_the_plan_is_skipped(half: Repository) -> None:
     moved = apply_repack(half, plan(half), progress=Overwriting(half))
     assert [snapshot.name for snapshot in moved] == ["c"]
     assert load_bytes(half, "b") == {"x": b"new"}

@@ -51,7 +51,7 @@ def test_a_chunk_used_twice_by_one_snapshot_counts_once(repo: Repository) -> Non
 
 
 @pytest.mark.parametrize("size", [600, 3000, 70_000])
-def test_what_is_all_needed_cannot_be_reclaimed(repo: Repository, size: int) -> None:
+def test_fully_used_packs_have_nothing_to_reclaim(repo: Repository, size: int) -> None:
     save_bytes(repo, "a", {"x": noise(size)})
     usage = usage_of(repo)
     assert usage.reclaimable_bytes == 0

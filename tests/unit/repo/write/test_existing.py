@@ -41,18 +41,18 @@ def holdings(repo: Repository, *, base: str = "", avoid: frozenset[str] = frozen
     return ExistingChunks(repo, bases, avoid=avoid)
 
 
-def test_a_chunk_is_found_by_the_base_alone(held: Repository, store: MemoryStore) -> None:
+def test_a_chunk_is_found_in_the_base(held: Repository, store: MemoryStore) -> None:
     for key in keys(store, "index/"):
         store.delete(key)
     assert holdings(held).find(hash_bytes(DATA), len(DATA)) == []
     assert holdings(held, base="run/1").find(hash_bytes(DATA), len(DATA)) == [pack_of(held, "run/1", "x")]
 
 
-def test_a_chunk_is_found_by_the_index_alone(held: Repository) -> None:
+def test_a_chunk_is_found_in_the_index(held: Repository) -> None:
     assert holdings(held).find(hash_bytes(DATA), len(DATA)) == [pack_of(held, "run/1", "x")]
 
 
-def test_a_chunk_that_is_not_held_is_not_found(held: Repository) -> None:
+def test_a_chunk_that_is_not_stored_is_not_found(held: Repository) -> None:
     assert holdings(held, base="run/1").find(hash_bytes(b"other"), 5) == []
 
 

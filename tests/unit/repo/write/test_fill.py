@@ -1,4 +1,4 @@
-"""From sources to references: what is held is not written, what is new lies where it can be mapped."""
+"""From sources to references: stored chunks are not written again, and new ones can be mapped."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.kit.saving import MIB, iter_gaps, keys, load_bytes, noise, only_pack,
 
 
 def places(repo: Repository, entries: Mapping[str, Buffer]) -> dict[str, list[Location]]:
-    """Save entries and return where their chunks lie."""
+    """Save entries and return the locations of their chunks."""
     save_bytes(repo, "places", entries)
     found = read_entries(repo, "places")
     return {name: [chunk.location for chunk in found[name].chunks if chunk.location] for name in entries}
@@ -50,7 +50,7 @@ def test_a_large_run_starts_on_a_page_and_a_small_one_on_a_line(repo: Repository
     assert found["b"][0].offset % 4096 != 0
 
 
-def test_the_chunks_of_one_entry_lie_back_to_back(repo: Repository) -> None:
+def test_the_chunks_of_one_entry_are_adjacent(repo: Repository) -> None:
     found = places(repo, {"a": noise(700), "b": noise(20 * MIB + 100, 1), "c": noise(2 * MIB, 2)})
     for name in ("b", "c"):
         offsets = [at.offset for at in found[name]]
@@ -84,7 +84,7 @@ def test_a_chunk_that_comes_twice_in_one_save_is_written_once(repo: Repository, 
     assert load_bytes(repo, "places") == {"a": one * 12, "b": one, "c": one[:600]}
 
 
-def test_a_run_that_is_interrupted_by_what_is_held_starts_anew(repo: Repository) -> None:
+def test_after_a_reused_chunk_a_new_run_starts(repo: Repository) -> None:
     old, new = noise(MIB), noise(MIB, 1)
     save_bytes(repo, "before", {"x": old})
     found = places(repo, {"a": new + old + noise(MIB, 2) + noise(MIB, 3)})["a"]

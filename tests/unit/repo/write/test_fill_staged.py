@@ -1,4 +1,4 @@
-"""First saves: what is new is copied once, hashed as a copy and written from there, and lies where it always lay."""
+"""First saves: new bytes are copied once, hashed and written from the copy, with the same locations as without it."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def save_plainly(monkeypatch: pytest.MonkeyPatch, entries: Mapping[str, Buffer])
         return rows(repo)
 
 
-def test_what_is_new_is_written_from_the_copy_that_was_hashed(local: Repository, traffic: Traffic) -> None:
+def test_new_chunks_are_written_from_the_copy_that_was_hashed(local: Repository, traffic: Traffic) -> None:
     data = bytearray(noise(20 * MIB))
     save_bytes(local, "a", {"x": data})
     assert traffic.handed_over == [8 * MIB, 8 * MIB, 4 * MIB]
@@ -92,7 +92,7 @@ def test_what_is_new_is_written_from_the_copy_that_was_hashed(local: Repository,
     assert load_bytes(local, "a") == {"x": data}
 
 
-def test_chunks_lie_where_they_would_lie_without_staging(
+def test_chunks_have_the_same_locations_as_without_staging(
     local: Repository, traffic: Traffic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entries = {str(number): noise(size, number) for number, size in enumerate(MIXED)}
@@ -231,7 +231,7 @@ def test_pieces_with_too_many_gaps_between_them_are_not_staged() -> None:
 
 
 class Restless:
-    """Memory that somebody writes to all the time."""
+    """Memory that another thread writes to all the time."""
 
     name, size_bytes = "restless", 16 * MIB
     spec: Json = None

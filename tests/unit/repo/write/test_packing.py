@@ -1,4 +1,4 @@
-"""The packs of one save: opened when needed, closed when full, told to the index, and dropped without a trace."""
+"""The packs of one save: opened when needed, closed when full, added to the index, and dropped without a trace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One commit under one lease: its order, what it leaves when it fails, and what is fenced or marked meanwhile."""
+"""One commit under one lease: its order, what it leaves when it fails, and fences and marks during the commit."""
 
 from __future__ import annotations
 
@@ -243,7 +243,7 @@ def test_the_lease_is_renewed_while_the_coordinator_waits_for_other_ranks(
 
 
 class HeldStore(HookedStore):
-    """Counts how often it is held at this moment; stands for the same store as another host sees it."""
+    """Counts the locks at this moment; simulates the same store as seen by another host."""
 
     held = 0
 

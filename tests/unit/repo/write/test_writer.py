@@ -1,4 +1,4 @@
-"""Saving: refusals come before anything is written, what is held is not written again, what was saved loads."""
+"""Saving: refusals come before any write, stored chunks are not written again, and saved data can be loaded."""
 
 from __future__ import annotations
 
@@ -276,13 +276,13 @@ def test_specs_and_notes_come_back(repo: Repository) -> None:
     assert (entry.spec, entry.note) == (source.spec, source.note)
 
 
-def test_a_full_store_is_told_before_anything_is_written() -> None:
+def test_store_full_is_raised_before_anything_is_written() -> None:
     repo = new_repo(MemoryStore(capacity_bytes=MIB))
     match = r"saving 'a' needs \d+ bytes, memory:// has \d+ free; nothing was written"
     refuse(repo, StoreFull, match, Request("a", [BytesSource("x", noise(MIB + 1))]))
 
 
-def test_bytes_that_are_held_need_no_room() -> None:
+def test_bytes_that_are_already_stored_need_no_space() -> None:
     store = MemoryStore(capacity_bytes=4 * MIB)
     save_bytes(new_repo(store), "a", {"x": noise(3 * MIB)})
     save_bytes(new_repo(store), "b", {"x": noise(3 * MIB), "y": noise(3 * MIB)})
@@ -318,7 +318,7 @@ class Recording:
         self.ends += 1
 
 
-def test_progress_adds_up_to_what_is_saved(repo: Repository) -> None:
+def test_progress_adds_up_to_the_saved_bytes(repo: Repository) -> None:
     progress = Recording()
     sources = [BytesSource(name, data) for name, data in STATE.items()]
     save(repo, Request("a", sources), progress=progress)
@@ -334,7 +334,7 @@ def test_progress_ends_when_a_save_fails() -> None:
     assert progress.ends == len(progress.told)
 
 
-def test_a_save_leaves_no_thread_behind(repo: Repository) -> None:
+def test_no_thread_of_a_save_remains(repo: Repository) -> None:
     before = threading.active_count()
     save_bytes(repo, "a", STATE)
     assert threading.active_count() == before

@@ -130,7 +130,7 @@ def test_other_content_under_the_name_is_refused_on_all_ranks(repo: Repository) 
 
 
 @pytest.mark.parametrize("failing", [0, 1, 2])
-def test_what_one_rank_cannot_save_nobody_saves(repo: Repository, failing: int) -> None:
+def test_if_one_rank_cannot_save_no_rank_saves(repo: Repository, failing: int) -> None:
     class Broken(BytesSource):
         def read(self, start: int, stop: int) -> memoryview:
             raise OSError("the memory is gone")
@@ -171,7 +171,7 @@ def test_a_handle_of_any_rank_that_means_another_store_is_a_refusal_on_all(stale
     assert keys(store, SNAPSHOTS) == keys(store, LEASES) == []
 
 
-def test_a_coordinator_that_is_lost_in_the_commit_leaves_a_fate_that_nobody_knows(
+def test_the_loss_of_the_coordinator_during_the_commit_is_commit_unknown(
     repo: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def die(store: object, snapshot: object) -> None:

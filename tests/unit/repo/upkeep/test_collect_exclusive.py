@@ -1,4 +1,4 @@
-"""Garbage collection in a directory where nobody else is at work, and where somebody is."""
+"""Garbage collection in a directory, with the exclusive lock and while another process writes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_alone_space_is_freed_at_once_however_young(local: Repository) -> None:
     assert load_bytes(local, "a") == {"x": noise(2000, 1)}
 
 
-def test_beside_a_writer_what_is_young_stays(local: Repository) -> None:
+def test_while_a_process_writes_young_files_are_kept(local: Repository) -> None:
     with local.store.hold(exclusive=False):
         assert collect(local.store).deleted == 0
     assert collect(local.store).deleted == 2
@@ -60,20 +60,20 @@ def test_beside_a_writer_no_live_lease_is_removed(local: Repository) -> None:
     assert len(keys(local.store, LEASES)) == 1
 
 
-def test_a_live_lease_of_another_host_means_that_nobody_is_alone(local: Repository) -> None:
+def test_a_live_lease_of_another_host_rules_out_exclusive_work(local: Repository) -> None:
     show_lease(local.store, "live", host=socket.gethostname() + "-other")
     outcome = collect(local.store)
     assert (outcome.deleted, outcome.leases) == (0, 0)
     assert keys(local.store, LEASES) == [f"{LEASES}{LEASE_ID}@00000000"]
 
 
-def test_alone_temporary_files_are_removed_whatever_their_age(local: Repository, tmp_path: Path) -> None:
+def test_with_the_exclusive_lock_temporary_files_of_any_age_are_removed(local: Repository, tmp_path: Path) -> None:
     (tmp_path / "store/packs/.tmp-dead").write_bytes(b"half")
     assert collect(local.store).debris >= 1
     assert not (tmp_path / "store/packs/.tmp-dead").exists()
 
 
-def test_beside_a_writer_young_temporary_files_stay(local: Repository, tmp_path: Path) -> None:
+def test_while_a_process_writes_young_temporary_files_are_kept(local: Repository, tmp_path: Path) -> None:
     (tmp_path / "store/packs/.tmp-young").write_bytes(b"half")
     with local.store.hold(exclusive=False):
         collect(local.store)
@@ -84,7 +84,7 @@ def needed_pack(local: Repository) -> str:
     return pack_key(pack_of(local, "a", "x").pack_id)
 
 
-def test_alone_a_mark_on_what_is_needed_again_is_removed_and_that_is_shared_again(local: Repository) -> None:
+def test_with_the_exclusive_lock_a_mark_on_needed_files_is_removed_and_they_are_reused(local: Repository) -> None:
     put_mark(local.store, [needed_pack(local)])
     assert collect(local.store).deleted == 2
     assert keys(local.store, MARKS) == []
@@ -92,21 +92,21 @@ def test_alone_a_mark_on_what_is_needed_again_is_removed_and_that_is_shared_agai
     assert pack_key(pack_of(local, "b", "y").pack_id) == needed_pack(local)
 
 
-def test_alone_a_mark_goes_once_what_nobody_needs_has_gone(local: Repository) -> None:
+def test_with_the_exclusive_lock_a_mark_is_removed_when_its_dead_files_are_deleted(local: Repository) -> None:
     put_mark(local.store, sorted(data_keys(local.store)))
     assert collect(local.store).deleted == 2
     assert keys(local.store, MARKS) == []
     assert load_bytes(local, "a") == {"x": noise(2000, 1)}
 
 
-def test_beside_a_writer_a_mark_on_what_is_needed_again_stays(local: Repository) -> None:
+def test_while_a_process_writes_a_mark_on_needed_files_is_kept(local: Repository) -> None:
     put_mark(local.store, [needed_pack(local)])
     with local.store.hold(exclusive=False):
         collect(local.store)
     assert len({key.partition("@")[0] for key in keys(local.store, MARKS)}) == 1
 
 
-def test_beside_a_save_of_another_host_a_mark_on_what_is_needed_again_stays(local: Repository) -> None:
+def test_during_a_save_on_another_host_a_mark_on_needed_files_is_kept(local: Repository) -> None:
     put_mark(local.store, [needed_pack(local)])
     read_waiting(local.store, MARKS + "f" * 24)
     show_lease(local.store, "live", host=socket.gethostname() + "-other")
@@ -115,7 +115,7 @@ def test_beside_a_save_of_another_host_a_mark_on_what_is_needed_again_stays(loca
 
 
 class Asking(Watched):
-    """Asks at each deletion of a pack whether somebody else would find itself alone."""
+    """Checks at each deletion of a pack whether another process could get the exclusive lock."""
 
     def __init__(self, inner: ObjectStore) -> None:
         super().__init__(inner)
@@ -128,7 +128,7 @@ class Asking(Watched):
         super().delete(key)
 
 
-def test_nobody_is_alone_beside_a_sweep(local: Repository) -> None:
+def test_during_a_sweep_there_is_no_exclusive_lock(local: Repository) -> None:
     store = Asking(local.store)
     assert collect(store).deleted == 2
     assert store.told == [False]

@@ -1,4 +1,4 @@
-"""A save while the world moves: marks appear, somebody is first, sources change, hours pass, memory is short."""
+"""A save during other events: marks appear, another save is first, sources change, hours pass, memory is short."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def mark(store: MemoryStore, *marked: str) -> None:
     store.create("marks/0", encode_record({"kind": "mark", "keys": list(marked)}))
 
 
-def test_what_is_marked_before_is_not_reused(store: MemoryStore) -> None:
+def test_chunks_marked_before_a_save_are_not_reused(store: MemoryStore) -> None:
     repo = new_repo(store)
     save_bytes(repo, "a", {"x": noise(5000)})
     marked = pack_of(repo, "a", "x").pack_id
@@ -70,7 +70,7 @@ def test_what_is_marked_before_is_not_reused(store: MemoryStore) -> None:
     assert pack_of(repo, "b", "x").pack_id != marked
 
 
-def test_what_is_marked_meanwhile_is_written_anew(store: MemoryStore) -> None:
+def test_chunks_marked_during_a_save_are_written_again(store: MemoryStore) -> None:
     entries = {"x": noise(3 * MIB), "y": noise(5000, 1), "z": b"inline", "new": noise(700, 2)}
     save_bytes(new_repo(store), "a", {"x": entries["x"], "y": entries["y"]})
     marked = pack_of(new_repo(store), "a", "x").pack_id
@@ -99,7 +99,7 @@ def test_a_save_whose_manifest_was_collected_says_that_its_lease_is_lost(store: 
         save_bytes(new_repo(watched), "b", {"x": noise(5000)})
 
 
-def test_a_mark_that_comes_meanwhile_does_not_harm_what_lies_in_the_manifest(store: MemoryStore) -> None:
+def test_a_mark_during_a_save_does_not_affect_inline_chunks(store: MemoryStore) -> None:
     save_bytes(new_repo(store), "a", {"x": noise(5000)})
     marked = pack_of(new_repo(store), "a", "x").pack_id
     repo = new_repo(Meanwhile(store, "manifests/", lambda: mark(store, pack_key(marked))))
@@ -137,7 +137,7 @@ def test_a_source_that_changed_when_it_must_be_read_again_commits_nothing(store:
 
 
 class WrittenTo(Watched):
-    """While a pack is begun, somebody writes to the memory that is being saved."""
+    """When a pack is begun, another thread writes to the memory that is being saved."""
 
     def __init__(self, inner: ObjectStore, data: bytearray) -> None:
         super().__init__(inner)
@@ -158,7 +158,7 @@ def test_memory_that_changes_between_its_digest_and_the_pack_commits_nothing(sto
     assert keys(store, "snapshots/") == keys(store, "leases/") == []
 
 
-def test_who_is_overtaken_before_the_commit_is_told_and_the_winner_stands(store: MemoryStore) -> None:
+def test_a_save_overtaken_before_its_commit_raises_and_the_winner_stays(store: MemoryStore) -> None:
     racing = Meanwhile(store, "manifests/", lambda: save_bytes(new_repo(store), "a", {"x": b"winner"}))
     with pytest.raises(NameInUse, match="'a' was changed by another process"):
         save_bytes(new_repo(racing), "a", {"x": noise(5000)})
