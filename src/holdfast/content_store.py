@@ -27,6 +27,7 @@ from holdfast.objects.url import open_store
 from holdfast.repo.format.layout import verify_name
 from holdfast.repo.handle.repository import DEFAULT_BUDGET_BYTES, Repository, open_repository
 from holdfast.snapshot.leaves import GRAD, TENSOR, iter_entry_numbers
+from holdfast.tensors.composite import has_own_bytes
 from holdfast.tensors.dtypes import item_bytes
 from holdfast.tensors.memory import view_bytes
 from holdfast.tensors.storage import storage_bytes
@@ -87,7 +88,7 @@ class TensorMetadata:
 
 def _describe(tensor: torch.Tensor, digest: str | None) -> TensorMetadata:
     is_strided = tensor.layout == torch.strided and not tensor.is_nested
-    is_plain = is_strided and type(tensor) in (torch.Tensor, torch.nn.Parameter)
+    is_plain = has_own_bytes(tensor)
     if not is_plain or tensor.is_meta:
         digest = digest or ""
     flags = {"conj": tensor.is_conj(), "neg": tensor.is_neg()}

@@ -25,10 +25,9 @@ from holdfast.repo.write.writer import Request
 from holdfast.snapshot.leaves import TENSOR, LeafWriter, renumber
 from holdfast.snapshot.save.staging import StagedSource
 from holdfast.tensors.build import CPU, build_tensor, spread_items
-from holdfast.tensors.composite import verify_readable
+from holdfast.tensors.composite import has_own_bytes, verify_readable
 from holdfast.tensors.dtypes import item_bytes, items_per_byte
-from holdfast.tensors.layouts import ORDINARY_CLASSES
-from holdfast.tensors.memory import new_memory, view_bytes, view_storage, wrap_memory
+from holdfast.tensors.memory import ALIGNMENT, new_memory, view_bytes, view_storage, wrap_memory
 from holdfast.tensors.sources import Form, TensorSource, TensorSpan, iter_overlapping
 from holdfast.tensors.spec import SpecEncoder, TensorSpec, count_bytes, describe
 from holdfast.trees.encoding import encode_tree
@@ -39,7 +38,6 @@ TENSORS: Final = "tensors"
 STORAGES: Final = "storages"
 _RECORD_BYTES: Final = 1024
 """Estimated memory per tensor, besides its bytes."""
-_ALIGNMENT: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +152,8 @@ class Batch:
 
 def _split(name: str, tensor: torch.Tensor, types: Types) -> tuple[list[Json], list[tuple[str, torch.Tensor]]]:
     """Return the node of a tensor and the ordinary tensors that it consists of; raise Unsupported with its name."""
-    is_ordinary = type(tensor) in ORDINARY_CLASSES and tensor.layout == torch.strided and not tensor.is_nested
     # Check is_leaf before grad: torch warns if a tensor that is not a leaf is asked for its gradient.
-    if is_ordinary and not (tensor.requires_grad and tensor.is_leaf and tensor.grad is not None):
+    if has_own_bytes(tensor) and not (tensor.requires_grad and tensor.is_leaf and tensor.grad is not None):
         try:
             verify_readable(tensor)
         except Unsupported as error:
@@ -259,7 +256,7 @@ def _plan_island(
         return
     is_whole = any((staged.start, staged.stop) == (island.start, island.stop) for staged in members)
     digest = hash_bytes(island.read(island.start, island.stop)).hex() if is_whole else ""
-    pad = island.start % _ALIGNMENT if alias else 0
+    pad = island.start % ALIGNMENT if alias else 0
     for number, staged in zip(island.members, members, strict=True):
         item = item_bytes(staged.spec.dtype)
         before = staged.start - island.start

@@ -19,6 +19,7 @@ from holdfast.repo.format.layout import verify_name
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.write.writer import save
 from holdfast.snapshot.save.save import describe_environment
+from holdfast.tensors.composite import has_own_bytes
 from holdfast.tensors.memory import view_storage
 from holdfast.tensors.spec import find_span
 from holdfast.trees.registered import Types
@@ -211,8 +212,6 @@ class BatchWriter:
 
 def _measure(tensor: torch.Tensor) -> int:
     """Return how many bytes a copy takes; 0 for tensors made of other tensors, which are always copied."""
-    if tensor.layout != torch.strided or tensor.is_nested or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
-        return 0
-    if tensor.is_meta or tensor.numel() == 0 or not tensor.untyped_storage().data_ptr():
+    if not has_own_bytes(tensor) or tensor.is_meta or tensor.numel() == 0 or not tensor.untyped_storage().data_ptr():
         return 0
     return find_span(tensor.shape, tensor.stride()) * tensor.element_size()

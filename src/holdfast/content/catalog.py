@@ -15,14 +15,13 @@ from holdfast.lru import LruCache
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import CommittedSnapshot, iter_names
 from holdfast.repo.read.reader import open_snapshot
-from holdfast.snapshot.leaves import GRAD, PARTS, TENSOR, iter_entry_numbers
+from holdfast.snapshot.leaves import TENSOR_TAGS, iter_entry_numbers
 from holdfast.snapshot.load.opened import Opened
 from holdfast.tensors.spec import decode_spec
 from holdfast.tensors.storage_cache import ByteSpan, find_span_at, join_span
 
 _MAX_OPEN: Final = 8
 _MAX_BYTES: Final = 1 << 60
-_TENSOR_TAGS: Final = (TENSOR, PARTS, GRAD)
 _NOTE: Final = re.compile(r"([0-9a-f.]*):([0-9]{1,19}):([0-9a-f]{64}):(-?[0-9]{1,19}):([0-9]{1,19})\Z")
 
 
@@ -199,7 +198,7 @@ def _iter_nodes(opened: Opened) -> Iterator[tuple[str, str, list[Json]]]:
     """Yield kind, name and node of each tensor and storage of a batch; nothing for snapshots that are not batches."""
     for leaf in opened.leaves:
         match leaf.path_json:
-            case (("tensors" | "storages") as kind, str(name)) if leaf.tag in _TENSOR_TAGS:
+            case (("tensors" | "storages") as kind, str(name)) if leaf.tag in TENSOR_TAGS:
                 yield kind, name, leaf.node
 
 

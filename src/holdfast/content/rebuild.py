@@ -20,14 +20,14 @@ from holdfast.snapshot.load.options import SAVED, LoadOptions
 from holdfast.tensors.build import CPU, build_tensor, spread_items
 from holdfast.tensors.dtypes import item_bytes
 from holdfast.tensors.fakes import find_fake_mode, has_values, leave_fake_mode, make_fake
-from holdfast.tensors.memory import new_memory, view_bytes, view_storage
+from holdfast.tensors.layouts import first_line
+from holdfast.tensors.memory import ALIGNMENT, new_memory, view_bytes, view_storage
 from holdfast.tensors.spec import TensorSpec, decode_spec
 from holdfast.tensors.storage_cache import ByteSpan, FilledBytes, StorageCache, iter_gaps, join_span
 from holdfast.trees.move import resolve_device
 from holdfast.trees.registered import Types
 
 _META: Final = torch.device("meta")
-_ALIGNMENT: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ class Rebuilder:
         span = self._catalog.find_span(place)
         # Tensors of several dtypes may begin at different offsets. All are aligned if the new memory has the same
         # alignment as the original.
-        pad = span.start % _ALIGNMENT if span.is_joined else 0
+        pad = span.start % ALIGNMENT if span.is_joined else 0
         return self._find_memory((place.group, span.start, span.stop), span.start - pad, span.stop, device)
 
     def _find_memory(self, key: Hashable, start: int, stop: int, device: torch.device) -> _Memory:
@@ -228,7 +228,6 @@ def _resolve(found: DescribedEntry, device: torch.device | None) -> torch.device
     try:
         return resolve_device(wanted)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        why = (str(error).splitlines() or [type(error).__name__])[0][:200]
         raise Unsupported(
-            f"{found.entry.name}: the device {wanted} is not available: {why}; pass device='cpu'"
+            f"{found.entry.name}: the device {wanted} is not available: {first_line(error)}; pass device='cpu'"
         ) from error

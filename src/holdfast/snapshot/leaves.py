@@ -41,6 +41,8 @@ GRAD: Final = "@grad"
 ARRAY: Final = "@array"
 PICKLE: Final = "@pickle"
 PAYLOAD: Final = "@torch_save"
+TENSOR_TAGS: Final = (TENSOR, PARTS, GRAD)
+"""The tags of tensors: ordinary, composite, and with a gradient."""
 BLOBS: Final = {"@str": str, "@bytes": bytes, "@bytearray": bytearray}
 _BLOB_TAGS: Final = {kind: tag for tag, kind in BLOBS.items()}
 _ENTRY_TAGS: Final = frozenset({TENSOR, ARRAY, PICKLE, PAYLOAD, *BLOBS})

@@ -8,10 +8,10 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import torch
 
-from holdfast.errors import Corrupt
 from holdfast.repo.format.boxes import slices
-from holdfast.snapshot.load.entries import InPlace
+from holdfast.snapshot.load.entries import InPlace, disagree
 from holdfast.snapshot.load.opened import EntryAt
+from holdfast.tensors.composite import has_own_bytes
 from holdfast.tensors.dtypes import items_per_byte
 from holdfast.tensors.fakes import has_values
 from holdfast.tensors.memory import view_raw
@@ -30,7 +30,7 @@ def is_strided(tensor: torch.Tensor) -> bool:
 
 def is_ordinary(tensor: torch.Tensor) -> bool:
     """Tell whether a tensor consists of strided items in memory and nothing else."""
-    return is_strided(tensor) and type(tensor) in (torch.Tensor, torch.nn.Parameter) and not tensor.is_meta
+    return has_own_bytes(tensor) and not tensor.is_meta
 
 
 def find_place(target: torch.Tensor, at: EntryAt, spec: TensorSpec) -> InPlace | None:
@@ -98,7 +98,7 @@ def repeats_items(tensor: torch.Tensor) -> bool:
 def copy_into(target: torch.Tensor, saved: object, *, what: str) -> None:
     """Copy a tensor into an existing one, converting it if needed; a freed target gets memory first."""
     if not isinstance(saved, torch.Tensor):
-        raise Corrupt(f"{what}: the stored tree and its entry disagree on what it is; run `holdfast check`", key=what)
+        raise disagree(what)
     pieces = find_pieces(target)
     if pieces is not None:
         for piece in pieces:

@@ -48,7 +48,7 @@ from holdfast.snapshot.into.undo import (
     keep_optimizer,
     keep_tensors,
 )
-from holdfast.snapshot.leaves import ARRAY, BLOBS, GRAD, PARTS, PAYLOAD, TENSOR, describe_node
+from holdfast.snapshot.leaves import ARRAY, BLOBS, GRAD, PARTS, PAYLOAD, TENSOR, TENSOR_TAGS, describe_node
 from holdfast.snapshot.load.load import LeafReader
 from holdfast.snapshot.stateful import is_stateful, read_state
 from holdfast.tensors.dtypes import items_per_byte
@@ -60,7 +60,6 @@ from holdfast.trees.encoding import decode_tree, encode_tree, refuse
 from holdfast.trees.outline import FIELDS_START, ITEMS_START, KEYED_START, PAIRS_START, TreePath, iter_leaves, join_name
 
 FIXED: Final = "it differs and stands in a tuple or frozen dataclass, which cannot be changed"
-_TENSOR_TAGS: Final = (TENSOR, PARTS, GRAD)
 
 
 class TreeMatcher:
@@ -99,7 +98,7 @@ class TreeMatcher:
 
     def _match_tensor(self, target: torch.Tensor, node: Json, path: TreePath, put: Put | None) -> None:
         tag = node[0] if isinstance(node, list) else ""
-        if tag not in _TENSOR_TAGS:
+        if tag not in TENSOR_TAGS:
             self._plan.add_problem(path, f"the target has a tensor here, the snapshot {describe_node(node)}")
         elif torch.nn.parameter.is_lazy(target):
             self._plan.add_problem(path, "the tensor in the target is not initialised yet; run its module once")
@@ -321,7 +320,7 @@ def _is_alike(target: object, node: Json) -> bool:
         return isinstance(target, np.ndarray) and tag == ARRAY
     if tag in ITEMS_START:
         return type(target).__name__ == tag
-    return tag not in _TENSOR_TAGS and tag not in KEYED_START
+    return tag not in TENSOR_TAGS and tag not in KEYED_START
 
 
 def find_children(node: Json, starts: Mapping[str, int], decode: Callable[[Json], Any]) -> dict[Any, Json] | None:

@@ -18,7 +18,7 @@ from holdfast.snapshot.leaves import (
     PARTS,
     PAYLOAD,
     PICKLE,
-    TENSOR,
+    TENSOR_TAGS,
     decode_plain,
     is_one_entry,
     iter_entry_numbers,
@@ -94,7 +94,7 @@ class LeafReader:
         if ready is not None:
             return ready
         what = f"{self._opened.name!r}, {join_name(path)}"
-        if tag in (TENSOR, PARTS, GRAD):
+        if tag in TENSOR_TAGS:
             with leave_fake_mode(self._fake):
                 tensor = self._decode_tensor(node, what)
                 return tensor if self._fake is None else make_fake(tensor, self._fake, what=what)

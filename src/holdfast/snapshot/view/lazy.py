@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from io import BufferedReader
-from typing import Any, Final
+from typing import Any
 
 import torch
 
@@ -26,7 +26,7 @@ from holdfast.repo.read.stream import open_entry
 from holdfast.snapshot.into.journal import Journal
 from holdfast.snapshot.into.load_into import load_into
 from holdfast.snapshot.into.plan import IntoOptions
-from holdfast.snapshot.leaves import GRAD, PARTS, TENSOR, iter_entry_numbers
+from holdfast.snapshot.leaves import PARTS, TENSOR, TENSOR_TAGS, iter_entry_numbers
 from holdfast.snapshot.load.cast import is_cast, verify_dtype
 from holdfast.snapshot.load.load import load_node, load_tree
 from holdfast.snapshot.load.merge_trees import warn_alone
@@ -42,7 +42,6 @@ from holdfast.trees.registered import Types
 
 LeafKey = str | Sequence[object]
 """A name, or a path of keys."""
-_TENSOR_TAGS: Final = (TENSOR, PARTS, GRAD)
 
 
 class Snapshot:
@@ -226,7 +225,7 @@ class View:
         if not found.is_leaf:
             return View(self._room, found)
         leaf = found.leaves[0]
-        if leaf.tag in _TENSOR_TAGS:
+        if leaf.tag in TENSOR_TAGS:
             return LazyTensor(self._room, leaf)
         return load_node(self._room.opened, leaf.node, LoadOptions(), self._room.types)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -46,14 +46,7 @@ class ShardSource:
 
     def read(self, start: int, stop: int) -> memoryview:
         """Return the bytes from `start` to `stop`: a view of a piece's memory if they are contiguous, or a copy."""
-        parts = []
-        number = bisect_right(self.cuts, start)
-        begin = self.cuts[number - 1] if number else 0
-        while begin < stop:
-            data = self._read_chunk(number)
-            parts.append(data[max(start - begin, 0) : stop - begin])
-            begin, number = self.cuts[number], number + 1
-        return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
+        return _read_across(self.cuts, start, stop, lambda number, low, high: self._read_chunk(number)[low:high])
 
     def _read_chunk(self, number: int) -> memoryview:
         box, piece = self.boxes[number], self.homes[number]
@@ -139,15 +132,25 @@ class PartialSource:
 
     def read(self, start: int, stop: int) -> memoryview:
         """Return the bytes from `start` to `stop`, counted over these chunks only."""
-        parts = []
-        number = bisect_right(self.cuts, start)
-        begin = self.cuts[number - 1] if number else 0
-        while begin < stop:
-            first, last = self.spans[number]
-            low, high = first + max(start - begin, 0), min(last, first + stop - begin)
-            parts.append(self.inner.read(low, high))
-            begin, number = self.cuts[number], number + 1
-        return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
+
+        def read_chunk(number: int, low: int, high: int) -> memoryview:
+            first = self.spans[number][0]
+            return self.inner.read(first + low, first + high)
+
+        return _read_across(self.cuts, start, stop, read_chunk)
+
+
+def _read_across(
+    cuts: Sequence[int], start: int, stop: int, read_chunk: Callable[[int, int, int], memoryview]
+) -> memoryview:
+    """Return bytes of a source whose chunks end at `cuts`; `read_chunk` gets a chunk's number and offsets in it."""
+    parts = []
+    number = bisect_right(cuts, start)
+    begin = cuts[number - 1] if number else 0
+    while begin < stop:
+        parts.append(read_chunk(number, max(start - begin, 0), min(stop, cuts[number]) - begin))
+        begin, number = cuts[number], number + 1
+    return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
 
 
 def pick_chunks(source: Source, spans: Sequence[tuple[int, int]]) -> PartialSource:
