@@ -228,7 +228,7 @@ class ContentStoreReader:
                 return _describe(self._rebuilder.read_tensor(stored, None), None)
             opened = self._catalog.open(stored.batch)
             found = describe_entry(opened, next(iter_entry_numbers(node, what=name)))
-        spec, span = found.spec, found.place
+        spec, span = found.spec, found.span
         flags = {"conj": spec.conj, "neg": spec.neg}
         return TensorMetadata(
             spec.dtype,

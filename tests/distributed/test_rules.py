@@ -244,7 +244,7 @@ RULES = {
         checkpoint, "_agree_on_problems", lambda name, problems, ranks: None,
     ),
     "ranks read no more than they need": Rule(
-        load_part, 3, {True}, {False}, places, "find_shared_place", lambda *args: None,
+        load_part, 3, {True}, {False}, places, "find_shard_target", lambda *args: None,
     ),
     "each manifest is read once": Rule(
         read_parts, 3, {4}, {12}, checkpoint, "open_together", _read_all_parts,

@@ -28,7 +28,7 @@ from holdfast.tensors.build import CPU, build_tensor, spread_items
 from holdfast.tensors.composite import has_own_bytes, verify_readable
 from holdfast.tensors.dtypes import item_bytes, items_per_byte
 from holdfast.tensors.memory import ALIGNMENT, new_memory, view_bytes, view_storage, wrap_memory
-from holdfast.tensors.sources import Form, TensorSource, TensorSpan, iter_overlapping
+from holdfast.tensors.sources import SourceForm, TensorSource, TensorSpan, iter_overlapping
 from holdfast.tensors.spec import SpecEncoder, TensorSpec, count_bytes, describe
 from holdfast.trees.encoding import encode_tree
 from holdfast.trees.outline import TREE
@@ -41,7 +41,7 @@ _RECORD_BYTES: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Staged:
+class StagedTensor:
     """The description of an ordinary tensor, and its byte range in its storage, at the time of staging."""
 
     spec: TensorSpec
@@ -62,7 +62,7 @@ class _Record:
     """The node of one name, and its tensors, which the node numbers from 0."""
 
     node: list[Json]
-    tensors: tuple[tuple[str, Staged], ...]
+    tensors: tuple[tuple[str, StagedTensor], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,30 +95,30 @@ class Batch:
         """Return the number of names in the batch."""
         return len(self._records)
 
-    def add_tensor(self, name: str, tensor: torch.Tensor, ledger: SeenStorages, types: Types, *, copy: bool) -> None:
+    def add_tensor(self, name: str, tensor: torch.Tensor, seen: SeenStorages, types: Types, *, copy: bool) -> None:
         """Add a tensor; without `copy`, its memory must not change until the batch is committed."""
         node, tensors = _split(name, tensor, types)
-        staged = tuple((own, self._stage(part, ledger, copy=copy)) for own, part in tensors)
+        staged = tuple((part_name, self._stage(part, seen, copy=copy)) for part_name, part in tensors)
         self._records[TENSORS, name] = _Record(node, staged)
         self.size_bytes += _RECORD_BYTES * max(1, len(staged))
 
-    def add_storage(self, digest: str, memory: torch.Tensor, ledger: SeenStorages, *, copy: bool) -> None:
+    def add_storage(self, digest: str, memory: torch.Tensor, seen: SeenStorages, *, copy: bool) -> None:
         """Add a whole storage; `memory` is a tensor of bytes over it."""
-        self._records[STORAGES, digest] = _Record([TENSOR, 0], ((digest, self._stage(memory, ledger, copy=copy)),))
+        self._records[STORAGES, digest] = _Record([TENSOR, 0], ((digest, self._stage(memory, seen, copy=copy)),))
         self.size_bytes += _RECORD_BYTES
 
-    def _stage(self, tensor: torch.Tensor, ledger: SeenStorages, *, copy: bool) -> Staged:
+    def _stage(self, tensor: torch.Tensor, seen: SeenStorages, *, copy: bool) -> StagedTensor:
         spec = describe(tensor)
         size_bytes = 0 if spec.meta else spec.span_bytes
         if not size_bytes:
-            return Staged(spec, str(tensor.device), "", 0, 0)
+            return StagedTensor(spec, str(tensor.device), "", 0, 0)
         per_byte = items_per_byte(spec.dtype)
         start = int(tensor.storage_offset()) * item_bytes(spec.dtype) if per_byte == 1 else 0
         stop = start + size_bytes
         storage = tensor.untyped_storage()
-        group = ledger.find_group(storage, start, stop)
+        group = seen.find_group(storage, start, stop)
         self._keep(group, storage, start, stop, copy=copy)
-        return Staged(spec, str(tensor.device), group, start, stop)
+        return StagedTensor(spec, str(tensor.device), group, start, stop)
 
     def _keep(self, group: str, storage: torch.UntypedStorage, start: int, stop: int, *, copy: bool) -> None:
         copies = self._copies.setdefault(group, [])
@@ -136,11 +136,11 @@ class Batch:
     def make_request(self, environment: Mapping[str, Json]) -> Request:
         """Return the request that saves the batch as one snapshot."""
         nodes: dict[str, dict[str, _Node]] = {TENSORS: {}, STORAGES: {}}
-        named: list[tuple[str, Staged]] = []
+        named: list[tuple[str, StagedTensor]] = []
         for (kind, name), record in self._records.items():
             numbers = dict(enumerate(range(len(named), len(named) + len(record.tensors))))
             nodes[kind][name] = _Node(renumber(record.node, numbers))
-            named += [(f"{kind}.{own}", staged) for own, staged in record.tensors]
+            named += [(f"{kind}.{part_name}", staged) for part_name, staged in record.tensors]
 
         def encode_leaf(value: object, path: Sequence[object]) -> Json:
             assert isinstance(value, _Node)
@@ -173,20 +173,20 @@ class _Node:
     json: Json
 
 
-def _make_unique(named: Iterable[tuple[str, Staged]]) -> list[tuple[str, Staged]]:
+def _make_unique(named: Iterable[tuple[str, StagedTensor]]) -> list[tuple[str, StagedTensor]]:
     """Return the tensors with unique entry names: a tensor may have the same name as the gradient of another."""
-    unique: dict[str, Staged] = {}
+    unique: dict[str, StagedTensor] = {}
     for name, staged in named:
-        own, count = name, 1
-        while own in unique:
+        unique_name, count = name, 1
+        while unique_name in unique:
             count += 1
-            own = f"{name}#{count}"
-        unique[own] = staged
+            unique_name = f"{name}#{count}"
+        unique[unique_name] = staged
     return list(unique.items())
 
 
 @dataclass(frozen=True, slots=True)
-class _Island:
+class _CopiedRange:
     """A byte range of one storage that overlapping tensors cover without a gap."""
 
     start: int
@@ -198,7 +198,7 @@ class _Island:
         return view_bytes(self.memory[start - self.start : stop - self.start])
 
 
-def _plan(named: Sequence[tuple[str, Staged]], copies: Mapping[str, Sequence[_Copy]]) -> list[Source]:
+def _plan(named: Sequence[tuple[str, StagedTensor]], copies: Mapping[str, Sequence[_Copy]]) -> list[Source]:
     """Return a source for each tensor, in order."""
     specs = SpecEncoder()
     groups: dict[str, list[int]] = {}
@@ -211,24 +211,24 @@ def _plan(named: Sequence[tuple[str, Staged]], copies: Mapping[str, Sequence[_Co
             sources[number] = BytesSource(name, b"", specs.encode(staged.spec), _make_note(staged, empty))
     alias = 0
     for group, numbers in groups.items():
-        for island in _find_islands(numbers, named, copies[group]):
-            is_shared = len(island.members) > 1
+        for copied in _group_ranges(numbers, named, copies[group]):
+            is_shared = len(copied.members) > 1
             alias += is_shared
-            sources.update(_plan_island(island, named, alias if is_shared else 0, specs))
+            sources.update(_plan_range(copied, named, alias if is_shared else 0, specs))
     return [sources[number] for number in range(len(named))]
 
 
-def _find_islands(
-    numbers: Sequence[int], named: Sequence[tuple[str, Staged]], copies: Sequence[_Copy]
-) -> Iterator[_Island]:
+def _group_ranges(
+    numbers: Sequence[int], named: Sequence[tuple[str, StagedTensor]], copies: Sequence[_Copy]
+) -> Iterator[_CopiedRange]:
     spans = (TensorSpan(number, named[number][1].start, named[number][1].stop) for number in numbers)
     for group in iter_overlapping(spans):
         low, high = group[0].start, max(span.stop for span in group)
-        yield _Island(low, high, tuple(span.number for span in group), _gather(low, high, copies))
+        yield _CopiedRange(low, high, tuple(span.number for span in group), _gather(low, high, copies))
 
 
 def _gather(low: int, high: int, copies: Sequence[_Copy]) -> torch.Tensor:
-    """Return the bytes of an island from the copies that cover it; where copies overlap, they are equal."""
+    """Return the bytes of a range from the copies that cover it; where copies overlap, they are equal."""
     whole = next((copy for copy in copies if copy.covers(low, high)), None)
     if whole is not None:
         return whole.view(low, high)
@@ -240,72 +240,73 @@ def _gather(low: int, high: int, copies: Sequence[_Copy]) -> torch.Tensor:
     return memory
 
 
-def _plan_island(
-    island: _Island, named: Sequence[tuple[str, Staged]], alias: int, specs: SpecEncoder
+def _plan_range(
+    copied: _CopiedRange, named: Sequence[tuple[str, StagedTensor]], alias: int, specs: SpecEncoder
 ) -> Iterator[tuple[int, StagedSource]]:
-    """Yield a source for each tensor of an island.
+    """Yield a source for each tensor of a range.
 
-    All sources begin on one grid of chunks that starts with the island. So the island has the same chunks in any batch.
+    Chunks are on one grid that starts with the range, and each source begins on it. So the range has the same chunks in
+    any batch; the planner of snapshots, which cuts at every edge of a tensor, would store it again for other views.
     """
-    members = [named[number][1] for number in island.members]
+    members = [named[number][1] for number in copied.members]
     if len(members) == 1 and not members[0].spec.has_gaps:
-        yield island.members[0], _plan_single(island, *named[island.members[0]], specs)
+        yield copied.members[0], _plan_single(copied, *named[copied.members[0]], specs)
         return
     if len({staged.geometry for staged in members}) == 1 and members[0].spec.has_gaps:
-        yield from _plan_packed(island, named, alias, specs)
+        yield from _plan_packed(copied, named, alias, specs)
         return
-    is_whole = any((staged.start, staged.stop) == (island.start, island.stop) for staged in members)
-    digest = hash_bytes(island.read(island.start, island.stop)).hex() if is_whole else ""
-    pad = island.start % ALIGNMENT if alias else 0
-    for number, staged in zip(island.members, members, strict=True):
+    is_whole = any((staged.start, staged.stop) == (copied.start, copied.stop) for staged in members)
+    digest = hash_bytes(copied.read(copied.start, copied.stop)).hex() if is_whole else ""
+    pad = copied.start % ALIGNMENT if alias else 0
+    for number, staged in zip(copied.members, members, strict=True):
         item = item_bytes(staged.spec.dtype)
-        before = staged.start - island.start
-        # A view with larger items may not be aligned to the island; then its bytes are stored a second time.
+        before = staged.start - copied.start
+        # A view with larger items may not be aligned to the range; then its bytes are stored a second time.
         is_aligned = before % item == 0
-        start = island.start + before // CHUNK_BYTES * CHUNK_BYTES if is_aligned else staged.start
-        reach = -(-(staged.stop - island.start) // CHUNK_BYTES) * CHUNK_BYTES
-        stop = min(island.stop, island.start + reach) if is_aligned else staged.stop
+        start = copied.start + before // CHUNK_BYTES * CHUNK_BYTES if is_aligned else staged.start
+        reach = -(-(staged.stop - copied.start) // CHUNK_BYTES) * CHUNK_BYTES
+        stop = min(copied.stop, copied.start + reach) if is_aligned else staged.stop
         spec = replace(staged.spec, offset=(staged.start - start) // item)
         if alias:
-            spec = replace(spec, at=pad + start - island.start)
+            spec = replace(spec, at=pad + start - copied.start)
         if is_whole and is_aligned:
-            storage = (digest, island.start - start, island.stop - island.start)
+            storage = (digest, copied.start - start, copied.stop - copied.start)
         else:
-            own = hash_bytes(island.read(staged.start, staged.stop)).hex()
-            storage = (own, staged.start - start, staged.stop - staged.start)
+            part_digest = hash_bytes(copied.read(staged.start, staged.stop)).hex()
+            storage = (part_digest, staged.start - start, staged.stop - staged.start)
         note = _make_note(staged, (staged.group, start, *storage))
 
         def fetch(first: int, last: int, start: int = start) -> memoryview:
-            return island.read(start + first, start + last)
+            return copied.read(start + first, start + last)
 
         yield number, StagedSource(named[number][0], stop - start, specs.encode(spec), note, alias, (), fetch)
 
 
-def _plan_single(island: _Island, name: str, staged: Staged, specs: SpecEncoder) -> StagedSource:
-    """Return the source of the only tensor of an island; most islands have one tensor."""
-    size_bytes = island.stop - island.start
-    data = view_bytes(island.memory)
-    note = _make_note(staged, (staged.group, island.start, hash_bytes(data).hex(), 0, size_bytes))
+def _plan_single(copied: _CopiedRange, name: str, staged: StagedTensor, specs: SpecEncoder) -> StagedSource:
+    """Return the source of the only tensor of a range; most ranges have one tensor."""
+    size_bytes = copied.stop - copied.start
+    data = view_bytes(copied.memory)
+    note = _make_note(staged, (staged.group, copied.start, hash_bytes(data).hex(), 0, size_bytes))
     return StagedSource(name, size_bytes, specs.encode(staged.spec), note, 0, (), lambda start, stop: data[start:stop])
 
 
 def _plan_packed(
-    island: _Island, named: Sequence[tuple[str, Staged]], alias: int, specs: SpecEncoder
+    copied: _CopiedRange, named: Sequence[tuple[str, StagedTensor]], alias: int, specs: SpecEncoder
 ) -> Iterator[tuple[int, StagedSource]]:
     """Yield sources for tensors with gaps between their items: only the items are stored, without the gaps."""
-    first = named[island.members[0]][1]
-    memory = island.memory
+    first = named[copied.members[0]][1]
+    memory = copied.memory
     if memory.storage_offset() % item_bytes(first.spec.dtype):
         memory = memory.clone()
     size_bytes = count_bytes(first.spec.dtype, math.prod(first.spec.packed_shape))
     # When such a tensor is read, its storage has zeros in the gaps. The digest is that of this storage.
-    spread = torch.zeros(island.stop - island.start, dtype=torch.uint8)
+    spread = torch.zeros(copied.stop - copied.start, dtype=torch.uint8)
     digest = ""
-    for number in island.members:
+    for number in copied.members:
         name, staged = named[number]
         twin = build_tensor(replace(staged.spec, at=int(memory.storage_offset())), memory, what=name)
         spec = replace(staged.spec, packed=True)
-        source = TensorSource(name, twin, Form(spec, size_bytes))
+        source = TensorSource(name, twin, SourceForm(spec, size_bytes))
         if not digest:
             items = wrap_memory(memoryview(bytearray(source.read(0, size_bytes))))
             spread_items(items, spec, spread, 0)
@@ -314,7 +315,7 @@ def _plan_packed(
         yield number, StagedSource(name, size_bytes, specs.encode(spec), note, alias, (), source.read)
 
 
-def _make_note(staged: Staged, storage: Sequence[str | int] | None) -> Json:
+def _make_note(staged: StagedTensor, storage: Sequence[str | int] | None) -> Json:
     note: dict[str, Json] = {} if staged.device in ("cpu", "meta") else {"device": staged.device}
     if storage is not None:
         # A string, not a list: there are many notes, and a string is faster to encode and to check.

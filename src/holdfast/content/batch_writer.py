@@ -45,7 +45,7 @@ class BatchWriter:
         self._repo = self._reopen()
         self.id = os.urandom(12).hex()
         self._digests: set[str] = set()
-        self._ledger = SeenStorages(self.id)
+        self._seen = SeenStorages(self.id)
         self._num_batches = 0
         self._pending = self._new_batch()
         self._sealed: list[Batch] = []
@@ -70,7 +70,7 @@ class BatchWriter:
         size_bytes = _measure(tensor)
 
         def add(batch: Batch, *, copy: bool) -> None:
-            batch.add_tensor(name, tensor, self._ledger, self._types, copy=copy)
+            batch.add_tensor(name, tensor, self._seen, self._types, copy=copy)
 
         self._add(add, size_bytes, in_background=in_background)
 
@@ -82,7 +82,7 @@ class BatchWriter:
         memory = view_storage(storage, 0, storage.nbytes())
 
         def add(batch: Batch, *, copy: bool) -> None:
-            batch.add_storage(digest, memory, self._ledger, copy=copy)
+            batch.add_storage(digest, memory, self._seen, copy=copy)
 
         self._add(add, storage.nbytes(), in_background=False)
         self._digests.add(digest)

@@ -51,7 +51,7 @@ class StorageSpan:
         return self.start + self.size_bytes
 
 
-def parse_place(note: Json, *, what: str) -> StorageSpan | None:
+def parse_storage_note(note: Json, *, what: str) -> StorageSpan | None:
     """Parse the note of an entry; return None if it does not mention a storage."""
     value = note.get("storage") if isinstance(note, dict) else None
     if value is None:
@@ -74,7 +74,7 @@ class StoredTensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Provider:
+class StorageEntry:
     """An entry that contains all bytes of a storage: the name of its batch, and its number there."""
 
     batch: str
@@ -88,7 +88,7 @@ class _Contents:
     batches: dict[str, CommittedSnapshot] = field(default_factory=dict)
     order: dict[str, tuple[float, str]] = field(default_factory=dict)
     names: dict[str, StoredTensor] = field(default_factory=dict)
-    storages: dict[str, Provider] = field(default_factory=dict)
+    storages: dict[str, StorageEntry] = field(default_factory=dict)
     spans: dict[str, list[ByteSpan]] = field(default_factory=dict)
     """By group: the byte ranges that are stored, sorted; ranges that overlap are joined."""
     damaged: list[str] = field(default_factory=list)
@@ -113,14 +113,14 @@ class Catalog:
         """Return the newest tensor of that name, or None."""
         return self._found.names.get(name)
 
-    def find_storage(self, digest: str) -> Provider | None:
+    def find_storage(self, digest: str) -> StorageEntry | None:
         """Return an entry that contains the storage with that digest, or None."""
         return self._found.storages.get(digest)
 
-    def find_span(self, place: StorageSpan) -> ByteSpan:
+    def find_span(self, span: StorageSpan) -> ByteSpan:
         """Return the byte range that shares memory with a storage: all ranges that overlap it, joined."""
-        found = find_span_at(self._found.spans.get(place.group, ()), place.start)
-        return found or ByteSpan(place.start, place.stop)
+        found = find_span_at(self._found.spans.get(span.group, ()), span.start)
+        return found or ByteSpan(span.start, span.stop)
 
     def names(self) -> list[str]:
         """Return the names of all tensors, sorted."""
@@ -176,7 +176,7 @@ class Catalog:
                 raise Corrupt(f"{what} belongs to a storage that is not in its batch; run `holdfast check`", key=what)
         for number, span in spans.items():
             if _is_complete(opened, number, span):
-                self._found.storages[span.digest] = Provider(batch, number)
+                self._found.storages[span.digest] = StorageEntry(batch, number)
             if span.size_bytes:
                 join_span(self._found.spans.setdefault(span.group, []), ByteSpan(span.start, span.stop))
         for kind, name, node in nodes:
@@ -204,7 +204,7 @@ def _iter_nodes(opened: Opened) -> Iterator[tuple[str, str, list[Json]]]:
 
 def _read_span(opened: Opened, number: int) -> StorageSpan | None:
     entry = opened.entry(number)
-    return parse_place(entry.note, what=f"{opened.name!r}, {entry.name!r}")
+    return parse_storage_note(entry.note, what=f"{opened.name!r}, {entry.name!r}")
 
 
 def _find_order(listed: dict[str, CommittedSnapshot]) -> dict[str, tuple[float, str]]:

@@ -8,7 +8,7 @@ from typing import Final
 
 import torch
 
-from holdfast.content.catalog import Catalog, Provider, StorageSpan, StoredTensor, parse_place
+from holdfast.content.catalog import Catalog, StorageEntry, StorageSpan, StoredTensor, parse_storage_note
 from holdfast.errors import Corrupt, HoldfastError, Unsupported
 from holdfast.json_text import Json
 from holdfast.repo.format.entry import Entry
@@ -36,7 +36,7 @@ class DescribedEntry:
 
     entry: Entry
     spec: TensorSpec
-    place: StorageSpan | None
+    span: StorageSpan | None
     device: torch.device
     """The device of the tensor when it was written."""
 
@@ -53,7 +53,7 @@ def describe_entry(opened: Opened, number: int) -> DescribedEntry:
         raise Corrupt(
             f"{what} was on {str(saved)[:40]!r}, which is not a device; run `holdfast check`", key=what
         ) from error
-    return DescribedEntry(entry, spec, parse_place(entry.note, what=what), device)
+    return DescribedEntry(entry, spec, parse_storage_note(entry.note, what=what), device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,19 +89,19 @@ class Rebuilder:
         """Read a tensor to `device`, or to its original device."""
         return self._read_node(self._catalog.open(stored.batch), stored.node, device)
 
-    def read_storage(self, provider: Provider, device: torch.device | None) -> torch.UntypedStorage:
+    def read_storage(self, provider: StorageEntry, device: torch.device | None) -> torch.UntypedStorage:
         """Read a storage to `device`, or to its original device."""
         found = describe_entry(self._catalog.open(provider.batch), provider.number)
-        place = found.place
-        assert place is not None  # a Provider is an entry with a place
+        span = found.span
+        assert span is not None  # a StorageEntry has one
         target = _resolve(found, device)
-        if not place.size_bytes:
+        if not span.size_bytes:
             return new_memory(0, target).untyped_storage()
-        memory = self._find_shared(place, target)
-        if found.spec.packed or (memory.base, memory.data.numel()) != (place.start, place.size_bytes):
+        memory = self._find_shared(span, target)
+        if found.spec.packed or (memory.base, memory.data.numel()) != (span.start, span.size_bytes):
             # The shared memory is larger than this storage, so a storage of the right size gets memory of its own.
-            memory = self._find_memory(("storage", place.digest), place.start, place.stop, target)
-        self._fill(memory, place)
+            memory = self._find_memory(("storage", span.digest), span.start, span.stop, target)
+        self._fill(memory, span)
         return memory.data.untyped_storage()
 
     def _read_node(self, opened: Opened, node: list[Json], device: torch.device | None) -> torch.Tensor:
@@ -127,15 +127,15 @@ class Rebuilder:
         if mode is not None and found.spec.quantizer is not None:
             with leave_fake_mode(mode):
                 return make_fake(self._read_node(opened, node, device), mode, what=found.entry.name)
-        if found.place is None or not found.place.size_bytes:
+        if found.span is None or not found.span.size_bytes:
             return build_tensor(found.spec, self._read_without_storage(opened, found, device), what=found.entry.name)
-        memory = self._find_shared(found.place, _resolve(found, device))
-        _verify_reach(found, found.place, memory)
+        memory = self._find_shared(found.span, _resolve(found, device))
+        _verify_reach(found, found.span, memory)
         if found.spec.packed:
             self._spread(opened, found, memory)
         else:
-            self._fill(memory, found.place)
-        spec = replace(found.spec, packed=False, at=found.place.at - memory.base)
+            self._fill(memory, found.span)
+        spec = replace(found.spec, packed=False, at=found.span.at - memory.base)
         return build_tensor(spec, memory.data, what=found.entry.name)
 
     def _read_without_storage(self, opened: Opened, found: DescribedEntry, device: torch.device | None) -> torch.Tensor:
@@ -148,13 +148,13 @@ class Rebuilder:
         opened.reader.read_all([(found.entry, view_bytes(memory))])
         return memory if found.spec.meta else memory.to(_resolve(found, device))
 
-    def _find_shared(self, place: StorageSpan, device: torch.device) -> _Memory:
+    def _find_shared(self, span: StorageSpan, device: torch.device) -> _Memory:
         """Return the memory that a storage shares with all storages that overlapped it."""
-        span = self._catalog.find_span(place)
+        shared = self._catalog.find_span(span)
         # Tensors of several dtypes may begin at different offsets. All are aligned if the new memory has the same
         # alignment as the original.
-        pad = span.start % ALIGNMENT if span.is_joined else 0
-        return self._find_memory((place.group, span.start, span.stop), span.start - pad, span.stop, device)
+        pad = shared.start % ALIGNMENT if shared.is_joined else 0
+        return self._find_memory((span.group, shared.start, shared.stop), shared.start - pad, shared.stop, device)
 
     def _find_memory(self, key: Hashable, start: int, stop: int, device: torch.device) -> _Memory:
         """Return the cached memory for `key` if it is still in use, else new memory filled with zeros."""
@@ -169,21 +169,21 @@ class Rebuilder:
         filled = self._cache.keep(key, data.untyped_storage()) if self._cache else FilledBytes()
         return _Memory(data, start, filled)
 
-    def _fill(self, memory: _Memory, place: StorageSpan) -> None:
+    def _fill(self, memory: _Memory, span: StorageSpan) -> None:
         """Read the bytes of a storage that are not in memory yet; the user may have changed those that are."""
-        gaps = list(iter_gaps(memory.filled.spans, place.start, place.stop))
+        gaps = list(iter_gaps(memory.filled.spans, span.start, span.stop))
         if not gaps or memory.is_unread:
             return
-        provider = self._catalog.find_storage(place.digest)
+        provider = self._catalog.find_storage(span.digest)
         assert provider is not None  # the catalog refuses batches without one
         opened = self._catalog.open(provider.batch)
         found = describe_entry(opened, provider.number)
-        assert found.place is not None
+        assert found.span is not None
         for start, stop in gaps:
-            at = found.place.first + start - place.start
+            at = found.span.first + start - span.start
             target = memory.view(start, stop)
             if found.spec.packed:
-                whole = torch.zeros(place.size_bytes, dtype=torch.uint8)
+                whole = torch.zeros(span.size_bytes, dtype=torch.uint8)
                 spread_items(_read_packed(opened, found), found.spec, whole, 0)
                 target.copy_(whole[at : at + stop - start])
             else:
@@ -192,21 +192,21 @@ class Rebuilder:
 
     def _spread(self, opened: Opened, found: DescribedEntry, memory: _Memory) -> None:
         """Read packed items to their positions in memory, unless they have been read."""
-        place, spec = found.place, found.spec
-        assert place is not None
-        geometry = (place.at, spec.shape, spec.stride, item_bytes(spec.dtype))
-        is_there = not list(iter_gaps(memory.filled.spans, place.start, place.stop))
-        if is_there or geometry in memory.filled.packed or memory.is_unread:
+        span, spec = found.span, found.spec
+        assert span is not None
+        geometry = (span.at, spec.shape, spec.stride, item_bytes(spec.dtype))
+        is_filled = not list(iter_gaps(memory.filled.spans, span.start, span.stop))
+        if is_filled or geometry in memory.filled.packed or memory.is_unread:
             return
-        offset = (place.at - memory.base) // item_bytes(spec.dtype)
+        offset = (span.at - memory.base) // item_bytes(spec.dtype)
         spread_items(_read_packed(opened, found), spec, memory.data, offset)
         memory.filled.packed.add(geometry)
 
 
-def _verify_reach(found: DescribedEntry, place: StorageSpan, memory: _Memory) -> None:
+def _verify_reach(found: DescribedEntry, span: StorageSpan, memory: _Memory) -> None:
     """Raise Corrupt for a tensor that reaches beyond its memory: torch would enlarge the storage to any size."""
     item = item_bytes(found.spec.dtype)
-    start = place.at + found.spec.offset * item - memory.base
+    start = span.at + found.spec.offset * item - memory.base
     if start < 0 or start % item or start + found.spec.span_bytes > memory.data.numel():
         what = found.entry.name
         raise Corrupt(f"{what} reaches beyond the storage that it belongs to; run `holdfast check`", key=what)

@@ -74,9 +74,9 @@ class LeafWriter:
         # Sources of entries that are not ordinary tensors, by the number of the entry.
         self._others: dict[int, BytesSource | ShardSource] = {}
         self._layouts = Layouts()
-        self.held: dict[int, LocalLeaf] = {}
+        self.local_leaves: dict[int, LocalLeaf] = {}
         """Entries, by number, that are shards of a global tensor, or declared to be replicas."""
-        self.own: set[int] = set()
+        self.per_rank_entries: set[int] = set()
         """Entries that are declared to differ from rank to rank (`per_rank`)."""
         self._names: set[str] = set()
         # Keyed by `id()`. The ids stay valid because the plan keeps every ordinary tensor alive, and `_kept` all
@@ -93,7 +93,7 @@ class LeafWriter:
         """
         name = join_name(path)
         if isinstance(value, PerRank):
-            return self._encode_own(value, path)
+            return self._encode_per_rank(value, path)
         try:
             if isinstance(value, Shard):
                 return [TENSOR, self._add_shards(name, None, self._describe(value))]
@@ -139,18 +139,18 @@ class LeafWriter:
             first = firsts.get(position)
             yield [TENSOR, number] if first is None else [TENSOR, number, numbers[first]]
 
-    def _encode_own(self, value: PerRank, path: TreePath) -> Json:
+    def _encode_per_rank(self, value: PerRank, path: TreePath) -> Json:
         first = self._count
         node = self.encode(value.value, path)
-        self.own.update(range(first, self._count))
+        self.per_rank_entries.update(range(first, self._count))
         return node
 
     def _describe(self, value: object) -> LocalLeaf:
         return describe(value, layouts=self._layouts)
 
-    def _add_shards(self, name: str, tensor: torch.Tensor | None, held: LocalLeaf) -> int:
-        number = self._add_other(make_shard_source(self._choose_name(name), tensor, held))
-        self.held[number] = held
+    def _add_shards(self, name: str, tensor: torch.Tensor | None, leaf: LocalLeaf) -> int:
+        number = self._add_other(make_shard_source(self._choose_name(name), tensor, leaf))
+        self.local_leaves[number] = leaf
         return number
 
     def _add_other(self, source: BytesSource | ShardSource) -> int:
@@ -172,10 +172,10 @@ class LeafWriter:
             raise Unsupported("it is made of tensors that are made of tensors, too deep")
         number = self._count
         has_bytes = has_own_bytes(tensor)
-        held = None if has_bytes else self._describe(tensor)
-        if held is not None and held.kind in ("shards", "replica"):
+        leaf = None if has_bytes else self._describe(tensor)
+        if leaf is not None and leaf.kind in ("shards", "replica"):
             self._kept.append(tensor)
-            self._add_shards(name, tensor, held)
+            self._add_shards(name, tensor, leaf)
             first = self._first.setdefault(id(tensor), number)
             return [TENSOR, number] if first == number else [TENSOR, number, first]
         parts = None if has_bytes else split(tensor, types=self._types, encode_value=self._encode_plain)
@@ -213,7 +213,7 @@ class LeafWriter:
         return chosen
 
 
-def is_one_entry(node: Json) -> bool:
+def is_ordinary_node(node: Json) -> bool:
     """Tell whether a node has the usual form of an ordinary tensor. Fast path; does not validate."""
     return len(node) == 2 and node[0] == TENSOR and type(node[1]) is int
 

@@ -19,7 +19,7 @@ from holdfast.trees.rename import replace_by_prefix
 _MAX_DEPTH: Final = 200
 _FSDP: Final = "torch.distributed.fsdp._fully_shard."
 
-NoteOwn = Callable[[TreePath], None]
+NotePerRank = Callable[[TreePath], None]
 
 
 @runtime_checkable
@@ -50,10 +50,10 @@ def read_state(value: Stateful) -> Any:
 
 def unwrap_metadata(state: Any, prefix: str) -> None:
     """Rename the module versions in a state dict's metadata to the names of the wrapped modules."""
-    held = getattr(state, "_metadata", None)
-    if isinstance(held, dict):
+    metadata = getattr(state, "_metadata", None)
+    if isinstance(metadata, dict):
         # A module's name has no dot at its end; the outermost module's is empty.
-        inner = {f"{name}." if name else "": value for name, value in held.items()}
+        inner = {f"{name}." if name else "": value for name, value in metadata.items()}
         state._metadata = OrderedDict(
             (name.removeprefix(prefix).removesuffix("."), value)
             for name, value in inner.items()
@@ -88,12 +88,12 @@ def _is_of_fsdp(hook: Any) -> bool:
     return str(getattr(hook, "hook", hook).__module__).startswith(_FSDP)
 
 
-def expand(tree: object, *, note_own: NoteOwn = lambda path: None) -> object:
+def expand(tree: object, *, note_per_rank: NotePerRank = lambda path: None) -> object:
     """Return the tree with each stateful object replaced by its state; containers without any are not copied.
 
-    `note_own` is called for plain values of the tree that are declared per rank.
+    `note_per_rank` is called for plain values of the tree that are declared per rank.
     """
-    return _run(_Expansion(note_own).expand, tree, ())
+    return _run(_Expansion(note_per_rank).expand, tree, ())
 
 
 Walk = Generator[tuple[Any, TreePath], Any, Any]
@@ -119,8 +119,8 @@ def _run(walk: Callable[[Any, TreePath], Walk], value: Any, path: TreePath) -> A
 class _Expansion:
     """One pass over a tree; nesting that is too deep is left for the encoder to refuse."""
 
-    def __init__(self, note_own: NoteOwn) -> None:
-        self._note_own = note_own
+    def __init__(self, note_per_rank: NotePerRank) -> None:
+        self._note_per_rank = note_per_rank
         # Keyed by `id()`, and each kept alive: containers may be shared, and states are new objects.
         self._known: dict[int, tuple[object, object]] = {}
         self._open: set[int] = set()
@@ -144,7 +144,7 @@ class _Expansion:
             changed = {}
             for key, item in value.items():
                 # Most values are tensors, which are never replaced.
-                new = item if type(item) in _KEPT else (yield item, (*path, key))
+                new = item if type(item) in _NEVER_EXPANDED else (yield item, (*path, key))
                 if new is not item:
                     changed[key] = new
             if not changed:
@@ -155,19 +155,19 @@ class _Expansion:
         if kind in (list, tuple) or _is_named_tuple(value):
             members = []
             for index, item in enumerate(value):
-                members.append(item if type(item) in _KEPT else (yield item, (*path, index)))
+                members.append(item if type(item) in _NEVER_EXPANDED else (yield item, (*path, index)))
             if all(new is old for new, old in zip(members, value, strict=True)):
                 return value
             return kind(*members) if _is_named_tuple(value) else kind(members)
         if isinstance(value, PerRank):
             expanded = yield value.value, path
-            return _run(partial(_declare, note=self._note_own), expanded, path)
+            return _run(partial(_declare, note=self._note_per_rank), expanded, path)
         if is_stateful(value):
             return (yield read_state(value), path)
         return value
 
 
-def _declare(value: Any, path: TreePath, *, note: NoteOwn) -> Walk:
+def _declare(value: Any, path: TreePath, *, note: NotePerRank) -> Walk:
     """Return a tree with every leaf declared per rank; `note` is called for values that are not leaves."""
     kind = type(value)
     if kind in _DICTS:
@@ -194,4 +194,4 @@ def _is_named_tuple(value: object) -> bool:
 _LEAVES: Final = (torch.Tensor, Shard, np.ndarray, str, bytes, bytearray)
 _DICTS: Final = frozenset({dict, OrderedDict, defaultdict})
 _PLAIN: Final = frozenset({int, float, str, bool, type(None), bytes})
-_KEPT: Final = _PLAIN | {torch.Tensor, torch.nn.Parameter}
+_NEVER_EXPANDED: Final = _PLAIN | {torch.Tensor, torch.nn.Parameter}

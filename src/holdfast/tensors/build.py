@@ -17,9 +17,9 @@ from holdfast.tensors.memory import ALIGNMENT, new_memory, new_sparse_memory, vi
 from holdfast.tensors.spec import TensorSpec, contiguous_stride, give_role, make_quantised
 
 CPU = torch.device("cpu")
-_TRAY_BYTES: Final = 16 << 10
+_SMALL_BYTES: Final = 16 << 10
 """Larger tensors are read directly into their own memory."""
-TRAY_DTYPES: Final = frozenset(
+SMALL_BATCH_DTYPES: Final = frozenset(
     {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128}
     | {torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8}
 )
@@ -37,13 +37,13 @@ class Fill:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class MemoryBlock:
     """CPU memory for tensors that share it, and the reads that fill it."""
 
     memory: torch.Tensor
     """A tensor of bytes."""
     fills: tuple[Fill, ...]
-    places: tuple[int, ...]
+    offsets: tuple[int, ...]
     """The offset in the memory of each tensor's bytes."""
     scatter: tuple[TensorSpec, torch.Tensor] | None = None
     """For packed items: their spec and the memory that they are read into, before they are spread out."""
@@ -57,7 +57,7 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Tray:
+class SmallTensorBatch:
     """Memory for small tensors of one spec, read side by side before each is copied to memory of its own."""
 
     spec: TensorSpec
@@ -76,12 +76,12 @@ class Tray:
         # torch's stub has only the overload that returns None.
         tensors: Sequence[torch.Tensor] = torch.unbind_copy(self.memory)  # type: ignore[func-returns-value,assignment]
         is_bare = self.spec.role == "tensor" and not self.spec.requires_grad
-        return tensors if is_bare else [dress(tensor, self.spec) for tensor in tensors]
+        return tensors if is_bare else [apply_flags(tensor, self.spec) for tensor in tensors]
 
 
-def fits_tray(spec: TensorSpec, size_bytes: int) -> bool:
+def fits_small_batch(spec: TensorSpec, size_bytes: int) -> bool:
     """Return whether a tensor that shares no memory can use a tray: it is small, contiguous and of a plain dtype."""
-    is_small = spec.dtype in TRAY_DTYPES and 0 < size_bytes <= _TRAY_BYTES
+    is_small = spec.dtype in SMALL_BATCH_DTYPES and 0 < size_bytes <= _SMALL_BYTES
     is_bare = not (spec.offset or spec.at or spec.packed or spec.conj or spec.neg or spec.meta)
     is_sound = not spec.requires_grad or spec.dtype.is_floating_point or spec.dtype.is_complex
     if not (is_small and is_bare and is_sound) or spec.stride != contiguous_stride(spec.shape):
@@ -89,12 +89,12 @@ def fits_tray(spec: TensorSpec, size_bytes: int) -> bool:
     return math.prod(spec.shape) * spec.dtype.itemsize == size_bytes
 
 
-def plan_tray(spec: TensorSpec, count: int) -> Tray:
+def plan_small_batch(spec: TensorSpec, count: int) -> SmallTensorBatch:
     """Allocate memory for `count` tensors."""
-    return Tray(spec, torch.empty((count, *spec.shape), dtype=spec.dtype, device=CPU))
+    return SmallTensorBatch(spec, torch.empty((count, *spec.shape), dtype=spec.dtype, device=CPU))
 
 
-def plan_block(members: Sequence[tuple[Entry, TensorSpec]], *, what: str) -> Block:
+def plan_block(members: Sequence[tuple[Entry, TensorSpec]], *, what: str) -> MemoryBlock:
     """Allocate memory for the tensors of one alias group, or for a single tensor, and plan what to read into it."""
     first_entry, first = members[0]
     if any(spec.packed for _, spec in members):
@@ -102,24 +102,24 @@ def plan_block(members: Sequence[tuple[Entry, TensorSpec]], *, what: str) -> Blo
             raise Corrupt(f"{what}: tensors that share memory do not agree on it", key=what)
         packed = new_memory(first_entry.size_bytes, CPU)
         memory = spread_memory(first, first_entry.size_bytes, what)
-        return Block(memory, (Fill(first_entry, view_bytes(packed)),), (0,) * len(members), (first, packed))
-    places, size = _place([(spec.at, entry.size_bytes) for entry, spec in members])
+        return MemoryBlock(memory, (Fill(first_entry, view_bytes(packed)),), (0,) * len(members), (first, packed))
+    offsets, size = _plan_offsets([(spec.at, entry.size_bytes) for entry, spec in members])
     memory = new_memory(size, CPU)
     view = view_bytes(memory)
     # Tied tensors have the same bytes, which are read once.
-    spans = {(at, entry.size_bytes): entry for at, (entry, _) in zip(places, members, strict=True) if entry.size_bytes}
+    spans = {(at, entry.size_bytes): entry for at, (entry, _) in zip(offsets, members, strict=True) if entry.size_bytes}
     fills = tuple(Fill(entry, view[at : at + size]) for (at, size), entry in spans.items())
-    return Block(memory, fills, places)
+    return MemoryBlock(memory, fills, offsets)
 
 
 def measure_block(members: Sequence[tuple[Entry, TensorSpec]]) -> tuple[tuple[int, ...], int]:
     """Return the offsets and the size in bytes that `plan_block` would use, without allocating."""
     if members[0][1].packed:
         return (0,) * len(members), members[0][1].span_bytes
-    return _place([(spec.at, entry.size_bytes) for entry, spec in members])
+    return _plan_offsets([(spec.at, entry.size_bytes) for entry, spec in members])
 
 
-def _place(spans: Sequence[tuple[int, int]]) -> tuple[tuple[int, ...], int]:
+def _plan_offsets(spans: Sequence[tuple[int, int]]) -> tuple[tuple[int, ...], int]:
     """Return an offset in new memory for each (start, size) of the old, and the size of the new memory.
 
     Spans that overlap keep their relative offsets. Gaps are left out: a whole group has none, but if a part of it is
@@ -127,16 +127,16 @@ def _place(spans: Sequence[tuple[int, int]]) -> tuple[tuple[int, ...], int]:
     """
     if len(spans) == 1:
         return (0,), spans[0][1]
-    places = [0] * len(spans)
+    offsets = [0] * len(spans)
     reach = shift = end = 0
     for number in sorted(range(len(spans)), key=spans.__getitem__):
         start, size = spans[number]
         if start >= reach:
             shift = end + (start - end) % ALIGNMENT - start
         reach = max(reach, start + size)
-        places[number] = start + shift
+        offsets[number] = start + shift
         end = reach + shift
-    return tuple(places), end
+    return tuple(offsets), end
 
 
 def _are_alike(spec: TensorSpec, other: TensorSpec) -> bool:
@@ -174,7 +174,7 @@ def build_tensor(spec: TensorSpec, memory: torch.Tensor, *, what: str) -> torch.
             tensor = new_empty(spec.dtype, memory.device)
         offset = spec.offset + spec.at // item_bytes(spec.dtype)
         tensor.set_(memory.untyped_storage(), offset, spec.shape, spec.stride)
-    return dress(tensor, spec)
+    return apply_flags(tensor, spec)
 
 
 def new_empty(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -187,7 +187,7 @@ def new_empty(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return torch.empty(0, dtype=dtype, device=device)
 
 
-def dress(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+def apply_flags(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
     """Return `tensor` with the flags and the role in `spec`."""
     if spec.conj:
         tensor = torch.conj(tensor)

@@ -124,7 +124,7 @@ def join(
         tensor = join_layout(fields, tensors)
     else:
         raise NewerFormat(f"tensors of kind {fields.kind!r} are not known to this Holdfast: upgrade")
-    return _dress(tensor, fields)
+    return _apply_role(tensor, fields)
 
 
 def verify_readable(tensor: torch.Tensor) -> None:
@@ -190,7 +190,7 @@ def _verify_quantizer(tensor: torch.Tensor) -> None:
             )
 
 
-def _dress(tensor: torch.Tensor, meta: Meta) -> torch.Tensor:
+def _apply_role(tensor: torch.Tensor, meta: Meta) -> torch.Tensor:
     """Return `tensor` with the role and the gradient flag in `meta`."""
     role, requires_grad = meta.text("role"), meta.flag("requires_grad")
     if role not in ROLES:

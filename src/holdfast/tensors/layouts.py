@@ -137,7 +137,7 @@ def _is_ordinary(tensor: object) -> bool:
     )
 
 
-def _take(meta: Meta, tensors: Mapping[str, torch.Tensor], *names: str, optional: str = "") -> list[torch.Tensor]:
+def _find_parts(meta: Meta, tensors: Mapping[str, torch.Tensor], *names: str, optional: str = "") -> list[torch.Tensor]:
     """Return the parts with these names; raise Corrupt if one is missing or there are others."""
     if not set(names) <= tensors.keys() <= {*names, optional}:
         meta.refuse(f"it has the parts {sorted(tensors)[:10]}, not {sorted(names)}")
@@ -164,7 +164,7 @@ def _split_coo(tensor: torch.Tensor) -> Split:
 
 
 def _join_coo(meta: Meta, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    indices, values = _take(meta, tensors, "indices", "values")
+    indices, values = _find_parts(meta, tensors, "indices", "values")
     _verify_index(meta, indices, values.device, dims=2, dtypes=(torch.int64,))
     tensor = torch.sparse_coo_tensor(
         indices,
@@ -190,7 +190,7 @@ def _split_compressed(tensor: torch.Tensor) -> Split:
 
 
 def _join_compressed(meta: Meta, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    compressed, plain, values = _take(meta, tensors, "compressed", "plain", "values")
+    compressed, plain, values = _find_parts(meta, tensors, "compressed", "plain", "values")
     for part in (compressed, plain):
         _verify_index(meta, part, values.device, dims=max(part.dim(), 1), dtypes=(torch.int64, torch.int32))
     if not values.is_meta:
@@ -224,7 +224,7 @@ def _split_nested(tensor: torch.Tensor) -> Split:
 def _join_nested(meta: Meta, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
     if tensors.keys() == {"values"} and tensors["values"].numel() == 0:
         return torch.nested.nested_tensor([], dtype=tensors["values"].dtype, device=tensors["values"].device)
-    values, sizes, strides, offsets = _take(meta, tensors, "values", "sizes", "strides", "offsets")
+    values, sizes, strides, offsets = _find_parts(meta, tensors, "values", "sizes", "strides", "offsets")
     for part in (sizes, strides, offsets):
         _verify_index(meta, part, torch.device("cpu"), dims=1 if part is offsets else 2, dtypes=(torch.int64,))
     if values.dim() != 1 or not values.is_contiguous() or values.is_conj() or values.is_neg():
@@ -269,7 +269,7 @@ def _split_jagged(tensor: torch.Tensor) -> Split:
 
 
 def _join_jagged(meta: Meta, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    values, offsets = _take(meta, tensors, "values", "offsets", optional="lengths")
+    values, offsets = _find_parts(meta, tensors, "values", "offsets", optional="lengths")
     lengths = tensors.get("lengths")
     ragged_dim = meta.count("ragged_dim")
     for part in (offsets, lengths):

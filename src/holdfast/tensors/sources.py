@@ -28,14 +28,14 @@ _MAX_CUTS: Final = 50_000
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class SourceForm:
     """What many sources have in common: spec, size, and the ends of their chunks."""
 
-    meaning: TensorSpec
+    tensor_spec: TensorSpec
     size_bytes: int
     cuts: Sequence[int] = ()
     spec: Json = None
-    """`meaning`, encoded as JSON."""
+    """`tensor_spec`, encoded as JSON."""
 
 
 # A tuple, not a dataclass: there may be very many, and a tuple is created in a fraction of the time.
@@ -44,15 +44,15 @@ class TensorSource(NamedTuple):
 
     name: str
     tensor: torch.Tensor
-    form: Form
+    form: SourceForm
     start: int = 0
     """The offset of the first byte in its storage."""
     alias: int = 0
 
     @property
-    def meaning(self) -> TensorSpec:
+    def tensor_spec(self) -> TensorSpec:
         """The spec of the tensor."""
-        return self.form.meaning
+        return self.form.tensor_spec
 
     @property
     def size_bytes(self) -> int:
@@ -79,7 +79,7 @@ class TensorSource(NamedTuple):
     def read(self, start: int, stop: int) -> memoryview:
         """Return the bytes from `start` to `stop`: a view of the tensor's memory if possible, otherwise a copy."""
         name, tensor, form, base, _ = self
-        if form.meaning.packed:
+        if form.tensor_spec.packed:
             size = tensor.element_size()
             first, last = start // size, -(-stop // size)
             items = copy_items(_drop_repeated(tensor), first, last)
@@ -102,11 +102,11 @@ class TensorSources(Sequence[TensorSource]):
     def __init__(self) -> None:
         self._names: list[str] = []
         self._tensors: list[torch.Tensor] = []
-        self._forms: list[Form] = []
+        self._forms: list[SourceForm] = []
         self._starts = array("Q")
         self._aliases = array("I")
 
-    def add(self, name: str, tensor: torch.Tensor, form: Form, start: int) -> None:
+    def add(self, name: str, tensor: torch.Tensor, form: SourceForm, start: int) -> None:
         """Add the source of a tensor that shares memory with no other."""
         self._names.append(name)
         self._tensors.append(tensor)
@@ -114,7 +114,7 @@ class TensorSources(Sequence[TensorSource]):
         self._starts.append(start)
         self._aliases.append(0)
 
-    def change(self, number: int, form: Form, start: int, alias: int) -> None:
+    def change(self, number: int, form: SourceForm, start: int, alias: int) -> None:
         """Replace the form, the start and the alias of the source at index `number`."""
         self._forms[number], self._starts[number], self._aliases[number] = form, start, alias
 
@@ -158,24 +158,24 @@ class TensorSpan:
 
 
 @dataclass(frozen=True, slots=True)
-class _Whole:
+class _Unshared:
     """The spec of tensors of one geometry, and their form if they share memory with no other tensor."""
 
     spec: TensorSpec
     span_bytes: int
-    form: Form
+    form: SourceForm
     offset_bytes: int = 0
     """The bytes of one item of a storage offset; 0 for dtypes that pack items into bytes: these have no offset."""
 
 
-class _Forms:
+class _SourceForms:
     """Creates the forms of sources. Equal tensors share a form, and equal specs are one object that is written once."""
 
     def __init__(self) -> None:
-        self._wholes: dict[tuple[object, ...], _Whole] = {}
+        self._wholes: dict[tuple[object, ...], _Unshared] = {}
         self._specs = SpecEncoder()
 
-    def find(self, tensor: torch.Tensor) -> _Whole:
+    def find(self, tensor: torch.Tensor) -> _Unshared:
         """Return the spec and form of a tensor; tensors that differ only in their values share them."""
         if tensor.is_quantized:
             verify_readable(tensor)
@@ -195,28 +195,28 @@ class _Forms:
             found = self._wholes[traits] = self._plan_alone(describe(tensor))
         return found
 
-    def make(self, meaning: TensorSpec, size_bytes: int, cuts: Sequence[int]) -> Form:
+    def make(self, tensor_spec: TensorSpec, size_bytes: int, cuts: Sequence[int]) -> SourceForm:
         """Return a form with its spec encoded."""
-        return Form(meaning, size_bytes, cuts, self._specs.encode(meaning))
+        return SourceForm(tensor_spec, size_bytes, cuts, self._specs.encode(tensor_spec))
 
-    def pack(self, spec: TensorSpec) -> Form:
+    def pack(self, spec: TensorSpec) -> SourceForm:
         """Return the form of a tensor that is stored without the gaps between its items."""
         spec = replace(spec, packed=True)
         size = count_bytes(spec.dtype, math.prod(spec.packed_shape))
         return self.make(spec, size, _cut_cells(0, size, item_bytes(spec.dtype), spec.packed_shape))
 
-    def _plan_alone(self, spec: TensorSpec) -> _Whole:
+    def _plan_alone(self, spec: TensorSpec) -> _Unshared:
         size = 0 if spec.meta else spec.span_bytes
         if size == 0:
-            return _Whole(spec, 0, self.make(spec, 0, ()))
+            return _Unshared(spec, 0, self.make(spec, 0, ()))
         if items_per_byte(spec.dtype) > 1:
             if spec.has_gaps:
                 raise Unsupported(f"a slice of a {spec.dtype} tensor cannot be saved; save the whole tensor, or a copy")
-            return _Whole(spec, size, self.make(spec, size, _cut_cells(0, size, 1, _find_rows(spec))))
+            return _Unshared(spec, size, self.make(spec, size, _cut_cells(0, size, 1, _find_rows(spec))))
         item = item_bytes(spec.dtype)
         if spec.has_gaps:
-            return _Whole(spec, size, self.pack(spec), item)
-        return _Whole(spec, size, self.make(spec, size, _cut_cells(0, size, item, _find_rows(spec))), item)
+            return _Unshared(spec, size, self.pack(spec), item)
+        return _Unshared(spec, size, self.make(spec, size, _cut_cells(0, size, item, _find_rows(spec))), item)
 
 
 class SourcePlan:
@@ -227,7 +227,7 @@ class SourcePlan:
     """
 
     def __init__(self) -> None:
-        self._forms = _Forms()
+        self._forms = _SourceForms()
         self._sources = TensorSources()
         # The address of each tensor's storage, 0 for a tensor without bytes: 8 bytes each; a dict would take 90.
         self._storages = array("Q")
@@ -274,11 +274,11 @@ def group_equal(addresses: array[int]) -> list[list[int]]:
 
 
 _Members = Mapping[int, tuple[TensorSource, TensorSpec]]
-_Planned = tuple[int, Form, int]
+_Planned = tuple[int, SourceForm, int]
 """The index of a tensor, its form, and the offset of its bytes in the storage."""
 
 
-def _plan_group(spans: Sequence[TensorSpan], members: _Members, forms: _Forms) -> Iterator[_Planned]:
+def _plan_group(spans: Sequence[TensorSpan], members: _Members, forms: _SourceForms) -> Iterator[_Planned]:
     """Yield the plan of each tensor in a group that shares one storage."""
     specs = [members[span.number][1] for span in spans]
     geometries = {(span.start, spec.dtype, spec.shape, spec.stride) for span, spec in zip(spans, specs, strict=True)}
@@ -288,7 +288,7 @@ def _plan_group(spans: Sequence[TensorSpan], members: _Members, forms: _Forms) -
         yield from ((span.number, forms.pack(spec), span.start) for span, spec in zip(spans, specs, strict=True))
 
 
-def _plan_shared(spans: Sequence[TensorSpan], members: _Members, forms: _Forms) -> Iterator[_Planned]:
+def _plan_shared(spans: Sequence[TensorSpan], members: _Members, forms: _SourceForms) -> Iterator[_Planned]:
     """Cut shared memory wherever a tensor begins or ends, so that each has whole chunks and none is stored twice."""
     base = 0
     for segment in iter_overlapping(spans):
@@ -311,11 +311,11 @@ def _plan_shared(spans: Sequence[TensorSpan], members: _Members, forms: _Forms) 
             start, stop = (low, high) if is_tangled else (span.start, span.stop)
             offset = (span.start - start) // source.tensor.element_size()
             spec = replace(spec, offset=offset, at=base + start - low)
-            yield span.number, forms.make(spec, stop - start, _take(ends, start, stop)), start
+            yield span.number, forms.make(spec, stop - start, _find_cuts_within(ends, start, stop)), start
         base += high - low
 
 
-def _take(ends: Sequence[int], start: int, stop: int) -> list[int]:
+def _find_cuts_within(ends: Sequence[int], start: int, stop: int) -> list[int]:
     """Return the cuts of one span, relative to its start."""
     return [end - start for end in ends[bisect_left(ends, start + 1) : bisect_left(ends, stop) + 1]]
 

@@ -22,7 +22,7 @@ _RNG_STATE_BYTES: Final = 5056
 _FLAGS: Final = ("packed", "conj", "neg", "requires_grad", "meta")
 _PER_TENSOR: Final = "per_tensor"
 _PER_CHANNEL: Final = "per_channel"
-_Parsed = tuple[float, int] | tuple[int, torch.Tensor, torch.Tensor]
+_Quantizer = tuple[float, int] | tuple[int, torch.Tensor, torch.Tensor]
 _PARAMETER_DTYPES: Final = (torch.float64, torch.float32, torch.int64, torch.int32)
 TensorRole = Literal["tensor", "parameter", "buffer", "passing buffer"]
 """A "passing buffer" is a buffer that is not persistent."""
@@ -154,7 +154,7 @@ def decode_spec(value: Json, *, size_bytes: int, what: str) -> TensorSpec:
         quantizer=decode_quantizer(value.get("quantizer"), what=what),
         **flags,
     )
-    _verify_fits(spec, size_bytes, what)
+    _verify_consistent(spec, size_bytes, what)
     return spec
 
 
@@ -170,7 +170,7 @@ class SpecEncoder:
         return self._known.setdefault(repr(encoded), encoded)
 
 
-class Specs:
+class SpecDecoder:
     """Decodes the specs of one snapshot's entries; a spec that entries share is decoded once."""
 
     def __init__(self, snapshot_name: str) -> None:
@@ -187,7 +187,7 @@ class Specs:
         return found[1]
 
 
-def _verify_fits(spec: TensorSpec, size_bytes: int, what: str) -> None:
+def _verify_consistent(spec: TensorSpec, size_bytes: int, what: str) -> None:
     """Raise Corrupt unless the numbers of a spec agree with each other and with the entry's size."""
     if len(spec.stride) != len(spec.shape) or spec.at % item_bytes(spec.dtype):
         raise Corrupt(f"{what} has strides that do not fit its shape", key=what)
@@ -267,7 +267,7 @@ def decode_quantizer(value: Json, *, what: str) -> Json:
     if value is None:
         return None
     try:
-        _parse(value)
+        _parse_quantizer(value)
     except (ValueError, TypeError, OverflowError, RuntimeError, Corrupt) as error:
         raise Corrupt(f"{what} has an invalid quantizer", key=what) from error
     return value
@@ -279,7 +279,7 @@ def make_quantised(
     """Return an empty tensor with that quantizer; the caller sets its memory."""
     if device.type == "meta":
         raise Unsupported(f"{what}: torch has no quantised tensors on the meta device; load it to the CPU")
-    parsed = _parse(quantizer)
+    parsed = _parse_quantizer(quantizer)
     with warnings.catch_warnings():
         # torch warns that these dtypes are deprecated, which does not help a user who loads an old snapshot.
         warnings.simplefilter("ignore", UserWarning)
@@ -287,7 +287,7 @@ def make_quantised(
 
 
 def _make_quantised(
-    shape: tuple[int, ...], dtype: torch.dtype, parsed: _Parsed, device: torch.device, what: str
+    shape: tuple[int, ...], dtype: torch.dtype, parsed: _Quantizer, device: torch.device, what: str
 ) -> torch.Tensor:
     try:
         if len(parsed) == 2:
@@ -306,7 +306,7 @@ def _make_quantised(
         raise Corrupt(f"{what} has a quantizer that torch refuses: {error}", key=what) from error
 
 
-def _parse(value: Json) -> _Parsed:
+def _parse_quantizer(value: Json) -> _Quantizer:
     if not isinstance(value, list):
         raise TypeError("quantizer")
     if value[:1] == [_PER_TENSOR]:

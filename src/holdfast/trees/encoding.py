@@ -21,12 +21,12 @@ from holdfast.trees.registered import (
     Registered,
     Types,
     build_dict,
+    build_record,
     find_kind,
     find_member,
-    is_known,
+    is_known_factory,
+    list_fields,
     member_name,
-    put_together,
-    take_apart,
 )
 
 EncodeLeaf = Callable[[object, TreePath], Json]
@@ -122,7 +122,7 @@ def _refuse_inline(value: object, path: TreePath) -> Unsupported:
 
 
 @dataclass(frozen=True, slots=True)
-class _Open:
+class _OpenContainer:
     """A container that is being encoded: its node so far, and its remaining children."""
 
     value: object
@@ -138,7 +138,7 @@ class _Encoder:
     def __init__(self, types: Types, encode_leaf: EncodeLeaf) -> None:
         self._types = types
         self._encode_leaf = encode_leaf
-        self._stack: list[_Open] = []
+        self._stack: list[_OpenContainer] = []
         self._ids: set[int] = set()
         self._weight = 0
 
@@ -172,13 +172,13 @@ class _Encoder:
             return _named(path, lambda: ["enum", registered.type_id, member_name(registered, value)])
         if kind not in _CONTAINERS and (registered is None or registered.kind == "tensor"):
             return self._leaf(value, path, is_inline=is_inline)
-        if kind is defaultdict and not is_known(value.default_factory):
+        if kind is defaultdict and not is_known_factory(value.default_factory):
             return self._leaf(value, path, is_inline=is_inline)
         self._verify_may_open(value, path)
         node, children = _named(
-            path, lambda: _take_record(registered, value) if registered else _CONTAINERS[kind](value)
+            path, lambda: _start_record(registered, value) if registered else _CONTAINERS[kind](value)
         )
-        self._stack.append(_Open(value, node, path, is_inline, children))
+        self._stack.append(_OpenContainer(value, node, path, is_inline, children))
         return node
 
     def _verify_may_open(self, value: Any, path: TreePath) -> None:
@@ -191,7 +191,7 @@ class _Encoder:
         if self._weight > _MAX_WEIGHT:
             raise TooLarge(f"{_name(path)}: the tree has too many values; put them in tensors, or split it")
 
-    def _close(self, done: _Open) -> None:
+    def _close(self, done: _OpenContainer) -> None:
         self._ids.discard(id(done.value))
         if type(done.value) in (set, frozenset):
             done.node[1:] = sorted(done.node[1:], key=canonical_json)
@@ -212,27 +212,27 @@ def _named(path: TreePath, act: Callable[[], Any]) -> Any:
         raise Unsupported(f"{_name(path)}: {error}") from error
 
 
-def _take_record(registered: Registered, value: object) -> tuple[list[Json], Iterator[_Child]]:
-    return _take_pairs([registered.kind, registered.type_id], take_apart(registered, value))
+def _start_record(registered: Registered, value: object) -> tuple[list[Json], Iterator[_Child]]:
+    return _start_pairs([registered.kind, registered.type_id], list_fields(registered, value))
 
 
-def _take_pairs(node: list[Json], items: Iterable[tuple[object, object]]) -> tuple[list[Json], Iterator[_Child]]:
+def _start_pairs(node: list[Json], items: Iterable[tuple[object, object]]) -> tuple[list[Json], Iterator[_Child]]:
     return node, _iter_pairs(items, node)
 
 
-def _take_ordered(tag: str, value: dict[Any, Any]) -> tuple[list[Json], Iterator[_Child]]:
+def _start_ordered(tag: str, value: dict[Any, Any]) -> tuple[list[Json], Iterator[_Child]]:
     """Encode a dict that can have attributes, as state dicts of modules do: `_metadata` has their versions."""
     attributes = vars(value)
     hiding = [name for name in attributes if name in dir(type(value))]
     if hiding:
         raise Unsupported(f"its attribute {hiding[0]!r} hides a method and cannot be saved; delete it")
-    node, pairs = _take_pairs([tag + "+" if attributes else tag], value.items())
+    node, pairs = _start_pairs([tag + "+" if attributes else tag], value.items())
     return node, chain([(_IN_ATTRIBUTES, attributes, True)], pairs) if attributes else pairs
 
 
-def _take_defaulted(value: defaultdict[Any, Any]) -> tuple[list[Json], Iterator[_Child]]:
+def _start_defaultdict(value: defaultdict[Any, Any]) -> tuple[list[Json], Iterator[_Child]]:
     factory: Any = value.default_factory
-    return _take_pairs(["defaultdict", factory and factory.__name__], value.items())
+    return _start_pairs(["defaultdict", factory and factory.__name__], value.items())
 
 
 def _iter_pairs(items: Iterable[tuple[object, object]], node: list[Json]) -> Iterator[_Child]:
@@ -257,10 +257,10 @@ def _iter_bounds(bounds: Iterable[object]) -> Iterator[_Child]:
 
 
 _CONTAINERS: Final[Mapping[type, Callable[[Any], tuple[list[Json], Iterator[_Child]]]]] = {
-    dict: lambda value: _take_pairs(["dict"], value.items()),
-    OrderedDict: lambda value: _take_ordered("odict", value),
-    Counter: lambda value: _take_ordered("counter", value),
-    defaultdict: _take_defaulted,
+    dict: lambda value: _start_pairs(["dict"], value.items()),
+    OrderedDict: lambda value: _start_ordered("odict", value),
+    Counter: lambda value: _start_ordered("counter", value),
+    defaultdict: _start_defaultdict,
     list: lambda value: (["list"], _iter_items(value)),
     tuple: lambda value: (["tuple"], _iter_items(value)),
     deque: lambda value: (["deque", value.maxlen], _iter_items(value)),
@@ -306,7 +306,7 @@ def _damaged(path: TreePath, why: object) -> Corrupt:
 
 
 @dataclass(frozen=True, slots=True)
-class _Half:
+class _OpenNode:
     """A container that is being decoded, and its decoded children so far."""
 
     node: list[Json]
@@ -322,7 +322,7 @@ class _Decoder:
     def __init__(self, types: Types, decode_leaf: DecodeLeaf) -> None:
         self._types = types
         self._decode_leaf = decode_leaf
-        self._stack: list[_Half] = []
+        self._stack: list[_OpenNode] = []
 
     def run(self, node: Json) -> object:
         value = self._decode(node, (), is_inline=False)
@@ -364,7 +364,7 @@ class _Decoder:
         children = _checked(path, lambda: _iter_nodes(node, values))
         if children is None:
             raise NewerFormat(f"{_name(path)}: a value of kind {tag[:40]!r} was saved by a later Holdfast: upgrade")
-        self._stack.append(_Half(node, path, is_inline, values, children))
+        self._stack.append(_OpenNode(node, path, is_inline, values, children))
         return None
 
     def _find_member(self, node: list[Json], path: TreePath) -> object:
@@ -384,12 +384,12 @@ class _Decoder:
             )
         return registered
 
-    def _build(self, done: _Half) -> object:
+    def _build(self, done: _OpenNode) -> object:
         tag = done.node[0]
         if tag not in FIELDS_START:
             return _checked(done.path, lambda: BUILDERS[tag](done.node, done.values))
         registered = self._find_class(done.node, done.path)
-        return _checked(done.path, lambda: put_together(registered, build_dict(done.values)))
+        return _checked(done.path, lambda: build_record(registered, build_dict(done.values)))
 
 
 def _checked(path: TreePath, act: Callable[[], Any]) -> Any:

@@ -31,7 +31,7 @@ _HEX: Final = re.compile(r"-?[0-9a-f]+")
 _DECIMAL: Final = re.compile(r"-?(?:[0-9]+E-?[0-9]{1,20}|Infinity|s?NaN[0-9]*)")
 
 
-def take(node: list[Json], *kinds: type) -> list[Json]:
+def parse_items(node: list[Json], *kinds: type) -> list[Json]:
     """Return the items after the tag if they have exactly these types, or raise ValueError."""
     items = node[1:]
     if tuple(map(type, items)) != kinds:
@@ -54,7 +54,7 @@ def decode_text(node: Json) -> str:
     """Decode a string from either form of `encode_text`."""
     if type(node) is str:
         return node
-    return decode_base64(_take_form(node, "str", str)[0]).decode("utf-8", "surrogatepass")
+    return decode_base64(_parse_form(node, "str", str)[0]).decode("utf-8", "surrogatepass")
 
 
 def encode_base64(data: bytes | bytearray) -> str:
@@ -76,7 +76,7 @@ def decode_int(node: Json) -> int:
     """Decode an integer from either form of `encode_int`."""
     if type(node) is int:
         return verify_narrow(node)
-    (text,) = _take_form(node, "int", str)
+    (text,) = _parse_form(node, "int", str)
     if not _HEX.fullmatch(text):
         raise ValueError("not a hexadecimal number")
     return int(text, 16)
@@ -98,7 +98,7 @@ def decode_float(node: Json) -> float:
     """Decode a float from either form of `encode_float`."""
     if type(node) is float:
         return verify_finite(node)
-    data = bytes.fromhex(_take_form(node, "float", str)[0])
+    data = bytes.fromhex(_parse_form(node, "float", str)[0])
     if len(data) != 8:
         raise ValueError("not the bits of a double")
     return float(struct.unpack(">d", data)[0])
@@ -111,10 +111,10 @@ def verify_finite(value: float) -> float:
     return value
 
 
-def _take_form(node: Json, tag: str, *kinds: type) -> list[Json]:
+def _parse_form(node: Json, tag: str, *kinds: type) -> list[Json]:
     if type(node) is not list or node[:1] != [tag]:
         raise ValueError(f"expected a value of kind {tag}")
-    return take(node, *kinds)
+    return parse_items(node, *kinds)
 
 
 def _encode_path(value: PurePath) -> Json:
@@ -152,7 +152,7 @@ def _encode_timezone(value: timezone) -> Json:
 
 
 def _decode_timezone(node: list[Json]) -> timezone:
-    delta = timedelta(*take(node[:4], int, int, int))
+    delta = timedelta(*parse_items(node[:4], int, int, int))
     (name,) = node[4:]
     return timezone(delta) if name is None else timezone(delta, decode_text(name))
 
@@ -182,7 +182,7 @@ def _encode_datetime(value: datetime) -> Json:
 
 
 def _decode_datetime(node: list[Json]) -> datetime:
-    text, fold = take(node[:3], str, int)
+    text, fold = parse_items(node[:3], str, int)
     (zone,) = node[3:]
     return datetime.fromisoformat(text).replace(fold=fold, tzinfo=_decode_tzinfo(zone))
 
@@ -193,7 +193,7 @@ def _encode_time(value: time) -> Json:
 
 
 def _decode_time(node: list[Json]) -> time:
-    text, fold = take(node[:3], str, int)
+    text, fold = parse_items(node[:3], str, int)
     (zone,) = node[3:]
     return time.fromisoformat(text).replace(fold=fold, tzinfo=_decode_tzinfo(zone))
 
@@ -239,7 +239,7 @@ def _encode_decimal(value: Decimal) -> Json:
 
 
 def _decode_decimal(node: list[Json]) -> Decimal:
-    (text,) = take(node, str)
+    (text,) = parse_items(node, str)
     if not _DECIMAL.fullmatch(text):
         raise ValueError("not a decimal number")
     return Decimal(text)
@@ -274,14 +274,14 @@ DECODERS: Final[Mapping[str, Decoder]] = {
     "float": decode_float,
     "str": decode_text,
     "complex": _decode_complex,
-    "bytes": lambda node: decode_base64(take(node, str)[0]),
-    "bytearray": lambda node: bytearray(decode_base64(take(node, str)[0])),
+    "bytes": lambda node: decode_base64(parse_items(node, str)[0]),
+    "bytearray": lambda node: bytearray(decode_base64(parse_items(node, str)[0])),
     "range": _decode_range,
     "path": _decode_path,
-    "date": lambda node: date.fromisoformat(take(node, str)[0]),
+    "date": lambda node: date.fromisoformat(parse_items(node, str)[0]),
     "datetime": _decode_datetime,
     "time": _decode_time,
-    "timedelta": lambda node: timedelta(*take(node, int, int, int)),
+    "timedelta": lambda node: timedelta(*parse_items(node, int, int, int)),
     "timezone": _decode_timezone,
     "fraction": _decode_fraction,
     "decimal": _decode_decimal,

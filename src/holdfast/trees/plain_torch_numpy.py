@@ -22,7 +22,7 @@ from holdfast.trees.plain import (
     decode_text,
     encode_base64,
     encode_text,
-    take,
+    parse_items,
     verify_narrow,
 )
 
@@ -60,7 +60,7 @@ def _encode_named(tag: str) -> Encoder:
 
 def _decode_named(constants: Mapping[str, Any]) -> Callable[[list[Json]], object]:
     def decode(node: list[Json]) -> object:
-        (name,) = take(node, str)
+        (name,) = parse_items(node, str)
         if name not in constants:
             raise Unsupported(f"torch {torch.__version__} has no {node[0]} {name[:80]!r}; use the torch that saved it")
         return constants[name]
@@ -91,7 +91,7 @@ def _decode_device(node: list[Json]) -> torch.device:
 
 
 def _decode_size(node: list[Json]) -> torch.Size:
-    return torch.Size([verify_narrow(length) for length in take(node, *[int] * (len(node) - 1))])
+    return torch.Size([verify_narrow(length) for length in parse_items(node, *[int] * (len(node) - 1))])
 
 
 def _find_numpy_dtype(name: str) -> np.dtype[Any] | None:
@@ -123,7 +123,7 @@ def _encode_long_float(value: np.generic) -> Json:
 def _decode_scalar(node: list[Json]) -> object:
     if node[1:2] == ["str"] and len(node) == 3:
         return np.str_(decode_text(node[2]))
-    name, text = take(node, str, str)
+    name, text = parse_items(node, str, str)
     if name == "bytes":
         return np.bytes_(decode_base64(text))
     dtype, data = _find_numpy_dtype(name), bytes.fromhex(text)

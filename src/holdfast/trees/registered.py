@@ -160,7 +160,7 @@ def _always(value: object) -> Callable[[], object]:
     return lambda: value
 
 
-def take_apart(registered: Registered, value: Any) -> list[tuple[str, object]]:
+def list_fields(registered: Registered, value: Any) -> list[tuple[str, object]]:
     """Return the fields of a dataclass or named tuple; raises Unsupported if it has attributes besides them."""
     if registered.kind == "namedtuple":
         found = list(zip(registered.fields, tuple.__iter__(value), strict=True))
@@ -189,7 +189,7 @@ def _is_cached(cls: type, name: str) -> bool:
     return isinstance(inspect.getattr_static(cls, name, None), functools.cached_property)
 
 
-def put_together(registered: Registered, found: Mapping[Any, object]) -> object:
+def build_record(registered: Registered, found: Mapping[Any, object]) -> object:
     """Rebuild a dataclass or named tuple without running code of its class; raises Unsupported or ValueError."""
     if not all(type(name) is str for name in found):
         raise ValueError("a field without a name")
@@ -244,7 +244,7 @@ def find_member(registered: Registered, name: str) -> Enum:
     return found
 
 
-def is_known(factory: object) -> bool:
+def is_known_factory(factory: object) -> bool:
     """Return whether a defaultdict with this factory can be saved."""
     return any(factory is known for known in _FACTORIES.values())
 

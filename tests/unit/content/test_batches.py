@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 import torch
 
-from holdfast.content.catalog import StorageSpan, parse_place
+from holdfast.content.catalog import StorageSpan, parse_storage_note
 from holdfast.content.seen_storages import SeenStorages
 from holdfast.content_store import ContentStoreReader, ContentStoreWriter
 from holdfast.digest import hash_bytes
@@ -70,13 +70,15 @@ def test_a_new_storage_at_the_address_of_a_dead_one_has_a_name_of_its_own() -> N
 )
 def test_a_note_that_makes_no_sense_is_refused(value: Json) -> None:
     with pytest.raises(Corrupt, match=r"'batch', 'x': .*run `holdfast check`"):
-        parse_place({"storage": value}, what="'batch', 'x'")
+        parse_storage_note({"storage": value}, what="'batch', 'x'")
 
 
 def test_a_note_without_a_storage_is_nothing_special() -> None:
-    assert parse_place(None, what="x") is None
-    assert parse_place({"device": "cuda:0"}, what="x") is None
-    assert parse_place({"storage": f"a.1:8:{'0' * 64}:-8:16"}, what="x") == StorageSpan("a.1", 8, "0" * 64, -8, 16)
+    assert parse_storage_note(None, what="x") is None
+    assert parse_storage_note({"device": "cuda:0"}, what="x") is None
+    assert parse_storage_note({"storage": f"a.1:8:{'0' * 64}:-8:16"}, what="x") == StorageSpan(
+        "a.1", 8, "0" * 64, -8, 16
+    )
 
 
 def forge(repo: Repository, note: Mapping[str, Json], *, spec: Mapping[str, Json] | None = None) -> ContentStoreReader:

@@ -7,7 +7,7 @@ import torch
 
 from holdfast.errors import Corrupt, Unsupported
 from holdfast.repo.format.entry import Entry
-from holdfast.tensors.build import Block, build_tensor, dress, plan_block
+from holdfast.tensors.build import MemoryBlock, apply_flags, build_tensor, plan_block
 from holdfast.tensors.spec import TensorSpec
 from tests.kit.tensor_planning import plan_sources
 from tests.kit.tensors import ORDINARY, assert_same_tensor
@@ -26,11 +26,11 @@ def entry(size_bytes: int, name: str = "x", alias: int = 0) -> Entry:
 def filled(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """Return what becomes of tensors by way of sources, a block and memory."""
     sources = plan_sources([(str(number), tensor) for number, tensor in enumerate(tensors)])
-    block = plan_block([(entry(each.size_bytes, each.name), each.meaning) for each in sources], what="x")
+    block = plan_block([(entry(each.size_bytes, each.name), each.tensor_spec) for each in sources], what="x")
     for fill in block.fills:
         fill.buffer[:] = sources[int(fill.entry.name)].read(0, fill.entry.size_bytes)
     memory = block.finish()
-    return [build_tensor(each.meaning, memory, what="x") for each in sources]
+    return [build_tensor(each.tensor_spec, memory, what="x") for each in sources]
 
 
 @pytest.mark.parametrize("name", [name for name in ORDINARY if not name.startswith("grad/")])
@@ -43,7 +43,7 @@ def test_every_ordinary_tensor_is_built_as_it_was(name: str) -> None:
 def test_tied_tensors_are_read_once_and_share_memory() -> None:
     tensor = torch.arange(4.0)
     sources = plan_sources([("a", tensor), ("b", tensor.view(2, 2))])
-    block = plan_block([(entry(16, each.name), each.meaning) for each in sources], what="x")
+    block = plan_block([(entry(16, each.name), each.tensor_spec) for each in sources], what="x")
     assert len(block.fills) == 1
     one, other = filled([tensor, tensor.view(2, 2)])
     one[3] = 9
@@ -53,7 +53,7 @@ def test_tied_tensors_are_read_once_and_share_memory() -> None:
 def test_memory_between_tensors_that_is_nobodys_is_not_taken() -> None:
     ats = (1 << 40, 0, (1 << 40) + 8, (1 << 50) + 4)
     block = plan_block([(entry(12, str(at)), spec_of((3,), (1,), at=at)) for at in ats], what="x")
-    assert block.places == (16, 0, 24, 36)
+    assert block.offsets == (16, 0, 24, 36)
     assert block.memory.numel() == 48
 
 
@@ -61,8 +61,8 @@ def test_the_memory_of_a_whole_group_is_laid_out_as_it_was_planned() -> None:
     base = torch.arange(1000, dtype=torch.uint8)
     views = [base[3:9], base[100:132].view(torch.int32), base[7:20], base[500:501], base[501:502], base[88:104]]
     sources = plan_sources([(str(number), view) for number, view in enumerate(views)])
-    block = plan_block([(entry(each.size_bytes, each.name), each.meaning) for each in sources], what="x")
-    assert block.places == tuple(each.meaning.at for each in sources)
+    block = plan_block([(entry(each.size_bytes, each.name), each.tensor_spec) for each in sources], what="x")
+    assert block.offsets == tuple(each.tensor_spec.at for each in sources)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_packed_tensors_that_share_memory_must_be_alike(other: TensorSpec) -> No
 
 
 def test_items_that_lie_far_apart_cost_no_more_than_they_are() -> None:
-    block: Block = plan_block([(entry(8), spec_of((2,), (1 << 32,), packed=True))], what="x")
+    block: MemoryBlock = plan_block([(entry(8), spec_of((2,), (1 << 32,), packed=True))], what="x")
     for fill in block.fills:
         fill.buffer[:] = torch.tensor([1.0, 2.0]).numpy().tobytes()
     tensor = build_tensor(spec_of((2,), (1 << 32,), packed=True), block.finish(), what="x")
@@ -113,7 +113,7 @@ def test_quantised_tensors_are_not_made_where_torch_has_none() -> None:
 
 
 def test_roles_are_put_on() -> None:
-    assert isinstance(dress(torch.ones(1), spec_of((1,), (1,), role="parameter")), torch.nn.Parameter)
-    passing = dress(torch.ones(1), spec_of((1,), (1,), role="passing buffer"))
+    assert isinstance(apply_flags(torch.ones(1), spec_of((1,), (1,), role="parameter")), torch.nn.Parameter)
+    passing = apply_flags(torch.ones(1), spec_of((1,), (1,), role="passing buffer"))
     assert isinstance(passing, torch.nn.Buffer)
     assert not passing.persistent

@@ -75,7 +75,7 @@ def test_flags_and_roles_make_another_form() -> None:
     kinds = [plain, plain.conj().clone().conj(), torch.nn.Parameter(plain.clone()), torch.nn.Buffer(plain.clone())]
     kinds += [plain.clone().requires_grad_(), torch._neg_view(plain.clone()), plain.to("meta")]
     sources = plan(*kinds)
-    assert [source.meaning for source in sources] == [describe(tensor) for tensor in kinds]
+    assert [source.tensor_spec for source in sources] == [describe(tensor) for tensor in kinds]
     assert len({id(source.form) for source in sources}) == len(kinds)
 
 
@@ -101,14 +101,14 @@ def test_a_small_view_of_a_large_storage_takes_its_own_bytes_only() -> None:
 def test_what_lies_between_items_is_left_out() -> None:
     matrix = random_bytes(1 << 20).view(1024, 1024)
     (source,) = plan(matrix[:, 7])
-    assert source.meaning.packed
+    assert source.tensor_spec.packed
     assert content(source) == matrix[:, 7].numpy().tobytes()
 
 
 def test_repeated_items_are_stored_once() -> None:
     (source,) = plan(torch.arange(5, dtype=torch.int16)[:, None].expand(5, 1000))
     assert content(source) == torch.arange(5, dtype=torch.int16).numpy().tobytes()
-    assert source.meaning.stride == (1, 0)
+    assert source.tensor_spec.stride == (1, 0)
 
 
 def test_packed_items_can_be_read_from_the_middle_of_one() -> None:
@@ -122,15 +122,15 @@ def test_packed_items_can_be_read_from_the_middle_of_one() -> None:
 def test_tied_gappy_tensors_share_memory_and_stay_packed() -> None:
     view = torch.arange(100)[::9]
     one, other = plan(view, view.detach())
-    assert one.meaning.packed
+    assert one.tensor_spec.packed
     assert one.alias == other.alias != 0
 
 
 def test_gappy_views_of_other_shapes_do_not_pass_for_one_another() -> None:
     memory = torch.arange(11.0)
     one, other = plan(memory.as_strided((3, 1), (5, 2)), memory.as_strided((1, 6), (5, 2)))
-    assert not one.meaning.packed
-    assert not other.meaning.packed
+    assert not one.tensor_spec.packed
+    assert not other.tensor_spec.packed
 
 
 def test_empty_and_meta_tensors_have_no_bytes_and_share_nothing() -> None:
@@ -155,8 +155,8 @@ def test_overlapping_views_are_cut_where_one_begins_or_ends() -> None:
 def test_what_lies_apart_in_a_storage_moves_together_without_losing_its_alignment() -> None:
     base = random_bytes(100_000)
     sources = plan(base[3:8], base[50_000:50_016].view(torch.float64), base[90_006:90_008].view(torch.int16))
-    assert [source.meaning.at % 16 for source in sources] == [3, 50_000 % 16, 90_006 % 16]
-    assert max(source.meaning.at for source in sources) < 100
+    assert [source.tensor_spec.at % 16 for source in sources] == [3, 50_000 % 16, 90_006 % 16]
+    assert max(source.tensor_spec.at for source in sources) < 100
 
 
 def test_a_view_of_another_dtype_shares_the_bytes() -> None:
@@ -164,7 +164,7 @@ def test_a_view_of_another_dtype_shares_the_bytes() -> None:
     sources = plan(base, base.view(torch.int32)[10:20], base.view(torch.uint8)[3:5])
     assert {source.alias for source in sources} == {1}
     assert distinct_bytes(sources) == 4000
-    assert [source.meaning.at for source in sources] == [0, 40, 3]
+    assert [source.tensor_spec.at for source in sources] == [0, 40, 3]
 
 
 def test_views_that_overlap_in_too_many_ways_share_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,10 +176,10 @@ def test_views_that_overlap_in_too_many_ways_share_the_whole(monkeypatch: pytest
     # All begin where an item of any size may begin.
     assert {(source.start, source.size_bytes) for source in sources} == {(0, 109)}
     for source, view in zip(sources, views, strict=True):
-        at = source.meaning.offset * view.element_size()
+        at = source.tensor_spec.offset * view.element_size()
         size = view.nbytes
         assert bytes(source.read(at, at + size)) == view.contiguous().view(torch.uint8).numpy().tobytes()
-        assert source.meaning.at % view.element_size() == 0
+        assert source.tensor_spec.at % view.element_size() == 0
 
 
 def test_thousands_of_overlapping_windows_are_planned_fast_and_take_the_memory_once() -> None:
@@ -220,7 +220,7 @@ def test_memory_that_is_not_in_order_of_rows_is_cut_on_the_plain_grid() -> None:
 def test_tensors_with_several_items_in_a_byte_are_saved_whole_or_not_at_all(dtype: torch.dtype) -> None:
     whole = ORDINARY[f"{str(dtype)[6:]}/whole"]()
     assert plan(whole)[0].size_bytes == 24 // (2 if dtype == torch.quint4x2 else 4)
-    assert plan(whole.t())[0].meaning.stride == (1, 6)
+    assert plan(whole.t())[0].tensor_spec.stride == (1, 6)
     with pytest.raises(Unsupported, match=rf"^t0: a slice of a {dtype} tensor cannot be saved; save the whole"):
         plan(whole[::2])
     with pytest.raises(Unsupported, match=r"^t0: torch starts a slice of a"):
@@ -230,7 +230,7 @@ def test_tensors_with_several_items_in_a_byte_are_saved_whole_or_not_at_all(dtyp
 def test_the_spec_says_what_the_meaning_says() -> None:
     (source,) = plan(torch.ones(2, 3))
     assert source.spec == {"type": "tensor", "dtype": "float32", "shape": [2, 3]}
-    assert source.meaning == TensorSpec(torch.float32, (2, 3), (3, 1))
+    assert source.tensor_spec == TensorSpec(torch.float32, (2, 3), (3, 1))
 
 
 def test_spans_are_grouped_if_they_overlap_directly_or_through_others() -> None:

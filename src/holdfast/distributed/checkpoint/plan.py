@@ -144,8 +144,8 @@ class _Planner:
         leaves = make_leaves(tree, self._options, types)
         self._leaves.node = parse_json(leaves.spec.data, where="the tree")[TREE]
         self._leaves.sources = leaves.sources
-        self._leaves.held, self._leaves.own = leaves.held, leaves.own
-        self._leaves.own_names = leaves.own_names
+        self._leaves.held, self._leaves.own = leaves.local_leaves, leaves.per_rank_entries
+        self._leaves.own_names = leaves.per_rank_names
         chunks: list[list[SourceChunk]] = [[] for _ in leaves.sources]
         for piece in cut_sources(leaves.sources):
             chunks[piece.position].append(piece)

@@ -18,8 +18,8 @@ from holdfast.distributed.talk.collectives import Collectives
 from holdfast.distributed.talk.sending import Sender, open_carrier
 from holdfast.repo.format.boxes import whole
 from holdfast.repo.read.reader import SnapshotReader
-from holdfast.snapshot.load.batches import view_place
-from holdfast.snapshot.load.entries import InPlace
+from holdfast.snapshot.load.batches import view_tensor_memory
+from holdfast.snapshot.load.entries import ReadTarget
 
 _log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class ReplicaExchange:
         """Close the connections to the other ranks."""
         self._stack.__exit__(kind, error, trace)
 
-    def choose(self, places: Mapping[int, InPlace]) -> Collection[int]:
+    def choose(self, places: Mapping[int, ReadTarget]) -> Collection[int]:
         """Return the numbers of the entries that this rank need not read, because another rank sends them."""
         numbers, table = _describe(places)
         tables = gather_tables(self._ranks, table)
@@ -102,7 +102,7 @@ class ReplicaExchange:
             self._sender = Sender(self._ranks, carrier, timeout_s=self._timeout_s)
         return self._sender
 
-    def _is_faster(self, sizes: Sequence[int], places: Sequence[InPlace]) -> bool:
+    def _is_faster(self, sizes: Sequence[int], places: Sequence[ReadTarget]) -> bool:
         """Return whether to send. All ranks return the same: they have the same sizes, and the coordinator decides."""
         if self._how == "broadcast":
             return True
@@ -160,7 +160,7 @@ def _plan_sample(sizes: Sequence[int]) -> dict[int, int]:
     return sample
 
 
-def _describe(places: Mapping[int, InPlace]) -> tuple[dict[str, int], dict[str, TensorFacts]]:
+def _describe(places: Mapping[int, ReadTarget]) -> tuple[dict[str, int], dict[str, TensorFacts]]:
     """Return the entries that are loaded whole into contiguous memory: their numbers, and facts to compare, by name."""
     numbers: dict[str, int] = {}
     table: dict[str, TensorFacts] = {}
@@ -178,7 +178,7 @@ def _describe(places: Mapping[int, InPlace]) -> tuple[dict[str, int], dict[str, 
     return numbers, table
 
 
-def _is_whole(place: InPlace) -> bool:
+def _is_whole(place: ReadTarget) -> bool:
     if place.pieces is None:
         return place.size_bytes == place.entry.size_bytes
     if len(place.pieces) != 1:
@@ -187,6 +187,6 @@ def _is_whole(place: InPlace) -> bool:
     return box == whole(tuple(place.tensor.shape)) and tensor.is_contiguous()
 
 
-def _find_memory(place: InPlace) -> torch.Tensor:
+def _find_memory(place: ReadTarget) -> torch.Tensor:
     """Return the memory into which a whole entry is loaded, as a tensor of bytes."""
-    return view_place(place.tensor if place.pieces is None else place.pieces[0].tensor, place.entry.size_bytes)
+    return view_tensor_memory(place.tensor if place.pieces is None else place.pieces[0].tensor, place.entry.size_bytes)

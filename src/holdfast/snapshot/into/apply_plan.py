@@ -17,12 +17,12 @@ import torch
 
 from holdfast.errors import Mismatch, OutOfMemory, Unsupported
 from holdfast.snapshot.into.in_place import find_span_bytes, list_memory, mark_written
-from holdfast.snapshot.into.journal import Journal, WrittenLeaf, add_sentence, span_of
+from holdfast.snapshot.into.journal import Journal, WrittenLeaf, add_sentence, find_address_range
 from holdfast.snapshot.into.plan import IntoPlan
 from holdfast.snapshot.into.undo import Undo
 from holdfast.snapshot.leaves import PICKLE
-from holdfast.snapshot.load.batches import view_place
-from holdfast.snapshot.load.entries import InPlace
+from holdfast.snapshot.load.batches import view_tensor_memory
+from holdfast.snapshot.load.entries import ReadTarget
 from holdfast.snapshot.load.load import LeafReader
 from holdfast.snapshot.load.options import LoadOptions
 from holdfast.tensors.dtypes import items_per_byte
@@ -55,11 +55,11 @@ class Loading:
         self._undos: list[Undo] = []
         self._begun: list[int] = []
         self._swap: Swap | None = None
-        self.places: Mapping[int, InPlace] = plan.in_place
+        self.targets: Mapping[int, ReadTarget] = plan.in_place
         """The memory that entries are read into, by number."""
         if plan.options.atomic:
             self._swap = Swap({number: plan.in_place[number] for number in plan.names})
-            self.places = {**plan.in_place, **self._swap.places}
+            self.targets = {**plan.in_place, **self._swap.targets}
 
     def __enter__(self) -> Self:
         """Return itself."""
@@ -90,7 +90,7 @@ class Loading:
             with self._writing():
                 reader.read_in_place(left_out, self._journal)
             return
-        reader.read_in_place(left_out, Journal(), places=self.places)
+        reader.read_in_place(left_out, Journal(), targets=self.targets)
         self._undos = [step.keep() for step in plan.steps]
 
     @contextmanager
@@ -111,7 +111,7 @@ class Loading:
                     self._swap.exchange()
             for number, act in enumerate(self._acts):
                 self._begun.append(number)
-                with self._journal.writing([_key(number)]):
+                with self._journal.writing([_step_key(number)]):
                     act()
 
     def settle(self) -> None:
@@ -130,7 +130,7 @@ class Loading:
             raise
         finally:
             if self._swap is None:
-                mark_written([tensor for place in self._plan.in_place.values() for tensor in place.memory])
+                mark_written([tensor for target in self._plan.in_place.values() for tensor in target.memory])
 
     def _list_swapped(self) -> list[str]:
         return [self._plan.in_place[number].at.name for number in self._plan.names]
@@ -145,13 +145,13 @@ class Loading:
                 except Exception as reason:  # noqa: BLE001 - code of the user; its text goes into the error
                     refused.append(f"{self._plan.steps[number].name or 'the tree'} refused its old state: {reason}")
                 else:
-                    self._journal.forget([_key(number)])
+                    self._journal.forget([_step_key(number)])
             swap.exchange_back()
             self._journal.forget(self._list_swapped())
             add_sentence(error, "; ".join(refused) or "The target was put back: it is as it was before the load")
 
 
-def _key(number: int) -> tuple[str, int]:
+def _step_key(number: int) -> tuple[str, int]:
     """Return the journal's key of a step; entries have their names as keys."""
     return ("step", number)
 
@@ -160,14 +160,16 @@ def list_leaves(plan: IntoPlan) -> Sequence[WrittenLeaf]:
     """Return the leaves and objects of the target that a plan writes to."""
     leaves = []
     for number, name in sorted(plan.names.items(), key=lambda item: item[1]):
-        place = plan.in_place[number]
-        sizes = [place.size_bytes] if place.pieces is None else [piece.tensor.nbytes for piece in place.pieces]
-        spans = [span for each, size in zip(place.memory, sizes, strict=True) for span in span_of(each, size)]
-        leaves.append(WrittenLeaf(place.at.name, name, tuple(spans), is_tensor=True))
+        target = plan.in_place[number]
+        sizes = [target.size_bytes] if target.pieces is None else [piece.tensor.nbytes for piece in target.pieces]
+        spans = [
+            span for each, size in zip(target.memory, sizes, strict=True) for span in find_address_range(each, size)
+        ]
+        leaves.append(WrittenLeaf(target.at.name, name, tuple(spans), is_tensor=True))
     for number, step in enumerate(plan.steps):
-        held = [each for tensor in step.memory for each in list_memory(tensor)]
-        spans = [span for each in held for span in span_of(each, find_span_bytes(each))]
-        leaves.append(WrittenLeaf(_key(number), step.name, tuple(spans), is_tensor=step.is_tensor))
+        memory = [each for tensor in step.memory for each in list_memory(tensor)]
+        spans = [span for each in memory for span in find_address_range(each, find_span_bytes(each))]
+        leaves.append(WrittenLeaf(_step_key(number), step.name, tuple(spans), is_tensor=step.is_tensor))
     return leaves
 
 
@@ -191,43 +193,42 @@ def _verify_pickles(plan: IntoPlan) -> None:
 class Swap:
     """Memory of the target, and new memory of the same size that can be exchanged with it, and back."""
 
-    def __init__(self, places: Mapping[int, InPlace]) -> None:
+    def __init__(self, targets: Mapping[int, ReadTarget]) -> None:
         """Allocate the new memory; raises OutOfMemory if there is not enough."""
-        self._live = dict(places)
-        verify_available(sum(each.nbytes for place in places.values() for each in place.memory if each.is_cpu))
-        self.places: dict[int, InPlace] = {}
+        self._live = dict(targets)
+        verify_available(sum(each.nbytes for target in targets.values() for each in target.memory if each.is_cpu))
+        self.targets: dict[int, ReadTarget] = {}
         """The new memory, by the same numbers."""
         # Tensors that are the same memory share their new memory, too: exchanging it twice would restore the old.
         self._pairs: dict[object, list[_Pair]] = {}
         try:
-            for number, place in places.items():
-                self.places[number] = self._add(place)
+            for number, target in targets.items():
+                self.targets[number] = self._add(target)
         except (RuntimeError, MemoryError) as error:
-            needed = sum(each.nbytes for place in places.values() for each in place.memory)
+            needed = sum(each.nbytes for target in targets.values() for each in target.memory)
             raise _refuse(needed, str(error).partition("\n")[0]) from error
-        self._steps: list[_Step] = []
+        self._steps: list[_Exchange] = []
 
-    def _add(self, place: InPlace) -> InPlace:
-        if place.pieces is not None:
+    def _add(self, target: ReadTarget) -> ReadTarget:
+        if target.pieces is not None:
             pieces = [
-                LocalBox(box, torch.empty(held.shape, dtype=held.dtype, device=held.device))
-                for box, held in place.pieces
+                LocalBox(box, torch.empty(old.shape, dtype=old.dtype, device=old.device)) for box, old in target.pieces
             ]
-            self._pairs[id(place)] = [
-                (one.tensor, other.tensor) for one, other in zip(place.pieces, pieces, strict=True)
+            self._pairs[id(target)] = [
+                (one.tensor, other.tensor) for one, other in zip(target.pieces, pieces, strict=True)
             ]
-            return place._replace(pieces=tuple(pieces))
-        key = (place.tensor.device, place.tensor.data_ptr(), place.size_bytes)
+            return target._replace(pieces=tuple(pieces))
+        key = (target.tensor.device, target.tensor.data_ptr(), target.size_bytes)
         if key not in self._pairs:
-            memory = new_memory(place.size_bytes, place.tensor.device)
-            self._pairs[key] = [(view_place(place.tensor, place.size_bytes), memory)]
-        return place._replace(tensor=self._pairs[key][0][1])
+            memory = new_memory(target.size_bytes, target.tensor.device)
+            self._pairs[key] = [(view_tensor_memory(target.tensor, target.size_bytes), memory)]
+        return target._replace(tensor=self._pairs[key][0][1])
 
     def exchange(self) -> None:
         """Exchange the new memory and the target's; call it with signals delayed."""
         for pairs in self._pairs.values():
             for pair in pairs:
-                steps = _cut(*pair)
+                steps = _plan_exchanges(*pair)
                 # Noted before it begins, so that a failure during a step, or right after it, can be undone.
                 self._steps += steps
                 for step in steps:
@@ -242,53 +243,53 @@ class Swap:
         self._mark_written()
 
     def _mark_written(self) -> None:
-        mark_written([each for place in self._live.values() for each in place.memory])
+        mark_written([each for target in self._live.values() for each in target.memory])
 
 
-class _Step:
+class _Exchange:
     """A part of the target and new memory of the same size, exchanged by three copies."""
 
-    __slots__ = ("_held", "_is_begun", "_is_done", "_mine", "_theirs")
+    __slots__ = ("_buffer", "_is_begun", "_is_done", "_new", "_target")
 
-    def __init__(self, mine: torch.Tensor, theirs: torch.Tensor, held: torch.Tensor) -> None:
-        self._mine = mine
-        self._theirs = theirs
-        self._held: torch.Tensor | None = held
+    def __init__(self, target: torch.Tensor, new: torch.Tensor, buffer: torch.Tensor) -> None:
+        self._target = target
+        self._new = new
+        self._buffer: torch.Tensor | None = buffer
         self._is_begun = False
         self._is_done = False
 
     def exchange(self) -> None:
         """Exchange the items. Progress is noted without allocating memory, because any other line may fail."""
         with torch.no_grad():
-            assert self._held is not None, "it is exchanged once"
-            self._held.copy_(self._mine)
+            assert self._buffer is not None, "it is exchanged once"
+            self._buffer.copy_(self._target)
             self._is_begun = True
-            self._mine.copy_(self._theirs)
-            self._theirs.copy_(self._held)
+            self._target.copy_(self._new)
+            self._new.copy_(self._buffer)
             self._is_done = True
-            self._held = None
+            self._buffer = None
 
     def undo(self) -> None:
         """Restore the target's old items."""
         with torch.no_grad():
             if self._is_done:
-                self._mine.copy_(self._theirs)
-            elif self._is_begun and self._held is not None:
-                self._mine.copy_(self._held)
+                self._target.copy_(self._new)
+            elif self._is_begun and self._buffer is not None:
+                self._target.copy_(self._buffer)
 
 
-def _cut(one: torch.Tensor, other: torch.Tensor) -> list[_Step]:
+def _plan_exchanges(one: torch.Tensor, other: torch.Tensor) -> list[_Exchange]:
     """Cut two tensors into steps; allocates all the memory that these need, and changes nothing."""
     with torch.no_grad():
         if items_per_byte(one.dtype) == 1:
             one, other = view_raw(one), view_raw(other)
         if not (one.dim() == 1 and one.is_contiguous() and other.is_contiguous()):
-            return [_Step(one, other, torch.empty_like(one))]
+            return [_Exchange(one, other, torch.empty_like(one))]
         size = max(1, _BLOCK_BYTES // one.element_size())
-        spare = torch.empty_like(one[:size])
+        buffer = torch.empty_like(one[:size])
         starts = range(0, one.numel(), size)
         parts = [(one[start : start + size], other[start : start + size]) for start in starts]
-        return [_Step(mine, theirs, spare[: mine.numel()]) for mine, theirs in parts]
+        return [_Exchange(target, new, buffer[: target.numel()]) for target, new in parts]
 
 
 def verify_available(needed_bytes: int) -> None:

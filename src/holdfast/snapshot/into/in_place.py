@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from holdfast.repo.format.boxes import slices
-from holdfast.snapshot.load.entries import InPlace, disagree
-from holdfast.snapshot.load.opened import EntryAt
+from holdfast.snapshot.load.entries import ReadTarget, kind_mismatch
+from holdfast.snapshot.load.opened import EntryRef
 from holdfast.tensors.composite import has_own_bytes
 from holdfast.tensors.dtypes import items_per_byte
 from holdfast.tensors.fakes import has_values
@@ -33,40 +33,40 @@ def is_ordinary(tensor: torch.Tensor) -> bool:
     return has_own_bytes(tensor) and not tensor.is_meta
 
 
-def find_place(target: torch.Tensor, at: EntryAt, spec: TensorSpec) -> InPlace | None:
+def find_read_target(target: torch.Tensor, at: EntryRef, spec: TensorSpec) -> ReadTarget | None:
     """Return the target's memory if the saved bytes can be read directly into it."""
     if spec.meta:
         return None
     if not is_ordinary(target):
-        return find_shared_place(target, target, at, spec)
+        return find_shard_target(target, target, at, spec)
     if (encode_quantizer(target) if target.is_quantized else None) != spec.quantizer:
         return None
-    held = (target.dtype, tuple(target.shape), target.stride(), target.is_conj(), target.is_neg())
-    is_same = held == (spec.dtype, spec.shape, spec.stride, spec.conj, spec.neg)
+    layout = (target.dtype, tuple(target.shape), target.stride(), target.is_conj(), target.is_neg())
+    is_same = layout == (spec.dtype, spec.shape, spec.stride, spec.conj, spec.neg)
     if not is_same or spec.packed or spec.offset or target.data_ptr() == 0:
         return None
     size = spec.span_bytes
     # Its storage may have been freed, or resized.
-    is_held = int(target.storage_offset()) * target.element_size() + size <= target.untyped_storage().nbytes()
-    return InPlace(target, at, size) if is_held else None
+    is_large_enough = int(target.storage_offset()) * target.element_size() + size <= target.untyped_storage().nbytes()
+    return ReadTarget(target, at, size) if is_large_enough else None
 
 
-def find_shared_place(target: object, tensor: torch.Tensor, at: EntryAt, spec: TensorSpec) -> InPlace | None:
+def find_shard_target(target: object, tensor: torch.Tensor, at: EntryRef, spec: TensorSpec) -> ReadTarget | None:
     """Return this rank's boxes of a sharded tensor, if the saved bytes can be read directly into them."""
     pieces = find_pieces(target)
     is_row = not (spec.packed or spec.offset or spec.conj or spec.neg or spec.quantizer)
     is_row = is_row and spec.stride == contiguous_stride(spec.shape)
     if pieces is None or not is_row or tensor.dtype != spec.dtype or any(piece.tensor.is_meta for piece in pieces):
         return None
-    return InPlace(tensor, at, 0, pieces)
+    return ReadTarget(tensor, at, 0, pieces)
 
 
 def find_pieces(target: object) -> tuple[LocalBox, ...] | None:
     """Return this rank's boxes of a sharded tensor; None if it is not sharded."""
     if isinstance(target, torch.Tensor) and (is_ordinary(target) or not is_strided(target) or not has_values(target)):
         return None
-    held = describe(target)
-    return held.pieces if held.kind in ("shards", "replica") else None
+    leaf = describe(target)
+    return leaf.pieces if leaf.kind in ("shards", "replica") else None
 
 
 def list_memory(tensor: torch.Tensor) -> list[torch.Tensor]:
@@ -98,7 +98,7 @@ def repeats_items(tensor: torch.Tensor) -> bool:
 def copy_into(target: torch.Tensor, saved: object, *, what: str) -> None:
     """Copy a tensor into an existing one, converting it if needed; a freed target gets memory first."""
     if not isinstance(saved, torch.Tensor):
-        raise disagree(what)
+        raise kind_mismatch(what)
     pieces = find_pieces(target)
     if pieces is not None:
         for piece in pieces:
@@ -107,7 +107,7 @@ def copy_into(target: torch.Tensor, saved: object, *, what: str) -> None:
     flags = [(each.dtype, each.is_conj(), each.is_neg()) for each in (target, saved)]
     # Copied as raw bits where these mean the same: torch cannot copy some dtypes.
     is_raw = is_ordinary(target) and is_ordinary(saved) and flags[0] == flags[1] and not target.is_quantized
-    is_new = is_ordinary(target) and alloc_if_freed(target)
+    is_new = is_ordinary(target) and allocate_if_freed(target)
     try:
         with torch.no_grad():
             if is_raw and items_per_byte(target.dtype) == 1:
@@ -121,7 +121,7 @@ def copy_into(target: torch.Tensor, saved: object, *, what: str) -> None:
         raise
 
 
-def alloc_if_freed(target: torch.Tensor) -> bool:
+def allocate_if_freed(target: torch.Tensor) -> bool:
     """Allocate memory for an ordinary tensor that has items but no memory; tell whether that was so."""
     return target.numel() > 0 and not is_allocated(target) and alloc_storage(target, target.shape)
 
@@ -139,7 +139,7 @@ class Claim(NamedTuple):
     start: int
     """An address on the target's device."""
     stop: int
-    at: EntryAt
+    at: EntryRef
     spec: TensorSpec
     number: int | None = None
     """The entry, if it can also be read into new memory."""
@@ -159,14 +159,14 @@ class Claim(NamedTuple):
         return digests, spec.dtype, spec.shape, spec.stride, *flags
 
     @property
-    def place(self) -> tuple[int, int]:
+    def alias_position(self) -> tuple[int, int]:
         """The saved tensor's alias group and offset in it; 0 unless the target has the same geometry."""
         target, spec = self.target, self.spec
         is_alike = (target.dtype, target.stride()) == (spec.dtype, spec.stride) and not spec.packed
         return self.at.find().alias if is_alike else 0, spec.at + spec.offset * target.element_size()
 
 
-def make_claim(name: str, target: torch.Tensor, at: EntryAt, spec: TensorSpec) -> Claim | None:
+def make_claim(name: str, target: torch.Tensor, at: EntryRef, spec: TensorSpec) -> Claim | None:
     """Return the claim of a target on its memory; None if it has no memory that others could share."""
     if not is_ordinary(target) or target.numel() == 0:
         return None
@@ -215,7 +215,7 @@ def _find_conflicts(cluster: Sequence[tuple[int, Claim]]) -> Iterator[tuple[Clai
     """Compare claims on one device, by number, in the order of their memory."""
     distinct: dict[tuple[object, ...], tuple[int, Claim]] = {}
     for number, claim in cluster:
-        distinct.setdefault((claim.geometry, claim.content, claim.place), (number, claim))
+        distinct.setdefault((claim.geometry, claim.content, claim.alias_position), (number, claim))
     around: list[tuple[int, Claim]] = []
     for number, claim in distinct.values():
         around = [item for item in around if item[1].stop > claim.start]
@@ -228,7 +228,7 @@ def _find_conflicts(cluster: Sequence[tuple[int, Claim]]) -> Iterator[tuple[Clai
 def _agree(one: Claim, other: Claim) -> bool:
     if one.geometry == other.geometry:
         return one.content == other.content
-    (group, at), (other_group, other_at) = one.place, other.place
+    (group, at), (other_group, other_at) = one.alias_position, other.alias_position
     if group and group == other_group and other.start - one.start == other_at - at:
         return True
     return not _share_items(one.target, other.target)

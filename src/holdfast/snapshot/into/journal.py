@@ -128,9 +128,9 @@ class Journal:
         """Return the sentence for an error."""
         parts = [f"Before this error, the load had written to {self.where}"]
         if found.whole:
-            parts.append(f"New values: {_list(found.whole)}")
+            parts.append(f"New values: {_list_names(found.whole)}")
         if found.partly:
-            parts.append(f"Perhaps a mixture of old and new: {_list(found.partly)}")
+            parts.append(f"Perhaps a mixture of old and new: {_list_names(found.partly)}")
         return ". ".join([*parts, "Everything else is unchanged"])
 
 
@@ -145,7 +145,7 @@ def add_sentence(error: BaseException, text: str) -> None:
         notes.append(text)
 
 
-def _list(names: Sequence[str]) -> str:
+def _list_names(names: Sequence[str]) -> str:
     return list_some([name or "the tree" for name in names], _LISTED)
 
 
@@ -161,7 +161,7 @@ def _iter_sharing(leaves: Sequence[WrittenLeaf]) -> Iterator[tuple[int, int]]:
         around.append((span, number))
 
 
-def span_of(tensor: torch.Tensor, size_bytes: int) -> tuple[AddressRange, ...]:
+def find_address_range(tensor: torch.Tensor, size_bytes: int) -> tuple[AddressRange, ...]:
     """Return the addresses of a tensor's first bytes; empty if it has no memory."""
     start = tensor.data_ptr() if size_bytes else 0
     return (AddressRange(str(tensor.device), start, start + size_bytes),) if start else ()

@@ -12,13 +12,13 @@ from holdfast.snapshot.into.in_place import find_conflicts
 from holdfast.snapshot.into.journal import Journal
 from holdfast.snapshot.into.match import FIXED, TreeMatcher
 from holdfast.snapshot.into.plan import Check, ImmutableCheck, IntoOptions, IntoPlan, Wants
-from holdfast.snapshot.into.undo import Setter
+from holdfast.snapshot.into.undo import ItemSetter
 from holdfast.snapshot.leaves import ARRAY
-from holdfast.snapshot.load.entries import InPlace
+from holdfast.snapshot.load.entries import ReadTarget
 from holdfast.snapshot.load.load import LeafReader, load_node
 from holdfast.snapshot.load.opened import Opened
 from holdfast.snapshot.load.options import LoadOptions
-from holdfast.tensors.spec import Specs
+from holdfast.tensors.spec import SpecDecoder
 from holdfast.trees.encoding import decode_tree
 from holdfast.trees.outline import TreePath, iter_stored
 from holdfast.trees.pick import rename_keys
@@ -28,7 +28,7 @@ from holdfast.trees.registered import Types
 class ReplicaReader(Protocol):
     """How ranks read once what all of them want."""
 
-    def choose(self, places: Mapping[int, InPlace], /) -> Collection[int]:
+    def choose(self, targets: Mapping[int, ReadTarget], /) -> Collection[int]:
         """Return the entries that other ranks read for this one."""
 
     def send(self) -> None:
@@ -61,22 +61,22 @@ def load_into(
         OutOfMemory: `atomic`, and there is no memory for a second copy; nothing was changed.
     """
     journal = journal or Journal()
-    plan = IntoPlan(opened, options, types, Specs(opened.name))
+    plan = IntoPlan(opened, options, types, SpecDecoder(opened.name))
     root = [tree]
     node = rename_keys(opened.tree, options.rename) if options.rename else opened.tree
     with opened.pausing_gc():
-        TreeMatcher(plan).match(tree, node, (), Setter(root, 0))
+        TreeMatcher(plan).match(tree, node, (), ItemSetter(root, 0))
         if locate is not None:
             plan.relocate(locate(plan.list_wants()))
-        for look in plan.looks:
-            _check_look(plan, look)
+        for fixed in plan.immutable_checks:
+            _check_immutable(plan, fixed)
         for check in plan.checks:
             _run_check(plan, check)
         _resolve_conflicts(plan)
         agree(plan.problems)
         verify_fits(plan)
         with journal.reporting(), Loading(plan, journal) as loading:
-            left_out = exchange.choose(loading.places) if exchange else ()
+            left_out = exchange.choose(loading.targets) if exchange else ()
             if exchange is None and not options.atomic:
                 step(lambda: loading.apply(left_out))
                 return root[0]
@@ -93,17 +93,17 @@ def load_into(
     return root[0]
 
 
-def _check_look(plan: IntoPlan, look: ImmutableCheck) -> None:
+def _check_immutable(plan: IntoPlan, check: ImmutableCheck) -> None:
     """Read the saved value of a target that cannot be changed, and add a problem if the two differ."""
-    target = look.target
-    saved = load_node(plan.opened, look.node, LoadOptions(), plan.types)
-    if look.node[0] != ARRAY:
+    target = check.target
+    saved = load_node(plan.opened, check.node, LoadOptions(), plan.types)
+    if check.node[0] != ARRAY:
         is_same = type(saved) is type(target) and bool(saved == target)
     else:
         is_alike = (saved.dtype, saved.shape) == (target.dtype, target.shape)
         is_same = is_alike and bool(saved.tobytes() == target.tobytes())
     if not is_same:
-        plan.add_problem(look.path, FIXED)
+        plan.add_problem(check.path, FIXED)
 
 
 def _run_check(plan: IntoPlan, check: Check) -> None:

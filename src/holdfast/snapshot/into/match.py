@@ -20,8 +20,8 @@ from holdfast.snapshot.into.in_place import (
     copy_into,
     cut_like,
     find_pieces,
-    find_place,
-    find_shared_place,
+    find_read_target,
+    find_shard_target,
     is_ordinary,
     is_strided,
     make_claim,
@@ -33,15 +33,15 @@ from holdfast.snapshot.into.restore import (
     does_translate,
     is_itemwise,
     is_plain_module,
-    refusals,
+    refusals_as_mismatch,
     restore,
     restore_module,
 )
 from holdfast.snapshot.into.undo import (
     FieldSetter,
+    ItemSetter,
     PerRankSetter,
-    Put,
-    Setter,
+    ValueSetter,
     keep_grad,
     keep_module,
     keep_object,
@@ -70,19 +70,19 @@ class TreeMatcher:
         self._plan = plan
         self._waiting: list[Callable[[], None]] = []
 
-    def match(self, target: Any, node: Json, path: TreePath, put: Put | None) -> None:
+    def match(self, target: Any, node: Json, path: TreePath, setter: ValueSetter | None) -> None:
         """Plan how `node` is loaded into `target`, or replaces it."""
         # An explicit stack instead of recursion: the caller may be close to the recursion limit.
-        self._waiting.append(partial(self._match, target, node, path, put))
+        self._waiting.append(partial(self._match, target, node, path, setter))
         while self._waiting:
             self._waiting.pop()()
 
-    def _match(self, target: Any, node: Json, path: TreePath, put: Put | None) -> None:
+    def _match(self, target: Any, node: Json, path: TreePath, setter: ValueSetter | None) -> None:
         if isinstance(target, torch.Tensor):
-            self._match_tensor(target, node, path, put)
+            self._match_tensor(target, node, path, setter)
         elif isinstance(target, PerRank):
-            setter = None if put is None else PerRankSetter(put)
-            self._waiting.append(partial(self._match, target.value, node, path, setter))
+            declared = None if setter is None else PerRankSetter(setter)
+            self._waiting.append(partial(self._match, target.value, node, path, declared))
         elif isinstance(target, Shard):
             self._match_shard(target, node, path)
         elif is_stateful(target):
@@ -94,23 +94,23 @@ class TreeMatcher:
         elif _is_fixed(target):
             self._match_fixed(target, node, path)
         else:
-            self._match_plain(target, node, path, put)
+            self._match_plain(target, node, path, setter)
 
-    def _match_tensor(self, target: torch.Tensor, node: Json, path: TreePath, put: Put | None) -> None:
+    def _match_tensor(self, target: torch.Tensor, node: Json, path: TreePath, setter: ValueSetter | None) -> None:
         tag = node[0] if isinstance(node, list) else ""
         if tag not in TENSOR_TAGS:
             self._plan.add_problem(path, f"the target has a tensor here, the snapshot {describe_node(node)}")
         elif torch.nn.parameter.is_lazy(target):
             self._plan.add_problem(path, "the tensor in the target is not initialised yet; run its module once")
         elif tag == GRAD:
-            self._match_grad(target, node, path, put)
+            self._match_grad(target, node, path, setter)
         elif tag == PARTS:
-            self._match_parts(target, node, path, put)
+            self._match_parts(target, node, path, setter)
         elif not is_strided(target) and not self._plan.options.assign:
             text = f"the target has a {_describe_kind(target)} tensor here, the snapshot an ordinary one"
             self._plan.add_problem(path, f"{text}; assign=True puts that in place")
         else:
-            self._match_ordinary(target, node, path, put)
+            self._match_ordinary(target, node, path, setter)
 
     def _match_shard(self, target: Shard, node: Json, path: TreePath) -> None:
         """Match a declared box of a tensor: that box of the saved tensor is loaded into it."""
@@ -118,35 +118,37 @@ class TreeMatcher:
         if not isinstance(node, list) or node[0] != TENSOR:
             plan.add_problem(path, f"the target has a part of a tensor here, the snapshot {describe_node(node)}")
             return
-        at, spec = plan.find_meaning(node, join_name(path))
+        at, spec = plan.find_saved(node, join_name(path))
         if target.global_shape != spec.shape:
             plan.add_problem(path, f"shape {target.global_shape} in the target, {spec.shape} in the snapshot")
         elif target.tensor.dtype != spec.dtype:
             plan.add_problem(path, f"dtype {target.tensor.dtype} in the target, {spec.dtype} in the snapshot")
         else:
-            place = find_shared_place(target, target.tensor, at, spec)
-            if place is None:
+            memory = find_shard_target(target, target.tensor, at, spec)
+            if memory is None:
                 plan.add_problem(path, "what was saved is not in C order; load it, and cut it yourself")
             else:
-                plan.fill(place, join_name(path))
+                plan.fill(memory, join_name(path))
 
-    def _match_ordinary(self, target: torch.Tensor, node: list[Json], path: TreePath, put: Put | None) -> None:
+    def _match_ordinary(
+        self, target: torch.Tensor, node: list[Json], path: TreePath, setter: ValueSetter | None
+    ) -> None:
         plan = self._plan
         name = join_name(path)
-        at, spec = plan.find_meaning(node, name)
+        at, spec = plan.find_saved(node, name)
         if not self._check_fit(target, spec, path):
             return
-        if plan.options.assign and (put is not None or target.is_meta or spec.meta):
-            self._replace(target, node, path, put)
+        if plan.options.assign and (setter is not None or target.is_meta or spec.meta):
+            self._replace(target, node, path, setter)
             return
         if target.numel() == 0:
             return
         claim = make_claim(name, target, at, spec)
         if claim is not None:
             plan.claims.append(claim)
-        place = find_place(target, at, spec)
-        if place is not None:
-            plan.fill(place, name)
+        memory = find_read_target(target, at, spec)
+        if memory is not None:
+            plan.fill(memory, name)
             return
         plan.nodes.append((name, node))
         if items_per_byte(target.dtype) > 1:
@@ -174,15 +176,15 @@ class TreeMatcher:
             plan.add_problem(path, text)
         return len(plan.problems) == before
 
-    def _match_grad(self, target: torch.Tensor, node: list[Json], path: TreePath, put: Put | None) -> None:
+    def _match_grad(self, target: torch.Tensor, node: list[Json], path: TreePath, setter: ValueSetter | None) -> None:
         """Match a tensor that was saved with its gradient: both are loaded."""
         inner, grad = node[1], node[2]
         if self._plan.options.assign or not is_ordinary(target) or inner[0] != TENSOR or not target.is_leaf:
-            self._replace(target, node, path, put)
+            self._replace(target, node, path, setter)
             return
-        self._match_tensor(target, inner, path, put)
+        self._match_tensor(target, inner, path, setter)
         self._plan.nodes.append((f"{join_name(path)}.grad", grad))
-        self._plan.send(grad, target, path)
+        self._plan.read_to_device_of(grad, target, path)
 
         def prepare(reader: LeafReader) -> Callable[[], None]:
             value = fit_value(self._plan, target, reader.decode(grad, (*path, "grad")), (*path, "grad"))
@@ -190,31 +192,31 @@ class TreeMatcher:
 
         self._plan.add_step((*path, "grad"), prepare, partial(keep_grad, target))
 
-    def _match_parts(self, target: torch.Tensor, node: list[Json], path: TreePath, put: Put | None) -> None:
+    def _match_parts(self, target: torch.Tensor, node: list[Json], path: TreePath, setter: ValueSetter | None) -> None:
         """Match a composite tensor, for example a sparse one: a new tensor replaces the target."""
         if is_ordinary(target) and not self._plan.options.assign:
             found = describe_node(node)
             text = f"the target has an ordinary tensor here, the snapshot {found}; assign=True puts that in place"
             self._plan.add_problem(path, text)
         else:
-            self._replace(target, node, path, put)
+            self._replace(target, node, path, setter)
 
-    def _replace(self, target: torch.Tensor, node: list[Json], path: TreePath, put: Put | None) -> None:
+    def _replace(self, target: torch.Tensor, node: list[Json], path: TreePath, setter: ValueSetter | None) -> None:
         """Replace a target that cannot be filled, or must not be."""
         plan = self._plan
-        if put is None:
+        if setter is None:
             text = "what was saved must take the target's place, which is in a tuple or frozen dataclass"
             plan.add_problem(path, text)
             return
         plan.is_replaced = True
         plan.nodes.append((join_name(path), node))
-        plan.send(node, target, path)
+        plan.read_to_device_of(node, target, path)
 
         def prepare(reader: LeafReader) -> Callable[[], None]:
             value = fit_replacement(plan, target, reader.decode(node, path), path)
-            return lambda: put(value)
+            return lambda: setter(value)
 
-        plan.add_step(path, prepare, put.keep)
+        plan.add_step(path, prepare, setter.keep)
 
     def _match_dict(self, target: dict[Any, Any], node: Json, path: TreePath) -> None:
         children = find_children(node, PAIRS_START, self._plan.decode_plain)
@@ -224,7 +226,7 @@ class TreeMatcher:
         found: list[Callable[[], None]] = []
         for key, item in target.items():
             if key in children:
-                found.append(partial(self._match, item, children.pop(key), (*path, key), Setter(target, key)))
+                found.append(partial(self._match, item, children.pop(key), (*path, key), ItemSetter(target, key)))
             elif self._plan.options.strict:
                 text = "the target has it, the snapshot does not"
                 found.append(partial(self._plan.add_problem, (*path, key), text))
@@ -240,43 +242,45 @@ class TreeMatcher:
             self._plan.add_problem(path, f"the target has a list of {len(target)} here, the snapshot {what}")
             return
         for index in range(len(target) - 1, -1, -1):
-            put = Setter(target, index)
-            self._waiting.append(partial(self._match, target[index], items[index], (*path, index), put))
+            setter = ItemSetter(target, index)
+            self._waiting.append(partial(self._match, target[index], items[index], (*path, index), setter))
 
     def _match_fixed(self, target: Any, node: Json, path: TreePath) -> None:
         """Match a tuple, named tuple or dataclass; only a dataclass that is not frozen takes new values."""
         if type(target) is tuple:
-            held: dict[Any, Any] = dict(enumerate(target))
+            members: dict[Any, Any] = dict(enumerate(target))
             found = dict(enumerate(node[1:])) if isinstance(node, list) and node[0] == "tuple" else None
         else:
             names = getattr(target, "_fields", None) or [item.name for item in fields(target)]
-            held = {name: getattr(target, name) for name in names}
+            members = {name: getattr(target, name) for name in names}
             found = find_children(node, FIELDS_START, self._plan.decode_plain)
-        if found is None or found.keys() != held.keys():
-            text = f"the target has a {type(target).__name__} of {len(held)} here, the snapshot {describe_node(node)}"
+        if found is None or found.keys() != members.keys():
+            text = (
+                f"the target has a {type(target).__name__} of {len(members)} here, the snapshot {describe_node(node)}"
+            )
             self._plan.add_problem(path, text if found is None else f"{text} of {len(found)}")
             return
         is_open = not isinstance(target, tuple) and not type(target).__dataclass_params__.frozen
-        for key, item in reversed(held.items()):
-            put = FieldSetter(target, key) if is_open else None
-            self._waiting.append(partial(self._match, item, found[key], (*path, key), put))
+        for key, item in reversed(members.items()):
+            setter = FieldSetter(target, key) if is_open else None
+            self._waiting.append(partial(self._match, item, found[key], (*path, key), setter))
 
-    def _match_plain(self, target: Any, node: Json, path: TreePath, put: Put | None) -> None:
+    def _match_plain(self, target: Any, node: Json, path: TreePath, setter: ValueSetter | None) -> None:
         """Replace a plain value; a container or a tensor may only replace None or a value of its kind."""
         plan = self._plan
         if target is not None and not _is_alike(target, node):
             plan.add_problem(path, f"the target has a {type(target).__name__} here, the snapshot {describe_node(node)}")
-        elif put is not None:
+        elif setter is not None:
             plan.is_replaced = True
             plan.read_below(node, path)
 
             def prepare(reader: LeafReader) -> Callable[[], None]:
                 value = decode_tree(node, types=plan.types, decode_leaf=reader.decode)
-                return lambda: put(value)
+                return lambda: setter(value)
 
-            plan.add_step(path, prepare, put.keep)
+            plan.add_step(path, prepare, setter.keep)
         elif isinstance(node, list) and node[0] in (ARRAY, *BLOBS):
-            plan.looks.append(ImmutableCheck(target, node, path))
+            plan.immutable_checks.append(ImmutableCheck(target, node, path))
         elif not self._is_same(target, node):
             plan.add_problem(path, FIXED)
 
@@ -384,7 +388,7 @@ def _match_named(plan: IntoPlan, target: NamedModule, node: Json, path: TreePath
         return
 
     def write(state: dict[str, Any], *, assign: bool, strict: bool) -> None:
-        with refusals(target.module, path):
+        with refusals_as_mismatch(target.module, path):
             target.write(state, strict)
 
     _match_module(plan, target.module, target.state_dict(), node, path, write)
@@ -423,21 +427,23 @@ def _match_module(
 def _fit_loaded(plan: IntoPlan, state: Mapping[str, Any], loaded: dict[str, Any], path: TreePath) -> None:
     """Make values that the module accepts: cut like its own, and parameters where it has parameters."""
     for key, value in loaded.items():
-        held = state.get(key)
-        if isinstance(held, torch.Tensor) and not torch.nn.parameter.is_lazy(held):
+        current = state.get(key)
+        if isinstance(current, torch.Tensor) and not torch.nn.parameter.is_lazy(current):
             can_replace = plan.options.assign
-            loaded[key] = fit_replacement(plan, held, value, (*path, key)) if can_replace else cut_like(held, value)
+            loaded[key] = (
+                fit_replacement(plan, current, value, (*path, key)) if can_replace else cut_like(current, value)
+            )
 
 
 def _check_dtypes(plan: IntoPlan, state: Any, node: Json, path: TreePath) -> None:
-    for leaf_path, target, child in _iter_pairs(state, node, path, plan.decode_plain):
-        dtype = plan.find_meaning(child, join_name(leaf_path)).spec.dtype
+    for leaf_path, target, child in _iter_matching_tensors(state, node, path, plan.decode_plain):
+        dtype = plan.find_saved(child, join_name(leaf_path)).spec.dtype
         if torch.nn.parameter.is_lazy(target):
             continue
         if dtype != target.dtype:
             check_cast(plan, target, dtype, leaf_path)
         if plan.options.assign:
-            plan.send(child, target, leaf_path)
+            plan.read_to_device_of(child, target, leaf_path)
 
 
 def _match_optimizer(
@@ -447,7 +453,7 @@ def _match_optimizer(
     optimizer = target.optimizer if isinstance(target, NamedOptimizer) else target
     state = target.state_dict()
     # The dicts of parameters belong to the optimizer; planning must not change them.
-    state["state"] = {key: dict(held) if type(held) is dict else held for key, held in state["state"].items()}
+    state["state"] = {key: dict(values) if type(values) is dict else values for key, values in state["state"].items()}
     new: list[torch.Tensor] = []
     if not optimizer._optimizer_load_state_dict_pre_hooks:  # they may change all of it
         parts = find_children(node, PAIRS_START, plan.decode_plain)
@@ -470,12 +476,12 @@ def _match_optimizer(
 def _check_groups(plan: IntoPlan, target: Any, groups: list[Json], path: TreePath) -> bool:
     """Add differences between parameter groups; for groups that torch.save wrote, after they were read."""
     saved = [find_children(group, PAIRS_START, plan.decode_plain) or {} for group in groups[1:]]
-    held = [group.get("params") for group in saved]
+    params = [group.get("params") for group in saved]
     group_path = (*path, "param_groups")
-    if any(_is_payload(node) for node in (groups, *held)):
+    if any(_is_payload(node) for node in (groups, *params)):
         plan.checks.append(Check(groups, group_path, partial(_compare_loaded, target)))
         return True
-    nodes = [node[1:] if isinstance(node, list) else [] for node in held]
+    nodes = [node[1:] if isinstance(node, list) else [] for node in params]
     texts = _compare_groups(target, [[plan.decode_plain(name) for name in names] for names in nodes])
     for text in texts:
         plan.add_problem(group_path, text)
@@ -498,21 +504,21 @@ def _compare_groups(target: Any, saved: list[list[Any]]) -> list[str]:
     """Return the differences between the parameters of saved groups and the optimizer's."""
     if isinstance(target, NamedOptimizer):
         return target.find_problems(saved)
-    counts, own = [len(params) for params in saved], [len(group["params"]) for group in target.param_groups]
-    text = f"parameter groups of {_list(own)} in the target, of {_list(counts)} in the snapshot"
-    return [] if counts == own else [text]
+    counts, target_counts = [len(params) for params in saved], [len(group["params"]) for group in target.param_groups]
+    text = f"parameter groups of {_join_counts(target_counts)} in the target, of {_join_counts(counts)} in the snapshot"
+    return [] if counts == target_counts else [text]
 
 
 def _check_optimizer_shapes(
     plan: IntoPlan, state: Any, parameters: Mapping[Any, torch.Tensor], node: Json, path: TreePath
 ) -> None:
-    for leaf_path, held, child in _iter_pairs(state, node, (*path, "state"), plan.decode_plain):
+    for leaf_path, tensor, child in _iter_matching_tensors(state, node, (*path, "state"), plan.decode_plain):
         parameter = parameters.get(leaf_path[len(path) + 1])
         # Only state with one value per item must have the shape of the parameter.
-        must_fit = parameter is not None and held.shape == parameter.shape
-        shape = plan.find_meaning(child, join_name(leaf_path)).spec.shape
-        if must_fit and tuple(held.shape) != shape:
-            plan.add_problem(leaf_path, f"shape {tuple(held.shape)} in the target, {shape} in the snapshot")
+        must_fit = parameter is not None and tensor.shape == parameter.shape
+        shape = plan.find_saved(child, join_name(leaf_path)).spec.shape
+        if must_fit and tuple(tensor.shape) != shape:
+            plan.add_problem(leaf_path, f"shape {tuple(tensor.shape)} in the target, {shape} in the snapshot")
 
 
 def _add_memory(
@@ -528,38 +534,42 @@ def _add_memory(
         parameter = parameters.get(key)
         if leaf.tag != TENSOR or parameter is None or len(leaf.path_json) != 2:
             continue
-        spec = plan.find_meaning(leaf.node, join_name((*path, "state", key, field))).spec
+        spec = plan.find_saved(leaf.node, join_name((*path, "state", key, field))).spec
         is_read_together = plan.options.replicas != "each" or find_pieces(parameter) is not None
         if not is_read_together or spec.meta or not is_itemwise(field, spec.shape, parameter):
             continue
-        held = state.setdefault(key, {}).get(field)
-        if not isinstance(held, torch.Tensor) or held.dtype != spec.dtype or type(held) is not _kind(parameter):
+        current = state.setdefault(key, {}).get(field)
+        if (
+            not isinstance(current, torch.Tensor)
+            or current.dtype != spec.dtype
+            or type(current) is not _state_class(parameter)
+        ):
             state[key][field] = torch.empty_like(parameter, dtype=spec.dtype, requires_grad=False)
             new.append(state[key][field])
     return new
 
 
-def _kind(parameter: torch.Tensor) -> type:
+def _state_class(parameter: torch.Tensor) -> type:
     return torch.Tensor if type(parameter) is torch.nn.Parameter else type(parameter)
 
 
-def _list(counts: list[int]) -> str:
+def _join_counts(counts: list[int]) -> str:
     return ", ".join(map(str, counts)) or "none"
 
 
 def _fill_where_it_fits(plan: IntoPlan, state: Any, node: Json, path: TreePath, are_new: Container[int]) -> None:
     """Reuse the memory of tensors that a state already has; whatever does not match gets new memory."""
-    for leaf_path, target, child in _iter_pairs(state, node, path, plan.decode_plain):
+    for leaf_path, target, child in _iter_matching_tensors(state, node, path, plan.decode_plain):
         name = join_name(leaf_path)
-        at, spec = plan.find_meaning(child, name)
-        place = find_place(target, at, spec)
+        at, spec = plan.find_saved(child, name)
+        memory = find_read_target(target, at, spec)
         claim = make_claim(name, target, at, spec)
-        if place is not None and claim is not None:
-            plan.fill(place, name, is_new=id(target) in are_new)
+        if memory is not None and claim is not None:
+            plan.fill(memory, name, is_new=id(target) in are_new)
             plan.claims.append(claim._replace(number=at.number))
 
 
-def _iter_pairs(
+def _iter_matching_tensors(
     target: Any, node: Json, path: TreePath, decode: Callable[[Json], Any]
 ) -> Iterator[tuple[TreePath, torch.Tensor, list[Json]]]:
     """Yield the tensors that a target and an encoded tree have at the same paths."""

@@ -56,7 +56,10 @@ class NamedOptimizer:
             | {"params": [self.names[number] for number in group["params"]]}
             for group in state["param_groups"]
         ]
-        return {"state": {self._name(number): held for number, held in state["state"].items()}, "param_groups": groups}
+        return {
+            "state": {self._name(number): values for number, values in state["state"].items()},
+            "param_groups": groups,
+        }
 
     def _name(self, number: object) -> object:
         # Some optimizers keep state for all parameters together, under a key of their own.
@@ -72,11 +75,11 @@ class NamedOptimizer:
 
     def find_problems(self, groups: Sequence[Sequence[str]]) -> list[str]:
         """Return the differences between saved groups of names and the optimizer's."""
-        held = self.list_groups()
-        if len(held) != len(groups):
-            return [f"{len(held)} parameter groups in the target, {len(groups)} in the snapshot"]
+        own_groups = self.list_groups()
+        if len(own_groups) != len(groups):
+            return [f"{len(own_groups)} parameter groups in the target, {len(groups)} in the snapshot"]
         problems = []
-        for number, pair in enumerate(zip(held, groups, strict=True)):
+        for number, pair in enumerate(zip(own_groups, groups, strict=True)):
             mine, theirs = map(dict.fromkeys, pair)
             only = [(name, "target") for name in mine if name not in theirs]
             only += [(name, "snapshot") for name in theirs if name not in mine]
@@ -95,4 +98,7 @@ class NamedOptimizer:
             group | {"params": [numbers[name] for name in names]}
             for group, names in zip(state["param_groups"], self.list_groups(), strict=True)
         ]
-        return {"state": {numbers.get(key, key): held for key, held in state["state"].items()}, "param_groups": groups}
+        return {
+            "state": {numbers.get(key, key): values for key, values in state["state"].items()},
+            "param_groups": groups,
+        }

@@ -14,12 +14,12 @@ from holdfast.repo.read.read_plan import Region
 from holdfast.repo.read.reader import Verify, verify_mode
 from holdfast.snapshot.into.in_place import Claim, cut_like
 from holdfast.snapshot.into.undo import Undo
-from holdfast.snapshot.leaves import decode_plain, is_one_entry, iter_entry_numbers
-from holdfast.snapshot.load.entries import InPlace
+from holdfast.snapshot.leaves import decode_plain, is_ordinary_node, iter_entry_numbers
+from holdfast.snapshot.load.entries import ReadTarget
 from holdfast.snapshot.load.load import LeafReader
-from holdfast.snapshot.load.opened import EntryAt, Opened
+from holdfast.snapshot.load.opened import EntryRef, Opened
 from holdfast.tensors.sharding.sharded import LocalBox
-from holdfast.tensors.spec import Specs, TensorSpec, can_convert, find_role, give_role
+from holdfast.tensors.spec import SpecDecoder, TensorSpec, can_convert, find_role, give_role
 from holdfast.trees.outline import TreePath, iter_leaves, iter_stored, join_name
 from holdfast.trees.registered import Types
 
@@ -85,7 +85,7 @@ class IntoOptions:
 class SavedTensor(NamedTuple):
     """An ordinary tensor in the snapshot."""
 
-    at: EntryAt
+    at: EntryRef
     spec: TensorSpec
 
 
@@ -96,11 +96,11 @@ class IntoPlan:
     opened: Opened
     options: IntoOptions
     types: Types
-    specs: Specs
+    specs: SpecDecoder
     problems: list[str] = field(default_factory=list)
     nodes: list[tuple[str, Json]] = field(default_factory=list)
     """Leaves to read, by name."""
-    in_place: dict[int, InPlace] = field(default_factory=dict)
+    in_place: dict[int, ReadTarget] = field(default_factory=dict)
     """Entries whose bytes are read directly into the target."""
     devices: dict[int, torch.device] = field(default_factory=dict)
     """Devices of other entries that are not wanted on the CPU."""
@@ -109,7 +109,7 @@ class IntoPlan:
     claims: list[Claim] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     """In the order of the tree."""
-    looks: list[ImmutableCheck] = field(default_factory=list)
+    immutable_checks: list[ImmutableCheck] = field(default_factory=list)
     """Values that cannot be changed: to be read and compared."""
     checks: list[Check] = field(default_factory=list)
     """Values that must be read before it is known whether they match."""
@@ -129,18 +129,20 @@ class IntoPlan:
             if leaf.tag.startswith("@"):
                 self.nodes.append((".".join(filter(None, (prefix, leaf.name))), leaf.node))
 
-    def find_meaning(self, node: Json, name: str) -> SavedTensor:
+    def find_saved(self, node: Json, name: str) -> SavedTensor:
         """Return the entry and spec of an ordinary tensor's node."""
-        numbers = (node[1],) if is_one_entry(node) else iter_entry_numbers(node, what=f"{self.opened.name!r}, {name}")
+        numbers = (
+            (node[1],) if is_ordinary_node(node) else iter_entry_numbers(node, what=f"{self.opened.name!r}, {name}")
+        )
         number = next(iter(numbers))
         spec, size_bytes, _ = self.opened.find_facts(number)
-        return SavedTensor(EntryAt(self.opened, number), self.specs.decode(spec, size_bytes=size_bytes, name=name))
+        return SavedTensor(EntryRef(self.opened, number), self.specs.decode(spec, size_bytes=size_bytes, name=name))
 
-    def fill(self, place: InPlace, name: str, *, is_new: bool = False) -> None:
+    def fill(self, memory: ReadTarget, name: str, *, is_new: bool = False) -> None:
         """Read an entry directly into memory; with `is_new`, memory that nothing else uses yet."""
-        self.in_place[place.at.number] = place
+        self.in_place[memory.at.number] = memory
         if not is_new:
-            self.names[place.at.number] = name
+            self.names[memory.at.number] = name
 
     def add_step(
         self, path: TreePath, prepare: Prepare, keep: Callable[[], Undo], memory: Iterable[torch.Tensor] = ()
@@ -148,7 +150,7 @@ class IntoPlan:
         """Add a change that is made after all leaves were read."""
         self.steps.append(Step(join_name(path), prepare, keep, tuple(memory)))
 
-    def send(self, node: Json, target: torch.Tensor, path: TreePath) -> None:
+    def read_to_device_of(self, node: Json, target: torch.Tensor, path: TreePath) -> None:
         """Read a tensor to the device of the target that it replaces, unless that is the meta device."""
         if not target.is_meta:
             numbers = iter_entry_numbers(node, what=f"{self.opened.name!r}, {join_name(path)}")
@@ -161,16 +163,16 @@ class IntoPlan:
     def list_wants(self) -> Wants:
         """Return which parts of which entries must be read."""
         wants: Wants = {}
-        read = [*self.nodes, *((join_name(look.path), look.node) for look in self.looks)]
+        read = [*self.nodes, *((join_name(check.path), check.node) for check in self.immutable_checks)]
         read += [stored for check in self.checks for stored in iter_stored(check.node)]
         for name, node in read:
             wants.update(dict.fromkeys(iter_entry_numbers(node, what=f"{self.opened.name!r}, {name}")))
-        for number, place in self.in_place.items():
-            wants[number] = None if place.pieces is None else self._list_regions(place, place.pieces)
+        for number, memory in self.in_place.items():
+            wants[number] = None if memory.pieces is None else self._list_regions(memory, memory.pieces)
         return wants
 
-    def _list_regions(self, place: InPlace, pieces: Iterable[LocalBox]) -> tuple[Region, ...]:
-        entry = place.entry
+    def _list_regions(self, memory: ReadTarget, pieces: Iterable[LocalBox]) -> tuple[Region, ...]:
+        entry = memory.entry
         shape = self.specs.decode(entry.spec, size_bytes=entry.size_bytes, name=entry.name).shape
         return tuple(Region(piece.box, shape, piece.tensor.element_size()) for piece in pieces)
 
@@ -191,7 +193,7 @@ class IntoPlan:
         self.names.update(other.names)
         self.claims += other.claims
         self.steps += other.steps
-        self.looks += other.looks
+        self.immutable_checks += other.immutable_checks
         self.checks += other.checks
         self.is_replaced |= other.is_replaced
 
@@ -215,8 +217,8 @@ def fit_value(plan: IntoPlan, target: torch.Tensor, value: Any, path: TreePath) 
         plan.add_problem(path, text)
     if target.dtype != value.dtype and check_cast(plan, target, value.dtype, path):
         # One object stays one object.
-        held = plan.converted.setdefault((id(value), target.dtype), (value, _convert(value, target.dtype)))
-        return held[1]
+        converted = plan.converted.setdefault((id(value), target.dtype), (value, _convert(value, target.dtype)))
+        return converted[1]
     return value
 
 

@@ -54,7 +54,7 @@ def _is_method(method: Any, original: object) -> bool:
 
 def restore(target: Any, state: Any, *, path: TreePath) -> None:
     """Load `state` into an object that is not a module, through its own method."""
-    with refusals(target, path):
+    with refusals_as_mismatch(target, path):
         if isinstance(target, torch.optim.Optimizer):
             restore_optimizer(target, state)
         else:
@@ -78,10 +78,10 @@ def _cut_like_parameters(optimizer: torch.optim.Optimizer, state: dict[str, Any]
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     numbers = [number for group in state["param_groups"] for number in group["params"]]
     for number, parameter in zip(numbers, parameters, strict=False):
-        held = state["state"].get(number)
-        for field, value in held.items() if isinstance(held, dict) else ():
+        values = state["state"].get(number)
+        for field, value in values.items() if isinstance(values, dict) else ():
             if isinstance(value, torch.Tensor) and is_itemwise(field, value.shape, parameter):
-                held[field] = cut_like(parameter, value)
+                values[field] = cut_like(parameter, value)
 
 
 def restore_module(target: torch.nn.Module, state: Any, *, path: TreePath, assign: bool, strict: bool) -> None:
@@ -91,14 +91,14 @@ def restore_module(target: torch.nn.Module, state: Any, *, path: TreePath, assig
     if not strict:
         options["strict"] = False
     prefix = find_wrapping(target)
-    with refusals(target, path):
+    with refusals_as_mismatch(target, path):
         if prefix:
             replace_by_prefix(state, "", prefix)
         target.load_state_dict(state, **options)
 
 
 @contextmanager
-def refusals(target: Any, path: TreePath) -> Iterator[None]:
+def refusals_as_mismatch(target: Any, path: TreePath) -> Iterator[None]:
     """Turn errors of an object's own load method into Mismatch, with its name."""
     try:
         yield
@@ -116,18 +116,18 @@ def keep_dtypes(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None
     if len(numbers) != len(parameters):
         return  # a hook of the optimizer has made something else of it
     for number, parameter in zip(numbers, parameters, strict=True):
-        held = optimizer.state.get(parameter)
-        if held:
-            optimizer.state[parameter] = _keep(state["state"].get(number), held)
+        current = optimizer.state.get(parameter)
+        if current:
+            optimizer.state[parameter] = _keep_dtype(state["state"].get(number), current)
 
 
-def _keep(saved: Any, held: Any) -> Any:
+def _keep_dtype(saved: Any, current: Any) -> Any:
     """Return an optimizer's state, with tensors of a changed dtype replaced by the saved ones."""
-    if isinstance(saved, torch.Tensor) and isinstance(held, torch.Tensor):
-        return saved.to(held.device) if saved.dtype != held.dtype else held
-    if isinstance(saved, dict) and isinstance(held, dict):
-        for key in saved.keys() & held.keys():
-            held[key] = _keep(saved[key], held[key])
-    elif isinstance(saved, list) and isinstance(held, list) and len(saved) == len(held):
-        held[:] = [_keep(one, other) for one, other in zip(saved, held, strict=True)]
-    return held
+    if isinstance(saved, torch.Tensor) and isinstance(current, torch.Tensor):
+        return saved.to(current.device) if saved.dtype != current.dtype else current
+    if isinstance(saved, dict) and isinstance(current, dict):
+        for key in saved.keys() & current.keys():
+            current[key] = _keep_dtype(saved[key], current[key])
+    elif isinstance(saved, list) and isinstance(current, list) and len(saved) == len(current):
+        current[:] = [_keep_dtype(one, other) for one, other in zip(saved, current, strict=True)]
+    return current

@@ -23,7 +23,7 @@ Undo = Callable[[], None]
 """Restores the value or state that existed when the function was created."""
 
 
-class Put(Protocol):
+class ValueSetter(Protocol):
     """A position in a tree that can be assigned."""
 
     def __call__(self, value: Any, /) -> None:
@@ -34,7 +34,7 @@ class Put(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Setter:
+class ItemSetter:
     """Assigns an item of a dict or list."""
 
     container: Any
@@ -46,8 +46,8 @@ class Setter:
 
     def keep(self) -> Undo:
         """Return a function that restores the current value."""
-        held = self.container[self.key]
-        return lambda: self(held)
+        old = self.container[self.key]
+        return lambda: self(old)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +63,15 @@ class FieldSetter:
 
     def keep(self) -> Undo:
         """Return a function that restores the current value."""
-        held = getattr(self.owner, self.name)
-        return lambda: self(held)
+        old = getattr(self.owner, self.name)
+        return lambda: self(old)
 
 
 @dataclass(frozen=True, slots=True)
 class PerRankSetter:
     """Assigns a value that is declared per rank, and declares the new one."""
 
-    inner: Put
+    inner: ValueSetter
 
     def __call__(self, value: Any, /) -> None:
         """Assign a value."""
@@ -92,8 +92,8 @@ def _keep_tensor(tensor: torch.Tensor) -> Undo:
     if tensor.numel() and not is_allocated(tensor):
         return partial(_free_again, tensor)
     if tensor.is_quantized or items_per_byte(tensor.dtype) > 1:
-        held = tensor.detach().clone()
-        return lambda: _copy_back(lambda: tensor.copy_(held), tensor)
+        copied = tensor.detach().clone()
+        return lambda: _copy_back(lambda: tensor.copy_(copied), tensor)
     raw = view_raw(tensor).clone()
     return lambda: _copy_back(lambda: view_raw(tensor).copy_(raw), tensor)
 
@@ -110,8 +110,8 @@ def _copy_back(act: Callable[[], object], tensor: torch.Tensor) -> None:
 
 def keep_grad(tensor: torch.Tensor) -> Undo:
     """Keep the gradient of a tensor."""
-    held = tensor.grad
-    return lambda: setattr(tensor, "grad", held)
+    old = tensor.grad
+    return lambda: setattr(tensor, "grad", old)
 
 
 def keep_module(module: torch.nn.Module) -> Undo:
@@ -134,8 +134,8 @@ def _list_tensors(module: torch.nn.Module) -> list[torch.Tensor]:
 
 
 def _keep_extra(module: torch.nn.Module) -> Undo:
-    held = _copy_state(module.get_extra_state(), module)
-    return lambda: module.set_extra_state(held)
+    state = _copy_state(module.get_extra_state(), module)
+    return lambda: module.set_extra_state(state)
 
 
 def keep_optimizer(optimizer: torch.optim.Optimizer) -> Undo:
@@ -143,7 +143,7 @@ def keep_optimizer(optimizer: torch.optim.Optimizer) -> Undo:
     is_plain = type(optimizer).load_state_dict is torch.optim.Optimizer.load_state_dict and not (
         optimizer._optimizer_load_state_dict_pre_hooks or optimizer._optimizer_load_state_dict_post_hooks
     )
-    tables = [held for held in optimizer.state.values() if isinstance(held, dict)] + optimizer.param_groups
+    tables = [values for values in optimizer.state.values() if isinstance(values, dict)] + optimizer.param_groups
     undos = [_keep_attributes(optimizer), _keep_table(optimizer.state)]
     undos += [_keep_table(table) for table in tables]
     if not is_plain:
@@ -161,8 +161,8 @@ def keep_object(target: Any) -> Undo:
 
 
 def _keep_state(target: Any) -> Undo:
-    held = _copy_state(target.state_dict(), target)
-    return lambda: target.load_state_dict(held) and None
+    state = _copy_state(target.state_dict(), target)
+    return lambda: target.load_state_dict(state) and None
 
 
 def _copy_state(state: Any, owner: object) -> Any:
@@ -179,19 +179,21 @@ def _copy_state(state: Any, owner: object) -> Any:
 
 def _keep_attributes(target: Any) -> Undo:
     """Keep references to an object's attributes, and the contents of a module's tables."""
-    held = vars(target)
-    tables = [table for table in held.values() if type(table) is dict] if isinstance(target, torch.nn.Module) else []
-    undos = [_keep_table(held), *map(_keep_table, tables)]
+    attributes = vars(target)
+    tables = (
+        [table for table in attributes.values() if type(table) is dict] if isinstance(target, torch.nn.Module) else []
+    )
+    undos = [_keep_table(attributes), *map(_keep_table, tables)]
     return lambda: _run_all(undos)
 
 
 def _keep_table(table: dict[Any, Any]) -> Undo:
-    held = dict(table)
+    old = dict(table)
 
     def undo() -> None:
-        if table.keys() != held.keys():
+        if table.keys() != old.keys():
             table.clear()
-        table.update(held)
+        table.update(old)
 
     return undo
 

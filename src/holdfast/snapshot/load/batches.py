@@ -15,14 +15,14 @@ from holdfast.tensors.memory import new_memory, view_bytes, view_storage
 from holdfast.tensors.spec import TensorSpec
 
 Item = TypeVar("Item")
-_BATCH: Final = 1024
+_MAX_SMALL_BATCH: Final = 1024
 """How many small tensors are read at a time; each has an entry, a chunk and a buffer in memory."""
 
-Alike = tuple[TensorSpec, list[int]]
+EntriesOfSpec = tuple[TensorSpec, list[int]]
 """A spec, and the numbers of entries that have it."""
 
 
-def view_place(tensor: torch.Tensor, size_bytes: int) -> torch.Tensor:
+def view_tensor_memory(tensor: torch.Tensor, size_bytes: int) -> torch.Tensor:
     """Return the memory of a tensor on any device, from its first item on, as a tensor of bytes."""
     start = int(tensor.storage_offset()) * tensor.element_size()
     return view_storage(tensor.untyped_storage(), start, start + size_bytes)
@@ -67,14 +67,14 @@ def read_to_memory(reader: SnapshotReader, entry: Entry, start: int, memory: tor
 def iter_batches(items: Iterable[Item], measure: Callable[[Item], int], limit_bytes: int) -> Iterator[list[Item]]:
     """Yield the items in batches that fit into a limit; an item that exceeds it is a batch of its own."""
     batch: list[Item] = []
-    held = 0
+    batch_bytes = 0
     for item in items:
         size = measure(item)
-        if batch and held + size > limit_bytes:
+        if batch and batch_bytes + size > limit_bytes:
             yield batch
-            batch, held = [], 0
+            batch, batch_bytes = [], 0
         batch.append(item)
-        held += size
+        batch_bytes += size
     if batch:
         yield batch
 
@@ -123,18 +123,18 @@ class SmallTensors:
         index = number - self._lowest
         return self._tensors[index] if 0 <= index < len(self._tensors) else None
 
-    def iter_batches(self, limit_bytes: int) -> Iterator[list[Alike]]:
+    def iter_batches(self, limit_bytes: int) -> Iterator[list[EntriesOfSpec]]:
         """Yield all entries in order, in batches of at most `limit_bytes`, grouped by spec; can be used once."""
-        batch: dict[int, Alike] = {}
-        count = held = 0
+        batch: dict[int, EntriesOfSpec] = {}
+        count = batch_bytes = 0
         sizes = [spec.span_bytes for spec in self._specs]
         for number, kind in zip(self._numbers, self._kind_of, strict=True):
             size_bytes = sizes[kind]
-            if count == _BATCH or (batch and held + size_bytes > limit_bytes):
+            if count == _MAX_SMALL_BATCH or (batch and batch_bytes + size_bytes > limit_bytes):
                 yield list(batch.values())
-                batch, count, held = {}, 0, 0
+                batch, count, batch_bytes = {}, 0, 0
             batch.setdefault(kind, (self._specs[kind], []))[1].append(number)
-            count, held = count + 1, held + size_bytes
+            count, batch_bytes = count + 1, batch_bytes + size_bytes
         if batch:
             yield list(batch.values())
         self._numbers, self._kind_of = array("Q"), array("I")

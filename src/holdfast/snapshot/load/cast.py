@@ -11,7 +11,15 @@ import torch
 from holdfast.errors import Unsupported
 from holdfast.repo.format.entry import Entry
 from holdfast.repo.read.reader import SnapshotReader
-from holdfast.tensors.build import CPU, TRAY_DTYPES, Block, Tray, build_tensor, spread_items, spread_memory
+from holdfast.tensors.build import (
+    CPU,
+    SMALL_BATCH_DTYPES,
+    MemoryBlock,
+    SmallTensorBatch,
+    build_tensor,
+    spread_items,
+    spread_memory,
+)
 from holdfast.tensors.memory import new_memory, view_bytes, view_storage
 from holdfast.tensors.spec import TensorSpec
 from holdfast.trees.move import cast_floating, move_to_device
@@ -63,7 +71,7 @@ def cast_and_move(memory: torch.Tensor, saved: torch.dtype, dtype: torch.dtype, 
     return move_to_device(cast_memory(memory, saved, dtype), device)
 
 
-def cast_packed(block: Block, dtype: torch.dtype, *, what: str) -> torch.Tensor:
+def cast_packed(block: MemoryBlock, dtype: torch.dtype, *, what: str) -> torch.Tensor:
     """Return the memory of packed items cast to another dtype; bytes between them are not touched."""
     assert block.scatter is not None
     spec, packed = block.scatter
@@ -89,13 +97,13 @@ def read_cast(
     return memory
 
 
-def can_cast_tray(dtype: torch.dtype | None) -> bool:
+def can_cast_small_batch(dtype: torch.dtype | None) -> bool:
     """Tell whether small tensors may be cast together."""
-    return dtype is None or dtype in TRAY_DTYPES
+    return dtype is None or dtype in SMALL_BATCH_DTYPES
 
 
-def cast_tray(tray: Tray, dtype: torch.dtype | None) -> Tray:
-    """Return a filled tray with its tensors cast, if they are floating."""
-    if dtype is None or not is_cast(tray.spec, dtype):
-        return tray
-    return Tray(cast_spec(tray.spec, dtype), cast_floating(tray.memory, dtype))
+def cast_small_batch(batch: SmallTensorBatch, dtype: torch.dtype | None) -> SmallTensorBatch:
+    """Return a filled batch with its tensors cast, if they are floating."""
+    if dtype is None or not is_cast(batch.spec, dtype):
+        return batch
+    return SmallTensorBatch(cast_spec(batch.spec, dtype), cast_floating(batch.memory, dtype))

@@ -14,27 +14,35 @@ from holdfast.errors import Corrupt, HoldfastError, Unsupported
 from holdfast.repo.format.entry import Entry
 from holdfast.repo.read.read_plan import Region
 from holdfast.repo.read.reader import WriteObserver
-from holdfast.snapshot.load.batches import SmallTensors, iter_batches, read_to_devices, view_place
+from holdfast.snapshot.load.batches import SmallTensors, iter_batches, read_to_devices, view_tensor_memory
 from holdfast.snapshot.load.cast import (
-    can_cast_tray,
+    can_cast_small_batch,
     cast_and_move,
     cast_packed,
+    cast_small_batch,
     cast_spec,
-    cast_tray,
     is_cast,
     read_cast,
     verify_dtype,
     verify_group,
 )
-from holdfast.snapshot.load.opened import EntryAt, Opened, find_saved_device
+from holdfast.snapshot.load.opened import EntryRef, Opened, find_saved_device
 from holdfast.snapshot.load.options import SAVED, LoadOptions
-from holdfast.tensors.build import CPU, Block, build_tensor, fits_tray, measure_block, plan_block, plan_tray
+from holdfast.tensors.build import (
+    CPU,
+    MemoryBlock,
+    build_tensor,
+    fits_small_batch,
+    measure_block,
+    plan_block,
+    plan_small_batch,
+)
 from holdfast.tensors.fakes import enter_fake_mode, find_fake_mode
 from holdfast.tensors.memory import new_memory, wrap_memory
 from holdfast.tensors.sharding.sharded import LocalBox
 from holdfast.tensors.sources import group_equal
 from holdfast.tensors.spec import TENSOR as TENSOR_TYPE
-from holdfast.tensors.spec import Specs, TensorSpec, is_rng_state
+from holdfast.tensors.spec import SpecDecoder, TensorSpec, is_rng_state
 from holdfast.tensors.storage import tensor_bytes
 from holdfast.trees.move import move_to_device
 
@@ -44,11 +52,11 @@ _FILLED_AT_ONCE: Final = 1024
 """How many entries are read in place at a time; each has a buffer and a planned read in memory."""
 
 
-class InPlace(NamedTuple):
+class ReadTarget(NamedTuple):
     """Existing memory into which an entry's bytes are read directly."""
 
     tensor: torch.Tensor
-    at: EntryAt
+    at: EntryRef
     size_bytes: int
     """The bytes from the tensor's first item to its last."""
     pieces: tuple[LocalBox, ...] | None = None
@@ -65,11 +73,11 @@ class InPlace(NamedTuple):
         return [self.tensor] if self.pieces is None else [piece.tensor for piece in self.pieces]
 
 
-def drop_tied(places: Sequence[InPlace]) -> Sequence[InPlace]:
+def drop_tied(targets: Sequence[ReadTarget]) -> Sequence[ReadTarget]:
     """Drop all but the last of those that are the same bytes of memory."""
-    if not group_equal(array("Q", [each.tensor.data_ptr() for each in places])):
-        return places
-    return list({(each.tensor.device, each.tensor.data_ptr(), each.size_bytes): each for each in places}.values())
+    if not group_equal(array("Q", [each.tensor.data_ptr() for each in targets])):
+        return targets
+    return list({(each.tensor.device, each.tensor.data_ptr(), each.size_bytes): each for each in targets}.values())
 
 
 class EntryReader:
@@ -80,7 +88,7 @@ class EntryReader:
         opened: Opened,
         options: LoadOptions,
         *,
-        in_place: Mapping[int, InPlace] | None = None,
+        in_place: Mapping[int, ReadTarget] | None = None,
         devices: Mapping[int, torch.device] | None = None,
     ) -> None:
         """Entries in `in_place` are read into the memory given there, others are moved to `devices`."""
@@ -92,7 +100,7 @@ class EntryReader:
         self._options = options
         self._in_place = in_place or {}
         self._devices = devices or {}
-        self._meanings = Specs(opened.name)
+        self._spec_decoder = SpecDecoder(opened.name)
         self._specs: dict[int, tuple[Entry, TensorSpec]] = {}
         self._groups: dict[object, list[int]] = {}
         self._memory: dict[int, torch.Tensor] = {}
@@ -101,7 +109,7 @@ class EntryReader:
         self._small = SmallTensors()
         self.find_ready = self._small.find
         """Returns the tensor of an entry that is already built, or None."""
-        self._can_cast_tray = can_cast_tray(options.dtype)
+        self._can_cast_small = can_cast_small_batch(options.dtype)
         # Entries that are never cast on their own; and entries that are still to be cast.
         self._kept: set[int] = set()
         self._uncast: set[int] = set()
@@ -113,7 +121,7 @@ class EntryReader:
         """Exclude entries from casting; call it before they are requested."""
         self._kept.update(numbers)
 
-    def take_up(self, number: int, name: str) -> None:
+    def request(self, number: int, name: str) -> None:
         """Request an entry for the leaf of that name."""
         if number in self._specs or number in self.blobs or number in self._in_place:
             return
@@ -122,7 +130,7 @@ class EntryReader:
         if kind != TENSOR_TYPE:
             self.blobs[number] = (self._opened.entry(number), bytearray(size_bytes))
             return
-        spec = self._meanings.decode(saved, size_bytes=size_bytes, name=name)
+        spec = self._spec_decoder.decode(saved, size_bytes=size_bytes, name=name)
         is_shared = alias and self._options.aliases == "preserve"
         if not is_shared and self._is_small(number, size_bytes, spec):
             self._small.add(number, spec)
@@ -136,7 +144,7 @@ class EntryReader:
     def _is_small(self, number: int, size_bytes: int, spec: TensorSpec) -> bool:
         if self._device != CPU or self._options.mmap or number in self._devices or number in self._kept or self._fake:
             return False
-        return self._small.has_kind(spec) or (fits_tray(spec, size_bytes) and self._can_cast_tray)
+        return self._small.has_kind(spec) or (fits_small_batch(spec, size_bytes) and self._can_cast_small)
 
     def read(self, parts: set[int]) -> None:
         """Read all requested entries except those in place; `parts` are the entries of composite tensors."""
@@ -170,14 +178,14 @@ class EntryReader:
         """Give tensors memory without values, with the layout that they would have after a read."""
         dtype, saved = self._options.dtype, self._specs[members[0]][1].dtype
         must_cast = self._must_cast(members)
-        places, size = measure_block([self._specs[number] for number in members])
+        offsets, size = measure_block([self._specs[number] for number in members])
         if must_cast and dtype is not None:
             size = size // saved.itemsize * dtype.itemsize
         with enter_fake_mode(self._fake):
             memory = new_memory(size, self._find_device(members[0]))
-        for number, place in zip(members, places, strict=True):
+        for number, offset in zip(members, offsets, strict=True):
             entry, spec = self._specs[number]
-            self._specs[number] = (entry, replace(spec, at=place))
+            self._specs[number] = (entry, replace(spec, at=offset))
             self._memory[number] = memory
         self._unread.update(members)
         if must_cast and dtype is not None:
@@ -203,11 +211,11 @@ class EntryReader:
         for members, block in blocks:
             self._memory.update(dict.fromkeys(members, self._finish(members, block)))
             self._sharing.update(dict.fromkeys(members, members))
-            for number, place in zip(members, block.places, strict=True):
+            for number, offset in zip(members, block.offsets, strict=True):
                 entry, spec = self._specs[number]
-                self._specs[number] = (entry, spec if spec.at == place else replace(spec, at=place))
+                self._specs[number] = (entry, spec if spec.at == offset else replace(spec, at=offset))
 
-    def _finish(self, members: Sequence[int], block: Block) -> torch.Tensor:
+    def _finish(self, members: Sequence[int], block: MemoryBlock) -> torch.Tensor:
         dtype = self._options.dtype
         if dtype is None or block.scatter is None or members[0] not in self._uncast:
             return block.finish()
@@ -237,22 +245,22 @@ class EntryReader:
         return True
 
     def _read_small(self) -> None:
-        for batch in self._small.iter_batches(self._opened.reader.budget_bytes // 2):
-            trays = [plan_tray(spec, len(numbers)) for spec, numbers in batch]
-            entries = [self._opened.entry(number) for _, numbers in batch for number in numbers]
-            buffers = [buffer for tray in trays for buffer in tray.cut()]
+        for group in self._small.iter_batches(self._opened.reader.budget_bytes // 2):
+            batches = [plan_small_batch(spec, len(numbers)) for spec, numbers in group]
+            entries = [self._opened.entry(number) for _, numbers in group for number in numbers]
+            buffers = [buffer for batch in batches for buffer in batch.cut()]
             self._opened.reader.read_all(list(zip(entries, buffers, strict=True)))
-            for (_, numbers), tray in zip(batch, trays, strict=True):
-                self._small.put(numbers, cast_tray(tray, self._options.dtype).build())
+            for (_, numbers), batch in zip(group, batches, strict=True):
+                self._small.put(numbers, cast_small_batch(batch, self._options.dtype).build())
 
     def read_in_place(
-        self, left_out: Collection[int], watch: WriteObserver, *, places: Mapping[int, InPlace] | None = None
+        self, left_out: Collection[int], watch: WriteObserver, *, targets: Mapping[int, ReadTarget] | None = None
     ) -> None:
         """Read entries into the existing memory, or into the replacements that are given.
 
         If that fails, some of it has been overwritten; `watch` records which.
         """
-        wanted = [each for number, each in (places or self._in_place).items() if number not in left_out]
+        wanted = [each for number, each in (targets or self._in_place).items() if number not in left_out]
         self._read_pieces([each for each in wanted if each.pieces is not None], watch)
         unique = drop_tied([each for each in wanted if each.pieces is None and each.size_bytes])
         here = [each for each in unique if each.tensor.device == CPU]
@@ -261,13 +269,13 @@ class EntryReader:
             fills = [(each.entry, tensor_bytes(each.tensor, each.size_bytes)) for each in some]
             self._opened.reader.read_all(fills, watch=watch)
         elsewhere = [each for each in unique if each.tensor.device != CPU]
-        moves = [(each.entry, view_place(each.tensor, each.size_bytes)) for each in elsewhere]
+        moves = [(each.entry, view_tensor_memory(each.tensor, each.size_bytes)) for each in elsewhere]
         read_to_devices(self._opened.reader, moves, watch)
 
-    def _read_pieces(self, places: Sequence[InPlace], watch: WriteObserver) -> None:
+    def _read_pieces(self, targets: Sequence[ReadTarget], watch: WriteObserver) -> None:
         """Read this rank's boxes of tensors, through other memory if a box is not contiguous."""
         limit = self._opened.reader.budget_bytes // 2
-        wanted = [(each.entry, piece) for each in places for piece in each.pieces or () if piece.tensor.numel()]
+        wanted = [(each.entry, piece) for each in targets for piece in each.pieces or () if piece.tensor.numel()]
         for entry, _ in wanted:
             watch.expect(entry.name, 1)
         for batch in iter_batches(wanted, lambda pair: pair[1].tensor.nbytes, limit):
@@ -290,9 +298,9 @@ class EntryReader:
                 watch.end(entry.name)
 
     def _find_geometry(self, entry: Entry) -> tuple[int, ...]:
-        return self._meanings.decode(entry.spec, size_bytes=entry.size_bytes, name=entry.name).shape
+        return self._spec_decoder.decode(entry.spec, size_bytes=entry.size_bytes, name=entry.name).shape
 
-    def _plan(self, members: Sequence[int]) -> Block:
+    def _plan(self, members: Sequence[int]) -> MemoryBlock:
         found = [self._specs[number] for number in members]
         if self._options.mmap:
             is_alone = len(found) == 1 and not found[0][1].packed and found[0][0].size_bytes > 0
@@ -300,7 +308,7 @@ class EntryReader:
             mapped = self._opened.reader.map_entry(found[0][0]) if can_map else None
             if mapped is not None:
                 self._opened.reader.counters.mapped_entries += 1
-                return Block(wrap_memory(mapped), (), (0,))
+                return MemoryBlock(wrap_memory(mapped), (), (0,))
             self._opened.reader.counters.unmapped_entries += len(found)
         return plan_block(found, what=f"{self._opened.name!r}, {found[0][0].name!r}")
 
@@ -316,7 +324,7 @@ class EntryReader:
         if ready is not None:
             return ready
         if number not in self._specs:
-            raise disagree(what)
+            raise kind_mismatch(what)
         memory = self._memory[number]
         if number in self._unread:
             with enter_fake_mode(self._fake):
@@ -330,7 +338,7 @@ class EntryReader:
         """Return the memory on another device, cast if requested; one copy for all tensors that share it."""
         memory, name = self._memory[number], self._specs[number][0].name
         if memory.is_meta:
-            raise disagree(name)  # one place wants it here, another where there are no bytes
+            raise kind_mismatch(name)  # one place wants it here, another where there are no bytes
         dtype = self._options.dtype if number in self._uncast else None
         try:
             if dtype is None:
@@ -357,12 +365,12 @@ class EntryReader:
         if self._device is not None:
             return self._device
         saved = find_saved_device(entry)
-        with refusing(entry.name):
+        with torch_errors_as_corrupt(entry.name):
             return CPU if saved is None else torch.device(saved)
 
 
 @contextmanager
-def refusing(what: str) -> Iterator[None]:
+def torch_errors_as_corrupt(what: str) -> Iterator[None]:
     """Turn torch's refusal of a stored value into Corrupt, with the name of the leaf."""
     try:
         yield
@@ -372,6 +380,6 @@ def refusing(what: str) -> Iterator[None]:
         raise Corrupt(f"{what}: {error}", key=what) from error
 
 
-def disagree(what: str) -> Corrupt:
+def kind_mismatch(what: str) -> Corrupt:
     """Return the error for a leaf whose node and entry are of different kinds."""
     return Corrupt(f"{what}: the stored tree and its entry disagree on what it is; run `holdfast check`", key=what)

@@ -20,11 +20,11 @@ from holdfast.snapshot.leaves import (
     PICKLE,
     TENSOR_TAGS,
     decode_plain,
-    is_one_entry,
+    is_ordinary_node,
     iter_entry_numbers,
     list_parts,
 )
-from holdfast.snapshot.load.entries import EntryReader, InPlace, disagree, refusing
+from holdfast.snapshot.load.entries import EntryReader, ReadTarget, kind_mismatch, torch_errors_as_corrupt
 from holdfast.snapshot.load.opened import Opened
 from holdfast.snapshot.load.options import LoadOptions
 from holdfast.snapshot.pickled import load_payload, unpickle_value
@@ -48,7 +48,7 @@ class LeafReader:
         types: Types,
         options: LoadOptions,
         *,
-        in_place: Mapping[int, InPlace] | None = None,
+        in_place: Mapping[int, ReadTarget] | None = None,
         devices: Mapping[int, torch.device] | None = None,
     ) -> None:
         """Entries in `in_place` are read into the memory given there, others are moved to `devices`."""
@@ -64,33 +64,33 @@ class LeafReader:
     def read(self, nodes: Iterable[tuple[str, Json]]) -> None:
         """Read all entries of these named nodes, except those that are read in place."""
         parts: set[int] = set()
-        take_up = self._entries.take_up
+        request = self._entries.request
         for name, node in nodes:
-            if is_one_entry(node):
-                take_up(node[1], name)
+            if is_ordinary_node(node):
+                request(node[1], name)
                 continue
             numbers = list(iter_entry_numbers(node, what=f"{self._opened.name!r}, {name}"))
             if node[0] == PARTS or (node[0] == GRAD and PARTS in (node[1][0], node[2][0])):
                 parts.update(numbers)
                 self._entries.keep_dtypes(_iter_kept(node))
             for number in numbers:
-                take_up(number, name)
+                request(number, name)
         with leave_fake_mode(self._fake):
             self._entries.read(parts)
 
     def read_in_place(
-        self, left_out: Collection[int], watch: WriteObserver, *, places: Mapping[int, InPlace] | None = None
+        self, left_out: Collection[int], watch: WriteObserver, *, targets: Mapping[int, ReadTarget] | None = None
     ) -> None:
         """Read entries into the existing memory, or into the replacements that are given.
 
         If that fails, some of it has been overwritten; `watch` records which.
         """
-        self._entries.read_in_place(left_out, watch, places=places)
+        self._entries.read_in_place(left_out, watch, targets=targets)
 
     def decode(self, node: list[Json], path: TreePath) -> object:
         """Return the value of a leaf; its entries must have been read."""
         tag = node[0]
-        ready = self._find_ready(node[1]) if is_one_entry(node) else None
+        ready = self._find_ready(node[1]) if is_ordinary_node(node) else None
         if ready is not None:
             return ready
         what = f"{self._opened.name!r}, {join_name(path)}"
@@ -115,13 +115,13 @@ class LeafReader:
 
     def _find_blob(self, number: int, what: str) -> tuple[Entry, bytearray]:
         if number not in self._entries.blobs:
-            raise disagree(what)
+            raise kind_mismatch(what)
         return self._entries.blobs[number]
 
     def _decode_tensor(self, node: list[Json], what: str, *, device: torch.device | None = None) -> torch.Tensor:
         if node[0] == GRAD:
             tensor = self._decode_tensor(node[1], what)
-            with refusing(what):
+            with torch_errors_as_corrupt(what):
                 tensor.grad = self._decode_tensor(node[2], f"{what}.grad")
             return tensor
         number = next(iter_entry_numbers(node, what=what), -1)

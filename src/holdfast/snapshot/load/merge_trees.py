@@ -20,22 +20,22 @@ _MAX_NAMED: Final = 20
 def merge_trees(trees: Sequence[Json]) -> tuple[Json, list[str]]:
     """Return the union of encoded trees with the same entry numbers, and the names of leaves that differ."""
     divergent: list[str] = []
-    united = trees[0]
+    merged = trees[0]
     for tree in trees[1:]:
-        united = _unite(united, tree, (), divergent)
-    return united, list(dict.fromkeys(divergent))
+        merged = _merge_nodes(merged, tree, (), divergent)
+    return merged, list(dict.fromkeys(divergent))
 
 
-def _unite(ours: Json, theirs: Json, path: tuple[str, ...], divergent: list[str]) -> Json:
+def _merge_nodes(ours: Json, theirs: Json, path: tuple[str, ...], divergent: list[str]) -> Json:
     if ours == theirs and canonical_json(ours) == canonical_json(theirs):
         return ours
     tag = _find_tag(ours)
     if tag == _find_tag(theirs) and isinstance(ours, list) and isinstance(theirs, list):
         if tag in PAIRS_START and ours[: PAIRS_START[tag]] == theirs[: PAIRS_START[tag]]:
-            return _unite_pairs(ours, theirs, PAIRS_START[tag], path, divergent)
+            return _merge_pairs(ours, theirs, PAIRS_START[tag], path, divergent)
         start = {**FIELDS_START, **ITEMS_START}.get(tag, 0)
         if start and len(ours) == len(theirs) and ours[:start] == theirs[:start]:
-            return _unite_items(ours, theirs, start, path, divergent)
+            return _merge_items(ours, theirs, start, path, divergent)
     divergent.append(".".join(path))
     return ours
 
@@ -44,12 +44,15 @@ def _find_tag(node: Json) -> str:
     return node[0] if isinstance(node, list) and node and isinstance(node[0], str) else ""
 
 
-def _unite_pairs(ours: list[Json], theirs: list[Json], start: int, path: tuple[str, ...], divergent: list[str]) -> Json:
-    united = dict(_iter_pairs(ours, start))
+def _merge_pairs(ours: list[Json], theirs: list[Json], start: int, path: tuple[str, ...], divergent: list[str]) -> Json:
+    merged = dict(_iter_pairs(ours, start))
     for encoded, (key, value) in _iter_pairs(theirs, start):
-        held = united.get(encoded)
-        united[encoded] = (key, value if held is None else _unite(held[1], value, (*path, key_text(key)), divergent))
-    return [*ours[:start], *(item for pair in united.values() for item in pair)]
+        known = merged.get(encoded)
+        merged[encoded] = (
+            key,
+            value if known is None else _merge_nodes(known[1], value, (*path, key_text(key)), divergent),
+        )
+    return [*ours[:start], *(item for pair in merged.values() for item in pair)]
 
 
 def _iter_pairs(node: list[Json], start: int) -> list[tuple[bytes, tuple[Json, Json]]]:
@@ -57,10 +60,13 @@ def _iter_pairs(node: list[Json], start: int) -> list[tuple[bytes, tuple[Json, J
     return [(canonical_json(key), (key, value)) for key, value in pairs]
 
 
-def _unite_items(ours: list[Json], theirs: list[Json], start: int, path: tuple[str, ...], divergent: list[str]) -> Json:
+def _merge_items(ours: list[Json], theirs: list[Json], start: int, path: tuple[str, ...], divergent: list[str]) -> Json:
     items = zip(ours[start:], theirs[start:], strict=True)
     # The name of a field comes before its value, and is the same in both.
-    return [*ours[:start], *(_unite(a, b, (*path, str(number)), divergent) for number, (a, b) in enumerate(items))]
+    return [
+        *ours[:start],
+        *(_merge_nodes(a, b, (*path, str(number)), divergent) for number, (a, b) in enumerate(items)),
+    ]
 
 
 def find_variants(root: Manifest, parts: Iterable[Manifest]) -> list[str]:
@@ -75,10 +81,10 @@ def find_variants(root: Manifest, parts: Iterable[Manifest]) -> list[str]:
     for part in parts:
         entries = list(part.iter_entries())
         names += [entry.name for entry in entries if entry.rank != NO_RANK and entry.name not in declared]
-        # A part has a tree of its own only if that rank's tree differs from the root's.
+        # A part has a tree of its tree only if that rank's tree differs from the root's.
         if part.spec is not None:
-            own = renumber(_find_tree(part), {at: numbers[entry.name] for at, entry in enumerate(entries)})
-            names += merge_trees([_find_tree(root), own])[1]
+            tree = renumber(_find_tree(part), {at: numbers[entry.name] for at, entry in enumerate(entries)})
+            names += merge_trees([_find_tree(root), tree])[1]
     return list(dict.fromkeys(names))
 
 

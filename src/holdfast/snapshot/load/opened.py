@@ -24,7 +24,7 @@ _COMPARED: Final = 5000
 Encode = Callable[[object], Json]
 
 
-class EntryAt(NamedTuple):
+class EntryRef(NamedTuple):
     """An entry by its number. Takes 64 bytes, where an Entry takes about 490; the Entry is created on demand."""
 
     opened: Opened

@@ -47,30 +47,30 @@ class Leaves(NamedTuple):
     spec: EncodedJson
     """The shape, as the spec of a snapshot. Decoded, it would take several times the memory."""
     sources: Sequence[Source]
-    held: dict[int, LocalLeaf]
+    local_leaves: dict[int, LocalLeaf]
     """Entries, by number, that are shards or replicas of other ranks' tensors."""
-    own: set[int]
+    per_rank_entries: set[int]
     """Entries that are declared per rank."""
-    own_names: set[str]
+    per_rank_names: set[str]
     """Paths of plain values that are declared per rank."""
 
 
 def make_leaves(tree: object, options: SaveOptions, types: Types) -> Leaves:
     """Split a tree into its shape and its leaves; reads no tensor yet."""
     leaves = LeafWriter(types, allow_pickle=options.allow_pickle, grads=options.grads)
-    own_names: set[str] = set()
-    state = expand(tree, note_own=lambda path: own_names.add(join_name(path)))
+    per_rank_names: set[str] = set()
+    state = expand(tree, note_per_rank=lambda path: per_rank_names.add(join_name(path)))
     with pause_gc():
         node = encode_tree(state, types=types, encode_leaf=leaves.encode)
         spec = leaves.encode_nodes({TREE: node})
         del node
-        return Leaves(spec, leaves.make_sources(), leaves.held, leaves.own, own_names)
+        return Leaves(spec, leaves.make_sources(), leaves.local_leaves, leaves.per_rank_entries, per_rank_names)
 
 
 def make_request(name: str, tree: object, options: SaveOptions, types: Types) -> Request:
     """Return the request that saves a tree from one process; reads no tensor yet."""
     leaves = make_leaves(tree, options, types)
-    for number in leaves.held:
+    for number in leaves.local_leaves:
         source = leaves.sources[number]
         if isinstance(source, ShardSource) and not source.is_whole:
             raise Unsupported(

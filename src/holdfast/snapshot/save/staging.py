@@ -34,7 +34,7 @@ from holdfast.tensors.memory import new_memory, view_bytes
 Staging = Literal["full", "budget"]
 _ALIGNMENT: Final = 64
 _SLAB_BYTES: Final = 8 << 20
-_LOOK_S: Final = 1.0
+_RECHECK_S: Final = 1.0
 """How often a waiting thread checks again, in case a notification was lost."""
 _Memory = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
 
@@ -126,13 +126,13 @@ class Queue:
     def __init__(self, budget_bytes: int) -> None:
         """Keep at most `budget_bytes`, or one piece."""
         self._budget = budget_bytes
-        self._held: list[tuple[weakref.ref[_Memory], int]] = []
+        self._buffers: list[tuple[weakref.ref[_Memory], int]] = []
         """Weak references to the filled memory, with its size; some of it has been freed."""
         self._pieces: dict[tuple[int, int], memoryview] = {}
         self._taken: set[tuple[int, int]] = set()
         # A Condition's default lock is acquired in Python code, which may fail to release it when memory runs out.
-        self._turn = threading.Lock()
-        self._changed = threading.Condition(self._turn)
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._room = threading.Lock()
         """Released when memory was freed since the caller last checked."""
         self._error: BaseException | None = None
@@ -150,14 +150,14 @@ class Queue:
         try:
             for piece in cut_sources(sources):
                 while not self._is_over and not self._has_room(piece.stop - piece.start):
-                    if not self._room.acquire(timeout=_LOOK_S) and not is_wanted():
+                    if not self._room.acquire(timeout=_RECHECK_S) and not is_wanted():
                         return
                 if self._is_over:
                     return
                 self._put(piece)
         except BaseException as error:
             self._error = error  # first: to wake the others up may fail
-            with self._turn:
+            with self._lock:
                 self._changed.notify_all()
             raise
 
@@ -165,21 +165,21 @@ class Queue:
         # An array, because every view keeps it alive: when it is freed, the piece has been written or was already
         # present.
         memory = np.empty(piece.stop - piece.start, dtype=np.uint8)
-        self._held.append((weakref.ref(memory, self._note_room), memory.nbytes))
+        self._buffers.append((weakref.ref(memory, self._note_room), memory.nbytes))
         copy = memory.data
         copy_bytes(copy, piece.source.read(piece.start, piece.stop).cast("B"))
-        with self._turn:
+        with self._lock:
             self._pieces[piece.position, piece.start] = copy
             self._changed.notify_all()
 
     def _has_room(self, size_bytes: int) -> bool:
-        self._held = [(memory, size) for memory, size in self._held if memory() is not None]
-        held = self.find_held_bytes()
-        return not held or held + size_bytes <= self._budget
+        self._buffers = [(memory, size) for memory, size in self._buffers if memory() is not None]
+        buffered_bytes = self.count_buffered_bytes()
+        return not buffered_bytes or buffered_bytes + size_bytes <= self._budget
 
-    def find_held_bytes(self) -> int:
+    def count_buffered_bytes(self) -> int:
         """Return the number of bytes of pieces that are still referenced."""
-        return sum([size for memory, size in self._held if memory() is not None])
+        return sum([size for memory, size in self._buffers if memory() is not None])
 
     def _note_room(self, _: object) -> None:
         # Runs in any thread that drops the last view, and that thread may have acquired the lock.
@@ -188,9 +188,9 @@ class Queue:
 
     def _take(self, name: str, position: int, start: int, stop: int) -> memoryview:
         key = (position, start)
-        with self._turn:
+        with self._lock:
             while not (self._error or self._is_over or key in self._pieces or key in self._taken):
-                self._changed.wait(_LOOK_S)
+                self._changed.wait(_RECHECK_S)
             if key in self._taken:
                 raise SourceChanged(
                     f"{name!r}: bytes {start} to {stop} are needed once more, and staging='budget' has let go of them;"
@@ -205,7 +205,7 @@ class Queue:
         """Stop all waiting: the writing thread has ended or failed."""
         self._is_over = True  # first: to wake the others up may fail
         self._note_room(None)
-        with self._turn:
+        with self._lock:
             self._pieces.clear()
             self._changed.notify_all()
 
@@ -247,7 +247,7 @@ class SaveHandle:
     _thread: BackgroundThread | None = None
     _result: SaveResult | None = None
     _error: BaseException | None = None
-    _is_told: bool = False
+    _is_error_raised: bool = False
     _meter: _Meter = field(default_factory=_Meter)
     _write: Write | None = None
     """Saves the request; None for a save by this process alone."""
@@ -265,7 +265,7 @@ class SaveHandle:
         self._join(timeout_s)
         error = self._error or (self._thread.error if self._thread and self._result is None else None)
         if error is not None:
-            self._is_told = True
+            self._is_error_raised = True
             raise error
         if self._result is None:
             raise StoreError(f"saving {self.name!r} is under way in the process that began it, which this is not")
@@ -310,10 +310,10 @@ class AsyncSaver:
                 self._current = handle
                 handle._run(repo, request)
                 if handle._error is not None and not isinstance(handle._error, Exception):
-                    handle._is_told = True
+                    handle._is_error_raised = True
                     raise handle._error
             else:
-                self._pass_on(handle, repo, request)
+                self._stream(handle, repo, request)
         handle.waited_s = time.monotonic() - started
         return handle
 
@@ -338,10 +338,10 @@ class AsyncSaver:
         # It stays current until it has ended: after an interrupted wait, its memory must not be reused.
         handle._join()
         self._current = None
-        if not handle._is_told:
+        if not handle._is_error_raised:
             handle.wait()
 
-    def _pass_on(self, handle: SaveHandle, repo: Repository, request: Request) -> None:
+    def _stream(self, handle: SaveHandle, repo: Repository, request: Request) -> None:
         """Copy piece by piece while another thread writes; returns when the last piece is copied."""
         queue = Queue(repo.budget_bytes // 2)
         handle._meter.on_end = queue.end
@@ -350,7 +350,7 @@ class AsyncSaver:
             queue.fill(request.sources, is_wanted=lambda: not handle.done())
         except BaseException:
             # The error is raised to the caller now, so the thread's own error need not be reported.
-            handle._is_told = True
+            handle._is_error_raised = True
             raise
 
     def _launch(self, handle: SaveHandle, repo: Repository, request: Request) -> None:
@@ -361,7 +361,7 @@ class AsyncSaver:
         try:
             handle._thread.start()
         except BaseException:
-            handle._is_told = True
+            handle._is_error_raised = True
             raise
 
     def _run(self, handle: SaveHandle, repo: Repository, request: Request) -> None:

@@ -187,8 +187,8 @@ class _ViewContext:
 class View:
     """Everything below a name in a snapshot."""
 
-    def __init__(self, room: _ViewContext, found: FoundLeaves) -> None:
-        self._room = room
+    def __init__(self, context: _ViewContext, found: FoundLeaves) -> None:
+        self._context = context
         self._found = found
 
     @property
@@ -223,11 +223,11 @@ class View:
         """Return a lazy tensor, a plain value, or a view of everything below a name."""
         found = self._find(key)
         if not found.is_leaf:
-            return View(self._room, found)
+            return View(self._context, found)
         leaf = found.leaves[0]
         if leaf.tag in TENSOR_TAGS:
-            return LazyTensor(self._room, leaf)
-        return load_node(self._room.opened, leaf.node, LoadOptions(), self._room.types)
+            return LazyTensor(self._context, leaf)
+        return load_node(self._context.opened, leaf.node, LoadOptions(), self._context.types)
 
     def load(self, options: LoadOptions | None = None) -> dict[str, Any]:
         """Load all leaves into new memory, by name."""
@@ -235,28 +235,28 @@ class View:
         tree: list[Json] = ["dict"]
         for name, leaf in zip(self, self._found.leaves, strict=True):
             tree += [name, leaf.node]
-        loaded: dict[str, Any] = load_node(self._room.opened, tree, options, self._room.types)
+        loaded: dict[str, Any] = load_node(self._context.opened, tree, options, self._context.types)
         return loaded
 
     def _find(self, key: LeafKey) -> FoundLeaves:
         if isinstance(key, str):
-            return self._room.opened.find(f"{self.name}.{key}" if self.name else key)
+            return self._context.opened.find(f"{self.name}.{key}" if self.name else key)
         if self.name:
             raise NotFound(f"paths begin at the snapshot itself; ask it for {tuple(key)!r}")
-        return self._room.opened.find_path(key, self._encode_key)
+        return self._context.opened.find_path(key, self._encode_key)
 
     def _encode_key(self, key: object) -> Json:
         def encode_leaf(value: object, path: TreePath) -> Json:
             raise refuse(value, path)
 
-        return encode_tree(key, types=self._room.types, encode_leaf=encode_leaf)
+        return encode_tree(key, types=self._context.types, encode_leaf=encode_leaf)
 
 
 @dataclass(frozen=True, slots=True)
 class LazyTensor:
     """A tensor in a snapshot: its shape and dtype are known, its values are read on request."""
 
-    _room: _ViewContext
+    _context: _ViewContext
     _leaf: Leaf
 
     @property
@@ -267,12 +267,12 @@ class LazyTensor:
     @property
     def shape(self) -> torch.Size:
         """Its shape."""
-        return torch.Size(self._meaning()[1].shape) if self._is_ordinary else self.read().shape
+        return torch.Size(self._read_spec()[1].shape) if self._is_ordinary else self.read().shape
 
     @property
     def dtype(self) -> torch.dtype:
         """Its dtype."""
-        return self._meaning()[1].dtype if self._is_ordinary else self.read().dtype
+        return self._read_spec()[1].dtype if self._is_ordinary else self.read().dtype
 
     @property
     def size_bytes(self) -> int:
@@ -282,7 +282,7 @@ class LazyTensor:
     @property
     def digest(self) -> Digest:
         """The content digest: equal for tensors that are equal bit for bit, whatever their names."""
-        digests = [digest_entry(_without_place(entry)) for entry in self._entries()]
+        digests = [digest_entry(_drop_location(entry)) for entry in self._entries()]
         if self._is_ordinary:
             return digests[0]
         kind = canonical_json(self._leaf.node[1:3]) if self._leaf.tag == PARTS else b"grad"
@@ -310,11 +310,11 @@ class LazyTensor:
         if aliases not in ("preserve", "fresh"):
             raise ValueError(f"aliases must be 'preserve' or 'fresh', not {aliases!r}")
         verify_dtype(dtype)
-        is_shared = aliases == "preserve" and self._is_ordinary and not is_cast(self._meaning()[1], dtype)
+        is_shared = aliases == "preserve" and self._is_ordinary and not is_cast(self._read_spec()[1], dtype)
         if is_shared and not _is_unread(device):
-            return self._room.memory.read(self._leaf, device)
+            return self._context.memory.read(self._leaf, device)
         options = LoadOptions(device=device, aliases=aliases, dtype=dtype)
-        tensor: torch.Tensor = load_node(self._room.opened, self._leaf.node, options, self._room.types)
+        tensor: torch.Tensor = load_node(self._context.opened, self._leaf.node, options, self._context.types)
         return tensor
 
     def __getitem__(self, index: SliceIndex | tuple[SliceIndex, ...]) -> torch.Tensor:
@@ -323,17 +323,17 @@ class LazyTensor:
             return self.read()[index]
         if find_fake_mode() is not None:
             return self.read(aliases="fresh")[index].clone(memory_format=torch.contiguous_format)
-        entry, spec = self._meaning()
-        return read_slice(self._room.opened.reader, entry, spec, index)
+        entry, spec = self._read_spec()
+        return read_slice(self._context.opened.reader, entry, spec, index)
 
     @property
     def _is_ordinary(self) -> bool:
         return self._leaf.tag == TENSOR
 
     def _entries(self) -> list[Entry]:
-        return [self._room.opened.entry(number) for number in iter_entry_numbers(self._leaf.node, what=self.name)]
+        return [self._context.opened.entry(number) for number in iter_entry_numbers(self._leaf.node, what=self.name)]
 
-    def _meaning(self) -> tuple[Entry, TensorSpec]:
+    def _read_spec(self) -> tuple[Entry, TensorSpec]:
         entry = self._entries()[0]
         return entry, decode_spec(entry.spec, size_bytes=entry.size_bytes, what=self.name)
 
@@ -344,7 +344,7 @@ def _is_unread(device: torch.device | str | None) -> bool:
     return is_meta or find_fake_mode() is not None
 
 
-def _without_place(entry: Entry) -> Entry:
+def _drop_location(entry: Entry) -> Entry:
     """Return the entry without its name and alias, which are not part of its content."""
     spec = {key: value for key, value in entry.spec.items() if key != "at"} if isinstance(entry.spec, dict) else None
     return entry._replace(name="", alias=0, spec=spec)

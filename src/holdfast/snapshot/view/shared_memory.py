@@ -35,29 +35,29 @@ class SharedMemory:
         (number,) = iter_entry_numbers(leaf.node, what=what)
         entry = self._opened.entry(number)
         spec = decode_spec(entry.spec, size_bytes=entry.size_bytes, what=what)
-        place = CPU if is_rng_state(entry.name, spec) or spec.meta else _find_device(device, entry)
+        target_device = CPU if is_rng_state(entry.name, spec) or spec.meta else _find_device(device, entry)
         with self._lock:
             if spec.packed:
-                memory = self._read_packed(number, entry, spec, place)
+                memory = self._read_packed(number, entry, spec, target_device)
             elif entry.alias:
-                memory = self._read_shared(entry, spec, place)
+                memory = self._read_shared(entry, spec, target_device)
             else:
-                memory = self._find_or_read(number, entry, place)
+                memory = self._find_or_read(number, entry, target_device)
             return build_tensor(spec, memory, what=what)
 
     def _find_or_read(self, number: int, entry: Entry, device: torch.device) -> torch.Tensor:
-        held = self._find(number, device)
-        if held is not None:
-            return held
+        found = self._find(number, device)
+        if found is not None:
+            return found
         memory = new_memory(entry.size_bytes, CPU)
         self._opened.reader.read_all([(entry, view_bytes(memory))])
         return self._keep(number, move_to_device(memory, device))
 
     def _read_packed(self, number: int, entry: Entry, spec: TensorSpec, device: torch.device) -> torch.Tensor:
         key = ("packed", entry.alias) if entry.alias else number
-        held = self._find(key, device)
-        if held is not None:
-            return held
+        found = self._find(key, device)
+        if found is not None:
+            return found
         block = plan_block([(entry, spec)], what=entry.name)
         self._opened.reader.read_all([(fill.entry, fill.buffer) for fill in block.fills])
         return self._keep(key, move_to_device(block.finish(), device))
@@ -82,7 +82,7 @@ class SharedMemory:
         members = [self._opened.entry(number) for number in manifest.find_aliases(alias)]
         specs = [(entry, decode_spec(entry.spec, size_bytes=entry.size_bytes, what=entry.name)) for entry in members]
         block = plan_block(specs, what=members[0].name)
-        if block.places != tuple(spec.at for _, spec in specs):
+        if block.offsets != tuple(spec.at for _, spec in specs):
             raise Corrupt(f"{members[0].name}: tensors lie further apart in memory than they can", key=members[0].name)
         return int(block.memory.numel())
 

@@ -16,13 +16,13 @@ import torch
 from holdfast.repo.format.chunk import CHUNK_BYTES, UNIT_BYTES
 from holdfast.repo.format.entry import Entry
 from holdfast.repo.read.reader import SnapshotReader
-from holdfast.tensors.build import CPU, build_tensor, dress, plan_block
+from holdfast.tensors.build import CPU, apply_flags, build_tensor, plan_block
 from holdfast.tensors.dtypes import item_bytes, items_per_byte
 from holdfast.tensors.memory import new_memory, view_bytes, view_items, view_storage
 from holdfast.tensors.spec import TensorSpec, contiguous_stride
 
 SliceIndex = int | slice | EllipsisType
-_WORTH_BYTES: Final = 4096
+_MIN_SKIPPED_BYTES: Final = 4096
 """Bytes between two rows are read along with them if there are fewer than this."""
 
 
@@ -45,7 +45,7 @@ def read_slice(reader: SnapshotReader, entry: Entry, spec: TensorSpec, index: ob
     kept = [len(each) for each, part in zip(ranges, parts, strict=True) if not isinstance(part, int)]
     raw = found.reshape(kept).contiguous()
     tensor = torch.empty(0, dtype=spec.dtype).set_(raw.untyped_storage(), 0, raw.shape, raw.stride())
-    return dress(tensor, TensorSpec(spec.dtype, (), (), conj=spec.conj, neg=spec.neg))
+    return apply_flags(tensor, TensorSpec(spec.dtype, (), (), conj=spec.conj, neg=spec.neg))
 
 
 def _read_whole(reader: SnapshotReader, entry: Entry, spec: TensorSpec) -> torch.Tensor:
@@ -152,7 +152,7 @@ class _Rows:
 
     def _find_needed(self, rows: range, start: int, row_bytes: int) -> Iterator[tuple[int, int]]:
         """Yield which bytes to read for some rows, without the chunks between them."""
-        if (rows.step - 1) * row_bytes < _WORTH_BYTES:
+        if (rows.step - 1) * row_bytes < _MIN_SKIPPED_BYTES:
             yield start + rows[0] * row_bytes, start + (rows[-1] + 1) * row_bytes
             return
         ends = list(accumulate(ref.size_bytes for ref in self.entry.chunks))

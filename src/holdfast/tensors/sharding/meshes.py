@@ -45,7 +45,7 @@ def plan_runs(length: int, cuts: Sequence[Cut]) -> list[RowRun]:
     spans = [(0, length)]
     for cut in cuts:
         size = sum(stop - start for start, stop in spans)
-        spans = [span for low, high in _iter_parts(size, cut) for span in _take(spans, low, high)]
+        spans = [span for low, high in _iter_parts(size, cut) for span in _iter_global_spans(spans, low, high)]
     runs: list[RowRun] = []
     for start, stop in spans:
         if runs and runs[-1].start + runs[-1].size == start:
@@ -69,7 +69,7 @@ def _find_part(size: int, parts: int, index: int) -> tuple[int, int]:
     return min(index * step, size), min((index + 1) * step, size)
 
 
-def _take(spans: Sequence[tuple[int, int]], low: int, high: int) -> Iterator[tuple[int, int]]:
+def _iter_global_spans(spans: Sequence[tuple[int, int]], low: int, high: int) -> Iterator[tuple[int, int]]:
     """Yield the global spans of the local rows from `low` to `high`."""
     at = 0
     for start, stop in spans:
@@ -79,7 +79,7 @@ def _take(spans: Sequence[tuple[int, int]], low: int, high: int) -> Iterator[tup
         at += stop - start
 
 
-class Placed(NamedTuple):
+class PlacedBox(NamedTuple):
     """A box of a global tensor, and the same box in the coordinates of the local tensor."""
 
     box: Box
@@ -91,7 +91,7 @@ class ShardLayout:
     """The boxes of a DTensor's local part in the global tensor, and the ranks that have the same part."""
 
     local_shape: Coordinates
-    placed: tuple[Placed, ...]
+    placed: tuple[PlacedBox, ...]
     """One box in most cases; several for some strided shards; none if the local part is empty."""
     ranks: tuple[int, ...]
     """The global ranks that have the same part, including this one."""
@@ -161,9 +161,9 @@ def _plan_layout(tensor: Any, mesh: Any, coordinate: Sequence[int] | None, place
     return layout
 
 
-def _join(runs: Sequence[RowRun]) -> Placed:
+def _join(runs: Sequence[RowRun]) -> PlacedBox:
     sizes = tuple(run.size for run in runs)
-    return Placed(Box(tuple(run.start for run in runs), sizes), Box(tuple(run.local_start for run in runs), sizes))
+    return PlacedBox(Box(tuple(run.start for run in runs), sizes), Box(tuple(run.local_start for run in runs), sizes))
 
 
 def _verify_as_torch(tensor: Any, layout: ShardLayout) -> None:

@@ -62,28 +62,28 @@ class ShardSource:
         return view_bytes(view_storage(part.untyped_storage(), start, stop))
 
 
-def make_shard_source(name: str, tensor: torch.Tensor | None, held: LocalLeaf) -> ShardSource:
-    """Return a source for the pieces in `held`; `tensor` is the global tensor, whose role and flags are saved."""
-    assert held.dtype is not None, "only a tensor with strided items has pieces"
+def make_shard_source(name: str, tensor: torch.Tensor | None, leaf: LocalLeaf) -> ShardSource:
+    """Return a source for the pieces in `leaf`; `tensor` is the global tensor, whose role and flags are saved."""
+    assert leaf.dtype is not None, "only a tensor with strided items has pieces"
     meaning = TensorSpec(
-        held.dtype,
-        held.global_shape,
-        contiguous_stride(held.global_shape),
+        leaf.dtype,
+        leaf.global_shape,
+        contiguous_stride(leaf.global_shape),
         requires_grad=tensor is not None and tensor.requires_grad,
         role="tensor" if tensor is None else find_role(tensor),
     )
-    whole_bytes = count_bytes(held.dtype, _count(held.global_shape))
-    item_bytes = count_bytes(held.dtype, 1)
-    chunks = [(box, piece) for piece in held.pieces for box in cut_rows(piece.box, held.global_shape, item_bytes)]
+    whole_bytes = count_bytes(leaf.dtype, _count(leaf.global_shape))
+    item_bytes = count_bytes(leaf.dtype, 1)
+    chunks = [(box, piece) for piece in leaf.pieces for box in cut_rows(piece.box, leaf.global_shape, item_bytes)]
     return ShardSource(
         name=name,
-        pieces=held.pieces,
+        pieces=leaf.pieces,
         boxes=[box for box, _ in chunks],
         homes=[piece for _, piece in chunks],
         cuts=list(accumulate(volume(box) * item_bytes for box, _ in chunks)),
         whole_bytes=whole_bytes,
         spec=encode_spec(meaning),
-        note=_find_device(held.pieces),
+        note=_find_device(leaf.pieces),
     )
 
 

@@ -128,7 +128,7 @@ def describe(value: object, *, layouts: Layouts | None = None) -> LocalLeaf:
         return _describe_per_rank(value.value)
     if isinstance(value, Shard):
         box = Box(value.offsets, tuple(value.tensor.shape))
-        return _hold_shards(value.global_shape, value.tensor.dtype, [LocalBox(box, value.tensor)])
+        return _make_shards_leaf(value.global_shape, value.tensor.dtype, [LocalBox(box, value.tensor)])
     if isinstance(value, torch.Tensor) and has_own_bytes(value):
         shape = tuple(value.shape)
         return LocalLeaf("plain", shape, value.dtype, (LocalBox(whole(shape), value),))
@@ -155,12 +155,12 @@ def _name_kind(value: object) -> str:
 def _describe_per_rank(value: object) -> LocalLeaf:
     if not isinstance(value, torch.Tensor | Shard | PerRank | Checkpointable):
         return LocalLeaf("per rank")
-    held = describe(value)
-    if held.kind != "plain":
+    leaf = describe(value)
+    if leaf.kind != "plain":
         raise Unsupported(
             f"a {_name_kind(value)} is one rank's part of a global tensor, so it cannot be declared per rank"
         )
-    return replace(held, kind="per rank")
+    return replace(leaf, kind="per rank")
 
 
 def _describe_dtensor(value: Any, layouts: Layouts) -> LocalLeaf:
@@ -174,8 +174,8 @@ def _describe_dtensor(value: Any, layouts: Layouts) -> LocalLeaf:
     if not layout.ranks:
         return LocalLeaf(kind, shape, value.dtype, mesh_ranks=layout.mesh_ranks)
     if not has_own_bytes(local) and isinstance(local, Checkpointable):
-        held = _hold_shards(shape, value.dtype, _iter_chunks(local))
-        return replace(held, ranks=layout.ranks, mesh_ranks=layout.mesh_ranks)
+        leaf = _make_shards_leaf(shape, value.dtype, _iter_chunks(local))
+        return replace(leaf, ranks=layout.ranks, mesh_ranks=layout.mesh_ranks)
     if tuple(local.shape) != layout.local_shape:
         raise Unsupported(
             f"a DTensor of shape {shape}, placed as {tuple(value.placements)}, has a local part of shape"
@@ -203,18 +203,18 @@ def _describe_sharded(value: Any) -> LocalLeaf:
     pieces = (LocalBox(_find_box(each.metadata), each.tensor) for each in value.local_shards())
     metadata = value.metadata()
     # Not value.dtype: torch warns that ShardedTensor is deprecated whenever a tensor attribute is read.
-    return _hold_shards(tuple(metadata.size), metadata.tensor_properties.dtype, pieces)
+    return _make_shards_leaf(tuple(metadata.size), metadata.tensor_properties.dtype, pieces)
 
 
 def _describe_checkpointable(value: Any) -> LocalLeaf:
     pieces = list(_iter_chunks(value))
     if isinstance(value, torch.Tensor):
-        return _hold_shards(tuple(value.size()), value.dtype, pieces)
+        return _make_shards_leaf(tuple(value.size()), value.dtype, pieces)
     items = value.__create_write_items__("", value)
     if not items:
         return LocalLeaf("shards")
     data = items[0].tensor_data
-    return _hold_shards(tuple(data.size), data.properties.dtype, pieces)
+    return _make_shards_leaf(tuple(data.size), data.properties.dtype, pieces)
 
 
 def _iter_chunks(value: Any) -> Iterator[LocalBox]:
@@ -229,7 +229,7 @@ def _find_box(metadata: Any) -> Box:
     return Box(tuple(metadata.shard_offsets), tuple(metadata.shard_sizes))
 
 
-def _hold_shards(global_shape: Coordinates, dtype: torch.dtype, pieces: Iterable[LocalBox]) -> LocalLeaf:
+def _make_shards_leaf(global_shape: Coordinates, dtype: torch.dtype, pieces: Iterable[LocalBox]) -> LocalLeaf:
     if 0 in global_shape:
         # Which rank owns an empty tensor is unknown and does not matter: it is the same on all of them.
         return LocalLeaf(

@@ -12,7 +12,7 @@ from holdfast.repo.format.entry import Entry
 from holdfast.repo.format.layout import pack_key
 from holdfast.snapshot.load.load import LeafReader
 from holdfast.snapshot.load.options import LoadOptions
-from holdfast.tensors.build import TRAY_DTYPES
+from holdfast.tensors.build import SMALL_BATCH_DTYPES
 from holdfast.trees.outline import iter_stored
 from holdfast.trees.registered import Types
 from tests.kit.saving import pack_of, rot
@@ -55,7 +55,7 @@ def test_small_tensors_keep_their_roles(store: Store) -> None:
         assert_same_tensor(found[name], tensor)
 
 
-@pytest.mark.parametrize("dtype", [*sorted(TRAY_DTYPES, key=str), torch.bool, torch.float8_e5m2], ids=str)
+@pytest.mark.parametrize("dtype", [*sorted(SMALL_BATCH_DTYPES, key=str), torch.bool, torch.float8_e5m2], ids=str)
 def test_bits_that_are_no_numbers_survive(store: Store, dtype: torch.dtype) -> None:
     patterns = [torch.full((1024,), byte, dtype=torch.uint8) for byte in (0xFF, 0x7F, 0x80, 0x07)]
     patterns += [torch.randint(256, (1024,), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))]

@@ -406,7 +406,7 @@ def test_a_thread_that_fails_before_the_save_begins_is_told_as_it_is(
 
 
 def test_whoever_fills_a_queue_for_a_thread_that_is_gone_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staging_module, "_LOOK_S", 0.01)
+    monkeypatch.setattr(staging_module, "_RECHECK_S", 0.01)
     queue = Queue(MIB)
     sources = [BytesSource(str(number), bytes(MIB)) for number in range(3)]
 

@@ -40,7 +40,7 @@ def test_the_queue_gives_every_piece_and_never_holds_more_than_its_budget() -> N
         nonlocal most
         for piece in cut_sources(staged):
             data = piece.source.read(piece.start, piece.stop)
-            most = max(most, queue.find_held_bytes())
+            most = max(most, queue.count_buffered_bytes())
             found[piece.source.name] = found.get(piece.source.name, b"") + bytes(data)
 
     thread = threading.Thread(target=take)
@@ -50,7 +50,7 @@ def test_the_queue_gives_every_piece_and_never_holds_more_than_its_budget() -> N
 
     assert found == {source.name: bytes(source.data) for source in given}
     assert most <= 2 * CHUNK_BYTES
-    assert queue.find_held_bytes() == 0
+    assert queue.count_buffered_bytes() == 0
 
 
 def test_a_piece_larger_than_the_budget_passes_alone() -> None:
@@ -69,11 +69,11 @@ def test_the_memory_of_a_piece_is_free_only_when_its_last_view_is_gone() -> None
     view = queue.stage(given)[0].read(0, 100)
     part = view[10:20]
     del view
-    assert queue.find_held_bytes() == 100
+    assert queue.count_buffered_bytes() == 100
 
     del part
 
-    assert queue.find_held_bytes() == 0
+    assert queue.count_buffered_bytes() == 0
 
 
 def test_a_piece_that_is_asked_for_twice_is_an_error_and_no_hang() -> None:
