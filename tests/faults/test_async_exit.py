@@ -126,7 +126,7 @@ if pid == 0:
     try:
         handle.wait()
     except holdfast.StoreError as error:
-        assert "is under way in the process that began it" in str(error), error
+        assert "was started by another process" in str(error), error
     else:
         raise AssertionError
     store.close()

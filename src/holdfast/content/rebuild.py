@@ -99,7 +99,7 @@ class Rebuilder:
             return new_memory(0, target).untyped_storage()
         memory = self._find_shared(span, target)
         if found.spec.packed or (memory.base, memory.data.numel()) != (span.start, span.size_bytes):
-            # The shared memory is larger than this storage, so a storage of the right size gets memory of its own.
+            # The shared memory is larger than this storage, so a storage of the right size gets separate memory.
             memory = self._find_memory(("storage", span.digest), span.start, span.stop, target)
         self._fill(memory, span)
         return memory.data.untyped_storage()

@@ -54,5 +54,5 @@ class Call:
         try:
             values, keys = state_dict["values"], state_dict["keys"]
         except (KeyError, TypeError) as error:
-            raise Mismatch(f"this is no state of a Call: {error!r}") from error
+            raise Mismatch(f"this is not the state of a Call: {error!r}") from error
         self.args, self.kwargs = unpack_kwargs(values, keys)

@@ -1,14 +1,14 @@
-"""Leaves of a tree as entries: tensors, arrays and long values become nodes that name entries by number, and back.
+"""Turns the leaves of a tree (tensors, arrays, long values) into entries, and into nodes that name entries by number.
 
-The nodes, which stand in the tree where the values stood::
+A node replaces its value in the encoded tree::
 
     ["@tensor", entry]                          an ordinary tensor
     ["@tensor", entry, first]                   the same object as the tensor of entry `first`
-    ["@parts", kind, meta, first, role, node, ...]   a tensor made of others; `first` is null, or the entry with
-                                                which the same object began
+    ["@parts", kind, meta, first, role, node, ...]   a tensor made of others; `first` is null, or the first entry
+                                                of an earlier node for the same object
     ["@grad", node, node]                       a tensor and its gradient
     ["@array" | "@str" | "@bytes" | "@bytearray" | "@pickle", entry]
-    ["@torch_save", entry]                      what torch.save wrote for somebody else; decoded only when it is loaded
+    ["@torch_save", entry]                      bytes of torch.save, from DCP; decoded only when it is loaded
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ class LeafWriter:
 
     def _encode_value(self, tensor: torch.Tensor, name: str, depth: int) -> Json:
         if depth > _MAX_PARTS_DEPTH:
-            raise Unsupported("it is made of tensors that are made of tensors, too deep")
+            raise Unsupported("it is made of tensors that are made of tensors, nested too deep")
         number = self._count
         has_bytes = has_own_bytes(tensor)
         leaf = None if has_bytes else self._describe(tensor)
@@ -246,7 +246,7 @@ def _iter_numbers(node: Json, what: str, depth: int) -> Iterator[int]:
 
 
 def _malformed(what: str) -> Corrupt:
-    return Corrupt(f"{what}: the stored tree has a leaf that makes no sense; run `holdfast check`", key=what)
+    return Corrupt(f"{what}: the stored tree has a malformed leaf; run `holdfast check`", key=what)
 
 
 def list_parts(node: Sequence[Json], *, what: str) -> list[tuple[str, Json]]:

@@ -44,8 +44,8 @@ def load_payload(data: bytes | bytearray, *, what: str, weights_only: bool) -> o
     except Exception as error:  # a foreign format, which may fail in any way
         if weights_only:
             raise Unsupported(
-                f"{what} was saved by torch.save and holds more than plain values and tensors: to load it may run any"
-                f" code. Pass allow_pickle=True (or weights_only=False to holdfast.dcp.StorageReader) to allow it."
+                f"{what} was saved by torch.save and contains more than plain values and tensors: loading it may run"
+                f" any code. Pass allow_pickle=True (or weights_only=False to holdfast.dcp.StorageReader) to allow it."
                 f" Refused: {_name_cause(data, error)}"
             ) from error
         raise Corrupt(f"{what} was saved by torch.save and cannot be loaded here: {error}", key=what) from error
@@ -91,7 +91,7 @@ def _name_cause(data: bytes | bytearray, error: Exception) -> str:
     """Return the classes and functions that were refused, or torch's own message."""
     try:
         names = sorted(_find_unsafe(data) - _BYTES)
-    except Exception:  # noqa: BLE001  # what could not be loaded may not be looked through either
+    except Exception:  # noqa: BLE001  # bytes that cannot be loaded may not be readable here either
         names = []
     return ", ".join(names)[:300] or str(error).strip().partition("\n")[0][:300]
 

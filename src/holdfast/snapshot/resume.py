@@ -45,8 +45,8 @@ class RngState:
             _try_out(python, numpy, cpu)
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise Mismatch(
-                f"this is no state of random generators that this Python, numpy and torch can take over: {error};"
-                " load the rest without it and seed anew"
+                f"this is not a state of random generators that this Python, numpy and torch can restore: {error};"
+                " load the rest without it, and set new seeds"
             ) from error
         if accelerator is not None:
             _write_accelerator(accelerator)
@@ -119,8 +119,8 @@ def _write_accelerator(state: Mapping[str, Any]) -> None:
     saved = state["states"]
     if kind != state["kind"] or count < len(saved):
         raise Mismatch(
-            f"the random state is that of {len(saved)} {state['kind']} device(s), here are {count} {kind or 'of any'};"
-            " RngState(cuda=False) leaves accelerators alone"
+            f"the random state is for {len(saved)} {state['kind']} device(s), and here are"
+            f" {count} {kind or 'accelerators'}; RngState(cuda=False) leaves accelerators alone"
         )
     sizes = [module.get_rng_state(*_choose(kind, index)).numel() for index in range(len(saved))]
     if sizes != [len(data) for data in saved]:
@@ -158,12 +158,12 @@ class ResumableSampler:
         Args:
             length: the number of samples in the data.
             batch_size: samples in a batch of one rank.
-            shuffle: give each epoch an order of its own.
-            seed: which orders.
-            drop_last: leave out what does not fill a batch on every rank; otherwise the last batch may be smaller,
-                and a few samples come twice where ranks would not get equally many.
-            rank: which of the ranks this is.
-            world_size: how many ranks there are.
+            shuffle: use another order in each epoch.
+            seed: selects the orders of all epochs.
+            drop_last: leave out samples that do not fill a batch on every rank; otherwise the last batch may be
+                smaller, and a few samples are repeated so that all ranks get equally many.
+            rank: the number of this rank.
+            world_size: the number of ranks.
         """
         if batch_size < 1 or world_size < 1 or not 0 <= rank < world_size or not 0 <= seed < _MAX_SEED:
             raise ValueError(
@@ -204,8 +204,8 @@ class ResumableSampler:
         here = (self._epoch, self._position)
         if here == self._exhausted_at:
             raise HoldfastError(
-                f"all batches of epoch {self._epoch} were handed out and none was reported done; call"
-                " sampler.advance() after each step, or sampler.set_epoch() to have them again"
+                f"all batches of epoch {self._epoch} were yielded and none was marked as done; call"
+                " sampler.advance() after each step, or sampler.set_epoch() to get them again"
             )
         return self._iter_batches(*here)
 
@@ -265,16 +265,16 @@ class ResumableSampler:
                 if state_dict[key] != here
             ]
         except (KeyError, TypeError, ValueError) as error:
-            raise Mismatch(f"this is no state of a ResumableSampler: {error!r}") from error
+            raise Mismatch(f"this is not the state of a ResumableSampler: {error!r}") from error
         per_batch = self._batch_size * self._world_size
         if epoch < 0 or position < 0:
-            problems.append(f"epoch {epoch}, batch {position} is no place in the data")
+            problems.append(f"epoch {epoch}, batch {position} is not a position in the data")
         if seen % per_batch:
-            problems.append(f"{seen} samples were seen, which is no multiple of {per_batch}, a batch on all ranks")
+            problems.append(f"{seen} samples were seen, which is not a multiple of {per_batch}, a batch on all ranks")
         if problems:
             raise Mismatch(
-                f"the sampler cannot go on in the order that was saved: {'; '.join(problems)}."
-                " Make it as it was, or leave its state out and call set_epoch",
+                f"the sampler cannot continue in the saved order: {'; '.join(problems)}."
+                " Create it with the saved arguments, or leave its state out and call set_epoch",
                 problems=tuple(problems),
             )
         position = seen // per_batch

@@ -132,7 +132,7 @@ class _Expansion:
             return value
         if id(value) in self._open:
             name = join_name(path)
-            raise Unsupported(f"{name}: a container that holds itself cannot be saved; break the cycle")
+            raise Unsupported(f"{name}: a container that contains itself cannot be saved; break the cycle")
         if id(value) not in self._known:
             self._open.add(id(value))
             self._known[id(value)] = (value, (yield from self._expand(value, kind, path)))

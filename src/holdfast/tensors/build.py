@@ -58,7 +58,7 @@ class MemoryBlock:
 
 @dataclass(frozen=True, slots=True)
 class SmallTensorBatch:
-    """Memory for small tensors of one spec, read side by side before each is copied to memory of its own."""
+    """Memory for small tensors of one spec, read side by side before each is copied to separate memory."""
 
     spec: TensorSpec
     memory: torch.Tensor

@@ -31,7 +31,7 @@ _is_transformed: Final = torch._C._functorch.is_functorch_wrapped_tensor
 # By name, so that the modules that define them, which few programs use, need not be imported.
 _REFUSED: Final = MappingProxyType(
     {
-        "torch._subclasses.fake_tensor.FakeTensor": "a fake tensor has no values: save the tensor it stands for",
+        "torch._subclasses.fake_tensor.FakeTensor": "a fake tensor has no values: save a real one",
         "torch._subclasses.functional_tensor.FunctionalTensor": (
             "a functional tensor exists only while a function is traced: save it outside of the trace"
         ),

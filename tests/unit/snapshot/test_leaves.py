@@ -55,7 +55,7 @@ def make_cycle() -> list[Any]:
 
 REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "freed storage": (make_freed, "the memory of this tensor was freed: it needs 4000 bytes, and its storage has 0"),
-    "fake": (make_fake, "a fake tensor has no values: save the tensor it stands for"),
+    "fake": (make_fake, "a fake tensor has no values: save a real one"),
     "subclass without parts": (
         lambda: torch.ones(2).as_subclass(Bare),
         "class Bare has no __tensor_flatten__ and __tensor_unflatten__",
@@ -113,13 +113,13 @@ def test_tensors_made_of_tensors_have_a_limit() -> None:
     tensor = TENSORS["subclass/whole"]()
     for _ in range(12):
         tensor = Scaled(tensor, torch.ones(1), {})
-    with pytest.raises(Unsupported, match=r"^w: it is made of tensors that are made of tensors, too deep"):
+    with pytest.raises(Unsupported, match=r"^w: it is made of tensors that are made of tensors, nested too deep"):
         Store(MemoryStore(), types=SUBCLASSES).save("x", {"w": tensor})
 
 
 @pytest.mark.parametrize("tree", [make_cycle(), {"deep": make_cycle()}], ids=["alone", "below"])
 def test_a_tree_that_holds_itself_is_refused(tree: object) -> None:
-    with pytest.raises(Unsupported, match="holds itself"):
+    with pytest.raises(Unsupported, match="contains itself"):
         Store(MemoryStore()).save("x", tree)
 
 
@@ -205,7 +205,7 @@ def test_the_numbers_of_a_node_are_found() -> None:
     ids=str,
 )
 def test_a_node_that_makes_no_sense_is_refused_by_name(node: list[Any]) -> None:
-    with pytest.raises(Corrupt, match=r"^'run', w: the stored tree has a leaf that makes no sense"):
+    with pytest.raises(Corrupt, match=r"^'run', w: the stored tree has a malformed leaf"):
         list(iter_entry_numbers(node, what="'run', w"))
 
 
@@ -213,13 +213,13 @@ def test_a_node_nested_without_end_is_refused() -> None:
     node: list[Any] = ["@tensor", 0]
     for _ in range(100):
         node = ["@grad", node, ["@tensor", 0]]
-    with pytest.raises(Corrupt, match="makes no sense"):
+    with pytest.raises(Corrupt, match="malformed leaf"):
         list(iter_entry_numbers(node, what="x"))
 
 
 def test_parts_have_one_role_each() -> None:
     node: list[Any] = ["@parts", "nested", {}, None, "a", ["@tensor", 0], "a", ["@tensor", 1]]
-    with pytest.raises(Corrupt, match="makes no sense"):
+    with pytest.raises(Corrupt, match="malformed leaf"):
         list_parts(node, what="x")
 
 

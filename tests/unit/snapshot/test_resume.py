@@ -149,7 +149,7 @@ def test_a_state_that_one_generator_refuses_moves_none(spoil: Callable[[dict[str
     with pytest.raises(Mismatch, match=reason) as caught:
         RngState().load_state_dict(state)
 
-    assert "load the rest without it and seed anew" in str(caught.value)
+    assert "load the rest without it, and set new seeds" in str(caught.value)
     assert RngState().state_dict() == before
 
 

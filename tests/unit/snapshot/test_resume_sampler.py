@@ -146,7 +146,7 @@ def test_a_rest_that_is_dropped_with_larger_batches_ends_the_epoch() -> None:
         ({"length": 11}, "length is 10, the state has 11"),
         ({"seed": 5}, "seed is 0, the state has 5"),
         ({"shuffle": False}, "shuffle is True, the state has False"),
-        ({"batch_size": 3}, "3 samples were seen, which is no multiple of 2"),
+        ({"batch_size": 3}, "3 samples were seen, which is not a multiple of 2"),
         ({"position": -1}, "epoch 0, batch -1 is no place"),
     ],
 )
@@ -162,7 +162,7 @@ def test_a_state_of_other_batches_is_refused(change: dict[str, object], reason: 
 
 
 def test_a_state_of_something_else_is_refused() -> None:
-    with pytest.raises(Mismatch, match=r"no state of a ResumableSampler: KeyError\('epoch'\)"):
+    with pytest.raises(Mismatch, match=r"not the state of a ResumableSampler: KeyError\('epoch'\)"):
         ResumableSampler(1).load_state_dict({"step": 1})
 
 
@@ -190,7 +190,7 @@ def test_a_loop_that_never_advances_is_told() -> None:
     sampler = ResumableSampler(4)
     list(sampler)
 
-    with pytest.raises(HoldfastError, match=r"epoch 0 were handed out .* call sampler\.advance\(\) after each step"):
+    with pytest.raises(HoldfastError, match=r"epoch 0 were yielded .* call sampler\.advance\(\) after each step"):
         iter(sampler)
 
     sampler.set_epoch(0)

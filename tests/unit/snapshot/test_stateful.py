@@ -89,7 +89,7 @@ def test_a_tree_that_holds_itself_is_refused_by_name(store: Store) -> None:
     inner: list[object] = [Counter()]
     inner.append(inner)
 
-    with pytest.raises(Unsupported, match=r"^run\.loop\.1: a container that holds itself"):
+    with pytest.raises(Unsupported, match=r"^run\.loop\.1: a container that contains itself"):
         store.save("x", {"run": {"loop": inner}})
 
 

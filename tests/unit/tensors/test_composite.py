@@ -114,7 +114,7 @@ class Plain(torch.Tensor):
 
 
 REFUSED: dict[str, tuple[Callable[[], torch.Tensor], str]] = {
-    "fake": (make_fake, "a fake tensor has no values: save the tensor it stands for"),
+    "fake": (make_fake, "a fake tensor has no values: save a real one"),
     "functional": (make_functional, "exists only while a function is traced: save it outside of the trace"),
     "functional inside": (lambda: torch._to_functional_tensor(torch.ones(2)), "save it outside of the trace"),
     "uninitialized parameter": (torch.nn.UninitializedParameter, "has no shape yet: run its module once"),

@@ -107,7 +107,7 @@ class Loading:
         """Put what was read into new memory in place, and restore the states of objects."""
         with self._writing():
             if self._swap is not None:
-                with holding_signals(), self._journal.writing(self._list_swapped()):
+                with delaying_signals(), self._journal.writing(self._list_swapped()):
                     self._swap.exchange()
             for number, act in enumerate(self._acts):
                 self._begun.append(number)
@@ -138,17 +138,17 @@ class Loading:
     def _roll_back(self, swap: Swap, error: BaseException) -> None:
         """Restore everything, last things first; an object that refuses its old state is noted as partly written."""
         refused = []
-        with holding_signals():
+        with delaying_signals():
             for number in reversed(self._begun):
                 try:
                     self._undos[number]()
-                except Exception as reason:  # noqa: BLE001 - code of the user; its text goes into the error
+                except Exception as reason:  # noqa: BLE001 - code of the user; the error below has its text
                     refused.append(f"{self._plan.steps[number].name or 'the tree'} refused its old state: {reason}")
                 else:
                     self._journal.forget([_step_key(number)])
             swap.exchange_back()
             self._journal.forget(self._list_swapped())
-            add_sentence(error, "; ".join(refused) or "The target was put back: it is as it was before the load")
+            add_sentence(error, "; ".join(refused) or "The target was restored: it is as it was before the load")
 
 
 def _step_key(number: int) -> tuple[str, int]:
@@ -319,7 +319,7 @@ def _refuse(needed_bytes: int, reason: str) -> OutOfMemory:
 
 
 @contextmanager
-def holding_signals() -> Iterator[None]:
+def delaying_signals() -> Iterator[None]:
     """Delay Python's signal handlers until the end of the `with` block.
 
     Python runs handlers in the main thread only, so other threads need nothing. Signals that Python does not handle are

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from holdfast.json_text import Json
 from holdfast.repo.format.manifest import Manifest
-from holdfast.snapshot.into.apply_plan import Loading, holding_signals, verify_fits
+from holdfast.snapshot.into.apply_plan import Loading, delaying_signals, verify_fits
 from holdfast.snapshot.into.in_place import find_conflicts
 from holdfast.snapshot.into.journal import Journal
 from holdfast.snapshot.into.match import FIXED, TreeMatcher
@@ -87,7 +87,7 @@ def load_into(
             step(loading.put)
             if options.atomic:
                 # Up to here a failure of any rank rolls all ranks back; from here on none does.
-                with holding_signals():
+                with delaying_signals():
                     step(lambda: None)
                     loading.settle()
     return root[0]
@@ -127,9 +127,11 @@ def _resolve_conflicts(plan: IntoPlan) -> None:
             plan.in_place.pop(spare.number, None)
             plan.names.pop(spare.number, None)
         elif first.geometry == second.geometry:
-            text = f"the target shares its memory with {first.name}, the snapshot holds different values for them"
+            text = f"the target shares its memory with {first.name}, and the snapshot has different values for them"
             plan.problems.append(f"{second.name}: {text}")
         else:
-            text = f"the target shares memory with {first.name}, which the snapshot holds apart; clone() one of them"
+            text = (
+                f"the target shares memory with {first.name}, and the snapshot keeps them separate; clone() one of them"
+            )
             plan.problems.append(f"{second.name}: {text}")
-    plan.claims.clear()  # nobody needs them any more, and there may be very many
+    plan.claims.clear()  # not needed any more, and there may be very many

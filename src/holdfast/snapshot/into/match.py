@@ -59,14 +59,13 @@ from holdfast.trees.apply import iter_tensors
 from holdfast.trees.encoding import decode_tree, encode_tree, refuse
 from holdfast.trees.outline import FIELDS_START, ITEMS_START, KEYED_START, PAIRS_START, TreePath, iter_leaves, join_name
 
-FIXED: Final = "it differs and stands in a tuple or frozen dataclass, which cannot be changed"
+FIXED: Final = "it differs, and it is in a tuple or frozen dataclass, which cannot be changed"
 
 
 class TreeMatcher:
     """Matches trees of containers, leaves and objects with a state."""
 
     def __init__(self, plan: IntoPlan) -> None:
-        """Add what is to be done to `plan`."""
         self._plan = plan
         self._waiting: list[Callable[[], None]] = []
 
@@ -126,7 +125,7 @@ class TreeMatcher:
         else:
             memory = find_shard_target(target, target.tensor, at, spec)
             if memory is None:
-                plan.add_problem(path, "what was saved is not in C order; load it, and cut it yourself")
+                plan.add_problem(path, "the saved tensor is not in C order; load all of it, and slice it")
             else:
                 plan.fill(memory, join_name(path))
 
@@ -205,7 +204,7 @@ class TreeMatcher:
         """Replace a target that cannot be filled, or must not be."""
         plan = self._plan
         if setter is None:
-            text = "what was saved must take the target's place, which is in a tuple or frozen dataclass"
+            text = "the saved tensor must replace the target, which is in a tuple or frozen dataclass"
             plan.add_problem(path, text)
             return
         plan.is_replaced = True
@@ -397,7 +396,7 @@ def _match_named(plan: IntoPlan, target: NamedModule, node: Json, path: TreePath
 def _match_module(
     plan: IntoPlan, target: torch.nn.Module, state: Any, node: Json, path: TreePath, write: Callable[..., None]
 ) -> None:
-    """Match a module key by key; filling it is enough unless it runs code of its own when loaded."""
+    """Match a module key by key; filling it is enough unless its class or hooks run code when it is loaded."""
     if plan.options.atomic and any(map(torch.nn.parameter.is_lazy, (*target.parameters(), *target.buffers()))):
         plan.add_problem(path, "some of its tensors are not initialised yet; run it once, or load without atomic=True")
         return

@@ -43,7 +43,7 @@ def _is_plain(module: torch.nn.Module) -> bool:
 
 def _is_known(kind: type[torch.nn.Module], name: str, original: object) -> bool:
     # Torch's own modules override these to read what older versions saved. The method is checked, not the class:
-    # `fully_shard` gives a module a class of its own that inherits it.
+    # `fully_shard` gives each module a new class that inherits it.
     method = getattr(kind, name)
     return method is original or method.__module__.startswith("torch.nn.modules.")
 
@@ -114,7 +114,7 @@ def keep_dtypes(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None
     numbers = [number for group in state["param_groups"] for number in group["params"]]
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if len(numbers) != len(parameters):
-        return  # a hook of the optimizer has made something else of it
+        return  # a hook of the optimizer has changed its groups
     for number, parameter in zip(numbers, parameters, strict=True):
         current = optimizer.state.get(parameter)
         if current:

@@ -65,7 +65,7 @@ def read_to_memory(reader: SnapshotReader, entry: Entry, start: int, memory: tor
 
 
 def iter_batches(items: Iterable[Item], measure: Callable[[Item], int], limit_bytes: int) -> Iterator[list[Item]]:
-    """Yield the items in batches that fit into a limit; an item that exceeds it is a batch of its own."""
+    """Yield the items in batches that fit into a limit; an item that exceeds it is a batch by itself."""
     batch: list[Item] = []
     batch_bytes = 0
     for item in items:

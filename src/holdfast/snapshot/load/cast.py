@@ -52,7 +52,7 @@ def verify_group(members: Sequence[tuple[Entry, TensorSpec, bool]], dtype: torch
         if (should_cast or should_too) and (should_cast, spec.dtype) != (should_too, other.dtype):
             raise Unsupported(
                 f"{first.name} ({spec.dtype}) and {entry.name} ({other.dtype}) share memory, which cannot be cast to"
-                f' {dtype} for both; aliases="fresh" gives each its own, without dtype= all is as it was saved'
+                f' {dtype} for both; pass aliases="fresh" to give each its own memory, or leave dtype= out'
             )
     return should_cast
 

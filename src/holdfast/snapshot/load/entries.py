@@ -60,7 +60,7 @@ class ReadTarget(NamedTuple):
     size_bytes: int
     """The bytes from the tensor's first item to its last."""
     pieces: tuple[LocalBox, ...] | None = None
-    """This rank's boxes of a sharded tensor, each in memory of its own; None for an ordinary tensor."""
+    """This rank's boxes of a sharded tensor, each in separate memory; None for an ordinary tensor."""
 
     @property
     def entry(self) -> Entry:
@@ -81,7 +81,7 @@ def drop_tied(targets: Sequence[ReadTarget]) -> Sequence[ReadTarget]:
 
 
 class EntryReader:
-    """Reads all requested entries in one go, and builds ordinary tensors over their bytes."""
+    """Reads all requested entries at once, and builds ordinary tensors over their bytes."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class EntryReader:
         devices: Mapping[int, torch.device] | None = None,
     ) -> None:
         """Entries in `in_place` are read into the memory given there, others are moved to `devices`."""
-        # Checked first: a device that torch does not know is the caller's mistake, and nothing need be read to say so.
+        # First: an unknown dtype or device is the caller's mistake, so it is raised before anything is read.
         verify_dtype(options.dtype)
         self._fake = find_fake_mode()
         self._device = None if options.device == SAVED else torch.device(options.device or CPU)
@@ -110,7 +110,7 @@ class EntryReader:
         self.find_ready = self._small.find
         """Returns the tensor of an entry that is already built, or None."""
         self._can_cast_small = can_cast_small_batch(options.dtype)
-        # Entries that are never cast on their own; and entries that are still to be cast.
+        # Entries that are excluded from casting; and entries that are still to be cast.
         self._kept: set[int] = set()
         self._uncast: set[int] = set()
         self._unread: set[int] = set()
@@ -338,7 +338,7 @@ class EntryReader:
         """Return the memory on another device, cast if requested; one copy for all tensors that share it."""
         memory, name = self._memory[number], self._specs[number][0].name
         if memory.is_meta:
-            raise kind_mismatch(name)  # one place wants it here, another where there are no bytes
+            raise kind_mismatch(name)  # one node needs its bytes, another one has it on the meta device
         dtype = self._options.dtype if number in self._uncast else None
         try:
             if dtype is None:

@@ -40,7 +40,7 @@ from holdfast.trees.registered import Types
 
 
 class LeafReader:
-    """Reads all requested leaves in one go, and builds them while the tree is decoded."""
+    """Reads all requested leaves at once, and builds them while the tree is decoded."""
 
     def __init__(
         self,
@@ -170,7 +170,7 @@ def _decode_text(data: bytearray, what: str) -> str:
     try:
         return data.decode(errors="surrogatepass")
     except UnicodeDecodeError as error:
-        raise Corrupt(f"{what} is not the text that it says: {error}", key=what) from error
+        raise Corrupt(f"{what} is not valid text: {error}", key=what) from error
 
 
 def load_tree(opened: Opened, options: LoadOptions, types: Types) -> Any:

@@ -93,7 +93,7 @@ def _find_tree(manifest: Manifest) -> Json:
 
 
 def warn_alone(name: str, manifests: Manifests | None) -> None:
-    """Warn a single process that loads values of which each rank had its own."""
+    """Warn a single process that loads values that differed between the ranks."""
     if manifests is not None and len(manifests.parts) > 1:
         variants = find_variants(manifests.root, manifests.parts)
         if variants:
@@ -103,8 +103,8 @@ def warn_alone(name: str, manifests: Manifests | None) -> None:
 def warn_of_variants(name: str, variants: Sequence[str], *, saved_by: int, loaded_by: int) -> None:
     """Warn that each rank gets the values of the lowest one."""
     warnings.warn(
-        f"{name!r} was saved by {saved_by} ranks and is loaded by {loaded_by}: where each had a value of its own, all"
-        f" get that of the lowest, rank 0 if it had one: {list_some(variants, _MAX_NAMED)}."
+        f"{name!r} was saved by {saved_by} ranks and is loaded by {loaded_by}. The ranks had different values here,"
+        f" and all get that of the lowest rank that had one: {list_some(variants, _MAX_NAMED)}."
         f" Load it with {saved_by} ranks to get all of them back",
         stacklevel=3,
     )

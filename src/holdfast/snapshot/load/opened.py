@@ -19,7 +19,7 @@ from holdfast.snapshot.gc_pause import pause_gc_if_small
 from holdfast.trees.outline import TREE, Leaf, iter_leaves, share_tags
 
 _COMPARED: Final = 5000
-"""How many names are compared with a missing one, to suggest what was meant."""
+"""How many names are compared with a missing one, to suggest a similar one."""
 
 Encode = Callable[[object], Json]
 
@@ -139,4 +139,4 @@ class Opened:
 
     def _verify_number(self, number: int) -> None:
         if not 0 <= number < len(self.reader.manifest):
-            raise Corrupt(f"{self.name!r}: its tree names entry {number}, which is not there; run `holdfast check`")
+            raise Corrupt(f"{self.name!r}: its tree names entry {number}, which does not exist; run `holdfast check`")

@@ -74,7 +74,7 @@ def make_request(name: str, tree: object, options: SaveOptions, types: Types) ->
         source = leaves.sources[number]
         if isinstance(source, ShardSource) and not source.is_whole:
             raise Unsupported(
-                f"{source.name}: this process holds {source.size_bytes} of {source.whole_bytes} bytes of it;"
+                f"{source.name}: this process has {source.size_bytes} of {source.whole_bytes} bytes of it;"
                 " save on all ranks together, with torch.distributed initialised and without collective=False"
             )
     return Request(

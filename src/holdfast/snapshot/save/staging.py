@@ -193,11 +193,11 @@ class Queue:
                 self._changed.wait(_RECHECK_S)
             if key in self._taken:
                 raise SourceChanged(
-                    f"{name!r}: bytes {start} to {stop} are needed once more, and staging='budget' has let go of them;"
+                    f"{name!r}: bytes {start} to {stop} are needed again, and staging='budget' has released them;"
                     " nothing was committed. Save again, or with staging='full'"
                 )
             if self._error is not None or self._is_over:
-                raise SourceChanged(f"{name!r}: it was not copied to the end: {self._error or 'the save ended before'}")
+                raise SourceChanged(f"{name!r}: it was not copied completely: {self._error or 'the save ended first'}")
             self._taken.add(key)
             return self._pieces.pop(key)
 
@@ -268,7 +268,7 @@ class SaveHandle:
             self._is_error_raised = True
             raise error
         if self._result is None:
-            raise StoreError(f"saving {self.name!r} is under way in the process that began it, which this is not")
+            raise StoreError(f"saving {self.name!r} was started by another process; wait for it there")
         return self._result
 
     def _join(self, timeout_s: float | None = None) -> None:
@@ -280,7 +280,7 @@ class SaveHandle:
     def _run(self, repo: Repository, request: Request) -> None:
         try:
             self._result = (self._write or save)(repo, request, progress=self._meter)
-        except BaseException as error:  # noqa: BLE001  # whatever it is, the caller hears of it
+        except BaseException as error:  # noqa: BLE001  # of any kind: `wait` raises it
             self._error = error
         finally:
             self._meter.end()
@@ -373,7 +373,7 @@ class AsyncSaver:
             return
         # Not `atexit`: by then no thread can be started, and a save starts threads. These callbacks run earlier, the
         # last one first; the callback of thread pools was registered before, so the pools still work while we wait.
-        register: Callable[..., None] = threading._register_atexit  # type: ignore[attr-defined]  # there is no other
+        register: Callable[..., None] = threading._register_atexit  # type: ignore[attr-defined]  # not public
         register(_finish, weakref.ref(self))
         self._is_awaited = True
 
@@ -384,7 +384,7 @@ class AsyncSaver:
             return
         try:
             self.wait()
-        except BaseException as error:  # noqa: BLE001  # it is shown as every error that nobody caught
+        except BaseException as error:  # noqa: BLE001  # shown like any uncaught error
             sys.excepthook(type(error), error, error.__traceback__)
 
 

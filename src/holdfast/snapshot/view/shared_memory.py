@@ -22,7 +22,7 @@ from holdfast.trees.outline import Leaf
 
 
 class SharedMemory:
-    """The memory behind the tensors of one open snapshot. Safe in any thread."""
+    """The memory of the tensors of one open snapshot. Safe in any thread."""
 
     def __init__(self, opened: Opened) -> None:
         self._opened = opened
@@ -83,7 +83,9 @@ class SharedMemory:
         specs = [(entry, decode_spec(entry.spec, size_bytes=entry.size_bytes, what=entry.name)) for entry in members]
         block = plan_block(specs, what=members[0].name)
         if block.offsets != tuple(spec.at for _, spec in specs):
-            raise Corrupt(f"{members[0].name}: tensors lie further apart in memory than they can", key=members[0].name)
+            raise Corrupt(
+                f"{members[0].name}: the gaps between tensors that share memory are too large", key=members[0].name
+            )
         return int(block.memory.numel())
 
     def _find(self, key: Hashable, device: torch.device) -> torch.Tensor | None:

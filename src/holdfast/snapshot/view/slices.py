@@ -61,7 +61,7 @@ def _normalise(index: object, shape: Sequence[int]) -> list[int | slice] | None:
     if not is_basic or sum(part is Ellipsis for part in given) > 1:
         return None
     # Torch reports what is wrong with an index, before anything is read.
-    torch.empty(shape, dtype=torch.uint8, device="meta")[tuple(given)]  # type: ignore[index]  # looked at above
+    torch.empty(shape, dtype=torch.uint8, device="meta")[tuple(given)]  # type: ignore[index]  # checked above
     at = next((at for at, part in enumerate(given) if part is Ellipsis), len(given))
     missing = [slice(None)] * (len(shape) - sum(part is not Ellipsis for part in given))
     return [*given[:at], *missing, *given[at + 1 :]]  # type: ignore[list-item]  # the ellipsis is left out

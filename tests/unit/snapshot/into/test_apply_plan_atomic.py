@@ -11,7 +11,7 @@ import torch
 import holdfast.snapshot.into.apply_plan
 from holdfast.errors import Mismatch, OutOfMemory, Unsupported
 from holdfast.facade import Store
-from holdfast.snapshot.into.apply_plan import holding_signals
+from holdfast.snapshot.into.apply_plan import delaying_signals
 from tests.kit.loading import bytes_of, noise
 
 
@@ -97,7 +97,7 @@ def test_an_object_that_fails_leaves_everything_as_it_was(store: Store) -> None:
     before, identities = facts_of(target), [id(target["optimizer"].state), id(target["faulty"].held)]
 
     with pytest.raises(
-        Mismatch, match=r"refused its state: not today. The target was put back: it is as it was"
+        Mismatch, match=r"refused its state: not today. The target was restored: it is as it was"
     ) as caught:
         store.load_into("x", target, atomic=True, cast=True)
 
@@ -186,7 +186,7 @@ def test_signals_wait_for_the_end_and_are_handled_then() -> None:
     reached = []
 
     def fail_when_interrupted() -> None:
-        with holding_signals():
+        with delaying_signals():
             signal.raise_signal(signal.SIGINT)
             reached.append(1)
             raise ValueError("kept as the context")

@@ -172,7 +172,7 @@ def test_a_meta_target_in_a_tuple_cannot_be_assigned(store: Store) -> None:
     target = (torch.zeros(2, device="meta"),)
 
     assert problems_of(store, (noise(2),), target, assign=True) == [
-        "0: what was saved must take the target's place, which is in a tuple or frozen dataclass"
+        "0: the saved tensor must replace the target, which is in a tuple or frozen dataclass"
     ]
 
 

@@ -263,7 +263,7 @@ def test_different_values_for_one_and_the_same_memory_are_refused(store: Store, 
     memory = torch.zeros(4, 2) if step == 1 else torch.zeros(2, 4).t()
 
     assert problems_of(store, saved, {"a": memory, "b": memory}) == [
-        "b: the target shares its memory with a, the snapshot holds different values for them"
+        "b: the target shares its memory with a, and the snapshot has different values for them"
     ]
 
 
@@ -271,7 +271,7 @@ def test_a_part_of_the_target_s_memory_that_was_saved_apart_is_refused(store: St
     memory = torch.zeros(4)
 
     assert problems_of(store, {"a": noise(4), "b": noise(2)}, {"a": memory, "b": memory[1:3]}) == [
-        "b: the target shares memory with a, which the snapshot holds apart; clone() one of them"
+        "b: the target shares memory with a, and the snapshot keeps them separate; clone() one of them"
     ]
 
 

@@ -77,7 +77,7 @@ def test_a_plain_value_that_differs_where_none_can_be_set_is_refused(saved: Any,
 
     problems = problems_of(store, {"a": noise(3), "t": saved}, {"a": torch.zeros(3), "t": target})
 
-    assert problems == [f"t.{name}: it differs and stands in a tuple or frozen dataclass, which cannot be changed"]
+    assert problems == [f"t.{name}: it differs, and it is in a tuple or frozen dataclass, which cannot be changed"]
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def test_tied_parameters_that_were_saved_apart_are_refused(store: Store) -> None
     target[1].weight = target[0].weight
 
     assert problems_of(store, {"m": saved}, {"m": target}) == [
-        "m.1.weight: the target shares its memory with m.0.weight, the snapshot holds different values for them"
+        "m.1.weight: the target shares its memory with m.0.weight, and the snapshot has different values for them"
     ]
 
 

@@ -185,7 +185,7 @@ def test_memory_seen_as_two_dtypes_is_refused(store: Store, aliased: torch.dtype
     store.save("x", {"w": weight, "bits": weight.view(aliased)})
 
     text = rf"w \(torch.float32\) and bits \({aliased}\) share memory, which cannot be cast to torch.bfloat16 for both"
-    with pytest.raises(Unsupported, match=rf'^{text}; aliases="fresh" gives each its own'):
+    with pytest.raises(Unsupported, match=rf'^{text}; pass aliases="fresh" to give each its own memory'):
         store.load("x", dtype=BF16)
 
     found = store.load("x", dtype=BF16, aliases="fresh")

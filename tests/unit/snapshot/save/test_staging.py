@@ -346,7 +346,7 @@ def test_what_is_marked_meanwhile_is_written_anew_from_a_full_copy_only(staging:
     if staging == "full":
         assert handle.wait().new_bytes == 20_000
     else:
-        with pytest.raises(SourceChanged, match="'t': bytes 0 to 20000 are needed once more"):
+        with pytest.raises(SourceChanged, match="'t': bytes 0 to 20000 are needed again"):
             handle.wait()
     assert len(store.snapshots()) == (2 if staging == "full" else 1)
 

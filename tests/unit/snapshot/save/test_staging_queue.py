@@ -85,7 +85,7 @@ def test_a_piece_that_is_asked_for_twice_is_an_error_and_no_hang() -> None:
 
     with pytest.raises(
         SourceChanged,
-        match=r"'s0': bytes 0 to 100 are needed once more, and staging='budget' has let go of them; nothing was"
+        match=r"'s0': bytes 0 to 100 are needed again, and staging='budget' has released them; nothing was"
         r" committed. Save again, or with staging='full'",
     ):
         staged.read(0, 100)
@@ -110,4 +110,4 @@ def test_whoever_waits_for_a_piece_hears_why_it_does_not_come() -> None:
         queue.fill(given)
     thread.join()
 
-    assert "'s0': it was not copied to the end" in str(errors[0])
+    assert "'s0': it was not copied completely" in str(errors[0])
