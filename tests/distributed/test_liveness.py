@@ -49,8 +49,8 @@ def watch_for(watch: PeerWatch, clock: FakeClock, seconds: float, beat: bytes | 
     end = clock.now + seconds
     found = []
     while clock.now < end:
-        clock.now += watch.look_s
-        found += [failure.type_name for failure in watch.look({1: beat})]
+        clock.now += watch.interval_s
+        found += [failure.type_name for failure in watch.observe({1: beat})]
     return found
 
 
@@ -77,7 +77,7 @@ def test_the_time_that_the_watcher_itself_was_stopped_does_not_count() -> None:
 
     clock.now += 3600
 
-    assert watch.look({1: b"1 write"}) == []
+    assert watch.observe({1: b"1 write"}) == []
 
 
 def test_the_text_says_where_a_rank_was_last_seen() -> None:
@@ -85,9 +85,9 @@ def test_the_text_says_where_a_rank_was_last_seen() -> None:
     for beat in (b"7 write parts", b"1 ", None):
         clock = FakeClock()
         watch = PeerWatch(timeout_s=1, clock=clock)
-        watch.look({1: beat})
-        while not (found := watch.look({1: beat})):
-            clock.now += watch.look_s
+        watch.observe({1: beat})
+        while not (found := watch.observe({1: beat})):
+            clock.now += watch.interval_s
         texts.append(found[0].message)
 
     assert "last seen at step 'write parts'" in texts[0]
@@ -98,7 +98,7 @@ def test_the_text_says_where_a_rank_was_last_seen() -> None:
 def test_a_rank_that_has_left_is_reported_at_once() -> None:
     watch = PeerWatch(timeout_s=10, clock=FakeClock())
 
-    (failure,) = watch.look({1: format_closed()})
+    (failure,) = watch.observe({1: format_closed()})
 
     assert (failure.rank, failure.type_name) == (1, "RankLeft")
 

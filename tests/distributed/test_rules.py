@@ -195,8 +195,8 @@ def _write_all(self: Any, holders: Any) -> dict[int, list[int]]:
     return {number: list(range(len(chunks))) for number, chunks in enumerate(self._leaves.chunks)}
 
 
-def _compute_no_prints(self: Any, seed: bytes) -> None:
-    self._leaves.prints = dict.fromkeys(range(len(self._leaves.sources)), b"")
+def _compute_no_fingerprints(self: Any, seed: bytes) -> None:
+    self._leaves.fingerprints = dict.fromkeys(range(len(self._leaves.sources)), b"")
 
 
 def _forget_rank(self: Any, ranks: Any, root: Any, parts: Any) -> None:
@@ -212,20 +212,21 @@ def _read_all_parts(store: Any, ref: Any, ranks: Any) -> Any:
 RULES = {
     "a path that is local to each node is refused": Rule(
         save_at_each_node, 2, {("RankError", "NotFound")}, {("", "NotFound")},
-        Transaction, "_verify_shared", lambda self, held: None,
+        Transaction, "_verify_shared", lambda self, locks: None,
     ),
     "every tensor is stored exactly once": Rule(
         save_gap, 2, {("Mismatch", "NotFound")}, {("", "Corrupt")},
-        plan._Planner, "_check_coverage", lambda self, mine, seed: None,
+        plan._Planner, "_verify_coverage", lambda self, own_chunks, seed: None,
     ),
     "declared replicas that differ are refused": Rule(
-        save_unlike_replicas, 2, {("RankError", True)}, {("Mismatch", False)}, plan, "verify_alike", lambda texts: None,
+        save_unlike_replicas, 2, {("RankError", True)}, {("Mismatch", False)},
+        plan, "_verify_replicas", lambda texts: None,
     ),
     "one copy of replicas is stored": Rule(
-        save_replicas, 3, {(True, 1)}, {(False, 3)}, plan._Planner, "_share", _write_all,
+        save_replicas, 3, {(True, 1)}, {(False, 3)}, plan._Planner, "_choose_chunks", _write_all,
     ),
     "what differs undeclared is kept for each": Rule(
-        save_and_load_own, 2, {True}, {True, False}, plan._Planner, "_compute_prints", _compute_no_prints,
+        save_and_load_own, 2, {True}, {True, False}, plan._Planner, "_compute_fingerprints", _compute_no_fingerprints,
     ),
     "as many ranks get each its own back": Rule(
         save_and_load_own, 2, {True}, {True, False}, ChunkExchange, "__init__", _forget_rank,
@@ -252,7 +253,7 @@ RULES = {
     "a commit that not all have heard of is unknown": Rule(
         raise_in_commit, 2,
         {("CommitUnknown", True), ("KeyboardInterrupt", True)}, {("RankError", True), ("KeyboardInterrupt", True)},
-        transaction, "_lose_track", lambda error, name: RankError(str(error), step=error.step),
+        transaction, "_make_unknown", lambda error, name: RankError(str(error), step=error.step),
     ),
     "what a rank raises is told to all": Rule(
         raise_in_write, 2, {((1, "ValueError"),)}, {((1, "ValueError"),), ((1, "RankLeft"),)},

@@ -28,7 +28,7 @@ from holdfast.snapshot.load.opened import Opened
 from holdfast.snapshot.save.save import SaveOptions, make_request, save_tree
 from holdfast.snapshot.save.staging import AsyncSaver, SaveHandle, Staging
 from holdfast.snapshot.view.lazy import Snapshot as LazySnapshot
-from holdfast.texts import list_lines
+from holdfast.texts import list_lines, list_some
 from holdfast.trees.registered import Types
 
 DEFAULT_TIMEOUT_S: Final = 300.0
@@ -86,17 +86,17 @@ def save_together(
     if world is None:
         return save_tree(repo, name, tree, options, types=types, progress=progress)
     with world.join("save", str(name)) as ranks:
-        planned = plan_together(name, tree, options, types, ranks)
-        return finish(save(repo, planned.request, ranks=ranks, progress=progress), planned)
+        planned = _plan_together(name, tree, options, types, ranks)
+        return _add_divergent(save(repo, planned.request, ranks=ranks, progress=progress), planned)
 
 
-def plan_together(name: str, tree: object, options: SaveOptions, types: Types, ranks: Collectives) -> Planned:
-    """Plan what this rank writes; reads every tensor that other ranks may also hold, to compare fingerprints."""
+def _plan_together(name: str, tree: object, options: SaveOptions, types: Types, ranks: Collectives) -> Planned:
+    """Plan what this rank writes; reads every tensor that other ranks may also have, to compare fingerprints."""
     return plan_save(name, tree, options, types, ranks, ranks.global_ranks)
 
 
-def finish(result: SaveResult, planned: Planned) -> SaveResult:
-    """Return the result of a save with the divergent names that its planning found."""
+def _add_divergent(result: SaveResult, planned: Planned) -> SaveResult:
+    """Return the result of a save, with the names whose values were found to differ between ranks."""
     return replace(result, divergent=planned.divergent)
 
 
@@ -117,11 +117,11 @@ def start_together(
     saver.wait()
     ranks = world.join("save in the background", str(name))
     try:
-        planned = plan_together(name, tree, options, types, ranks)
+        planned = _plan_together(name, tree, options, types, ranks)
 
         def write(repo: Repository, request: Request, *, progress: Progress) -> SaveResult:
             with ranks:
-                return finish(save(repo, request, ranks=ranks, progress=progress), planned)
+                return _add_divergent(save(repo, request, ranks=ranks, progress=progress), planned)
 
         return saver.start(repo, planned.request, staging=staging, write=write)
     except BaseException as error:
@@ -204,7 +204,7 @@ def load_into_together(
 
             if options.replicas == "each" or ranks.world_size == 1:
                 return load(None)
-            with ReplicaExchange(ranks, reader, how=options.replicas, timeout_s=world.timeout_s) as replica_exchange:
+            with ReplicaExchange(ranks, reader, mode=options.replicas, timeout_s=world.timeout_s) as replica_exchange:
                 return load(replica_exchange)
 
 
@@ -218,9 +218,10 @@ def _agree_on_record(find: Callable[[], CommittedSnapshot], ranks: Collectives) 
 
     seen = ranks.all_gather("load", find_identity)
     if len(set(seen)) > 1:
-        names = ", ".join(f"rank {rank} {name!r} (generation {number})" for rank, (name, number, _) in enumerate(seen))
+        names = [f"rank {rank} {name!r} (generation {number})" for rank, (name, number, _) in enumerate(seen)]
         raise Mismatch(
-            f"the ranks load different snapshots: {names[:2000]}. Choose one on one rank and broadcast its name"
+            f"the ranks load different snapshots: {list_some(names, _LISTED)}. Choose one on one rank and broadcast its"
+            " name"
         )
     return found[0]
 
@@ -236,5 +237,4 @@ def _agree_on_problems(name: str, problems: Sequence[str], ranks: Collectives) -
         return
     all_ranks = list(range(ranks.world_size))
     lines = [text if found == all_ranks else f"{name_ranks(found)}: {text}" for text, found in by_text.items()]
-    shown = list_lines(lines, _LISTED)
-    raise Mismatch(f"{name!r} does not fit; nothing was changed:{shown}", problems=tuple(lines))
+    raise Mismatch(f"{name!r} does not fit; nothing was changed:{list_lines(lines, _LISTED)}", problems=tuple(lines))

@@ -1,4 +1,4 @@
-"""Whether the boxes that ranks store are each global tensor exactly once: sketches that add up, and what is wrong.
+"""Checks that the boxes that ranks store make up each global tensor exactly once, and describes what is wrong.
 
 A sketch is a random measure of boxes. Per tensor and dim a seed gives every coordinate x a random number G(x), but for
 G(0) = 0 and G(length) = 1. A box weighs the product over its dims of G(stop) - G(start), times a random number of
@@ -124,24 +124,24 @@ class StoredBox:
     box: Box
 
 
-def find_problems(holdings: Iterable[StoredBox]) -> list[Problem]:
+def find_problems(stored: Iterable[StoredBox]) -> list[Problem]:
     """Return every reason why a tensor is not stored exactly once. Slow, so it is used only if the sketches fail."""
     by_name: dict[str, list[StoredBox]] = defaultdict(list)
-    for holding in holdings:
-        by_name[holding.name].append(holding)
+    for each in stored:
+        by_name[each.name].append(each)
     problems = []
-    for name, held in by_name.items():
-        differences = _find_differences(name, held)
-        problems += differences or find_gaps(name, held[0].shape, [(each.rank, each.box) for each in held])
+    for name, found in by_name.items():
+        differences = _find_differences(name, found)
+        problems += differences or find_gaps(name, found[0].shape, [(each.rank, each.box) for each in found])
     return problems
 
 
-def _find_differences(name: str, held: Sequence[StoredBox]) -> list[Problem]:
+def _find_differences(name: str, stored: Sequence[StoredBox]) -> list[Problem]:
     problems = []
     for what in ("dtype", "shape"):
         ranks: dict[object, set[int]] = defaultdict(set)
-        for holding in held:
-            ranks[getattr(holding, what)].add(holding.rank)
+        for each in stored:
+            ranks[getattr(each, what)].add(each.rank)
         if len(ranks) > 1:
             views = " and ".join(f"{value} on {name_ranks(ranks[value])}" for value in ranks)
             all_ranks = tuple(sorted(set().union(*ranks.values())))
@@ -149,14 +149,17 @@ def _find_differences(name: str, held: Sequence[StoredBox]) -> list[Problem]:
     return problems
 
 
-def find_gaps(name: str, shape: Coordinates, held: Sequence[tuple[int, Box]]) -> list[Problem]:
-    """Return every region of a tensor that no rank holds, that several hold, or that is outside of its shape."""
-    problems = [_describe_outside(name, shape, rank, box) for rank, box in held if not contains(whole(shape), box)]
+def find_gaps(name: str, shape: Coordinates, stored: Sequence[tuple[int, Box]]) -> list[Problem]:
+    """Return every region of a tensor that no rank stores, that several store, or that is outside of its shape.
+
+    `stored` has the rank and the box of everything that is stored of it.
+    """
+    problems = [_describe_outside(name, shape, rank, box) for rank, box in stored if not contains(whole(shape), box)]
     if 0 in shape:
-        ranks = sorted(rank for rank, box in held if volume(box) == 0 and not any(box.starts))
+        ranks = sorted(rank for rank, box in stored if volume(box) == 0 and not any(box.starts))
         found = [] if len(ranks) == 1 else [(whole(shape), tuple(ranks))]
     else:
-        inside = [(rank, overlap(whole(shape), box)) for rank, box in held]
+        inside = [(rank, overlap(whole(shape), box)) for rank, box in stored]
         found = _sweep([(rank, box) for rank, box in inside if box is not None], shape, 0)
     return problems + [_describe_region(name, shape, region, ranks) for region, ranks in found]
 
@@ -174,16 +177,16 @@ def _describe_region(name: str, shape: Coordinates, region: Box, ranks: tuple[in
 _Found = list[tuple[Box, tuple[int, ...]]]
 
 
-def _sweep(held: Collection[tuple[int, Box]], shape: Coordinates, dim: int) -> _Found:
+def _sweep(stored: Collection[tuple[int, Box]], shape: Coordinates, dim: int) -> _Found:
     """Return the regions, in the dims from `dim` on, that no box or several boxes cover, with the ranks of these."""
-    if dim == len(shape) or not held:
-        ranks = tuple(sorted(rank for rank, _ in held))
+    if dim == len(shape) or not stored:
+        ranks = tuple(sorted(rank for rank, _ in stored))
         return [] if len(ranks) == 1 else [(whole(shape[dim:]), ranks)]
     opening, closing = defaultdict(list), defaultdict(list)
-    for number, (_, box) in enumerate(held):
+    for number, (_, box) in enumerate(stored):
         opening[box.starts[dim]].append(number)
         closing[box.stops[dim]].append(number)
-    boxes = list(held)
+    boxes = list(stored)
     active: dict[int, tuple[int, Box]] = {}
     slabs: list[tuple[int, int, _Found]] = []
     for low, high in pairwise(sorted({0, shape[dim], *opening, *closing})):

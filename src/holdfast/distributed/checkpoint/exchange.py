@@ -94,10 +94,12 @@ class ChunkExchange:
         """
         if not self._root.parts:
             return self._root
+        # A single rank has read all parts, so it need not ask others.
         if self._ranks.world_size == 1:
             parts = tuple(self._parts[number] for number in sorted(self._parts))
             return merge(Manifests(self._root, parts, 0), self._rank)
         entries = list(self.heads.iter_entries())
+        # A region without items needs no chunks, so nothing is asked about it.
         asked = {number: wanted for number, wanted in wants.items() if wanted is None or any(map(_has_items, wanted))}
         router = Router.plan(self._root, self._ranks.world_size)
         sent = self._ranks.all_to_all(
@@ -173,8 +175,10 @@ class Router:
 
     def find_owner(self, name: str) -> int:
         """Return the rank that owns a name. Rank 0, often the coordinator, is an owner only if most ranks are."""
+        # For a name that the root lacks any rank will do, if all ranks choose the same; `hash` differs by process.
         number = self.positions.get(name)
         index = (crc32(name.encode(errors="surrogatepass")) if number is None else number) % self.owners
+        # Owners are spread evenly over the ranks, down from the last one.
         return (index + 1) * self.world_size // self.owners - 1
 
 
@@ -191,6 +195,7 @@ def pack_questions(
                 by_owner.setdefault(router.find_owner(entry.name), []).append(_strip(entry))
         for owner, entries in by_owner.items():
             rows.setdefault(owner, []).append((number, encode_manifest(None, entries)))
+    # The questions are sent as JSON, which is encoded and decoded in C: there is one for each tensor of a model.
     wants: dict[int, list[Any]] = {}
     for entry, wanted in asked:
         regions = wanted and [(each.shape, each.item_bytes, *each.box) for each in wanted if _has_items(each)]
@@ -225,6 +230,7 @@ def answer_all(questions: Sequence[Any]) -> list[bytes]:
     for each in questions:
         entries = []
         for name, size_bytes, regions in json.loads(each[2]) if each else ():
+            # If no part has rows of a name, `find` raises Corrupt, unless the entry has no bytes.
             joined = owned.setdefault(name, _Owned([])).find(name, size_bytes, each[0])
             wanted = regions and [
                 Region(Box(tuple(starts), tuple(sizes)), tuple(shape), item_bytes)
@@ -277,6 +283,7 @@ class _Joined:
         self._spans: _Rows = np.array([begins[: len(self._ends)], self._ends], np.int64)
         self._boxes: _Rows = np.array([chunk.box for chunk in entry.chunks] if entry.dims else [], np.int64)
         self._placed = entry.chunks
+        # Without dims, the chunks follow each other. A chunk that is sent without its neighbours needs its byte range.
         if not entry.dims:
             rows = zip(entry.chunks, begins, strict=False)
             self._placed = tuple(chunk._replace(box=(begin, chunk.size_bytes)) for chunk, begin in rows)
@@ -297,6 +304,7 @@ class _Joined:
             starts, sizes = self._boxes[:, : self.entry.dims], self._boxes[:, self.entry.dims :]
             meets = (starts < np.array(region.box.stops)) & (starts + sizes > np.array(region.box.starts))
             return [int(row) for row in np.flatnonzero(meets.all(axis=1))]
+        # A contiguous region: from the first chunk that ends after its start to the first that reaches its stop.
         if is_span(region.box, region.shape):
             start, stop = span_of(region.box, region.shape, region.item_bytes)
             return range(bisect_right(self._ends, start), bisect_left(self._ends, stop) + 1)

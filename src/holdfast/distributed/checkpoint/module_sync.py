@@ -117,8 +117,8 @@ def gather_differences(ranks: Collectives, table: Mapping[str, TensorFacts]) -> 
         for rank, each in enumerate(tables):
             views[" ".join(map(str, each[name])) if name in each else "nothing"].append(rank)
         if len(views) > 1:
-            held = ", ".join(f"{view} on {name_ranks(found)}" for view, found in views.items())
-            problems.append(f"{name}: {held}")
+            shown = ", ".join(f"{view} on {name_ranks(found)}" for view, found in views.items())
+            problems.append(f"{name}: {shown}")
     return problems
 
 

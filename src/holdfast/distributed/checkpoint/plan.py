@@ -28,7 +28,7 @@ from holdfast.snapshot.load.merge_trees import merge_trees
 from holdfast.snapshot.save.save import SaveOptions, describe_environment, make_leaves
 from holdfast.tensors.sharding.shard_source import ShardSource, pick_chunks
 from holdfast.tensors.sharding.sharded import LocalLeaf
-from holdfast.texts import list_some
+from holdfast.texts import list_lines, list_some
 from holdfast.trees.outline import TREE
 from holdfast.trees.registered import Types
 
@@ -37,7 +37,7 @@ _BATCH_BYTES: Final = 8 << 20
 _MAX_NAMED: Final = 20
 
 ReplicaKey = tuple[str, Json]
-"""Identifies what several ranks may hold: the name of an entry, and its box if it has one."""
+"""Identifies what several ranks may have: the name of an entry, and its boxes if it has any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +57,16 @@ class _Leaves:
     sources: Sequence[Source] = ()
     chunks: Sequence[Sequence[SourceChunk]] = ()
     """The chunks of each source."""
-    held: Mapping[int, LocalLeaf] = field(default_factory=dict)
-    own: set[int] = field(default_factory=set)
+    local: Mapping[int, LocalLeaf] = field(default_factory=dict)
+    """The boxes that this rank has of shards and of declared replicas, by number of the entry."""
+    per_rank: set[int] = field(default_factory=set)
     """Numbers of the entries that were declared per rank."""
-    own_names: set[str] = field(default_factory=set)
-    prints: dict[int, bytes] = field(default_factory=dict)
-    """Fingerprints of the entries that other ranks may also hold, by number."""
+    per_rank_names: set[str] = field(default_factory=set)
+    fingerprints: dict[int, bytes] = field(default_factory=dict)
+    """Fingerprints of the entries that other ranks may also have, by number."""
 
     def whole_bytes(self, number: int) -> int:
-        """Return the size of the whole entry, of which this rank may hold a part."""
+        """Return the size of the whole entry, of which this rank may have a part."""
         source = self.sources[number]
         return source.whole_bytes if isinstance(source, ShardSource) else source.size_bytes
 
@@ -79,14 +80,14 @@ class _Leaves:
                 _drop_index(source.note),
                 source.alias,
                 # In a root manifest, rank 0 means that the entry was declared per rank.
-                0 if number in self.own else NO_RANK,
+                0 if number in self.per_rank else NO_RANK,
             ]
             for number, source in enumerate(self.sources)
         ]
 
     def encode(self) -> bytes:
         """Encode the tree, the descriptions of its entries, and the names that were declared per rank."""
-        return canonical_json([self.node, self.describe(), sorted(self.own_names)])
+        return canonical_json([self.node, self.describe(), sorted(self.per_rank_names)])
 
 
 def plan_save(
@@ -113,8 +114,8 @@ class _Planner:
         described = ranks.all_gather("describe", lambda: self._describe(tree, types, seed))
         root = self._agree_on_tree([(each[0], each[1]) for each in described])
         holders, variants = self._find_holders(described)
-        chunks = self._share(holders)
-        self._check_coverage(chunks, seed)
+        chunks = self._choose_chunks(holders)
+        self._verify_coverage(chunks, seed)
         is_same = root is not None and canonical_json(root.spec) == canonical_json(self._spec)
         sources, placements = self._make_placements(chunks, variants, keeps_all=not is_same)
         request = Request(
@@ -132,7 +133,7 @@ class _Planner:
         divergent = tuple(dict.fromkeys(self._divergent))
         if divergent:
             # Warn in a step: if warnings are turned into errors, all ranks must raise.
-            ranks.broadcast("warn", lambda: warn_of_divergent(self._name, divergent))
+            ranks.broadcast("warn", lambda: _warn_of_divergent(self._name, divergent))
         return Planned(request, divergent)
 
     @property
@@ -140,31 +141,32 @@ class _Planner:
         return {TREE: self._leaves.node}
 
     def _describe(self, tree: object, types: Types, seed: bytes) -> tuple[Any, ...]:
-        """Encode the tree; return digests of its structure, and of the fingerprints per group of possible holders."""
+        """Encode the tree; return the name, a digest of the tree, and per group of ranks one of the fingerprints."""
         leaves = make_leaves(tree, self._options, types)
         self._leaves.node = parse_json(leaves.spec.data, where="the tree")[TREE]
         self._leaves.sources = leaves.sources
-        self._leaves.held, self._leaves.own = leaves.local_leaves, leaves.per_rank_entries
-        self._leaves.own_names = leaves.per_rank_names
+        self._leaves.local, self._leaves.per_rank = leaves.local_leaves, leaves.per_rank_entries
+        self._leaves.per_rank_names = leaves.per_rank_names
         chunks: list[list[SourceChunk]] = [[] for _ in leaves.sources]
         for piece in cut_sources(leaves.sources):
             chunks[piece.position].append(piece)
         self._leaves.chunks = chunks
-        self._compute_prints(seed)
+        self._compute_fingerprints(seed)
         shape = canonical_json([self._leaves.node, self._leaves.describe()])
-        roots: dict[tuple[int, ...], list[bytes]] = defaultdict(list)
-        for number, taken in self._leaves.prints.items():
-            roots[self._declared(number)].append(canonical_json(self._key(number)) + taken)
-        prints = {group: hash_bytes(b"".join(sorted(found))) for group, found in roots.items()}
-        return self._name, hash_bytes(shape), prints
+        # One digest per group of ranks that should have the same values: if they do, a few bytes prove it.
+        by_group: dict[tuple[int, ...], list[bytes]] = defaultdict(list)
+        for number, taken in self._leaves.fingerprints.items():
+            by_group[self._find_declared(number)].append(canonical_json(self._key(number)) + taken)
+        digests = {group: hash_bytes(b"".join(sorted(found))) for group, found in by_group.items()}
+        return self._name, hash_bytes(shape), digests
 
-    def _declared(self, number: int) -> tuple[int, ...]:
-        """Return the ranks that are declared to hold the same entry or box as this one; all ranks if none are."""
-        held = self._leaves.held.get(number)
+    def _find_declared(self, number: int) -> tuple[int, ...]:
+        """Return the ranks that are declared to have the same entry or box as this one; all ranks if none are."""
+        leaf = self._leaves.local.get(number)
         # A mesh smaller than the world says nothing about copies outside of it, such as data-parallel ones.
-        if held is None or not held.ranks or len(held.mesh_ranks) < self._ranks.world_size:
+        if leaf is None or not leaf.ranks or len(leaf.mesh_ranks) < self._ranks.world_size:
             return tuple(range(self._ranks.world_size))
-        return tuple(sorted(self._group[rank] for rank in held.ranks))
+        return tuple(sorted(self._group[rank] for rank in leaf.ranks))
 
     def _key(self, number: int) -> list[Json]:
         source = self._leaves.sources[number]
@@ -172,17 +174,17 @@ class _Planner:
             return [source.name, None]
         return [source.name, [[*piece.box.starts, *piece.box.sizes] for piece in source.pieces]]
 
-    def _compute_prints(self, seed: bytes) -> None:
-        """Compute fingerprints of all entries that other ranks may also hold."""
+    def _compute_fingerprints(self, seed: bytes) -> None:
+        """Compute fingerprints of all entries that other ranks may also have."""
         seeded = Seeded(int.from_bytes(seed))
         shared = []
         for number, source in enumerate(self._leaves.sources):
-            is_unique = isinstance(source, ShardSource) and len(self._declared(number)) == 1
-            if number not in self._leaves.own and not is_unique:
+            is_unique = isinstance(source, ShardSource) and len(self._find_declared(number)) == 1
+            if number not in self._leaves.per_rank and not is_unique:
                 shared.append(number)
-                self._leaves.prints[number] = seeded(canonical_json([source.spec, source.size_bytes]))
+                self._leaves.fingerprints[number] = seeded(canonical_json([source.spec, source.size_bytes]))
         if self._ranks.world_size == 1:
-            self._leaves.prints.clear()
+            self._leaves.fingerprints.clear()
             return
 
         def fingerprint(batch: Sequence[SourceChunk]) -> list[tuple[int, bytes]]:
@@ -190,11 +192,11 @@ class _Planner:
 
         pieces = [piece for number in shared for piece in self._leaves.chunks[number]]
         batches = [(batch, _BATCH_BYTES) for batch in group_pieces(pieces, limit_bytes=_BATCH_BYTES)]
-        with Engine("holdfast-look", budget_bytes=_ENGINE_BYTES, waits=False) as engine:
+        with Engine("holdfast-fingerprint", budget_bytes=_ENGINE_BYTES, waits=False) as engine:
             for found in engine.iter_results(fingerprint, batches):
                 self._ranks.beat()
                 for number, digest in found:
-                    self._leaves.prints[number] = seeded(self._leaves.prints[number] + digest)
+                    self._leaves.fingerprints[number] = seeded(self._leaves.fingerprints[number] + digest)
 
     def _agree_on_tree(self, described: Sequence[tuple[str, bytes]]) -> ManifestPart | None:
         """Return the root: this rank's tree and entries if all ranks have the same, else the union of all ranks.
@@ -203,7 +205,7 @@ class _Planner:
         """
         names = {name for name, _ in described}
         if len(names) > 1:
-            shown = ", ".join(sorted(names)[:_MAX_NAMED])
+            shown = list_some(sorted(names), _MAX_NAMED)
             raise Mismatch(f"the ranks save under different names: {shown}; pass the same name on all ranks")
         own = self._leaves
         if len(described) == 1 and not any(map(_is_partial, own.sources)):
@@ -218,6 +220,7 @@ class _Planner:
         return self._unite(trees)
 
     def _unite(self, trees: Sequence[Any]) -> ManifestPart:
+        """Return the root of different trees: the union of their entries, numbered by name, and of their nodes."""
         described: dict[str, Json] = {}
         for _, entries, _ in trees:
             for entry in entries:
@@ -233,32 +236,32 @@ class _Planner:
         return _make_root(united, list(described.values()))
 
     def _find_holders(self, gathered: Sequence[tuple[Any, ...]]) -> tuple[dict[int, tuple[int, ...]], set[int]]:
-        """Return the ranks that hold the same value of each entry, and the entries whose values differ."""
-        prints = [each[2] for each in gathered]
-        mine = self._leaves.prints
+        """Return the ranks that have the same value of each entry, and the entries whose values differ."""
+        digests = [each[2] for each in gathered]
+        fingerprints = self._leaves.fingerprints
         is_same = all(
-            prints[rank].get(group) == found for group, found in prints[self._ranks.rank].items() for rank in group
+            digests[rank].get(group) == digest for group, digest in digests[self._ranks.rank].items() for rank in group
         )
         # Either all ranks take part in the next step or none does.
         if not any(self._ranks.all_gather("alike", lambda: not is_same)):
-            return {number: self._declared(number) for number in mine}, set()
-        table = {canonical_json(self._key(number)): taken for number, taken in mine.items()}
+            return {number: self._find_declared(number) for number in fingerprints}, set()
+        table = {canonical_json(self._key(number)): taken for number, taken in fingerprints.items()}
         tables = self._ranks.all_gather("replicas", lambda: table)
         holders: dict[int, tuple[int, ...]] = {}
         variants: set[int] = set()
         problems: list[str] = []
-        for number, taken in mine.items():
+        for number, taken in fingerprints.items():
             key = canonical_json(self._key(number))
             found = [rank for rank, theirs in enumerate(tables) if key in theirs]
             if all(tables[rank][key] == taken for rank in found):
                 holders[number] = tuple(found)
-            elif number in self._leaves.held:
-                problems.append(tell_difference(self._leaves.sources[number].name, found, tables, key))
+            elif number in self._leaves.local:
+                problems.append(_describe_difference(self._leaves.sources[number].name, found, tables, key))
             else:
                 variants.add(number)
 
         def name_variants() -> list[str]:
-            verify_alike(problems)
+            _verify_replicas(problems)
             return [self._leaves.sources[number].name for number in sorted(variants)]
 
         # Gathered from all ranks: an entry that differs may be missing on this one.
@@ -266,9 +269,9 @@ class _Planner:
             self._divergent += names
         return holders, variants
 
-    def _share(self, holders: Mapping[int, tuple[int, ...]]) -> dict[int, list[int]]:
+    def _choose_chunks(self, holders: Mapping[int, tuple[int, ...]]) -> dict[int, list[int]]:
         """Return the chunks of each entry that this rank stores: a share of each replica, all of the others."""
-        mine = {number: list(range(len(chunks))) for number, chunks in enumerate(self._leaves.chunks)}
+        own_chunks = {number: list(range(len(chunks))) for number, chunks in enumerate(self._leaves.chunks)}
         groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
         for number, group in holders.items():
             if len(group) > 1:
@@ -279,21 +282,21 @@ class _Planner:
             chunks = [(number, at) for number in numbers for at in range(len(self._leaves.chunks[number]))]
             sizes = [self._size(number, at) for number, at in chunks]
             share = plan_shares(sizes, len(group))[group.index(self._ranks.rank)]
-            mine.update({number: [] for number in numbers})
+            own_chunks.update({number: [] for number in numbers})
             for number, at in chunks[share.start : share.stop]:
-                mine[number].append(at)
-        return mine
+                own_chunks[number].append(at)
+        return own_chunks
 
     def _size(self, number: int, at: int) -> int:
         piece = self._leaves.chunks[number][at]
         return piece.stop - piece.start
 
-    def _check_coverage(self, mine: Mapping[int, Sequence[int]], seed: bytes) -> None:
+    def _verify_coverage(self, own_chunks: Mapping[int, Sequence[int]], seed: bytes) -> None:
         """Raise Mismatch on all ranks unless every tensor is stored exactly once."""
         items = [
-            (self._leaves.sources[number].name, str(held.dtype), held.global_shape, box)
-            for number, held in self._leaves.held.items()
-            for box in self._pick_boxes(number, mine[number])
+            (self._leaves.sources[number].name, str(leaf.dtype), leaf.global_shape, box)
+            for number, leaf in self._leaves.local.items()
+            for box in self._pick_boxes(number, own_chunks[number])
         ]
         sketches = self._ranks.all_gather("cover", lambda: _flatten(sketch_boxes(items, seed)))
         if is_covered(merge(Sketch(total, tuple(origins)) for total, origins in sketches)):
@@ -301,41 +304,43 @@ class _Planner:
         # The sketches only show that something is wrong. To describe it, all ranks exchange their boxes.
         plain = [[name, dtype, list(shape), [list(box.starts), list(box.sizes)]] for name, dtype, shape, box in items]
         gathered = self._ranks.all_gather("gaps", lambda: plain)
-        holdings = [
+        stored = [
             StoredBox(rank, name, dtype, tuple(shape), Box(tuple(starts), tuple(sizes)))
             for rank, own in enumerate(gathered)
             for name, dtype, shape, (starts, sizes) in own
         ]
-        texts = [problem.text for problem in find_problems(holdings)]
+        texts = [problem.text for problem in find_problems(stored)]
         raise Mismatch(
-            f"{self._name!r} cannot be saved: its tensors are not held exactly once; nothing was written:\n  "
-            + "\n  ".join(texts[:_MAX_NAMED]),
+            f"{self._name!r} cannot be saved: its tensors are not stored exactly once; nothing was written:"
+            + list_lines(texts, _MAX_NAMED),
             problems=tuple(texts),
         )
 
     def _pick_boxes(self, number: int, chunks: Sequence[int]) -> list[Box]:
         source = self._leaves.sources[number]
         assert isinstance(source, ShardSource), "the source of a shard has boxes"
+        # A tensor without items has no chunks. The coordinator alone reports its box, so that it counts as stored once.
         if not source.boxes and self._ranks.is_coordinator:
-            return [Box((0,) * len(shape), shape) for shape in (self._leaves.held[number].global_shape,) if 0 in shape]
+            return [Box((0,) * len(shape), shape) for shape in (self._leaves.local[number].global_shape,) if 0 in shape]
         return [source.boxes[at] for at in chunks]
 
     def _make_placements(
-        self, mine: Mapping[int, Sequence[int]], variants: set[int], *, keeps_all: bool
+        self, own_chunks: Mapping[int, Sequence[int]], variants: set[int], *, keeps_all: bool
     ) -> tuple[list[Source], dict[int, Placement]]:
         """Return the sources of this rank's part, and the position of each in its whole entry."""
         sources: list[Source] = []
         placements: dict[int, Placement] = {}
         for number, source in enumerate(self._leaves.sources):
             whole_bytes = self._leaves.whole_bytes(number)
-            if number in self._leaves.own or number in variants:
+            if number in self._leaves.per_rank or number in variants:
                 placements[len(sources)] = Placement(whole_bytes, 0, (), self._ranks.rank)
                 sources.append(source)
                 continue
-            if not mine[number] and whole_bytes and not keeps_all:
+            # The tree of a rank that differs from the root refers to its entries by number, so none may be missing.
+            if not own_chunks[number] and whole_bytes and not keeps_all:
                 continue
-            spans = [(each.start, each.stop) for each in (self._leaves.chunks[number][at] for at in mine[number])]
-            dims, boxes = _place_chunks(source, mine[number], spans)
+            spans = [(each.start, each.stop) for each in (self._leaves.chunks[number][at] for at in own_chunks[number])]
+            dims, boxes = _place_chunks(source, own_chunks[number], spans)
             placements[len(sources)] = Placement(whole_bytes, dims, boxes)
             sources.append(pick_chunks(source, spans))
         if self._ranks.world_size == 1 and not any(map(_is_partial, self._leaves.sources)):
@@ -382,7 +387,7 @@ def _flatten(sketch: Sketch) -> tuple[int, list[int]]:
     return sketch.total, list(sketch.origins)
 
 
-def tell_difference(name: str, holders: Sequence[int], tables: Sequence[Mapping[bytes, bytes]], key: bytes) -> str:
+def _describe_difference(name: str, holders: Sequence[int], tables: Sequence[Mapping[bytes, bytes]], key: bytes) -> str:
     """Return a line that groups the ranks `holders` by their value of a declared replica.
 
     `tables` has, for each rank, the fingerprints of its entries; `key` is that of the replica.
@@ -395,19 +400,20 @@ def tell_difference(name: str, holders: Sequence[int], tables: Sequence[Mapping[
     )
 
 
-def verify_alike(problems: Sequence[str]) -> None:
+def _verify_replicas(problems: Sequence[str]) -> None:
     """Raise Mismatch if declared replicas differ."""
     if problems:
-        raise Mismatch("\n  ".join(["replicas differ; nothing was written:", *problems]), problems=tuple(problems))
+        raise Mismatch(
+            f"replicas differ; nothing was written:{list_lines(problems, _MAX_NAMED)}", problems=tuple(problems)
+        )
 
 
-def warn_of_divergent(name: str, divergent: Sequence[str]) -> None:
+def _warn_of_divergent(name: str, divergent: Sequence[str]) -> None:
     """Warn of entries that differ between ranks without being declared per rank; every rank's value was saved."""
     warnings.warn(
-        f"{name!r}: not the same on all ranks: {list_some(divergent, _MAX_NAMED)}."
-        " The value of each rank was saved. Loaded on as many ranks, each gets its own; on another"
-        " number, all get that of the lowest rank. Mark such values with holdfast.per_rank(...) if"
-        " they are meant to differ",
+        f"{name!r}: not the same on all ranks: {list_some(divergent, _MAX_NAMED)}. The value of each rank was saved."
+        " Loaded on as many ranks, each gets its own; on another number, all get that of the lowest rank. Mark such"
+        " values with holdfast.per_rank(...) if they are meant to differ",
         stacklevel=2,
     )
 

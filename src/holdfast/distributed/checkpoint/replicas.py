@@ -44,13 +44,13 @@ class ReplicaExchange:
         ranks: Collectives,
         reader: SnapshotReader,
         *,
-        how: Literal["auto", "broadcast"] = "broadcast",
+        mode: Literal["auto", "broadcast"] = "broadcast",
         timeout_s: float,
     ) -> None:
-        """Exchange between `ranks`; with how="auto", only if a measurement shows that to be faster."""
+        """Exchange between `ranks`; with mode="auto", only if a measurement shows that to be faster."""
         self._ranks = ranks
         self._reader = reader
-        self._how = how
+        self._mode = mode
         self._timeout_s = timeout_s
         self._stack = ExitStack()
         self._sender: Sender | None = None
@@ -104,7 +104,7 @@ class ReplicaExchange:
 
     def _is_faster(self, sizes: Sequence[int], places: Sequence[ReadTarget]) -> bool:
         """Return whether to send. All ranks return the same: they have the same sizes, and the coordinator decides."""
-        if self._how == "broadcast":
+        if self._mode == "broadcast":
             return True
         if sum(sizes) < MIN_BYTES:
             return False

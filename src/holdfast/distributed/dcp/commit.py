@@ -140,21 +140,21 @@ def _keep_lease(reference: weakref.ref[Commit], stop: threading.Event) -> None:
         del commit
 
 
-def make_root(metadata: Metadata, written: Written, *, alone: bool) -> ManifestPart:
+def make_root(metadata: Metadata, written: Written, *, is_only_rank: bool) -> ManifestPart:
     """Return the root of a checkpoint; raise Mismatch if the ranks have not written everything that was planned."""
-    builder = _Builder(written, alone=alone)
+    builder = _Builder(written, is_only_rank=is_only_rank)
     nodes = {fqn: builder.add(fqn, stored) for fqn, stored in metadata.state_dict_metadata.items()}
-    spec = {TREE: nest(nodes, metadata.planner_data), KEY: encode_metadata(metadata)}
+    spec = {TREE: _nest(nodes, metadata.planner_data), KEY: encode_metadata(metadata)}
     return ManifestPart(spec, builder.entries)
 
 
 class _Builder:
     """Collects the entries of a root."""
 
-    def __init__(self, written: Written, *, alone: bool) -> None:
+    def __init__(self, written: Written, *, is_only_rank: bool) -> None:
         self.entries: list[Entry] = []
         self._written = written
-        self._alone = alone
+        self._is_only_rank = is_only_rank
 
     def add(self, fqn: str, stored: TensorStorageMetadata | BytesStorageMetadata) -> Json:
         """Add the entries of one name; return its node in the tree."""
@@ -164,7 +164,7 @@ class _Builder:
             return [PAYLOAD, self._add_entry(fqn, self._written.sizes[fqn], PAYLOAD_SPEC)]
         if is_covered(stored):
             return [TENSOR, self._add_tensor(fqn, fqn, stored, tuple(stored.size))]
-        if not self._alone:
+        if not self._is_only_rank:
             planned = sum(volume(find_box(chunk)) for chunk in stored.chunks)
             raise Mismatch(
                 f"{fqn}: the ranks have planned {planned} of its {math.prod(stored.size)} items; nothing was committed."
@@ -190,7 +190,7 @@ class _Builder:
         return len(self.entries) - 1
 
 
-def nest(nodes: Mapping[str, Json], planner_data: Any) -> Json:
+def _nest(nodes: Mapping[str, Json], planner_data: Any) -> Json:
     """Return the tree of a state dict: nested as it was before the planner flattened it; flat if it did not."""
     tree: dict[Any, Any] = {}
     for fqn in _order(nodes, planner_data):

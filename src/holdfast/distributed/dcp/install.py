@@ -31,9 +31,11 @@ _PACKAGE: Final = "torch.distributed.checkpoint"
 """The package in whose modules stand-ins replace torch's classes."""
 _MARKER: Final = ".metadata"
 """Name of torch's metadata file. Frameworks check that it exists to tell a checkpoint from another directory."""
-_SIGN: Final = b'{"holdfast":'
+_MARKER_START: Final = b'{"holdfast":'
+"""How a marker begins, and torch's own metadata, a pickle, does not."""
 _MAX_MARKER_BYTES: Final = 1 << 16
-_HIDDEN: Final = ".holdfast"
+_STORE_FOLDER: Final = ".holdfast"
+"""Name of the store next to a checkpoint, if no store is installed."""
 # Torch's own classes, imported before anything is installed.
 _TORCH_WRITER: Final = filesystem.FileSystemWriter
 _TORCH_READER: Final = filesystem.FileSystemReader
@@ -83,7 +85,7 @@ class StandIn(ABCMeta):
         return issubclass(subclass, cls.torch_class) or super().__subclasscheck__(subclass)
 
 
-def put_in(stand_ins: Sequence[StandIn]) -> None:
+def _replace_torch_classes(stand_ins: Sequence[StandIn]) -> None:
     """Replace torch's classes by the stand-ins in all loaded modules of torch's package.
 
     Modules that are loaded later import the stand-ins from these.
@@ -96,7 +98,7 @@ def put_in(stand_ins: Sequence[StandIn]) -> None:
         each.is_installed = True
 
 
-def take_out(stand_ins: Sequence[StandIn]) -> None:
+def _restore_torch_classes(stand_ins: Sequence[StandIn]) -> None:
     """Restore torch's classes in all loaded modules of torch's package."""
     for each in stand_ins:
         for module in _iter_modules(each.torch_class.__name__, each):
@@ -303,13 +305,13 @@ def install(store: StoreLike | None = None, *, weights_only: bool = True) -> Ins
     """
     FileSystemWriter.store = FileSystemReader.store = store
     FileSystemWriter.weights_only = FileSystemReader.weights_only = weights_only
-    put_in((FileSystemWriter, FileSystemReader))
+    _replace_torch_classes((FileSystemWriter, FileSystemReader))
     return Installed()
 
 
 def uninstall() -> None:
     """Restore torch's own writer and reader. Checkpoints saved while installed can be read with `StorageReader`."""
-    take_out((FileSystemWriter, FileSystemReader))
+    _restore_torch_classes((FileSystemWriter, FileSystemReader))
     FileSystemWriter.store = FileSystemReader.store = None
 
 
@@ -328,7 +330,7 @@ def _locate(store: StoreLike | None, path: CheckpointId) -> tuple[StoreLike, str
     normal = os.path.normpath(os.fspath(path))
     if store is None:
         directory, name = os.path.split(os.path.abspath(normal))
-        return os.path.join(directory, _HIDDEN), name
+        return os.path.join(directory, _STORE_FOLDER), name
     return store, clean_id(os.path.abspath(normal) if normal.startswith("..") else normal)
 
 
@@ -354,7 +356,7 @@ def _read_marker(marker: Path) -> dict[str, str | None] | None:
             data = file.read(_MAX_MARKER_BYTES)
     except FileNotFoundError:
         return None
-    if not data.startswith(_SIGN):
+    if not data.startswith(_MARKER_START):
         return None
     try:
         fields = json.loads(data)["holdfast"]

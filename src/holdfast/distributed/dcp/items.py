@@ -36,13 +36,13 @@ _ASSUMED_BYTES: Final = 4096
 class Written:
     """Facts that are known only after the planner has resolved its data."""
 
-    looks_for_refused: bool = False
+    notes_refused: bool = False
     sizes: dict[str, int] = field(default_factory=dict)
     """Sizes of bytes items, by name."""
     dtypes: dict[str, str] = field(default_factory=dict)
     """Dtypes of the tensors that the planner returned with another dtype than planned, by name."""
     refused: dict[str, str] = field(default_factory=dict)
-    """What a weights-only load would refuse in bytes items, by name; filled only if `looks_for_refused`."""
+    """What a weights-only load would refuse in bytes items, by name; noted only if `notes_refused` is set."""
 
 
 def encode_tensor(shape: Coordinates, dtype: torch.dtype, *, requires_grad: bool) -> Json:
@@ -67,18 +67,21 @@ def is_whole_here(items: Sequence[WriteItem]) -> bool:
 
 
 def plan_groups(
-    plan: SavePlan, planner: SavePlanner, written: Written, *, limit_bytes: int, alone: bool
+    plan: SavePlan, planner: SavePlanner, written: Written, *, limit_bytes: int, is_only_rank: bool
 ) -> list[MakeSources]:
     """Divide a plan into groups of at most `limit_bytes`, or one tensor each, to be resolved one after the other.
 
-    Other ranks complete the tensors of which this rank has a part. If it is `alone`, none does: then each box of an
-    incomplete tensor is stored as an entry of its own.
+    Other ranks complete the tensors of which this rank has a part. If it is the only rank, none does: then each box of
+    an incomplete tensor is stored as an entry of its own.
     """
     by_name: dict[str, list[WriteItem]] = {}
     for item in plan.items:
         by_name.setdefault(item.index.fqn, []).append(item)
     makers = [
-        (partial(_make_sources, items, planner, written, in_pieces=alone and not is_whole_here(items)), _measure(items))
+        (
+            partial(_make_sources, items, planner, written, in_pieces=is_only_rank and not is_whole_here(items)),
+            _measure(items),
+        )
         for items in by_name.values()
     ]
     return [partial(_make_all, group) for group in _group(makers, limit_bytes)]
@@ -89,13 +92,13 @@ _Maker = Callable[[], Iterator[PlacedSource]]
 
 def _group(makers: Sequence[tuple[_Maker, int]], limit_bytes: int) -> Iterator[list[_Maker]]:
     group: list[_Maker] = []
-    held = 0
-    for maker, size in makers:
-        if group and held + size > limit_bytes:
+    group_bytes = 0
+    for maker, size_bytes in makers:
+        if group and group_bytes + size_bytes > limit_bytes:
             yield group
-            group, held = [], 0
+            group, group_bytes = [], 0
         group.append(maker)
-        held += size
+        group_bytes += size_bytes
     if group:
         yield group
 
@@ -142,7 +145,7 @@ def _make_payload(fqn: str, data: torch.Tensor | io.BytesIO, written: Written) -
         )
     payload = data.getvalue()
     written.sizes[fqn] = len(payload)
-    if written.looks_for_refused and (cause := find_refusal(payload)):
+    if written.notes_refused and (cause := find_refusal(payload)):
         written.refused[fqn] = cause
     boxes = [(start, stop - start) for start, stop in cut(len(payload))]
     return PlacedSource(BytesSource(fqn, payload, PAYLOAD_SPEC), Placement(len(payload), 1, boxes))
@@ -174,9 +177,9 @@ def _resolve(item: WriteItem, planner: SavePlanner) -> LocalBox:
 def _place(
     name: str, pieces: tuple[LocalBox, ...], shape: Coordinates, dtype: torch.dtype, data: TensorWriteData
 ) -> PlacedSource:
-    held = LocalLeaf("shards", shape, dtype, tuple(piece for piece in pieces if volume(piece.box)))
+    leaf = LocalLeaf("shards", shape, dtype, tuple(piece for piece in pieces if volume(piece.box)))
     source = replace(
-        make_shard_source(name, None, held),
+        make_shard_source(name, None, leaf),
         spec=encode_tensor(shape, dtype, requires_grad=data.properties.requires_grad),
     )
     dims = max(len(shape), 1)

@@ -55,7 +55,7 @@ from holdfast.trees.registered import Types
 
 _MAX_NAMED: Final = 8
 _TENSORS: Final = (TENSOR, PARTS, GRAD)
-FlatPath = tuple[str | int, ...]
+_FlatPath = tuple[str | int, ...]
 
 
 class _Found(NamedTuple):
@@ -153,8 +153,8 @@ class StorageReader(TorchStorageReader):
         with raising_plainly():
             seen = {rank: plan.storage_data for rank, plan in enumerate(plans) if plan.storage_data is not None}
             if len(set(seen.values())) > 1:
-                names = ", ".join(f"rank {rank} {each[0]!r} (generation {each[1]})" for rank, each in seen.items())
-                raise Mismatch(f"the ranks have opened different snapshots: {names[:2000]}. Load again")
+                names = [f"rank {rank} {each[0]!r} (generation {each[1]})" for rank, each in seen.items()]
+                raise Mismatch(f"the ranks have opened different snapshots: {list_some(names, _MAX_NAMED)}. Load again")
             requested = {item.storage_index.fqn for plan in plans for item in plan.items}
             stored = self._opened.metadata.state_dict_metadata
             # Planners do not request tensors without items: there is nothing to read.
@@ -190,7 +190,7 @@ def _open(reader: SnapshotReader, load_id: str) -> _Found:
     if isinstance(manifest.spec, dict) and KEY in manifest.spec:
         metadata = decode_metadata(manifest.spec[KEY], ids=ids, load_id=load_id, what=repr(record.name))
         return _Found(record, manifest, metadata, None)
-    metadata, nodes = describe_tree(Opened(reader), ids=ids, load_id=load_id)
+    metadata, nodes = _describe_tree(Opened(reader), ids=ids, load_id=load_id)
     return _Found(record, manifest, metadata, nodes)
 
 
@@ -248,7 +248,7 @@ class _Load:
     def _find_entry(self, fqn: str, offset: Coordinates) -> tuple[Entry, TensorSpec, Coordinates]:
         """Return the entry that contains a box of a tensor, its spec, and the position of the entry in the tensor."""
         if self._found.nodes is not None:
-            found = find_tensor(self._opened, self._found.nodes.get(fqn))
+            found = _find_tensor(self._opened, self._found.nodes.get(fqn))
             if found is None:
                 raise Mismatch(f"{fqn}: no ordinary tensor is stored under this name in {self._opened.name!r}")
             return self._opened.entry(found[0]), found[1], (0,) * len(offset)
@@ -317,17 +317,16 @@ def _is_plain(target: torch.Tensor, spec: TensorSpec) -> bool:
 
 
 def _warn(found: _Found, names: Sequence[str], what: str) -> None:
-    if not names:
-        return
-    warnings.warn(f"{found.snapshot.name!r}: {what}: {list_some(names, _MAX_NAMED)}", stacklevel=3)
+    if names:
+        warnings.warn(f"{found.snapshot.name!r}: {what}: {list_some(names, _MAX_NAMED)}", stacklevel=3)
 
 
-def describe_tree(opened: Opened, *, ids: Json, load_id: str) -> tuple[Metadata, dict[str, Json]]:
+def _describe_tree(opened: Opened, *, ids: Json, load_id: str) -> tuple[Metadata, dict[str, Json]]:
     """Return the DCP metadata of a snapshot of a tree, and its tree node for each name."""
     if not _is_mapping(opened.tree):
         raise Unsupported(f"{opened.name!r} is not a dict, so DCP cannot load it; use Store.load")
     nodes: dict[str, Json] = {}
-    paths: dict[str, FlatPath] = {}
+    paths: dict[str, _FlatPath] = {}
     for path, node in _iter_flat((), opened.tree):
         fqn = ".".join(map(str, path))
         if fqn in nodes:
@@ -337,7 +336,7 @@ def describe_tree(opened: Opened, *, ids: Json, load_id: str) -> tuple[Metadata,
     return Metadata(stored, paths, {}, make_storage_meta(ids, load_id), VERSION), nodes
 
 
-def find_tensor(opened: Opened, node: Json) -> tuple[int, TensorSpec] | None:
+def _find_tensor(opened: Opened, node: Json) -> tuple[int, TensorSpec] | None:
     """Return entry number and spec of an ordinary tensor with values; None for any other node."""
     if isinstance(node, list) and node[0] == GRAD:
         node = node[1]
@@ -349,7 +348,7 @@ def find_tensor(opened: Opened, node: Json) -> tuple[int, TensorSpec] | None:
 
 
 def _describe_node(opened: Opened, node: Json) -> TensorStorageMetadata | BytesStorageMetadata:
-    found = find_tensor(opened, node)
+    found = _find_tensor(opened, node)
     if found is None:
         return BytesStorageMetadata()
     spec = found[1]
@@ -358,7 +357,7 @@ def _describe_node(opened: Opened, node: Json) -> TensorStorageMetadata | BytesS
     return TensorStorageMetadata(TensorProperties(spec.dtype, requires_grad=spec.requires_grad), size, [chunk])
 
 
-def _iter_flat(path: FlatPath, node: Json) -> Iterator[tuple[FlatPath, Json]]:
+def _iter_flat(path: _FlatPath, node: Json) -> Iterator[tuple[_FlatPath, Json]]:
     """Yield the leaves as torch's planners see them: they walk dicts, and lists that contain a tensor or a dict."""
     if _is_mapping(node):
         for key, child in _pairs(node):

@@ -82,7 +82,7 @@ class StorageWriter(TorchStorageWriter):
         self._weights_only = weights_only
         self._rank: int | None = None
         self._is_collective = True
-        self._is_alone = False
+        self._is_only_rank = False
         self._commit: Commit | None = None
         self._lease_id = ""
         self.save_id = _new_id()
@@ -95,7 +95,7 @@ class StorageWriter(TorchStorageWriter):
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Copy a state dict, for an asynchronous save."""
-        return stage_state(state_dict)
+        return _stage_state(state_dict)
 
     @property
     def should_synchronize_after_execute(self) -> bool:
@@ -142,7 +142,7 @@ class StorageWriter(TorchStorageWriter):
             self.snapshot = None
             self._rank = kwargs.get("rank")
             self._is_collective = kwargs.get("use_collectives", True)
-            self._is_alone = not self._is_collective
+            self._is_only_rank = not self._is_collective
             if is_coordinator or not self._is_collective:
                 verify_free(self._repository.store, self._name, overwrite=self._overwrite)
 
@@ -154,7 +154,7 @@ class StorageWriter(TorchStorageWriter):
         """Create the lease, on the coordinator, before the ranks begin to write."""
         # The lease id is not put into the plans: a planner that caches plans would reuse those of the first save.
         with raising_plainly():
-            self._is_alone = len(plans) == 1
+            self._is_only_rank = len(plans) == 1
             self._commit = Commit(self._repository, self._name, overwrite=self._overwrite)
         return plans
 
@@ -170,7 +170,7 @@ class StorageWriter(TorchStorageWriter):
         return future
 
     def _write(self, plan: SavePlan, planner: SavePlanner) -> WriteResult:
-        repo, written = self._repository, Written(looks_for_refused=self._weights_only)
+        repo, written = self._repository, Written(notes_refused=self._weights_only)
         if read_config(repo.store) is None:
             raise NotShared(
                 f"rank {self._rank} finds no store in {repo.store.url}, where the coordinator created one: the path is"
@@ -178,7 +178,7 @@ class StorageWriter(TorchStorageWriter):
             )
         repo.verify_may_write()
         limit_bytes = repo.budget_bytes // _BATCH_SHARE
-        groups = plan_groups(plan, planner, written, limit_bytes=limit_bytes, alone=self._is_alone)
+        groups = plan_groups(plan, planner, written, limit_bytes=limit_bytes, is_only_rank=self._is_only_rank)
         purpose = f"save {self._name!r} for torch, rank {self._rank or 0}"
         part = write_part(repo, self._name, groups, purpose=purpose)
         self._lease_id = part.lease_id
@@ -207,7 +207,7 @@ class StorageWriter(TorchStorageWriter):
             written.dtypes.update(each["dtypes"])
         ids: Json = {"checkpoint_id": clean_id(self._checkpoint_id or ""), "save_id": self.save_id}
         return commit.finish(
-            make_root(metadata, written, alone=self._is_alone),
+            make_root(metadata, written, is_only_rank=self._is_only_rank),
             [_parse_part(each["part"]) for each in parts],
             leases=[each["lease"] for each in parts],
             metadata=self._metadata,
@@ -258,7 +258,7 @@ def _parse_part(value: Json) -> PartRef:
     return parse_part(value, where="a rank")
 
 
-def stage_state(state_dict: dict[str, Any]) -> dict[str, Any]:
+def _stage_state(state_dict: dict[str, Any]) -> dict[str, Any]:
     """Return a copy of a state dict on the CPU; training may continue to change the original."""
     staged: dict[str, Any] = BlockingAsyncStager().stage(apply_to_tensors(_copy_if_shared, state_dict))
     copied: dict[str, Any] = _copy_streams(staged)

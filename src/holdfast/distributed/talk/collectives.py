@@ -24,7 +24,9 @@ from holdfast.errors import RankError, RankFailure, Unsupported
 Map = Callable[[], Any]
 Reduce = Callable[[list[Any]], Any]
 _Give = Callable[[], list[wire.Frame]]
+"""Makes the message of this rank to the coordinator."""
 _Reply = Callable[[list[bytes]], Answer]
+"""Makes the coordinator's answer from the messages of all ranks."""
 
 
 class Collectives:
@@ -34,6 +36,10 @@ class Collectives:
     the same time, use two `Collectives` with different names or topics. Values are plain (see `wire.encode`) and are
     returned as copies. If one rank fails or dies, all ranks raise RankError. The next call works again if all ranks
     are alive. Use it in a `with`: an error raised inside is then reported to the other ranks.
+
+    Saves and loads use `broadcast`, `all_gather`, `all_reduce`, `all_to_all` and `barrier`. The methods that end in
+    `_object`, `reduce_scatter` and `all_gather_keys` are for users only: they replace those of torch's `_DistWrapper`
+    (docs/coming-from-pytorch.md).
     """
 
     def __init__(
@@ -69,7 +75,7 @@ class Collectives:
             raise ValueError(f"timeout_s={timeout_s}: must be positive")
         self.coordinator = coordinator
         self.is_coordinator = self.rank == coordinator
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
         self._step = "join"
         self._is_closed = False
         # Raised by `check_failures` or a watch, outside of a round. It has already ended the current round.
@@ -234,15 +240,15 @@ class Collectives:
     def check_failures(self) -> None:
         """Raise RankError if another rank has failed. Checks at most once a second; call it from any thread."""
         if self._check_pace.is_due():
-            self._notice(self._rounds.find_failures)
+            self._notice(self._rounds.read_failures)
 
     def watch_others(self) -> Callable[[], None]:
         """Return a function that raises RankError if another rank gives no sign of life for `timeout_s` from now on.
 
         Call it often while a step waits for other ranks by means other than these calls.
         """
-        find_failures = self._rounds.watch_others()
-        return lambda: self._notice(find_failures)
+        read_silent = self._rounds.watch_others()
+        return lambda: self._notice(read_silent)
 
     def make_store(self, name: str) -> Store:
         """Return a view of the group's store with a key prefix of its own, on a new connection."""
@@ -251,9 +257,9 @@ class Collectives:
         store, prefix = self._store
         return PrefixStore(f"{prefix}{name}", store.clone())  # type: ignore[attr-defined]  # exists, not declared
 
-    def _notice(self, find: Callable[[], Sequence[RankFailure]]) -> None:
+    def _notice(self, read: Callable[[], Sequence[RankFailure]]) -> None:
         try:
-            failures = find()
+            failures = read()
         except StoreThreadLost as lost:
             raise self._make_lost_error(self._step, lost) from lost
         if failures:
@@ -304,7 +310,7 @@ class Collectives:
         """Run one round; an error inside of it is raised on all ranks."""
         if self._is_closed:
             raise ValueError(f"step {step!r}: this Collectives is closed; create a new one")
-        if not self._turn.acquire(blocking=False):
+        if not self._lock.acquire(blocking=False):
             raise RuntimeError(
                 f"step {step!r}: step {self._step!r} is still running; use a Collectives with another name to run both"
             )
@@ -327,7 +333,7 @@ class Collectives:
             raise
         finally:
             self._noticed = None
-            self._turn.release()
+            self._lock.release()
 
     def _end(self, step: str, error: BaseException) -> None:
         """End the current round with an error of this rank; raise a RankError that replaces it, if one does."""
@@ -349,6 +355,7 @@ class Collectives:
             raise self._known from error
 
     def _catch_up(self) -> None:
+        """Finish the round that a failure noticed outside of it has ended."""
         if self._noticed is not None:
             self._rounds.finish()
             self._known, self._noticed = self._noticed, None
@@ -360,6 +367,7 @@ class Collectives:
         return [wire.encode(value) for value in values]
 
     def _transpose(self, messages: list[bytes]) -> Answer:
+        """Turn the targets of each rank into the sources of each rank, so that a rank knows what to wait for."""
         sources: list[list[int]] = [[] for _ in messages]
         for source, message in enumerate(messages):
             for target in wire.decode(message):

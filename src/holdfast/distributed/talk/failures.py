@@ -10,19 +10,20 @@ from typing import Final
 from holdfast.distributed.talk import wire
 from holdfast.errors import RankError, RankFailure
 
-MAX_TOLD: Final = 64
-"""How many failures of a step a rank reads. If a thousand ranks fail, the first ones suffice to find the cause."""
+MAX_READ: Final = 64
+"""How many failures of a step a rank reads. If a thousand ranks fail, the first ones are enough to find the cause."""
 _MAX_MESSAGE: Final = 4096
 _MAX_TRACE: Final = 1 << 15
 _MAX_RANKS_NAMED: Final = 8
 _SHOWN: Final = 3
 """How many failures the text of an error describes; its attribute `failures` has all of them."""
 
+# Type names of failures without an exception: a rank that gives no sign of life, one that closed too early, one that
+# called another step, and a connection that was lost.
 GONE: Final = "RankGone"
 LEFT: Final = "RankLeft"
 MISMATCH: Final = "StepMismatch"
 LOST: Final = "ConnectionLost"
-"""Type names of failures without an exception: no sign of life, closed too early, a different step, connection lost."""
 
 
 def describe_error(rank: int, error: BaseException) -> RankFailure:

@@ -56,25 +56,26 @@ class PeerWatch:
     def __init__(self, *, timeout_s: float, clock: MonotonicClock = time.monotonic) -> None:
         self._timeout_s = timeout_s
         self._clock = clock
-        self.look_s = min(1.0, timeout_s / 8)
+        self.interval_s = min(1.0, timeout_s / 8)
         """How long to wait between two reads of the beats."""
-        self._last = self.began = clock()
+        self._last = self._began = clock()
         self._seen: dict[int, bytes | None] = {}
         self._silent_s: dict[int, float] = {}
 
-    def find_waited(self) -> float:
-        """Return how long this rank has waited, in seconds."""
-        return self._clock() - self.began
+    @property
+    def waited_s(self) -> float:
+        """How long this rank has waited."""
+        return self._clock() - self._began
 
     def is_due(self) -> bool:
         """Return whether it is time to read the beats again."""
-        return self._clock() - self._last >= self.look_s
+        return self._clock() - self._last >= self.interval_s
 
-    def look(self, beats: Mapping[int, bytes | None]) -> list[RankFailure]:
+    def observe(self, beats: Mapping[int, bytes | None]) -> list[RankFailure]:
         """Note the beats of the ranks that are waited for; return those that have left or were silent for too long."""
         now = self._clock()
         # If this process was suspended, the others may have been, too. So one call adds only a short silence.
-        passed_s = min(now - self._last, 2 * self.look_s)
+        passed_s = min(now - self._last, 2 * self.interval_s)
         self._last = now
         for rank, beat in beats.items():
             is_news = rank not in self._seen or self._seen[rank] != beat

@@ -72,7 +72,7 @@ class Rounds(Protocol):
     def fail(self, failure: RankFailure) -> list[RankFailure]:
         """End the round with a failure; return all known failures."""
 
-    def find_failures(self) -> list[RankFailure]:
+    def read_failures(self) -> list[RankFailure]:
         """Return the failures that have ended the current round, or the next one; empty if it has not failed."""
 
     def watch_others(self) -> Callable[[], list[RankFailure]]:
@@ -86,7 +86,10 @@ class Rounds(Protocol):
 
 
 class SingleProcessRounds:
-    """The rounds of a single process: they return its own messages, through the same calls."""
+    """The rounds of a `Collectives` with a single process: they return its own messages.
+
+    Values are encoded and decoded as with several ranks, so that code behaves the same on one rank.
+    """
 
     def __init__(self) -> None:
         self._message = b""
@@ -125,7 +128,7 @@ class SingleProcessRounds:
         self.finish()
         return [failure]
 
-    def find_failures(self) -> list[RankFailure]:
+    def read_failures(self) -> list[RankFailure]:
         """Return an empty list: there are no other ranks."""
         return []
 

@@ -14,7 +14,7 @@ from torch.distributed.distributed_c10d import Store
 
 from holdfast.distributed.talk import wire
 from holdfast.distributed.talk.call_ids import CallId, read_mismatches
-from holdfast.distributed.talk.failures import MAX_TOLD, MISMATCH, decode_failures, encode_failures, name_ranks
+from holdfast.distributed.talk.failures import MAX_READ, MISMATCH, decode_failures, encode_failures, name_ranks
 from holdfast.distributed.talk.liveness import PeerWatch, Pulse, format_closed
 from holdfast.distributed.talk.rounds import Answer, RoundCall, RoundFailed
 from holdfast.distributed.talk.store_thread import (
@@ -107,7 +107,7 @@ class StoreRounds:
     def collect(self) -> list[bytes]:
         """Wait for all ranks and return their messages, by rank; raise RoundFailed if their calls are not the same."""
         keys = [self._key("a", rank) for rank in range(self._size)]
-        self._wait(lambda store: store.check(keys), lambda: self._find_missing(range(self._size)))
+        self._wait(lambda store: store.check(keys), lambda: self._read_missing(range(self._size)))
         calls, messages = [], []
         for key in keys:
             data, _ = self._thread.call(partial(read_message, key=key))
@@ -168,7 +168,7 @@ class StoreRounds:
         self.finish()
         return list({**failures, failure.rank: failure}.values())
 
-    def find_failures(self) -> list[RankFailure]:
+    def read_failures(self) -> list[RankFailure]:
         """Return the failures that have ended the current round, or the next one; empty if it has not failed."""
         verdict = self._thread.call(self._read_verdict)
         return self._read_failures() if verdict is not None and verdict.startswith(_FAILED) else []
@@ -179,13 +179,13 @@ class StoreRounds:
         watched = sorted((set(range(self._size)) if self._size <= _MAX_NAMED else near) - {self._rank})
         watch = PeerWatch(timeout_s=self._timeout_s)
 
-        def find_failures() -> list[RankFailure]:
-            if not watch.is_due() or not (failures := watch.look(self._read_beats(watched))):
+        def read_silent() -> list[RankFailure]:
+            if not watch.is_due() or not (failures := watch.observe(self._read_beats(watched))):
                 return []
             self._declare(failures)
             return self._read_failures()
 
-        return find_failures
+        return read_silent
 
     def beat(self, step: str) -> None:
         """Give a sign of life, if one is due or the step is new."""
@@ -262,7 +262,7 @@ class StoreRounds:
             count, changed = found, now if found != count else changed
             time.sleep(_SETTLE_S / 10)
             now = time.monotonic()
-        keys = [f"{counter}/{number}" for number in range(1, min(count, MAX_TOLD) + 1)]
+        keys = [f"{counter}/{number}" for number in range(1, min(count, MAX_READ) + 1)]
         messages = self._thread.call(lambda store: [read_message(store, key)[0] for key in keys if store.check([key])])
         return [failure for message in messages for failure in decode_failures(message)]
 
@@ -272,10 +272,10 @@ class StoreRounds:
 
     # Waiting
 
-    def _wait(self, is_ready: Callable[[Store], bool], find_awaited: Callable[[], Sequence[int]]) -> str:
+    def _wait(self, is_ready: Callable[[Store], bool], read_awaited: Callable[[], Sequence[int]]) -> str:
         """Wait for a verdict and return it, or "" as soon as `is_ready`; raise RoundFailed if the round has failed.
 
-        `find_awaited` returns the ranks that are still waited for.
+        `read_awaited` returns the ranks that are still waited for.
         """
         watch = PeerWatch(timeout_s=self._timeout_s)
         warned = False
@@ -283,13 +283,13 @@ class StoreRounds:
         while (found := self._thread.call(lambda store: self._check(store, is_ready))) is None:
             self.beat(self._call.step)
             if watch.is_due():
-                failures = self._find_mismatches() or watch.look(self._read_beats(find_awaited()))
+                failures = self._read_mismatches() or watch.observe(self._read_beats(read_awaited()))
                 # Check again: a rank that has left may have finished its part of this round before.
                 if failures and self._thread.call(lambda store: self._check(store, is_ready)) is None:
                     self._declare(failures)
-                elif watch.find_waited() > _WARN_S and not warned:
+                elif watch.waited_s > _WARN_S and not warned:
                     warned = True
-                    self._warn(watch.find_waited())
+                    self._warn(watch.waited_s)
             time.sleep(delay_s)
             delay_s = min(delay_s * 1.3, self._max_delay_s)
         if found.startswith(_FAILED):
@@ -306,24 +306,24 @@ class StoreRounds:
             lambda store: {rank: store.get(key) if store.check([key]) else None for rank, key in keys.items()}
         )
 
-    def _find_missing(self, ranks: Sequence[int]) -> list[int]:
+    def _read_missing(self, ranks: Sequence[int]) -> list[int]:
         keys = {rank: self._key("a", rank) for rank in ranks}
         return self._thread.call(lambda store: [rank for rank, key in keys.items() if not store.check([key])])
 
-    def _find_mismatches(self) -> list[RankFailure]:
+    def _read_mismatches(self) -> list[RankFailure]:
         # After the first round, all ranks are known to be in this collective. And a thread other than the main one
         # may still be joined by another thread.
         if self._number or threading.current_thread() is not threading.main_thread():
             return []
-        missing = self._find_all_missing()
+        missing = self._read_all_missing()
         return self._thread.call(lambda store: read_mismatches(store, self._call_id, missing, rank=self._rank))
 
-    def _find_all_missing(self) -> list[int]:
+    def _read_all_missing(self) -> list[int]:
         checks_all = self._rank == self._coordinator or self._size <= _MAX_NAMED
-        return self._find_missing(range(self._size) if checks_all else [self._coordinator])
+        return self._read_missing(range(self._size) if checks_all else [self._coordinator])
 
     def _warn(self, waited_s: float) -> None:
-        missing = self._find_all_missing()
+        missing = self._read_all_missing()
         awaited = f"{name_ranks(missing)} to arrive" if missing else f"rank {self._coordinator}, the coordinator"
         text = "rank %d of %d has waited %.0f s at %s for %s"
         _log.warning(text, self._rank, self._size, waited_s, self._call, awaited)

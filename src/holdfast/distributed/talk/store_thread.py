@@ -29,7 +29,7 @@ class StoreThread:
 
     Calls to a TCPStore have no timeout: a call to a suspended host, or over a broken network, never returns. So a
     daemon thread makes them, and is abandoned if it hangs. It uses a clone of the store: on torch's own connection,
-    calls would wait behind those of torch.
+    calls would wait until those of torch have ended.
     """
 
     def __init__(self, store: Store, *, name: str, timeout_s: float) -> None:
@@ -53,7 +53,7 @@ class StoreThread:
             raise StoreThreadLost(self._lost) from error
 
     def post(self, operation: Callable[[Store], T]) -> Future[T]:
-        """Queue `operation` behind the earlier ones, without waiting for it."""
+        """Queue `operation` after the earlier ones, without waiting for it."""
         if self._lost:
             raise StoreThreadLost(self._lost)
         reply: Future[T] = Future()

@@ -57,17 +57,20 @@ def write_part(repo: Repository, name: str, groups: Sequence[MakeSources], *, pu
     ):
         stages = repo.counters.stages
         hasher = Hasher(engine, stages, batch_bytes=min(UNIT_BYTES, repo.budget_bytes // 8), hints=repo.hints)
+        # Bases and index are read after both leases exist, this one and that of the committing process: a collector
+        # that marks a chunk later waits for them.
         bases = read_bases(repo.store, [read_name(repo.store, name).snapshot, read_base(repo, name)])
         holdings = ExistingChunks(repo, bases, avoid=transaction.avoid)
         filler = Filler(hasher, holdings, transaction.packer, stages, verify_reuse=True)
         part = _Part(groups, filler)
+        # Each group is created, written and dropped before the next, so the memory of one group suffices.
         ref = transaction.write_part(part.write, rewrite=part.rewrite)
         return WrittenPart(ref, transaction.lease_id, filler.new_bytes)
 
 
 def end_lease(store: ObjectStore, lease_id: str) -> None:
     """Delete the lease of a part, after the snapshot that uses the part was committed."""
-    with suppress(StoreError):  # a collector deletes it once it has expired
+    with suppress(StoreError):  # not needed any more; a collector deletes it once it has expired
         for generation in list_generations(store, lease_stem(lease_id)):
             store.delete(generation_key(lease_stem(lease_id), generation))
 
@@ -93,6 +96,7 @@ class _Part:
 
     def write(self) -> list[ManifestPart]:
         """Write all groups; return the content of the part's manifest."""
+        self._digests.clear()
         groups = [self._write_group(make) for make in self._groups]
         # A copy that an earlier group has reused may be found damaged only by a later group.
         lost = [ref for group in groups for ref in group.refs if ref.digest in self._filler.lost]

@@ -116,13 +116,14 @@ class Transaction:
         """Create the lease, then read the marks and the index: a collector that marks later waits for this lease."""
         with ExitStack() as stack:
             # The store's lock, released last: by then this save writes nothing more.
-            held = stack.enter_context(ExitStack())
+            locks = stack.enter_context(ExitStack())
             stack.push(self._leave)
-            self.lease_id, avoid = self._ranks.broadcast("begin", lambda: self._begin(held))
+            self.lease_id, avoid = self._ranks.broadcast("begin", lambda: self._begin(locks))
             if self._ranks.world_size > 1:
+                # While the coordinator waits in a step for other ranks, nothing else would renew the lease.
                 if self._lease is not None:
                     stack.enter_context(kept_alive(self._lease))
-                self._ranks.all_gather("share", lambda: self._verify_shared(held))
+                self._ranks.all_gather("share", lambda: self._verify_shared(locks))
             self.avoid = frozenset(avoid)
             self._repo.index.refresh()
             self._stack = stack.pop_all()
@@ -140,7 +141,7 @@ class Transaction:
                 raise
             shortage = late
         if self._is_committed and isinstance(shortage, MemoryError):
-            raise lose_memory(self._name) from shortage
+            raise make_memory_unknown(self._name) from shortage
 
     def _leave(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -149,8 +150,8 @@ class Transaction:
         if not self._is_committed and not self._is_handed_over:
             self._give_up()
 
-    def _begin(self, held: ExitStack) -> tuple[str, list[str]]:
-        is_locked = held.enter_context(self._store.hold(exclusive=False))
+    def _begin(self, locks: ExitStack) -> tuple[str, list[str]]:
+        is_locked = locks.enter_context(self._store.hold(exclusive=False))
         self._lease = Lease(self._store, purpose=self._purpose, is_locked=is_locked)
         avoid = read_marked(self._store) | read_bad_packs(self._store)
         # The process that commits warns, once for all parts.
@@ -158,7 +159,7 @@ class Transaction:
             _log.warning("%s: a garbage collection was given up (%s); run it again", self._store.url, key)
         return self._lease.lease_id, sorted(avoid)
 
-    def _verify_shared(self, held: ExitStack) -> None:
+    def _verify_shared(self, locks: ExitStack) -> None:
         """Raise NotShared unless this rank sees the lease that the coordinator has created."""
         # Before anything is written: a directory that is local to this node must stay as it is.
         if not list_generations(self._store, lease_stem(self.lease_id)):
@@ -168,7 +169,7 @@ class Transaction:
             )
         self._repo.verify_may_write()
         if self._lease is None:
-            held.enter_context(self._store.hold(exclusive=False))
+            locks.enter_context(self._store.hold(exclusive=False))
 
     def keep_alive(self) -> None:
         """Renew the lease if it is due, show other ranks that this one is alive, and raise if one failed; cheap."""
@@ -186,7 +187,7 @@ class Transaction:
                 fields = self._ranks.broadcast("commit", lambda: self._commit(draft, written))
         except RankError as error:
             if self._is_committed or not _is_refused(error, self._ranks):
-                raise _lose_track(error, draft.state.name) from error
+                raise _make_unknown(error, draft.state.name) from error
             raise
         snapshot = _parse_committed(fields)
         self._repo.recent.remember(snapshot)
@@ -212,7 +213,8 @@ class Transaction:
     ) -> _Written:
         """Write packs and manifests, again if a collector has marked chunks that they reuse.
 
-        Raises CommitUnknown if this rank does not know whether the coordinator went on to commit.
+        `others` are parts of the same `root` that other processes have written. Raises CommitUnknown if this rank
+        does not know whether the coordinator went on to commit.
         """
         parts: list[ManifestPart] = []
         own: list[PartRef] = []
@@ -225,6 +227,7 @@ class Transaction:
             else:
                 parts[:] = make_parts()
             with self._stages.time("commit"):
+                # Packs before manifests, so that no manifest refers to a pack that may still not be written.
                 self.packer.seal()
                 own[:] = [self._write_manifest(part) for part in parts]
                 return [ref.to_json() for ref in own]
@@ -258,7 +261,7 @@ class Transaction:
             return stale, any(self._ranks.all_gather("stale", arrive))
         except RankError as error:
             if has_arrived and not _is_ended_on_all(error, self._ranks):
-                raise _lose_track(error, self._name) from error
+                raise _make_unknown(error, self._name) from error
             raise
 
     def _read_stale(self, parts: list[ManifestPart], refs: Sequence[PartRef], marked: Sequence[str]) -> list[ChunkRef]:
@@ -342,7 +345,7 @@ class Transaction:
         """Release the lease; if it was fenced, withdraw the snapshot unless all that it uses is still there."""
         assert self._lease is not None, "the coordinator has created it"
         try:
-            # Again, because the store may have vanished while the record was being created.
+            # Again: the store may have vanished while the record was being created.
             self._verify_same()
             self._release_or_withdraw(self._lease, snapshot, state, before)
         except (StoreError, Corrupt, StoreGone) as error:
@@ -441,7 +444,7 @@ def _is_refused(error: RankError, ranks: Ranks) -> bool:
     return reported is not None and (ranks.is_coordinator or reported.type_name.rpartition(".")[2] in _REFUSALS)
 
 
-def lose_memory(name: str) -> CommitUnknown:
+def make_memory_unknown(name: str) -> CommitUnknown:
     """Return the error of a save that ran out of memory when its record may already exist."""
     return CommitUnknown(
         f"memory ran out while {name!r} was being committed, so it is not known whether it was;"
@@ -450,7 +453,7 @@ def lose_memory(name: str) -> CommitUnknown:
     )
 
 
-def _lose_track(error: RankError, name: str) -> CommitUnknown:
+def _make_unknown(error: RankError, name: str) -> CommitUnknown:
     return CommitUnknown(
         f"a rank failed or was lost while {name!r} was being committed, so this rank does not know whether it was;"
         f" check what {name!r} contains, or save again: {error}",

@@ -32,7 +32,7 @@ from holdfast.repo.names.snapshots import MAX_METADATA_BYTES, NameState, read_na
 from holdfast.repo.read.reader import is_readable
 from holdfast.repo.write.existing import ExistingChunks, read_base, read_bases
 from holdfast.repo.write.fill import Filler, Hasher
-from holdfast.repo.write.transaction import Draft, ManifestPart, Transaction, lose_memory
+from holdfast.repo.write.transaction import Draft, ManifestPart, Transaction, make_memory_unknown
 from holdfast.repo.write.world import SINGLE_PROCESS, Ranks
 
 _log = logging.getLogger(__name__)
@@ -121,7 +121,7 @@ def save(
         return replace(result, seconds=time.monotonic() - started)
     except MemoryError as error:
         if saving is not None and saving.is_committed:
-            raise lose_memory(request.name) from error
+            raise make_memory_unknown(request.name) from error
         raise
 
 
