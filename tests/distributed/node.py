@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 
 import holdfast
+from tests.distributed.checkpoint.test_checkpoint_rank_faults import strike
 from tests.distributed.telling import tell
-from tests.distributed.test_rank_faults import strike
 from tests.kit.patience import PATIENCE_S
 
 TIMEOUT_S: Final = 12.0

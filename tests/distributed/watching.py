@@ -1,4 +1,4 @@
-"""Ranks that look often for silent ones, by a clock that may run fast: a timeout of minutes passes in a moment.
+"""Ranks that read the beats of others often, by a clock that may run fast, so that long timeouts pass quickly.
 
 Only the silence of other ranks is measured by that clock. Replies of the group's store keep the whole timeout.
 """
@@ -14,17 +14,17 @@ from unittest import mock
 from holdfast.distributed.talk import store_rounds
 from holdfast.distributed.talk.liveness import PeerWatch
 
-_LOOK_S: Final = 0.02
+_INTERVAL_S: Final = 0.02
 
 
 @contextmanager
 def looking_often(*, speed: float = 1.0) -> Iterator[None]:
-    """Have this rank look at the others every 20 ms; for it, `speed` seconds of silence pass in each second."""
+    """Let this rank read the beats of others every 20 ms; for it, `speed` seconds of silence pass in each second."""
 
     class OftenWatch(PeerWatch):
         def __init__(self, *, timeout_s: float) -> None:
             super().__init__(timeout_s=timeout_s, clock=lambda: speed * time.monotonic())
-            self.look_s = speed * _LOOK_S
+            self.interval_s = speed * _INTERVAL_S
 
     with mock.patch.object(store_rounds, "PeerWatch", OftenWatch):
         yield

@@ -70,7 +70,7 @@ ELSEWHERE: Final = {
     "_ReaderView": "compared in tests/unit/repo/read/test_stream.py",
     "_create_file_view": "compared in tests/unit/repo/read/test_stream.py",
     "_get_failure_dict": "its result is `failures` of the error, compared here with CheckpointException",
-    "_assert_same_keys": "does nothing in a world of one; tests/distributed/test_module_sync.py has several ranks",
+    "_assert_same_keys": "does nothing in one process; several: tests/distributed/checkpoint/test_module_sync.py",
     "_sync_params_and_buffers": "what `_sync_module_states` calls",
     "_normalize_device_info": "not needed",
     "_profile": "not needed",

@@ -1,4 +1,4 @@
-"""Sketches of boxes: what is stored exactly once adds up to nothing, and whatever else does not."""
+"""Sketches of boxes: they add up to zero exactly if every tensor is stored once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong with the boxes that ranks hold: every gap and every overlap, in words that name them."""
+"""Descriptions of gaps and overlaps in the boxes that ranks store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where chunks lie: each rank learns it for what it wants, as if it had read all parts, and no more than that."""
+"""Chunk locations: each rank gets those of the regions that it wants, as if it had read all parts, and no others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shares of work: every chunk once, each holder a stretch, and none with much more than its part."""
+"""Shares of chunks: every chunk once, each holder a contiguous range, and no share much larger than the others."""
 
 from __future__ import annotations
 
