@@ -49,14 +49,14 @@ Wanted = tuple[Region, ...] | None
 _Rows = NDArray[np.int64]
 
 
-class Exchanging(Ranks, Protocol):
+class ExchangeRanks(Ranks, Protocol):
     """Ranks that can also send a different value to each rank."""
 
     def all_to_all(self, step: str, map: Callable[[], Sequence[Any]]) -> list[Any]:
         """Call `map` for one value per rank; return the values received, by rank. b"" is not sent."""
 
 
-def open_together(store: ObjectStore, ref: ManifestRef, ranks: Exchanging) -> ChunkExchange:
+def open_together(store: ObjectStore, ref: ManifestRef, ranks: ExchangeRanks) -> ChunkExchange:
     """Read the manifests of a snapshot, each on one rank; raise RankError on all if one is missing or damaged."""
     data = ranks.broadcast("root", lambda: read_verified(store, ref))
     root = decode_manifest(data, where=manifest_key(ref.manifest_id))
@@ -76,7 +76,7 @@ def open_together(store: ObjectStore, ref: ManifestRef, ranks: Exchanging) -> Ch
 class ChunkExchange:
     """Finds, on one rank, the chunks that it needs, by exchanging rows of part manifests with the others."""
 
-    def __init__(self, ranks: Exchanging, root: Manifest, parts: Mapping[int, Manifest]) -> None:
+    def __init__(self, ranks: ExchangeRanks, root: Manifest, parts: Mapping[int, Manifest]) -> None:
         """Use the root manifest, and the part manifests that this rank has read, by number."""
         self._ranks = ranks
         self._root = root

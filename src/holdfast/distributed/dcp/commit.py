@@ -110,10 +110,10 @@ def verify_free(store: ObjectStore, name: str, *, overwrite: bool) -> NameState:
 def _verify_present(store: ObjectStore, part: PartRef, rank: int) -> None:
     """Raise NotShared unless the manifest that a rank has written is visible to the coordinator."""
     try:
-        is_there = store.stat(manifest_key(part.manifest.manifest_id)).size_bytes == part.manifest.size_bytes
+        is_visible = store.stat(manifest_key(part.manifest.manifest_id)).size_bytes == part.manifest.size_bytes
     except NotFound:
-        is_there = False
-    if not is_there:
+        is_visible = False
+    if not is_visible:
         raise NotShared(
             f"the coordinator does not find the manifest that rank {rank} wrote to {store.url}: the path is local to"
             " each node. Use a path that all ranks share"

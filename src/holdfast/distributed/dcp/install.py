@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.storage import StorageReader as TorchStorageRe
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from holdfast.distributed.dcp.lazy_store import CheckpointId, LazyStore, StoreLike, clean_id, raising_plainly
+from holdfast.distributed.dcp.lazy_store import CheckpointId, LazyStore, StoreLike, clean_id, raising_picklable
 from holdfast.distributed.dcp.reader import StorageReader
 from holdfast.distributed.dcp.writer import StorageWriter
 from holdfast.errors import BadName, Corrupt, Unsupported
@@ -183,13 +183,13 @@ class FileSystemWriter(StorageWriter, metaclass=StandIn, torch_class=_TORCH_WRIT
         """Begin a save, and create the directory for the marker."""
         _verify_path(self._path_argument)
         super().set_up_storage_writer(is_coordinator, *args, **kwargs)
-        with raising_plainly():
+        with raising_picklable():
             self.path.mkdir(parents=True, exist_ok=True)
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Commit, then write the marker."""
         super().finish(metadata, results)
-        with raising_plainly():
+        with raising_picklable():
             _, name = _locate(self._installed_store, self.path)
             _write_marker(_find_marker(self.path, self.own_rank), self._installed_store, name)
 
@@ -233,7 +233,7 @@ class FileSystemReader(TorchStorageReader, metaclass=StandIn, torch_class=_TORCH
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Read the metadata of the checkpoint, which Holdfast or torch has written."""
         _verify_path(self._path_argument, "FsspecReader")
-        with raising_plainly():
+        with raising_picklable():
             self._inner = self._choose(_find_marker(self.path, kwargs.get("rank")))
             metadata = self._inner.read_metadata(*args, **kwargs)
             if metadata.storage_meta is not None:
@@ -248,8 +248,8 @@ class FileSystemReader(TorchStorageReader, metaclass=StandIn, torch_class=_TORCH
             args, kwargs = self._torch_arguments
             return _TORCH_READER(self.path, *args, **kwargs)
         if found is not None:
-            beside, _ = _locate(None, self.path)
-            name, url = found["name"] or name, found["store"] or beside
+            adjacent, _ = _locate(None, self.path)
+            name, url = found["name"] or name, found["store"] or adjacent
             # Prefer the installed store, which may be open already. Open any other by the URL in the marker.
             installed = self._installed_store
             is_installed = installed is not None and LazyStore(installed).repository.store.url == url

@@ -71,7 +71,7 @@ def is_name(checkpoint_id: CheckpointId) -> bool:
 
 
 @contextmanager
-def raising_plainly() -> Iterator[None]:
+def raising_picklable() -> Iterator[None]:
     """Replace exceptions that may not be picklable by RuntimeError; torch pickles them to report them to all ranks.
 
     If pickling failed, the other ranks would wait for ever.

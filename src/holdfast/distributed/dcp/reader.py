@@ -28,7 +28,7 @@ from holdfast.distributed.dcp.lazy_store import (
     StoreLike,
     choose_name,
     is_name,
-    raising_plainly,
+    raising_picklable,
 )
 from holdfast.distributed.dcp.metadata import KEY, VERSION, decode_metadata, is_covered, make_storage_meta
 from holdfast.errors import Mismatch, NotFound, Unsupported
@@ -58,7 +58,7 @@ _TENSORS: Final = (TENSOR, PARTS, GRAD)
 _FlatPath = tuple[str | int, ...]
 
 
-class _Found(NamedTuple):
+class _Checkpoint(NamedTuple):
     """A checkpoint that was opened for a load."""
 
     snapshot: CommittedSnapshot
@@ -107,7 +107,7 @@ class StorageReader(TorchStorageReader):
         self._checkpoint_id = name
         self._weights_only = weights_only
         self._verify: Verify = verify
-        self._found: _Found | None = None
+        self._checkpoint: _Checkpoint | None = None
         self.load_id = str(uuid.uuid4())
 
     @property
@@ -125,17 +125,17 @@ class StorageReader(TorchStorageReader):
         """Use another name for the next load."""
         if checkpoint_id is not None:
             self._checkpoint_id = checkpoint_id
-        self._found = None
+        self._checkpoint = None
         self.load_id = str(uuid.uuid4())
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Read the metadata of the checkpoint; with `rank=`, of the one that this rank saved without collectives."""
-        with raising_plainly():
+        with raising_picklable():
             repo = self._lazy_store.repository
             record = read_snapshot(repo.store, choose_name(self._checkpoint_id, kwargs.get("rank")))
             with open_snapshot(repo, record) as reader:
-                self._found = _open(reader, self.load_id)
-            return self._found.metadata
+                self._checkpoint = _open(reader, self.load_id)
+            return self._checkpoint.metadata
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Do nothing: `read_metadata` has opened the snapshot."""
@@ -150,7 +150,7 @@ class StorageReader(TorchStorageReader):
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
         """Check, on the coordinator, that all ranks load the same snapshot; warn of names that no rank requests."""
-        with raising_plainly():
+        with raising_picklable():
             seen = {rank: plan.storage_data for rank, plan in enumerate(plans) if plan.storage_data is not None}
             if len(set(seen.values())) > 1:
                 names = [f"rank {rank} {each[0]!r} (generation {each[1]})" for rank, each in seen.items()]
@@ -165,7 +165,7 @@ class StorageReader(TorchStorageReader):
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read all items of the plan into the planner's tensors."""
         future: Future[None] = Future()
-        with raising_plainly():
+        with raising_picklable():
             found = self._opened
             repo = self._lazy_store.repository
             with SnapshotReader(repo, found.snapshot, verify=self._verify, manifest=found.manifest) as reader:
@@ -174,32 +174,32 @@ class StorageReader(TorchStorageReader):
         return future
 
     @property
-    def _opened(self) -> _Found:
-        if self._found is None:
+    def _opened(self) -> _Checkpoint:
+        if self._checkpoint is None:
             raise Mismatch("this reader has not opened a checkpoint; call read_metadata first")
-        return self._found
+        return self._checkpoint
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the state of a load in progress."""
-        return self.__dict__ | {"_found": None}
+        return self.__dict__ | {"_checkpoint": None}
 
 
-def _open(reader: SnapshotReader, load_id: str) -> _Found:
+def _open(reader: SnapshotReader, load_id: str) -> _Checkpoint:
     record, manifest = reader.snapshot, reader.manifest
     ids = record.environment.get(KEY)
     if isinstance(manifest.spec, dict) and KEY in manifest.spec:
         metadata = decode_metadata(manifest.spec[KEY], ids=ids, load_id=load_id, what=repr(record.name))
-        return _Found(record, manifest, metadata, None)
+        return _Checkpoint(record, manifest, metadata, None)
     metadata, nodes = _describe_tree(Opened(reader), ids=ids, load_id=load_id)
-    return _Found(record, manifest, metadata, nodes)
+    return _Checkpoint(record, manifest, metadata, nodes)
 
 
 class _Load:
     """Reads the items of one rank in one load."""
 
-    def __init__(self, reader: SnapshotReader, found: _Found, planner: LoadPlanner, *, weights_only: bool) -> None:
+    def __init__(self, reader: SnapshotReader, found: _Checkpoint, planner: LoadPlanner, *, weights_only: bool) -> None:
         self._reader = reader
-        self._found = found
+        self._checkpoint = found
         self._planner = planner
         self._weights_only = weights_only
         self._opened = Opened(reader)
@@ -214,12 +214,12 @@ class _Load:
         for item in items:
             if item.type != LoadItemType.TENSOR:
                 self._planner.load_bytes(item, io.BytesIO(self._read_payload(item.storage_index.fqn)))
-        _warn(self._found, self._cast, "cast to another dtype")
-        stored = self._found.metadata.state_dict_metadata
+        _warn(self._checkpoint, self._cast, "cast to another dtype")
+        stored = self._checkpoint.metadata.state_dict_metadata
         names = dict.fromkeys(item.storage_index.fqn for item in tensors)
         found = [(fqn, stored[fqn]) for fqn in names]
         partial = [fqn for fqn, each in found if isinstance(each, TensorStorageMetadata) and not is_covered(each)]
-        _warn(self._found, partial, "saved in part, the rest is left unchanged")
+        _warn(self._checkpoint, partial, "saved in part, the rest is left unchanged")
 
     def _batch(self, items: Sequence[ReadItem]) -> Iterator[list[_Wanted]]:
         batch: list[_Wanted] = []
@@ -247,8 +247,8 @@ class _Load:
 
     def _find_entry(self, fqn: str, offset: Coordinates) -> tuple[Entry, TensorSpec, Coordinates]:
         """Return the entry that contains a box of a tensor, its spec, and the position of the entry in the tensor."""
-        if self._found.nodes is not None:
-            found = _find_tensor(self._opened, self._found.nodes.get(fqn))
+        if self._checkpoint.nodes is not None:
+            found = _find_tensor(self._opened, self._checkpoint.nodes.get(fqn))
             if found is None:
                 raise Mismatch(f"{fqn}: no ordinary tensor is stored under this name in {self._opened.name!r}")
             return self._opened.entry(found[0]), found[1], (0,) * len(offset)
@@ -293,9 +293,9 @@ class _Load:
     def _read_payload(self, fqn: str) -> bytes:
         """Return a value as bytes for torch's planners, loaded and pickled again so that they get only checked data."""
         what = f"{self._opened.name!r}, {fqn}"
-        if self._found.nodes is not None:
+        if self._checkpoint.nodes is not None:
             options = LoadOptions(allow_pickle=not self._weights_only)
-            return dump_payload(load_node(self._opened, self._found.nodes[fqn], options, Types(())))
+            return dump_payload(load_node(self._opened, self._checkpoint.nodes[fqn], options, Types(())))
         data = bytes(self._reader.read_entry(fqn))
         return dump_payload(load_payload(data, what=what, weights_only=True)) if self._weights_only else data
 
@@ -316,7 +316,7 @@ def _is_plain(target: torch.Tensor, spec: TensorSpec) -> bool:
     return is_here and target.dtype == spec.dtype and not (target.is_conj() or target.is_neg())
 
 
-def _warn(found: _Found, names: Sequence[str], what: str) -> None:
+def _warn(found: _Checkpoint, names: Sequence[str], what: str) -> None:
     if names:
         warnings.warn(f"{found.snapshot.name!r}: {what}: {list_some(names, _MAX_NAMED)}", stacklevel=3)
 

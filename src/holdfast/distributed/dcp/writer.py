@@ -27,7 +27,7 @@ from holdfast.distributed.dcp.lazy_store import (
     choose_name,
     clean_id,
     is_name,
-    raising_plainly,
+    raising_picklable,
 )
 from holdfast.distributed.dcp.metadata import KEY
 from holdfast.errors import Mismatch, NotShared
@@ -137,7 +137,7 @@ class StorageWriter(TorchStorageWriter):
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Begin a save; raise NameInUse, before anything is planned, if the name must not be overwritten."""
-        with raising_plainly():
+        with raising_picklable():
             self.close()
             self.snapshot = None
             self._rank = kwargs.get("rank")
@@ -153,7 +153,7 @@ class StorageWriter(TorchStorageWriter):
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Create the lease, on the coordinator, before the ranks begin to write."""
         # The lease id is not put into the plans: a planner that caches plans would reuse those of the first save.
-        with raising_plainly():
+        with raising_picklable():
             self._is_only_rank = len(plans) == 1
             self._commit = Commit(self._repository, self._name, overwrite=self._overwrite)
         return plans
@@ -162,7 +162,7 @@ class StorageWriter(TorchStorageWriter):
         """Write this rank's part of the checkpoint; the result refers to its manifest."""
         future: Future[list[WriteResult]] = Future()
         try:
-            with raising_plainly():
+            with raising_picklable():
                 future.set_result([self._write(plan, planner)])
         except BaseException:
             self.close()
@@ -187,7 +187,7 @@ class StorageWriter(TorchStorageWriter):
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Commit the parts of all ranks; until then, the name keeps its previous snapshot."""
-        with raising_plainly():
+        with raising_picklable():
             commit, self._commit = self._commit, None
             if commit is None:
                 raise Mismatch(

@@ -101,25 +101,25 @@ def _iter_other_calls(store: Store, call_id: CallId, other: int, rank: int) -> I
     for call in _decode(_read_list(store, call_id.base)):
         prefix = _make_prefix(call_id.base, call.number)
         life = f"{prefix}life/{other}"
-        is_there = store.check([f"{prefix}took/{other}", life]) and not is_closed(store.get(life))
-        if call.is_main and is_there and not store.check([f"{prefix}took/{rank}"]):
+        is_inside = store.check([f"{prefix}took/{other}", life]) and not is_closed(store.get(life))
+        if call.is_main and is_inside and not store.check([f"{prefix}took/{rank}"]):
             yield call
 
 
 def _join(store: Store, base: str, number: int, rank: int, size: int) -> tuple[str, ...]:
     """Join a collective; return the keys written for that, or none if this rank has joined it before."""
-    took, taken = (_make_prefix(base, number) + name for name in (f"took/{rank}", "taken"))
-    if store.add(took, 1) > 1:
+    own_key, count_key = (_make_prefix(base, number) + name for name in (f"took/{rank}", "taken"))
+    if store.add(own_key, 1) > 1:
         return ()
     # The collective is no longer listed: all ranks have joined it, another thread of this rank among them, and its
     # keys were deleted. So `add` has created the key again.
     if all(call.number != number for call in _decode(_read_list(store, base))):
-        store.delete_key(took)
+        store.delete_key(own_key)
         return ()
-    if store.add(taken, 1) < size:
-        return (took,)
+    if store.add(count_key, 1) < size:
+        return (own_key,)
     _remove_listed(store, base, number)
-    return (took, taken)
+    return (own_key, count_key)
 
 
 def _remove_listed(store: Store, base: str, number: int) -> None:

@@ -118,6 +118,7 @@ class _Part:
         for make, digests in zip(self._groups, self._digests, strict=True):
             numbers = {digest: number for number, digest in enumerate(digests) if digest in expected}
             if numbers:
+                # The same bytes again: the filler raises SourceChanged if a digest differs.
                 pieces = cut_sources([each.source for each in make()])
                 wanted = [pieces[number] for number in numbers.values()]
                 moved += self._filler.rewrite(wanted, [expected.pop(digest) for digest in numbers])

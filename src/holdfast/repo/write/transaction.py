@@ -168,6 +168,8 @@ class Transaction:
                 " there: the path is local to each node. Use one that all ranks share, or save with collective=False"
             )
         self._repo.verify_may_write()
+        # Every process that writes has the shared lock: a collector that gets the exclusive one deletes at once.
+        # The coordinator already has it.
         if self._lease is None:
             locks.enter_context(self._store.hold(exclusive=False))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from holdfast.distributed.dcp.lazy_store import LazyStore, choose_name, clean_id, is_name, raising_plainly
+from holdfast.distributed.dcp.lazy_store import LazyStore, choose_name, clean_id, is_name, raising_picklable
 from holdfast.errors import BadName, NotFound
 
 
@@ -62,6 +62,6 @@ class Odd(Exception):
     ids=["ours", "builtin", "builtin with an object", "foreign"],
 )
 def test_errors_that_torch_may_not_pickle_become_runtime_errors(raised: Exception, expected: type[Exception]) -> None:
-    with pytest.raises(expected) as caught, raising_plainly():
+    with pytest.raises(expected) as caught, raising_picklable():
         raise raised
     assert type(caught.value) is expected
