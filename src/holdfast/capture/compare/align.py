@@ -8,7 +8,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from functools import partial
+from functools import cache, partial
 from typing import Final, Literal
 
 from holdfast.capture.stored.events import Event
@@ -70,13 +70,11 @@ def strip_wrappers(fqn: str) -> str:
 
 def _make_renaming(names: NameMap) -> Callable[[str], str]:
     rules = [(_compile_rule(old), new) for old, new in names.items()]
-    known: dict[str, str] = {}
 
+    @cache
     def rename(fqn: str) -> str:
-        if fqn not in known:
-            bare = strip_wrappers(fqn)
-            known[fqn] = next((found for rule, new in rules if (found := _apply_rule(rule, new, bare))), bare)
-        return known[fqn]
+        bare = strip_wrappers(fqn)
+        return next((found for rule, new in rules if (found := _apply_rule(rule, new, bare))), bare)
 
     return rename
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -24,6 +23,7 @@ from holdfast.capture.compare.step_graph import Standing
 from holdfast.capture.stored.events import Event
 from holdfast.capture.stored.runs import Run
 from holdfast.errors import NotFound
+from holdfast.lru import LruCache
 
 _KEPT_MEASURES: Final = 100_000
 _KEPT_STEPS: Final = 4
@@ -71,7 +71,7 @@ class Judge:
         self._a, self._b, self._bounds = a, b, bounds
         self._noise = _Partner(a, noise) if noise else None
         self._reference = _Partner(a, reference, names) if reference else None
-        self._known: OrderedDict[tuple[object, ...], TensorDistance] = OrderedDict()
+        self._known: LruCache[tuple[object, ...], TensorDistance] = LruCache(_KEPT_MEASURES)
 
     def judge(self, pair: Pair, *, is_given: bool) -> Verdict:
         """Return the verdict on a pair; `is_given`: the tensor was not computed, so it has no rounding."""
@@ -96,11 +96,11 @@ class Judge:
 
     def _measure(self, ours: Run, a: Event, theirs: Run, b: Event) -> TensorDistance:
         key = (a.digest, a.dtype, a.shape, b.digest, b.dtype, b.shape, bool(a.leaf and b.leaf))
-        if key not in self._known:
-            self._known[key] = measure_events(ours, a, theirs, b, self._bounds.tolerance)
-            if len(self._known) > _KEPT_MEASURES:
-                self._known.popitem(last=False)
-        return self._known[key]
+        found = self._known.get(key)
+        if found is None:
+            found = measure_events(ours, a, theirs, b, self._bounds.tolerance)
+            self._known.put(key, found)
+        return found
 
     def _find_floor(self, a: Event) -> TensorDistance | None:
         """Return the distance of the repeated run from the first one at this event; None if it is not known."""
@@ -165,19 +165,19 @@ class _Partner:
     def __init__(self, a: Run, run: Run, names: NameMap | None = None) -> None:
         self.run = run
         self._a, self._names = a, names
-        self._steps: OrderedDict[tuple[int, int], Mapping[int, Event]] = OrderedDict()
+        self._steps: LruCache[tuple[int, int], Mapping[int, Event]] = LruCache(_KEPT_STEPS)
         self._diverged: dict[int, tuple[int, int]] = {}
         """By rank, the step and event number at which it diverges from the first run."""
 
     def find(self, event: Event) -> Event | None:
         key = (event.site.step, event.rank)
-        if key not in self._steps:
+        partners = self._steps.get(key)
+        if partners is None:
             pairs = align(self._a.events(*key), self.run.events(*key), names=self._names).pairs
             # Pairs that match only by shape or bytes may be unrelated, so they give no noise floor.
-            self._steps[key] = {pair.a.seq: pair.b for pair in pairs if pair.how not in ("shape", "digest")}
-            if len(self._steps) > _KEPT_STEPS:
-                self._steps.popitem(last=False)
-        return self._steps[key].get(event.seq)
+            partners = {pair.a.seq: pair.b for pair in pairs if pair.how not in ("shape", "digest")}
+            self._steps.put(key, partners)
+        return partners.get(event.seq)
 
     def has_diverged(self, event: Event) -> bool:
         """Return whether anything before an event differs between the two runs."""

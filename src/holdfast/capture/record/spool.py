@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -16,6 +16,7 @@ from holdfast.capture.stored.events import Event, Site, Stats
 from holdfast.capture.stored.observed import WHOLE, Array, ShardPlacement, build_copy, find_values, measure_values
 from holdfast.capture.stored.segments import NO_ROOT, Segment, advance_root, format_leaf, parse_leaf, write_segment
 from holdfast.json_text import Json
+from holdfast.lru import LruCache
 from holdfast.repo.handle.repository import Repository
 
 _MAX_FAILURES: Final = 3
@@ -82,7 +83,7 @@ class Spool:
     def __init__(self, repo: Repository, origin: RunIdentity, *, queue_bytes: int, bins: int = 0) -> None:
         """Write to `repo`; `queue_bytes` limits the copies in memory, `bins` is for the histograms of copies."""
         self._bins = bins
-        self._stats: OrderedDict[str, Stats | None] = OrderedDict()
+        self._stats: LruCache[str, Stats | None] = LruCache(_MAX_STATS)
         self._repo = repo
         self._origin = origin
         self._queue_bytes = queue_bytes
@@ -247,9 +248,7 @@ class Spool:
     def _measure(self, leaf: str, copy: Copy) -> None:
         """Take the statistics of a copy, off the training thread; events of later segments may refer to it too."""
         values = find_values(copy.memory, copy.dtype)
-        self._stats[leaf] = None if values is None else measure_values(values, self._bins)
-        if len(self._stats) > _MAX_STATS:
-            self._stats.popitem(last=False)
+        self._stats.put(leaf, None if values is None else measure_values(values, self._bins))
 
     def _make_event(self, seen: ObservedEvent) -> Event:
         is_lost = bool(seen.leaf) and parse_leaf(seen.leaf)[0] in self._lost

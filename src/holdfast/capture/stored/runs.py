@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -27,6 +26,7 @@ from holdfast.capture.stored.segments import (
 from holdfast.digest import hash_kind
 from holdfast.errors import NotFound
 from holdfast.json_text import Json
+from holdfast.lru import LruCache
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import CommittedSnapshot as Record
 from holdfast.snapshot.view.lazy import Snapshot
@@ -172,7 +172,7 @@ class _Stored:
             for segment, record in sorted(found, key=lambda pair: (pair[0].rank, pair[0].number))
         }
         self._lock = threading.Lock()
-        self._decoded: OrderedDict[tuple[int, int], Mapping[int, Sequence[Event]]] = OrderedDict()
+        self._decoded: LruCache[tuple[int, int], Mapping[int, Sequence[Event]]] = LruCache(_KEPT_SEGMENTS)
         self.ranks = tuple(sorted({rank for rank, _ in self._segments}))
         self.steps = tuple(sorted({step for segment, _ in self._segments.values() for step in segment.roots}))
 
@@ -209,16 +209,15 @@ class _Stored:
     def _read_segment(self, segment: Segment, snapshot: Snapshot) -> Mapping[int, Sequence[Event]]:
         key = (segment.rank, segment.number)
         with self._lock:
-            if key not in self._decoded:
+            found = self._decoded.get(key)
+            if found is None:
                 events = decode_events(snapshot[TABLE].load(), rank=segment.rank, what=segment.name)
                 by_step: dict[int, list[Event]] = {step: [] for step in segment.roots}
                 for event in events:
                     by_step.setdefault(event.site.step, []).append(event)
-                self._decoded[key] = by_step
-                if len(self._decoded) > _KEPT_SEGMENTS:
-                    self._decoded.popitem(last=False)
-            self._decoded.move_to_end(key)
-            return self._decoded[key]
+                found = by_step
+                self._decoded.put(key, found)
+            return found
 
 
 def shift_run(run: Run, by: int) -> Run:

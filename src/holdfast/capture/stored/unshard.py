@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -16,6 +15,7 @@ from holdfast.capture.stored.observed import observe
 from holdfast.capture.stored.runs import Run
 from holdfast.capture.stored.segments import NO_ROOT, advance_root
 from holdfast.errors import NotFound
+from holdfast.lru import LruCache
 from holdfast.repo.format.boxes import Box, slices
 
 Dim = int | Literal["replicate", "partial"]
@@ -54,7 +54,7 @@ class Gathering:
 
     def __init__(self, run: Run, dims: Dims) -> None:
         self._run, self._dims = run, dims
-        self._steps: OrderedDict[int, _Step] = OrderedDict()
+        self._steps: LruCache[int, _Step] = LruCache(_KEPT_STEPS)
         self._left_out: dict[str, dict[Site, None]] = {}
         self.ranks: Sequence[int] = (0,)
 
@@ -84,19 +84,18 @@ class Gathering:
 
     def read_events(self, step: int, rank: int) -> Sequence[Event]:
         """Return the events of a step, in the order of the first rank that has each."""
-        if rank != 0:
-            return ()
-        if step not in self._steps:
-            self._steps[step] = self._gather(step)
-            if len(self._steps) > _KEPT_STEPS:
-                self._steps.popitem(last=False)
-        return self._steps[step].events
+        return self._read_step(step).events if rank == 0 else ()
 
     def read_tensor(self, event: Event) -> torch.Tensor:
         """Return the tensor of an event, assembled from its shards if necessary."""
-        self.read_events(event.site.step, 0)
-        parts = self._steps[event.site.step].parts[event.leaf]
-        return self._assemble(parts)
+        return self._assemble(self._read_step(event.site.step).parts[event.leaf])
+
+    def _read_step(self, step: int) -> _Step:
+        found = self._steps.get(step)
+        if found is None:
+            found = self._gather(step)
+            self._steps.put(step, found)
+        return found
 
     def _gather(self, step: int) -> _Step:
         groups: dict[Site, list[Event]] = {}
