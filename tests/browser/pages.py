@@ -1,4 +1,4 @@
-"""Reports to look at: two runs of a small transformer that part at a known place, and as many rows as one likes."""
+"""Reports to show: two runs of a small transformer that diverge at a known place, with any number of rows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from collections import Counter
 from dataclasses import replace
 from typing import Final
 
-from holdfast.capture.report.model import Detail, Report, ReportRow, RunSide, TensorSummary
+from holdfast.capture.compare.result import CLASSES, ComparedInput, EnvironmentChange, Origin, RunDiff, StepDiff
+from holdfast.capture.report.report import Detail, Report, ReportRow
+from holdfast.capture.report.tensor_summary import TensorSummary
+from holdfast.capture.stored.events import Site
+from holdfast.capture.stored.runs import RunFacts
 
 LAYERS: Final = 6
 PARTS: Final = (
@@ -26,32 +30,22 @@ ORIGIN: Final = (3, "layers.3.mlp.down_proj")
 SHAPE: Final = "(8, 128, 256)"
 
 
-def make_report(*, steps: int = 10, copies: int = 1, measured: bool = True) -> Report:
-    """Return a report of runs that part at step 3, in the forward pass of the third layer's last projection."""
-    luck = random.Random(7)
-    rows = [row for step in range(steps) for row in _make_step(step, luck, copies, measured=measured)]
+def make_page_report(*, steps: int = 10, copies: int = 1, measured: bool = True) -> Report:
+    """Return a report of runs that diverge at step 3, in the forward pass of the third layer's last projection."""
+    rng = random.Random(7)
+    rows = [row for step in range(steps) for row in _make_step(step, rng, copies, measured=measured)]
     origin = next((at for at, row in enumerate(rows) if row.verdict == "ORIGIN"), None)
     notes = ("hooks could not fire inside the compiled module 'head'; its inputs and outputs were recorded",)
     return Report(
-        a=RunSide("llama/fp32-eager", tuple(range(steps)), 1, "complete", 1.79e9),
-        b=RunSide("llama/bf16-fused", tuple(range(steps)), 1, "unfinished", 1.79e9 + 3600, notes),
-        headline="step 3, forward, layers.3.mlp.down_proj: output differs though inputs and parameters are equal"
-        " (model.py:212)",
-        is_equal=origin is None,
+        RunFacts("llama/fp32-eager", started_s=1.79e9),
+        RunFacts("llama/bf16-fused", status="unfinished", started_s=1.79e9 + 3600, notes=notes),
+        _make_diff(rows),
+        (range(steps), range(steps)),
         rows=tuple(rows),
         origin=origin,
-        inputs=("layers.3.mlp.down_proj: float32 (8, 128, 1024), equal",),
-        parameters=("layers.3.mlp.down_proj.weight: float32 (256, 1024), equal", "layers.3.mlp.down_proj.bias: equal"),
-        counts=dict(Counter(row.verdict for row in rows)),
-        environment=(
-            ("torch", "2.12.1", "2.13.0"),
-            ("torch.backends.cudnn.benchmark", "False", "True"),
-            ("torch.get_float32_matmul_precision()", "highest", "high"),
-            ("host", "gpu-07", "gpu-12"),
-        ),
         tolerance="Tolerance: torch.testing's table for each dtype.",
         details={
-            at: _make_detail(row, luck)
+            at: _make_detail(row, rng)
             for at, row in enumerate(rows)
             if measured and row.verdict in ("ORIGIN", "PROPAGATED")
         }
@@ -60,7 +54,30 @@ def make_report(*, steps: int = 10, copies: int = 1, measured: bool = True) -> R
     )
 
 
-def _make_step(step: int, luck: random.Random, copies: int, *, measured: bool) -> list[ReportRow]:
+def _make_diff(rows: list[ReportRow]) -> RunDiff:
+    found = Counter(row.verdict for row in rows)
+    fqn, why = ORIGIN[1], "output differs though inputs and parameters are equal"
+    site = Site(ORIGIN[0], "forward", "output", fqn, 0, "")
+    origin = Origin(
+        *(fqn, ORIGIN[0], "forward", "output", 0, "model.py:212", why, site),
+        inputs=(ComparedInput(f"input[0] of {fqn}", "equal"),),
+        parameters=(ComparedInput(f"{fqn}.weight", "equal"), ComparedInput(f"{fqn}.bias", "equal")),
+    )
+    return RunDiff(
+        "llama/fp32-eager",
+        "llama/bf16-fused",
+        origin if found["ORIGIN"] else None,
+        steps=(StepDiff(0, {name: found[name.upper()] for name in CLASSES}),),
+        environment=(
+            EnvironmentChange("torch", "2.12.1", "2.13.0"),
+            EnvironmentChange("torch.backends.cudnn.benchmark", "False", "True"),
+            EnvironmentChange("torch.get_float32_matmul_precision()", "highest", "high"),
+            EnvironmentChange("host", "gpu-07", "gpu-12"),
+        ),
+    )
+
+
+def _make_step(step: int, rng: random.Random, copies: int, *, measured: bool) -> list[ReportRow]:
     forward = [
         (f"layers.{layer}.{part}", kind, module, source, call)
         for call in range(copies)
@@ -74,11 +91,11 @@ def _make_step(step: int, luck: random.Random, copies: int, *, measured: bool) -
         verdict = "EQUAL" if error == 0.0 else "PROPAGATED"
         if (step, fqn, kind) == (*ORIGIN, "output") and error == 0.0:
             verdict, error = "ORIGIN", 4.1e-5
-        error *= 1.0 + 0.08 * luck.random()
+        error *= 1.0 + 0.08 * rng.random()
         found.append(_make_row(verdict, error, (step, "forward", kind, fqn, call), (module, source), measured=measured))
     for fqn, kind, module, source, call in reversed(forward):
         if kind == "output":
-            error *= 1.0 + 0.04 * luck.random()
+            error *= 1.0 + 0.04 * rng.random()
             site = (step, "backward", "grad", fqn, call)
             verdict = "EQUAL" if step < ORIGIN[0] else "CLOSE" if error < 5e-5 else "PROPAGATED"
             found.append(_make_row(verdict, error, site, (module, source), measured=measured))
@@ -124,15 +141,15 @@ def _make_row(
     )
 
 
-def _make_detail(row: ReportRow, luck: random.Random) -> Detail:
+def _make_detail(row: ReportRow, rng: random.Random) -> Detail:
     error = row.rel or 0.0
     sides = [
-        TensorSummary(-4.2, 4.4, 0.01, 512.3, 0, 0, 0, -4.5, 4.5, tuple(_make_bins(luck, shift)))
+        TensorSummary(-4.2, 4.4, 0.01, 512.3, 0, 0, 0, -4.5, 4.5, tuple(_make_bins(rng, shift)))
         for shift in (0.0, error)
     ]
     return Detail((3, 118, 202), ("0.3712345", f"{0.3712345 + 9 * error:.9g}"), *sides)
 
 
-def _make_bins(luck: random.Random, shift: float) -> list[int]:
+def _make_bins(rng: random.Random, shift: float) -> list[int]:
     tops = [math.exp(-(((at - 19.5) / 7 - min(0.6, 3 * shift)) ** 2) * 2) for at in range(40)]
-    return [round(9000 * top * (0.95 + luck.random() / 10)) for top in tops]
+    return [round(9000 * top * (0.95 + rng.random() / 10)) for top in tops]

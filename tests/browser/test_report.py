@@ -10,10 +10,13 @@ from typing import Final
 
 import pytest
 
+from holdfast.capture.compare.result import RunDiff, StepDiff
 from holdfast.capture.report.html import write_html
-from holdfast.capture.report.model import Report, ReportRow, RunSide
+from holdfast.capture.report.report import Report, ReportRow
+from holdfast.capture.stored.runs import RunFacts
 from tests.browser.chromium import Browser
-from tests.browser.pages import make_report
+from tests.browser.pages import make_page_report
+from tests.kit.made_reports import make_diff
 
 # The first of them may have to install the browser.
 pytestmark = pytest.mark.timeout(900)
@@ -26,9 +29,9 @@ FRAMES: Final = "new Promise((done) => requestAnimationFrame(() => requestAnimat
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A report on runs that part in step 3."""
+    """A report on runs that diverge in step 3."""
     place = tmp_path_factory.mktemp("page") / "report.html"
-    write_html(make_report(), place)
+    write_html(make_page_report(), place)
     return place
 
 
@@ -53,7 +56,7 @@ def _cells(column: str) -> str:
     return f"{ROWS}.map((row) => row.children[{index}].textContent)"
 
 
-def test_the_overview_says_where_the_runs_part(opened: Browser) -> None:
+def test_the_overview_says_where_the_runs_diverge(opened: Browser) -> None:
     assert "layers.3.mlp.down_proj: output differs" in opened.run(_text("#verdict h1"))
     assert opened.run(_text("[data-verdict=ORIGIN] strong")) == "1"
     assert "torch.backends.cudnn.benchmark" in opened.run(_text("#facts"))
@@ -218,7 +221,7 @@ def test_a_narrow_window_does_not_scroll_sideways(opened: Browser) -> None:
 
 def test_a_report_of_digests_counts_what_it_cannot_measure(browser: Browser, tmp_path: Path) -> None:
     place = tmp_path / "digests.html"
-    write_html(make_report(measured=False), place)
+    write_html(make_page_report(measured=False), place)
 
     browser.open(place)
 
@@ -230,7 +233,8 @@ def test_a_report_of_digests_counts_what_it_cannot_measure(browser: Browser, tmp
 
 def test_a_report_of_equal_runs_is_quiet(browser: Browser, tmp_path: Path) -> None:
     place = tmp_path / "equal.html"
-    write_html(Report(RunSide("a", (0, 1)), RunSide("b", (0, 1)), "a and b are equal in 2 steps", True), place)
+    diff = RunDiff("a", "b", None, steps=(StepDiff(0, {"equal": 1}), StepDiff(1, {"equal": 1})))
+    write_html(Report(RunFacts("a"), RunFacts("b"), diff, ((0, 1), (0, 1))), place)
 
     browser.open(place)
 
@@ -246,9 +250,9 @@ HOSTILE: Final = (
 
 def test_a_hostile_name_is_shown_and_does_nothing(browser: Browser, tmp_path: Path) -> None:
     row = ReportRow(HOSTILE, 0, 0, HOSTILE, HOSTILE, HOSTILE, path=HOSTILE, dtype=HOSTILE, note=HOSTILE, source=HOSTILE)
-    side = RunSide(HOSTILE, (0,), notes=(HOSTILE,), status=HOSTILE)
-    report = Report(side, side, HOSTILE, False, (row, replace(row, verdict="ORIGIN")), origin=1)
-    report = replace(report, inputs=(HOSTILE,), environment=((HOSTILE, HOSTILE, HOSTILE),), notes=(HOSTILE,))
+    facts = RunFacts(HOSTILE, notes=(HOSTILE,))
+    rows = (row, replace(row, verdict="ORIGIN"))
+    report = Report(facts, facts, make_diff(HOSTILE), ((0,), (0,)), rows, origin=1, notes=(HOSTILE,))
     place = tmp_path / "hostile.html"
     write_html(report, place)
 
@@ -266,7 +270,7 @@ def test_a_hostile_name_is_shown_and_does_nothing(browser: Browser, tmp_path: Pa
 def test_what_turns_the_direction_of_a_line_is_shown_as_an_escape(browser: Browser, tmp_path: Path) -> None:
     place = tmp_path / "turned.html"
     row = ReportRow("ORIGIN", 0, 0, "forward", "output", "good\u202edab\x00\u200b")
-    write_html(Report(RunSide("a"), RunSide("b"), "h", False, (row,)), place)
+    write_html(Report(RunFacts("a"), RunFacts("b"), make_diff("x"), rows=(row,)), place)
 
     browser.open(place)
 
@@ -276,7 +280,7 @@ def test_what_turns_the_direction_of_a_line_is_shown_as_an_escape(browser: Brows
 @pytest.mark.slow
 def test_fifty_thousand_rows_are_filtered_and_sorted_at_once(browser: Browser, tmp_path: Path) -> None:
     place = tmp_path / "large.html"
-    report = make_report(steps=10, copies=30)
+    report = make_page_report(steps=10, copies=30)
     write_html(replace(report, rows=report.rows[:50_000]), place)
     browser.size(1440, 1000)
     browser.open(place)

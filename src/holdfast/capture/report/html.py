@@ -10,11 +10,14 @@ import os
 import re
 import time
 from base64 import b64encode
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib.resources import files
 from typing import Final
 
-from holdfast.capture.report.model import Detail, Report, ReportRow, RunSide, TensorSummary
+from holdfast.capture.compare.result import CLASSES, ComparedInput
+from holdfast.capture.report.report import Detail, Report, ReportRow, spell
+from holdfast.capture.report.tensor_summary import TensorSummary
+from holdfast.capture.stored.runs import RunFacts
 from holdfast.json_text import Json
 from holdfast.objects.url import verify_path
 
@@ -48,7 +51,7 @@ def render_html(report: Report) -> bytes:
     parts = {
         "policy": _make_policy(style, script),
         "title": html.escape(f"{report.a.name} and {report.b.name}: a comparison of runs"),
-        "headline": html.escape(report.headline),
+        "headline": html.escape(report.diff.headline),
         "style": style,
         "data": _encode_json(describe(report)),
         "script": script,
@@ -94,6 +97,7 @@ def _encode_json(value: Json) -> str:
 
 def describe(report: Report) -> dict[str, Json]:
     """Return a report as the page's script reads it: rows as columns, each text once."""
+    diff = report.diff
     numbers: dict[str, int] = {}
     columns: dict[str, Json] = {
         name: [numbers.setdefault(getattr(row, name), len(numbers)) for row in report.rows] for name in _TEXTS
@@ -104,15 +108,15 @@ def describe(report: Report) -> dict[str, Json]:
     columns["cos"] = [row.cos if row.cos is not None and math.isfinite(row.cos) else None for row in report.rows]
     return {
         "schema": 1,
-        "a": _describe_side(report.a),
-        "b": _describe_side(report.b),
-        "headline": report.headline,
-        "equal": report.is_equal,
+        "a": _describe_side(report.a, report.steps[0]),
+        "b": _describe_side(report.b, report.steps[1]),
+        "headline": diff.headline,
+        "equal": diff.is_match,
         "origin": -1 if report.origin is None else report.origin,
-        "inputs": list(report.inputs),
-        "parameters": list(report.parameters),
-        "counts": dict(report.counts),
-        "environment": [list(line) for line in report.environment],
+        "inputs": _describe_inputs(diff.origin.inputs if diff.origin else ()),
+        "parameters": _describe_inputs(diff.origin.parameters if diff.origin else ()),
+        "counts": {name.upper(): diff.counts[name] for name in CLASSES},
+        "environment": [[change.what, spell(change.a), spell(change.b)] for change in diff.environment],
         "tolerance": report.tolerance,
         "notes": list(report.notes),
         "strings": list(numbers),
@@ -134,14 +138,18 @@ def _describe_number(value: float | None) -> Json:
     return value if isinstance(value, int) else float(f"{value:.{_DIGITS}g}")
 
 
-def _describe_side(side: RunSide) -> dict[str, Json]:
+def _describe_inputs(inputs: Iterable[ComparedInput]) -> list[Json]:
+    return [f"{each.name} ({each.standing})" for each in inputs]
+
+
+def _describe_side(facts: RunFacts, steps: Sequence[int]) -> dict[str, Json]:
     return {
-        "name": side.name,
-        "steps": list(side.steps),
-        "world": side.world,
-        "status": side.status,
-        "started": _describe_time(side.started_s),
-        "notes": list(side.notes),
+        "name": facts.name,
+        "steps": list(steps),
+        "world": facts.world,
+        "status": facts.status,
+        "started": _describe_time(facts.started_s),
+        "notes": list(facts.notes),
     }
 
 
@@ -160,22 +168,22 @@ def _describe_detail(detail: Detail) -> dict[str, Json]:
     if detail.at is not None and detail.values is not None:
         found |= {"at": list(detail.at), "values": list(detail.values)}
     if detail.a is not None:
-        found["a"] = _describe_portrait(detail.a)
+        found["a"] = _describe_summary(detail.a)
     if detail.b is not None:
-        found["b"] = _describe_portrait(detail.b)
+        found["b"] = _describe_summary(detail.b)
     return found
 
 
-def _describe_portrait(portrait: TensorSummary) -> dict[str, Json]:
+def _describe_summary(summary: TensorSummary) -> dict[str, Json]:
     return {
-        "min": _describe_number(portrait.minimum),
-        "max": _describe_number(portrait.maximum),
-        "mean": _describe_number(portrait.mean),
-        "norm": _describe_number(portrait.norm),
-        "zero": portrait.zero,
-        "nan": portrait.nan,
-        "inf": portrait.inf,
-        "low": _describe_number(portrait.low),
-        "high": _describe_number(portrait.high),
-        "histogram": list(portrait.histogram),
+        "min": _describe_number(summary.minimum),
+        "max": _describe_number(summary.maximum),
+        "mean": _describe_number(summary.mean),
+        "norm": _describe_number(summary.norm),
+        "zero": summary.zero,
+        "nan": summary.nan,
+        "inf": summary.inf,
+        "low": _describe_number(summary.low),
+        "high": _describe_number(summary.high),
+        "histogram": list(summary.histogram),
     }

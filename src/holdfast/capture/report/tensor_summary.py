@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 import torch
 
-from holdfast.capture.report.model import TensorSummary
 from holdfast.capture.stored.events import Stats
+from holdfast.capture.stored.observed import StatsTally
 
 BINS: Final = 40
 _SHOWN: Final = 64
@@ -19,27 +20,38 @@ _BLOCK_ITEMS: Final = 1 << 20
 """A block needs a few times 8 bytes per item."""
 
 
+@dataclass(frozen=True, slots=True)
+class TensorSummary:
+    """Statistics and histogram of a tensor's finite values."""
+
+    minimum: float
+    maximum: float
+    mean: float
+    norm: float
+    zero: int
+    nan: int
+    inf: int
+    low: float
+    """Where the first bin begins."""
+    high: float
+    """Where the last bin ends."""
+    histogram: tuple[int, ...] = ()
+    """Counts in equal bins."""
+
+
 def summarize_tensor(
     tensor: torch.Tensor, *, ends: tuple[float, float] | None = None, bins: int = BINS
 ) -> TensorSummary:
     """Return statistics and histogram of a tensor; `ends` are the range of the histogram, by default the tensor's."""
-    low, high = math.inf, -math.inf
-    total, squares, zero, nan, inf, finite = 0.0, 0.0, 0, 0, 0, 0
+    tally = StatsTally()
     for block in _iter_blocks(tensor):
-        is_nan, is_inf = torch.isnan(block), torch.isinf(block)
-        nan += int(is_nan.sum())
-        inf += int(is_inf.sum())
-        held = block[~(is_nan | is_inf)]
-        if held.numel():
-            low, high = min(low, float(held.min())), max(high, float(held.max()))
-            total, squares = total + float(held.sum()), squares + float(held.square().sum())
-            zero += int((held == 0).sum())
-            finite += held.numel()
-    if not finite:
-        return TensorSummary(math.nan, math.nan, math.nan, 0.0, 0, nan, inf, 0.0, 0.0)
-    start, stop = ends or (low, high)
-    counts = _count(tensor, start, stop, bins)
-    return TensorSummary(low, high, total / finite, math.sqrt(squares), zero, nan, inf, start, stop, counts)
+        finite = torch.from_numpy(tally.add(block.numpy()))
+        tally.add_sums(float(finite.sum()), float(finite.square().sum()))
+    stats = tally.finish()
+    if not tally.finite:
+        return replace(copy_summary(stats), norm=0.0, low=0.0, high=0.0)
+    low, high = ends or (stats.minimum, stats.maximum)
+    return replace(copy_summary(stats), low=low, high=high, histogram=_count(tensor, low, high, bins))
 
 
 def find_ends(*tensors: torch.Tensor) -> tuple[float, float] | None:
@@ -47,9 +59,9 @@ def find_ends(*tensors: torch.Tensor) -> tuple[float, float] | None:
     low, high = math.inf, -math.inf
     for tensor in tensors:
         for block in _iter_blocks(tensor):
-            held = block[torch.isfinite(block)]
-            if held.numel():
-                low, high = min(low, float(held.min())), max(high, float(held.max()))
+            finite = block[torch.isfinite(block)]
+            if finite.numel():
+                low, high = min(low, float(finite.min())), max(high, float(finite.max()))
     return (low, high) if low <= high else None
 
 
@@ -71,11 +83,11 @@ def copy_summary(stats: Stats) -> TensorSummary:
 
 def format_values(tensor: torch.Tensor) -> list[str]:
     """Return lines that show the values of a small tensor, or the corners of a large one."""
-    held = tensor.detach().cpu().resolve_conj().resolve_neg()
-    if held.is_floating_point() and held.dtype.itemsize < 4:
+    host = tensor.detach().cpu().resolve_conj().resolve_neg()
+    if host.is_floating_point() and host.dtype.itemsize < 4:
         # Numpy has no bfloat16 or 8-bit floats.
-        held = held.float()
-    return np.array2string(held.numpy(), threshold=_SHOWN, edgeitems=2, precision=6, max_line_width=110).splitlines()
+        host = host.float()
+    return np.array2string(host.numpy(), threshold=_SHOWN, edgeitems=2, precision=6, max_line_width=110).splitlines()
 
 
 def _iter_blocks(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -91,10 +103,10 @@ def _count(tensor: torch.Tensor, low: float, high: float, bins: int) -> tuple[in
     # Divide before subtracting: the difference of extreme float64 values would overflow.
     width = high / bins - low / bins
     for block in _iter_blocks(tensor):
-        held = block[torch.isfinite(block)]
+        finite = block[torch.isfinite(block)]
         if width > 0:
-            places = ((held / width) - low / width).to(torch.int64).clamp_(0, bins - 1)
+            places = ((finite / width) - low / width).to(torch.int64).clamp_(0, bins - 1)
         else:
-            places = torch.full(held.shape, bins // 2, dtype=torch.int64)
+            places = torch.full(finite.shape, bins // 2, dtype=torch.int64)
         counts += torch.bincount(places, minlength=bins)
     return tuple(counts.tolist())

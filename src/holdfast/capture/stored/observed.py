@@ -161,28 +161,55 @@ def find_values(data: Array, dtype: torch.dtype) -> Array | None:
         return None
 
 
+class StatsTally:
+    """Accumulates the statistics of values, block by block; NaN and infinities are only counted."""
+
+    def __init__(self) -> None:
+        self.minimum, self.maximum = math.inf, -math.inf
+        self.nan = self.inf = self.zero = self.finite = 0
+        self._sum = self._squares = 0.0
+
+    def add(self, values: Array) -> Array:
+        """Add values, and return those that are finite."""
+        total = values.size
+        if not total:
+            return values
+        if values.dtype.kind not in "fiu":
+            values = values.astype(np.float64)
+        self.zero += int(np.count_nonzero(values == 0))
+        low, high = float(values.min()), float(values.max())
+        if not (math.isfinite(low) and math.isfinite(high)):
+            nan = int(np.count_nonzero(np.isnan(values)))
+            values = values[np.isfinite(values)]
+            self.nan += nan
+            self.inf += total - nan - values.size
+            if not values.size:
+                return values
+            low, high = float(values.min()), float(values.max())
+        self.minimum, self.maximum = min(self.minimum, low), max(self.maximum, high)
+        self.finite += values.size
+        return values
+
+    def add_sums(self, total: float, squares: float) -> None:
+        """Add the sums of the finite values and of their squares; the caller knows the fastest way to compute them."""
+        self._sum += total
+        self._squares += squares
+
+    def finish(self, histogram: tuple[int, ...] = ()) -> Stats:
+        """Return the statistics; minimum, maximum, mean and norm are NaN if no value is finite."""
+        if not self.finite:
+            return Stats(math.nan, math.nan, math.nan, math.nan, self.nan, self.inf, self.zero)
+        mean, norm = self._sum / self.finite, math.sqrt(self._squares)
+        return Stats(self.minimum, self.maximum, mean, norm, self.nan, self.inf, self.zero, histogram)
+
+
 def measure_values(values: Array, bins: int) -> Stats:
-    """Return the statistics of values."""
-    total = values.size
-    if values.dtype.kind not in "fiu":
-        values = values.astype(np.float64)
-    zero = int(np.count_nonzero(values == 0))
-    nan = inf = 0
-    low, high = _find_ends(values)
-    if not (math.isfinite(low) and math.isfinite(high)):
-        nan = int(np.count_nonzero(np.isnan(values)))
-        values = values[np.isfinite(values)]
-        inf = total - nan - values.size
-        low, high = _find_ends(values)
-    if not values.size:
-        return Stats(math.nan, math.nan, math.nan, math.nan, nan, inf, zero)
-    added, squared = _add_up(values)
-    histogram = _count(values, bins, low, high) if bins and math.isfinite(high - low) and low < high else ()
-    return Stats(low, high, added / values.size, math.sqrt(squared), nan, inf, zero, histogram)
-
-
-def _find_ends(values: Array) -> tuple[float, float]:
-    return (float(values.min()), float(values.max())) if values.size else (math.nan, math.nan)
+    """Return the statistics of values, with a histogram of `bins` bins."""
+    tally = StatsTally()
+    values = tally.add(values)
+    tally.add_sums(*_add_up(values))
+    low, high = tally.minimum, tally.maximum
+    return tally.finish(_count(values, bins, low, high) if bins and low < high and math.isfinite(high - low) else ())
 
 
 def _add_up(values: Array) -> tuple[float, float]:

@@ -170,15 +170,17 @@ def _declare_report(actions: Verbs) -> None:
 
 
 def _run_report(options: Namespace, url: str, output: Output) -> int:
-    from holdfast.capture.report.gather import ReportLimits, gather
     from holdfast.capture.report.html import write_html
+    from holdfast.capture.report.report import ReportLimits, make_report
 
     folder = os.path.dirname(os.path.abspath(options.file))
     if not os.path.isdir(folder):
         raise BadName(f"{options.file} cannot be written: there is no directory {folder}; create it first")
     a, b, diff = _compare(options, open_to_read(url, output))
     limits = ReportLimits(rows=max(1, options.rows))
-    report = gather(a, b, diff, tolerance=_describe_tolerance(options), limits=limits, dims=_parse_dims(options.dim))
+    report = make_report(
+        a, b, diff, tolerance=_describe_tolerance(options), limits=limits, dims=_parse_dims(options.dim)
+    )
     write_html(report, options.file)
     output.line(diff.headline)
     output.line(f"{options.file}: {count(len(report.rows), 'row')}")
@@ -242,7 +244,7 @@ def _describe_tolerance(options: Namespace) -> str:
 
 def _print_diff(diff: RunDiff, output: Output, *, is_all: bool) -> None:
     from holdfast.capture.compare.result import CLASSES
-    from holdfast.capture.report.gather import spell
+    from holdfast.capture.report.report import spell
 
     output.line(f"{diff.a} -> {diff.b}")
     changes = [[change.what, f"{spell(change.a)} -> {spell(change.b)}"] for change in diff.environment]

@@ -19,7 +19,7 @@ from holdfast.json_text import Json
 
 if TYPE_CHECKING:
     from holdfast.capture.compare.measure import TensorDistance
-    from holdfast.capture.report.model import TensorSummary
+    from holdfast.capture.report.tensor_summary import TensorSummary
     from holdfast.capture.stored.runs import Run
     from holdfast.cli.verb import Verbs
 

@@ -16,7 +16,10 @@ import pytest
 
 from holdfast.capture.report import html
 from holdfast.capture.report.html import describe, render_html, write_html
-from holdfast.capture.report.model import Detail, Report, ReportRow, RunSide, TensorSummary
+from holdfast.capture.report.report import Detail, Report, ReportRow
+from holdfast.capture.report.tensor_summary import TensorSummary
+from holdfast.capture.stored.runs import RunFacts
+from tests.kit.made_reports import make_diff
 
 HOSTILE: Final = (
     "</script><script>alert(1)</script>",
@@ -46,18 +49,14 @@ def _report(name: str) -> Report:
         source=name,
         note=name,
     )
-    side = RunSide(name, (0,), notes=(name,), status=name)
+    facts = RunFacts(name, notes=(name,))
     return Report(
-        a=side,
-        b=side,
-        headline=name,
-        is_equal=False,
+        facts,
+        facts,
+        make_diff(name),
+        ((0,), (0,)),
         rows=(row,),
         origin=0,
-        inputs=(name,),
-        parameters=(name,),
-        counts={name: 1},
-        environment=((name, name, name),),
         tolerance=name,
         notes=(name,),
         details={0: Detail((0,), (name, name))},
@@ -107,7 +106,9 @@ def test_a_hostile_name_arrives_as_it_is(name: str) -> None:
     found = _Page(render_html(_report(name))).data
 
     assert found["strings"] == [name, ""]
-    assert found["a"]["name"] == found["headline"] == found["inputs"][0] == name
+    assert found["a"]["name"] == name
+    assert found["headline"] == f"step 0, forward, {name}: {name} ({name})"
+    assert found["inputs"] == found["parameters"] == [f"{name} (equal)"]
     assert found["environment"] == [[name, name, name]]
 
 
@@ -153,8 +154,8 @@ def test_numbers_that_json_has_no_word_for_are_told_apart() -> None:
         ReportRow("ORIGIN", 0, 0, "forward", "output", "x", rel=value, cos=value)
         for value in (None, math.nan, math.inf, 0.25)
     ]
-    portrait = TensorSummary(-math.inf, math.inf, math.nan, 0.0, 0, 1, 2, 0.0, 1.0, (1, 2))
-    report = Report(RunSide("a"), RunSide("b"), "h", False, tuple(rows), details={2: Detail(a=portrait)})
+    summary = TensorSummary(-math.inf, math.inf, math.nan, 0.0, 0, 1, 2, 0.0, 1.0, (1, 2))
+    report = Report(RunFacts("a"), RunFacts("b"), make_diff("x"), rows=tuple(rows), details={2: Detail(a=summary)})
 
     found = json.loads(json.dumps(describe(report), allow_nan=False))
 
@@ -165,7 +166,7 @@ def test_numbers_that_json_has_no_word_for_are_told_apart() -> None:
 
 
 def test_a_time_that_is_no_date_is_shown_as_a_number() -> None:
-    found = describe(Report(RunSide("a", started_s=1e300), RunSide("b"), "h", True))
+    found = describe(Report(RunFacts("a", started_s=1e300), RunFacts("b"), make_diff("x")))
 
     assert found["a"] == {
         "name": "a",

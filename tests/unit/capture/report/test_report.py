@@ -1,11 +1,11 @@
-"""From two runs to a report: the rows around a fault, their portraits, and the limits of both."""
+"""From two runs to a report: the rows around a fault, the summaries of their tensors, and the limits of both."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from holdfast.capture.compare.compare import diff_runs
-from holdfast.capture.report.gather import ReportLimits, gather
+from holdfast.capture.report.report import ReportLimits, make_report
 from holdfast.capture.stored.runs import Run, RunFacts
 from tests.kit.recordings import FAULT, Recording, make_recorded
 from tests.kit.runs_in_memory import make_run
@@ -19,7 +19,7 @@ def _make_run(name: str, *, is_bad: bool = False, level: str = "full", world: in
 def test_the_origin_is_marked_among_the_rows_around_it() -> None:
     a, b = _make_run("good"), _make_run("bad", is_bad=True)
 
-    report = gather(a, b, diff_runs(a, b))
+    report = make_report(a, b, diff_runs(a, b))
 
     assert report.origin is not None
     origin = report.rows[report.origin]
@@ -33,15 +33,13 @@ def test_the_origin_is_marked_among_the_rows_around_it() -> None:
         "PROPAGATED",
         "PROPAGATED",
     ]
-    assert not report.is_equal
-    assert report.headline.startswith("step 1, forward, layers.1: output differs")
-    assert report.environment == (("torch", "2.12", "2.13"),)
+    assert report.diff.headline.startswith("step 1, forward, layers.1: output differs")
 
 
-def test_numbers_and_portraits_are_those_of_the_tensors() -> None:
+def test_numbers_and_summaries_are_those_of_the_tensors() -> None:
     a, b = _make_run("good"), _make_run("bad", is_bad=True)
 
-    report = gather(a, b, diff_runs(a, b))
+    report = make_report(a, b, diff_runs(a, b))
 
     assert report.origin is not None
     row, detail = report.rows[report.origin], report.details[report.origin]
@@ -58,7 +56,7 @@ def test_numbers_and_portraits_are_those_of_the_tensors() -> None:
 def test_what_a_run_says_of_itself_is_said_once() -> None:
     a, b = _make_run("good"), _make_run("bad", is_bad=True)
 
-    report = gather(a, b, diff_runs(a, b))
+    report = make_report(a, b, diff_runs(a, b))
 
     assert report.a.notes == ("slow disk",)
     assert not [note for note in report.notes if "slow disk" in note]
@@ -67,17 +65,17 @@ def test_what_a_run_says_of_itself_is_said_once() -> None:
 def test_runs_that_match_have_a_report_too() -> None:
     a, b = _make_run("good"), _make_run("good again")
 
-    report = gather(a, b, diff_runs(a, b))
+    report = make_report(a, b, diff_runs(a, b))
 
-    assert report.is_equal
+    assert report.diff.is_match
     assert (report.origin, report.rows, report.details) == (None, (), {})
-    assert report.a.steps == (0, 1, 2)
+    assert report.steps[0] == (0, 1, 2)
 
 
 def test_of_digests_it_is_said_that_nobody_knows_how_much() -> None:
     a, b = _make_run("good", level="digest"), _make_run("bad", is_bad=True, level="digest")
 
-    report = gather(a, b, diff_runs(a, b))
+    report = make_report(a, b, diff_runs(a, b))
 
     assert report.origin is not None
     row = report.rows[report.origin]
@@ -88,7 +86,7 @@ def test_of_digests_it_is_said_that_nobody_knows_how_much() -> None:
 def test_stored_numbers_are_shown_where_there_are_no_values() -> None:
     a, b = _make_run("good", level="stats"), _make_run("bad", is_bad=True, level="stats")
 
-    report = gather(a, b, diff_runs(a, b))
+    report = make_report(a, b, diff_runs(a, b))
 
     assert report.origin is not None
     detail = report.details[report.origin]
@@ -102,17 +100,17 @@ def test_what_only_one_run_has_is_a_row() -> None:
     extra = [event for step in a.steps for event in a.events(step)][:-1]
     b = make_run(RunFacts("short"), [replace(event, leaf="") for event in extra])
 
-    report = gather(a, b, diff_runs(a, b))
+    report = make_report(a, b, diff_runs(a, b))
 
     assert [(row.verdict, row.fqn, row.note) for row in report.rows if row.verdict == "MISSING"] == [
         ("MISSING", "layers.2", "Only in good.")
     ]
 
 
-def test_rows_and_portraits_stay_within_limits() -> None:
+def test_rows_and_summaries_stay_within_limits() -> None:
     a, b = _make_run("good"), _make_run("bad", is_bad=True)
 
-    report = gather(a, b, diff_runs(a, b), limits=ReportLimits(rows=5, portraits=1))
+    report = make_report(a, b, diff_runs(a, b), limits=ReportLimits(rows=5, summaries=1))
 
     assert len(report.rows) == 5
     assert sum(row.verdict != "EQUAL" for row in report.rows) == 3
@@ -124,7 +122,7 @@ def test_rows_and_portraits_stay_within_limits() -> None:
 def test_rows_that_were_left_out_are_counted() -> None:
     a, b = _make_run("good"), _make_run("bad", is_bad=True)
 
-    report = gather(a, b, diff_runs(a, b), limits=ReportLimits(rows=1))
+    report = make_report(a, b, diff_runs(a, b), limits=ReportLimits(rows=1))
 
     assert len(report.rows) == 1
     assert report.origin == 0
@@ -134,7 +132,7 @@ def test_rows_that_were_left_out_are_counted() -> None:
 def test_a_run_of_two_ranks_is_shown_beside_one_of_one() -> None:
     a, b = _make_run("one"), _make_run("two", is_bad=True, world=2)
 
-    report = gather(a, b, diff_runs(a, b))
+    report = make_report(a, b, diff_runs(a, b))
 
     assert report.origin is not None
     assert (report.rows[report.origin].fqn, report.b.world) == ("layers.1", 2)
@@ -145,7 +143,7 @@ def test_a_run_of_two_ranks_is_shown_beside_one_of_one() -> None:
 def test_each_rank_has_its_rows() -> None:
     a, b = _make_run("good", world=2), _make_run("bad", is_bad=True, world=2)
 
-    report = gather(a, b, diff_runs(a, b))
+    report = make_report(a, b, diff_runs(a, b))
 
     assert [row.rank for row in report.rows if row.verdict == "ORIGIN"] == [0, 1]
     assert len(report.rows) == 2 * 9 * 2

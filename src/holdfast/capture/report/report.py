@@ -1,20 +1,19 @@
-"""Build a report from a comparison: rows for tensors that differ and for equal ones around them, and details."""
+"""A report on a comparison: rows for tensors that differ and for equal ones around them, and details."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from holdfast.capture.compare.measure import TensorDistance
-from holdfast.capture.compare.result import CLASSES, Origin, RunDiff
 from holdfast.capture.compare.result import EventRow as Found
-from holdfast.capture.report.model import Detail, Report, ReportRow, RunSide
-from holdfast.capture.report.tensor_summary import copy_summary, find_ends, summarize_tensor
+from holdfast.capture.compare.result import Origin, RunDiff
+from holdfast.capture.report.tensor_summary import TensorSummary, copy_summary, find_ends, summarize_tensor
 from holdfast.capture.stored.events import Event
-from holdfast.capture.stored.runs import Run
+from holdfast.capture.stored.runs import Run, RunFacts
 from holdfast.capture.stored.unshard import Dims, gather_run
 from holdfast.errors import NotFound
 from holdfast.json_text import Json
@@ -33,10 +32,74 @@ class ReportLimits:
     rows: int = MAX_ROWS
     details: int = 5_000
     """Number of tensors that get details, such as recorded statistics."""
-    portraits: int = 200
+    summaries: int = 200
     """Number of tensors that are read for their histograms, the origin first."""
-    portrait_bytes: int = 1 << 30
+    summary_bytes: int = 1 << 30
     """Limit for the bytes of these tensors, both runs together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Detail:
+    """Details of a tensor that are not in its row."""
+
+    at: tuple[int, ...] | None = None
+    """Index of the largest difference."""
+    values: tuple[str, str] | None = None
+    """Both values at that index, as text: numbers may be complex."""
+    a: TensorSummary | None = None
+    b: TensorSummary | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReportRow:
+    """One tensor of a step, paired or not; None for numbers that are not known."""
+
+    verdict: str
+    """The class in capitals: ORIGIN, PROPAGATED, CLOSE, MISSING or EQUAL."""
+    step: int
+    rank: int
+    phase: str
+    kind: str
+    fqn: str
+    call: int = 0
+    path: str = ""
+    dtype: str = ""
+    shape: str = ""
+    module: str = ""
+    source: str = ""
+    pairing: str = ""
+    """How the two events were paired."""
+    note: str = ""
+    bad: str = ""
+    """Number of NaN and infinite values in each run; "" if there are none."""
+    rel: float | None = None
+    abs: float | None = None
+    cos: float | None = None
+    sqnr: float | None = None
+    ulp: float | None = None
+    mismatch: float | None = None
+    """Percentage of values outside the tolerance."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A comparison of two runs as the page shows it."""
+
+    a: RunFacts
+    b: RunFacts
+    diff: RunDiff
+    steps: tuple[Sequence[int], Sequence[int]] = ((), ())
+    """The steps of both runs."""
+    rows: tuple[ReportRow, ...] = ()
+    """In the order of the run: causes come before effects."""
+    origin: int | None = None
+    """Index of the origin's row."""
+    tolerance: str = ""
+    """A text that says when tensors count as close."""
+    notes: tuple[str, ...] = ()
+    """Notes on the comparison; those of a single run are in its facts."""
+    details: Mapping[int, Detail] = field(default_factory=dict)
+    """By index of the row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +112,7 @@ class _Entry:
     measure: TensorDistance | None = None
 
 
-def gather(
+def make_report(
     a: Run,
     b: Run,
     diff: RunDiff,
@@ -60,33 +123,31 @@ def gather(
 ) -> Report:
     """Return the report on a comparison of two runs; `dims` must be those of the comparison."""
     limits = limits or ReportLimits()
-    sides = _make_side(a), _make_side(b)
+    facts, steps = (a.facts, b.facts), (a.steps, b.steps)
     if _is_gathered(a, b, diff):
         a, b = (gather_run(run, dims=dims)[0] for run in (a, b))
     entries = _list_entries(a, b, diff, limits)
     origin = _find_origin(entries, diff.origin)
-    # Notes of a single run are shown beside its name.
-    said = {f"{side.name}: {note}" for side in sides for note in side.notes}
-    notes = [note for note in diff.notes if note not in said]
-    if len(diff.rows) > limits.rows:
-        notes.append(f"{len(diff.rows) - limits.rows} more tensors differ; the table has the first {limits.rows}.")
-    if skipped := sum(step.is_skipped for step in diff.steps):
-        notes.append(f"Steps that are entirely equal: {skipped}; their tensors are not counted.")
     return Report(
-        a=sides[0],
-        b=sides[1],
-        headline=diff.headline,
-        is_equal=diff.is_match,
+        *facts,
+        diff,
+        steps,
         rows=tuple(entry.row for entry in entries),
         origin=origin,
-        inputs=tuple(f"{part.name} ({part.standing})" for part in diff.origin.inputs) if diff.origin else (),
-        parameters=tuple(f"{part.name} ({part.standing})" for part in diff.origin.parameters) if diff.origin else (),
-        counts={name.upper(): diff.counts[name] for name in CLASSES},
-        environment=tuple((change.what, spell(change.a), spell(change.b)) for change in diff.environment),
         tolerance=tolerance,
-        notes=tuple(notes),
+        notes=tuple(_iter_notes(facts, diff, limits)),
         details=_make_details(a, b, entries, origin, limits),
     )
+
+
+def _iter_notes(facts: Sequence[RunFacts], diff: RunDiff, limits: ReportLimits) -> Iterator[str]:
+    # Notes of a single run are shown beside its name.
+    shown = {f"{each.name}: {note}" for each in facts for note in each.notes}
+    yield from (note for note in diff.notes if note not in shown)
+    if len(diff.rows) > limits.rows:
+        yield f"{len(diff.rows) - limits.rows} more tensors differ; the table has the first {limits.rows}."
+    if skipped := sum(step.is_skipped for step in diff.steps):
+        yield f"Steps that are entirely equal: {skipped}; their tensors are not counted."
 
 
 def spell(value: Json) -> str:
@@ -94,11 +155,6 @@ def spell(value: Json) -> str:
     if value is None:
         return "(not recorded)"
     return value if isinstance(value, str) else json.dumps(value)
-
-
-def _make_side(run: Run) -> RunSide:
-    facts = run.facts
-    return RunSide(facts.name, tuple(run.steps), facts.world, facts.status, facts.started_s, facts.notes)
 
 
 def _is_gathered(a: Run, b: Run, diff: RunDiff) -> bool:
@@ -232,7 +288,7 @@ def _make_details(
     a: Run, b: Run, entries: Sequence[_Entry], origin: int | None, limits: ReportLimits
 ) -> dict[int, Detail]:
     made: dict[int, Detail] = {}
-    left, left_bytes = limits.portraits, limits.portrait_bytes
+    left, left_bytes = limits.summaries, limits.summary_bytes
     order = sorted(range(len(entries)), key=lambda at: (at != origin, _RANKS.get(entries[at].row.verdict, 9), at))
     for at in order[: limits.details]:
         entry = entries[at]
@@ -259,12 +315,12 @@ def _count_bytes(entry: _Entry) -> int:
 def _read_detail(a: Run, b: Run, entry: _Entry) -> Detail | None:
     """Return summaries of the tensors themselves, over the same bins; None if they were not kept."""
     try:
-        held = [run.read_tensor(event) if event else None for run, event in ((a, entry.a), (b, entry.b))]
+        tensors = [run.read_tensor(event) if event else None for run, event in ((a, entry.a), (b, entry.b))]
     except NotFound:
         return None
-    ends = find_ends(*(tensor for tensor in held if tensor is not None))
-    drawn = [None if tensor is None else summarize_tensor(tensor, ends=ends) for tensor in held]
-    return Detail(*_find_place(entry.measure), *drawn)
+    ends = find_ends(*(tensor for tensor in tensors if tensor is not None))
+    summaries = [None if tensor is None else summarize_tensor(tensor, ends=ends) for tensor in tensors]
+    return Detail(*_find_place(entry.measure), *summaries)
 
 
 def _copy_detail(entry: _Entry) -> Detail | None:
