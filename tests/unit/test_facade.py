@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from holdfast.errors import NameInUse, NotAStore, NotFound, ReadOnlyStore, StoreError, Unsupported
+from holdfast.errors import NameInUse, NotFound, StoreError, Unsupported
 from holdfast.facade import Store
 from holdfast.objects.memory import MemoryStore, VirtualClock
 from holdfast.opening import open as open_store
@@ -224,40 +224,6 @@ def test_deleted_pruned_and_collected_snapshots_are_gone(store: Store) -> None:
 
 
 # Places and processes
-
-
-def test_opening_writes_nothing_and_the_first_save_creates(tmp_path: Path) -> None:
-    place = tmp_path / "deep" / "s"
-    store = open_store(place)
-    assert store.snapshots() == []
-    assert store.latest() is None
-    assert not place.exists()
-
-    store.save("x", 1)
-
-    assert open_store(str(place)).load("x") == 1
-    assert repr(store) == f"<Store {place}>"
-
-
-def test_a_place_with_other_files_is_not_a_store(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("mine")
-
-    with pytest.raises(NotAStore):
-        open_store(tmp_path)
-
-
-def test_a_store_opened_read_only_refuses_to_write(tmp_path: Path) -> None:
-    open_store(tmp_path / "s").save("x", 1)
-    store = open_store(tmp_path / "s", read_only=True)
-
-    with pytest.raises(ReadOnlyStore, match="opened read-only"):
-        store.save("y", 2)
-    with pytest.raises(ReadOnlyStore, match="opened read-only"):
-        store.save_async("y", 2).wait()
-
-    assert store.load("x") == 1
-    with pytest.raises(ReadOnlyStore):
-        pickle.loads(pickle.dumps(store)).save("y", 2)
 
 
 @dataclass

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import pytest
 
-from tests.unit.compile_cache.mutation_runner_process import Runner
-from tests.unit.compile_cache.mutations import MUTATIONS, OPERATORS, Mutation, judge
+from tests.unit.compile_cache.code.mutation_runner_process import Runner
+from tests.unit.compile_cache.code.mutations import MUTATIONS, OPERATORS, Mutation, judge
 
 # Without a kernel in C++ a graph compiles in a second.
 _QUICK_PLACE: Final = next(place for place in OPERATORS if not place.makes_kernels)

@@ -160,14 +160,6 @@ def _raise(error: Exception) -> Callable[..., Any]:
     return fail
 
 
-def test_a_torch_that_is_not_known_is_an_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "__version__", "2.99.1+cpu")
-
-    assert inductor.find_obstacle() == (
-        "the compile cache does not support torch 2.99, only 2.13; graphs are compiled but not saved"
-    )
-
-
 def test_an_entry_that_cannot_be_loaded_is_counted_and_warned_of_once(
     fake: FakeTorch, repo: Repository, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
 import pytest
 
 from holdfast.compile_cache.artifacts.artifact import read_artifact, read_parts, write_artifact
-from holdfast.compile_cache.artifacts.catalog import artifact_name, iter_artifacts, iter_variants
+from holdfast.compile_cache.artifacts.catalog import iter_artifacts, iter_variants
 from holdfast.compile_cache.artifacts.trust import Trust
-from holdfast.errors import Corrupt, NewerFormat
-from holdfast.objects.local.local_store import LocalStore
-from holdfast.objects.memory import MemoryStore
+from holdfast.errors import Corrupt
 from holdfast.repo.format.layout import PACKS
 from holdfast.repo.names.snapshots import delete_snapshot
 from holdfast.repo.upkeep.collect import Rules, collect
@@ -25,7 +20,7 @@ from tests.kit.compile_artifacts import (
     make_key,
     store_artifact,
 )
-from tests.kit.saving import keys, load_bytes, new_repo, noise, record_key
+from tests.kit.saving import keys, new_repo, noise
 
 MINE = Trust()
 ALL = Trust(everything=True)
@@ -89,63 +84,6 @@ def test_another_key_has_variants_of_its_own() -> None:
     assert {found.key_digest for found in iter_artifacts(repo.store)} == {make_key(seed).digest for seed in "ab"}
 
 
-def test_looking_for_a_key_lists_no_other_names() -> None:
-    listed: list[str] = []
-
-    class Spy(MemoryStore):
-        def list(self, prefix: str, *, after: str = "", limit: int = 1000):  # type: ignore[no-untyped-def]  # a spy
-            listed.append(prefix)
-            return super().list(prefix, after=after, limit=limit)
-
-    repo = new_repo(Spy())
-    store_artifact(repo)
-    listed.clear()
-
-    next(iter_variants(repo.store, make_key().digest))
-
-    assert len(listed) == 1
-    assert listed[0].endswith("%2f0@")
-
-
-def test_a_variant_behind_deleted_ones_is_found_and_their_names_are_used_again() -> None:
-    repo = new_repo()
-    for guards in ("a", "b", "c"):
-        store_artifact(repo, make_artifact(guards=guards))
-    for number in (0, 1):
-        delete_snapshot(repo.store, artifact_name(make_key().digest, number))
-
-    assert [found.guards for found in iter_variants(repo.store, make_key().digest)] == ["c"]
-    assert store_artifact(repo, make_artifact(guards="d")).number == 0
-    assert [found.guards for found in iter_variants(repo.store, make_key().digest)] == ["d", "c"]
-
-
-def test_a_hole_that_a_copy_has_left_hides_nothing() -> None:
-    repo = new_repo()
-    other = new_repo()
-    found = store_artifact(other, make_artifact(guards="c"))
-    assert found.snapshot is not None
-    forge(repo, artifact_name(make_key().digest, 2), load_bytes(other, found.name), found.snapshot.metadata)
-
-    assert [found.number for found in iter_variants(repo.store, make_key().digest)] == [2]
-    assert write_artifact(repo, make_artifact(guards="c"), secret=None).existed
-
-
-def test_a_variant_with_a_damaged_record_is_told_and_passed_over(tmp_path: Path) -> None:
-    repo = new_repo(LocalStore(tmp_path))
-    for guards in ("a", "b"):
-        store_artifact(repo, make_artifact(guards=guards))
-    record = tmp_path / record_key(artifact_name(make_key().digest, 0))
-    record.write_bytes(record.read_bytes().replace(b"live", b"LIVE"))
-
-    damaged, well = iter_variants(repo.store, make_key().digest)
-
-    assert well.guards == "b"
-    with pytest.raises(Corrupt, match="is damaged: its bytes do not have the digest that it states"):
-        read_artifact(repo, damaged, trust=MINE)
-    assert store_artifact(repo, make_artifact(guards="a")).number == 2
-    assert {found.number for found in iter_artifacts(repo.store)} == {0, 1, 2}
-
-
 def test_a_variant_whose_bytes_are_lost_is_mended_by_the_next_save() -> None:
     repo = new_repo()
     artifact = make_artifact(kernels=BIG)
@@ -159,35 +97,6 @@ def test_a_variant_whose_bytes_are_lost_is_mended_by_the_next_save() -> None:
 
     assert (result.existed, result.name, result.generation) == (False, found.name, 1)
     assert read_artifact(repo, find_variant(repo), trust=MINE) == artifact
-
-
-def test_a_record_that_describes_no_artifact_is_told_and_mended() -> None:
-    repo = new_repo()
-    name = artifact_name(make_key().digest, 0)
-    found = forge(repo, name, {"graph": b"x"}, {"artifact": 1, "guards": 7})
-
-    with pytest.raises(Corrupt, match=re.escape(f"record {name}: field 'guards' is missing or of the wrong type")):
-        read_artifact(repo, found, trust=ALL)
-    assert write_artifact(repo, make_artifact(), secret=None).name == name
-
-
-def test_a_later_format_is_left_to_later_versions() -> None:
-    repo = new_repo()
-    name = artifact_name(make_key().digest, 0)
-    found = forge(repo, name, {"graph": b"x"}, {"artifact": 2})
-
-    with pytest.raises(NewerFormat, match=re.escape(f"'{name}' is an artifact of version 2, this Holdfast reads up")):
-        read_artifact(repo, found, trust=ALL)
-    assert write_artifact(repo, make_artifact(), secret=None).name == artifact_name(make_key().digest, 1)
-
-
-def test_a_strange_name_is_told() -> None:
-    repo = new_repo()
-    found = forge(repo, "@compiled/strange", {"graph": b"x"}, {})
-
-    with pytest.raises(Corrupt, match="'@compiled/strange' is not the name of an artifact; delete it"):
-        read_artifact(repo, found, trust=ALL)
-    assert [each.name for each in iter_artifacts(repo.store)] == ["@compiled/strange"]
 
 
 @pytest.mark.parametrize("entries", [{"graph": b"x"}, {"key.json": b"{}"}, {"graph": b"", "key.json": b"{}", "x": b""}])

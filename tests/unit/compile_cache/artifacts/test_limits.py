@@ -8,7 +8,7 @@ from typing import ClassVar
 import pytest
 
 from holdfast.compile_cache.artifacts.catalog import StoredVariant, artifact_name, iter_variants
-from holdfast.compile_cache.artifacts.last_use import DAY_S, USES, read_uses, record_use
+from holdfast.compile_cache.artifacts.last_use import DAY_S, read_uses, record_use
 from holdfast.compile_cache.artifacts.limits import (
     CacheLimits,
     StoredKey,
@@ -19,35 +19,22 @@ from holdfast.compile_cache.artifacts.limits import (
     read_stored,
 )
 from holdfast.objects.local.local_store import LocalStore
-from holdfast.objects.memory import MemoryStore
+from holdfast.objects.memory import MemoryStore, VirtualClock
 from holdfast.repo.handle.repository import Repository
-from holdfast.repo.names.snapshots import delete_snapshot, iter_names, read_name
+from holdfast.repo.names.snapshots import delete_snapshot, read_name
 from tests.kit.compile_artifacts import find_variant, forge, make_artifact, make_key, store_artifact
 from tests.kit.saving import new_repo, record_key
 
 START_S = 1_700_000_000.0
 
 
-class Clock:
-    """A clock that a test sets."""
-
-    def __init__(self) -> None:
-        self.time_s = START_S
-
-    def now(self) -> float:
-        return self.time_s
-
-    def wait(self, days: float) -> None:
-        self.time_s += days * DAY_S
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock(start_s=START_S)
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def repo(clock: Clock) -> Repository:
+def repo(clock: VirtualClock) -> Repository:
     return new_repo(MemoryStore(clock=clock))
 
 
@@ -113,11 +100,11 @@ def test_limits_that_mean_nothing_are_refused(rules: dict[str, float]) -> None:
         CacheLimits(**rules)  # type: ignore[arg-type]  # that is the point
 
 
-def test_keys_are_told_by_use_and_else_by_when_they_were_saved(repo: Repository, clock: Clock) -> None:
+def test_keys_are_told_by_use_and_else_by_when_they_were_saved(repo: Repository, clock: VirtualClock) -> None:
     for seed in "abc":
         store_artifact(repo, make_artifact(seed))
-        clock.wait(1)
-    clock.wait(10)
+        clock.advance(1 * DAY_S)
+    clock.advance(10 * DAY_S)
     record_use(repo, [find_variant(repo, "a")])
 
     keys = read_stored(repo.store)
@@ -126,52 +113,15 @@ def test_keys_are_told_by_use_and_else_by_when_they_were_saved(repo: Repository,
     assert [key.used_s for key in keys] == [START_S + 13 * DAY_S, START_S + 2 * DAY_S, START_S + DAY_S]
 
 
-def test_use_is_recorded_once_a_day_by_one_of_all(repo: Repository, clock: Clock) -> None:
-    found = [store_artifact(repo, make_artifact(seed)) for seed in "ab"]
-    clock.wait(2)
-
-    assert record_use(repo, found[:1])
-    assert not record_use(repo, found[:1])
-    assert record_use(repo, found)
-    assert not record_use(repo, found)
-    clock.wait(1)
-    assert record_use(repo, found)
-
-    assert read_uses(repo.store) == {each.key_digest: START_S + 3 * DAY_S for each in found}
-    assert sorted(each.name for each in iter_names(repo.store, USES)) == [  # type: ignore[union-attr]  # none is damaged
-        "@compiled-use/2023-11-16",
-        "@compiled-use/2023-11-17",
-    ]
-
-
-def test_use_on_the_first_day_is_not_recorded(repo: Repository, clock: Clock) -> None:
-    found = store_artifact(repo)
-    clock.wait(0.5)
-
-    assert not record_use(repo, [found])
-    assert not record_use(repo, [])
-    assert read_uses(repo.store) == {}
-
-
-def test_use_of_what_cannot_be_written_to_is_no_error(tmp_path: Path) -> None:
-    store_artifact(new_repo(LocalStore(tmp_path)))
-    repo = new_repo(LocalStore(tmp_path, read_only=True))
-    found = find_variant(repo)
-    assert found.snapshot is not None
-    object.__setattr__(found.snapshot, "time_s", 0.0)
-
-    assert not record_use(repo, [found])
-
-
-def test_limits_delete_keys_and_the_records_of_their_use(repo: Repository, clock: Clock) -> None:
+def test_limits_delete_keys_and_the_records_of_their_use(repo: Repository, clock: VirtualClock) -> None:
     for guards in ("x", "y"):
         store_artifact(repo, make_artifact("a", guards=guards))
     store_artifact(repo, make_artifact("b"))
-    clock.wait(5)
+    clock.advance(5 * DAY_S)
     record_use(repo, [find_variant(repo, "a")])
-    clock.wait(30)
+    clock.advance(30 * DAY_S)
     record_use(repo, [find_variant(repo, "b")])
-    clock.wait(2)
+    clock.advance(2 * DAY_S)
 
     plan = plan_limits(read_stored(repo.store), CacheLimits(max_age_s=20 * DAY_S), now_s=clock.now())
     deleted = apply_limits(repo.store, plan)

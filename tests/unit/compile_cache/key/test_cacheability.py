@@ -285,29 +285,6 @@ def test_a_first_call_with_fakes_is_not_cached() -> None:
     assert reason == "the first call uses fake tensors, which do not show shared memory or alignment"
 
 
-class _Pass:
-    def __init__(self, uuid: str | None) -> None:
-        self._uuid = uuid
-
-    def __call__(self, graph: Graph) -> None:
-        pass
-
-    def uuid(self) -> str | None:
-        return self._uuid
-
-
-def test_a_pass_of_the_users_counts_by_the_id_that_it_gives_itself() -> None:
-    def key(uuid: str | None) -> GraphKey | str:
-        with _CONFIG.patch(post_grad_custom_pre_pass=_Pass(uuid)):
-            return record_keys(torch.sin, torch.ones(4))[0]
-
-    one, same, other, none = key("a"), key("a"), key("b"), key(None)
-
-    assert isinstance(one, GraphKey) and isinstance(same, GraphKey) and isinstance(other, GraphKey)  # noqa: PT018 - for the types
-    assert one.digest == same.digest != other.digest
-    assert str(none).startswith(f"the compiler setting post_grad_custom_pre_pass is a {__name__}._Pass, whose code")
-
-
 def graph_with(tensor: Tensor) -> GraphModule:
     return graph_of(
         lambda graph, x: graph.call_function(torch.add, (x, graph.get_attr("held"))), attributes={"held": tensor}

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tests.unit.compile_cache.mutation_ways import COMMON, OTHERS, WAYS, Way
+from tests.unit.compile_cache.code.mutation_ways import COMMON, OTHERS, WAYS, Way
 
 BEFORE: Final = "2.0"
 AFTER: Final = "5.0"

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.unit.compile_cache.mutation_runner_process import Runner
-from tests.unit.compile_cache.mutations import MUTATIONS, QUICK, REPLACEMENTS, Mutation, judge
+from tests.unit.compile_cache.code.mutation_runner_process import Runner
+from tests.unit.compile_cache.code.mutations import MUTATIONS, QUICK, REPLACEMENTS, Mutation, judge
 
 
 @pytest.fixture(scope="module")

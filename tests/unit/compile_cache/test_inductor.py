@@ -1,4 +1,4 @@
-"""Inputs that share memory keep torch's own caches out: these do not tell them from others."""
+"""The interface to the compiler: unsupported versions of torch, options, and when torch's own caches are off."""
 
 from __future__ import annotations
 
@@ -7,20 +7,8 @@ from typing import Any
 import pytest
 import torch
 import torch.compiler.config as compiler_config
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from holdfast.compile_cache import inductor
-from holdfast.compile_cache.key.inputs import may_share
-
-
-def test_inputs_may_share_if_they_do_or_do_not_show_it() -> None:
-    base = torch.zeros(8)
-    with FakeTensorMode() as mode:
-        fake = mode.from_tensor(base)
-
-    assert may_share([base[:6], base[2:]])
-    assert not may_share([base, base.clone(), 3])
-    assert may_share([fake, fake])
 
 
 @pytest.mark.parametrize("use_caches", [True, False])
@@ -39,3 +27,11 @@ def test_torchs_caches_are_off_for_a_graph_that_must_not_use_them(
 
     assert seen == [not use_caches]
     assert not compiler_config.force_disable_caches
+
+
+def test_a_torch_that_is_not_known_is_an_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.99.1+cpu")
+
+    assert inductor.find_obstacle() == (
+        "the compile cache does not support torch 2.99, only 2.13; graphs are compiled but not saved"
+    )

@@ -8,7 +8,6 @@ from typing import Any, Final
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 
 from holdfast.compile_cache.key.graph import GraphText
@@ -53,23 +52,3 @@ def test_texts_are_equal_exactly_if_programs_are(
 ) -> None:
     assert write(one, names) == write(one, other_names)
     assert (write(one, names) == write(other, other_names)) == (normalize(one) == normalize(other))
-
-
-@given(order=st.permutations(["s9", "s1", "s55"]))
-def test_symbols_are_named_as_they_appear(order: list[str]) -> None:
-    symbols, shapes = Symbols(), torch.fx.experimental.symbolic_shapes.ShapeEnv()
-    with FakeTensorMode(shape_env=shapes):
-        made = [make_size(shapes, name, hint) for name, hint in zip(order, (5, 7, 11), strict=True)]
-
-    texts = [symbols.describe(value) for value in (*made, made[2] + made[0] * made[1], 4)]
-
-    assert texts == ["s0", "s1", "s2", "s0*s1 + s2", 4]
-    assert list(symbols.list_ranges()) == ["s0", "s1", "s2"]
-
-
-def make_size(shapes: Any, name: str, hint: int) -> torch.SymInt:
-    """Return a symbolic size, as dynamo names them after variables."""
-    source = torch._dynamo.source.ConstantSource(name)
-    symbol = shapes.create_symbol(hint, source, dynamic_dim=torch.fx.experimental.symbolic_shapes.DimDynamic.DYNAMIC)
-    made: torch.SymInt = shapes.create_symintnode(symbol, hint=hint, source=source)
-    return made

@@ -10,9 +10,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from tests.unit.compile_cache.mutations import Mutation
+from tests.unit.compile_cache.code.mutations import Mutation
 
-ROOT: Final = Path(__file__).parents[3]
+ROOT: Final = Path(__file__).parents[4]
 
 
 class Runner:
@@ -26,7 +26,7 @@ class Runner:
         self._log = folder / "log"
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.unit.compile_cache.mutation_runner", what, str(folder)],
+                [sys.executable, "-m", "tests.unit.compile_cache.code.mutation_runner", what, str(folder)],
                 env=environment | {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

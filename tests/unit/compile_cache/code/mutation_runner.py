@@ -1,8 +1,8 @@
 """A process that has imported torch, and forks a child for each version of each mutation.
 
-Run as `python -m tests.unit.compile_cache.mutation_runner <what> <folder>`, with the names of mutations on standard
-input. A line of JSON is written for each. What a child tells is its key alone (`keys`), its key and what plain torch
-computes (`answers`), or also what is computed by way of a store that all versions share (`stores`).
+Run as `python -m tests.unit.compile_cache.code.mutation_runner <what> <folder>`, with the names of mutations on
+standard input. A line of JSON is written for each. `what` is `keys` for the key alone, `answers` for the key and the
+result of plain torch, or `stores` for also the result with a store that all versions share.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from holdfast.compile_cache.key_parts import Uncacheable
 from holdfast.objects.url import open_store
 from holdfast.repo.handle.repository import open_repository
 from tests.kit.graph_keys import record_keys
-from tests.unit.compile_cache.mutations import AFTER, BEFORE, MUTATIONS, Mutation
+from tests.unit.compile_cache.code.mutations import AFTER, BEFORE, MUTATIONS, Mutation
 
 
 def load(mutation: Mutation, number: str, folder: Path) -> Any:

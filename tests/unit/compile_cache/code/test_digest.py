@@ -1,0 +1,42 @@
+"""A digest of code changes with everything that the code reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from holdfast.compile_cache.code.digest import digest_code
+from holdfast.compile_cache.key_parts import Uncacheable
+
+
+def _with_closure(value: object) -> Callable[[], object]:
+    return lambda: value
+
+
+def _by_default(value: object = 1) -> object:
+    return value
+
+
+def _calls_itself(number: int) -> int:
+    return _calls_itself(number - 1) if number else 0
+
+
+def test_closures_and_defaults_count() -> None:
+    assert digest_code(_with_closure(1), where="it") == digest_code(_with_closure(1), where="it")
+    assert digest_code(_with_closure(1), where="it") != digest_code(_with_closure(2), where="it")
+    assert digest_code(_with_closure(1), where="it") != digest_code(_with_closure(1.0), where="it")
+    assert digest_code(_with_closure(_by_default), where="it") != digest_code(_with_closure(_calls_itself), where="it")
+
+
+def test_a_function_that_calls_itself_has_a_digest() -> None:
+    assert digest_code(_calls_itself, where="it") == digest_code(_calls_itself, where="it")
+
+
+def test_a_chain_without_end_is_given_up() -> None:
+    chain: Callable[[], object] = _with_closure(None)
+    for _ in range(50):
+        chain = _with_closure(chain)
+
+    with pytest.raises(Uncacheable, match="it uses more than 40 nested levels of functions, which is the limit"):
+        digest_code(chain, where="it")
