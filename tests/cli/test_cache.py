@@ -193,7 +193,7 @@ def test_why_compares_two_keys(filled: Cli) -> None:
 
 
 def test_why_needs_two(cli: Cli) -> None:
-    assert cli("cache", "why").err == f"holdfast: {cli.store} holds 0 keys; there is nothing to compare\n"
+    assert cli("cache", "why").err == f"holdfast: {cli.store} has 0 keys; two are needed to compare\n"
 
 
 @pytest.mark.parametrize("text", ["", "G", "1.5G", "-1", "10GG", "1 G"])

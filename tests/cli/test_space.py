@@ -40,7 +40,7 @@ def test_du_shows_each_snapshot_in_natural_order_and_the_sum(steps: Cli) -> None
     assert [line.split()[0] for line in lines[1:6]] == [
         "run/step-90", "run/step-100", "run/step-110", "run/step-200", "twin",
     ]  # fmt: skip
-    assert re.fullmatch(r"5 snapshots of 9\.8 KiB in [0-9.]+ KiB; 0 B can be reclaimed", lines[6])
+    assert re.fullmatch(r"5 snapshots of 9\.8 KiB, stored in [0-9.]+ KiB; `holdfast gc` can free 0 B", lines[6])
 
 
 def test_du_as_json_adds_up(steps: Cli) -> None:
@@ -60,7 +60,7 @@ def test_du_of_a_prefix_counts_what_is_shared_with_other_prefixes_as_shared(step
 
 
 def test_du_of_an_empty_store(cli: Cli) -> None:
-    assert cli.ok("du") == "0 snapshots of 0 B in 0 B; 0 B can be reclaimed\n"
+    assert cli.ok("du") == "0 snapshots of 0 B, stored in 0 B; `holdfast gc` can free 0 B\n"
 
 
 # --- prune
@@ -182,7 +182,7 @@ def test_gc_prints_its_plan_and_changes_nothing(steps: Cli) -> None:
     assert ran.code == 0
     assert re.search(r"^would delete manifests/\S+ \(\d+ B\)$", ran.out, re.MULTILINE)
     assert re.search(r"^would delete packs/\S+ \([0-9.]+ (B|KiB)\)$", ran.out, re.MULTILINE)
-    assert re.search(r"^2 files of .* are not needed; .* are in use$", ran.out, re.MULTILINE)
+    assert re.search(r"^not needed: 2 files, .*; in use: .*$", ran.out, re.MULTILINE)
     assert ran.err.startswith("holdfast: nothing was deleted; repeat with --yes")
     assert digest_tree(steps.store) == before
 

@@ -160,9 +160,9 @@ def _run_stat(options: Namespace, url: str, output: Output) -> int:
 def _declare_prune(actions: Verbs) -> None:
     parser = add_verb(actions, "prune", "delete graphs that are over a limit")
     more = (
-        "Deletes damaged graphs and graphs over a limit, and keeps the others. Processes\n"
-        "that may write to the store record use once a day; a graph without such a record\n"
-        "counts as last used when it was saved."
+        "Deletes damaged graphs and graphs over a limit, and keeps the others. A process\n"
+        "that may write to the store records once a day which graphs it uses; a graph\n"
+        "without such a record counts as last used when it was saved."
     )
     examples = ["holdfast cache prune --max-size 20G", "holdfast cache prune --other-systems --yes"]
     document(parser, more, examples=examples)
@@ -211,7 +211,8 @@ def _declare_why(actions: Verbs) -> None:
     parser = add_verb(actions, "why", "explain why a graph was compiled again")
     more = (
         "Shows part by part how two keys differ: the reason why the graph of one could\n"
-        "not be used for the other. A defaults to the newest key, B to the key most like A."
+        "not be used for the other. A defaults to the newest key, B to the key that is\n"
+        "most similar to A."
     )
     document(parser, more, examples=["holdfast cache why", "holdfast cache why 3f2a", "holdfast cache why 3f2a 9c01"])
     parser.add_argument("a", metavar="A", nargs="?", help="the beginning of a key")
@@ -223,7 +224,7 @@ def _run_why(options: Namespace, url: str, output: Output) -> int:
     repo = open_to_read(url, output)
     keys = [key for key in read_stored(repo.store) if not key.is_damaged]
     if options.a is None and len(keys) < 2:
-        raise NotFound(f"{repo.store.url} holds {count(len(keys), 'key')}; there is nothing to compare")
+        raise NotFound(f"{repo.store.url} has {count(len(keys), 'key')}; two are needed to compare")
     newest = max(keys, key=_find_saved, default=None)
     a = _find_key(keys, options.a, repo) if options.a is not None or newest is None else newest
     others = [_find_key(keys, options.b, repo)] if options.b is not None else [key for key in keys if key is not a]

@@ -27,7 +27,7 @@ _SLOW_SYNC_MS: Final = 50.0
 _LITTLE_BYTES: Final = 1 << 30
 _UNTRIED: Final = (
     "not tested, because that needs a write: whether two writers can overwrite each other, how fast a write becomes"
-    " durable, direct I/O, upper and lower case in names; `holdfast doctor --write` tests it with scratch files"
+    " durable, direct I/O, upper and lower case in names; `holdfast doctor --write` tests them with scratch files"
 )
 
 
@@ -43,10 +43,10 @@ class DoctorFinding:
 def declare_doctor(parser: ArgumentParser) -> None:
     """Declare the verb `doctor`."""
     more = (
-        "Checks the filesystem and the store, and writes nothing. Some facts need a test\n"
-        "write, which --write does: whether two writers can overwrite each other, how\n"
-        "fast a write becomes durable, and whether direct I/O works. Also works for a\n"
-        "directory without a store. Exits with 1 if there is a warning or an error."
+        "Writes nothing without --write. Some facts need a test write: whether two\n"
+        "writers can overwrite each other, how fast a write becomes durable, and whether\n"
+        "direct I/O works. Also checks a directory without a store. Exits with 1 if there\n"
+        "is a warning or an error."
     )
     document(parser, more, examples=["holdfast doctor", "holdfast doctor --write"])
     parser.add_argument("--write", action="store_true", help="test the filesystem with scratch files, and remove them")

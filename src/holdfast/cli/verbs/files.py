@@ -48,7 +48,7 @@ def declare_put(parser: ArgumentParser) -> None:
     document(parser, more, examples=examples)
     parser.add_argument("name", metavar="NAME", help="the snapshot's name")
     parser.add_argument("paths", metavar="PATH", nargs="+", help="a file or directory")
-    parser.add_argument("--overwrite", action="store_true", help="replace the content of the name, atomically")
+    parser.add_argument("--overwrite", action="store_true", help="replace the snapshot if the name exists, atomically")
     parser.add_argument(
         "--meta",
         metavar="KEY=VALUE",
@@ -124,7 +124,7 @@ def declare_get(parser: ArgumentParser) -> None:
     document(parser, more, examples=examples)
     parser.add_argument("name", metavar="NAME", help="a snapshot or a tag")
     parser.add_argument("directory", metavar="DIR", help="the target directory; created if it does not exist")
-    parser.add_argument("--only", metavar="GLOB", help="only entries that match; * matches / too")
+    parser.add_argument("--only", metavar="GLOB", help="only entries whose names match; * matches / too")
     parser.add_argument("--overwrite", action="store_true", help="replace files that exist already")
     parser.set_defaults(run_verb=run_get)
 
@@ -152,8 +152,8 @@ def run_get(options: Namespace, url: str, output: Output) -> int:
 def declare_cat(parser: ArgumentParser) -> None:
     """Declare the verb `cat`."""
     more = (
-        "Each chunk is verified before it is written, so no damaged byte is. With\n"
-        "--range, only the chunks of that range are read."
+        "Each chunk is verified before it is written, so damaged bytes are never written.\n"
+        "With --range, only the chunks of that range are read."
     )
     examples = ["holdfast cat run1/step-100 config.json", "holdfast cat run1/step-100 log.txt --range=-1000:"]
     document(parser, more, examples=examples)

@@ -43,7 +43,10 @@ def run_init(options: Namespace, url: str, output: Output) -> int:
 
 def declare_ls(parser: ArgumentParser) -> None:
     """Declare the verb `ls`."""
-    more = "In natural order: step-99 comes before step-100. Exits with 1 if a snapshot or\na tag is damaged."
+    more = (
+        "Snapshots are listed in natural order: step-99 comes before step-100. Exits with\n"
+        "1 if a snapshot or a tag is damaged."
+    )
     document(parser, more, examples=["holdfast ls", "holdfast ls run1/ --json"])
     add_prefix(parser)
     parser.add_argument("-l", "--long", action="store_true", help="also show full digests, generations and metadata")
@@ -81,7 +84,7 @@ def declare_tag(parser: ArgumentParser) -> None:
         "holdfast tag --delete best",
     ]
     document(parser, more, examples=examples)
-    parser.add_argument("tag", metavar="TAG", nargs="?", help="the tag")
+    parser.add_argument("tag", metavar="TAG", nargs="?", help="the tag to print, set or move")
     parser.add_argument("snapshot", metavar="NAME", nargs="?", help="the snapshot that the tag will point to")
     parser.add_argument("--move", action="store_true", help="move the tag if it points to another snapshot")
     parser.add_argument("--delete", metavar="TAG", help="delete this tag; the snapshot is kept")

@@ -25,11 +25,11 @@ def declare_repair(parser: ArgumentParser) -> None:
     """Declare the verb `repair`."""
     more = (
         "Reads every byte. Rebuilds the index, lists damaged packs as bad, and lets\n"
-        "snapshots use other copies in the store. Lost data is reported, and no snapshot\n"
-        "is dropped. Prints its plan, and acts only with --yes. Exits with 1 if something\n"
-        "is lost."
+        "snapshots use other copies of damaged chunks, if the store has them. Reports\n"
+        "lost data; no snapshot is deleted. Prints its plan, and acts only with --yes.\n"
+        "Exits with 1 if something is lost."
     )
-    document(parser, more, examples=["holdfast repair --yes"])
+    document(parser, more, examples=["holdfast repair", "holdfast repair --yes"])
     add_yes(parser)
     add_json(parser)
     parser.set_defaults(run_verb=run_repair)

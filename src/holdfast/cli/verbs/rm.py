@@ -19,8 +19,11 @@ from holdfast.repo.upkeep.usage import read_freed_bytes
 
 def declare_rm(parser: ArgumentParser) -> None:
     """Declare the verb `rm`."""
-    more = "Prints what would be deleted, and deletes only with --yes. Refuses a snapshot\nthat a tag points to."
-    document(parser, more, examples=["holdfast rm run1/step-100 --yes"])
+    more = (
+        "Prints what would be deleted, and deletes only with --yes. Refuses a snapshot\n"
+        "that a tag points to. `holdfast gc` then frees the space."
+    )
+    document(parser, more, examples=["holdfast rm run1/step-100", "holdfast rm run1/step-100 --yes"])
     parser.add_argument("names", metavar="NAME", nargs="+", help="a snapshot")
     parser.add_argument("--yes", action="store_true", help="delete; without it, only print what would be deleted")
     parser.set_defaults(run_verb=run_rm)

@@ -38,9 +38,9 @@ _DIMS: Final[Mapping[str, Dim]] = {"replicate": "replicate", "partial": "partial
 def declare_run(parser: ArgumentParser) -> None:
     """Declare the verb `run` and its actions."""
     more = (
-        "Runs are recorded by `store.record(...)`. Loads torch. diff, nan, ranks, report\n"
-        "and tensor --against exit with 1 if they find a difference, a NaN or an Inf, and\n"
-        "with 2 on an error."
+        "`store.record(...)` in Python records a run. All actions load torch. diff, nan,\n"
+        "ranks, report and tensor --against exit with 1 if they find a difference, a NaN\n"
+        "or an Inf, and with 2 on an error."
     )
     examples = ["holdfast run ls", "holdfast run diff good bad", "holdfast run report good bad diff.html"]
     document(parser, more, examples=examples)
@@ -68,7 +68,10 @@ def _add_comparison(parser: ArgumentParser) -> None:
         "--reference", metavar="RUN", help="a more exact run to compare A and B with, such as one in float64"
     )
     parser.add_argument(
-        "--tolerance", metavar="WHAT", default="table", help="table, exact, or RTOL,ATOL (default: table)"
+        "--tolerance",
+        metavar="WHAT",
+        default="table",
+        help="table (of torch.testing, by dtype), exact, or RTOL,ATOL (default: table)",
     )
     parser.add_argument(
         "--map",
@@ -158,9 +161,9 @@ def _run_diff(options: Namespace, url: str, output: Output) -> int:
 def _declare_report(actions: Verbs) -> None:
     parser = add_verb(actions, "report", "write an HTML report on where two runs diverge")
     more = (
-        "One HTML file that needs no network: the differences, plots over steps and\n"
-        "within a step, and every tensor with its histogram. Compares as diff does, with\n"
-        "the same exit codes."
+        "Writes one HTML file that needs no network: the differences, plots over steps\n"
+        "and within a step, and every tensor with its histogram. Compares as diff does,\n"
+        "with the same exit codes."
     )
     document(parser, more, examples=["holdfast run report good bad diff.html"])
     _add_comparison(parser)
@@ -304,7 +307,8 @@ def _format(value: float | None, form: str) -> str:
 def _declare_nan(actions: Verbs) -> None:
     parser = add_verb(actions, "nan", "find the first NaN or Inf")
     more = (
-        "Names the module that made it from finite values, not those that passed it on.\nExits with 1 if there is one."
+        "Names the module that computed it from finite values, not the modules that\n"
+        "received it. Exits with 1 if there is one."
     )
     document(parser, more, examples=["holdfast run nan bad"])
     parser.add_argument("run", metavar="RUN", help="a run")
@@ -336,7 +340,7 @@ def _run_nan(options: Namespace, url: str, output: Output) -> int:
 
 def _declare_ranks(actions: Verbs) -> None:
     parser = add_verb(actions, "ranks", "compare the replicas of a run")
-    more = "Compares parameters, buffers and reduced gradients between ranks. Exits with 1 if\none differs."
+    more = "Compares parameters, buffers and reduced gradients between ranks. Exits with 1\nif one differs."
     document(parser, more, examples=["holdfast run ranks good --steps 3"])
     parser.add_argument("run", metavar="RUN", help="a run")
     _add_steps(parser)

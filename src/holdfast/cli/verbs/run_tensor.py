@@ -36,7 +36,7 @@ def declare_events(actions: Verbs) -> None:
     examples = ["holdfast run events good", "holdfast run events good 'layers.3.*' --step 0 --kind output"]
     document(parser, examples=examples)
     parser.add_argument("run", metavar="RUN", help="a run")
-    parser.add_argument("pattern", metavar="PATTERN", nargs="?", default="*", help="only names that match")
+    parser.add_argument("pattern", metavar="PATTERN", nargs="?", default="*", help="only modules whose names match")
     _add_filters(parser)
     parser.add_argument("--all", action="store_true", help=f"print every line, not only the first {_MAX_LINES}")
     add_json(parser)

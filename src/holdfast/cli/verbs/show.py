@@ -34,6 +34,7 @@ _NO_TREE: Final = object()
 def declare_show(parser: ArgumentParser) -> None:
     """Declare the verb `show`."""
     more = (
+        "Lists the leaves of a saved tree, or the files that `holdfast put` saved.\n"
         "NEW counts the bytes that the save, copy or repack of this snapshot wrote; the\n"
         "others were already in the store. INLINE counts bytes stored in the manifest;\n"
         "they are always new, because each snapshot has its own manifest. Bytes that two\n"

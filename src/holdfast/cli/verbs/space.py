@@ -67,8 +67,8 @@ def run_du(options: Namespace, url: str, output: Output) -> int:
     if rows:
         output.table(headers, rows, right="LOGICAL STORED SHARED OWN")
     output.line(
-        f"{count(len(usage.snapshots), 'snapshot')} of {format_bytes(totals['logical_bytes'])} in"
-        f" {format_bytes(totals['stored_bytes'])}; {format_bytes(totals['reclaimable_bytes'])} can be reclaimed"
+        f"{count(len(usage.snapshots), 'snapshot')} of {format_bytes(totals['logical_bytes'])}, stored in"
+        f" {format_bytes(totals['stored_bytes'])}; `holdfast gc` can free {format_bytes(totals['reclaimable_bytes'])}"
     )
     return 0
 
@@ -115,12 +115,12 @@ def run_prune(options: Namespace, url: str, output: Output) -> int:
 def declare_gc(parser: ArgumentParser) -> None:
     """Declare the verb `gc`."""
     more = (
-        "Safe while other processes save. If no process is saving to a local store, space\n"
-        "is freed at once. Otherwise files are marked first, and deleted by this run or a\n"
-        "later one when no process can be using them. Prints its plan, and acts only with\n"
-        "--yes."
+        "Run it after rm or prune; it is safe while other processes save. If no process\n"
+        "is saving to a local store, space is freed at once. Otherwise files are marked\n"
+        "first, and deleted by this run or a later one when no process can be using them.\n"
+        "Prints its plan, and acts only with --yes."
     )
-    document(parser, more, examples=["holdfast gc --yes"])
+    document(parser, more, examples=["holdfast gc", "holdfast gc --yes"])
     parser.add_argument("--repack", action="store_true", help="also rewrite packs that are mostly unused")
     parser.add_argument(
         "--min-age", metavar="TIME", default="1h", help="keep files that are younger than TIME (default: 1h)"
@@ -170,10 +170,8 @@ def _print_plan(plan: CollectPlan, output: Output, *, as_json: bool) -> None:
         return
     for info in plan.dead:
         output.line(f"would delete {info.key} ({format_bytes(info.size_bytes)})")
-    files = count(len(plan.dead), "file")
-    output.line(
-        f"{files} of {format_bytes(plan.dead_bytes)} are not needed; {format_bytes(plan.live_bytes)} are in use"
-    )
+    not_needed = f"{count(len(plan.dead), 'file')}, {format_bytes(plan.dead_bytes)}"
+    output.line(f"not needed: {not_needed}; in use: {format_bytes(plan.live_bytes)}")
     if plan.dead or plan.records:
         output.note("nothing was deleted; repeat with --yes to delete files that are old enough and not in use")
 
