@@ -70,7 +70,9 @@ def test_the_modules_and_names_that_a_page_mentions_exist(page: str) -> None:
 
 
 def test_a_module_that_does_not_exist_is_reported() -> None:
-    text = "`holdfast.open`, `holdfast.dcp.StorageReader.reset`, holdfast.repo, `holdfast.dcp.no`, `holdfast.no.x`"
+    text = (
+        "`holdfast.open`, `holdfast.dcp.StorageReader.reset`, holdfast.repo, `holdfast.dcp.no`, `holdfast.cloud.open`"
+    )
 
     assert list(iter_unknown_names(text, ROOT / "src")) == ["holdfast.dcp.no", "holdfast.no.x"]
 
@@ -90,3 +92,9 @@ def test_a_file_that_does_not_exist_is_reported() -> None:
         "tests/absent/",
         "docs/absent.md",
     ]
+
+
+def test_the_table_of_test_folders_is_complete() -> None:
+    rows = re.findall(r"^\| `(\w+)/` \|", (ROOT / "tests/README.md").read_text(encoding="utf-8"), re.MULTILINE)
+
+    assert sorted(rows) == sorted({path.parent.name for path in (ROOT / "tests").glob("*/*.py")} | {"unit"})
