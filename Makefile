@@ -10,7 +10,7 @@ READY_BENCH := .venv/ready-bench
 READY_DOCS := .venv/ready-docs
 CODE := $(wildcard src tests docs bench examples attacks)
 NOT_SLOW := $(if $(SLOW),,-m "not slow")
-# Some of the tests wait for disks and clocks; a file stays with one process, for its fixtures.
+# One process for each core, at most four. The tests of a file share fixtures, so they run in one process.
 JOBS := auto
 SHARED := -n $(JOBS) --maxprocesses 4 --dist loadfile
 
@@ -22,10 +22,10 @@ help:
 setup: $(READY) ## build .venv, every package pinned by constraints.txt
 	@echo "ready: $(BIN)"
 
-demo: $(READY) ## train, kill, resume bit-exactly, fine-tune; 2 ranks save, 1 and 3 go on: about a minute
+demo: $(READY) ## train, kill, resume bit-exactly, fine-tune; 2 ranks save, 1 and 3 continue: about a minute
 	@$(BIN)/python examples/demo.py
 
-test: $(READY) ## run the tests (SLOW=1: the slow ones too; JOBS=0: in one process; ARGS=... goes to pytest)
+test: $(READY) ## run the tests (SLOW=1: the slow ones too; JOBS=0: in one process; ARGS=... for pytest)
 	@$(BIN)/python -m pytest --hypothesis-profile=ci $(SHARED) $(NOT_SLOW) $(ARGS)
 
 check: $(READY_DOCS) ## format, lint, types, architecture, generated pages, the site
@@ -36,7 +36,7 @@ check: $(READY_DOCS) ## format, lint, types, architecture, generated pages, the 
 	@$(BIN)/python -m pytest -q tests/architecture
 	@$(BIN)/python docs/build_site.py
 
-bench: $(READY_BENCH) ## measure beside the others, twenty minutes with two cores (QUICK=1: small sizes, one minute)
+bench: $(READY_BENCH) ## compare with other formats, twenty minutes with two cores (QUICK=1: small sizes, one minute)
 	@$(BIN)/python bench/run.py $(if $(QUICK),--quick)
 
 docs: $(READY_DOCS) ## rewrite the generated pages and build the site in site/
@@ -46,7 +46,7 @@ docs: $(READY_DOCS) ## rewrite the generated pages and build the site in site/
 site: $(READY_DOCS) ## build the site in site/ from the pages as they are
 	@$(BIN)/python docs/build_site.py
 
-# PIP_CONSTRAINT and not -c: it holds for the build backend as well.
+# PIP_CONSTRAINT and not -c: it also applies to the build backend.
 $(READY): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || python3 -m venv .venv
 	@PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[dev]'
