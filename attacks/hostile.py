@@ -172,7 +172,7 @@ ATTACKS: Final[dict[str, Callable[[Nest], None]]] = {
     "names without entries": lambda nest: nest.put_head(_head(names=[str(i) for i in range(200_000)])),
     "packs outside": lambda nest: nest.put_head(_head(packs=["../../etc/passwd"])),
     "a zstd bomb": _bomb,
-    "a zstd frame that lies": _lying_frame,
+    "a zstd frame that states a false size": _lying_frame,
     "a column of 2^60 rows": _huge_column,
     "entries of 2^32 chunks": _stated("entry_chunks", 0xFFFFFFFF),
     "entries of 2^64 bytes": _stated("entry_bytes", 0xFFFFFFFFFFFFFFFF),

@@ -116,7 +116,7 @@ def judge(name: str, folder: Path, states: Mapping[str, State]) -> str:
     """Load, and return the name of the state that was loaded, "wrong" for any other, or "raises ..."."""
     try:
         found = CONTESTANTS[name][1](folder, next(iter(states.values())))
-    except BaseException as error:  # noqa: BLE001 - whatever is raised is an answer; DCP's error is no Exception
+    except BaseException as error:  # noqa: BLE001 - every error is a result, and DCP's is no Exception
         return f"raises {type(error).__name__}"
     return next((word for word, state in states.items() if is_same(found, state)), "wrong")
 
@@ -168,7 +168,7 @@ def _iter_saving(name: str, folder: Path, seed: int, sizes: Sizes, limit_bytes: 
     yield "begins"
     try:
         CONTESTANTS[name][0](folder, state)
-    except BaseException as error:  # noqa: BLE001 - whatever is raised is an answer; DCP's error is no Exception
+    except BaseException as error:  # noqa: BLE001 - every error is a result, and DCP's is no Exception
         shown = f"{os.strerror(getattr(error, 'errno', None) or 0)} {''.join(traceback.format_exception(error))}"
         is_named = any(os.strerror(code) in shown for code in (errno.ENOSPC, errno.EFBIG))
         yield f"raises {type(error).__name__}{'' if is_named else ' that hides the cause'}"
@@ -244,7 +244,7 @@ def flip_bits(name: str, trials: int, work: Path) -> Cell:
     good = make_good(name, work / "good", _SMALL)
     words = run_flips(name, good, trials)
     names = {"wrong": "silently wrong", "right": "load right", DIES: "crash", HANGS: "crash"}
-    cell = tell([names.get(word, "raise") for word in words], bad=("silently wrong", "crash"))
+    cell = count_outcomes([names.get(word, "raise") for word in words], bad=("silently wrong", "crash"))
     if name != "Holdfast":
         return cell
     spared = run_flips(name, good, trials, make_good(name, work / "twin", _SMALL))
@@ -269,7 +269,7 @@ def kill_savers(name: str, trials: int, work: Path) -> Cell:
                 times_s.append(time.perf_counter() - began_s)
         words += [run_judge(name, folder, _LARGE)] if is_killed else []
         shutil.rmtree(folder)
-    return tell(words, bad=("lost", "mixed"))
+    return count_outcomes(words, bad=("lost", "mixed"))
 
 
 def fill_disk(name: str, trials: int, work: Path) -> Cell:
@@ -279,7 +279,7 @@ def fill_disk(name: str, trials: int, work: Path) -> Cell:
         return Cell("not tried: needs the right to mount a tmpfs", {})
     try:
         good = make_good(name, work / "good", _UNEVEN)
-        return tell_failure(run_save(name, good, NEW, _UNEVEN * 3), run_judge(name, good, _UNEVEN))
+        return describe_failure(run_save(name, good, NEW, _UNEVEN * 3), run_judge(name, good, _UNEVEN))
     finally:
         subprocess.run(["umount", work], check=True)
 
@@ -288,7 +288,7 @@ def fail_write(name: str, trials: int, work: Path) -> Cell:
     """Let a file hit a size limit, so that a write fails in the thread that writes it."""
     name = "DCP with two threads" if name == "DCP" else name
     good = make_good(name, work / "good", _UNEVEN)
-    return tell_failure(run_save(name, good, NEW, _UNEVEN, _UNEVEN_LIMIT_BYTES), run_judge(name, good, _UNEVEN))
+    return describe_failure(run_save(name, good, NEW, _UNEVEN, _UNEVEN_LIMIT_BYTES), run_judge(name, good, _UNEVEN))
 
 
 def cut_power(name: str, trials: int, work: Path) -> Cell:
@@ -331,14 +331,14 @@ def find_synced(trace: str) -> set[str]:
     return {path for path, last in is_synced.items() if last}
 
 
-def tell(words: Iterable[str], *, bad: Sequence[str]) -> Cell:
+def count_outcomes(words: Iterable[str], *, bad: Sequence[str]) -> Cell:
     """Count outcomes; the bad ones come first, in bold."""
     seen = Counter(words)
     texts = [f"**{seen[word]} {word}**" for word in bad if seen[word]] or [f"0 {word}" for word in bad]
     return Cell(", ".join(texts + [f"{seen[word]} {word}" for word in sorted(set(seen) - set(bad))]), dict(seen))
 
 
-def tell_failure(ended: str, found: str) -> Cell:
+def describe_failure(ended: str, found: str) -> Cell:
     """Report whether a save that had to fail raised an error, and what can be loaded after it."""
     report = "**save returns as if all were well**" if ended == "returns" else f"save {ended}"
     after = {"old whole": "old whole", "lost": "**old lost**"}.get(found, "**old overwritten**")

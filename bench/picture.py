@@ -133,7 +133,7 @@ def _draw_panel(axes: Any, panel: Panel, theme: Theme, *, slots: float) -> None:
         edge = theme.faint if bar.kind == "limit" else "none"
         axes.barh(position, bar.value, 0.74, color=colours[bar.kind], edgecolor=edge, linestyle=(0, (3, 2)))
         weight = "bold" if bar.kind == "own" else "normal"
-        label = f" {_tell(bar.value)}"
+        label = f" {_format_number(bar.value)}"
         axes.text(bar.value, position, label, va="center", color=theme.text, fontsize=10, fontweight=weight)
     axes.set_title(f"{panel.title}", loc="left", color=theme.text, fontsize=11.5, fontweight="bold")
     axes.set_title(panel.unit, loc="right", color=theme.faint, fontsize=9.5)
@@ -194,7 +194,7 @@ def _tick_sizes(axes: Any, chart: Chart, theme: Theme) -> None:
     sizes = sorted({size for curve in chart.curves for size, _ in curve.points})
     is_bytes = sizes[0] >= 1 << 19
     shown = [size for number, size in enumerate(reversed(sizes)) if number == 0 or number % 2 == 0 or len(sizes) < 5]
-    axes.set_xticks(shown, [_tell_bytes(size) if is_bytes else _tell_count(size) for size in shown])
+    axes.set_xticks(shown, [_format_bytes(size) if is_bytes else _format_count(size) for size in shown])
     axes.minorticks_off()
     axes.tick_params(colors=theme.text, labelsize=9.5)
     axes.grid(axis="y", color=theme.faint, alpha=0.25, linewidth=0.7)
@@ -204,15 +204,15 @@ def _tick_sizes(axes: Any, chart: Chart, theme: Theme) -> None:
         spine.set_color(theme.faint)
 
 
-def _tell_bytes(size: float) -> str:
+def _format_bytes(size: float) -> str:
     return f"{size / (1 << 30):g} GiB" if size >= 1 << 30 else f"{size / (1 << 20):g} MiB"
 
 
-def _tell_count(count: float) -> str:
+def _format_count(count: float) -> str:
     return f"{count / 1000:g}k" if count >= 1000 else f"{count:g}"
 
 
-def _tell(value: float) -> str:
+def _format_number(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 

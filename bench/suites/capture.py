@@ -117,7 +117,7 @@ def _measure(sizes: Sizes, work: Path) -> list[Result]:
         contestants[name] = _stepping(training, partial(recording, level), expected, root)
     contestants[_DEBUG_MODE] = _stepping(training, _debug_mode, expected, root)
     timings = race(contestants, rounds=sizes.rounds)
-    return [*(_tell(name, timings) for name in (*_LEVELS, _DEBUG_MODE)), _measure_again(training, work)]
+    return [*(_make_row(name, timings) for name in (*_LEVELS, _DEBUG_MODE)), _measure_again(training, work)]
 
 
 def _debug_mode() -> AbstractContextManager[object]:
@@ -152,7 +152,7 @@ def _stepping(
     return Contestant(train, training.start, verify, release)
 
 
-def _tell(name: str, timings: dict[str, Timings]) -> Result:
+def _make_row(name: str, timings: dict[str, Timings]) -> Result:
     own, bare = timings[name], timings[_BARE]
     goal = Goal("ratio", "<=", _MOST[name]) if name in _MOST else None
     per_step = {each: 1e3 * timings[each].best / _STEPS for each in timings}

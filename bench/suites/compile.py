@@ -45,7 +45,7 @@ _COMPILERS: Final = ("g++", "gcc", "c++", "cc")
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ProcessResult:
     """What a measured process reported."""
 
     seconds: float
@@ -72,7 +72,7 @@ class Processes:
 
     def run(
         self, model: str, way: str, place: Path, *, inductor: Path | None = None, has_compiler: bool = True
-    ) -> Told:
+    ) -> ProcessResult:
         """Run one process to its end; its inductor directory is empty unless one is passed."""
         own = self._work / f"process-{next(self._numbers)}"
         own.mkdir()
@@ -90,12 +90,12 @@ class Processes:
         ran = subprocess.run(command, cwd=_ROOT, env=environment, capture_output=True, text=True, check=False)
         if ran.returncode:
             raise WrongResult(f"{model}, {way}: the process ended with {ran.returncode}:\n{ran.stderr[-3000:]}")
-        told: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+        reported: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
         compiler_runs = len(runs.read_text(encoding="utf-8").splitlines())
         shutil.rmtree(own)
-        return Told(
-            *(told["seconds"], told["from_start"], told["digest"], compiler_runs),
-            *(told.get("hit", 0), told.get("stages", {})),
+        return ProcessResult(
+            *(reported["seconds"], reported["from_start"], reported["digest"], compiler_runs),
+            *(reported.get("hit", 0), reported.get("stages", {})),
         )
 
 
@@ -116,12 +116,12 @@ def run(sizes: Sizes, work: Path) -> list[Result]:
     for number, model in enumerate(list(MODELS)[:count]):
         folder = work / str(number)
         folder.mkdir()
-        results += _tell(model, _measure(model, folder, rounds=sizes.rounds))
+        results += _make_rows(model, _measure(model, folder, rounds=sizes.rounds))
         shutil.rmtree(folder)
     return results
 
 
-def _measure(model: str, folder: Path, *, rounds: int) -> dict[str, list[Told]]:
+def _measure(model: str, folder: Path, *, rounds: int) -> dict[str, list[ProcessResult]]:
     """Run all contestants, compiling ones once and the others in turns; verify that all compute the same values."""
     processes = Processes(folder)
     found = {
@@ -136,7 +136,7 @@ def _measure(model: str, folder: Path, *, rounds: int) -> dict[str, list[Told]]:
     return found
 
 
-def _take_turn(processes: Processes, model: str, way: str, folder: Path) -> Told:
+def _take_turn(processes: Processes, model: str, way: str, folder: Path) -> ProcessResult:
     if way == WARM:
         return processes.run(model, "plain", folder, inductor=folder / "directory")
     if way == TRACED:
@@ -152,10 +152,10 @@ def _iter_turns(rounds: int) -> Iterator[str]:
         yield from random.sample(present, len(present))
 
 
-def _verify(model: str, found: Mapping[str, Sequence[Told]]) -> None:
+def _verify(model: str, found: Mapping[str, Sequence[ProcessResult]]) -> None:
     right = found[COLD][0].digest
-    for way, told in found.items():
-        for each in told if way != TRACED else ():  # nothing is compiled, so rounding differs
+    for way, results in found.items():
+        for each in results if way != TRACED else ():  # nothing is compiled, so rounding differs
             if each.digest != right:
                 raise WrongResult(f"{model}: outputs or gradients of {way!r} are not those of plain compiling")
     for each in found[OWN]:
@@ -163,19 +163,19 @@ def _verify(model: str, found: Mapping[str, Sequence[Told]]) -> None:
             raise WrongResult(f"{model}: {OWN} had {each.hit} hits, and the compiler ran {each.compiler_runs} times")
 
 
-def _tell(model: str, found: Mapping[str, Sequence[Told]]) -> list[Result]:
-    seconds = {way: [each.seconds for each in told] for way, told in found.items()}
-    from_start = {way: [each.from_start for each in told] for way, told in found.items()}
-    runs = ", ".join(f"{way} {told[0].compiler_runs}" for way, told in found.items())
+def _make_rows(model: str, found: Mapping[str, Sequence[ProcessResult]]) -> list[Result]:
+    seconds = {way: [each.seconds for each in results] for way, results in found.items()}
+    from_start = {way: [each.from_start for each in results] for way, results in found.items()}
+    runs = ", ".join(f"{way} {results[0].compiler_runs}" for way, results in found.items())
     return [
         _compare(f"{COMPILED}, {model}", seconds, WARM, Goal("ratio", "<=", round(1 / _TIMES_WARM, 3)), runs),
         _compare(f"{COMPILED}, {model}, elsewhere", seconds, MEGA, Goal("ratio", "<=", 1 / _TIMES_MEGA), runs),
         _compare(f"{STARTED}, {model}", from_start, WARM, None, runs),
-        _tell_floor(model, seconds, found[OWN]),
+        _make_floor_row(model, seconds, found[OWN]),
     ]
 
 
-def _tell_floor(model: str, seconds: Mapping[str, list[float]], own: Sequence[Told]) -> Result:
+def _make_floor_row(model: str, seconds: Mapping[str, list[float]], own: Sequence[ProcessResult]) -> Result:
     """Return the time above that of dynamo alone, and the store's share of it."""
     stages = min(own, key=lambda each: each.seconds).stages
     parts = ", ".join(f"{stage} {1e3 * spent:.0f} ms" for stage, spent in stages.items())

@@ -213,8 +213,8 @@ def _measure_parts(arena: Arena, peers: Sequence[Peer]) -> list[Result]:
         rounds=3 * arena.rounds,
     )
     return [
-        _tell_part("one tensor, cold", one, whole),
-        _tell_part("a slice, cold", sliced, whole[rows]),
+        _make_part_row("one tensor, cold", one, whole),
+        _make_part_row("a slice, cold", sliced, whole[rows]),
         compare_ms(f"open and list, {arena.label}", listed, "Holdfast"),
         _measure_map(arena, [peer for peer in every if peer.open_mapped], cold),
     ]
@@ -251,7 +251,7 @@ def _verify_names(arena: Arena, found: object) -> None:
         raise WrongResult(f"the names are not those that were saved: {str(found)[:200]}")
 
 
-def _tell_part(label: str, timings: dict[str, Timings], tensor: torch.Tensor) -> Result:
+def _make_part_row(label: str, timings: dict[str, Timings], tensor: torch.Tensor) -> Result:
     """Compare with safetensors, which the goal names, or with the fastest of the installed formats."""
     rivals = [name for name in timings if name != "Holdfast"]
     chosen = [SAFETENSORS.name] if SAFETENSORS.name in timings else rivals

@@ -34,10 +34,10 @@ def run(sizes: Sizes, work: Path) -> list[Result]:
     # DCP is measured with one thread count only, and the content store is left out.
     others = [peer.name for peer in find_peers() if peer not in (*DCP[1:], CONTENT_STORE)]
     found = _run_apart([HOLDFAST.name], shape, work) | _run_apart(others, shape, work)
-    results = [_tell(operation, shape, _pick(found, operation)) for operation in ALL]
+    results = [_make_row(operation, shape, _pick(found, operation)) for operation in ALL]
     tiny = plan_tiny(sizes)
     found = {name: _run_each_apart(name, tiny, work) for name in [HOLDFAST.name, *others]}
-    return results + [_tell_per_entry(operation, tiny, _pick(found, operation)) for operation in PER_ENTRY]
+    return results + [_make_entry_row(operation, tiny, _pick(found, operation)) for operation in PER_ENTRY]
 
 
 def plan_tiny(sizes: Sizes) -> Shape:
@@ -100,8 +100,8 @@ def _read_status(field: str) -> int:
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith(field + ":"))
 
 
-def _tell_per_entry(operation: str, shape: Shape, rises: Mapping[str, int]) -> Result:
-    """Tell how many bytes each tensor costs besides its own; a load's include the tensors and names that it returns."""
+def _make_entry_row(operation: str, shape: Shape, rises: Mapping[str, int]) -> Result:
+    """Return the bytes per tensor besides its own; for a load, the tensors and names that it returns are included."""
     count = len(shape.sizes)
     others = ", ".join(f"{name} {size / count:.0f}" for name, size in rises.items() if name != HOLDFAST.name and size)
     return Result(
@@ -115,7 +115,7 @@ def _tell_per_entry(operation: str, shape: Shape, rises: Mapping[str, int]) -> R
     )
 
 
-def _tell(operation: str, shape: Shape, rises: Mapping[str, int]) -> Result:
+def _make_row(operation: str, shape: Shape, rises: Mapping[str, int]) -> Result:
     limit = DEFAULT_BUDGET_BYTES + _SPARE_BYTES
     others = ", ".join(f"{name} {size / 1e6:.0f}" for name, size in rises.items() if name != HOLDFAST.name and size)
     return Result(
@@ -135,7 +135,7 @@ def _run_apart(names: Sequence[str], shape: Shape, work: Path) -> dict[str, dict
 
 
 def _run_each_apart(name: str, shape: Shape, work: Path) -> dict[str, int]:
-    """Measure each operation in a process of its own: a load would use again what a save in its process has freed."""
+    """Measure each operation in a separate process: a load would reuse memory that a save before it has freed."""
     with TemporaryDirectory(dir=work) as folder:
         return {each: _apply_apart(measure_alone, each, name, shape, Path(folder)) for each in FOR_PEERS}
 
@@ -146,7 +146,7 @@ def _apply_apart(act: Callable[..., Found], *arguments: object) -> Found:
 
 
 def measure_alone(operation: str, name: str, shape: Shape, folder: Path) -> int:
-    """Measure one operation in this process, after a small trial that imports whatever is needed."""
+    """Measure one operation in this process, after a small trial that imports all modules."""
     peer = next(peer for peer in [HOLDFAST, *find_peers()] if peer.name == name)
     small = make_state(plan_large(TINY), seed=_SEED)
     with TemporaryDirectory(dir=folder.parent) as other:
@@ -157,7 +157,7 @@ def measure_alone(operation: str, name: str, shape: Shape, folder: Path) -> int:
 
 
 def measure_here(names: Sequence[str], shape: Shape, work: Path) -> dict[str, dict[str, int]]:
-    """Measure each operation in this process, after a small trial that imports whatever is needed."""
+    """Measure each operation in this process, after a small trial that imports all modules."""
     peers = [peer for peer in [HOLDFAST, *find_peers()] if peer.name in names]
     rises = {peer.name: dict.fromkeys(ALL, 0) for peer in peers}
     for tried in (plan_large(TINY), shape):

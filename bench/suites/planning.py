@@ -100,8 +100,8 @@ def run(sizes: Sizes, work: Path) -> list[Result]:
         _compare("plan a save", found["save"], found["DCP save"], judged, goal=20.0),
         _compare("plan a save, DCP with cached plans", found["save"], found["DCP save, cached"], judged),
         _compare("plan a load", found["load"], found["DCP load"], judged),
-        *(_tell_growth(what, found[what]) for what in ("save", "load")),
-        *(_tell_bytes(what, found[what], found[f"DCP {what}"], judged) for what in ("save", "load")),
+        *(_make_growth_row(what, found[what]) for what in ("save", "load")),
+        *(_make_bytes_row(what, found[what], found[f"DCP {what}"], judged) for what in ("save", "load")),
     ]
 
 
@@ -232,7 +232,7 @@ def _forget_plans() -> None:
 # Loading: twice as many ranks as have saved it
 
 
-class Nobody:
+class SilentRank:
     """A rank that sends nothing: only its number is used."""
 
     is_coordinator: Final = False
@@ -270,7 +270,7 @@ def _locate_ours(shapes: Shapes, saved: int, ranks: int) -> Cost:
     def locate() -> tuple[int, int]:
         decoded = decode_manifest(root, where="root")
         parts = {0: decode_manifest(part, where="part")}
-        exchange = ChunkExchange(Nobody(owner, ranks), decoded, parts)  # type: ignore[arg-type]  # it says nothing
+        exchange = ChunkExchange(SilentRank(owner, ranks), decoded, parts)  # type: ignore[arg-type]  # only its number is used
         numbers = {name: number for number, name in enumerate(exchange.heads.names)}
         stated = list(exchange.heads.iter_entries())
         wants = make_wants(shapes, owner, ranks)
@@ -341,7 +341,7 @@ def _compare(what: str, own: Mapping[int, Cost], other: Mapping[int, Cost], judg
     )
 
 
-def _tell_growth(what: str, costs: Mapping[int, Cost]) -> Result:
+def _make_growth_row(what: str, costs: Mapping[int, Cost]) -> Result:
     """Return the exponent with which the time grows with the number of ranks."""
     most = max(costs)
     settled = _SETTLED_RANKS if _SETTLED_RANKS in costs and most > _SETTLED_RANKS else min(costs)
@@ -359,7 +359,7 @@ def _tell_growth(what: str, costs: Mapping[int, Cost]) -> Result:
     )
 
 
-def _tell_bytes(what: str, own: Mapping[int, Cost], other: Mapping[int, Cost], judged: int) -> Result:
+def _make_bytes_row(what: str, own: Mapping[int, Cost], other: Mapping[int, Cost], judged: int) -> Result:
     return Result(
         f"bytes at the busiest rank, plan a {what}, {judged} ranks",
         own[judged].size_bytes / 1e6,

@@ -59,7 +59,7 @@ def _measure(sizes: Sizes, work: Path, *, hints: bool) -> list[Result]:
         store.save("first", state)
         contestants = {name: _saving(store, state, rule, numbers) for name, rule in _RULES.items()}
         timings = race(contestants, rounds=max(sizes.rounds, _ROUNDS))
-    return [_tell(name, timings, hints=hints) for name in _RULES if name != _TRUST]
+    return [_make_row(name, timings, hints=hints) for name in _RULES if name != _TRUST]
 
 
 def _saving(
@@ -79,7 +79,7 @@ def _saving(
     return Contestant(save, verify=verify)
 
 
-def _tell(name: str, timings: dict[str, Timings], *, hints: bool) -> Result:
+def _make_row(name: str, timings: dict[str, Timings], *, hints: bool) -> Result:
     own, trusting = min(timings[name].cpu_seconds), min(timings[_TRUST].cpu_seconds)
     goal = Goal("ratio", "<=", _MOST) if name == _SHIPPED else None
     note = f"CPU seconds; best wall {timings[name].best:.3f} s, trusting {timings[_TRUST].best:.3f} s"

@@ -49,11 +49,11 @@ def run(sizes: Sizes, work: Path) -> list[Result]:
     entries = random_entries(sizes.save_bytes // 4, sizes.entries, seed=7)
     measured = [
         *_measure_first(sizes, work, entries),
-        *_measure_held(sizes, work, entries),
+        *_measure_present(sizes, work, entries),
         *_measure_small(sizes, work),
         _measure_flatness(sizes, work),
     ]
-    remove_store(work / "held")
+    remove_store(work / "present")
     return measured
 
 
@@ -83,8 +83,8 @@ def _measure_first(sizes: Sizes, work: Path, entries: Entries) -> list[Result]:
     return [throughput(name, timings, size, against="raw write")]
 
 
-def _measure_held(sizes: Sizes, work: Path, entries: Entries) -> list[Result]:
-    root = work / "held"
+def _measure_present(sizes: Sizes, work: Path, entries: Entries) -> list[Result]:
+    root = work / "present"
     size = _total(entries)
     repo = open_store(root)
     save_entries(repo, "run/step-0", entries)
@@ -97,13 +97,13 @@ def _measure_held(sizes: Sizes, work: Path, entries: Entries) -> list[Result]:
     nothing_new = partial(_verify_saved, new_bytes=0)
     load_pages(list_packs(root))
     names = ("save again", "save again, verify_reuse=False", "load, in page cache")
-    held: dict[str, Contestant] = {
+    present: dict[str, Contestant] = {
         names[0]: Contestant(partial(save_again, "run/step-", verify_reuse=True), verify=nothing_new),
         names[1]: Contestant(partial(save_again, "run/step-", verify_reuse=False), verify=nothing_new),
         names[2]: _loading(root, entries),
         "BLAKE3 of memory": Contestant(partial(hash_memory, random_bytes(size, seed=9), threads=count_cores())),
     }
-    timings = race(held, rounds=sizes.rounds)
+    timings = race(present, rounds=sizes.rounds)
     before = count_bytes(root)
     save_again("elsewhere/", verify_reuse=True)
     grown = 100 * (count_bytes(root) - before) / stored
@@ -164,7 +164,7 @@ def _small(number: int) -> Entries:
 
 
 @dataclass(frozen=True, slots=True)
-class _Crowd:
+class _FilledStore:
     """A store with a given number of snapshots, each with different bytes."""
 
     root: Path
@@ -178,17 +178,17 @@ class _Crowd:
 
 def _measure_flatness(sizes: Sizes, work: Path) -> Result:
     """Compare the time of a small save with few snapshots in the store and with many."""
-    crowds = [_Crowd(work / "few", sizes.few_snapshots), _Crowd(work / "many", sizes.many_snapshots)]
+    stores = [_FilledStore(work / "few", sizes.few_snapshots), _FilledStore(work / "many", sizes.many_snapshots)]
     numbers = count(1_000_000)
     contestants = {}
-    for crowd in crowds:
-        crowd.fill()
-        contestants[str(crowd.snapshots)] = Contestant(
-            partial(_save_small, crowd.root, numbers), verify=partial(_verify_saved, new_bytes=_SMALL_BYTES)
+    for filled in stores:
+        filled.fill()
+        contestants[str(filled.snapshots)] = Contestant(
+            partial(_save_small, filled.root, numbers), verify=partial(_verify_saved, new_bytes=_SMALL_BYTES)
         )
     timings = race(contestants, rounds=3 * sizes.rounds)
-    for crowd in crowds:
-        remove_store(crowd.root)
+    for filled in stores:
+        remove_store(filled.root)
     return _compare(timings, str(sizes.few_snapshots), str(sizes.many_snapshots))
 
 

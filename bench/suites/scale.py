@@ -100,7 +100,7 @@ def _measure_bytes(sizes: Sizes, work: Path) -> list[Result]:
         for name, timings in _race_bytes(sample, {name: expected[name] for name in names}, buffer, rounds).items():
             found.setdefault(name, {})[size] = timings
         sample.renew()
-    return [_tell_bytes(name, timings, is_goal=name in ("save", "cold load")) for name, timings in found.items()]
+    return [_make_bytes_row(name, timings, is_goal=name in ("save", "cold load")) for name, timings in found.items()]
 
 
 def _race_bytes(sample: _Sample, expected: Mapping[str, bytes], buffer: memoryview, rounds: int) -> dict[str, Timings]:
@@ -117,7 +117,7 @@ def _race_bytes(sample: _Sample, expected: Mapping[str, bytes], buffer: memoryvi
     return saved | race({"cold load": load}, rounds=rounds) | raw
 
 
-def _tell_bytes(name: str, timings: Mapping[int, Timings], *, is_goal: bool) -> Result:
+def _make_bytes_row(name: str, timings: Mapping[int, Timings], *, is_goal: bool) -> Result:
     """Compare the largest state with the ordinary one, in seconds per gigabyte."""
     figures = {size: 1e9 * found.best / size for size, found in timings.items()}
     settled = [figure for size, figure in figures.items() if size >= _SETTLED_BYTES] or list(figures.values())
@@ -148,7 +148,7 @@ def _measure_tensors(sizes: Sizes, work: Path) -> list[Result]:
         for name, timings in _race_tensors(state, root, sizes.rounds).items():
             found.setdefault(name, {})[count] = timings
         remove_store(root)
-    return [_tell_tensors(name, timings) for name, timings in found.items()]
+    return [_make_tensors_row(name, timings) for name, timings in found.items()]
 
 
 def make_small(count: int) -> dict[str, torch.Tensor]:
@@ -190,7 +190,7 @@ def _remove_and_collect(root: Path) -> None:
     gc.collect()
 
 
-def _tell_tensors(name: str, timings: Mapping[int, Timings]) -> Result:
+def _make_tensors_row(name: str, timings: Mapping[int, Timings]) -> Result:
     """Compare the largest number of tensors with an ordinary one, in microseconds per tensor."""
     figures = {count: 1e6 * found.best / count for count, found in timings.items()}
     most = max(figures)

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from bench.kit.again import Again
 from bench.kit.arena import Arena, at_least, compare, names_like, open_arena
 from bench.kit.bare_work import (
     HASHED_WRITE,
@@ -32,6 +31,7 @@ from bench.kit.measure import (
     random_bytes,
 )
 from bench.kit.peers import CONTENT_STORE, DCP, HOLDFAST, Peer, find_peers
+from bench.kit.repeated_saves import RepeatedSaves
 from bench.kit.states import copy_state, plan_large, plan_mixed, plan_small
 
 _ROUNDS: Final = 3
@@ -61,7 +61,7 @@ def run(sizes: Sizes, work: Path) -> list[Result]:
 def _find_hinted(arena: Arena) -> dict[str, Contestant]:
     """Return a save that uses in-process change hints, if this version of Holdfast has them."""
     try:
-        hinted = Again(arena, "hinted", change_hints=True)
+        hinted = RepeatedSaves(arena, "hinted", change_hints=True)
     except TypeError:
         print(
             "  save again with change hints: left out, because holdfast.open has no parameter change_hints",
@@ -83,7 +83,7 @@ def _saving_unchanged(arena: Arena, peer: Peer) -> Contestant:
     return Contestant(save, save, lambda _: arena.verify_saved(apart), partial(arena.release, apart), verify_once=True)
 
 
-def _saving_changed(again: Again, fractions: Mapping[str, float]) -> dict[str, Contestant]:
+def _saving_changed(again: RepeatedSaves, fractions: Mapping[str, float]) -> dict[str, Contestant]:
     return {f"Holdfast, {label}": again.saving(fraction) for label, fraction in fractions.items()}
 
 
@@ -102,17 +102,17 @@ def _measure_saves(arena: Arena, *, is_goal: bool, is_small: bool) -> list[Resul
     if is_goal:
         contestants |= _find_hinted(arena)
         limits[_XXH3] = Contestant(partial(fingerprint_memory, data, threads=count_cores()))
-    again = Again(arena)
+    again = RepeatedSaves(arena)
     timings = race(contestants | _saving_changed(again, _FEW_CHANGED) | limits, rounds=arena.rounds)
     (arena.work / "raw").unlink()
     if is_goal:
         # A separate race: before each repeated save, the whole state has to be saved, and that takes the most time.
         timings |= race(_saving_changed(again, _MANY_CHANGED), rounds=arena.rounds)
     # Other formats do not get faster if only a part has changed: each save costs them a first save.
-    return _tell_saves(arena, timings, [peer.name for peer in peers], is_goal=is_goal, is_small=is_small)
+    return _make_save_rows(arena, timings, [peer.name for peer in peers], is_goal=is_goal, is_small=is_small)
 
 
-def _tell_saves(
+def _make_save_rows(
     arena: Arena, timings: dict[str, Timings], peers: list[str], *, is_goal: bool, is_small: bool
 ) -> list[Result]:
     raw = names_like(timings, "raw write")
@@ -156,7 +156,7 @@ def _measure_stored(arena: Arena) -> list[Result]:
     stored = {peer.name: count_bytes(arena.folder(peer)) for peer in [HOLDFAST, *find_peers()]}
     own = stored.pop("Holdfast")
     least = min(stored, key=lambda name: stored[name])
-    again = Again(arena)
+    again = RepeatedSaves(arena)
     again.change(0.01)
     before = count_bytes(again.root)
     again.verify(again.save(), fraction=0.01)
@@ -170,7 +170,7 @@ def _measure_stored(arena: Arena) -> list[Result]:
 
 def _measure_async(arena: Arena) -> list[Result]:
     """Measure how long `save_async` blocks the caller, with new memory for copies and with reused memory."""
-    again = Again(arena)
+    again = RepeatedSaves(arena)
 
     def prepare(*, is_first: bool) -> None:
         again.store.close()  # releases the memory for copies
@@ -191,8 +191,8 @@ def _measure_async(arena: Arena) -> list[Result]:
     timings = race(contestants, rounds=arena.rounds)
     again.store.close()
     return [
-        _tell_blocked(f"blocked by the first save_async, {arena.label}", timings, "Holdfast, first", "clone()"),
-        _tell_blocked(f"blocked by the next save_async, {arena.label}", timings, "Holdfast, next", "memcpy"),
+        _make_blocked_row(f"blocked by the first save_async, {arena.label}", timings, "Holdfast, first", "clone()"),
+        _make_blocked_row(f"blocked by the next save_async, {arena.label}", timings, "Holdfast, next", "memcpy"),
     ]
 
 
@@ -200,7 +200,7 @@ def _verify_copy(arena: Arena) -> Callable[[object], None]:
     return partial(arena.verify_loaded, who="clone()")
 
 
-def _tell_blocked(workload: str, timings: dict[str, Timings], own: str, rival: str) -> Result:
+def _make_blocked_row(workload: str, timings: dict[str, Timings], own: str, rival: str) -> Result:
     return Result(
         workload,
         1e3 * timings[own].best,

@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from bench.kit.again import Again
 from bench.kit.arena import Arena, open_arena
 from bench.kit.bare_work import (
     HASHED_READ,
@@ -30,6 +29,7 @@ from bench.kit.bare_work import (
 )
 from bench.kit.measure import Contestant, Result, Sizes, Timings, drop_pages, list_files, load_pages, race
 from bench.kit.peers import HOLDFAST, HOLDFAST_FAST, Peer
+from bench.kit.repeated_saves import RepeatedSaves
 from bench.kit.states import Shape, State, clear_state, verify_state
 from bench.kit.stores import list_packs
 
@@ -83,22 +83,24 @@ def run(sizes: Sizes, work: Path) -> list[Result]:
         timings = race(_find_own(arena) | _find_parts(arena), rounds=arena.rounds)
         parts = [name for name in timings if name not in {one.name for one in WORKS}]
         return [
-            *(tell_work(one, timings, arena.size_bytes, cores=count_cores()) for one in WORKS),
-            *(_tell_part(name, timings[name], arena.size_bytes) for name in parts),
+            *(make_work_row(one, timings, arena.size_bytes, cores=count_cores()) for one in WORKS),
+            *(_make_part_row(name, timings[name], arena.size_bytes) for name in parts),
         ]
     finally:
         arena.close()
 
 
 def _find_own(arena: Arena) -> dict[str, Contestant]:
-    again, hinted, behind = Again(arena), Again(arena, "hinted", change_hints=True), Again(arena, "behind")
+    again = RepeatedSaves(arena)
+    hinted = RepeatedSaves(arena, "hinted", change_hints=True)
+    background = RepeatedSaves(arena, "background")
     again.save()
-    behind.save_in_background().wait()  # allocates the memory for copies, which later saves reuse
+    background.save_in_background().wait()  # allocates the memory for copies, which later saves reuse
     found = {
         "first save": arena.saving(HOLDFAST),
         "save again, unchanged": again.saving(0.0),
         "save again, unchanged, change hints": hinted.saving(0.0),
-        "blocked by save_async": Contestant(behind.save_in_background, verify=behind.verify_in_background),
+        "blocked by save_async": Contestant(background.save_in_background, verify=background.verify_in_background),
     }
     # Each first save re-creates the folder of the peer, so loads read from a store in another folder.
     for label, peer, bring in (
@@ -168,7 +170,7 @@ def _name_part(part: str, cores: int) -> str:
     return f"{part}, {cores} core{'s' if cores > 1 else ''}"
 
 
-def tell_work(work: Work, timings: Mapping[str, Timings], size_bytes: int, *, cores: int) -> Result:
+def make_work_row(work: Work, timings: Mapping[str, Timings], size_bytes: int, *, cores: int) -> Result:
     """Return the seconds per GiB against the least that its parts and the disk allow on this many cores."""
     scale = _GIB / size_bytes
     # The disk does not scale with cores; the other parts are measured with all cores busy.
@@ -185,19 +187,19 @@ def tell_work(work: Work, timings: Mapping[str, Timings], size_bytes: int, *, co
         f"its parts on {cores} core{'s' if cores > 1 else ''}" if shared >= disk else f"its {work.disk}",
         max(shared, disk),
         None,
-        f"{_tell_cores(own, scale)}; {parts} = {sum(cpu.values()):.2f} CPU s"
+        f"{_format_cores(own, scale)}; {parts} = {sum(cpu.values()):.2f} CPU s"
         + (f"; disk {disk:.2f} s" if disk else ""),
         {name: found.seconds for name, found in {work.name: own, **measured}.items()},
         {name: scale * found.best for name, found in {work.name: own, **measured}.items()},
     )
 
 
-def _tell_part(name: str, found: Timings, size_bytes: int) -> Result:
+def _make_part_row(name: str, found: Timings, size_bytes: int) -> Result:
     scale = _GIB / size_bytes
-    return Result(name, scale * found.best, "s/GiB", note=_tell_cores(found, scale), samples={name: found.seconds})
+    return Result(name, scale * found.best, "s/GiB", note=_format_cores(found, scale), samples={name: found.seconds})
 
 
-def _tell_cores(found: Timings, scale: float) -> str:
+def _format_cores(found: Timings, scale: float) -> str:
     """Return the CPU time of the best round, and how many cores it kept busy."""
     seconds, cpu = min(zip(found.seconds, found.cpu_seconds, strict=True))
     return f"{scale * cpu:.2f} CPU s, {cpu / seconds:.1f} cores busy"

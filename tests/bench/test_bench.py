@@ -106,7 +106,7 @@ def test_a_load_of_other_bytes_ends_the_run(tmp_path: Path) -> None:
         race({"load": contestant}, rounds=1)
 
 
-def test_a_contestant_far_behind_may_leave_early_and_be_verified_once() -> None:
+def test_a_slow_contestant_may_run_fewer_rounds_and_be_verified_once() -> None:
     verified: list[object] = []
     slow = Contestant(lambda: "slow", most_rounds=1)
     steady = Contestant(lambda: "steady", verify=verified.append, verify_once=True)
@@ -120,7 +120,7 @@ def test_a_contestant_far_behind_may_leave_early_and_be_verified_once() -> None:
 @pytest.mark.parametrize(
     ("code", "output"), [(1, b"run/step-9"), (0, b"something else")], ids=["failed", "said something else"]
 )
-def test_a_command_that_goes_wrong_ends_the_run(code: int, output: bytes) -> None:
+def test_a_command_that_fails_ends_the_run(code: int, output: bytes) -> None:
     with pytest.raises(WrongResult):
         verify_output(subprocess.CompletedProcess(["holdfast"], code, output, b""), expected="run/step-9")
 
@@ -178,7 +178,7 @@ def test_a_throughput_is_compared_with_the_fastest_peer() -> None:
     assert (result.against, result.figure, result.limit) == ("raw, 2", 0.5, 1.0)
 
 
-def test_the_json_file_holds_samples_and_verdicts(tmp_path: Path) -> None:
+def test_the_json_file_contains_samples_and_verdicts(tmp_path: Path) -> None:
     result = Result("work", 1.0, "ms", goal=Goal("figure", "<=", 2), samples={"work": (0.001,)})
 
     measure.write_json(tmp_path / "new" / "out.json", {"cores": 2}, [result], {"save": 1.5})

@@ -1,4 +1,4 @@
-"""The suite that measures recordings: each way against the bare step."""
+"""The capture suite compares each level of recording with the bare step."""
 
 from __future__ import annotations
 

@@ -15,25 +15,25 @@ from bench.kit.compile_models import digest_step, make_model, train_step
 from bench.kit.measure import TINY, Result, WrongResult, write_json
 from bench.kit.panels import plan_compile_panels, plan_panels, read_result
 from bench.suites import compile as compile_suite
-from bench.suites.compile import COLD, COLD_STORE, MEGA, OWN, TRACED, WARM, Told
+from bench.suites.compile import COLD, COLD_STORE, MEGA, OWN, TRACED, WARM, ProcessResult
 
-TOLD: Final = Told(seconds=1.0, from_start=4.0, digest="same", compiler_runs=3, hit=0, stages={})
+ONE_RESULT: Final = ProcessResult(seconds=1.0, from_start=4.0, digest="same", compiler_runs=3, hit=0, stages={})
 FOUND: Final = {
-    COLD: [replace(TOLD, seconds=16.0)],
-    COLD_STORE: [replace(TOLD, seconds=17.0)],
-    WARM: [TOLD, replace(TOLD, seconds=2.0)],
-    MEGA: [replace(TOLD, seconds=8.0)],
+    COLD: [replace(ONE_RESULT, seconds=16.0)],
+    COLD_STORE: [replace(ONE_RESULT, seconds=17.0)],
+    WARM: [ONE_RESULT, replace(ONE_RESULT, seconds=2.0)],
+    MEGA: [replace(ONE_RESULT, seconds=8.0)],
     OWN: [
-        replace(TOLD, seconds=0.5, compiler_runs=0, hit=1),
-        replace(TOLD, seconds=0.25, compiler_runs=0, hit=1, stages={"load": 0.05}),
+        replace(ONE_RESULT, seconds=0.5, compiler_runs=0, hit=1),
+        replace(ONE_RESULT, seconds=0.25, compiler_runs=0, hit=1, stages={"load": 0.05}),
     ],
-    TRACED: [replace(TOLD, seconds=0.2, digest="rounded otherwise")],
+    TRACED: [replace(ONE_RESULT, seconds=0.2, digest="rounded otherwise")],
 }
 
 
 @pytest.fixture
 def results() -> list[Result]:
-    return compile_suite._tell("MLP", FOUND)
+    return compile_suite._make_rows("MLP", FOUND)
 
 
 @pytest.fixture
@@ -58,16 +58,16 @@ def test_the_best_rounds_are_compared_with_both_of_torchs_caches(results: list[R
 
 
 @pytest.mark.parametrize(
-    ("way", "told", "reason"),
+    ("way", "result", "reason"),
     [
-        (MEGA, replace(TOLD, digest="other"), "'Mega-cache' are not those of plain compiling"),
-        (OWN, replace(TOLD, compiler_runs=0), "0 hits"),
-        (OWN, replace(TOLD, hit=1), "the compiler ran 3 times"),
+        (MEGA, replace(ONE_RESULT, digest="other"), "'Mega-cache' are not those of plain compiling"),
+        (OWN, replace(ONE_RESULT, compiler_runs=0), "0 hits"),
+        (OWN, replace(ONE_RESULT, hit=1), "the compiler ran 3 times"),
     ],
 )
-def test_wrong_results_and_hits_that_compile_end_the_run(way: str, told: Told, reason: str) -> None:
+def test_wrong_results_and_hits_that_compile_end_the_run(way: str, result: ProcessResult, reason: str) -> None:
     with pytest.raises(WrongResult, match=reason):
-        compile_suite._verify("MLP", {**FOUND, way: [told]})
+        compile_suite._verify("MLP", {**FOUND, way: [result]})
 
 
 def test_a_model_has_one_panel_with_ours_first(results: list[Result]) -> None:
@@ -101,7 +101,7 @@ def test_the_picture_is_drawn_for_light_and_dark_pages(written: Path, tmp_path: 
     assert [path.name for path in drawn] == ["compile-light.png", "compile-dark.png"]
 
 
-def test_a_step_is_the_same_whenever_it_is_made() -> None:
+def test_a_training_step_is_deterministic() -> None:
     first, second = (digest_step(model, train_step(model, x)) for model, x in (make_model("MLP"), make_model("MLP")))
     model, x = make_model("MLP")
 

@@ -1,4 +1,4 @@
-"""The fault table can tell good from bad, and what is checked in is what a run wrote."""
+"""The fault table distinguishes good outcomes from bad ones, and the checked-in table is the one that a run wrote."""
 
 from __future__ import annotations
 
@@ -73,9 +73,9 @@ def test_a_file_counts_as_synced_only_after_its_last_byte() -> None:
     assert faults.find_synced(trace) == {"/d/temp", "/d/named", "/d", "/e/temp", "/f/named"}
 
 
-def test_bad_words_are_bold_and_their_absence_is_said() -> None:
-    bad = faults.tell(["lost", "old whole", "lost"], bad=("lost", "mixed"))
-    good = faults.tell(["old whole"], bad=("lost", "mixed"))
+def test_bad_outcomes_are_bold_and_their_absence_is_shown_as_zero() -> None:
+    bad = faults.count_outcomes(["lost", "old whole", "lost"], bad=("lost", "mixed"))
+    good = faults.count_outcomes(["old whole"], bad=("lost", "mixed"))
 
     assert (bad.text, bad.seen) == ("**2 lost**, 1 old whole", {"lost": 2, "old whole": 1})
     assert good.text == "0 lost, 0 mixed, 1 old whole"
@@ -89,8 +89,8 @@ def test_bad_words_are_bold_and_their_absence_is_said() -> None:
         ("returns", "lost", "**save returns as if all were well**; **old lost**"),
     ],
 )
-def test_a_save_that_failed_is_judged_by_its_word_and_by_what_it_left(ended: str, found: str, text: str) -> None:
-    assert faults.tell_failure(ended, found).text == text
+def test_a_failed_save_is_described_by_its_error_and_by_what_can_be_loaded(ended: str, found: str, text: str) -> None:
+    assert faults.describe_failure(ended, found).text == text
 
 
 def test_a_contestant_that_is_not_installed_has_no_column_and_a_note() -> None:
@@ -120,8 +120,8 @@ def test_the_page_shows_what_the_recorded_run_saw() -> None:
 def test_a_bad_cell_of_holdfast_fails_the_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    worse = ("fire", lambda name, trials, work: faults.tell(["lost"], bad=("lost",)))
-    fine = ("water", lambda name, trials, work: faults.tell(["old whole"], bad=("lost",)))
+    worse = ("fire", lambda name, trials, work: faults.count_outcomes(["lost"], bad=("lost",)))
+    fine = ("water", lambda name, trials, work: faults.count_outcomes(["old whole"], bad=("lost",)))
     monkeypatch.setattr(faults, "FAULTS", {"fire": worse, "water": fine})
 
     statuses = [faults.main(["--quick", "--only", name]) for name in ("fire", "water")]

@@ -71,7 +71,7 @@ def test_a_panel_shows_the_best_way_of_each_contestant_and_the_limit_last(result
     ]
 
 
-def test_small_tensors_are_counted_and_not_weighed(result: Path) -> None:
+def test_small_tensors_are_shown_by_number_and_not_by_bytes(result: Path) -> None:
     small = next(panel for panel in panels.plan_panels(_read(result)) if "small" in panel.title)
 
     assert (small.title, small.unit) == ("save 500 small tensors", "thousand/s")

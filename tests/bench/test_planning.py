@@ -1,4 +1,4 @@
-"""The planning benchmark: what it claims about ranks that are not there is so, and its rows say what they must."""
+"""The planning benchmark: simulated ranks send what real ranks would send, and every row is present."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdfast.repo.format.boxes import Box, volume
 
 
 @pytest.mark.slow  # torch takes seconds to load what a DTensor needs
-def test_all_sizes_make_all_rows(tmp_path: Path) -> None:
+def test_every_size_gives_its_rows(tmp_path: Path) -> None:
     results = planning_suite.run(TINY, tmp_path)
 
     assert [result.workload.partition(",")[0] for result in results] == [
@@ -30,21 +30,21 @@ def test_all_sizes_make_all_rows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 64])
-def test_the_sketches_of_others_add_up_with_that_of_the_first(ranks: int) -> None:
+def test_the_simulated_sketches_complete_that_of_the_first_rank(ranks: int) -> None:
     box = cut_shape((128, 4), 0, ranks)
     own = sketch_boxes([("x", "bf16", (128, 4), box)], b"12345678")
     rounds = EchoRounds(ranks)
     rounds.arrive(RoundCall("all_gather", "cover"), wire.encode((own.total, list(own.origins))))
 
-    told = [Sketch(total, tuple(origins)) for total, origins in map(wire.decode, rounds.collect())]
+    sketches = [Sketch(total, tuple(origins)) for total, origins in map(wire.decode, rounds.collect())]
 
-    assert len(told) == ranks
-    assert is_covered(merge(told))
-    assert not is_covered(merge(told[:-1]))
+    assert len(sketches) == ranks
+    assert is_covered(merge(sketches))
+    assert not is_covered(merge(sketches[:-1]))
 
 
 @pytest.mark.parametrize("ranks", [1, 3, 8, 200])
-def test_shards_are_all_rows_once(ranks: int) -> None:
+def test_shards_cover_each_row_once(ranks: int) -> None:
     boxes = [cut_shape((128, 4), rank, ranks) for rank in range(ranks)]
 
     assert sum(map(volume, boxes)) == 128 * 4
@@ -52,7 +52,7 @@ def test_shards_are_all_rows_once(ranks: int) -> None:
     assert Box((0, 0), (0, 0)) not in boxes
 
 
-def test_as_many_parameters_as_wanted_have_names_of_their_own() -> None:
+def test_parameters_are_as_many_as_requested_with_distinct_names() -> None:
     shapes = make_shapes(1000)
 
     assert len(shapes) == 1000

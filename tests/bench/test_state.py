@@ -1,4 +1,4 @@
-"""The benchmarks of state run with every format, and one that gives back other bytes ends the run."""
+"""The benchmarks of state run with every format, and a format that returns other bytes ends the run."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from bench.kit import bare_work
-from bench.kit.again import Again
 from bench.kit.arena import Arena, at_least, compare, compare_ms, names_like, open_arena
 from bench.kit.measure import FULL, TINY, Timings, WrongResult, race, random_bytes
 from bench.kit.peers import HOLDFAST, HOLDFAST_FAST, SAFETENSORS, TORCH, Peer, find_peers
+from bench.kit.repeated_saves import RepeatedSaves
 from bench.kit.sections import ANCHORS, explain
 from bench.kit.states import (
     Shape,
@@ -53,7 +53,7 @@ def _spoil(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("peer", _EVERY, ids=lambda peer: peer.name)
-def test_every_format_gives_back_what_it_was_given(peer: Peer, arena: Arena) -> None:
+def test_every_format_loads_what_it_saved(peer: Peer, arena: Arena) -> None:
     arena.save(peer)
     folder, state, name = arena.folder(peer), arena.state, pick_name(arena.state)
     target = make_empty(state)
@@ -89,7 +89,7 @@ def test_a_format_that_loads_other_bytes_ends_the_run(arena: Arena) -> None:
 
 
 @pytest.mark.parametrize("peer", [HOLDFAST, TORCH], ids=lambda peer: peer.name)
-def test_a_load_in_place_that_leaves_what_was_there_ends_the_run(
+def test_a_load_in_place_that_keeps_old_values_ends_the_run(
     peer: Peer, arena: Arena, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lazy = replace(peer, fill=lambda folder, state: None)
@@ -142,9 +142,7 @@ def test_a_format_that_reads_a_part_wrong_ends_the_run(
         load_suite._measure_parts(arena, [TORCH if peer is HOLDFAST else wrong])
 
 
-def test_a_state_that_grows_and_comes_back_changed_ends_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_state_that_is_loaded_wrongly_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scale_suite, "drop_pages", lambda paths: None)
     monkeypatch.setattr(scale_suite._Sample, "load", lambda sample: sample.state)
 
@@ -152,21 +150,21 @@ def test_a_state_that_grows_and_comes_back_changed_ends_the_run(
         scale_suite.run(TINY, tmp_path)
 
 
-def test_a_save_with_hints_is_left_out_where_there_are_none(
+def test_a_save_with_hints_is_left_out_if_the_store_has_none(
     arena: Arena, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refuse(root: Path, **options: bool) -> None:
         if options:
             raise TypeError("open() got an unexpected keyword argument 'change_hints'")
 
-    monkeypatch.setattr("bench.kit.again.holdfast.open", refuse)
+    monkeypatch.setattr("bench.kit.repeated_saves.holdfast.open", refuse)
 
     assert state_suite._find_hinted(arena) == {}
     assert "left out" in capsys.readouterr().err
 
 
 def test_a_save_of_an_unchanged_state_that_writes_ends_the_run(arena: Arena) -> None:
-    again = Again(arena)
+    again = RepeatedSaves(arena)
     again.change(0.0)
     result = again.save()
 
@@ -175,21 +173,21 @@ def test_a_save_of_an_unchanged_state_that_writes_ends_the_run(arena: Arena) -> 
         again.verify(replace(result, new_bytes=9999999), fraction=0.0)
 
 
-def test_a_state_is_told_from_one_of_other_names_dtypes_or_shapes() -> None:
+def test_other_names_dtypes_or_shapes_are_not_the_same_state() -> None:
     state = make_state(_SHAPE, seed=1)
     first = state["layers.0.weight"]
 
     for other in (first.view(torch.int32), first.view(-1)):
-        with pytest.raises(WrongResult, match=r"nobody: layers\.0\.weight is torch"):
-            verify_state({**state, "layers.0.weight": other}, state, who="nobody")
-    with pytest.raises(WrongResult, match="nobody: the names"):
-        verify_state({"layers.0.weight": first}, state, who="nobody")
+        with pytest.raises(WrongResult, match=r"peer: layers\.0\.weight is torch"):
+            verify_state({**state, "layers.0.weight": other}, state, who="peer")
+    with pytest.raises(WrongResult, match="peer: the names"):
+        verify_state({"layers.0.weight": first}, state, who="peer")
     with pytest.raises(WrongResult, match=r"layers\.0\.weight is no tensor"):
-        verify_state({**state, "layers.0.weight": None}, state, who="nobody")
+        verify_state({**state, "layers.0.weight": None}, state, who="peer")
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.01, 0.1, 1.0])
-def test_a_change_reaches_so_many_bytes_and_no_more(fraction: float) -> None:
+def test_a_change_affects_the_given_fraction_of_bytes(fraction: float) -> None:
     state = make_state(_SHAPE, seed=1)
     before = copy_state(state)
 
@@ -201,7 +199,7 @@ def test_a_change_reaches_so_many_bytes_and_no_more(fraction: float) -> None:
     assert changed == round(fraction * _SHAPE.size_bytes)
 
 
-def test_the_full_size_is_what_the_goals_are_about() -> None:
+def test_the_full_size_is_the_one_that_the_goals_name() -> None:
     large, mixed, small = plan_large(FULL), plan_mixed(FULL), plan_small(FULL)
 
     assert large.sizes == (16 << 20,) * 128
@@ -237,7 +235,7 @@ def test_a_raw_write_by_several_threads_writes_every_byte(direct: bool, tmp_path
     assert (tmp_path / "raw").read_bytes() == data
 
 
-def test_a_write_that_hashes_on_its_way_writes_the_same(tmp_path: Path) -> None:
+def test_a_write_that_also_hashes_writes_the_same_bytes(tmp_path: Path) -> None:
     data = bare_work.aligned_memory(3 * bare_work.UNIT_BYTES // 2)
     data[:] = random_bytes(len(data), seed=1)
 
@@ -255,7 +253,7 @@ def test_a_copy_by_several_threads_copies_every_byte() -> None:
     assert target == data
 
 
-def test_memory_that_is_taken_and_given_back_is_seen() -> None:
+def test_the_peak_includes_memory_that_was_freed_again() -> None:
     def take_and_drop() -> None:
         torch.zeros(64 << 20, dtype=torch.uint8)
 

@@ -1,4 +1,4 @@
-"""The parts of each workload are measured beside it, and tell the least time that they allow."""
+"""The parts of each workload are measured with it, and give a lower limit for its time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _WORK = Work("save", ("hash", "write"), "write")
 
 def _tell(hash_cpu: float, write: Timings) -> Result:
     timings = {"save": Timings((3.0, 2.0), (2.5, 3.0)), "hash, 2 cores": Timings((1.0,), (hash_cpu,)), "write": write}
-    return where_suite.tell_work(_WORK, timings, 1 << 30, cores=2)
+    return where_suite.make_work_row(_WORK, timings, 1 << 30, cores=2)
 
 
 def test_a_workload_is_compared_with_the_processor_time_of_its_parts() -> None:
@@ -47,7 +47,7 @@ def test_the_seconds_of_a_workload_are_those_of_a_gibibyte() -> None:
         "write": Timings((0.1,), (0.1,)),
     }
 
-    row = where_suite.tell_work(_WORK, timings, 256 * _MIB, cores=1)
+    row = where_suite.make_work_row(_WORK, timings, 256 * _MIB, cores=1)
 
     assert (row.figure, row.against) == (2.0, "its parts on 1 core")
     assert row.limit == pytest.approx(1.4)
@@ -87,9 +87,7 @@ def test_the_table_of_parts_shows_what_the_processor_did() -> None:
     assert "| hash, 1 core | 0.5 s/GiB |  |  | 0.50 CPU s |" in filled
 
 
-def test_a_load_beside_its_parts_that_gives_other_bytes_ends_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_load_in_the_race_with_its_parts_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def load_spoiled(folder: Path, like: State) -> State:
         spoiled = copy_state(HOLDFAST.load(folder, like))
         next(iter(spoiled.values())).view(-1).view(torch.uint8)[0].bitwise_xor_(1)

@@ -15,7 +15,7 @@ from holdfast.repo.write.writer import SaveResult
 from holdfast.snapshot.save.staging import SaveHandle
 
 
-class Again:
+class RepeatedSaves:
     """An open store in a folder of an arena, and saves of the arena's state to it, each verified by a load."""
 
     def __init__(self, arena: Arena, folder: str = "again", **options: bool) -> None:
