@@ -69,7 +69,8 @@ def make_lost_error(step: str, reason: str, *, rank: int, world_size: int) -> Ra
 
 def name_ranks(ranks: Iterable[int]) -> str:
     """Format ranks for a message: "no rank", "rank 2 twice", "ranks 0, 1 and 5", "ranks 0-63"."""
-    counts = Counter(ranks)
+    # Not Counter(ranks): of a mapping, that would take the values as counts.
+    counts = Counter(iter(ranks))
     if not counts:
         return "no rank"
     if len(counts) == 1:

@@ -100,3 +100,9 @@ def test_a_lost_store_is_no_failure_of_a_rank() -> None:
 )
 def test_ranks_are_named_in_words(ranks: list[int], text: str) -> None:
     assert name_ranks(ranks) == text
+
+
+def test_the_error_of_one_other_rank_names_that_rank() -> None:
+    error = make_error("write", [RankFailure(1, "RankGone", "no sign of life", "")], rank=0, world_size=2)
+
+    assert str(error) == "step 'write' failed on rank 0 of 2, because of rank 1: rank 1: RankGone: no sign of life"
