@@ -110,7 +110,6 @@ def test_a_training_step_is_deterministic() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_all_ways_are_run(tmp_path: Path) -> None:
     results = compile_suite.run(TINY, tmp_path)
 
