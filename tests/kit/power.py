@@ -1,4 +1,4 @@
-"""A disk in memory that loses power: of what was written it keeps what POSIX promises, and no more."""
+"""A simulated disk that can lose power: it then keeps only what POSIX promises."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ SyncKind = Literal["file", "directory"]
 
 @dataclass(frozen=True, slots=True)
 class SyncSite:
-    """Where an fsync happened: of a file or a directory, below which top-level directory of the store.
+    """Where an fsync happened: of a file or a directory, and below which top-level directory of the store.
 
-    The root of the store is ".", what is outside of it is "..", a directory below a top-level one is "top/*".
+    `top` is "." for the root of the store, ".." for anything outside, "top/*" for a directory below a top-level one.
     """
 
     kind: SyncKind
@@ -44,7 +44,7 @@ class _Directory:
     entries: dict[str, _Node] = field(default_factory=dict)
     durable_entries: dict[str, _Node] = field(default_factory=dict)
     unsynced: list[dict[str, _Node | None]] = field(default_factory=list)
-    """Changes since the last fsync, each applied whole or not at all: names, and what they lead to."""
+    """Changes since the last fsync, by name; a power loss keeps each change entirely or not at all."""
     modified_s: float = field(default_factory=time)
 
     def change(self, names: dict[str, _Node | None]) -> None:
@@ -56,10 +56,10 @@ _Node = _File | _Directory
 
 
 class SimulatedDisk:
-    """`Files` for an unchanged LocalStore at `root`: counts fsyncs or ignores them, dies on cue, loses power."""
+    """`Files` for a LocalStore at `root`: counts or ignores fsyncs, crashes at a chosen call, and loses power."""
 
     def __init__(self, *, root: str = "/store", ignore: Collection[SyncSite] = (), stop_at: int | None = None) -> None:
-        """Make an empty disk; the `stop_at`-th mutating call (the first is 1) and all that follows raise Crashed."""
+        """Create an empty disk; the `stop_at`-th mutating call (from 1) and all later calls raise Crashed."""
         self._root = root
         self._ignore = frozenset(ignore)
         self._stop_at = stop_at
@@ -74,25 +74,25 @@ class SimulatedDisk:
 
     @property
     def syncs(self) -> Counter[SyncSite]:
-        """How many fsyncs were asked for at each site, the ignored ones included."""
+        """The number of fsyncs at each site, including ignored ones."""
         with self._lock:
             return Counter(self._syncs)
 
     @property
     def mutations(self) -> int:
-        """How many mutating calls there were: an fsync is one, closing is none."""
+        """The number of mutating calls; an fsync counts, a close does not."""
         return self._mutations
 
     @property
     def open_handles(self) -> int:
-        """How many handles were not closed."""
+        """The number of open handles."""
         return len(self._handles)
 
     def power_loss(self, rng: random.Random | None = None) -> SimulatedDisk:
-        """Return the disk as it is found when power is back.
+        """Return the disk after a power loss.
 
-        Without `rng` whatever was not fsynced is gone. With it, any part of that is there: some of the
-        changes of a directory and not others, and torn files that end early or in zeros.
+        Without `rng`, everything that was not fsynced is lost. With it, a random part survives: some changes of a
+        directory and not others, and torn files that end early or in zeros.
         """
         with self._lock:
             survivor = SimulatedDisk(root=self._root)
@@ -138,13 +138,13 @@ class SimulatedDisk:
             return buffer.nbytes
 
     def set_direct(self, handle: int, *, direct: bool) -> bool:
-        """Take the wish for what it is: whatever was not synced is lost, on whichever way it came."""
+        """Return `direct`; bytes that are not synced are lost either way."""
         with self._lock:
             self._verify_alive()
             return direct
 
     def is_cached(self, handle: int, start: int) -> bool:
-        """Claim that nothing is: both ways to read give the same bytes."""
+        """Return False, so that direct reads are used; both ways return the same bytes."""
         return False
 
     def read_into(self, handle: int, start: int, buffer: memoryview) -> int:
@@ -312,7 +312,7 @@ class SimulatedDisk:
 
 
 class _Survival:
-    """What is left of each file and directory; one file under two names stays one."""
+    """Computes what survives of each file and directory; a file with two names stays one file."""
 
     def __init__(self, numbers: count[int], rng: random.Random | None) -> None:
         self._numbers = numbers

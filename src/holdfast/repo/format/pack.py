@@ -23,7 +23,9 @@ MAX_FOOTER_BYTES: Final = 256 << 20
 RUN_BYTES: Final = 64 << 10
 """A run of chunks of this size or more starts at a page boundary, so that it can be mapped and read directly."""
 PAGE_BYTES: Final = 4096
+"""Alignment of large runs; part of the format, and equal to the alignment of direct I/O."""
 LINE_BYTES: Final = 64
+"""Alignment of small runs and of the footer."""
 
 PACK_MAJOR: Final = 1
 PACK_MINOR: Final = 0

@@ -15,7 +15,8 @@ from holdfast.objects.settle import create_settled
 from holdfast.repo.format.layout import generation_key, split_generation
 from holdfast.repo.format.record import MAX_RECORD_BYTES, Fields, decode_record, encode_record
 
-_RELISTS: Final = 8
+RELISTS: Final = 8
+"""How often a listing is repeated because a listed record was deleted before it was read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ def iter_stems(store: ObjectStore, prefix: str) -> Iterator[tuple[str, list[int]
 
 def read_newest(store: ObjectStore, stem: str) -> Newest:
     """Read the value of `stem`; raises Corrupt if its newest record is damaged: an older one would be outdated."""
-    for _ in range(_RELISTS):
+    for _ in range(RELISTS):
         newest = _read_highest(store, stem, list_generations(store, stem))
         if newest:
             return newest

@@ -8,10 +8,10 @@ from holdfast.errors import Corrupt, NotFound
 from holdfast.objects.listing import iter_objects
 from holdfast.objects.protocol import ObjectStore
 from holdfast.repo.format.layout import BAD, MANIFESTS, MARKS, PACKS, is_file_id
-from holdfast.repo.names.generations import read_record
+from holdfast.repo.names.generations import RELISTS, read_record
 
-_RELISTS: Final = 8
 ABANDONED_S: Final = 6 * 3600.0
+"""A mark of this age was probably left by an interrupted collection."""
 
 
 def read_marked(store: ObjectStore) -> frozenset[str]:
@@ -20,7 +20,7 @@ def read_marked(store: ObjectStore) -> frozenset[str]:
     A damaged mark may have named any of them, so then all count as marked: a save still works, but reuses nothing
     that is stored. Marks are not fsynced, so a power loss can damage one.
     """
-    for _ in range(_RELISTS):
+    for _ in range(RELISTS):
         try:
             return frozenset(key for info in iter_objects(store, MARKS) for key in _read_keys(store, info.key))
         except NotFound:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Literal
 
 from holdfast.errors import Corrupt, NewerFormat, NotFound
 from holdfast.objects.protocol import ObjectStore
@@ -25,11 +25,10 @@ from holdfast.repo.format.layout import (
 )
 from holdfast.repo.format.rank_manifests import read_needs
 from holdfast.repo.format.record import Fields
-from holdfast.repo.names.generations import iter_stems, list_generations, read_newest, read_record
+from holdfast.repo.names.generations import RELISTS, iter_stems, list_generations, read_newest, read_record
 from holdfast.repo.names.marks import read_marked
 from holdfast.repo.names.snapshots import CommittedSnapshot, NameState, parse_snapshot
 
-_RELISTS: Final = 8
 LeaseStanding = Literal["gone", "live", "released", "fenced"]
 
 
@@ -110,7 +109,7 @@ def read_leases(store: ObjectStore) -> dict[str, LeaseView]:
 
 def read_live(store: ObjectStore) -> Live:
     """Read every root and the files it needs; raises Corrupt if one cannot be read: then nothing may be deleted."""
-    for _ in range(_RELISTS):
+    for _ in range(RELISTS):
         try:
             return _read_live(store)
         except _Changed:

@@ -15,7 +15,8 @@ from holdfast.repo.format.layout import PACKS
 from holdfast.repo.format.pack import Footer, PackedChunk, parse_pack_key, read_footer
 from holdfast.repo.handle.repository import Repository
 
-_ROW_COST_BYTES: Final = 400
+ROW_COST_BYTES: Final = 400
+"""Approximate memory of one row of a footer."""
 
 
 class Copies:
@@ -51,7 +52,7 @@ class Copies:
             if self._in_footers is None:
                 self._in_footers = self._read_footers()
             found = self._in_footers.get(ref.digest, ())
-        if not found and len(self._in_footers) * _ROW_COST_BYTES >= self._limit_bytes:
+        if not found and len(self._in_footers) * ROW_COST_BYTES >= self._limit_bytes:
             # Not all footers fit in memory: read them again, for this chunk only.
             found = [
                 row for _, footer in iter_footers(self._store) for row in footer.chunks if row.digest == ref.digest
@@ -62,7 +63,7 @@ class Copies:
         rows: dict[Digest, list[PackedChunk]] = {}
         for _, footer in iter_footers(self._store):
             for row in footer.chunks:
-                if len(rows) * _ROW_COST_BYTES < self._limit_bytes:
+                if len(rows) * ROW_COST_BYTES < self._limit_bytes:
                     rows.setdefault(row.digest, []).append(row)
         return rows
 

@@ -22,14 +22,13 @@ from holdfast.repo.format.rank_manifests import Manifests, read_manifests
 from holdfast.repo.handle.index import Fragment
 from holdfast.repo.handle.repository import DEFAULT_BUDGET_BYTES
 from holdfast.repo.names.snapshots import CommittedSnapshot
-from holdfast.repo.read.copies import iter_footers
+from holdfast.repo.read.copies import ROW_COST_BYTES, iter_footers
 from holdfast.repo.stages import Stages
 from holdfast.repo.upkeep.check_records import Roots, check_links, check_records
 from holdfast.repo.upkeep.findings import Finding, Severity, Tally
 from holdfast.repo.upkeep.scrub import PackSection, Scrubbed, Scrubber, cut_pack
 from holdfast.repo.upkeep.usage import PackPosition
 
-_ROW_COST_BYTES: Final = 400
 _MAX_MANIFEST_BYTES: Final = 1 << 30
 _RESTORE: Final = "restore the pack from a copy of the store, or delete the snapshot"
 
@@ -66,7 +65,7 @@ class Checker:
         self._progress = progress or Silent()
         self._budget_bytes = budget_bytes
         self._stages = stages or Stages()
-        max_rows = budget_bytes // 4 // _ROW_COST_BYTES
+        max_rows = budget_bytes // 4 // ROW_COST_BYTES
         self._footers: LruCache[str, dict[int, PackedChunk]] = LruCache(max_rows, size_of=len)
         self._has_unreadable = False
         self._unreadable_packs: set[str] = set()
