@@ -19,7 +19,7 @@ from holdfast.json_text import Json, canonical_json, parse_json
 from holdfast.repo.engine import Engine
 from holdfast.repo.format.boxes import Box
 from holdfast.repo.format.entry import NO_RANK, Entry
-from holdfast.repo.format.source import Source, SourceChunk, cut_sources, group_pieces
+from holdfast.repo.format.source import Source, SourceChunk, cut_sources, group_chunks
 from holdfast.repo.write.transaction import ManifestPart
 from holdfast.repo.write.world import Ranks
 from holdfast.repo.write.writer import Placement, Request
@@ -191,7 +191,7 @@ class _Planner:
             return [(each.position, seeded(each.source.read(each.start, each.stop))) for each in batch]
 
         pieces = [piece for number in shared for piece in self._leaves.chunks[number]]
-        batches = [(batch, _BATCH_BYTES) for batch in group_pieces(pieces, limit_bytes=_BATCH_BYTES)]
+        batches = [(batch, _BATCH_BYTES) for batch in group_chunks(pieces, limit_bytes=_BATCH_BYTES)]
         with Engine("holdfast-fingerprint", budget_bytes=_ENGINE_BYTES, waits=False) as engine:
             for found in engine.iter_results(fingerprint, batches):
                 self._ranks.beat()

@@ -14,7 +14,7 @@ from holdfast.errors import Corrupt
 from holdfast.json_text import Json, canonical_json
 from holdfast.repo.format.boxes import Box, Coordinates
 from holdfast.repo.format.chunk import ChunkRef, Location
-from holdfast.repo.format.source import Source, count_pieces
+from holdfast.repo.format.source import Source, count_chunks
 
 NO_RANK: Final = 0xFFFFFFFF
 """The rank of an entry that belongs to no single rank."""
@@ -187,7 +187,7 @@ class EntryRows(Sequence[Entry]):
         """Use `refs`, the references to the chunks of all sources, in order."""
         self.sources = sources
         self.refs = refs
-        self.ends = array("Q", accumulate(map(count_pieces, sources)))
+        self.ends = array("Q", accumulate(map(count_chunks, sources)))
         """For every entry, the end of its chunks in `refs`."""
         assert len(refs) == (self.ends[-1] if sources else 0), "every chunk has a reference"
 

@@ -78,7 +78,7 @@ class SourceChunk(NamedTuple):
     stop: int
 
 
-class Pieces:
+class SourceChunks:
     """The chunks of many sources, computed at each iteration, because a list of them takes much memory."""
 
     def __init__(self, sources: Sequence[Source]) -> None:
@@ -97,32 +97,32 @@ class Pieces:
 
 def cut_sources(sources: Sequence[Source]) -> list[SourceChunk]:
     """Return the chunks of all sources, in order."""
-    return list(Pieces(sources))
+    return list(SourceChunks(sources))
 
 
-def count_pieces(source: Source) -> int:
+def count_chunks(source: Source) -> int:
     """Return the number of chunks of a source."""
     return len(source.cuts) or -(-source.size_bytes // CHUNK_BYTES)
 
 
-def group_pieces(pieces: Iterable[SourceChunk], *, limit_bytes: int) -> list[list[SourceChunk]]:
+def group_chunks(chunks: Iterable[SourceChunk], *, limit_bytes: int) -> list[list[SourceChunk]]:
     """Group chunks, in order, into batches of at most `limit_bytes` (or one chunk)."""
-    return list(iter_groups(pieces, limit_bytes=limit_bytes))
+    return list(iter_groups(chunks, limit_bytes=limit_bytes))
 
 
 def iter_groups(
-    pieces: Iterable[SourceChunk], *, limit_bytes: int, limit_count: int | None = None
+    chunks: Iterable[SourceChunk], *, limit_bytes: int, limit_count: int | None = None
 ) -> Iterator[list[SourceChunk]]:
     """Yield chunks, in order, in batches of at most `limit_bytes` (or one chunk) and `limit_count` chunks."""
     batch: list[SourceChunk] = []
     room = max(limit_bytes, CHUNK_BYTES)
-    for piece in pieces:
-        size = piece.stop - piece.start
+    for chunk in chunks:
+        size = chunk.stop - chunk.start
         if batch and (size > room or len(batch) == limit_count):
             yield batch
             batch = []
             room = max(limit_bytes, CHUNK_BYTES)
-        batch.append(piece)
+        batch.append(chunk)
         room -= size
     if batch:
         yield batch

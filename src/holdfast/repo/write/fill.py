@@ -25,62 +25,62 @@ from holdfast.repo.write.existing import ExistingChunks
 from holdfast.repo.write.packing import Packer
 
 _SMALL_BYTES: Final = 16 << 10
-"""Pieces below this size are hashed on the caller's thread: on a pool, threads would mostly wait for the GIL."""
+"""Chunks below this size are hashed on the caller's thread: on a pool, threads would mostly wait for the GIL."""
 _STAGED_SHARE: Final = 0.5
-"""From this share of new bytes on, pieces are copied before they are hashed: most of the copies will be written."""
+"""From this share of new bytes on, chunks are copied before they are hashed: most of the copies will be written."""
 _STAGED_BUDGET_BYTES: Final = 64 << 20
 """With a smaller budget, nothing is staged: copies that are being written add to the memory that the engine counts."""
-_BATCH_PIECES: Final = 1024
-"""Most pieces in a batch; bounds the views, digests and references in memory."""
+_BATCH_CHUNKS: Final = 1024
+"""Most chunks in a batch; bounds the views, digests and references in memory."""
 _KEPT_BLOCKS: Final = 64
 _Candidate = tuple[Digest, memoryview, Sequence[Location]]
 """A chunk, its bytes, and the locations of possible copies."""
 
 
-class HashedPiece(NamedTuple):
-    """A piece with its bytes and their digest."""
+class HashedChunk(NamedTuple):
+    """A chunk with its bytes and their digest."""
 
-    piece: SourceChunk
+    chunk: SourceChunk
     data: memoryview
     digest: Digest
     fingerprint: bytes | None
-    """Taken before the digest, if the piece is probably new; reveals a change between hashing and writing."""
+    """Taken before the digest, if the chunk is probably new; reveals a change between hashing and writing."""
     is_ours: bool = False
     """The bytes are our own copy, which no other code can change, and the fingerprint is that of the copy."""
 
 
 class HashedBatch(NamedTuple):
-    """Pieces that were hashed together."""
+    """Chunks that were hashed together."""
 
-    items: list[HashedPiece]
+    items: list[HashedChunk]
     block: LentBlock | None = None
-    """Contains the pieces that are not inline, laid out as in a pack, from the start of a page."""
+    """Contains the chunks that are not inline, laid out as in a pack, from the start of a page."""
 
     @property
     def size_bytes(self) -> int:
-        """Total size of the pieces."""
+        """Total size of the chunks."""
         return sum([len(item.data) for item in self.items])
 
 
 class Hasher:
-    """Reads and hashes pieces on an engine, ahead of the caller."""
+    """Reads and hashes chunks on an engine, ahead of the caller."""
 
     def __init__(self, engine: Engine, stages: Stages, *, batch_bytes: int, hints: ChangeHints | None = None) -> None:
         """Hash `batch_bytes` at a time; with `hints`, reuse the digests of memory that has not changed since."""
         self.new_share = 0.0
-        """Share of new bytes in the last batch; predicts the next. Unless it is 0, pieces get a fingerprint first."""
+        """Share of new bytes in the last batch; predicts the next. Unless it is 0, chunks get a fingerprint first."""
         self.engine = engine
         self._stages = stages
         self._batch_bytes = batch_bytes
         self._hints = hints
-        # Room for gaps: they take less than an eighth, except between pieces from the middle of many sources. A batch
+        # Room for gaps: they take less than an eighth, except between chunks from the middle of many sources. A batch
         # that does not fit is hashed without being staged.
         largest_bytes = max(batch_bytes, CHUNK_BYTES)
         self._blocks = BlockPool(largest_bytes + largest_bytes // 8, kept=_KEPT_BLOCKS, huge=True)
 
-    def iter_batches(self, pieces: Iterable[SourceChunk]) -> Iterator[HashedBatch]:
-        """Yield all pieces in order, in batches, while the next batches are read and hashed in the background."""
-        batches = iter_groups(pieces, limit_bytes=self._batch_bytes, limit_count=_BATCH_PIECES)
+    def iter_batches(self, chunks: Iterable[SourceChunk]) -> Iterator[HashedBatch]:
+        """Yield all chunks in order, in batches, while the next batches are read and hashed in the background."""
+        batches = iter_groups(chunks, limit_bytes=self._batch_bytes, limit_count=_BATCH_CHUNKS)
         for is_small, alike in groupby(batches, _is_small):
             if is_small:
                 yield from map(self._hash_batch, alike)
@@ -88,9 +88,9 @@ class Hasher:
                 sized = ((batch, _count_bytes(batch)) for batch in alike)
                 yield from self.engine.iter_results(self._stage_or_hash, sized)
 
-    def iter_digests(self, pieces: Iterable[SourceChunk]) -> Iterator[ChunkRef]:
-        """Yield a reference without location for every piece; keeps no bytes."""
-        for batch in self.iter_batches(pieces):
+    def iter_digests(self, chunks: Iterable[SourceChunk]) -> Iterator[ChunkRef]:
+        """Yield a reference without location for every chunk; keeps no bytes."""
+        for batch in self.iter_batches(chunks):
             yield from (ChunkRef(item.digest, item.data.nbytes, None) for item in batch.items)
 
     def _stage_or_hash(self, batch: Sequence[SourceChunk]) -> HashedBatch:
@@ -103,40 +103,40 @@ class Hasher:
     def _hash_batch(self, batch: Sequence[SourceChunk]) -> HashedBatch:
         started = perf_counter()
         items = []
-        for piece in batch:
-            data = _read(piece)
+        for chunk in batch:
+            data = _read(chunk)
             before = fingerprint(data) if self.new_share else None
-            items.append(HashedPiece(piece, data, self._hash(piece, data), before))
+            items.append(HashedChunk(chunk, data, self._hash(chunk, data), before))
         self._stages.add("hash", perf_counter() - started, _count_bytes(batch))
         return HashedBatch(items)
 
     def _stage_batch(self, batch: Sequence[SourceChunk]) -> HashedBatch:
-        """Copy pieces into a block that can be written as it is, and hash each copy while it is in the CPU cache."""
+        """Copy chunks into a block that can be written as it is, and hash each copy while it is in the CPU cache."""
         started = perf_counter()
         memory = self._blocks.take()
         end = 0
         last: SourceChunk | None = None
         items = []
-        for piece in batch:
-            data = _read(piece)
+        for chunk in batch:
+            data = _read(chunk)
             if len(data) <= INLINE_BYTES:
                 data = memoryview(bytes(data))
             else:
-                start = end + -end % _choose_alignment(piece, last)
+                start = end + -end % _choose_alignment(chunk, last)
                 memory[end:start] = bytes(start - end)
-                end, last = start + len(data), piece
+                end, last = start + len(data), chunk
                 if end > len(memory):
                     self._blocks.put_back(memory)
                     return self._hash_batch(batch)
                 copy_bytes(memory[start:end], data)
                 data = memory[start:end]
-            items.append(HashedPiece(piece, data, self._hash(piece, data), fingerprint(data), is_ours=True))
+            items.append(HashedChunk(chunk, data, self._hash(chunk, data), fingerprint(data), is_ours=True))
         self._stages.add("hash", perf_counter() - started, _count_bytes(batch))
         return HashedBatch(items, LentBlock(memory[:end], partial(self._blocks.put_back, memory)))
 
-    def _hash(self, piece: SourceChunk, data: memoryview) -> Digest:
+    def _hash(self, chunk: SourceChunk, data: memoryview) -> Digest:
         if self._hints and len(data) >= HINTED_BYTES:
-            return self._hints.hash(piece.source.name, piece.start, data)
+            return self._hints.hash(chunk.source.name, chunk.start, data)
         return hash_bytes(data)
 
 
@@ -158,11 +158,11 @@ class Filler:
         """Chunks that were reused before their copy was found to be damaged: the caller must `rewrite` them."""
         self._last: SourceChunk | None = None
 
-    def fill(self, pieces: Iterable[SourceChunk], progress: Progress) -> ChunkRows:
-        """Write the pieces that the store lacks, and return a reference for every piece."""
+    def fill(self, chunks: Iterable[SourceChunk], progress: Progress) -> ChunkRows:
+        """Write the chunks that the store lacks, and return a reference for every chunk."""
         refs = ChunkRows()
         self._hasher.new_share = float(self._existing.is_empty)
-        for batch in self._hasher.iter_batches(pieces):
+        for batch in self._hasher.iter_batches(chunks):
             self._packer.keep_alive()
             with self._stages.time("look up"):
                 self._known.update(self._find_reusable(batch.items))
@@ -170,10 +170,10 @@ class Filler:
             refs.extend(self._write(batch))
             self._hasher.new_share = (self.new_bytes - before) / size_bytes if size_bytes else 0.0
             progress.advance(size_bytes)
-        return self._rewrite_lost(pieces, refs)
+        return self._rewrite_lost(chunks, refs)
 
-    def _rewrite_lost(self, pieces: Iterable[SourceChunk], refs: ChunkRows) -> ChunkRows:
-        """Read every reused chunk in packs that were found damaged, and rewrite the damaged ones among `pieces`.
+    def _rewrite_lost(self, chunks: Iterable[SourceChunk], refs: ChunkRows) -> ChunkRows:
+        """Read every reused chunk in packs that were found damaged, and rewrite the damaged ones among `chunks`.
 
         Damaged chunks of earlier calls to `fill` stay in `lost`.
         """
@@ -184,29 +184,29 @@ class Filler:
             self.lost |= {digest for digest, at in used if not self._existing.is_copy(at, digest)}
         if not self.lost:
             return refs
-        homes = {ref.digest: (piece, ref) for piece, ref in zip(pieces, refs, strict=True) if ref.digest in self.lost}
-        moved = {ref.digest: ref for ref in self.rewrite(*zip(*homes.values(), strict=True))} if homes else {}
+        found = {ref.digest: (chunk, ref) for chunk, ref in zip(chunks, refs, strict=True) if ref.digest in self.lost}
+        moved = {ref.digest: ref for ref in self.rewrite(*zip(*found.values(), strict=True))} if found else {}
         renewed = ChunkRows()
         renewed.extend(moved.get(ref.digest, ref) for ref in refs)
         return renewed
 
-    def rewrite(self, pieces: Sequence[SourceChunk], expected: Sequence[ChunkRef]) -> list[ChunkRef]:
-        """Write pieces whose stored chunks must not be reused, even if other copies of them exist."""
+    def rewrite(self, chunks: Sequence[SourceChunk], expected: Sequence[ChunkRef]) -> list[ChunkRef]:
+        """Write chunks again whose stored copies must not be reused, even if the store has other copies."""
         for ref in expected:
             self._known.pop(ref.digest, None)
             self.lost.discard(ref.digest)
         refs: list[ChunkRef] = []
-        for batch in self._hasher.iter_batches(pieces):
+        for batch in self._hasher.iter_batches(chunks):
             refs += self._write(batch)
         if [ref.digest for ref in refs] != [ref.digest for ref in expected]:
             raise SourceChanged("the data changed while it was being saved; nothing was committed. Save again")
         return refs
 
     def _write(self, batch: HashedBatch) -> list[ChunkRef]:
-        """Append the chunks that have no location yet, each once, and return a reference for every piece."""
+        """Append the chunks that have no location yet, each once, and return a reference for every chunk."""
         known, block = self._known, batch.block
         packed = [item for item in batch.items if len(item.data) > INLINE_BYTES]
-        new: dict[Digest, HashedPiece] = {}
+        new: dict[Digest, HashedChunk] = {}
         for item in packed:
             if item.digest not in known:
                 new.setdefault(item.digest, item)
@@ -228,7 +228,7 @@ class Filler:
                 self.new_bytes += size
         return refs
 
-    def _append(self, items: Sequence[HashedPiece], *, block: LentBlock | None = None) -> None:
+    def _append(self, items: Sequence[HashedChunk], *, block: LentBlock | None = None) -> None:
         size_bytes = sum([len(item.data) for item in items])
         with self._stages.time("append", size_bytes):
             locations = self._packer.append(self._align(items), block=block)
@@ -236,23 +236,23 @@ class Filler:
             if not _is_what_was_hashed(item, location):
                 # Other code writes to this memory: the stored bytes would not match their digest.
                 raise SourceChanged(
-                    f"{item.piece.source.name!r} changed while it was being saved; nothing was committed."
+                    f"{item.chunk.source.name!r} changed while it was being saved; nothing was committed."
                     " Save when no other code writes to it, or save a copy (save_async)"
                 )
             self._known[item.digest] = location
-        self._last = items[-1].piece
+        self._last = items[-1].chunk
         self.new_bytes += size_bytes
 
-    def _align(self, items: Sequence[HashedPiece]) -> list[NewChunk]:
-        """Choose alignments: a piece that follows the one before it in the same source needs no gap."""
+    def _align(self, items: Sequence[HashedChunk]) -> list[NewChunk]:
+        """Choose alignments: a chunk that follows the one before it in the same source needs no gap."""
         chunks: list[NewChunk] = []
         last = self._last
-        for piece, data, digest, known, is_ours in items:
-            chunks.append(NewChunk(digest, data, _choose_alignment(piece, last), known if is_ours else None))
-            last = piece
+        for chunk, data, digest, known, is_ours in items:
+            chunks.append(NewChunk(digest, data, _choose_alignment(chunk, last), known if is_ours else None))
+            last = chunk
         return chunks
 
-    def _find_reusable(self, batch: Sequence[HashedPiece]) -> dict[Digest, Location]:
+    def _find_reusable(self, batch: Sequence[HashedChunk]) -> dict[Digest, Location]:
         """Return the locations of intact copies, for chunks that have no location yet."""
         if self._existing.is_empty:
             return {}
@@ -285,17 +285,17 @@ class Filler:
         return found
 
 
-def _read(piece: SourceChunk) -> memoryview:
-    source, _, start, stop = piece
+def _read(chunk: SourceChunk) -> memoryview:
+    source, _, start, stop = chunk
     data = source.read(start, stop).cast("B")
     if len(data) != stop - start:
         raise SourceChanged(f"{source.name!r} returned {len(data)} bytes instead of {stop - start}: did it shrink?")
     return data
 
 
-def _choose_alignment(piece: SourceChunk, last: SourceChunk | None) -> int:
-    """Return a piece's alignment in a pack: 1 if it continues `last` in its source, otherwise that of a new run."""
-    source, position, start, _ = piece
+def _choose_alignment(chunk: SourceChunk, last: SourceChunk | None) -> int:
+    """Return a chunk's alignment in a pack: 1 if it continues `last` in its source, otherwise that of a new run."""
+    source, position, start, _ = chunk
     if last and last.position == position and last.stop == start:
         return 1
     return choose_alignment(source.size_bytes - start)
@@ -323,7 +323,7 @@ def _is_small(batch: Sequence[SourceChunk]) -> bool:
     return _count_bytes(batch) < _SMALL_BYTES * len(batch)
 
 
-def _is_what_was_hashed(item: HashedPiece, written: Location) -> bool:
+def _is_what_was_hashed(item: HashedChunk, written: Location) -> bool:
     if item.fingerprint is None:
         return hash_bytes(item.data) == item.digest
     return item.fingerprint == written.fingerprint

@@ -25,7 +25,7 @@ from holdfast.repo.engine import Engine
 from holdfast.repo.format.chunk import INLINE_BYTES, UNIT_BYTES, ChunkRef
 from holdfast.repo.format.entry import NO_RANK, ChunkRows, Entry, EntryRows, digest_parts, digest_snapshot
 from holdfast.repo.format.layout import find_shelf, verify_name
-from holdfast.repo.format.source import Pieces, Source, SourceChunk
+from holdfast.repo.format.source import Source, SourceChunk, SourceChunks
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.roots import is_settled
 from holdfast.repo.names.snapshots import MAX_METADATA_BYTES, NameState, read_name, read_snapshot
@@ -136,7 +136,7 @@ class _Saving:
         self._ranks = ranks
         self._hasher = hasher
         self._progress = progress
-        self._pieces: Iterable[SourceChunk] = ()
+        self._chunks: Iterable[SourceChunk] = ()
         self._entries: Sequence[Entry] = ()
         ranks.all_gather("prepare", self._prepare)
         state = ranks.broadcast("name", self._read_state)
@@ -144,7 +144,7 @@ class _Saving:
 
     def _prepare(self) -> None:
         self._request = _verify_request(self._request)
-        self._pieces = Pieces(self._request.sources)
+        self._chunks = SourceChunks(self._request.sources)
         self._own_bytes = sum([source.size_bytes for source in self._request.sources])
 
     def _read_state(self) -> tuple[bool, int]:
@@ -163,7 +163,7 @@ class _Saving:
 
         def digest_own() -> tuple[bytes, int]:
             refs = ChunkRows()
-            refs.extend(self._hasher.iter_digests(self._pieces))
+            refs.extend(self._hasher.iter_digests(self._chunks))
             return digest_snapshot(request.spec, _build_entries(request, refs)), self._own_bytes
 
         gathered = self._ranks.all_gather("compare", digest_own)
@@ -209,13 +209,13 @@ class _Saving:
                 refs: list[ChunkRows] = []
 
                 def write() -> list[ManifestPart]:
-                    refs[:] = [filler().fill(self._pieces, self._progress)]
+                    refs[:] = [filler().fill(self._chunks, self._progress)]
                     return [ManifestPart(request.spec, _build_entries(request, refs[0]))]
 
                 def rewrite(stale: Sequence[ChunkRef]) -> list[ChunkRef]:
-                    homes = dict(zip(refs[0].iter_digests(), self._pieces, strict=True))
+                    by_digest = dict(zip(refs[0].iter_digests(), self._chunks, strict=True))
                     distinct = list({ref.digest: ref for ref in stale}.values())
-                    return filler().rewrite([homes[ref.digest] for ref in distinct], distinct)
+                    return filler().rewrite([by_digest[ref.digest] for ref in distinct], distinct)
 
                 snapshot = transaction.commit(draft, write, rewrite=rewrite)
                 self.is_committed = True
@@ -261,7 +261,7 @@ class _Saving:
         repo.index.refresh()
         existing = ExistingChunks(repo, read_bases(repo.store, [read_base(repo, request.name)]), avoid=frozenset())
         new: dict[Digest, int] = {}
-        for ref in self._hasher.iter_digests(self._pieces):
+        for ref in self._hasher.iter_digests(self._chunks):
             if ref.size_bytes <= INLINE_BYTES or not (ref.digest in new or existing.find(ref.digest, ref.size_bytes)):
                 new[ref.digest] = ref.size_bytes
         needed = sum(new.values())

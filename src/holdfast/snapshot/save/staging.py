@@ -24,7 +24,7 @@ from holdfast.objects.thread_pool import BackgroundThread
 from holdfast.progress import Progress
 from holdfast.repo.engine import Engine, count_cores
 from holdfast.repo.format.chunk import UNIT_BYTES
-from holdfast.repo.format.source import Source, SourceChunk, cut_sources, group_pieces
+from holdfast.repo.format.source import Source, SourceChunk, cut_sources, group_chunks
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import read_name
 from holdfast.repo.write.writer import Request, SaveResult, save
@@ -81,7 +81,7 @@ class Slabs:
 
         # Copies in progress need no memory besides the slabs.
         with Engine("holdfast-copy", budget_bytes=count_cores() * UNIT_BYTES, waits=False) as engine:
-            engine.run(copy_batch, ((batch, 0) for batch in group_pieces(_cut_units(sources), limit_bytes=UNIT_BYTES)))
+            engine.run(copy_batch, ((batch, 0) for batch in group_chunks(_cut_units(sources), limit_bytes=UNIT_BYTES)))
         return [_stage(source, partial(_view, target)) for source, target in zip(sources, targets, strict=True)]
 
     def _lay_out(self, sizes: Sequence[int]) -> list[memoryview]:

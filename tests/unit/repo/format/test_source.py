@@ -7,7 +7,7 @@ from array import array
 import pytest
 
 from holdfast.repo.format.chunk import CHUNK_BYTES
-from holdfast.repo.format.source import BytesSource, SourceChunk, cut_sources, group_pieces
+from holdfast.repo.format.source import BytesSource, SourceChunk, cut_sources, group_chunks
 
 SOURCES = [
     BytesSource("a", bytes(CHUNK_BYTES + 5)),
@@ -33,7 +33,7 @@ def test_bytes_are_read_without_a_copy_whatever_their_type() -> None:
 
 def test_pieces_are_grouped_in_order_within_the_limit() -> None:
     pieces = cut_sources([BytesSource(str(size), bytes(size)) for size in (5 * CHUNK_BYTES, 10, 2 * CHUNK_BYTES)])
-    batches = group_pieces(pieces, limit_bytes=2 * CHUNK_BYTES)
+    batches = group_chunks(pieces, limit_bytes=2 * CHUNK_BYTES)
     assert [piece for batch in batches for piece in batch] == pieces
     assert all(sum(piece.stop - piece.start for piece in batch) <= 2 * CHUNK_BYTES for batch in batches)
     assert [len(batch) for batch in batches] == [2, 2, 2, 2]
@@ -42,8 +42,8 @@ def test_pieces_are_grouped_in_order_within_the_limit() -> None:
 @pytest.mark.parametrize("limit", [1, CHUNK_BYTES])
 def test_a_batch_holds_at_least_one_chunk(limit: int) -> None:
     pieces = cut_sources([BytesSource("a", bytes(2 * CHUNK_BYTES))])
-    assert [len(batch) for batch in group_pieces(pieces, limit_bytes=limit)] == [1, 1]
+    assert [len(batch) for batch in group_chunks(pieces, limit_bytes=limit)] == [1, 1]
 
 
 def test_no_pieces_make_no_batches() -> None:
-    assert group_pieces([], limit_bytes=CHUNK_BYTES) == []
+    assert group_chunks([], limit_bytes=CHUNK_BYTES) == []

@@ -36,7 +36,7 @@ def test_pieces_come_hashed_in_order() -> None:
         hasher = Hasher(engine, Stages(), batch_bytes=MIB)
         hashed = [item for batch in hasher.iter_batches(pieces) for item in batch.items]
         refs = list(hasher.iter_digests(pieces))
-    assert [item.piece for item in hashed] == pieces
+    assert [item.chunk for item in hashed] == pieces
     assert all(item.digest == hash_bytes(item.data) for item in hashed)
     assert [ref.digest for ref in refs] == [item.digest for item in hashed]
 
@@ -148,7 +148,7 @@ def test_small_pieces_are_hashed_where_they_are_taken_and_large_ones_on_threads(
         hasher = Hasher(engine, Stages(), batch_bytes=MIB)
         pieces = cut_sources([small, large, small])
         hashed = [item for batch in hasher.iter_batches(pieces) for item in batch.items]
-    assert [item.piece for item in hashed] == pieces
+    assert [item.chunk for item in hashed] == pieces
     assert readers["small"] is threading.current_thread()
     assert readers["large"] is not threading.current_thread()
 
