@@ -10,13 +10,13 @@ from functools import partial
 
 import pytest
 
-from holdfast.objects import thread_pool as crews
+from holdfast.objects import thread_pool
 from holdfast.objects.thread_pool import BackgroundThread, Task, ThreadPool
 from tests.kit.patience import PATIENCE_S
 
 
 @pytest.fixture
-def crew() -> ThreadPool:
+def pool() -> ThreadPool:
     return ThreadPool("test", 3)
 
 
@@ -29,16 +29,16 @@ def ends_at_once(function: Callable[[], None], args: tuple[object, ...]) -> int:
     return 0
 
 
-def test_results_and_errors_come_back(crew: ThreadPool) -> None:
-    right, wrong = crew.submit(lambda: 6 * 7), crew.submit(lambda: 1 // 0)
+def test_results_and_errors_come_back(pool: ThreadPool) -> None:
+    right, wrong = pool.submit(lambda: 6 * 7), pool.submit(lambda: 1 // 0)
 
     assert right.result() == 42
     with pytest.raises(ZeroDivisionError):
         wrong.result()
-    crew.shutdown()
+    pool.shutdown()
 
 
-def test_no_more_threads_work_than_there_may_be(crew: ThreadPool) -> None:
+def test_no_more_threads_work_than_there_may_be(pool: ThreadPool) -> None:
     here = threading.Semaphore(0)
     go_on = threading.Event()
 
@@ -46,62 +46,62 @@ def test_no_more_threads_work_than_there_may_be(crew: ThreadPool) -> None:
         here.release()
         go_on.wait(PATIENCE_S)
 
-    tasks = [crew.submit(work) for _ in range(10)]
+    tasks = [pool.submit(work) for _ in range(10)]
     for _ in range(3):
         assert here.acquire(timeout=PATIENCE_S)
     assert not here.acquire(timeout=0.05)
     go_on.set()
     for task in tasks:
         task.result()
-    crew.shutdown()
+    pool.shutdown()
 
 
 @pytest.mark.parametrize("start", [cannot_start, ends_at_once])
 def test_without_any_thread_the_caller_does_the_work(
-    crew: ThreadPool, start: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+    pool: ThreadPool, start: Callable[..., int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(crews, "start_new_thread", start)
-    monkeypatch.setattr(crews, "_BEGIN_S", 0.01)
+    monkeypatch.setattr(thread_pool, "start_new_thread", start)
+    monkeypatch.setattr(thread_pool, "_BEGIN_S", 0.01)
     done: list[int] = []
-    tasks = [crew.submit(lambda number=number: done.append(number)) for number in range(5)]  # type: ignore[misc]
+    tasks = [pool.submit(lambda number=number: done.append(number)) for number in range(5)]  # type: ignore[misc]
 
     for task in tasks[:3]:
         task.result()
     assert done == [0, 1, 2]
     assert tasks[3].cancel()
-    crew.shutdown()
+    pool.shutdown()
 
     assert done == [0, 1, 2, 4]
 
 
-def test_a_thread_that_begins_after_the_end_does_nothing(crew: ThreadPool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_that_begins_after_the_end_does_nothing(pool: ThreadPool, monkeypatch: pytest.MonkeyPatch) -> None:
     late: list[Callable[[], None]] = []
-    monkeypatch.setattr(crews, "start_new_thread", lambda function, args: late.append(partial(function, *args)))
-    monkeypatch.setattr(crews, "_BEGIN_S", 0.01)
-    crew.submit(lambda: None).result()
-    crew.shutdown()
+    monkeypatch.setattr(thread_pool, "start_new_thread", lambda function, args: late.append(partial(function, *args)))
+    monkeypatch.setattr(thread_pool, "_BEGIN_S", 0.01)
+    pool.submit(lambda: None).result()
+    pool.shutdown()
 
     for serve in late:
         serve()
 
 
-def test_a_task_that_no_thread_takes_is_done_by_the_caller(crew: ThreadPool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_that_no_thread_takes_is_done_by_the_caller(pool: ThreadPool, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the thread that took it had got no memory to begin it."""
-    monkeypatch.setattr(crews, "_CHECK_S", 0.01)
+    monkeypatch.setattr(thread_pool, "_CHECK_S", 0.01)
     go_on = threading.Event()
-    first = [crew.submit(lambda: go_on.wait(PATIENCE_S)) for _ in range(3)]
-    while not crew._queue.empty():
+    first = [pool.submit(lambda: go_on.wait(PATIENCE_S)) for _ in range(3)]
+    while not pool._queue.empty():
         os.sched_yield()
-    lost = crew.submit(get_ident)
-    crew._queue.get_nowait()
+    lost = pool.submit(get_ident)
+    pool._queue.get_nowait()
 
     assert lost.result() == get_ident()
     go_on.set()
     assert all(task.result() for task in first)
-    crew.shutdown()
+    pool.shutdown()
 
 
-def test_an_abandoned_task_does_not_run_and_a_running_one_is_waited_for(crew: ThreadPool) -> None:
+def test_an_abandoned_task_does_not_run_and_a_running_one_is_waited_for(pool: ThreadPool) -> None:
     begun, go_on = threading.Event(), threading.Event()
     done: list[str] = []
 
@@ -110,22 +110,22 @@ def test_an_abandoned_task_does_not_run_and_a_running_one_is_waited_for(crew: Th
         go_on.wait(PATIENCE_S)
         done.append("begun")
 
-    running = crew.submit(work)
+    running = pool.submit(work)
     assert begun.wait(PATIENCE_S)
-    waiting = Task(crew, lambda: done.append("abandoned"))
+    waiting = Task(pool, lambda: done.append("abandoned"))
     waiting.abandon()
-    crew.enqueue(waiting)
+    pool.enqueue(waiting)
     threading.Timer(0.02, go_on.set).start()
     running.abandon()
 
     assert done == ["begun"]
-    crew.shutdown()
+    pool.shutdown()
     assert done == ["begun"]
 
 
-def test_a_task_whose_claim_was_interrupted_can_be_abandoned(crew: ThreadPool) -> None:
+def test_a_task_whose_claim_was_interrupted_can_be_abandoned(pool: ThreadPool) -> None:
     """The interrupt came when the caller had claimed it, and before the work began."""
-    task = Task(crew, lambda: None)
+    task = Task(pool, lambda: None)
     assert task._is_claimed_here()
 
     task.abandon()
@@ -134,7 +134,7 @@ def test_a_task_whose_claim_was_interrupted_can_be_abandoned(crew: ThreadPool) -
     assert not task._is_done
 
 
-def test_a_cancelled_task_does_not_run_and_a_running_one_cannot_be_cancelled(crew: ThreadPool) -> None:
+def test_a_cancelled_task_does_not_run_and_a_running_one_cannot_be_cancelled(pool: ThreadPool) -> None:
     begun, go_on = threading.Event(), threading.Event()
     done: list[str] = []
 
@@ -143,7 +143,7 @@ def test_a_cancelled_task_does_not_run_and_a_running_one_cannot_be_cancelled(cre
         go_on.wait(PATIENCE_S)
         done.append("begun")
 
-    tasks = [ThreadPool.submit(crew, work)]
+    tasks = [ThreadPool.submit(pool, work)]
     assert begun.wait(PATIENCE_S)
     single = ThreadPool("single", 0)
     waiting = single.submit(lambda: done.append("cancelled"))
@@ -152,18 +152,18 @@ def test_a_cancelled_task_does_not_run_and_a_running_one_cannot_be_cancelled(cre
     assert not tasks[0].cancel()
     go_on.set()
     tasks[0].wait()
-    crew.shutdown()
+    pool.shutdown()
     single.shutdown()
 
     assert done == ["begun"]
 
 
-def test_an_error_does_not_hold_the_task_that_it_came_from(crew: ThreadPool) -> None:
-    task = crew.submit(lambda: 1 // 0)
+def test_an_error_does_not_hold_the_task_that_it_came_from(pool: ThreadPool) -> None:
+    task = pool.submit(lambda: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         task.result()
     assert task._error is None
-    crew.shutdown()
+    pool.shutdown()
 
 
 def test_a_lone_thread_works_and_can_be_waited_for() -> None:
@@ -198,8 +198,8 @@ def test_a_lone_thread_keeps_what_its_work_raises() -> None:
 def test_a_lone_thread_that_does_not_begin_is_an_error_and_never_begins(
     start: Callable[..., int], kind: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(crews, "start_new_thread", start)
-    monkeypatch.setattr(crews, "_START_S", 0.01)
+    monkeypatch.setattr(thread_pool, "start_new_thread", start)
+    monkeypatch.setattr(thread_pool, "_START_S", 0.01)
     done: list[int] = []
     thread = BackgroundThread(lambda: done.append(1), "test")
 
