@@ -89,9 +89,9 @@ class Rebuilder:
         """Read a tensor to `device`, or to its original device."""
         return self._read_node(self._catalog.open(stored.batch), stored.node, device)
 
-    def read_storage(self, provider: StorageEntry, device: torch.device | None) -> torch.UntypedStorage:
+    def read_storage(self, stored: StorageEntry, device: torch.device | None) -> torch.UntypedStorage:
         """Read a storage to `device`, or to its original device."""
-        found = describe_entry(self._catalog.open(provider.batch), provider.number)
+        found = describe_entry(self._catalog.open(stored.batch), stored.number)
         span = found.span
         assert span is not None  # a StorageEntry has one
         target = _resolve(found, device)
@@ -163,21 +163,23 @@ class Rebuilder:
         storage_device = _META if mode is not None else device
         key = key if mode is None else (key, id(mode), str(device))
         found = self._cache.find(key, storage_device) if self._cache else None
-        if found is not None and found.storage.nbytes() == stop - start:
+        if found is not None and found.filled is not None and found.storage.nbytes() == stop - start:
             return _Memory(view_storage(found.storage, 0, stop - start, device), start, found.filled)
         data = torch.zeros(stop - start, dtype=torch.uint8, device=device)
-        filled = self._cache.keep(key, data.untyped_storage()) if self._cache else FilledBytes()
-        return _Memory(data, start, filled)
+        memory = _Memory(data, start, FilledBytes())
+        if self._cache:
+            self._cache.keep(key, data.untyped_storage(), memory.filled)
+        return memory
 
     def _fill(self, memory: _Memory, span: StorageSpan) -> None:
         """Read the bytes of a storage that are not in memory yet; the user may have changed those that are."""
         gaps = list(iter_gaps(memory.filled.spans, span.start, span.stop))
         if not gaps or memory.is_unread:
             return
-        provider = self._catalog.find_storage(span.digest)
-        assert provider is not None  # the catalog refuses batches without one
-        opened = self._catalog.open(provider.batch)
-        found = describe_entry(opened, provider.number)
+        stored = self._catalog.find_storage(span.digest)
+        assert stored is not None  # the catalog refuses batches without one
+        opened = self._catalog.open(stored.batch)
+        found = describe_entry(opened, stored.number)
         assert found.span is not None
         for start, stop in gaps:
             at = found.span.first + start - span.start

@@ -72,21 +72,22 @@ class CachedStorage(NamedTuple):
     """A storage that is still in use."""
 
     storage: torch.UntypedStorage
-    filled: FilledBytes
+    filled: FilledBytes | None
+    """What was passed to `keep`."""
 
 
 class StorageCache:
     """Finds storages that are still in use, without keeping them alive. Thread-safe."""
 
     def __init__(self) -> None:
-        self._refs: dict[tuple[Hashable, str], tuple[StorageWeakRef, FilledBytes]] = {}
+        self._refs: dict[tuple[Hashable, str], tuple[StorageWeakRef, FilledBytes | None]] = {}
         self._lock = threading.Lock()
 
     def find(self, key: Hashable, device: torch.device) -> CachedStorage | None:
         """Return the storage that was added under `key` for `device`, or None if it is not in use any more."""
         with self._lock:
             ref, filled = self._refs.get((key, str(device)), (None, None))
-            if ref is None or filled is None:
+            if ref is None:
                 return None
             storage: torch.UntypedStorage | None = torch.UntypedStorage._new_with_weak_ptr(ref.cdata)
             if storage is None:
@@ -94,12 +95,13 @@ class StorageCache:
                 return None
             return CachedStorage(storage, filled)
 
-    def keep(self, key: Hashable, storage: torch.UntypedStorage) -> FilledBytes:
-        """Add a storage under `key`, for as long as it is in use elsewhere; the caller notes which bytes it fills."""
-        filled = FilledBytes()
+    def keep(self, key: Hashable, storage: torch.UntypedStorage, filled: FilledBytes | None = None) -> None:
+        """Add a storage under `key`, for as long as it is in use elsewhere; `filled` is kept with it.
+
+        A storage that is read as a whole needs no `filled`, which takes a few hundred bytes.
+        """
         with self._lock:
             self._refs[key, str(storage.device)] = (StorageWeakRef(storage), filled)  # type: ignore[no-untyped-call]  # torch does not say
             if len(self._refs) % 256 == 0:
                 live = {known: found for known, found in self._refs.items() if not found[0].expired()}  # type: ignore[no-untyped-call]  # as above
                 self._refs = live
-        return filled

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.tensors.storage_cache import ByteSpan, StorageCache, find_span_at, iter_gaps, join_span
+from holdfast.tensors.storage_cache import ByteSpan, FilledBytes, StorageCache, find_span_at, iter_gaps, join_span
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 
@@ -61,13 +61,14 @@ def test_what_is_gone_does_not_pile_up() -> None:
 def test_bytes_that_were_read_are_forgotten_with_their_storage() -> None:
     cache = StorageCache()
     tensor = torch.arange(3)
-    cache.keep("a", tensor.untyped_storage()).spans.append(ByteSpan(0, 8))
+    filled = FilledBytes([ByteSpan(0, 8)])
+    cache.keep("a", tensor.untyped_storage(), filled)
     found = cache.find("a", CPU)
     assert found is not None
-    assert found.filled.spans == [ByteSpan(0, 8)]
+    assert found.filled is filled
     del tensor, found
     gc.collect()
-    assert cache.keep("a", torch.arange(3).untyped_storage()).spans == []
+    assert cache.find("a", CPU) is None
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 12))), st.tuples(st.integers(0, 40), st.integers(1, 20)))

@@ -16,7 +16,7 @@ from holdfast.snapshot.load.options import SAVED
 from holdfast.tensors.build import CPU, build_tensor, plan_block
 from holdfast.tensors.memory import new_memory, view_bytes, view_storage
 from holdfast.tensors.spec import TensorSpec, decode_spec, is_rng_state
-from holdfast.tensors.storage_cache import ByteSpan, StorageCache, iter_gaps, join_span
+from holdfast.tensors.storage_cache import ByteSpan, FilledBytes, StorageCache, iter_gaps, join_span
 from holdfast.trees.move import move_to_device, resolve_device
 from holdfast.trees.outline import Leaf
 
@@ -66,9 +66,9 @@ class SharedMemory:
         """Fill the part of a group's memory that this tensor needs and that was not read yet."""
         key = ("alias", entry.alias)
         found = self._cache.find(key, device)
-        if found is None:
-            memory = new_memory(self._measure(entry.alias), device)
-            filled = self._cache.keep(key, memory.untyped_storage())
+        if found is None or found.filled is None:
+            memory, filled = new_memory(self._measure(entry.alias), device), FilledBytes()
+            self._cache.keep(key, memory.untyped_storage(), filled)
         else:
             memory, filled = view_storage(found.storage, 0, found.storage.nbytes()), found.filled
         for start, stop in list(iter_gaps(filled.spans, spec.at, spec.at + entry.size_bytes)):
