@@ -209,15 +209,15 @@ class ContentStoreReader:
         """Read a storage by its digest, to its original device or to `device`; raise TensorNotFound."""
         with self._lock_here():
             self._refresh_if_changed()
-            provider = self._catalog.find_storage(h)
-            if provider is None:
+            stored = self._catalog.find_storage(h)
+            if stored is None:
                 self.refresh()
-                provider = self._catalog.find_storage(h)
-            if provider is None:
+                stored = self._catalog.find_storage(h)
+            if stored is None:
                 raise TensorNotFound(
                     f"no storage with digest {h!r} in {self._repo.store.url}{self._describe_damage()}", name=h
                 )
-            return self._rebuilder.read_storage(provider, _parse_device(device))
+            return self._rebuilder.read_storage(stored, _parse_device(device))
 
     def read_tensor_metadata(self, name: str) -> TensorMetadata:
         """Read the metadata of a tensor; raise TensorNotFound."""

@@ -33,5 +33,5 @@ def pause_gc_if_small(size_bytes: int, num_entries: int) -> AbstractContextManag
 
 
 def is_small(size_bytes: int, num_entries: int) -> bool:
-    """Tell whether this many entries have so few bytes that saving or loading them is short."""
+    """Return whether this many entries have so few bytes that saving or loading them is short."""
     return size_bytes <= _SMALL_ENTRY_BYTES * num_entries

@@ -47,12 +47,12 @@ BLOBS: Final = {"@str": str, "@bytes": bytes, "@bytearray": bytearray}
 _BLOB_TAGS: Final = {kind: tag for tag, kind in BLOBS.items()}
 _ENTRY_TAGS: Final = frozenset({TENSOR, ARRAY, PICKLE, PAYLOAD, *BLOBS})
 _MAX_PARTS_DEPTH: Final = 8
-_NAMES: Final[Mapping[str, str]] = {
+_KIND_NAMES: Final[Mapping[str, str]] = {
     TENSOR: "a tensor",
     GRAD: "a tensor with its gradient",
     ARRAY: "an array",
     PICKLE: "a pickled object",
-    PAYLOAD: "what torch.save wrote",
+    PAYLOAD: "a payload of torch.save",
     "odict": "an OrderedDict",
     "odict+": "an OrderedDict",
     "counter+": "a counter",
@@ -120,11 +120,11 @@ class LeafWriter:
         rest = iter(planned)
         return [self._others[number] if number in self._others else next(rest) for number in range(self._count)]
 
-    def encode_nodes(self, holder: Json) -> EncodedJson:
+    def encode_nodes(self, value: Json) -> EncodedJson:
         """Encode a value that contains the nodes of all leaves, in order; raises Unsupported if it is too deep."""
         try:
             # Leaves room for the head of a manifest, which will contain this value.
-            return EncodedJson(canonical_json(holder, depth=1, iter_deferred=self._iter_nodes))
+            return EncodedJson(canonical_json(value, depth=1, iter_deferred=self._iter_nodes))
         except ValueError as error:
             raise Unsupported(f"the tree cannot be saved: {error}; flatten it") from error
 
@@ -214,7 +214,7 @@ class LeafWriter:
 
 
 def is_ordinary_node(node: Json) -> bool:
-    """Tell whether a node has the usual form of an ordinary tensor. Fast path; does not validate."""
+    """Return whether a node has the usual form of an ordinary tensor. Fast path; does not validate."""
     return len(node) == 2 and node[0] == TENSOR and type(node[1]) is int
 
 
@@ -290,7 +290,7 @@ def describe_node(node: Json) -> str:
         return "None"
     if not isinstance(node, list):
         name = type(node).__name__
-        return _NAMES.get(name, f"a {name}")
+        return _KIND_NAMES.get(name, f"a {name}")
     if node[0] == PARTS:
         return f"a {node[1]} tensor"
-    return _NAMES.get(node[0], f"a {str(node[0]).lstrip('@')}")
+    return _KIND_NAMES.get(node[0], f"a {str(node[0]).lstrip('@')}")

@@ -97,7 +97,7 @@ def _name_cause(data: bytes | bytearray, error: Exception) -> str:
 
 
 def _names_globals(data: bytes) -> bool:
-    """Tell whether the pickle in a payload may name a class or function.
+    """Return whether the pickle in a payload may name a class or function.
 
     This searches the bytes, because torch's weights-only loader is written in Python and slow for long lists.
     """
@@ -106,7 +106,7 @@ def _names_globals(data: bytes) -> bool:
             pickles = [name for name in archive.namelist() if name.endswith("data.pkl")]
             return any(_GLOBAL.search(archive.read(name)) for name in pickles)
     except zipfile.BadZipFile:
-        # An older form of torch.save, or foreign bytes: only loading it can tell.
+        # An older form of torch.save, or other bytes: unknown until they are loaded.
         return True
 
 

@@ -34,7 +34,7 @@ class Stateful(Protocol):
 
 
 def is_stateful(value: object) -> bool:
-    """Tell whether `value` is an instance with both methods; a class with the methods is not one."""
+    """Return whether `value` is an instance with both methods; a class with the methods is not one."""
     return isinstance(value, Stateful) and not isinstance(value, type | torch.Tensor)
 
 
@@ -79,7 +79,7 @@ def _has_state_hooks(module: torch.nn.Module) -> bool:
 
 
 def has_hooks(*tables: Mapping[int, Any]) -> bool:
-    """Tell whether there are hooks other than those of `fully_shard`, which reshard and change no state."""
+    """Return whether there are hooks other than those of `fully_shard`, which reshard and change no state."""
     return any(not _is_of_fsdp(hook) for hooks in tables for hook in hooks.values())
 
 

@@ -64,7 +64,7 @@ class SmallTensorBatch:
     memory: torch.Tensor
     """One row for each tensor."""
 
-    def cut(self) -> list[memoryview]:
+    def list_buffers(self) -> list[memoryview]:
         """Return the memory of each tensor."""
         size = self.memory.nbytes
         view = view_bytes(view_storage(self.memory.untyped_storage(), 0, size))
@@ -80,7 +80,7 @@ class SmallTensorBatch:
 
 
 def fits_small_batch(spec: TensorSpec, size_bytes: int) -> bool:
-    """Return whether a tensor that shares no memory can use a tray: it is small, contiguous and of a plain dtype."""
+    """Return whether a tensor that shares no memory fits: it is small, contiguous and of a plain dtype."""
     is_small = spec.dtype in SMALL_BATCH_DTYPES and 0 < size_bytes <= _SMALL_BYTES
     is_bare = not (spec.offset or spec.at or spec.packed or spec.conj or spec.neg or spec.meta)
     is_sound = not spec.requires_grad or spec.dtype.is_floating_point or spec.dtype.is_complex
@@ -90,7 +90,7 @@ def fits_small_batch(spec: TensorSpec, size_bytes: int) -> bool:
 
 
 def plan_small_batch(spec: TensorSpec, count: int) -> SmallTensorBatch:
-    """Allocate memory for `count` tensors."""
+    """Allocate memory for `count` small tensors of one spec."""
     return SmallTensorBatch(spec, torch.empty((count, *spec.shape), dtype=spec.dtype, device=CPU))
 
 

@@ -99,7 +99,7 @@ class Loading:
         if self._swap is not None:
             yield
             return
-        names = [self._plan.in_place[number].at.name for number in left_out]
+        names = [self._plan.in_place[number].ref.name for number in left_out]
         with self._writing(), self._journal.writing(names):
             yield
 
@@ -133,7 +133,7 @@ class Loading:
                 mark_written([tensor for target in self._plan.in_place.values() for tensor in target.memory])
 
     def _list_swapped(self) -> list[str]:
-        return [self._plan.in_place[number].at.name for number in self._plan.names]
+        return [self._plan.in_place[number].ref.name for number in self._plan.names]
 
     def _roll_back(self, swap: Swap, error: BaseException) -> None:
         """Restore everything, last things first; an object that refuses its old state is noted as partly written."""
@@ -165,7 +165,7 @@ def list_leaves(plan: IntoPlan) -> Sequence[WrittenLeaf]:
         spans = [
             span for each, size in zip(target.memory, sizes, strict=True) for span in find_address_range(each, size)
         ]
-        leaves.append(WrittenLeaf(target.at.name, name, tuple(spans), is_tensor=True))
+        leaves.append(WrittenLeaf(target.ref.name, name, tuple(spans), is_tensor=True))
     for number, step in enumerate(plan.steps):
         memory = [each for tensor in step.memory for each in list_memory(tensor)]
         spans = [span for each in memory for span in find_address_range(each, find_span_bytes(each))]

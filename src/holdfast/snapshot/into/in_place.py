@@ -24,21 +24,21 @@ _MAX_WORK: Final = 100_000
 
 
 def is_strided(tensor: torch.Tensor) -> bool:
-    """Tell whether a tensor has a shape, strides and a dtype, and can be copied into."""
+    """Return whether a tensor has a shape, strides and a dtype, and can be copied into."""
     return tensor.layout == torch.strided and not tensor.is_nested
 
 
 def is_ordinary(tensor: torch.Tensor) -> bool:
-    """Tell whether a tensor consists of strided items in memory and nothing else."""
+    """Return whether a tensor consists of strided items in memory and nothing else."""
     return has_own_bytes(tensor) and not tensor.is_meta
 
 
-def find_read_target(target: torch.Tensor, at: EntryRef, spec: TensorSpec) -> ReadTarget | None:
+def find_read_target(target: torch.Tensor, ref: EntryRef, spec: TensorSpec) -> ReadTarget | None:
     """Return the target's memory if the saved bytes can be read directly into it."""
     if spec.meta:
         return None
     if not is_ordinary(target):
-        return find_shard_target(target, target, at, spec)
+        return find_shard_target(target, target, ref, spec)
     if (encode_quantizer(target) if target.is_quantized else None) != spec.quantizer:
         return None
     layout = (target.dtype, tuple(target.shape), target.stride(), target.is_conj(), target.is_neg())
@@ -48,17 +48,17 @@ def find_read_target(target: torch.Tensor, at: EntryRef, spec: TensorSpec) -> Re
     size = spec.span_bytes
     # Its storage may have been freed, or resized.
     is_large_enough = int(target.storage_offset()) * target.element_size() + size <= target.untyped_storage().nbytes()
-    return ReadTarget(target, at, size) if is_large_enough else None
+    return ReadTarget(target, ref, size) if is_large_enough else None
 
 
-def find_shard_target(target: object, tensor: torch.Tensor, at: EntryRef, spec: TensorSpec) -> ReadTarget | None:
+def find_shard_target(target: object, tensor: torch.Tensor, ref: EntryRef, spec: TensorSpec) -> ReadTarget | None:
     """Return this rank's boxes of a sharded tensor, if the saved bytes can be read directly into them."""
     pieces = find_pieces(target)
     is_row = not (spec.packed or spec.offset or spec.conj or spec.neg or spec.quantizer)
     is_row = is_row and spec.stride == contiguous_stride(spec.shape)
     if pieces is None or not is_row or tensor.dtype != spec.dtype or any(piece.tensor.is_meta for piece in pieces):
         return None
-    return ReadTarget(tensor, at, 0, pieces)
+    return ReadTarget(tensor, ref, 0, pieces)
 
 
 def find_pieces(target: object) -> tuple[LocalBox, ...] | None:
@@ -91,7 +91,7 @@ def cut_like(target: object, value: Any) -> Any:
 
 
 def repeats_items(tensor: torch.Tensor) -> bool:
-    """Tell whether several items of a tensor share memory, as in an expanded one."""
+    """Return whether several items of a tensor share memory, as in an expanded one."""
     return any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True))
 
 
@@ -122,7 +122,7 @@ def copy_into(target: torch.Tensor, saved: object, *, what: str) -> None:
 
 
 def allocate_if_freed(target: torch.Tensor) -> bool:
-    """Allocate memory for an ordinary tensor that has items but no memory; tell whether that was so."""
+    """Allocate memory for an ordinary tensor that has items but no memory; return whether it did."""
     return target.numel() > 0 and not is_allocated(target) and alloc_storage(target, target.shape)
 
 
@@ -139,7 +139,7 @@ class Claim(NamedTuple):
     start: int
     """An address on the target's device."""
     stop: int
-    at: EntryRef
+    ref: EntryRef
     spec: TensorSpec
     number: int | None = None
     """The entry, if it can also be read into new memory."""
@@ -155,7 +155,7 @@ class Claim(NamedTuple):
         """Equal content means equal items in the same order."""
         spec = self.spec
         flags = (spec.offset, spec.packed, spec.conj, spec.neg, spec.meta, spec.quantizer and repr(spec.quantizer))
-        digests = b"".join([chunk.digest for chunk in self.at.find().chunks])
+        digests = b"".join([chunk.digest for chunk in self.ref.find().chunks])
         return digests, spec.dtype, spec.shape, spec.stride, *flags
 
     @property
@@ -163,17 +163,17 @@ class Claim(NamedTuple):
         """The saved tensor's alias group and offset in it; 0 unless the target has the same geometry."""
         target, spec = self.target, self.spec
         is_alike = (target.dtype, target.stride()) == (spec.dtype, spec.stride) and not spec.packed
-        return self.at.find().alias if is_alike else 0, spec.at + spec.offset * target.element_size()
+        return self.ref.find().alias if is_alike else 0, spec.at + spec.offset * target.element_size()
 
 
-def make_claim(name: str, target: torch.Tensor, at: EntryRef, spec: TensorSpec) -> Claim | None:
+def make_claim(name: str, target: torch.Tensor, ref: EntryRef, spec: TensorSpec) -> Claim | None:
     """Return the claim of a target on its memory; None if it has no memory that others could share."""
     if not is_ordinary(target) or target.numel() == 0:
         return None
     start = target.data_ptr()
     if start == 0:
         return None
-    return Claim(name, target, start, start + find_span_bytes(target), at, spec)
+    return Claim(name, target, start, start + find_span_bytes(target), ref, spec)
 
 
 def find_span_bytes(tensor: torch.Tensor) -> int:
@@ -235,7 +235,7 @@ def _agree(one: Claim, other: Claim) -> bool:
 
 
 def _share_items(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Tell whether two tensors with overlapping memory share an item, or whether that takes too long to decide."""
+    """Return whether two tensors with overlapping memory share an item, or whether that takes too long to decide."""
     if items_per_byte(one.dtype) > 1 or items_per_byte(other.dtype) > 1:
         return True
     try:

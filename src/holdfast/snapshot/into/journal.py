@@ -95,7 +95,7 @@ class Journal:
 
     @property
     def is_empty(self) -> bool:
-        """Tell whether nothing was written."""
+        """Return whether nothing was written."""
         return not self._begun
 
     def find_overwritten(self, leaves: Sequence[WrittenLeaf]) -> Overwritten:

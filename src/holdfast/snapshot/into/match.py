@@ -117,13 +117,13 @@ class TreeMatcher:
         if not isinstance(node, list) or node[0] != TENSOR:
             plan.add_problem(path, f"the target has a part of a tensor here, the snapshot {describe_node(node)}")
             return
-        at, spec = plan.find_saved(node, join_name(path))
+        ref, spec = plan.find_saved(node, join_name(path))
         if target.global_shape != spec.shape:
             plan.add_problem(path, f"shape {target.global_shape} in the target, {spec.shape} in the snapshot")
         elif target.tensor.dtype != spec.dtype:
             plan.add_problem(path, f"dtype {target.tensor.dtype} in the target, {spec.dtype} in the snapshot")
         else:
-            memory = find_shard_target(target, target.tensor, at, spec)
+            memory = find_shard_target(target, target.tensor, ref, spec)
             if memory is None:
                 plan.add_problem(path, "the saved tensor is not in C order; load all of it, and slice it")
             else:
@@ -134,7 +134,7 @@ class TreeMatcher:
     ) -> None:
         plan = self._plan
         name = join_name(path)
-        at, spec = plan.find_saved(node, name)
+        ref, spec = plan.find_saved(node, name)
         if not self._check_fit(target, spec, path):
             return
         if plan.options.assign and (setter is not None or target.is_meta or spec.meta):
@@ -142,10 +142,10 @@ class TreeMatcher:
             return
         if target.numel() == 0:
             return
-        claim = make_claim(name, target, at, spec)
+        claim = make_claim(name, target, ref, spec)
         if claim is not None:
             plan.claims.append(claim)
-        memory = find_read_target(target, at, spec)
+        memory = find_read_target(target, ref, spec)
         if memory is not None:
             plan.fill(memory, name)
             return
@@ -284,7 +284,7 @@ class TreeMatcher:
             plan.add_problem(path, FIXED)
 
     def _is_same(self, target: Any, node: Json) -> bool:
-        """Tell whether a plain value equals the saved one."""
+        """Return whether a plain value equals the saved one."""
         try:
             encoded = encode_tree(target, types=self._plan.types, encode_leaf=_refuse_leaf)
         except Unsupported:
@@ -310,14 +310,14 @@ class _Copy:
 
 
 def _is_fixed(target: object) -> bool:
-    """Tell whether a target is a tuple, a named tuple or a dataclass."""
+    """Return whether a target is a tuple, a named tuple or a dataclass."""
     if isinstance(target, tuple):
         return type(target) is tuple or isinstance(getattr(target, "_fields", None), tuple)
     return is_dataclass(target) and not isinstance(target, type)
 
 
 def _is_alike(target: object, node: Json) -> bool:
-    """Tell whether a saved value may replace a plain value."""
+    """Return whether a saved value may replace a plain value."""
     tag = node[0] if isinstance(node, list) else ""
     if isinstance(target, np.ndarray) or tag == ARRAY:
         return isinstance(target, np.ndarray) and tag == ARRAY
@@ -560,12 +560,12 @@ def _fill_where_it_fits(plan: IntoPlan, state: Any, node: Json, path: TreePath, 
     """Reuse the memory of tensors that a state already has; whatever does not match gets new memory."""
     for leaf_path, target, child in _iter_matching_tensors(state, node, path, plan.decode_plain):
         name = join_name(leaf_path)
-        at, spec = plan.find_saved(child, name)
-        memory = find_read_target(target, at, spec)
-        claim = make_claim(name, target, at, spec)
+        ref, spec = plan.find_saved(child, name)
+        memory = find_read_target(target, ref, spec)
+        claim = make_claim(name, target, ref, spec)
         if memory is not None and claim is not None:
             plan.fill(memory, name, is_new=id(target) in are_new)
-            plan.claims.append(claim._replace(number=at.number))
+            plan.claims.append(claim._replace(number=ref.number))
 
 
 def _iter_matching_tensors(

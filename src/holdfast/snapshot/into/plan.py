@@ -55,7 +55,7 @@ class ImmutableCheck(NamedTuple):
 
 
 class Check(NamedTuple):
-    """A value of a foreign format, and a function that says what of it does not match."""
+    """A value of a foreign format, and a function that returns what does not match."""
 
     node: Json
     path: TreePath
@@ -85,7 +85,7 @@ class IntoOptions:
 class SavedTensor(NamedTuple):
     """An ordinary tensor in the snapshot."""
 
-    at: EntryRef
+    ref: EntryRef
     spec: TensorSpec
 
 
@@ -103,7 +103,7 @@ class IntoPlan:
     in_place: dict[int, ReadTarget] = field(default_factory=dict)
     """Entries whose bytes are read directly into the target."""
     devices: dict[int, torch.device] = field(default_factory=dict)
-    """Devices of other entries that are not wanted on the CPU."""
+    """Devices of entries that are read into new memory on another device than the CPU."""
     names: dict[int, str] = field(default_factory=dict)
     """Names of entries that are read into memory of the target; entries that are read into new memory are not here."""
     claims: list[Claim] = field(default_factory=list)
@@ -140,9 +140,9 @@ class IntoPlan:
 
     def fill(self, memory: ReadTarget, name: str, *, is_new: bool = False) -> None:
         """Read an entry directly into memory; with `is_new`, memory that nothing else uses yet."""
-        self.in_place[memory.at.number] = memory
+        self.in_place[memory.ref.number] = memory
         if not is_new:
-            self.names[memory.at.number] = name
+            self.names[memory.ref.number] = name
 
     def add_step(
         self, path: TreePath, prepare: Prepare, keep: Callable[[], Undo], memory: Iterable[torch.Tensor] = ()
@@ -223,7 +223,7 @@ def fit_value(plan: IntoPlan, target: torch.Tensor, value: Any, path: TreePath) 
 
 
 def check_cast(plan: IntoPlan, target: torch.Tensor, saved: torch.dtype, path: TreePath) -> bool:
-    """Tell whether the saved dtype may be converted to the target's; otherwise add a problem."""
+    """Return whether the saved dtype may be converted to the target's; otherwise add a problem."""
     text = f"{target.dtype} in the target, {saved} in the snapshot"
     if not plan.options.cast:
         plan.add_problem(path, f"{text}; cast=True converts")

@@ -18,13 +18,13 @@ _Module = torch.nn.Module
 
 
 def is_plain_module(module: torch.nn.Module) -> bool:
-    """Tell whether `module`'s state dict is its own memory, and loading one only copies tensors."""
+    """Return whether `module`'s state dict is its own memory, and loading one only copies tensors."""
     is_own = _is_method(module.state_dict, _Module.state_dict)
     return is_own and not does_translate(module) and all(_is_plain(each) for each in module.modules())
 
 
 def does_translate(module: torch.nn.Module) -> bool:
-    """Tell whether `module` may convert a state dict before it loads it."""
+    """Return whether `module` may convert a state dict before it loads it."""
     if not _is_method(module.load_state_dict, _Module.load_state_dict):
         return True
     return any(
@@ -69,7 +69,7 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -
 
 
 def is_itemwise(field: object, shape: Sequence[int], parameter: torch.Tensor) -> bool:
-    """Tell whether a part of an optimizer's state has a value for each item of the parameter."""
+    """Return whether a part of an optimizer's state has a value for each item of the parameter."""
     return field != "step" and tuple(shape) == tuple(parameter.shape)
 
 

@@ -94,7 +94,7 @@ class SmallTensors:
         self._lowest = 0
 
     def has_kind(self, spec: TensorSpec) -> bool:
-        """Tell whether an entry with this spec object was added."""
+        """Return whether an entry with this spec object was added."""
         return id(spec) in self._kinds
 
     def add(self, number: int, spec: TensorSpec) -> None:

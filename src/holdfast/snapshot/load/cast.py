@@ -36,7 +36,7 @@ def verify_dtype(dtype: torch.dtype | None) -> None:
 
 
 def is_cast(spec: TensorSpec, dtype: torch.dtype | None) -> bool:
-    """Tell whether a tensor of this spec changes if floating tensors are cast."""
+    """Return whether a tensor of this spec changes if floating tensors are cast."""
     return dtype is not None and spec.dtype.is_floating_point and spec.dtype not in (dtype, _SUB_BYTE)
 
 
@@ -46,7 +46,7 @@ def cast_spec(spec: TensorSpec, dtype: torch.dtype) -> TensorSpec:
 
 
 def verify_group(members: Sequence[tuple[Entry, TensorSpec, bool]], dtype: torch.dtype) -> bool:
-    """Tell whether shared memory is cast; raises if some of its tensors are to be cast and others not."""
+    """Return whether shared memory is cast; raises if some of its tensors are to be cast and others not."""
     first, spec, should_cast = members[0]
     for entry, other, should_too in members[1:]:
         if (should_cast or should_too) and (should_cast, spec.dtype) != (should_too, other.dtype):
@@ -98,7 +98,7 @@ def read_cast(
 
 
 def can_cast_small_batch(dtype: torch.dtype | None) -> bool:
-    """Tell whether small tensors may be cast together."""
+    """Return whether small tensors may be cast together."""
     return dtype is None or dtype in SMALL_BATCH_DTYPES
 
 

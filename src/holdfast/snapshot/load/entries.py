@@ -56,7 +56,7 @@ class ReadTarget(NamedTuple):
     """Existing memory into which an entry's bytes are read directly."""
 
     tensor: torch.Tensor
-    at: EntryRef
+    ref: EntryRef
     size_bytes: int
     """The bytes from the tensor's first item to its last."""
     pieces: tuple[LocalBox, ...] | None = None
@@ -65,7 +65,7 @@ class ReadTarget(NamedTuple):
     @property
     def entry(self) -> Entry:
         """The entry to read; created at each access."""
-        return self.at.find()
+        return self.ref.find()
 
     @property
     def memory(self) -> list[torch.Tensor]:
@@ -101,8 +101,11 @@ class EntryReader:
         self._in_place = in_place or {}
         self._devices = devices or {}
         self._spec_decoder = SpecDecoder(opened.name)
+        # Specs change when memory is laid out or cast: they describe the tensor in `_memory`.
         self._specs: dict[int, tuple[Entry, TensorSpec]] = {}
+        # Requested entries by alias number; an entry that shares no memory is a group by itself.
         self._groups: dict[object, list[int]] = {}
+        # For each entry that was read: the memory of its group, and the members of the group.
         self._memory: dict[int, torch.Tensor] = {}
         self._sharing: dict[int, Sequence[int]] = {}
         # Read together in batches, and built at once.
@@ -169,7 +172,7 @@ class EntryReader:
                     self._move(members[0], self._find_device(members[0]))
 
     def _is_unread(self, members: Sequence[int], parts: set[int]) -> bool:
-        """Tell whether a group of tensors needs no values, because all of them become fake or meta tensors."""
+        """Return whether a group of tensors needs no values, because all of them become fake or meta tensors."""
         if not parts.isdisjoint(members) or any(self._specs[each][1].quantizer is not None for each in members):
             return False
         return self._fake is not None or all(self._find_device(each).type == "meta" for each in members)
@@ -230,7 +233,7 @@ class EntryReader:
             self._uncast.discard(number)
 
     def _read_large(self, members: Sequence[int], limit_bytes: int) -> bool:
-        """Read and cast a tensor piece by piece if it exceeds the budget as a whole; tell whether it did."""
+        """Read and cast a tensor piece by piece if all of it exceeds the budget; return whether it did."""
         entry, spec = self._specs[members[0]]
         dtype = self._options.dtype
         is_alone = len(members) == 1 and not spec.packed and entry.size_bytes > limit_bytes
@@ -248,7 +251,7 @@ class EntryReader:
         for group in self._small.iter_batches(self._opened.reader.budget_bytes // 2):
             batches = [plan_small_batch(spec, len(numbers)) for spec, numbers in group]
             entries = [self._opened.entry(number) for _, numbers in group for number in numbers]
-            buffers = [buffer for batch in batches for buffer in batch.cut()]
+            buffers = [buffer for batch in batches for buffer in batch.list_buffers()]
             self._opened.reader.read_all(list(zip(entries, buffers, strict=True)))
             for (_, numbers), batch in zip(group, batches, strict=True):
                 self._small.put(numbers, cast_small_batch(batch, self._options.dtype).build())
@@ -313,7 +316,7 @@ class EntryReader:
         return plan_block(found, what=f"{self._opened.name!r}, {found[0][0].name!r}")
 
     def is_in_place(self, number: int) -> bool:
-        """Tell whether an entry is read into existing memory."""
+        """Return whether an entry is read into existing memory."""
         return number in self._in_place
 
     def build(self, number: int, what: str, device: torch.device | None) -> torch.Tensor:

@@ -253,7 +253,7 @@ class SaveHandle:
     """Saves the request; None for a save by this process alone."""
 
     def done(self) -> bool:
-        """Tell whether the save has ended, successfully or not."""
+        """Return whether the save has ended, successfully or not."""
         return self._thread is None or not self._thread.is_alive()
 
     def progress(self) -> tuple[int, int]:
@@ -395,7 +395,7 @@ def _finish(saver: weakref.ref[AsyncSaver]) -> None:
 
 
 def _needs_two_passes(repo: Repository, request: Request) -> bool:
-    """Tell whether all bytes are read once before any is written; pieces of a budget can be read only once."""
+    """Return whether all bytes are read once before any is written; pieces of a budget can be read only once."""
     if read_name(repo.store, request.name).snapshot and not request.overwrite:
         return True
     free = repo.store.find_free_bytes()

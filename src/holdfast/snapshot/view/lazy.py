@@ -107,7 +107,7 @@ class Snapshot:
         return list(self)
 
     def __contains__(self, key: LeafKey) -> bool:
-        """Tell whether a leaf has that name, or a name that begins with it and a dot."""
+        """Return whether a leaf has that name, or a name that begins with it and a dot."""
         return key in self._root
 
     def __getitem__(self, key: LeafKey) -> Any:
@@ -210,7 +210,7 @@ class View:
         return list(self)
 
     def __contains__(self, key: LeafKey) -> bool:
-        """Tell whether there is a leaf or a group of leaves with that name."""
+        """Return whether there is a leaf or a group of leaves with that name."""
         try:
             self._find(key)
         except NotFound:
@@ -339,7 +339,7 @@ class LazyTensor:
 
 
 def _is_unread(device: torch.device | str | None) -> bool:
-    """Tell whether the values of what is read are not needed (fake or meta tensors)."""
+    """Return whether the values of what is read are not needed (fake or meta tensors)."""
     is_meta = device is not None and device != SAVED and torch.device(device).type == "meta"
     return is_meta or find_fake_mode() is not None
 

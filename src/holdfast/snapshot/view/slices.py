@@ -78,7 +78,7 @@ def _find_range(part: int | slice, size: int) -> range:
 
 
 def _is_repeated(spec: TensorSpec, dim: int) -> bool:
-    """Tell whether the tensor was expanded in this dimension, so that all of it is the same memory."""
+    """Return whether the tensor was expanded in this dimension, so that all of it is the same memory."""
     return spec.stride[dim] == 0 and spec.shape[dim] > 1
 
 

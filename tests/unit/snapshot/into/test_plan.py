@@ -46,7 +46,7 @@ def test_all_stored_leaves_below_a_node_are_needed(plan: IntoPlan) -> None:
 def test_a_saved_tensor_is_found_by_its_node(plan: IntoPlan) -> None:
     found = plan.find_saved(["@tensor", 0], "w")
 
-    assert (found.at.name, found.spec.shape) == ("w", (2, 3))
+    assert (found.ref.name, found.spec.shape) == ("w", (2, 3))
 
 
 @pytest.mark.parametrize("plan", [{}, {"cast": True}], indirect=True)
