@@ -1,4 +1,4 @@
-"""Acting at a chosen moment of a collective save: on which rank, in which step, and how far it has come in it."""
+"""Acts at a chosen moment of a collective save: on a given rank, in a given step, before or after its work."""
 
 from __future__ import annotations
 

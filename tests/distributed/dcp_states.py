@@ -1,4 +1,4 @@
-"""What ranks save by torch.distributed.checkpoint in tests, and what they do: functions that rank processes run."""
+"""State dicts that ranks save with torch.distributed.checkpoint in tests, and the functions that rank processes run."""
 
 from __future__ import annotations
 

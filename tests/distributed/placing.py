@@ -1,4 +1,4 @@
-"""Trees of tensors that are placed in every way over the ranks of a world, made without a word between the ranks."""
+"""Trees of tensors in every placement over the ranks of a world; each rank makes its part without communication."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks tell a test: how an act ended on each of them, as plain data; and stores that count or refuse."""
+"""Outcomes that ranks report to a test, as plain data; and stores that count or refuse operations."""
 
 from __future__ import annotations
 

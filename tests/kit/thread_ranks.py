@@ -1,4 +1,4 @@
-"""Ranks that are threads of one process: each step is a meeting, and what one raises ends it for all."""
+"""Ranks that are threads of one process: an error of one rank ends the step on all."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tests.kit.patience import PATIENCE_S
 Result = TypeVar("Result")
 
 
-class _Meeting:
-    """Where all ranks come together, once for each step."""
+class _SharedStep:
+    """The values and failures of the current step; all ranks wait for each other in it."""
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
@@ -22,41 +22,41 @@ class _Meeting:
         self.failures: dict[int, RankFailure] = {}
         self.steps: list[str] = []
         self.outcome: tuple[list[Any], dict[int, RankFailure]] = ([], {})
-        self._all_here = threading.Barrier(world_size, self._close, timeout=PATIENCE_S)
-        self._all_told = threading.Barrier(world_size, timeout=PATIENCE_S)
+        self._all_arrived = threading.Barrier(world_size, self._close, timeout=PATIENCE_S)
+        self._all_left = threading.Barrier(world_size, timeout=PATIENCE_S)
 
     def _close(self) -> None:
-        """Take down what came of a step, once all have taken part in it."""
+        """Keep the outcome of a step, once all ranks have arrived in it."""
         self.outcome = list(self.values), self.failures
         self.failures = {}
 
-    def meet(self) -> tuple[list[Any], dict[int, RankFailure]]:
-        self._all_here.wait()
+    def wait(self) -> tuple[list[Any], dict[int, RankFailure]]:
+        self._all_arrived.wait()
         outcome = self.outcome
-        self._all_told.wait()
+        self._all_left.wait()
         return outcome
 
 
 class ThreadRanks:
     """One rank among the threads of a process."""
 
-    def __init__(self, meeting: _Meeting, rank: int) -> None:
+    def __init__(self, shared: _SharedStep, rank: int) -> None:
         self.rank = rank
-        self.world_size = meeting.world_size
+        self.world_size = shared.world_size
         self.coordinator = 0
         self.is_coordinator = rank == 0
-        self._meeting = meeting
+        self._shared = shared
         self.received: list[list[Any]] = []
-        """What others have sent to this one alone, in each exchange."""
+        """The values that this rank has received in each `all_to_all`."""
 
     def broadcast(self, step: str, map: Callable[[], Any]) -> Any:
-        return self._take_part(step, map if self.is_coordinator else lambda: None)[0]
+        return self._run(step, map if self.is_coordinator else lambda: None)[0]
 
     def all_gather(self, step: str, map: Callable[[], Any]) -> list[Any]:
-        return self._take_part(step, map)
+        return self._run(step, map)
 
     def all_to_all(self, step: str, map: Callable[[], Sequence[Any]]) -> list[Any]:
-        values = self._take_part(step, map)
+        values = self._run(step, map)
         self.received.append([each[self.rank] for each in values])
         return self.received[-1]
 
@@ -66,29 +66,29 @@ class ThreadRanks:
     def check_failures(self) -> None:
         pass
 
-    def _take_part(self, step: str, map: Callable[[], Any]) -> list[Any]:
-        meeting = self._meeting
+    def _run(self, step: str, map: Callable[[], Any]) -> list[Any]:
+        shared = self._shared
         cause = None
         try:
-            meeting.values[self.rank] = map()
-        except Exception as error:  # noqa: BLE001 - told to all
+            shared.values[self.rank] = map()
+        except Exception as error:  # noqa: BLE001 - reported to all ranks
             cause = error
-            meeting.failures[self.rank] = RankFailure(self.rank, type(error).__qualname__, str(error))
+            shared.failures[self.rank] = RankFailure(self.rank, type(error).__qualname__, str(error))
         if self.is_coordinator:
-            meeting.steps.append(step)
-        values, failures = meeting.meet()
+            shared.steps.append(step)
+        values, failures = shared.wait()
         if failures:
             raise RankError(f"step {step!r} failed: {failures}", step=step, failures=failures) from cause
         return values
 
 
 def run_threads(world_size: int, act: Callable[[ThreadRanks], Result]) -> list[Result | BaseException]:
-    """Let each rank act in a thread of its own; return what each returned or raised."""
-    meeting = _Meeting(world_size)
+    """Run `act` for each rank in a thread; return the result or the error of each."""
+    shared = _SharedStep(world_size)
 
     def run(rank: int) -> Result | BaseException:
         try:
-            return act(ThreadRanks(meeting, rank))
+            return act(ThreadRanks(shared, rank))
         except BaseException as error:  # noqa: BLE001 - for the test to look at
             return error
 
