@@ -137,7 +137,7 @@ def _keep_lease(reference: weakref.ref[Commit], stop: threading.Event) -> None:
         if commit is None:
             return
         commit.keep_alive()
-        del commit
+        del commit  # this thread must not keep a dropped Commit alive while it waits
 
 
 def make_root(metadata: Metadata, written: Written, *, is_only_rank: bool) -> ManifestPart:
