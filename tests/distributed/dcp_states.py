@@ -159,14 +159,14 @@ def fail_and_save_again(rank: int, path: str) -> dict[str, Any]:
     writer = StorageWriter(path, "a", overwrite=True)
     planner = _Failing(_raise_oddly) if rank == 1 else DefaultSavePlanner()
     began = time.monotonic()
-    told: dict[str, Any] = {}
+    outcome: dict[str, Any] = {}
     try:
         dcp.save(make_state(2), storage_writer=writer, planner=planner)
     except CheckpointException as error:
-        told |= {"ranks": sorted(error.failures), "text": str(error)}
-    told["seconds"] = time.monotonic() - began
+        outcome |= {"ranks": sorted(error.failures), "text": str(error)}
+    outcome["seconds"] = time.monotonic() - began
     dcp.save(make_state(3), storage_writer=writer, checkpoint_id="b")
-    return told
+    return outcome
 
 
 def die_while_saving(rank: int, path: str) -> str:

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 import holdfast
 from tests.distributed.checkpoint.test_checkpoint_rank_faults import strike
-from tests.distributed.telling import tell
+from tests.distributed.outcomes import report_outcome
 from tests.kit.patience import PATIENCE_S
 
 TIMEOUT_S: Final = 12.0
@@ -48,8 +48,10 @@ def main(rank: int, folder: Path, address: str) -> None:
 
         if rank == 1:
             strike("write", wait_cut)
-        told = tell(lambda: store.save("run", {"w": torch.ones(300)}, overwrite=True, timeout_s=TIMEOUT_S).generation)
-    (folder / f"told {rank}").write_text(json.dumps(asdict(told)), encoding="utf-8")
+        outcome = report_outcome(
+            lambda: store.save("run", {"w": torch.ones(300)}, overwrite=True, timeout_s=TIMEOUT_S).generation
+        )
+    (folder / f"told {rank}").write_text(json.dumps(asdict(outcome)), encoding="utf-8")
     # A group whose other end is gone cannot be taken down in peace.
     os._exit(0)
 

@@ -55,8 +55,8 @@ class Scene:
         timeout_s = SHORT_S if self._death in (*APART, "stopped") else LIMIT_S
         with cueing(self._cue):
             ends = run_thread_ranks(self._connections, self._save, timeout_s=timeout_s)
-        told = ["" if isinstance(end, SaveResult) else type(end).__name__ for end in ends]
-        return told, load_bytes(new_repo(self._store), "run")["x"] == NEW
+        outcome = ["" if isinstance(end, SaveResult) else type(end).__name__ for end in ends]
+        return outcome, load_bytes(new_repo(self._store), "run")["x"] == NEW
 
     def _save(self, ranks: Collectives) -> SaveResult:
         root = ManifestPart(None, [Entry("x", 600, (), dims=1)])
@@ -104,14 +104,14 @@ def _wait_all(events: Sequence[threading.Event]) -> None:
     assert all(event.wait(LIMIT_S) for event in events), "a rank did not come to where it was to be"
 
 
-def find_wrong(told: Sequence[str], *, is_new: bool) -> list[str]:
+def find_wrong(outcome: Sequence[str], *, is_new: bool) -> list[str]:
     """Return which ranks were told what the store does not bear out; by the class of what they raised.
 
     RankError says that the name holds what it held before, a result that it holds the new state. What a dead rank
     and one that raised by itself were told is nobody's.
     """
     wrong = {"": not is_new, "RankError": is_new, "CommitUnknown": False, "Crashed": False, "ValueError": False}
-    return [f"rank {rank}: {kind or 'a result'}" for rank, kind in enumerate(told) if wrong.get(kind, True)]
+    return [f"rank {rank}: {kind or 'a result'}" for rank, kind in enumerate(outcome) if wrong.get(kind, True)]
 
 
 def test_the_steps_are_all_that_there_are() -> None:
@@ -119,27 +119,27 @@ def test_the_steps_are_all_that_there_are() -> None:
     cell = Cell(Moment("none", BEFORE), (Moment("none", BEFORE),))
 
     with cueing(lambda rank, moment: seen.append(moment) if rank == 0 else None):
-        told, _ = Scene(cell, "killed").play()
+        outcome, _ = Scene(cell, "killed").play()
 
-    assert told == ["", ""]
+    assert outcome == ["", ""]
     assert [moment.step for moment in seen if moment.phase == BEFORE] == STEPS
     assert {moment.phase for moment in seen} == {BEFORE, WORKED, ARRIVED, COLLECTED, CREATED}
 
 
 @pytest.mark.parametrize("cell", list_cells(STEPS, 2), ids=str)
 def test_what_the_other_rank_is_told_is_true(cell: Cell) -> None:
-    told, is_new = Scene(cell, "killed").play()
+    outcome, is_new = Scene(cell, "killed").play()
 
-    assert find_wrong(told, is_new=is_new) == []
-    assert told == ["Crashed", *cell.find_expected(STEPS)]
+    assert find_wrong(outcome, is_new=is_new) == []
+    assert outcome == ["Crashed", *cell.find_expected(STEPS)]
 
 
 @pytest.mark.parametrize("cell", [cell for cell in list_cells(STEPS, 3) if cell.death.phase == CREATED], ids=str)
 def test_what_each_of_two_others_is_told_after_the_record_was_created_is_true(cell: Cell) -> None:
-    told, is_new = Scene(cell, "killed").play()
+    outcome, is_new = Scene(cell, "killed").play()
 
     assert is_new
-    assert told == ["Crashed", *cell.find_expected(STEPS)]
+    assert outcome == ["Crashed", *cell.find_expected(STEPS)]
 
 
 def test_an_error_of_the_coordinator_before_the_commit_is_told_as_a_rank_error() -> None:
@@ -160,9 +160,9 @@ def test_an_error_of_the_coordinator_after_the_record_was_created_is_told_as_unk
 def test_what_each_of_two_others_is_told_is_true(step: str) -> None:
     wrong = []
     for cell in [cell for cell in list_cells(STEPS, 3) if cell.death.step == step]:
-        told, is_new = Scene(cell, "killed").play()
-        if find_wrong(told, is_new=is_new) or told != ["Crashed", *cell.find_expected(STEPS)]:
-            wrong.append(f"{cell}: {told}, {is_new=}")
+        outcome, is_new = Scene(cell, "killed").play()
+        if find_wrong(outcome, is_new=is_new) or outcome != ["Crashed", *cell.find_expected(STEPS)]:
+            wrong.append(f"{cell}: {outcome}, {is_new=}")
     assert wrong == []
 
 
@@ -176,6 +176,6 @@ def test_what_is_told_is_true_however_the_coordinator_dies(step: str, death: Dea
         cells += [cell for cell in list_cells(STEPS, 3) if cell.death.step == step and len(set(cell.holds)) > 1]
     wrong = []
     for cell in cells:
-        told, is_new = Scene(cell, death).play()
-        wrong += [f"{cell}: {told}, {is_new=}, {why}" for why in find_wrong(told, is_new=is_new)]
+        outcome, is_new = Scene(cell, death).play()
+        wrong += [f"{cell}: {outcome}, {is_new=}, {why}" for why in find_wrong(outcome, is_new=is_new)]
     assert wrong == []

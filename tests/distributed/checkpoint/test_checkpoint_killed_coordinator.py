@@ -20,7 +20,7 @@ from tests.distributed.checkpoint.test_checkpoint_dead_coordinator import find_w
 from tests.distributed.checkpoint.test_checkpoint_rank_faults import STEPS
 from tests.distributed.conftest import World
 from tests.distributed.cues import ARRIVED, CREATED, Cell, Moment, cueing, list_cells
-from tests.distributed.telling import Told, tell
+from tests.distributed.outcomes import ActOutcome, report_outcome
 
 KNOWN: Final = Cell(Moment("commit", CREATED), (Moment("stale", ARRIVED),))
 """The record was created, and the other rank has not read the answer that lets the coordinator create it."""
@@ -67,7 +67,7 @@ class Signs:
         return int(path.read_text(encoding="utf-8"))
 
 
-def save_with_signs(rank: int, folder: Path, cell: Cell, signal: Signals) -> Told:
+def save_with_signs(rank: int, folder: Path, cell: Cell, signal: Signals) -> ActOutcome:
     """Save; halt the coordinator when all others are held; go on; resume a coordinator that was only stopped."""
     signs = Signs(folder, 1 + len(cell.holds))
 
@@ -84,13 +84,13 @@ def save_with_signs(rank: int, folder: Path, cell: Cell, signal: Signals) -> Tol
     timeout_s = TIMEOUT_S if signal == SIGSTOP else LIMIT_S
     with cueing(cue), holdfast.open(folder / "store") as store:
         tree = {"w": torch.ones(300)}
-        told = tell(lambda: store.save("run", tree, overwrite=True, timeout_s=timeout_s).generation)
+        outcome = report_outcome(lambda: store.save("run", tree, overwrite=True, timeout_s=timeout_s).generation)
     signs.give("told", rank)
     if rank == 1 and signal == SIGSTOP:
         signs.wait_others("told")
         os.kill(signs.wait_coordinator("halting"), SIGCONT)
         signs.wait_coordinator("told")
-    return told
+    return outcome
 
 
 def play(world: World, folder: Path, cell: Cell, signal: Signals) -> tuple[list[str], bool]:
@@ -98,11 +98,11 @@ def play(world: World, folder: Path, cell: Cell, signal: Signals) -> tuple[list[
     folder.mkdir()
     with holdfast.open(folder / "store") as store:
         store.save("run", {"w": torch.zeros(300)})
-    told = world(1 + len(cell.holds))(save_with_signs, folder, cell, signal, lost=[0])
+    outcome = world(1 + len(cell.holds))(save_with_signs, folder, cell, signal, lost=[0])
     with holdfast.open(folder / "store", read_only=True) as store:
         (value,) = set(store.load("run")["w"].tolist())
         assert [finding for finding in store.check() if finding.severity == "error"] == []
-    return [each.kind for each in told[1:]], value == 1.0
+    return [each.kind for each in outcome[1:]], value == 1.0
 
 
 def list_steps(rank: int, folder: Path) -> list[str]:
@@ -131,9 +131,9 @@ def test_what_the_others_are_told_of_a_killed_coordinator_is_true(
 ) -> None:
     wrong = []
     for number, cell in enumerate(cell for cell in list_cells(STEPS, size) if cell.death.step == step):
-        told, is_new = play(world, tmp_path / str(number), cell, SIGKILL)
-        if find_wrong(told, is_new=is_new) or told != cell.find_expected(STEPS):
-            wrong.append(f"{cell}: {told}, {is_new=}")
+        outcome, is_new = play(world, tmp_path / str(number), cell, SIGKILL)
+        if find_wrong(outcome, is_new=is_new) or outcome != cell.find_expected(STEPS):
+            wrong.append(f"{cell}: {outcome}, {is_new=}")
     assert wrong == []
 
 
@@ -143,6 +143,6 @@ def test_what_the_others_are_told_of_a_killed_coordinator_is_true(
 def test_what_the_others_are_told_of_a_stopped_coordinator_is_true(world: World, tmp_path: Path, step: str) -> None:
     wrong = []
     for number, cell in enumerate(cell for cell in list_cells(STEPS, 2) if cell.death.step == step):
-        told, is_new = play(world, tmp_path / str(number), cell, SIGSTOP)
-        wrong += [f"{cell}: {told}, {is_new=}, {why}" for why in find_wrong(told, is_new=is_new)]
+        outcome, is_new = play(world, tmp_path / str(number), cell, SIGSTOP)
+        wrong += [f"{cell}: {outcome}, {is_new=}, {why}" for why in find_wrong(outcome, is_new=is_new)]
     assert wrong == []

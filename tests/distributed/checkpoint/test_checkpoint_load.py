@@ -14,8 +14,8 @@ from torch.distributed.tensor import Shard
 import holdfast
 from holdfast.tensors.sharding.sharded import per_rank, shard
 from tests.distributed.conftest import World
+from tests.distributed.outcomes import ActOutcome, counting, report_outcome
 from tests.distributed.placing import place
-from tests.distributed.telling import Told, counting, tell
 from tests.kit.patience import PATIENCE_S
 
 MIB = 1 << 20
@@ -79,16 +79,16 @@ def save_own(rank: int, path: Path) -> None:
     model.running_mean.fill_(rank + 1)
     tree = {"model": model, "rng": per_rank(torch.full((5,), rank)), "place": per_rank(10 + rank), "loss": 0.5 + rank}
     with holdfast.open(path) as store:
-        tell(lambda: store.save("run", tree))
+        report_outcome(lambda: store.save("run", tree))
 
 
-def load_own(rank: int, path: Path) -> tuple[Told, list[Any]]:
+def load_own(rank: int, path: Path) -> tuple[ActOutcome, list[Any]]:
     model = torch.nn.BatchNorm1d(4)
     assert model.running_mean is not None
     tree = {"model": model, "rng": torch.zeros(5, dtype=torch.int64), "place": 0, "loss": 0.0}
     with holdfast.open(path) as store:
-        told = tell(lambda: store.load_into("run", tree) and None)
-    return told, [model.running_mean[0].item(), tree["rng"][0].item(), tree["place"], tree["loss"]]  # type: ignore[index]
+        outcome = report_outcome(lambda: store.load_into("run", tree) and None)
+    return outcome, [model.running_mean[0].item(), tree["rng"][0].item(), tree["place"], tree["loss"]]  # type: ignore[index]
 
 
 def test_as_many_ranks_get_each_its_own_back(world: World, tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_as_many_ranks_get_each_its_own_back(world: World, tmp_path: Path) -> No
     results = world(3)(load_own, tmp_path)
 
     assert [values for _, values in results] == [[rank + 1, rank, 10 + rank, 0.5 + rank] for rank in range(3)]
-    assert [told.warned for told, _ in results] == [()] * 3
+    assert [outcome.warned for outcome, _ in results] == [()] * 3
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
@@ -107,7 +107,7 @@ def test_another_number_of_ranks_gets_those_of_the_lowest_and_is_told(world: Wor
     results = world(size)(load_own, tmp_path)
 
     assert [values for _, values in results] == [[1, 0, 10, 0.5]] * size
-    assert [len(told.warned) for told, _ in results] == [1] + [0] * (size - 1)
+    assert [len(outcome.warned) for outcome, _ in results] == [1] + [0] * (size - 1)
     assert "model.running_mean" in results[0][0].warned[0]
     assert "rank 0" in results[0][0].warned[0]
 
@@ -133,7 +133,7 @@ def test_nobody_is_told_of_what_was_declared(world: World, tmp_path: Path) -> No
         assert store.load("declared")["own"].tolist() == [0] * 5
 
 
-def load_declared_own(rank: int, path: Path) -> tuple[Told, list[Any]]:
+def load_declared_own(rank: int, path: Path) -> tuple[ActOutcome, list[Any]]:
     def make(value: int) -> dict[str, Any]:
         return {
             "rng": per_rank(torch.full((5,), value)),
@@ -144,30 +144,32 @@ def load_declared_own(rank: int, path: Path) -> tuple[Told, list[Any]]:
     tree = make(9)
     with holdfast.open(path) as store:
         store.save("run", make(rank))
-        told = tell(lambda: store.load_into("run", tree) and None)
-        again = tell(lambda: store.save("run", tree).existed)
+        outcome = report_outcome(lambda: store.load_into("run", tree) and None)
+        again = report_outcome(lambda: store.save("run", tree).existed)
     loader = tree["loader"].value
     values = [tree["rng"].value[0].item(), tree["place"].value, loader["at"], loader["name"], loader["order"][0].item()]
-    return told, [*values, again.value]
+    return outcome, [*values, again.value]
 
 
 def test_a_tree_with_declarations_is_loaded_into_and_keeps_them(world: World, tmp_path: Path) -> None:
     results = world(2)(load_declared_own, tmp_path)
 
-    assert [told.text for told, _ in results] == ["", ""]
+    assert [outcome.text for outcome, _ in results] == ["", ""]
     assert [values for _, values in results] == [[rank, rank, rank, f"worker {rank}", rank, True] for rank in range(2)]
 
 
 def save_shapes(rank: int, path: Path) -> None:
     with holdfast.open(path) as store:
-        tell(lambda: store.save("run", {"batch": torch.arange(3 + rank), "only": {f"of {rank}": make_noise(4)}}))
+        report_outcome(
+            lambda: store.save("run", {"batch": torch.arange(3 + rank), "only": {f"of {rank}": make_noise(4)}})
+        )
 
 
-def load_shapes(rank: int, path: Path) -> tuple[Told, list[int]]:
+def load_shapes(rank: int, path: Path) -> tuple[ActOutcome, list[int]]:
     tree = {"batch": torch.zeros(3 + rank, dtype=torch.int64), "only": {f"of {rank}": torch.zeros(4)}}
     with holdfast.open(path) as store:
-        told = tell(lambda: store.load_into("run", tree) and None)
-    return told, tree["batch"].tolist()  # type: ignore[attr-defined]
+        outcome = report_outcome(lambda: store.load_into("run", tree) and None)
+    return outcome, tree["batch"].tolist()  # type: ignore[attr-defined]
 
 
 def test_trees_that_differ_in_keys_and_shapes_come_back_to_their_ranks(world: World, tmp_path: Path) -> None:
@@ -175,7 +177,7 @@ def test_trees_that_differ_in_keys_and_shapes_come_back_to_their_ranks(world: Wo
 
     results = world(3)(load_shapes, tmp_path)
 
-    assert [told.text for told, _ in results] == [""] * 3
+    assert [outcome.text for outcome, _ in results] == [""] * 3
     assert [batch for _, batch in results] == [list(range(3 + rank)) for rank in range(3)]
 
 
@@ -228,7 +230,7 @@ def test_a_group_of_some_and_a_process_alone_load(world: World, tmp_path: Path) 
 # What does not fit
 
 
-def load_misfits(rank: int, path: Path) -> tuple[Told, list[Any]]:
+def load_misfits(rank: int, path: Path) -> tuple[ActOutcome, list[Any]]:
     tree: dict[str, Any] = {
         "w": torch.zeros(4) if rank != 1 else torch.zeros(5),
         "b": torch.zeros(2) if rank != 2 else torch.zeros(2, dtype=torch.int64),
@@ -239,10 +241,10 @@ def load_misfits(rank: int, path: Path) -> tuple[Told, list[Any]]:
     if rank == 1:
         del tree["step"]
     with holdfast.open(path) as store:
-        told = tell(lambda: store.load_into("run", tree, timeout_s=PATIENCE_S) and None)
+        outcome = report_outcome(lambda: store.load_into("run", tree, timeout_s=PATIENCE_S) and None)
         after = torch.zeros(4)
         store.load_into("run", {"w": after, "b": torch.zeros(2), "step": 0})
-    return told, [tree["w"].any().item(), tree["b"].any().item(), tree.get("step"), after.tolist()]
+    return outcome, [tree["w"].any().item(), tree["b"].any().item(), tree.get("step"), after.tolist()]
 
 
 def test_all_that_does_not_fit_on_any_rank_is_one_error_and_nothing_changes(world: World, tmp_path: Path) -> None:
@@ -251,16 +253,16 @@ def test_all_that_does_not_fit_on_any_rank_is_one_error_and_nothing_changes(worl
 
     results = world(3)(load_misfits, tmp_path)
 
-    for rank, (told, values) in enumerate(results):
-        assert told.kind == "Mismatch"
-        assert "rank 1: w" in told.text
-        assert "rank 1: step" in told.text
-        assert "rank 2: b" in told.text
-        assert "rank 2: more" in told.text
+    for rank, (outcome, values) in enumerate(results):
+        assert outcome.kind == "Mismatch"
+        assert "rank 1: w" in outcome.text
+        assert "rank 1: step" in outcome.text
+        assert "rank 2: b" in outcome.text
+        assert "rank 2: more" in outcome.text
         assert values == [False, False, None if rank == 1 else 0, [1.0] * 4]
 
 
-def load_others(rank: int, path: Path, how: str) -> tuple[Told, bool, Told]:
+def load_others(rank: int, path: Path, how: str) -> tuple[ActOutcome, bool, ActOutcome]:
     weight = torch.zeros(4)
     name = f"run/{rank}" if how == "names" else "run/0"
     if how == "absent" and rank == 1:
@@ -271,10 +273,14 @@ def load_others(rank: int, path: Path, how: str) -> tuple[Told, bool, Told]:
         if how == "generations" and rank == 0:
             store.save("run/0", {"w": torch.full((4,), 5.0)}, overwrite=True, collective=False)
         dist.barrier()
-        told = tell(lambda: store.load_into(snapshot, {"w": weight}, timeout_s=PATIENCE_S) and None)
+        outcome = report_outcome(lambda: store.load_into(snapshot, {"w": weight}, timeout_s=PATIENCE_S) and None)
         unchanged = not weight.any().item()
         dist.barrier()
-        return told, unchanged, tell(lambda: store.load_into("run/0", {"w": weight}, timeout_s=PATIENCE_S) and None)
+        return (
+            outcome,
+            unchanged,
+            report_outcome(lambda: store.load_into("run/0", {"w": weight}, timeout_s=PATIENCE_S) and None),
+        )
 
 
 @pytest.mark.parametrize(
@@ -294,19 +300,19 @@ def test_ranks_that_open_different_snapshots_are_told_so(
 
     results = world(3)(load_others, tmp_path, how)
 
-    for told, unchanged, after in results:
-        assert told.kind in ("Mismatch", "RankError")
-        assert [text for text in texts if text not in told.text] == [], told.text
+    for outcome, unchanged, after in results:
+        assert outcome.kind in ("Mismatch", "RankError")
+        assert [text for text in texts if text not in outcome.text] == [], outcome.text
         assert unchanged
         assert after.kind == "", after
 
 
-def load_rotten(rank: int, path: Path) -> tuple[Told, Told]:
+def load_rotten(rank: int, path: Path) -> tuple[ActOutcome, ActOutcome]:
     mesh = make_world_mesh()
     with holdfast.open(path) as store:
         rows = place(torch.zeros(900, 1024), mesh, [Shard(0)])
-        rotten = tell(lambda: store.load_into("run", {"w": rows}, timeout_s=PATIENCE_S) and None)
-        return rotten, tell(lambda: store.load_into("good", {"w": rows}, timeout_s=PATIENCE_S) and None)
+        rotten = report_outcome(lambda: store.load_into("run", {"w": rows}, timeout_s=PATIENCE_S) and None)
+        return rotten, report_outcome(lambda: store.load_into("good", {"w": rows}, timeout_s=PATIENCE_S) and None)
 
 
 def test_damage_that_one_rank_meets_is_told_to_all(world: World, tmp_path: Path) -> None:

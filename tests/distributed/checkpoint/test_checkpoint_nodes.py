@@ -67,12 +67,12 @@ def test_a_network_that_is_cut_keeps_nobody_waiting_and_commits_nothing(nodes: l
             rank.kill()
             rank.wait(PATIENCE_S)
 
-    told: list[dict[str, Any]] = [
+    outcome: list[dict[str, Any]] = [
         json.loads((tmp_path / f"told {rank}").read_text(encoding="utf-8")) for rank in range(2)
     ]
-    assert [each["kind"] for each in told] == ["RankError", "RankError"]
-    assert "rank 1: RankGone" in told[0]["text"]
-    assert "is gone or cannot be reached" in told[1]["text"]
+    assert [each["kind"] for each in outcome] == ["RankError", "RankError"]
+    assert "rank 1: RankGone" in outcome[0]["text"]
+    assert "is gone or cannot be reached" in outcome[1]["text"]
     with holdfast.open(tmp_path / "store") as store:
         assert not store.load("run")["w"].any()
         store.save("after", {"w": 1})

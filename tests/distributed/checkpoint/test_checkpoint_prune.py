@@ -76,10 +76,10 @@ def test_what_a_coordinator_that_died_has_not_deleted_is_deleted_when_it_is_call
         world: Any = Joined(ranks)
         return prune_together(lambda: read_prune_plan(store, "run/", Keep(last=1)), apply, world)
 
-    dead, told = run_thread_ranks(connections, act, timeout_s=60.0)
+    dead, outcome = run_thread_ranks(connections, act, timeout_s=60.0)
 
     assert isinstance(dead, Crashed)
-    assert isinstance(told, RankError)
+    assert isinstance(outcome, RankError)
     assert list_left(store) == ["run/step-1", "run/step-2", "run/step-3"]
     apply_prune(store, read_prune_plan(store, "run/", Keep(last=1)))
     assert list_left(store) == ["run/step-3"]

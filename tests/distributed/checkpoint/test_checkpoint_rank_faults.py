@@ -24,8 +24,8 @@ from holdfast.repo.upkeep.collect import Rules, collect
 from holdfast.repo.write import transaction
 from holdfast.testing.faults import Fault, FaultyStore
 from tests.distributed.conftest import World
+from tests.distributed.outcomes import ActOutcome, report_outcome
 from tests.distributed.placing import place
-from tests.distributed.telling import Told, tell
 from tests.kit.patience import PATIENCE_S, PROMPT_S
 
 TIMEOUT_S: Final = 8.0
@@ -108,7 +108,9 @@ def read_value(path: Path) -> float:
     return float(value)
 
 
-def raise_at(rank: int, path: Path, victim: int, cases: list[tuple[str, str]]) -> list[tuple[Told, float, Told]]:
+def raise_at(
+    rank: int, path: Path, victim: int, cases: list[tuple[str, str]]
+) -> list[tuple[ActOutcome, float, ActOutcome]]:
     """For each case, save with an error on one rank, look what is there, and save again with the same group."""
     trees = {value: make_tree(value) for value in (1.0, 2.0)}
     found = []
@@ -120,12 +122,16 @@ def raise_at(rank: int, path: Path, victim: int, cases: list[tuple[str, str]]) -
                 raise KINDS[kind]()
 
             restore = strike(step, fail) if rank == victim else lambda: None
-            told = tell(lambda: store.save("run", trees[2.0], overwrite=True, timeout_s=PATIENCE_S).generation)
+            outcome = report_outcome(
+                lambda: store.save("run", trees[2.0], overwrite=True, timeout_s=PATIENCE_S).generation
+            )
             restore()
             dist.barrier()
             value = read_value(path)
             dist.barrier()
-            found.append((told, value, tell(lambda: store.save("next", trees[2.0], overwrite=True).generation)))
+            found.append(
+                (outcome, value, report_outcome(lambda: store.save("next", trees[2.0], overwrite=True).generation))
+            )
     return found
 
 
@@ -141,24 +147,24 @@ def test_what_one_rank_raises_in_any_step_ends_the_save_of_all(
     results = world(2)(raise_at, tmp_path, victim, cases)
 
     for (step, kind), *told_by_rank in zip(cases, *results, strict=True):
-        for rank, (told, value, after) in enumerate(told_by_rank):
-            what = f"{kind} at {step!r}, seen by rank {rank}: {told}"
+        for rank, (outcome, value, after) in enumerate(told_by_rank):
+            what = f"{kind} at {step!r}, seen by rank {rank}: {outcome}"
             is_new = step == "done" or (step == "commit" and victim != 0)
             assert value == (2.0 if is_new else 1.0), what
             assert after.kind == "", after
             if kind in ("exit", "interrupt") and rank == victim:
-                assert told.kind == {"exit": "SystemExit", "interrupt": "KeyboardInterrupt"}[kind], what
+                assert outcome.kind == {"exit": "SystemExit", "interrupt": "KeyboardInterrupt"}[kind], what
             elif step == "done":
-                assert told.kind == "", what
+                assert outcome.kind == "", what
             elif rank == victim:
                 # Outside of its part of a step it is raised as it is.
-                assert told.kind in ("RankError", "ValueError", "Odd"), what
+                assert outcome.kind in ("RankError", "ValueError", "Odd"), what
             elif step == "commit":
-                assert told.kind == "CommitUnknown", what
+                assert outcome.kind == "CommitUnknown", what
             else:
-                assert told.kind == "RankError", what
-                assert list(told.failures) == [victim], what
-            assert told.seconds < PROMPT_S, what
+                assert outcome.kind == "RankError", what
+                assert list(outcome.failures) == [victim], what
+            assert outcome.seconds < PROMPT_S, what
     with holdfast.open(tmp_path) as store:
         assert [finding for finding in store.check(read=True) if finding.severity != "note"] == []
 
@@ -166,7 +172,7 @@ def test_what_one_rank_raises_in_any_step_ends_the_save_of_all(
 # Ranks that die or stop
 
 
-def lose_at(rank: int, path: Path, victim: int, step: str, signal: Signals) -> Told:
+def lose_at(rank: int, path: Path, victim: int, step: str, signal: Signals) -> ActOutcome:
     tree = make_tree(2.0)
     if rank == victim and step == "after the commit":
 
@@ -178,13 +184,13 @@ def lose_at(rank: int, path: Path, victim: int, step: str, signal: Signals) -> T
     elif rank == victim:
         strike(step, lambda: os.kill(os.getpid(), signal))
     with holdfast.open(path) as store:
-        return tell(lambda: store.save("run", tree, overwrite=True, timeout_s=TIMEOUT_S).generation)
+        return report_outcome(lambda: store.save("run", tree, overwrite=True, timeout_s=TIMEOUT_S).generation)
 
 
-def save_both(rank: int, path: Path, name: str, value: float) -> Told:
+def save_both(rank: int, path: Path, name: str, value: float) -> ActOutcome:
     tree = make_tree(value)
     with holdfast.open(path) as store:
-        return tell(lambda: store.save(name, tree, overwrite=True, timeout_s=PATIENCE_S).generation)
+        return report_outcome(lambda: store.save(name, tree, overwrite=True, timeout_s=PATIENCE_S).generation)
 
 
 @pytest.mark.slow  # the timeout has to pass
@@ -208,22 +214,22 @@ def save_both(rank: int, path: Path, name: str, value: float) -> Told:
 def test_a_rank_that_is_lost_in_any_step_is_named_and_nothing_is_mixed(
     world: World, tmp_path: Path, victim: int, step: str, signal: Signals
 ) -> None:
-    assert [told.kind for told in world(3)(save_both, tmp_path, "run", 1.0)] == [""] * 3
+    assert [outcome.kind for outcome in world(3)(save_both, tmp_path, "run", 1.0)] == [""] * 3
 
     results = world(3)(lose_at, tmp_path, victim, step, signal, lost=[victim], hosted_apart=True)
 
     value = read_value(tmp_path)
-    for rank, told in enumerate(results):
+    for rank, outcome in enumerate(results):
         if rank == victim:
             continue
-        if value == 2.0 and told.kind == "":
+        if value == 2.0 and outcome.kind == "":
             continue  # it knew that it was done before the other was lost
-        assert value == 1.0 or told.kind == "CommitUnknown", told
-        assert told.kind in ("RankError", "CommitUnknown"), told
-        assert f"rank {victim}: RankGone" in told.text, told
+        assert value == 1.0 or outcome.kind == "CommitUnknown", outcome
+        assert outcome.kind in ("RankError", "CommitUnknown"), outcome
+        assert f"rank {victim}: RankGone" in outcome.text, outcome
     assert (step in ("after the commit", "done") or (step, victim) == ("commit", 2)) == (value == 2.0)
     again = world(2)(save_both, tmp_path, "run", 3.0)
-    assert [told.kind for told in again] == ["", ""]
+    assert [outcome.kind for outcome in again] == ["", ""]
     assert read_value(tmp_path) == 3.0
     with holdfast.open(tmp_path) as store:
         assert [finding for finding in store.check(read=True) if finding.severity == "error"] == []
@@ -232,7 +238,7 @@ def test_a_rank_that_is_lost_in_any_step_is_named_and_nothing_is_mixed(
 # Loads
 
 
-def raise_in_load(rank: int, path: Path, victim: int, steps: list[str]) -> list[tuple[Told, bool]]:
+def raise_in_load(rank: int, path: Path, victim: int, steps: list[str]) -> list[tuple[ActOutcome, bool]]:
     """For each step, load with an error on one rank; then without, with the same group."""
     found = []
     with holdfast.open(path) as store:
@@ -243,9 +249,9 @@ def raise_in_load(rank: int, path: Path, victim: int, steps: list[str]) -> list[
 
             tree = make_tree(0.0)
             restore = strike(step, fail) if rank == victim else lambda: None
-            told = tell(lambda tree=tree: store.load_into("run", tree, timeout_s=PATIENCE_S) and None)  # type: ignore[misc]
+            outcome = report_outcome(lambda tree=tree: store.load_into("run", tree, timeout_s=PATIENCE_S) and None)  # type: ignore[misc]
             restore()
-            found.append((told, bool(tree["plain"].any())))
+            found.append((outcome, bool(tree["plain"].any())))
     return found
 
 
@@ -257,20 +263,20 @@ def test_what_one_rank_raises_in_any_step_ends_the_load_of_all(world: World, tmp
     results = world(3)(raise_in_load, tmp_path, victim, steps)
 
     for rank, told_by_step in enumerate(results):
-        for step, (told, is_changed) in zip(steps, told_by_step, strict=False):
+        for step, (outcome, is_changed) in zip(steps, told_by_step, strict=False):
             if rank == victim:
-                assert told.kind in ("RankError", "ValueError"), (step, told)
+                assert outcome.kind in ("RankError", "ValueError"), (step, outcome)
             else:
-                assert (told.kind, told.failures) == ("RankError", {victim: "ValueError"}), (step, told)
+                assert (outcome.kind, outcome.failures) == ("RankError", {victim: "ValueError"}), (step, outcome)
             assert not is_changed or step == "read", step
-        told, is_changed = told_by_step[-1]
-        assert (told.kind, is_changed) == ("", True), told
+        outcome, is_changed = told_by_step[-1]
+        assert (outcome.kind, is_changed) == ("", True), outcome
 
 
 # Collectors
 
 
-def save_beside_a_collector(rank: int, path: Path) -> tuple[Told, bool]:
+def save_beside_a_collector(rank: int, path: Path) -> tuple[ActOutcome, bool]:
     """Save what the store holds but nobody needs any more, while a collector marks just that."""
     mesh = DeviceMesh("cpu", torch.arange(dist.get_world_size()))
     weight = torch.rand(900, 1024, generator=torch.Generator().manual_seed(0))
@@ -281,13 +287,13 @@ def save_beside_a_collector(rank: int, path: Path) -> tuple[Told, bool]:
         if rank == 0:
             store.delete("old")
             strike("marks", lambda: collect(LocalStore(path), Rules(min_age_s=0.0)).pending_marks)
-        told = tell(lambda: store.save("new", tree, timeout_s=PATIENCE_S).new_bytes)
+        outcome = report_outcome(lambda: store.save("new", tree, timeout_s=PATIENCE_S).new_bytes)
         dist.barrier()
         if rank == 0:
             store.gc(Rules(min_age_s=0.0))
         dist.barrier()
         loaded = store.load("new")
-    return told, torch.equal(loaded["w"], weight) and torch.equal(loaded["plain"], weight + 1)
+    return outcome, torch.equal(loaded["w"], weight) and torch.equal(loaded["plain"], weight + 1)
 
 
 def test_what_a_collector_marks_meanwhile_is_written_anew_by_the_rank_that_uses_it(
@@ -295,15 +301,15 @@ def test_what_a_collector_marks_meanwhile_is_written_anew_by_the_rank_that_uses_
 ) -> None:
     results = world(2)(save_beside_a_collector, tmp_path)
 
-    for told, is_right in results:
-        assert told.value == 2 * 900 * 1024 * 4, told
+    for outcome, is_right in results:
+        assert outcome.value == 2 * 900 * 1024 * 4, outcome
         assert is_right
 
 
 # Disks of one rank
 
 
-def save_on_bad_disk(rank: int, path: Path, victim: int, how: str) -> tuple[Told, Told]:
+def save_on_bad_disk(rank: int, path: Path, victim: int, how: str) -> tuple[ActOutcome, ActOutcome]:
     """Save with a disk that is full, read-only or failing for one rank; then again, when all is well."""
     tree = make_tree(2.0)
     inner: Any = LocalStore(path, read_only=how == "read-only" and rank == victim)
@@ -311,9 +317,9 @@ def save_on_bad_disk(rank: int, path: Path, victim: int, how: str) -> tuple[Told
         fault, at = {"full": (Fault.NO_SPACE, 1), "failing": (Fault.FOR_GOOD, 12)}[how]
         inner = FaultyStore(inner, fault=fault, at=at)
     with holdfast.Store(inner) as store:
-        bad = tell(lambda: store.save("run", tree, overwrite=True, timeout_s=PATIENCE_S).generation)
+        bad = report_outcome(lambda: store.save("run", tree, overwrite=True, timeout_s=PATIENCE_S).generation)
     with holdfast.open(path) as store:
-        return bad, tell(lambda: store.save("after", tree, timeout_s=PATIENCE_S).generation)
+        return bad, report_outcome(lambda: store.save("after", tree, timeout_s=PATIENCE_S).generation)
 
 
 @pytest.mark.parametrize("victim", [0, 2])

@@ -29,8 +29,8 @@ from holdfast.snapshot.into import in_place as places
 from holdfast.tensors.sharding.sharded import shard
 from tests.distributed.checkpoint.test_checkpoint_rank_faults import strike
 from tests.distributed.conftest import World
+from tests.distributed.outcomes import counting, report_outcome
 from tests.distributed.placing import place
-from tests.distributed.telling import counting, tell
 from tests.kit.patience import PATIENCE_S
 
 MIB = 1 << 20
@@ -45,20 +45,20 @@ def make_mesh() -> DeviceMesh:
 def save(path: Path, tree: Any, **options: Any) -> str:
     """Save as one of all ranks; return what that raises."""
     with holdfast.open(path) as store:
-        return tell(lambda: store.save("run", tree, timeout_s=PATIENCE_S, **options)).kind
+        return report_outcome(lambda: store.save("run", tree, timeout_s=PATIENCE_S, **options)).kind
 
 
 def load(path: Path, name: str, tree: Any) -> tuple[str, int]:
     """Load as one of all ranks; return what that raises, and how many warnings there are."""
     with holdfast.open(path) as store:
         # With anything to be sent, the ranks would meet once more before they read.
-        told = tell(lambda: store.load_into(name, tree, timeout_s=PATIENCE_S, replicas="each"))
-    return told.kind, len(told.warned)
+        outcome = report_outcome(lambda: store.load_into(name, tree, timeout_s=PATIENCE_S, replicas="each"))
+    return outcome.kind, len(outcome.warned)
 
 
 def load_alone(path: Path) -> str:
     with holdfast.open(path) as store:
-        return tell(lambda: store.load("run")).kind
+        return report_outcome(lambda: store.load("run")).kind
 
 
 # Acts: what ranks do, and what they then find. They run with the rule and without it.
@@ -79,8 +79,8 @@ def save_gap(rank: int, path: Path) -> Any:
 def save_unlike_replicas(rank: int, path: Path) -> Any:
     weight = DTensor.from_local(torch.full((300,), float(rank)), make_mesh(), [Replicate()], run_check=False)
     with holdfast.open(path) as store:
-        told = tell(lambda: store.save("run", {"w": weight}, timeout_s=PATIENCE_S))
-    return told.kind, "differs between rank 0, and rank 1" in told.text
+        outcome = report_outcome(lambda: store.save("run", {"w": weight}, timeout_s=PATIENCE_S))
+    return outcome.kind, "differs between rank 0, and rank 1" in outcome.text
 
 
 def save_replicas(rank: int, path: Path) -> Any:
@@ -107,7 +107,7 @@ def load_others_own(rank: int, path: Path) -> Any:
     if rank:
         return 0
     with holdfast.open(path) as store:
-        return len(tell(lambda: store.load_into("run", {"w": torch.zeros(300)}, process_group=pair)).warned)
+        return len(report_outcome(lambda: store.load_into("run", {"w": torch.zeros(300)}, process_group=pair)).warned)
 
 
 def load_different(rank: int, path: Path) -> Any:
@@ -160,9 +160,9 @@ def raise_in_write(rank: int, path: Path) -> Any:
 
     restore = strike("write", fail) if rank == 1 else lambda: None
     with holdfast.open(path) as store:
-        told = tell(lambda: store.save("run", {"w": torch.ones(300)}, timeout_s=PATIENCE_S))
+        outcome = report_outcome(lambda: store.save("run", {"w": torch.ones(300)}, timeout_s=PATIENCE_S))
     restore()
-    return told.failures
+    return outcome.failures
 
 
 def work_long(rank: int, path: Path) -> Any:
@@ -175,7 +175,7 @@ def work_long(rank: int, path: Path) -> Any:
                 ranks.beat()
                 time.sleep(0.06)
 
-        return tell(lambda: ranks.all_gather("write", work)).kind
+        return report_outcome(lambda: ranks.all_gather("write", work)).kind
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from holdfast.repo.format.rank_manifests import read_manifests
 from holdfast.tensors.sharding.sharded import per_rank, shard
 from holdfast.trees.outline import MAX_TREE_DEPTH
 from tests.distributed.conftest import World
+from tests.distributed.outcomes import ActOutcome, KeptLog, list_files, report_outcome
 from tests.distributed.placing import place
-from tests.distributed.telling import KeptLog, Told, list_files, tell
 from tests.distributed.watching import looking_often
 from tests.kit.patience import PATIENCE_S
 from tests.kit.tensors import assert_same_tensor
@@ -33,7 +33,7 @@ def make_noise(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def save(path: Path, name: str, tree: object, **options: Any) -> Told:
+def save(path: Path, name: str, tree: object, **options: Any) -> ActOutcome:
     """Save as one of all ranks, and tell what came of it."""
 
     def act() -> dict[str, Any]:
@@ -41,22 +41,24 @@ def save(path: Path, name: str, tree: object, **options: Any) -> Told:
             result = store.save(name, tree, timeout_s=PATIENCE_S, **options)
         return {"existed": result.existed, "divergent": result.divergent, "digest": bytes(result.digest)}
 
-    return tell(act)
+    return report_outcome(act)
 
 
 # What is stored
 
 
-def save_zoo(rank: int, path: Path) -> Told:
+def save_zoo(rank: int, path: Path) -> ActOutcome:
     with holdfast.open(path, types=SUBCLASSES) as store:
-        return tell(lambda: store.save("zoo", {name: make() for name, make in TENSORS.items()}, grads=True).divergent)
+        return report_outcome(
+            lambda: store.save("zoo", {name: make() for name, make in TENSORS.items()}, grads=True).divergent
+        )
 
 
 @pytest.mark.slow  # there are a thousand animals
 def test_tensors_of_every_kind_that_ranks_hold_alike_are_kept(world: World, tmp_path: Path) -> None:
-    told = world(3)(save_zoo, tmp_path / "store")
+    outcome = world(3)(save_zoo, tmp_path / "store")
 
-    assert [each.value for each in told] == [()] * 3
+    assert [each.value for each in outcome] == [()] * 3
     with holdfast.open(tmp_path / "store", types=SUBCLASSES) as store:
         loaded = store.load("zoo")
     for name, make in TENSORS.items():
@@ -90,7 +92,7 @@ def test_of_what_all_hold_each_writes_its_share_and_one_copy_is_stored(world: Wo
 # What differs between ranks
 
 
-def save_statistics(rank: int, path: Path) -> Told:
+def save_statistics(rank: int, path: Path) -> ActOutcome:
     norm = torch.nn.BatchNorm1d(4)
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), norm)
     assert norm.running_mean is not None
@@ -102,15 +104,15 @@ def save_statistics(rank: int, path: Path) -> Told:
 
 
 def test_what_differs_undeclared_is_kept_for_each_and_told_once(world: World, tmp_path: Path) -> None:
-    told = world(3)(save_statistics, tmp_path)
+    outcome = world(3)(save_statistics, tmp_path)
 
-    assert [each.value["divergent"] for each in told] == [("model.1.running_mean",)] * 3
-    assert [len(each.warned) for each in told] == [1, 0, 0]
-    assert "model.1.running_mean" in told[0].warned[0]
-    assert "rng" not in told[0].warned[0]
+    assert [each.value["divergent"] for each in outcome] == [("model.1.running_mean",)] * 3
+    assert [len(each.warned) for each in outcome] == [1, 0, 0]
+    assert "model.1.running_mean" in outcome[0].warned[0]
+    assert "rng" not in outcome[0].warned[0]
 
 
-def save_and_load_strictly(rank: int, path: Path) -> list[Told]:
+def save_and_load_strictly(rank: int, path: Path) -> list[ActOutcome]:
     """Save and load, where warnings are errors, what is not the same on all ranks; then something that is."""
 
     def raising(act: Callable[[], Any]) -> Callable[[], Any]:
@@ -123,49 +125,53 @@ def save_and_load_strictly(rank: int, path: Path) -> list[Told]:
     pair = dist.new_group([0, 1])
     with holdfast.open(path) as store:
         tree = {"statistics": torch.tensor([float(rank)])}
-        told = [tell(raising(lambda: store.save("strict", tree, timeout_s=PATIENCE_S)))]
+        outcome = [report_outcome(raising(lambda: store.save("strict", tree, timeout_s=PATIENCE_S)))]
         handles: list[Any] = []
-        told.append(tell(raising(lambda: handles.append(store.save_async("behind", tree, timeout_s=PATIENCE_S)))))
-        told.append(save(path, "kept", tree))
+        outcome.append(
+            report_outcome(raising(lambda: handles.append(store.save_async("behind", tree, timeout_s=PATIENCE_S))))
+        )
+        outcome.append(save(path, "kept", tree))
         if rank < 2:
             into = {"statistics": torch.zeros(1)}
-            told.append(tell(raising(lambda: store.load_into("kept", into, process_group=pair, timeout_s=PATIENCE_S))))
-            told.append(tell(lambda: store.load_into("kept", into, process_group=pair) and None))
-    return told
+            outcome.append(
+                report_outcome(raising(lambda: store.load_into("kept", into, process_group=pair, timeout_s=PATIENCE_S)))
+            )
+            outcome.append(report_outcome(lambda: store.load_into("kept", into, process_group=pair) and None))
+    return outcome
 
 
 def test_a_warning_that_is_an_error_is_one_on_all_ranks(world: World, tmp_path: Path) -> None:
     results = world(3)(save_and_load_strictly, tmp_path)
 
-    for told in results:
-        for failed in (told[0], told[1], *told[3:4]):
+    for outcome in results:
+        for failed in (outcome[0], outcome[1], *outcome[3:4]):
             assert (failed.kind, failed.failures) == ("RankError", {0: "UserWarning"}), failed
-        assert [told[2].kind, *(after.kind for after in told[4:])] == [""] * (1 + len(told[4:]))
+        assert [outcome[2].kind, *(after.kind for after in outcome[4:])] == [""] * (1 + len(outcome[4:]))
     with holdfast.open(tmp_path) as store:
         assert [found.name for found in store.snapshots()] == ["kept"]
 
 
-def save_late_statistics(rank: int, path: Path) -> Told:
+def save_late_statistics(rank: int, path: Path) -> ActOutcome:
     own = {"late": torch.tensor([float(rank)])} if rank else {}
     return save(path, "run", {"step": 1, **own})
 
 
 def test_what_differs_where_the_first_rank_has_nothing_is_told_all_the_same(world: World, tmp_path: Path) -> None:
-    told = world(3)(save_late_statistics, tmp_path)
+    outcome = world(3)(save_late_statistics, tmp_path)
 
-    assert [each.value["divergent"] for each in told] == [("late",)] * 3
-    assert sum(len(each.warned) for each in told) == 1
+    assert [each.value["divergent"] for each in outcome] == [("late",)] * 3
+    assert sum(len(each.warned) for each in outcome) == 1
 
 
-def save_values(rank: int, path: Path) -> Told:
+def save_values(rank: int, path: Path) -> ActOutcome:
     return save(path, "run", {"step": 7, "loss": 0.5 + rank, "stage": {f"layer {rank}": make_noise(3, seed=rank)}})
 
 
 @pytest.mark.filterwarnings("ignore:.*was saved by")
 def test_trees_of_other_keys_on_each_rank_are_united(world: World, tmp_path: Path) -> None:
-    told = world(3)(save_values, tmp_path)
+    outcome = world(3)(save_values, tmp_path)
 
-    assert [each.value["divergent"] for each in told] == [("loss",)] * 3
+    assert [each.value["divergent"] for each in outcome] == [("loss",)] * 3
     with holdfast.open(tmp_path) as store:
         tree = store.load("run")
     assert (tree["step"], tree["loss"]) == (7, 0.5)
@@ -177,7 +183,7 @@ def test_trees_of_other_keys_on_each_rank_are_united(world: World, tmp_path: Pat
 # What is refused
 
 
-def save_wrong(rank: int, path: Path, how: str) -> tuple[Told, list[str], Told]:
+def save_wrong(rank: int, path: Path, how: str) -> tuple[ActOutcome, list[str], ActOutcome]:
     """Save something that nobody can mean; then something sound, with the same group."""
     size = dist.get_world_size()
     mesh = DeviceMesh("cpu", torch.arange(size))
@@ -202,10 +208,10 @@ def save_wrong(rank: int, path: Path, how: str) -> tuple[Told, list[str], Told]:
         )
     elif how == "names":
         name = f"run {rank}"
-    told = save(path, name, tree)
+    outcome = save(path, name, tree)
     left = list_files(path)
     dist.barrier()
-    return told, left, save(path, "after", {"sound": tree["sound"]})
+    return outcome, left, save(path, "after", {"sound": tree["sound"]})
 
 
 @pytest.mark.parametrize(
@@ -226,73 +232,73 @@ def test_what_ranks_cannot_mean_is_refused_on_all_and_nothing_is_written(
 ) -> None:
     results = world(3)(save_wrong, tmp_path, how)
 
-    for told, left, after in results:
-        assert told.kind in ("RankError", "Mismatch"), told
-        assert [text for text in texts if text not in told.text] == [], told.text
+    for outcome, left, after in results:
+        assert outcome.kind in ("RankError", "Mismatch"), outcome
+        assert [text for text in texts if text not in outcome.text] == [], outcome.text
         assert left == []
         assert after.kind == "", after
     with holdfast.open(tmp_path) as store:
         assert [found.name for found in store.snapshots()] == ["after"]
 
 
-def save_apart(rank: int, path: Path) -> tuple[Told, list[str]]:
+def save_apart(rank: int, path: Path) -> tuple[ActOutcome, list[str]]:
     own = path / f"node {rank}"
-    told = save(own, "run", {"w": make_noise(600, 600)})
-    return told, list_files(own) if own.exists() else []
+    outcome = save(own, "run", {"w": make_noise(600, 600)})
+    return outcome, list_files(own) if own.exists() else []
 
 
 def test_a_path_that_is_another_on_each_node_is_refused_and_left_empty(world: World, tmp_path: Path) -> None:
     results = world(3)(save_apart, tmp_path)
 
-    for told, left in results:
-        assert told.kind in ("RankError", "NotShared")
-        assert "the path is local to each node. Use one that all ranks share" in told.text
+    for outcome, left in results:
+        assert outcome.kind in ("RankError", "NotShared")
+        assert "the path is local to each node. Use one that all ranks share" in outcome.text
         assert [file for file in left if not file.startswith("config/")] == []
 
 
 # How a save is called
 
 
-def save_alone(rank: int, path: Path) -> list[Told]:
+def save_alone(rank: int, path: Path) -> list[ActOutcome]:
     alone = save(path, f"alone {rank}", {"w": torch.tensor([rank])}, collective=False)
     pair = dist.new_group([0, 2])
-    told = [alone]
+    outcome = [alone]
     if rank != 1:
-        told.append(save(path, "pair", {"w": per_rank(torch.tensor([rank])), "s": 1}, process_group=pair))
+        outcome.append(save(path, "pair", {"w": per_rank(torch.tensor([rank])), "s": 1}, process_group=pair))
     dist.barrier()
-    return told
+    return outcome
 
 
 def test_a_process_saves_alone_and_a_group_of_some_saves_together(world: World, tmp_path: Path) -> None:
     results = world(3)(save_alone, tmp_path)
 
-    assert [told.kind for rank in results for told in rank] == [""] * 5
+    assert [outcome.kind for rank in results for outcome in rank] == [""] * 5
     with holdfast.open(tmp_path) as store:
         assert [found.name for found in store.snapshots()] == ["alone 0", "alone 1", "alone 2", "pair"]
         assert store.load("alone 2")["w"].tolist() == [2]
         assert store.load("pair")["w"].tolist() == [0]
 
 
-def save_first_only(rank: int, path: Path) -> tuple[Told, list[str]]:
+def save_first_only(rank: int, path: Path) -> tuple[ActOutcome, list[str]]:
     if rank:
-        return Told(), []
+        return ActOutcome(), []
     with KeptLog(store_rounds.__name__) as lines, looking_often(speed=1000), holdfast.open(path) as store:
-        told = tell(lambda: store.save("run/7", {"w": torch.ones(3)}, timeout_s=PATIENCE_S))
-    return told, lines
+        outcome = report_outcome(lambda: store.save("run/7", {"w": torch.ones(3)}, timeout_s=PATIENCE_S))
+    return outcome, lines
 
 
 def test_a_save_that_only_one_rank_calls_says_who_has_not(world: World, tmp_path: Path) -> None:
-    (told, lines), *_ = world(3)(save_first_only, tmp_path)
+    (outcome, lines), *_ = world(3)(save_first_only, tmp_path)
 
-    assert told.kind == "RankError"
-    assert told.failures == {1: "RankGone", 2: "RankGone"}
-    assert "run/7" in told.text
+    assert outcome.kind == "RankError"
+    assert outcome.failures == {1: "RankGone", 2: "RankGone"}
+    assert "run/7" in outcome.text
     assert len(lines) == 1
     assert "run/7" in lines[0]
     assert "ranks 1 and 2" in lines[0]
 
 
-def save_again(rank: int, path: Path) -> list[Told]:
+def save_again(rank: int, path: Path) -> list[ActOutcome]:
     mesh = DeviceMesh("cpu", torch.arange(dist.get_world_size()))
 
     def make(value: float) -> dict[str, Any]:
@@ -319,17 +325,17 @@ def test_the_same_again_has_existed_other_content_is_refused_unless_it_is_to_ove
         assert store.load("run")["w"].tolist() == [[2.0] * 3] * 5
 
 
-def save_behind(rank: int, path: Path) -> list[Told]:
+def save_behind(rank: int, path: Path) -> list[ActOutcome]:
     mesh = DeviceMesh("cpu", torch.arange(dist.get_world_size()))
     weight = place(make_noise(700, 1024), mesh, [Shard(0)])
     with holdfast.open(path) as store:
         handle = store.save_async("run/1", {"w": weight, "rank": per_rank(rank)})
         weight._local_tensor.zero_()
-        first = tell(lambda: handle.wait().existed)
+        first = report_outcome(lambda: handle.wait().existed)
         # The name is in use, which is found out behind the caller's back, on the first rank.
         handle = store.save_async("run/1", {"w": weight, "rank": per_rank(rank)})
-        second = tell(handle.wait)
-        third = tell(lambda: store.save_async("run/2", {"w": weight}).wait().existed)
+        second = report_outcome(handle.wait)
+        third = report_outcome(lambda: store.save_async("run/2", {"w": weight}).wait().existed)
     return [first, second, third]
 
 
@@ -345,7 +351,7 @@ def test_a_save_in_the_background_is_of_all_ranks_and_so_is_its_error(world: Wor
         assert not store.load("run/2")["w"].any()
 
 
-def save_one_name(rank: int, path: Path) -> Told:
+def save_one_name(rank: int, path: Path) -> ActOutcome:
     groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     mesh = [DeviceMesh("cpu", torch.arange(2) + 2 * number) for number in range(2)][rank // 2]
     tree = {"w": place(torch.full((300, 10), float(rank // 2)), mesh, [Shard(0)])}
@@ -353,11 +359,11 @@ def save_one_name(rank: int, path: Path) -> Told:
 
 
 def test_of_two_groups_that_save_one_name_at_once_one_wins_and_the_other_is_told(world: World, tmp_path: Path) -> None:
-    told = world(4)(save_one_name, tmp_path)
+    outcome = world(4)(save_one_name, tmp_path)
 
-    kinds = [each.kind for each in told]
+    kinds = [each.kind for each in outcome]
     assert kinds in (["", "", "RankError", "RankError"], ["RankError", "RankError", "", ""])
-    assert {each.failures.get(0) for each in told} == {None, "NameInUse"}
+    assert {each.failures.get(0) for each in outcome} == {None, "NameInUse"}
     with holdfast.open(tmp_path) as store:
         assert set(store.load("run")["w"].flatten().tolist()) == {float(kinds[0] != "")}
 
@@ -373,10 +379,10 @@ def save_sizes(rank: int, path: Path) -> list[tuple[int, int, int]]:
 
 
 def test_sizes_count_what_each_rank_has_for_itself_and_are_the_same_on_all(world: World, tmp_path: Path) -> None:
-    told = world(3)(save_sizes, tmp_path)
+    outcome = world(3)(save_sizes, tmp_path)
 
     logical, saved = 8000 + 4000 + 12, 8000 + 3 * 4000 + 12
-    assert told == [[(logical, saved, 0), (logical, 0, saved)]] * 3
+    assert outcome == [[(logical, saved, 0), (logical, 0, saved)]] * 3
 
 
 def nest(depth: int) -> object:
@@ -386,19 +392,19 @@ def nest(depth: int) -> object:
     return tree
 
 
-def save_deep(rank: int, path: Path) -> list[Told]:
+def save_deep(rank: int, path: Path) -> list[ActOutcome]:
     def save_and_load() -> int:
         with holdfast.open(path) as store:
             store.save("deep", nest(MAX_TREE_DEPTH))
             store.load_into("deep", nest(MAX_TREE_DEPTH))
             return store.save_async("again", nest(MAX_TREE_DEPTH)).wait().logical_bytes
 
-    return [tell(save_and_load), save(path, "deeper", nest(MAX_TREE_DEPTH + 1))]
+    return [report_outcome(save_and_load), save(path, "deeper", nest(MAX_TREE_DEPTH + 1))]
 
 
 def test_trees_of_many_ranks_nest_as_deep_as_those_of_one(world: World, tmp_path: Path) -> None:
-    told = world(2)(save_deep, tmp_path)
+    outcome = world(2)(save_deep, tmp_path)
 
-    assert [fine.value for fine, _ in told] == [24] * 2
-    for _, refused in told:
+    assert [fine.value for fine, _ in outcome] == [24] * 2
+    for _, refused in outcome:
         assert f"the tree is nested more than {MAX_TREE_DEPTH} deep; flatten it" in str(refused)

@@ -19,7 +19,7 @@ from holdfast.distributed.talk.call_ids import CallId
 from holdfast.distributed.talk.collectives import Collectives
 from holdfast.tensors.sharding.sharded import per_rank
 from tests.distributed.conftest import World
-from tests.distributed.telling import Told, tell
+from tests.distributed.outcomes import ActOutcome, report_outcome
 from tests.kit.patience import PATIENCE_S
 
 
@@ -27,10 +27,10 @@ def make_noise(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def save(path: Path, name: str, tree: object, **options: Any) -> Told:
+def save(path: Path, name: str, tree: object, **options: Any) -> ActOutcome:
     """Save as one of all ranks, and tell what came of it."""
     with holdfast.open(path) as store:
-        return tell(lambda: store.save(name, tree, timeout_s=PATIENCE_S, **options).existed)
+        return report_outcome(lambda: store.save(name, tree, timeout_s=PATIENCE_S, **options).existed)
 
 
 def run_in_threads(act: Callable[[int], None], numbers: Sequence[int]) -> None:
@@ -52,18 +52,18 @@ def run_in_threads(act: Callable[[int], None], numbers: Sequence[int]) -> None:
             thread.join()
 
 
-def save_at_once(rank: int, path: Path, count: int, groups: int) -> list[Told]:
+def save_at_once(rank: int, path: Path, count: int, groups: int) -> list[ActOutcome]:
     """Save each name from a thread of its own, in another order on each rank."""
     ranks = list(range(dist.get_world_size()))
     own = [dist.new_group(ranks) if groups > 1 else None for _ in range(count)]
-    told: dict[int, Told] = {}
+    outcome: dict[int, ActOutcome] = {}
 
     def act(number: int) -> None:
         tree = {"w": make_noise(300, 1024, seed=number), "rank": per_rank(rank)}
-        told[number] = save(path, f"run {number}", tree, process_group=own[number])
+        outcome[number] = save(path, f"run {number}", tree, process_group=own[number])
 
     run_in_threads(act, [(number + rank) % count for number in range(count)])
-    return [told[number] for number in range(count)]
+    return [outcome[number] for number in range(count)]
 
 
 @pytest.mark.filterwarnings("ignore:.*was saved by")
@@ -73,46 +73,46 @@ def test_threads_save_names_of_their_own_at_once_over_one_group_or_several(
 ) -> None:
     results = world(size)(save_at_once, tmp_path, count, groups)
 
-    assert [told.text for rank in results for told in rank] == [""] * (size * count)
+    assert [outcome.text for rank in results for outcome in rank] == [""] * (size * count)
     with holdfast.open(tmp_path) as store:
         for number in range(count):
             assert torch.equal(store.load(f"run {number}")["w"], make_noise(300, 1024, seed=number))
 
 
-def save_behind_at_once(rank: int, path: Path) -> list[Told]:
+def save_behind_at_once(rank: int, path: Path) -> list[ActOutcome]:
     """Have two stores save in the background, begun in another order on each rank."""
-    told: dict[int, Told] = {}
+    outcome: dict[int, ActOutcome] = {}
 
     def act(number: int) -> None:
         with holdfast.open(path) as store:
-            told[number] = tell(
+            outcome[number] = report_outcome(
                 lambda: store.save_async(f"run {number}", {"w": torch.full((9,), number)}).wait().existed
             )
 
     run_in_threads(act, [rank % 2, (rank + 1) % 2])
-    return [told[0], told[1]]
+    return [outcome[0], outcome[1]]
 
 
 def test_two_stores_save_in_the_background_at_once_over_one_group(world: World, tmp_path: Path) -> None:
     results = world(2)(save_behind_at_once, tmp_path)
 
-    assert [told.text for rank in results for told in rank] == [""] * 4
+    assert [outcome.text for rank in results for outcome in rank] == [""] * 4
     with holdfast.open(tmp_path) as store:
         assert [store.load(f"run {number}")["w"].tolist() for number in range(2)] == [[0] * 9, [1] * 9]
 
 
-def save_one_beside_many(rank: int, path: Path) -> tuple[list[Told], int]:
+def save_one_beside_many(rank: int, path: Path) -> tuple[list[ActOutcome], int]:
     """Fail one of two saves that run at once, then save again; tell how many keys are left in the group's store."""
-    told: dict[int, Told] = {}
+    outcome: dict[int, ActOutcome] = {}
     bad = torch.full((4,), float(rank))
     mesh = DeviceMesh("cpu", torch.arange(dist.get_world_size()))
     wrong = {"w": DTensor.from_local(bad, mesh, [Replicate()], run_check=False)}
 
     def act(number: int) -> None:
-        told[number] = save(path, f"run {number}", wrong if number else {"w": make_noise(300, 1024)})
+        outcome[number] = save(path, f"run {number}", wrong if number else {"w": make_noise(300, 1024)})
 
     run_in_threads(act, [rank % 2, (rank + 1) % 2])
-    told[2] = save(path, "run 1", {"w": torch.ones(3)})
+    outcome[2] = save(path, "run 1", {"w": torch.ones(3)})
     dist.barrier()
     group = dist.group.WORLD
     assert group is not None
@@ -121,7 +121,7 @@ def save_one_beside_many(rank: int, path: Path) -> tuple[list[Told], int]:
     for number in range(3):
         save(path, f"more {number}", {"w": torch.ones(3)})
     dist.barrier()
-    return [told[0], told[1], told[2]], group.get_group_store().num_keys() - before
+    return [outcome[0], outcome[1], outcome[2]], group.get_group_store().num_keys() - before
 
 
 def test_a_save_that_fails_beside_another_leaves_that_alone_and_names_leave_no_keys(

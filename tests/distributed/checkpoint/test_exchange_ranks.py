@@ -74,10 +74,10 @@ def load_differently(rank: int, path: Path) -> tuple[tuple[str, ...], float]:
 def test_what_cannot_be_changed_and_differs_is_listed_before_anything_changes(world: World, tmp_path: Path) -> None:
     world(3)(save_tree, tmp_path)
 
-    told = world(2)(load_differently, tmp_path)
+    outcome = world(2)(load_differently, tmp_path)
 
-    assert [left for _, left in told] == [0.0, 0.0]
-    for problems, _ in told:
+    assert [left for _, left in outcome] == [0.0, 0.0]
+    for problems, _ in outcome:
         assert len(problems) == 2
         assert sorted(text.partition(" it differs")[0] for text in problems) == ["rank 1: fixed.0:", "rank 1: fixed.1:"]
 
@@ -101,6 +101,6 @@ def save_apart(rank: int, path: Path) -> None:
 def test_two_values_for_one_memory_are_still_found(world: World, tmp_path: Path) -> None:
     world(3)(save_apart, tmp_path)
 
-    told = world(2)(load_untied, tmp_path)
+    outcome = world(2)(load_untied, tmp_path)
 
-    assert all(len(problems) == 1 and "shares its memory with a" in problems[0] for problems in told)
+    assert all(len(problems) == 1 and "shares its memory with a" in problems[0] for problems in outcome)

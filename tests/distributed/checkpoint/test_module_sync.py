@@ -106,10 +106,10 @@ def compare_unnamed(rank: int) -> str:
 
 
 def test_tensors_without_names_are_named_by_their_positions(world: World) -> None:
-    told = world(2)(compare_unnamed)
+    outcome = world(2)(compare_unnamed)
 
-    assert told[0] == told[1]
-    assert "[1]: float32 [3] on rank 0, float32 [4] on rank 1" in told[0]
+    assert outcome[0] == outcome[1]
+    assert "[1]: float32 [3] on rank 0, float32 [4] on rank 1" in outcome[0]
 
 
 def test_what_cannot_be_sent_is_named() -> None:

@@ -21,7 +21,7 @@ from holdfast.repo.names.snapshots import commit_snapshot
 from holdfast.repo.write import transaction
 from holdfast.testing.faults import Fault, FaultyStore
 from tests.distributed.conftest import World
-from tests.distributed.telling import Told, tell
+from tests.distributed.outcomes import ActOutcome, report_outcome
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 
@@ -72,13 +72,13 @@ def test_an_error_of_the_store_in_any_operation_is_told_truly(fault: Fault) -> N
     assert "CommitUnknown" in kinds or fault is not Fault.FOR_GOOD
 
 
-def commit_and_die(rank: int, path: Path) -> Told:
+def commit_and_die(rank: int, path: Path) -> ActOutcome:
     def commit(*args: Any) -> None:
         commit_snapshot(*args)
         os.kill(os.getpid(), SIGKILL)
 
     with mock.patch.object(transaction, "commit_snapshot", commit), holdfast.open(path) as store:
-        return tell(lambda: save(store, 2.0, alone=False))
+        return report_outcome(lambda: save(store, 2.0, alone=False))
 
 
 def test_the_death_of_a_coordinator_that_has_committed_is_no_error_of_holdfast(world: World, tmp_path: Path) -> None:
@@ -86,9 +86,9 @@ def test_the_death_of_a_coordinator_that_has_committed_is_no_error_of_holdfast(w
     with holdfast.open(tmp_path) as store:
         save(store, 1.0)
 
-    _, told = world(2)(commit_and_die, tmp_path, lost=[0])
+    _, outcome = world(2)(commit_and_die, tmp_path, lost=[0])
 
     with holdfast.open(tmp_path) as store:
         assert read_value(store) == 2.0
-    assert told.kind
-    assert not hasattr(holdfast, told.kind), told
+    assert outcome.kind
+    assert not hasattr(holdfast, outcome.kind), outcome

@@ -53,8 +53,8 @@ def test_a_run_that_torch_has_saved_goes_on(
 
     found = world(loaded[1])(go_on, tmp_path, loaded[0])
 
-    for told, losses in found:
-        assert told == (2, 1)
+    for outcome, losses in found:
+        assert outcome == (2, 1)
         assert losses == pytest.approx(wanted, rel=1e-9)
 
 

@@ -14,8 +14,8 @@ from torch.distributed.tensor import Shard
 from holdfast.dcp import StorageReader, StorageWriter
 from tests.distributed.conftest import World
 from tests.distributed.dcp_states import dcp
+from tests.distributed.outcomes import counting
 from tests.distributed.placing import place
-from tests.distributed.telling import counting
 
 LAYERS = 60
 ROWS, COLUMNS = 240, 256
@@ -49,7 +49,7 @@ def test_each_rank_reads_every_manifest_once_and_less_than_torch_reads_of_its_me
     world(4)(save_both, tmp_path)
     theirs = (tmp_path / "theirs" / ".metadata").stat().st_size
 
-    for told in world(loaders)(load_counted, tmp_path):
-        assert told["reads"] == [1] * (1 + 4)
-        assert told["manifest_bytes"] < theirs
-        assert told["manifest_bytes"] < 0.02 * told["tensor_bytes"]
+    for outcome in world(loaders)(load_counted, tmp_path):
+        assert outcome["reads"] == [1] * (1 + 4)
+        assert outcome["manifest_bytes"] < theirs
+        assert outcome["manifest_bytes"] < 0.02 * outcome["tensor_bytes"]

@@ -107,7 +107,7 @@ def test_streams_can_be_loaded_by_many_threads_at_once() -> None:
 def test_what_a_load_refuses_is_announced_by_the_save(tmp_path: Path) -> None:
     state = {"w": torch.ones(3), "when": datetime.timedelta(1), "deep": {"odd": pytest.approx}, "step": 3}
     with holdfast.dcp.install():
-        with pytest.warns(UserWarning, match=r"deep\.odd.*holdfast\.dcp\.install\(weights_only=False\)") as told:
+        with pytest.warns(UserWarning, match=r"deep\.odd.*holdfast\.dcp\.install\(weights_only=False\)") as outcome:
             dcp.save(state, checkpoint_id=tmp_path / "a", no_dist=True)
         with pytest.raises(CheckpointException, match=r"Refused: _pytest\.approx\.approx"):
             dcp.load(
@@ -116,7 +116,7 @@ def test_what_a_load_refuses_is_announced_by_the_save(tmp_path: Path) -> None:
                 no_dist=True,
             )
 
-    texts = [str(each.message) for each in told if "weights_only" in str(each.message)]
+    texts = [str(each.message) for each in outcome if "weights_only" in str(each.message)]
     assert len(texts) == 1
     assert "when (datetime.timedelta)" in texts[0]
     assert "step" not in texts[0].replace("timestep", "")

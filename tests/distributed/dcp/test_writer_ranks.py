@@ -110,11 +110,11 @@ def test_what_nobody_has_saved_stays_as_it_is_and_is_told(world: World, tmp_path
 def test_a_rank_that_fails_leaves_the_old_checkpoint_and_the_next_save_works(world: World, tmp_path: Path) -> None:
     world(2)(dcp_states.save, str(tmp_path), "a", 1)
 
-    told = world(2)(dcp_states.fail_and_save_again, str(tmp_path))
+    outcome = world(2)(dcp_states.fail_and_save_again, str(tmp_path))
 
-    assert [each["ranks"] for each in told] == [[1], [1]]
-    assert all("Unpicklable: it is wrong" in each["text"] for each in told)
-    assert max(each["seconds"] for each in told) < PROMPT_S
+    assert [each["ranks"] for each in outcome] == [[1], [1]]
+    assert all("Unpicklable: it is wrong" in each["text"] for each in outcome)
+    assert max(each["seconds"] for each in outcome) < PROMPT_S
     assert load_here(tmp_path, "a", 1) == []
     assert load_here(tmp_path, "b", 3) == []
 
@@ -135,9 +135,9 @@ def test_paths_that_are_local_to_each_node_are_refused(world: World, tmp_path: P
     for rank in range(2) if has_stores else ():
         holdfast.open(tmp_path / f"s-{rank}").save("before", {})
 
-    told = world(2)(dcp_states.save_to_own_path, str(tmp_path / "s"))
+    outcome = world(2)(dcp_states.save_to_own_path, str(tmp_path / "s"))
 
-    assert all("the path is local to" in each for each in told)
+    assert all("the path is local to" in each for each in outcome)
     assert not [name for name in holdfast.open(tmp_path / "s-0").snapshots() if name.name == "a"]
     assert (tmp_path / "s-1").exists() == has_stores
 

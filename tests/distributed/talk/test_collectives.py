@@ -84,27 +84,27 @@ def test_without_a_group_there_is_a_world_of_one() -> None:
 def place_ranks(rank: int) -> dict[str, Any]:
     group = dist.new_group([1, 2])
     with Collectives(use_dist=False) as alone:
-        told: dict[str, Any] = {"alone": (alone.rank, alone.world_size, alone.is_coordinator)}
-        told["alone globally"] = (alone.global_ranks, alone.global_coordinator_rank)
-        told["alone gather"] = alone.all_gather("one", lambda: rank)
+        outcome: dict[str, Any] = {"alone": (alone.rank, alone.world_size, alone.is_coordinator)}
+        outcome["alone globally"] = (alone.global_ranks, alone.global_coordinator_rank)
+        outcome["alone gather"] = alone.all_gather("one", lambda: rank)
     with Collectives(coordinator=2) as ranks:
-        told["whole"] = (ranks.global_ranks, ranks.global_coordinator_rank)
+        outcome["whole"] = (ranks.global_ranks, ranks.global_coordinator_rank)
     if rank in (1, 2):
         with Collectives(group, coordinator=1) as ranks:
-            told["part"] = (ranks.rank, ranks.global_ranks, ranks.global_coordinator_rank)
-            told["shown"] = repr(ranks)
-    return told
+            outcome["part"] = (ranks.rank, ranks.global_ranks, ranks.global_coordinator_rank)
+            outcome["shown"] = repr(ranks)
+    return outcome
 
 
 def test_ranks_of_a_group_know_their_places_in_the_whole_job(world: World) -> None:
     results = world(3)(place_ranks)
 
-    for rank, told in enumerate(results):
-        assert told["alone"] == (0, 1, True)
-        assert told["alone globally"] == ([0], 0)
-        assert told["alone gather"] == [rank]
-        assert told["whole"] == ([0, 1, 2], 2)
-    assert [told["part"] for told in results[1:]] == [(0, [1, 2], 2), (1, [1, 2], 2)]
+    for rank, outcome in enumerate(results):
+        assert outcome["alone"] == (0, 1, True)
+        assert outcome["alone globally"] == ([0], 0)
+        assert outcome["alone gather"] == [rank]
+        assert outcome["whole"] == ([0, 1, 2], 2)
+    assert [outcome["part"] for outcome in results[1:]] == [(0, [1, 2], 2), (1, [1, 2], 2)]
     assert results[1]["shown"] == "<Collectives rank 0 of 2, coordinator 1 (rank 2 of the job)>"
 
 

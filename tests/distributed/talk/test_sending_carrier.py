@@ -19,7 +19,7 @@ from holdfast.distributed.checkpoint.module_sync import sync_module_states
 from holdfast.distributed.talk import sending
 from holdfast.distributed.talk.sending import Sender
 from tests.distributed.conftest import World
-from tests.distributed.telling import Told, tell
+from tests.distributed.outcomes import ActOutcome, report_outcome
 from tests.kit.patience import PATIENCE_S, PROMPT_S
 
 TIMEOUT_S: Final = 8.0
@@ -66,14 +66,14 @@ def run_out() -> None:
     raise MemoryError("no room for a bucket")
 
 
-def fail_in_the_middle(rank: int, path: Path, victim: int, at: int) -> tuple[Told, float, Told, int]:
+def fail_in_the_middle(rank: int, path: Path, victim: int, at: int) -> tuple[ActOutcome, float, ActOutcome, int]:
     dist.barrier()
     group = dist.group.WORLD
     assert group is not None
     with striking(run_out, at=at if rank == victim else -1):
-        failed = tell(lambda: load(path, timeout_s=PATIENCE_S))
+        failed = report_outcome(lambda: load(path, timeout_s=PATIENCE_S))
     total = add_up()
-    again = tell(lambda: load(path, timeout_s=PATIENCE_S))
+    again = report_outcome(lambda: load(path, timeout_s=PATIENCE_S))
     keys = int(group.get_group_store().num_keys())
     load(path)
     add_up()
@@ -94,11 +94,11 @@ def test_a_rank_that_raises_in_the_middle_fails_the_load_and_leaves_the_group_as
         assert keys <= 4
 
 
-def fail_in_a_sync(rank: int) -> tuple[Told, float, list[float]]:
+def fail_in_a_sync(rank: int) -> tuple[ActOutcome, float, list[float]]:
     module = torch.nn.Linear(3, 3)
     torch.nn.init.constant_(module.weight, rank)
     with striking(run_out, at=1 if rank == 1 else -1):
-        failed = tell(lambda: sync_module_states(module, bucket_bytes=16, timeout_s=PATIENCE_S))
+        failed = report_outcome(lambda: sync_module_states(module, bucket_bytes=16, timeout_s=PATIENCE_S))
     total = add_up()
     # What had arrived before has been overwritten.
     torch.nn.init.constant_(module.weight, rank)
@@ -112,11 +112,11 @@ def test_a_sync_that_fails_leaves_the_group_as_it_was(world: World) -> None:
         assert (total, weight) == (3.0, [2.0] * 3)
 
 
-def lose_in_the_middle(rank: int, path: Path, victim: int, at: int, signal: Signals) -> tuple[Told, float]:
+def lose_in_the_middle(rank: int, path: Path, victim: int, at: int, signal: Signals) -> tuple[ActOutcome, float]:
     survivors = dist.new_group([other for other in range(3) if other != victim])
     with striking(lambda: os.kill(os.getpid(), signal), at=at if rank == victim else -1):
-        told = tell(lambda: load(path, timeout_s=TIMEOUT_S))
-    return told, add_up(survivors)
+        outcome = report_outcome(lambda: load(path, timeout_s=TIMEOUT_S))
+    return outcome, add_up(survivors)
 
 
 @pytest.mark.slow  # the timeout has to pass
@@ -129,22 +129,22 @@ def test_a_rank_that_is_lost_in_the_middle_is_named_and_the_others_work_on(
 
     results = world(3)(lose_in_the_middle, tmp_path, victim, at, signal, lost=[victim], hosted_apart=True)
 
-    for told, total in [result for rank, result in enumerate(results) if rank != victim]:
-        assert (told.kind, told.failures) == ("RankError", {victim: "RankGone"}), told
+    for outcome, total in [result for rank, result in enumerate(results) if rank != victim]:
+        assert (outcome.kind, outcome.failures) == ("RankError", {victim: "RankGone"}), outcome
         assert total == 2.0
 
 
-def lose_before_connecting(rank: int, path: Path) -> Told:
+def lose_before_connecting(rank: int, path: Path) -> ActOutcome:
     def die(*_: object) -> None:
         os.kill(os.getpid(), SIGKILL)
 
     with mock.patch.object(sending, "_connect", die if rank == 2 else sending._connect):
-        return tell(lambda: load(path, timeout_s=TIMEOUT_S))
+        return report_outcome(lambda: load(path, timeout_s=TIMEOUT_S))
 
 
 @pytest.mark.slow  # the timeout has to pass
 def test_a_rank_that_is_lost_before_it_connects_is_named(world: World, tmp_path: Path) -> None:
     save(tmp_path)
 
-    for told in world(3)(lose_before_connecting, tmp_path, lost=[2], hosted_apart=True)[:2]:
-        assert (told.kind, told.failures) == ("RankError", {2: "RankGone"}), told
+    for outcome in world(3)(lose_before_connecting, tmp_path, lost=[2], hosted_apart=True)[:2]:
+        assert (outcome.kind, outcome.failures) == ("RankError", {2: "RankGone"}), outcome

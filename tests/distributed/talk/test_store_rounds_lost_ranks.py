@@ -113,10 +113,10 @@ def test_a_rank_that_is_slow_and_beats_is_waited_for(world: World) -> None:
 class Kept(logging.Handler):
     """Keeps what is logged, and makes a file when there is something."""
 
-    def __init__(self, told: Path) -> None:
+    def __init__(self, outcome: Path) -> None:
         super().__init__()
         self.lines: list[str] = []
-        self._told = told
+        self._told = outcome
 
     def emit(self, record: logging.LogRecord) -> None:
         self.lines.append(record.getMessage())

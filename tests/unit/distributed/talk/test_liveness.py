@@ -125,8 +125,8 @@ def test_a_rank_that_dies_in_a_step_was_last_seen_in_that_step(is_first: bool) -
             ranks.all_gather("begin", lambda: None)
         ranks.all_gather("write", die if ranks.rank == 1 else lambda: None)
 
-    told, dead = run_thread_ranks(connections, act, timeout_s=0.5)
+    outcome, dead = run_thread_ranks(connections, act, timeout_s=0.5)
 
     assert isinstance(dead, Crashed)
-    assert isinstance(told, RankError)
-    assert "last seen at step 'write'" in told.failures[1].message
+    assert isinstance(outcome, RankError)
+    assert "last seen at step 'write'" in outcome.failures[1].message

@@ -18,24 +18,24 @@ from holdfast.objects.local.local_store import LocalStore
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """How an act ended on a rank."""
+class ActOutcome:
+    """How an act ended on a rank, as plain data."""
 
     kind: str = ""
-    """The class of what it raised; empty if it did not."""
+    """Type name of the error that it raised; empty if it raised none."""
     text: str = ""
     step: str = ""
     failures: dict[int, str] = field(default_factory=dict)
-    """By rank, the class of what failed there."""
+    """Type names of the failures of a RankError, by rank."""
     causes: tuple[str, ...] = ()
-    """The classes of what led to what it raised."""
+    """Type names of the causes of the error."""
     value: Any = None
     seconds: float = 0.0
     warned: tuple[str, ...] = ()
 
 
-def tell(act: Callable[[], Any]) -> Told:
-    """Do something, and tell how it ended; what it returns must be plain."""
+def report_outcome(act: Callable[[], Any]) -> ActOutcome:
+    """Call `act` and return its outcome; its result must be plain."""
     began = time.monotonic()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -46,9 +46,9 @@ def tell(act: Callable[[], Any]) -> Told:
     seconds = time.monotonic() - began
     warned = tuple(str(warning.message) for warning in caught)
     if error is None:
-        return Told(value=value, seconds=seconds, warned=warned)
+        return ActOutcome(value=value, seconds=seconds, warned=warned)
     failures = error.failures if isinstance(error, RankError) else {}
-    return Told(
+    return ActOutcome(
         kind=type(error).__name__,
         text=_read_text(error),
         step=error.step if isinstance(error, RankError) else "",
