@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -33,9 +32,9 @@ def make_tensor_run(*ranks: Iterable[Seen], name: str = "run", environment: Mapp
     for rank, seen in enumerate(ranks):
         for seq, (fqn, kind, tensor, *more) in enumerate(seen):
             leaf = f"{rank}/{seq}"
-            look = observe(tensor)
-            event = make_event(seq, fqn, kind, shape=look.shape, rank=rank, leaf=leaf, **(more[0] if more else {}))
-            events.append(replace(event, digest=look.digest(), dtype=look.dtype_name))
+            observed = observe(tensor)
+            event = make_event(seq, fqn, kind, shape=observed.shape, rank=rank, leaf=leaf, **(more[0] if more else {}))
+            events.append(event._replace(digest=observed.digest(), dtype=observed.dtype_name))
             tensors[leaf] = tensor
     facts = RunFacts(name, environment=environment or {}, world=len(ranks))
     return make_run(facts, events, tensors)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 import torch
@@ -47,7 +47,7 @@ def make_recorded(recording: Recording) -> Run:
         made, held = _make_rank(recording, rank)
         events += made
         tensors |= {f"{rank}/{seq}": tensor for seq, tensor in held.items()}
-    events = [replace(event, leaf=f"{event.rank}/{event.seq}" if event.leaf else "") for event in events]
+    events = [event._replace(leaf=f"{event.rank}/{event.seq}" if event.leaf else "") for event in events]
     facts = RunFacts(recording.name, dict(recording.environment), recording.world, notes=recording.notes)
     return make_run(facts, events, tensors)
 
@@ -118,7 +118,7 @@ def _make_event(seq: int, rank: int, site: Site, tensor: torch.Tensor, level: st
         source="model.py:7",
         leaf=f"0/{seq}" if level == "full" else "",
     )
-    return replace(event, stats=_take_stats(tensor)) if level == "stats" else event
+    return event._replace(stats=_take_stats(tensor)) if level == "stats" else event
 
 
 def _take_stats(tensor: torch.Tensor) -> Stats:

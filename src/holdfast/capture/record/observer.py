@@ -16,8 +16,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from holdfast.capture.record.forms import iter_paths
 from holdfast.capture.record.options import Options
 from holdfast.capture.record.points import Points
-from holdfast.capture.record.spool import Copy, ObservedEvent, Spool
-from holdfast.capture.stored.events import EventKind, Level, Phase, Site
+from holdfast.capture.record.spool import Copy, Spool
+from holdfast.capture.stored.events import Event, EventKind, Level, Phase, Site
 from holdfast.capture.stored.observed import ObservedTensor, find_part, observe
 from holdfast.errors import HoldfastError, StoreFull, Unsupported
 from holdfast.tensors.sharding.meshes import Layouts
@@ -56,6 +56,7 @@ class Observer:
         self.is_open = False
         """Whether this step is recorded."""
         self.notes: list[str] = []
+        self._rank = spool.rank
         self._seq = 0
         self._copied_bytes = 0
         self._stopped = False
@@ -145,7 +146,7 @@ class Observer:
     def see(self, tensor: torch.Tensor, where: CallSite, level: Level, path: str = "", form: str = "") -> None:
         """Record a tensor at its level: digest, statistics or copy."""
         with self._lock:
-            local, placement = find_part(tensor, self._layouts)
+            local, place = find_part(tensor, self._layouts)
             try:
                 observed = observe(local)
             except Unsupported as error:
@@ -162,12 +163,12 @@ class Observer:
             alias = self._find_alias(observed)
             site = Site(self.step, phase, kind, fqn, call, path)
             # Positional arguments are the fastest; this runs for every tensor.
-            seen = ObservedEvent(
-                *(self._seq, site, dtype, observed.shape, digest, module, parent),
-                *(recompute, source, alias, placement, stats, leaf, form),
+            event = Event(
+                *(self._seq, site, self._rank, dtype, observed.shape, digest, module, parent, recompute, source, alias),
+                *(place.placement, place.global_shape, place.offsets, stats, leaf, form),
             )
             self._seq += 1
-            self.spool.pending.seen.append(seen)
+            self.spool.pending.events.append(event)
 
     def _find_alias(self, observed: ObservedTensor) -> int:
         storage = observed.keep

@@ -12,36 +12,17 @@ from typing import Final, NamedTuple
 import numpy as np
 import torch
 
-from holdfast.capture.stored.events import Event, Site, Stats
-from holdfast.capture.stored.observed import WHOLE, Array, ShardPlacement, build_copy, find_values, measure_values
+from holdfast.capture.stored.events import Event, Stats
+from holdfast.capture.stored.observed import Array, build_copy, find_values, measure_values
 from holdfast.capture.stored.segments import NO_ROOT, Segment, advance_root, format_leaf, parse_leaf, write_segment
 from holdfast.json_text import Json
 from holdfast.lru import LruCache
 from holdfast.repo.handle.repository import Repository
 
 _MAX_FAILURES: Final = 3
-_MAX_SEEN: Final = 20_000
+_MAX_EVENTS: Final = 20_000
 """Limit for the events of a segment, however small they are."""
 _MAX_STATS: Final = 100_000
-
-
-class ObservedEvent(NamedTuple):
-    """An event as the hooks produce it: cheap to create; the writer thread turns it into an `Event`."""
-
-    seq: int
-    site: Site
-    dtype: str
-    shape: tuple[int, ...]
-    digest: bytes
-    module: str = ""
-    parent: str = ""
-    recompute: bool = False
-    source: str = ""
-    alias: int = -1
-    place: ShardPlacement = WHOLE
-    stats: Stats | None = None
-    leaf: str = ""
-    form: str = ""
 
 
 class Copy(NamedTuple):
@@ -57,7 +38,7 @@ class PendingSegment:
     """Events and copies that will become one segment."""
 
     number: int
-    seen: list[ObservedEvent] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
     copies: dict[int, Copy] = field(default_factory=dict)
     size_bytes: int = 0
     started_s: float = field(default_factory=time.monotonic)
@@ -95,7 +76,7 @@ class Spool:
         self._thread: threading.Thread | None = None
         self._roots: dict[int, bytes] = {}
         self._lost: set[int] = set()
-        self._unwritten: list[ObservedEvent] = []
+        self._unwritten: list[Event] = []
         self._in_a_row = 0
         self._error: Exception | None = None
         self._new_bytes = 0
@@ -105,6 +86,11 @@ class Spool:
     def _open_batch(self) -> PendingSegment:
         self._next += 1
         return PendingSegment(self._next - 1)
+
+    @property
+    def rank(self) -> int:
+        """The rank whose events it takes."""
+        return self._origin.rank
 
     @property
     def new_bytes(self) -> int:
@@ -166,7 +152,7 @@ class Spool:
         return (
             batch.size_bytes >= self._queue_bytes // 4
             or batch.steps >= segment_steps
-            or len(batch.seen) >= _MAX_SEEN
+            or len(batch.events) >= _MAX_EVENTS
             or time.monotonic() - batch.started_s >= segment_s
         )
 
@@ -205,19 +191,19 @@ class Spool:
                     self._changed.notify_all()
 
     def _write(self, batch: PendingSegment) -> None:
-        seen = [*self._unwritten, *batch.seen]
+        observed = [*self._unwritten, *batch.events]
         try:
-            self._commit(batch, seen, batch.copies)
+            self._commit(batch, observed, batch.copies)
         except Exception as error:  # noqa: BLE001  # no error may stop the training; the observer reports it
-            self._fail(batch, seen, error)
+            self._fail(batch, observed, error)
             if batch.is_last:
                 self._try_last(batch)
 
-    def _fail(self, batch: PendingSegment, seen: list[ObservedEvent], error: Exception) -> None:
+    def _fail(self, batch: PendingSegment, observed: list[Event], error: Exception) -> None:
         self._in_a_row += 1
         self._lost.add(batch.number)
         self._error = error
-        self._unwritten = [] if self.has_given_up else seen[-4 * _MAX_SEEN :]
+        self._unwritten = [] if self.has_given_up else observed[-4 * _MAX_EVENTS :]
 
     def _try_last(self, batch: PendingSegment) -> None:
         """Commit the end of a recording without its tensors: the events alone may still fit on a full disk."""
@@ -227,10 +213,10 @@ class Spool:
         except Exception as error:  # noqa: BLE001  # as above
             self._error = error
 
-    def _commit(self, batch: PendingSegment, seen: list[ObservedEvent], copies: Mapping[int, Copy]) -> None:
+    def _commit(self, batch: PendingSegment, observed: list[Event], copies: Mapping[int, Copy]) -> None:
         for number, copy in copies.items():
             self._measure(format_leaf(batch.number, number), copy)
-        events = [self._make_event(each) for each in seen]
+        events = [self._complete(event) for event in observed]
         roots = dict(self._roots)
         for event in events:
             roots[event.site.step] = advance_root(roots.get(event.site.step, NO_ROOT), event)
@@ -250,11 +236,9 @@ class Spool:
         values = find_values(copy.memory, copy.dtype)
         self._stats.put(leaf, None if values is None else measure_values(values, self._bins))
 
-    def _make_event(self, seen: ObservedEvent) -> Event:
-        is_lost = bool(seen.leaf) and parse_leaf(seen.leaf)[0] in self._lost
-        stats = self._stats.get(seen.leaf) if seen.leaf else seen.stats
-        return Event(
-            *(seen.seq, seen.site, self._origin.rank, seen.dtype, seen.shape, seen.digest, seen.module, seen.parent),
-            *(seen.recompute, seen.source, seen.alias, seen.place.placement, seen.place.global_shape),
-            *(seen.place.offsets, stats, "" if is_lost else seen.leaf, seen.form),
-        )
+    def _complete(self, event: Event) -> Event:
+        """Return an event with the statistics of its copy, and without a leaf if the copy could not be written."""
+        if not event.leaf:
+            return event
+        is_lost = parse_leaf(event.leaf)[0] in self._lost
+        return event._replace(stats=self._stats.get(event.leaf), leaf="" if is_lost else event.leaf)

@@ -63,9 +63,8 @@ class Site(NamedTuple):
     """Path in the arguments or results: "", "[1]", ".hidden", "['mask']"."""
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
-    """One tensor observed at one site, on one rank."""
+class Event(NamedTuple):
+    """One tensor observed at one site, on one rank. A tuple, because the recorder creates one for every tensor."""
 
     seq: int
     """Number in the order in which the rank observed its tensors: causes come before effects."""

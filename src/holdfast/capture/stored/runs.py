@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from itertools import groupby
 from typing import Final, Literal, Protocol
@@ -248,4 +248,4 @@ class _Shifted:
 
     @staticmethod
     def _move(event: Event, by: int) -> Event:
-        return replace(event, site=event.site._replace(step=event.site.step + by))
+        return event._replace(site=event.site._replace(step=event.site.step + by))

@@ -122,7 +122,7 @@ class Gathering:
         is_same = len({(event.digest, event.dtype, event.shape) for event in group}) == 1
         is_whole = not any(map(is_sharded, group)) and (is_same or dim == "replicate" or first.site.kind == "rng")
         if is_whole and (dim is None or dim == "replicate"):
-            return replace(_as_whole(first), leaf=leaf if first.leaf else ""), (first,)
+            return _as_whole(first)._replace(leaf=leaf if first.leaf else ""), (first,)
         if not any(map(is_sharded, group)) and (dim is None or dim == "replicate"):
             raise _CannotGather("they differ between ranks; name them in dims to say how to combine them")
         if not all(event.leaf for event in group):
@@ -132,7 +132,7 @@ class Gathering:
         except (NotFound, RuntimeError) as error:
             raise _CannotGather(f"{type(error).__name__}: {error}") from error
         observed = observe(whole)
-        joined = replace(_as_whole(first), shape=observed.shape, digest=observed.digest(), stats=None, leaf=leaf)
+        joined = _as_whole(first)._replace(shape=observed.shape, digest=observed.digest(), stats=None, leaf=leaf)
         return joined, tuple(group)
 
     def _assemble(self, group: Sequence[Event]) -> torch.Tensor:
@@ -173,4 +173,4 @@ class _CannotGather(Exception):
 
 
 def _as_whole(event: Event) -> Event:
-    return replace(event, rank=0, placement="", global_shape=(), offsets=())
+    return event._replace(rank=0, placement="", global_shape=(), offsets=())

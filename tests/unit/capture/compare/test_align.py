@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -27,7 +26,7 @@ events = st.builds(
 
 
 def number(listed: list[Event]) -> list[Event]:
-    return [replace(event, seq=seq) for seq, event in enumerate(listed)]
+    return [event._replace(seq=seq) for seq, event in enumerate(listed)]
 
 
 def distinct(listed: list[Event]) -> list[Event]:

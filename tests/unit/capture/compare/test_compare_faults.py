@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -314,7 +313,7 @@ def test_one_rank_with_another_seed_is_named_with_its_rank() -> None:
                 torch.manual_seed(seed)
 
             recorded = train(plant, steps=1, level="digest", kinds="input output grad param_grad parameter")
-            events += [replace(event, rank=rank) for event in recorded.events(0)]
+            events += [event._replace(rank=rank) for event in recorded.events(0)]
         return make_run(RunFacts("run", world=2), events)
 
     origin = diff_runs(run((1, 2)), run((1, 3))).origin

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from holdfast.capture.compare.compare import diff_runs
 from holdfast.capture.report.report import ReportLimits, make_report
 from holdfast.capture.stored.runs import Run, RunFacts
@@ -98,7 +96,7 @@ def test_stored_numbers_are_shown_where_there_are_no_values() -> None:
 def test_what_only_one_run_has_is_a_row() -> None:
     a = _make_run("good")
     extra = [event for step in a.steps for event in a.events(step)][:-1]
-    b = make_run(RunFacts("short"), [replace(event, leaf="") for event in extra])
+    b = make_run(RunFacts("short"), [event._replace(leaf="") for event in extra])
 
     report = make_report(a, b, diff_runs(a, b))
 

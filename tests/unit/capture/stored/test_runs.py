@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 import torch
@@ -110,7 +109,7 @@ def test_a_run_in_memory_gives_its_events_step_by_step() -> None:
 
 
 def test_a_run_reads_the_same_from_a_store_as_from_memory(repo: Repository) -> None:
-    events = [make_event(0), make_event(1), make_event(2, step=1), replace(FULL_EVENT, leaf="")]
+    events = [make_event(0), make_event(1), make_event(2, step=1), FULL_EVENT._replace(leaf="")]
     write_run(repo, [events[:1], events[1:3], events[3:]])
 
     stored, held = read_run(repo, "run"), make_run(RunFacts("run"), events)
@@ -133,10 +132,10 @@ def test_the_root_of_a_step_does_not_depend_on_where_segments_end(repo: Reposito
 @pytest.mark.parametrize(
     "changed",
     [
-        replace(make_event(1), digest=bytes(16)),
-        replace(make_event(1), shape=(3, 2)),
-        replace(make_event(1), dtype="int32"),
-        replace(make_event(1), site=make_event(1).site._replace(call=1)),
+        make_event(1)._replace(digest=bytes(16)),
+        make_event(1)._replace(shape=(3, 2)),
+        make_event(1)._replace(dtype="int32"),
+        make_event(1)._replace(site=make_event(1).site._replace(call=1)),
     ],
 )
 def test_the_root_of_a_step_tells_when_an_event_differs(changed: Event) -> None:
@@ -202,7 +201,7 @@ def test_names_that_could_be_taken_for_segments_are_refused(name: str) -> None:
 
 def test_tensors_are_read_from_the_segment_that_keeps_them(repo: Repository) -> None:
     tensor = torch.arange(6.0, dtype=torch.bfloat16).reshape(2, 3)
-    event = replace(make_event(0), leaf=format_leaf(0, 4))
+    event = make_event(0)._replace(leaf=format_leaf(0, 4))
     segment = Segment("run", 0, 0, 1, 0.0, {}, (), {0: b"root"}, is_last=True)
     write_segment(repo, segment, [event], {4: tensor})
 
@@ -225,4 +224,4 @@ def test_a_tensor_whose_segment_is_gone_is_named(repo: Repository) -> None:
     with pytest.raises(
         NotFound, match=r"segment 9 of rank 0, which contains the output of 'layers\.0', no longer exists"
     ):
-        read_run(repo, "run").read_tensor(replace(make_event(0), leaf=format_leaf(9, 0)))
+        read_run(repo, "run").read_tensor(make_event(0)._replace(leaf=format_leaf(9, 0)))
