@@ -322,7 +322,7 @@ class Store:
         *,
         noise: str | Run | None = None,
         reference: str | Run | None = None,
-        **ways: Unpack[DiffChoices],
+        **options: Unpack[DiffChoices],
     ) -> RunDiff:
         """Find where run `b` diverges from run `a`: the first tensor that differs although all its inputs are equal.
 
@@ -330,10 +330,10 @@ class Store:
         of `a`, they are close if they differ about as little as `a` and `noise` do. With `reference`, a more exact run,
         they are close if `b` is about as near to it as `a` is.
         """
-        from holdfast.capture.compare.compare import diff_runs, make_ways
+        from holdfast.capture.compare.compare import diff_runs, make_diff_options
 
         repeated, exact = (None if run is None else self.run(run) for run in (noise, reference))
-        return diff_runs(self.run(a), self.run(b), noise=repeated, reference=exact, ways=make_ways(ways))
+        return diff_runs(self.run(a), self.run(b), noise=repeated, reference=exact, options=make_diff_options(options))
 
     # Health and space
 

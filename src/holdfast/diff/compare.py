@@ -158,11 +158,13 @@ def compare(repo: Repository, a: CommittedSnapshot, b: CommittedSnapshot, *, onl
     if a.digest == b.digest:
         return Diff(a, b, (), b.num_entries, b.logical_bytes, b.logical_bytes)
     with Opened(open_snapshot(repo, a)) as before, Opened(open_snapshot(repo, b)) as after:
-        run = _Run(SnapshotSide(before, only), SnapshotSide(after, only), limit_bytes=repo.budget_bytes // 4)
-        if only and not (run.before.leaves or run.after.leaves):
+        comparison = _Comparison(
+            SnapshotSide(before, only), SnapshotSide(after, only), limit_bytes=repo.budget_bytes // 4
+        )
+        if only and not (comparison.before.leaves or comparison.after.leaves):
             raise NotFound(f"no leaf of {a.name!r} or {b.name!r} matches {' or '.join(map(repr, only))}")
-        changes, shared_bytes = tuple(run.iter_changes()), _count_shared(run.before, run.after)
-        return Diff(a, b, changes, run.equal, run.equal_bytes, shared_bytes)
+        changes, shared_bytes = tuple(comparison.iter_changes()), _count_shared(comparison.before, comparison.after)
+        return Diff(a, b, changes, comparison.equal, comparison.equal_bytes, shared_bytes)
 
 
 def _count_shared(before: SnapshotSide, after: SnapshotSide) -> int:
@@ -170,7 +172,7 @@ def _count_shared(before: SnapshotSide, after: SnapshotSide) -> int:
     return sum(chunk.size_bytes for entry in after.iter_entries() for chunk in entry.chunks if chunk.digest in known)
 
 
-class _Run:
+class _Comparison:
     """One comparison of two snapshots; counts the equal leaves."""
 
     def __init__(self, before: SnapshotSide, after: SnapshotSide, *, limit_bytes: int) -> None:
@@ -180,7 +182,7 @@ class _Run:
         self.equal_bytes = 0
         self._limit_bytes = limit_bytes
         self._moved: dict[PathKey, list[Aspect]] = {}
-        for moved in find_moved(before, after):
+        for moved in find_sharing_changes(before, after):
             aspect = Aspect(moved.what, moved.before, moved.after, moved.role)
             self._moved.setdefault(moved.key, []).append(aspect)
 
@@ -396,7 +398,7 @@ def _iter_containers(tree: Json) -> Iterator[Container]:
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class SharingChange:
     """A part of a leaf whose sharing changed: of memory, or of object identity."""
 
     key: PathKey
@@ -407,7 +409,7 @@ class Moved:
     after: str
 
 
-def find_moved(before: SnapshotSide, after: SnapshotSide) -> Iterator[Moved]:
+def find_sharing_changes(before: SnapshotSide, after: SnapshotSide) -> Iterator[SharingChange]:
     """Yield the parts, present on both sides, that share memory or identity with other parts than before.
 
     Sharing with leaves that only one side has is not reported here.
@@ -439,7 +441,7 @@ def _find_first(groups: _Groups, parts: Sequence[_PartKey]) -> dict[_PartKey, _P
 
 def _compare_groups(
     what: str, alone: str, shared: str, was: _Groups, now: _Groups, side: SnapshotSide
-) -> Iterator[Moved]:
+) -> Iterator[SharingChange]:
     parts = [part for part in now if part in was]
     old, new = _find_first(was, parts), _find_first(now, parts)
     for part in parts:
@@ -448,10 +450,10 @@ def _compare_groups(
                 alone if first == part else f"{shared} {join_role(side.leaves[first[0]].name, first[1])}"
                 for first in (old[part], new[part])
             ]
-            yield Moved(*part, what, *texts)
+            yield SharingChange(*part, what, *texts)
 
 
-def _find_shifted(before: SnapshotSide, after: SnapshotSide, was: _Groups, now: _Groups) -> Iterator[Moved]:
+def _find_shifted(before: SnapshotSide, after: SnapshotSide, was: _Groups, now: _Groups) -> Iterator[SharingChange]:
     """Yield the parts that share memory with the same parts as before, but at another offset."""
     parts = [part for part in now if part in was]
     old, new = _find_first(was, parts), _find_first(now, parts)
@@ -464,7 +466,7 @@ def _find_shifted(before: SnapshotSide, after: SnapshotSide, was: _Groups, now: 
             shifts = [_find_start(side, part) - _find_start(side, first) for side in (before, after)]
             if shifts[0] != shifts[1]:
                 name = join_role(after.leaves[first[0]].name, first[1])
-                yield Moved(*part, "memory", *(f"{shift} bytes after {name}" for shift in shifts))
+                yield SharingChange(*part, "memory", *(f"{shift} bytes after {name}" for shift in shifts))
 
 
 def _find_start(side: SnapshotSide, part: _PartKey) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from holdfast.capture.compare.compare import DiffChoices, describe_mismatch, diff_runs, make_ways
+from holdfast.capture.compare.compare import DiffChoices, describe_mismatch, diff_runs, make_diff_options
 from holdfast.capture.compare.result import RunDiff
 from holdfast.capture.stored.runs import Run
 
@@ -15,11 +15,11 @@ def assert_runs_match(
     *,
     noise: Run | None = None,
     reference: Run | None = None,
-    **ways: Unpack[DiffChoices],
+    **options: Unpack[DiffChoices],
 ) -> RunDiff:
     """Compare two runs like `Store.diff_runs`; raises AssertionError that says where they diverge."""
     __tracebackhide__ = True
-    result = diff_runs(a, b, noise=noise, reference=reference, ways=make_ways(ways))
+    result = diff_runs(a, b, noise=noise, reference=reference, options=make_diff_options(options))
     if not result.steps:
         raise AssertionError(result.headline)
     if not result.is_match:

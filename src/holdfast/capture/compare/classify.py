@@ -33,7 +33,7 @@ class States:
     """How each state of one rank was last observed, and which modules contain states that differ."""
 
     def __init__(self) -> None:
-        self._seen: dict[str, LastState] = {}
+        self._last: dict[str, LastState] = {}
         self._updated: dict[str, LastState] = {}
         """States observed in the optimizer phase of this step: their values after the update."""
         self._bad_below: Counter[str] = Counter()
@@ -43,20 +43,20 @@ class States:
 
     def find(self, name: str) -> LastState | None:
         """Return how a state was last observed."""
-        return self._updated.get(name) or self._seen.get(name)
+        return self._updated.get(name) or self._last.get(name)
 
     def find_before(self, name: str) -> LastState | None:
         """Return how a state was observed before the optimizer of this step ran."""
-        return self._seen.get(name)
+        return self._last.get(name)
 
     def find_of_parameter(self, parameter: str) -> list[LastState]:
         """Return how the optimizer's states of a parameter were observed before this step."""
-        return [self._seen[name] for name in self._of_parameter.get(parameter, ()) if name in self._seen]
+        return [self._last[name] for name in self._of_parameter.get(parameter, ()) if name in self._last]
 
     def find_below(self, module: str) -> tuple[tuple[str, Standing], ...]:
         """Return the parameters and buffers in a module and everything below it."""
         return tuple(
-            (name, seen.standing) for name, seen in self._seen.items() if seen.kind in _USED and is_below(name, module)
+            (name, last.standing) for name, last in self._last.items() if last.kind in _USED and is_below(name, module)
         )
 
     def has_bad(self, module: str = "") -> bool:
@@ -73,21 +73,21 @@ class States:
         name = find_name(event)
         if site.kind == "optimizer":
             self._of_parameter[self.find_parameter(event)][name] = None
-        seen = LastState(site.kind, standing, site.step, site.phase)
+        last = LastState(site.kind, standing, site.step, site.phase)
         if site.phase == "optimizer":
-            self._updated[name] = seen
+            self._updated[name] = last
         else:
-            self._keep(name, seen)
+            self._keep(name, last)
 
     def end_step(self) -> None:
         """Let the updates of the optimizer count."""
-        for name, seen in self._updated.items():
-            self._keep(name, seen)
+        for name, last in self._updated.items():
+            self._keep(name, last)
         self._updated = {}
 
-    def _keep(self, name: str, seen: LastState) -> None:
-        self._seen[name] = seen
-        is_bad = seen.kind in _USED and seen.standing == "differs"
+    def _keep(self, name: str, last: LastState) -> None:
+        self._last[name] = last
+        is_bad = last.kind in _USED and last.standing == "differs"
         if is_bad == (name in self._bad):
             return
         if is_bad:
@@ -105,8 +105,8 @@ class States:
         if event.site.path:
             return fqn
         while name:
-            seen = self.find(name)
-            if seen and seen.kind == "parameter":
+            last = self.find(name)
+            if last and last.kind == "parameter":
                 return name
             name = name[: max(0, *(name.rfind(sign) for sign in _SEPARATORS))]
         return fqn.rpartition(".")[0] or fqn
@@ -165,7 +165,7 @@ def find_stage(event: Event) -> int:
     return 3 if site.kind in ("parameter", "optimizer") and site.phase == "optimizer" else 0
 
 
-class Trail:
+class OriginFinder:
     """Classifies the events of one rank, step by step; remembers the states and origins of earlier steps."""
 
     def __init__(self, words: Words | None = None) -> None:
@@ -190,14 +190,14 @@ class Trail:
             return site.phase != "optimizer" and self._is_untouched(event, self._states.find(find_name(event)))
         return site.kind == "input" and index < graph.first_output and graph.find_enclosing(index) is None
 
-    def _is_untouched(self, event: Event, seen: LastState | None) -> bool:
+    def _is_untouched(self, event: Event, last: LastState | None) -> bool:
         """Return whether nothing changed a state since it was last observed."""
-        if seen is None:
+        if last is None:
             return True
-        is_trained = event.site.fqn in self._trained and seen.phase != "optimizer"
-        return event.site.kind == "parameter" and seen.standing == "equal" and not is_trained
+        is_trained = event.site.fqn in self._trained and last.phase != "optimizer"
+        return event.site.kind == "parameter" and last.standing == "equal" and not is_trained
 
-    def judge(self, graph: StepGraph, *, elsewhere: int = NOWHERE) -> dict[int, Cause]:
+    def classify(self, graph: StepGraph, *, elsewhere: int = NOWHERE) -> dict[int, Cause]:
         """Return the cause of each event that differs, by index.
 
         `elsewhere` is the earliest stage in which another rank differs: what comes later here may come from there.
@@ -350,7 +350,7 @@ class Trail:
         # A call that returns the output unchanged shares its gradient, so go outwards. But if another call inside it
         # consumes the output, the gradient passes through that one first.
         while around and (same := self._find_same(around, out)) is not None:
-            if any(around.holds(call.inputs[0]) for call in consumers):
+            if any(around.contains(call.inputs[0]) for call in consumers):
                 break
             grads = graph.grads.get((around.fqn, around.number), ())
             if grads and not any(map(graph.is_bad, grads)):
@@ -367,7 +367,7 @@ class Trail:
         """Return an output and its consumers, past calls that return it unchanged and so share its gradient."""
         graph = self._graph
         while True:
-            consumers = graph.find_takers(out)
+            consumers = graph.find_consumers(out)
             bad = (call for call in consumers if any(map(graph.is_bad, graph.grads.get((call.fqn, call.number), ()))))
             # Only a result that comes later counts, so the loop ends.
             unchanged = next((same for call in bad if (same := self._find_same(call, out)) is not None), None)
@@ -429,32 +429,32 @@ class Trail:
     def _trace_state(self, index: int, event: Event) -> Cause:
         site = event.site
         name = find_name(event)
-        seen = self._states.find(name)
-        if seen and seen.standing == "differs":
+        last = self._states.find(name)
+        if last and last.standing == "differs":
             return _PROPAGATED
         if is_setting(event):
             return replace(self._make(event, f"{name} {{bad}} by itself"), phase="optimizer")
         if site.kind == "rng":
-            is_later = seen is not None and self._bad_step >= seen.step
+            is_later = last is not None and self._bad_step >= last.step
             return _PROPAGATED if is_later else self._make(event, "random state {bad} by itself")
         if site.kind == "buffer":
             owner = self._graph.find_owner(site.fqn) or ""
-            is_made = seen is not None and self._bad_since.get(owner, -1) >= seen.step
+            is_made = last is not None and self._bad_since.get(owner, -1) >= last.step
             return _PROPAGATED if is_made else self._make(event, "buffer {bad} by itself")
         if site.kind == "parameter" and site.phase != "optimizer":
-            return self._trace_parameter(event, seen)
+            return self._trace_parameter(event, last)
         return self._trace_update(index, event)
 
-    def _trace_parameter(self, event: Event, seen: LastState | None) -> Cause:
+    def _trace_parameter(self, event: Event, last: LastState | None) -> Cause:
         """Classify a parameter as observed before the forward pass."""
-        if seen is None or self._is_untouched(event, seen) or seen.phase == "optimizer":
+        if last is None or self._is_untouched(event, last) or last.phase == "optimizer":
             return self._make(event, "parameter {bad} by itself")
         name = event.site.fqn
         bad_step = self._bad_since.get(name, -1) if self._graph.param_grads.get(name) else self._bad_step
-        if bad_step >= seen.step:
+        if bad_step >= last.step:
             return _PROPAGATED
         why = "parameter {bad} after the step though its gradient and its value before are {good}"
-        return replace(self._make(event, why), step=seen.step, phase="optimizer", kind="optimizer")
+        return replace(self._make(event, why), step=last.step, phase="optimizer", kind="optimizer")
 
     def _trace_update(self, index: int, event: Event) -> Cause:
         """Classify a parameter, or a state of the optimizer, as observed after the optimizer's step."""
@@ -462,7 +462,7 @@ class Trail:
         name = self._states.find_parameter(event) if site.kind == "optimizer" else site.fqn
         grads = graph.param_grads.get(name, [])
         before, states = self._states.find_before(name), self._states.find_of_parameter(name)
-        standings = {seen.standing for seen in (*states, *([before] if before else []))}
+        standings = {last.standing for last in (*states, *([before] if before else []))}
         if any(map(graph.is_bad, grads)) or "differs" in standings:
             return _PROPAGATED
         if self._is_bad_earlier(index, is_known=bool(grads)):

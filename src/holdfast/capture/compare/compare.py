@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypedDict
 
 from holdfast.capture.compare.align import Alignment, NameMap, Pair, align
-from holdfast.capture.compare.classify import NOWHERE, Cause, Trail, find_stage
+from holdfast.capture.compare.classify import NOWHERE, Cause, OriginFinder, find_stage
 from holdfast.capture.compare.measure import Tolerance
 from holdfast.capture.compare.result import (
     Class,
@@ -35,7 +35,7 @@ _MAX_NAMED: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Ways:
+class DiffOptions:
     """How two runs are compared."""
 
     bounds: Bounds = field(default_factory=Bounds)
@@ -50,7 +50,7 @@ class Ways:
 
 
 class DiffChoices(TypedDict, total=False):
-    """The keyword options of a comparison; `Ways` and `Bounds` describe each."""
+    """The keyword options of a comparison; `DiffOptions` and `Bounds` describe each."""
 
     tolerance: tuple[float, float] | None
     """`(rtol, atol)` for all dtypes; None uses the table of `torch.testing`."""
@@ -62,7 +62,7 @@ class DiffChoices(TypedDict, total=False):
     shift: int
 
 
-def make_ways(choices: DiffChoices) -> Ways:
+def make_diff_options(choices: DiffChoices) -> DiffOptions:
     """Return the options of a comparison; raises TypeError for an unknown one."""
     known = DiffChoices.__annotations__
     if unknown := sorted(choices.keys() - known.keys()):
@@ -71,7 +71,7 @@ def make_ways(choices: DiffChoices) -> Ways:
     bounds = {name: rest.pop(name) for name in ("tolerance", "factor", "margin") if name in rest}
     if bounds.get("tolerance") is not None:
         bounds["tolerance"] = Tolerance(*bounds["tolerance"])
-    return Ways(bounds=Bounds(**bounds), **rest)
+    return DiffOptions(bounds=Bounds(**bounds), **rest)
 
 
 def diff_runs(
@@ -81,7 +81,7 @@ def diff_runs(
     noise: Run | None = None,
     reference: Run | None = None,
     tolerance: Tolerance | None = None,
-    ways: Ways | None = None,
+    options: DiffOptions | None = None,
 ) -> RunDiff:
     """Find where run `b` diverges from run `a`.
 
@@ -91,7 +91,7 @@ def diff_runs(
     `a` is. Tensors that were not computed in the run must be equal: the model's inputs, the parameters before the
     first step, and the RNG state.
     """
-    chosen = ways or Ways()
+    chosen = options or DiffOptions()
     bounds = chosen.bounds if tolerance is None else Bounds(tolerance, chosen.bounds.factor, chosen.bounds.margin)
     runs, gatherings = _gather_all(a, shift_run(b, chosen.shift), noise, reference, chosen.dims)
     ours, theirs = runs[0], runs[1]
@@ -204,10 +204,10 @@ class _RankStep:
 class _Comparison:
     """The state of one comparison."""
 
-    def __init__(self, a: Run, b: Run, judge: Judge, ways: Ways) -> None:
-        self._a, self._b, self._judge, self._ways = a, b, judge, ways
+    def __init__(self, a: Run, b: Run, judge: Judge, options: DiffOptions) -> None:
+        self._a, self._b, self._judge, self._options = a, b, judge, options
         self._ranks = sorted({*a.ranks, *b.ranks})
-        self._trails: dict[int, Trail] = {}
+        self._finders: dict[int, OriginFinder] = {}
         self._first_step: int | None = None
         self._skipped: int | None = None
         self._recomputed = 0
@@ -226,15 +226,15 @@ class _Comparison:
 
     def iter_notes(self) -> Iterator[str]:
         """Yield notes on how the runs were compared."""
-        if self._is_near:
+        if self._has_close_inputs:
             yield "the inputs of the origin are close but not equal: tolerance 'exact' shows where they began to differ"
         if self._recomputed:
             yield f"{self._recomputed} tensors that were recomputed for the backward pass are left out"
         if self.left_out:
-            yield f"{self.left_out} rows after the first {self._ways.max_rows} are counted but not listed"
+            yield f"{self.left_out} rows after the first {self._options.max_rows} are counted but not listed"
 
     @property
-    def _is_near(self) -> bool:
+    def _has_close_inputs(self) -> bool:
         """Whether the first origin is one only because of the tolerance: an input of it is close, not equal."""
         origin = next(iter(self.origins), None)
         return origin is not None and any(part.standing == "close" for part in (*origin.inputs, *origin.parameters))
@@ -242,11 +242,11 @@ class _Comparison:
     def compare_step(self, step: int) -> None:
         """Compare one step; skip it if its roots are equal and no step before it differs."""
         self._first_step = step if self._first_step is None else self._first_step
-        if not self._trails and all(self._a.root(step, rank) == self._b.root(step, rank) for rank in self._ranks):
+        if not self._finders and all(self._a.root(step, rank) == self._b.root(step, rank) for rank in self._ranks):
             self.steps.append(StepDiff(step, {}, is_skipped=True))
             self._skipped = step
             return
-        if not self._trails:
+        if not self._finders:
             self._begin()
         ranks = [self._open(step, rank) for rank in self._ranks]
         stages = {rank.rank: rank.stage for rank in ranks}
@@ -254,7 +254,7 @@ class _Comparison:
         largest = 0.0
         for rank in ranks:
             elsewhere = min((stage for number, stage in stages.items() if number != rank.rank), default=NOWHERE)
-            found = self._trails[rank.rank].judge(rank.graph, elsewhere=elsewhere)
+            found = self._finders[rank.rank].classify(rank.graph, elsewhere=elsewhere)
             for row in self._iter_rows(rank, found):
                 counts[row.cls] += 1
                 largest = max(largest, _find_relative(row))
@@ -265,24 +265,24 @@ class _Comparison:
     def _begin(self) -> None:
         """Read the state before the first step that differs: from the very first step and the last equal one."""
         for rank in self._ranks:
-            trail = self._trails[rank] = Trail()
+            finder = self._finders[rank] = OriginFinder()
             steps = [self._first_step, self._skipped] if self._skipped is not None else []
             for step in dict.fromkeys(steps):
                 if step is not None:
-                    trail.judge(StepGraph([event for event in self._a.events(step, rank) if not event.recompute]))
+                    finder.classify(StepGraph([event for event in self._a.events(step, rank) if not event.recompute]))
 
     def _open(self, step: int, rank: int) -> _RankStep:
         ours, theirs = (self._read(run, step, rank) for run in (self._a, self._b))
-        alignment = align(ours, theirs, names=self._ways.names)
+        alignment = align(ours, theirs, names=self._options.names)
         graph = StepGraph(ours)
         indices = {event.seq: index for index, event in enumerate(ours)}
-        trail = self._trails[rank]
+        finder = self._finders[rank]
         pairs: dict[int, tuple[Pair, Verdict]] = {}
         standings: list[Standing] = ["missing"] * len(ours)
         for pair in alignment.pairs:
             index = indices[pair.a.seq]
             is_same = pair.a.digest == pair.b.digest
-            verdict = self._judge.judge(pair, is_given=not is_same and trail.is_given(graph, index))
+            verdict = self._judge.judge(pair, is_given=not is_same and finder.is_given(graph, index))
             pairs[index] = (pair, verdict)
             standings[index] = verdict.standing
         graph.settle(standings)
@@ -314,7 +314,7 @@ class _Comparison:
             yield EventRow("missing", None, event, why=f"only in {self._b.facts.name}")
 
     def _keep(self, row: EventRow) -> None:
-        if len(self.rows) < self._ways.max_rows:
+        if len(self.rows) < self._options.max_rows:
             self.rows.append(row)
         else:
             self.left_out += 1

@@ -102,12 +102,12 @@ class TensorDistance:
             "unequal": self.unequal,
             "mismatches": self.mismatches,
             "percent": self.percent,
-            "max_abs": _spell(self.max_abs),
+            "max_abs": _encode_number(self.max_abs),
             "at": None if self.at is None else list(self.at),
-            "values": None if self.values is None else [_spell(value) for value in self.values],
-            "relative_l2": _spell(self.relative_l2),
-            "cosine": _spell(self.cosine),
-            "sqnr_db": _spell(self.sqnr_db),
+            "values": None if self.values is None else [_encode_number(value) for value in self.values],
+            "relative_l2": _encode_number(self.relative_l2),
+            "cosine": _encode_number(self.cosine),
+            "sqnr_db": _encode_number(self.sqnr_db),
             "max_ulp": self.max_ulp,
             "nan": list(self.nan),
             "inf": list(self.inf),
@@ -116,7 +116,7 @@ class TensorDistance:
         }
 
 
-def _spell(value: complex | None) -> Json:
+def _encode_number(value: complex | None) -> Json:
     if value is None or isinstance(value, int):
         return value
     return value if isinstance(value, float) and math.isfinite(value) else str(value)

@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 import torch
 
-from holdfast.capture.compare.classify import NOWHERE, Cause, Trail, Words, find_stage
+from holdfast.capture.compare.classify import NOWHERE, Cause, OriginFinder, Words, find_stage
 from holdfast.capture.compare.result import ComparedInput, Origin, name_site
 from holdfast.capture.compare.step_graph import Standing, StepGraph
 from holdfast.capture.stored.events import Event
@@ -100,7 +100,7 @@ class _Search:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._trails = {rank: Trail(_WORDS) for rank in run.ranks}
+        self._finders = {rank: OriginFinder(_WORDS) for rank in run.ranks}
         self._known: dict[bytes, Health] = {}
         self._intended: set[bytes] = set()
         self._order: list[tuple[tuple[int, ...], Origin]] = []
@@ -112,7 +112,7 @@ class _Search:
         stages = {rank: _find_stage(graph) for rank, graph in graphs.items()}
         for rank, graph in graphs.items():
             elsewhere = min((stage for other, stage in stages.items() if other != rank), default=NOWHERE)
-            for index, found in self._trails[rank].judge(graph, elsewhere=elsewhere).items():
+            for index, found in self._finders[rank].classify(graph, elsewhere=elsewhere).items():
                 if found.is_origin and len(self._order) < _MAX_ORIGINS:
                     self._keep(graph, index, found)
 

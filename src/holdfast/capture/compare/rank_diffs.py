@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from holdfast.capture.compare.measure import TensorDistance
-from holdfast.capture.compare.result import name_site, spell_site
+from holdfast.capture.compare.result import describe_site, name_site
 from holdfast.capture.compare.verdicts import measure_events
 from holdfast.capture.stored.events import Event, Site
 from holdfast.capture.stored.runs import Run
@@ -51,7 +51,7 @@ class Replica:
         """Return the difference as JSON."""
         groups: list[Json] = [list(group) for group in self.groups]
         return {
-            **spell_site(self.site),
+            **describe_site(self.site),
             "groups": groups,
             "odd": list(self.odd),
             "why": self.why,

@@ -64,7 +64,7 @@ class Origin:
             "rank": self.rank,
             "source": self.source,
             "why": self.why,
-            "site": spell_site(self.site),
+            "site": describe_site(self.site),
             "how": self.how,
             "inputs": [{"name": part.name, "standing": part.standing} for part in self.inputs],
             "parameters": [{"name": part.name, "standing": part.standing} for part in self.parameters],
@@ -98,14 +98,14 @@ class EventRow:
         event = self.event
         return {
             "class": self.cls,
-            **spell_site(event.site),
+            **describe_site(event.site),
             "seq": event.seq,
             "rank": event.rank,
             "module": event.module,
             "source": event.source,
             "how": self.how,
-            "a": _spell_side(self.a),
-            "b": _spell_side(self.b),
+            "a": _describe_side(self.a),
+            "b": _describe_side(self.b),
             "measure": self.measure.to_json() if self.measure else None,
             "floor": self.floor,
             "why": self.why,
@@ -209,7 +209,7 @@ class RunDiff:
         }
 
 
-def spell_site(site: Site) -> dict[str, Json]:
+def describe_site(site: Site) -> dict[str, Json]:
     """Return a site as JSON."""
     return {
         "step": site.step,
@@ -227,7 +227,7 @@ def name_site(site: Site) -> str:
     return f"{site.kind}{site.path} of {site.fqn or 'the model'}{call}"
 
 
-def _spell_side(event: Event | None) -> Json:
+def _describe_side(event: Event | None) -> Json:
     if event is None:
         return None
     return {

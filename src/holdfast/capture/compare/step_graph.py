@@ -31,7 +31,7 @@ class ModuleCall:
     inputs: list[int] = field(default_factory=list)
     outputs: list[int] = field(default_factory=list)
 
-    def holds(self, index: int) -> bool:
+    def contains(self, index: int) -> bool:
         """Return whether an event is between the inputs and the outputs; False if no input was recorded."""
         return bool(self.inputs) and self.inputs[-1] < index and (not self.outputs or index < self.outputs[0])
 
@@ -91,7 +91,7 @@ class StepGraph:
         name = event.parent if event.site.kind == "op" else _find_parent(event.site.fqn)
         while name is not None:
             for call in self._by_fqn.get(name, ()):
-                if call.holds(index):
+                if call.contains(index):
                     return call
             name = _find_parent(name)
         return None
@@ -116,7 +116,7 @@ class StepGraph:
         found = [out for out in call.outputs if self.events[out].site.path == path] if call else []
         return found[0] if found else None
 
-    def find_takers(self, index: int) -> list[ModuleCall]:
+    def find_consumers(self, index: int) -> list[ModuleCall]:
         """Return the calls that consume an output, inner ones first: a later input of theirs has the same bytes.
 
         Bytes rather than identity, because recordings contain only bytes.
@@ -133,7 +133,7 @@ class StepGraph:
             for call in self.calls.values()
             if call.inputs
             and call.inputs[0] > index
-            and around.holds(call.inputs[0])
+            and around.contains(call.inputs[0])
             and is_below(call.fqn, around.fqn)
         )
         return keep_innermost(list(found))
@@ -145,7 +145,7 @@ def keep_innermost(calls: Sequence[ModuleCall]) -> list[ModuleCall]:
     return [
         call
         for call in kept.values()
-        if not any(is_below(inner.fqn, call.fqn) and call.holds(inner.inputs[0]) for inner in kept.values())
+        if not any(is_below(inner.fqn, call.fqn) and call.contains(inner.inputs[0]) for inner in kept.values())
     ]
 
 

@@ -94,8 +94,8 @@ class ModuleHooks:
         self._tapped.append(point)
         self._handles.append(point.module.register_forward_hook(hook))
 
-    def see_tapped(self, place: int, position: int, tensor: torch.Tensor, *, is_grad: bool) -> None:
-        """Observe a tensor that a tap received; see `Watcher.see_tapped`."""
+    def receive_tapped(self, place: int, position: int, tensor: torch.Tensor, *, is_grad: bool) -> None:
+        """Observe a tensor that a tap received; see `TapReceiver.receive_tapped`."""
         observer, point = self._observer, self._tapped[place]
         if not self.is_on:
             return
@@ -111,7 +111,7 @@ class ModuleHooks:
             call = self._arrived[key]
             self._arrived[key] += 1
             where = CallSite("backward" if is_grad else "forward", kind, point.fqn, call, point.class_name)
-            observer.see(tensor, where, level, path)
+            observer.observe(tensor, where, level, path)
         except Exception as error:  # noqa: BLE001  # a bug in the recorder must not stop the training
             observer.fail(error)
 
@@ -155,7 +155,7 @@ class ModuleHooks:
             form = describe_form(args, kwargs) if level is Level.FULL else ""
             where = CallSite("forward", "input", fqn, number, class_name, "", call.source, recompute)
             for path, tensor in iter_arguments(args, kwargs):
-                observer.see(tensor, where, level, path, form)
+                observer.observe(tensor, where, level, path, form)
                 form = ""
         except Exception as error:  # noqa: BLE001  # a bug in the recorder must not stop the training
             observer.fail(error)
@@ -172,7 +172,7 @@ class ModuleHooks:
             level, grad_level = observer.find_level("output", fqn), observer.find_level("grad", fqn)
             for path, tensor in iter_paths(output):
                 if level is not Level.OFF:
-                    observer.see(tensor, where, level, path)
+                    observer.observe(tensor, where, level, path)
                 if grad_level is not Level.OFF and tensor.requires_grad:
                     self._await_grad(tensor, where._replace(phase="backward", kind="grad", recompute=False), path)
         except Exception as error:  # noqa: BLE001  # as above
@@ -190,12 +190,12 @@ class ModuleHooks:
 
     def _await_grad(self, tensor: torch.Tensor, where: CallSite, path: str) -> None:
         # On the tensor, not on the module: backward hooks of modules do not allow in-place operations.
-        handle = tensor.register_hook(partial(self._see_grad, where, path))  # type: ignore[no-untyped-call]  # torch's
+        handle = tensor.register_hook(partial(self._observe_grad, where, path))  # type: ignore[no-untyped-call]  # torch's
         if tensor.is_leaf:
             # A leaf outlives the step; other tensors take their hooks with them when they are freed.
             self._handles.append(handle)
 
-    def _see_grad(self, where: CallSite, path: str, grad: torch.Tensor) -> None:
+    def _observe_grad(self, where: CallSite, path: str, grad: torch.Tensor) -> None:
         observer = self._observer
         if not self.is_on or not observer.is_open:
             return
@@ -203,7 +203,7 @@ class ModuleHooks:
             key = (where.fqn, where.call, path)
             self._arrived[key] += 1
             suffix = f"#{self._arrived[key]}" if self._arrived[key] > 1 else ""
-            observer.see(grad, where, observer.find_level("grad", where.fqn), path + suffix)
+            observer.observe(grad, where, observer.find_level("grad", where.fqn), path + suffix)
         except Exception as error:  # noqa: BLE001  # as above
             observer.fail(error)
 
@@ -233,10 +233,10 @@ class _CompiledCall:
         self._module._compiled_call_impl = self._inner
 
 
-class Watcher(Protocol):
+class TapReceiver(Protocol):
     """A recording that receives the tensors of taps."""
 
-    def see_tapped(self, place: int, position: int, tensor: torch.Tensor, *, is_grad: bool) -> None:
+    def receive_tapped(self, place: int, position: int, tensor: torch.Tensor, *, is_grad: bool) -> None:
         """Receive an output, or its gradient, of the module number `place`.
 
         `position` is the index of the tensor among the module's outputs; -1 if it is the only one.
@@ -255,7 +255,7 @@ class Taps:
         self._count = 0
         self.tap = _define(self._show)
 
-    def register(self, watcher: Watcher) -> int:
+    def register(self, watcher: TapReceiver) -> int:
         """Return a number by which taps find this watcher while it is alive."""
         self._count += 1
         self._watchers[self._count] = watcher
@@ -265,7 +265,7 @@ class Taps:
         number, place, position = target
         watcher = self._watchers.get(number)
         if watcher is not None:
-            watcher.see_tapped(place, position, tensor, is_grad=is_grad)
+            watcher.receive_tapped(place, position, tensor, is_grad=is_grad)
         # A custom operation must not return its argument.
         return tensor.clone()
 
@@ -327,7 +327,7 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch'
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        self._drill.see(self._point, func, result)
+        self._drill.observe(self._point, func, result)
         return result
 
 
@@ -368,7 +368,7 @@ class Drill:
         """Reset the operation counts."""
         self._counts.clear()
 
-    def see(self, point: Point, operation: Any, result: object) -> None:
+    def observe(self, point: Point, operation: Any, result: object) -> None:
         """Observe the result of an operation; views are left out, because they have no bytes of their own."""
         name = str(operation)
         if operation.is_view or name.startswith(_UNWRITTEN):
@@ -384,6 +384,6 @@ class Drill:
             where = CallSite("forward", "op", fqn, self._counts[fqn], name, parent, find_source(), recompute)
             self._counts[fqn] += 1
             for path, tensor in iter_paths(result):
-                observer.see(tensor, where, level, path)
+                observer.observe(tensor, where, level, path)
         except Exception as error:  # noqa: BLE001  # a bug in the recorder must not stop the training
             observer.fail(error)

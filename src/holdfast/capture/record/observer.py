@@ -89,7 +89,7 @@ class Observer:
             self.spool.pending.steps += 1
             if self.spool.is_full(segment_steps=self.options.segment_steps, segment_s=self.options.segment_s):
                 self.spool.seal(tuple(self.notes))
-        self.tell_failures()
+        self.report_failures()
 
     def find_level(self, kind: EventKind, name: str) -> Level:
         """Return the level at which a tensor is recorded."""
@@ -112,7 +112,7 @@ class Observer:
         self._stopped = True
         self.is_open = False
 
-    def tell_failures(self) -> None:
+    def report_failures(self) -> None:
         """Warn about an error of the writer thread; raises it if `when_full` is "raise"."""
         error = self.spool.take_error()
         if error is None:
@@ -143,7 +143,7 @@ class Observer:
 
     # Observing
 
-    def see(self, tensor: torch.Tensor, where: CallSite, level: Level, path: str = "", form: str = "") -> None:
+    def observe(self, tensor: torch.Tensor, where: CallSite, level: Level, path: str = "", form: str = "") -> None:
         """Record a tensor at its level: digest, statistics or copy."""
         with self._lock:
             local, place = find_part(tensor, self._layouts)
@@ -222,7 +222,7 @@ class Observer:
             )
             return False
         self.spool.wait_for_room(size_bytes, tuple(self.notes))
-        self.tell_failures()
+        self.report_failures()
         return not self._is_full_off
 
 
@@ -237,7 +237,7 @@ def find_source() -> str:
     return ""
 
 
-class Weights:
+class StateObserver:
     """Passes the state of a model and its optimizers to an observer, before and after the optimizers step."""
 
     def __init__(self, observer: Observer, points: Points, optimizers: Sequence[torch.optim.Optimizer]) -> None:
@@ -246,56 +246,56 @@ class Weights:
         self._optimizers = optimizers
         self._names = {id(parameter): name for name, parameter in points.parameters.items()}
 
-    def see_state(self) -> None:
+    def observe_state(self) -> None:
         """Observe the state at the start of a step: RNG state, parameters and buffers."""
         if "rng" in self._observer.options.kinds:
-            self._see("forward", "rng", "cpu", torch.get_rng_state())
+            self._observe("forward", "rng", "cpu", torch.get_rng_state())
         for name, parameter in self._points.parameters.items():
-            self._see("forward", "parameter", name, parameter)
+            self._observe("forward", "parameter", name, parameter)
         for name, buffer in self._points.iter_buffers():
-            self._see("forward", "buffer", name, buffer)
+            self._observe("forward", "buffer", name, buffer)
 
-    def see_all_grads(self) -> None:
+    def observe_all_grads(self) -> None:
         """Observe the gradients of all parameters."""
-        self._see_grads(self._points.parameters.items())
+        self._observe_grads(self._points.parameters.items())
 
-    def see_grads(self, optimizer: torch.optim.Optimizer) -> None:
+    def observe_grads(self, optimizer: torch.optim.Optimizer) -> None:
         """Observe what an optimizer is about to use: gradients and the settings of its parameter groups."""
-        self._see_grads(self._iter_parameters(optimizer))
+        self._observe_grads(self._iter_parameters(optimizer))
         if "optimizer" in self._observer.options.kinds:
-            self._see_groups(optimizer)
+            self._observe_groups(optimizer)
 
-    def see_update(self, optimizer: torch.optim.Optimizer) -> None:
+    def observe_update(self, optimizer: torch.optim.Optimizer) -> None:
         """Observe what an optimizer has updated: parameters and optimizer state."""
         for name, parameter in self._iter_parameters(optimizer):
-            self._see("optimizer", "parameter", name, parameter)
+            self._observe("optimizer", "parameter", name, parameter)
         for name, parameter in self._iter_parameters(optimizer):
             for path, tensor in iter_paths(optimizer.state.get(parameter)):
-                self._see("optimizer", "optimizer", name, tensor, path)
+                self._observe("optimizer", "optimizer", name, tensor, path)
 
-    def _see(self, phase: Phase, kind: EventKind, name: str, tensor: torch.Tensor, path: str = "") -> None:
+    def _observe(self, phase: Phase, kind: EventKind, name: str, tensor: torch.Tensor, path: str = "") -> None:
         level = self._observer.find_level(kind, name)
         if level is not Level.OFF:
-            self._observer.see(tensor, CallSite(phase, kind, name), level, path)
+            self._observer.observe(tensor, CallSite(phase, kind, name), level, path)
 
-    def _see_grads(self, parameters: Iterable[tuple[str, torch.Tensor]]) -> None:
+    def _observe_grads(self, parameters: Iterable[tuple[str, torch.Tensor]]) -> None:
         for name, parameter in parameters:
             if parameter.grad is not None:
-                self._see("backward", "param_grad", name, parameter.grad)
+                self._observe("backward", "param_grad", name, parameter.grad)
 
     def _iter_parameters(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor]]:
         for number, group in enumerate(optimizer.param_groups):
             for index, parameter in enumerate(group["params"]):
                 yield self._names.get(id(parameter), f"param_groups.{number}.{index}"), parameter
 
-    def _see_groups(self, optimizer: torch.optim.Optimizer) -> None:
+    def _observe_groups(self, optimizer: torch.optim.Optimizer) -> None:
         """Observe the settings of parameter groups: a wrong learning rate explains every later difference."""
         prefix = f"{self._optimizers.index(optimizer)}." if len(self._optimizers) > 1 else ""
         for number, group in enumerate(optimizer.param_groups):
             for key, value in group.items():
                 tensor = None if key == "params" else _find_numbers(value)
                 if tensor is not None:
-                    self._see("optimizer", "optimizer", f"param_groups.{prefix}{number}", tensor, f"[{key!r}]")
+                    self._observe("optimizer", "optimizer", f"param_groups.{prefix}{number}", tensor, f"[{key!r}]")
 
 
 def _find_numbers(value: object) -> torch.Tensor | None:

@@ -15,7 +15,7 @@ import torch
 
 from holdfast.capture.record.forms import iter_paths
 from holdfast.capture.record.hooks import Drill, ModuleHooks, Removable
-from holdfast.capture.record.observer import CallSite, Observer, Weights, find_source
+from holdfast.capture.record.observer import CallSite, Observer, StateObserver, find_source
 from holdfast.capture.record.options import Options, RecordOptions, make_options
 from holdfast.capture.record.points import find_points
 from holdfast.capture.record.replay import Checked, Replayed, ReplayOptions, check_step, replay
@@ -93,7 +93,7 @@ class Recorder:
         origin = RunIdentity(name, *_find_rank(), time.time(), describe_run(model, optimizers))
         self._spool = Spool(repo, origin, queue_bytes=options.queue_bytes, bins=options.bins)
         self._observer = Observer(self._spool, options)
-        self._weights = Weights(self._observer, self._points, optimizers)
+        self._state = StateObserver(self._observer, self._points, optimizers)
         self._hooks = ModuleHooks(self._observer, self._begin)
         self._drill = Drill(self._observer, self._hooks.find_innermost)
         self._stack = ExitStack()
@@ -130,7 +130,7 @@ class Recorder:
         self._spool.seal(tuple(self._observer.notes), is_last=error is None)
         self._spool.wait()
         if error is None:
-            self._observer.tell_failures()
+            self._observer.report_failures()
 
     def _clear_name(self) -> None:
         rank, _ = _find_rank()
@@ -208,7 +208,7 @@ class Recorder:
         try:
             if self._is_begun and not self._is_ended:
                 if not self._stepped and self._observer.is_open:
-                    self._weights.see_all_grads()
+                    self._state.observe_all_grads()
                 self._is_ended = True
         except Exception as error:  # noqa: BLE001  # a bug in the recorder must not stop the training
             self._observer.fail(error)
@@ -227,7 +227,7 @@ class Recorder:
             where = CallSite("custom", "log", name, self._logged[name], source=find_source())
             self._logged[name] += 1
             for path, tensor in iter_paths(tree):
-                self._observer.see(tensor, where, level, path)
+                self._observer.observe(tensor, where, level, path)
         except Exception as error:  # noqa: BLE001  # as above
             self._observer.fail(error)
 
@@ -238,7 +238,7 @@ class Recorder:
         if self._hooks.is_on:
             self._spool.seal(self.notes)
         self._spool.wait()
-        self._observer.tell_failures()
+        self._observer.report_failures()
 
     def read(self) -> Run:
         """Flush, and return the run as recorded so far."""
@@ -288,7 +288,7 @@ class Recorder:
         self._hooks.begin_step()
         self._drill.begin_step()
         if self._observer.begin_step():
-            self._weights.see_state()
+            self._state.observe_state()
 
     def _finish_step(self) -> None:
         self._is_begun = False
@@ -314,7 +314,7 @@ class Recorder:
             # If no hooked module was called, the step begins here.
             self._begin()
             if self._observer.is_open:
-                self._weights.see_grads(optimizer)
+                self._state.observe_grads(optimizer)
         except Exception as error:  # noqa: BLE001  # as above
             self._observer.fail(error)
 
@@ -323,7 +323,7 @@ class Recorder:
             return
         try:
             if self._observer.is_open:
-                self._weights.see_update(optimizer)
+                self._state.observe_update(optimizer)
             self._stepped.add(id(optimizer))
             if self._is_begun and len(self._stepped) == len(self._optimizers):
                 self._is_ended = True

@@ -15,7 +15,7 @@ from importlib.resources import files
 from typing import Final
 
 from holdfast.capture.compare.result import CLASSES, ComparedInput
-from holdfast.capture.report.report import Detail, Report, ReportRow, spell
+from holdfast.capture.report.report import Detail, Report, ReportRow, format_setting
 from holdfast.capture.report.tensor_summary import TensorSummary
 from holdfast.capture.stored.runs import RunFacts
 from holdfast.json_text import Json
@@ -116,7 +116,9 @@ def describe(report: Report) -> dict[str, Json]:
         "inputs": _describe_inputs(diff.origin.inputs if diff.origin else ()),
         "parameters": _describe_inputs(diff.origin.parameters if diff.origin else ()),
         "counts": {name.upper(): diff.counts[name] for name in CLASSES},
-        "environment": [[change.what, spell(change.a), spell(change.b)] for change in diff.environment],
+        "environment": [
+            [change.what, format_setting(change.a), format_setting(change.b)] for change in diff.environment
+        ],
         "tolerance": report.tolerance,
         "notes": list(report.notes),
         "strings": list(numbers),

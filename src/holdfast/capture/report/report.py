@@ -150,7 +150,7 @@ def _iter_notes(facts: Sequence[RunFacts], diff: RunDiff, limits: ReportLimits) 
         yield f"Steps that are entirely equal: {skipped}; their tensors are not counted."
 
 
-def spell(value: Json) -> str:
+def format_setting(value: Json) -> str:
     """Return a value of an environment as readable text."""
     if value is None:
         return "(not recorded)"

@@ -75,9 +75,9 @@ class RunSource(Protocol):
 class Run:
     """A recorded run: its steps, events and tensors. Thread-safe."""
 
-    def __init__(self, facts: RunFacts, holding: RunSource) -> None:
+    def __init__(self, facts: RunFacts, source: RunSource) -> None:
         self.facts = facts
-        self._source = holding
+        self._source = source
 
     def __repr__(self) -> str:
         """Show name, number of steps and status."""
@@ -131,7 +131,7 @@ def read_run(repo: Repository, name: str) -> Run:
         close = get_close_matches(name, names, n=1)
         hint = f"did you mean {close[0]!r}? " if close else ""
         raise NotFound(f"no run {name!r} in {repo.store.url}; {hint}`holdfast run ls` lists all runs", name=name)
-    return Run(_describe([segment for segment, _ in found]), _Stored(repo, found))
+    return Run(_describe([segment for segment, _ in found]), _StoredRun(repo, found))
 
 
 def iter_runs(repo: Repository) -> Iterator[RunFacts]:
@@ -163,7 +163,7 @@ def _describe(segments: Sequence[Segment]) -> RunFacts:
     )
 
 
-class _Stored:
+class _StoredRun:
     """A run in a store; reads a segment when one of its steps is first used."""
 
     def __init__(self, repo: Repository, found: Iterable[tuple[Segment, Record]]) -> None:
@@ -222,10 +222,10 @@ class _Stored:
 
 def shift_run(run: Run, by: int) -> Run:
     """Return a run with `by` added to its step numbers; the same run if `by` is 0."""
-    return Run(run.facts, _Shifted(run, by)) if by else run
+    return Run(run.facts, _ShiftedRun(run, by)) if by else run
 
 
-class _Shifted:
+class _ShiftedRun:
     """A run whose step numbers are shifted."""
 
     def __init__(self, run: Run, by: int) -> None:

@@ -191,7 +191,7 @@ def _run_report(options: Namespace, url: str, output: Output) -> int:
 
 
 def _compare(options: Namespace, repo: Repository) -> tuple[Run, Run, RunDiff]:
-    from holdfast.capture.compare.compare import Ways, diff_runs
+    from holdfast.capture.compare.compare import DiffOptions, diff_runs
     from holdfast.capture.compare.verdicts import parse_tolerance
     from holdfast.capture.stored.runs import read_run
 
@@ -199,8 +199,10 @@ def _compare(options: Namespace, repo: Repository) -> tuple[Run, Run, RunDiff]:
     names = dict(_split_pair(text, "--map") for text in options.map)
     a, b = read_run(repo, options.a), read_run(repo, options.b)
     noise, reference = (read_run(repo, name) if name else None for name in (options.noise, options.reference))
-    ways = Ways(names=names, dims=_parse_dims(options.dim), steps=_find_steps(options.steps, [*a.steps, *b.steps]))
-    return a, b, diff_runs(a, b, noise=noise, reference=reference, tolerance=tolerance, ways=ways)
+    chosen = DiffOptions(
+        names=names, dims=_parse_dims(options.dim), steps=_find_steps(options.steps, [*a.steps, *b.steps])
+    )
+    return a, b, diff_runs(a, b, noise=noise, reference=reference, tolerance=tolerance, options=chosen)
 
 
 def _find_code(diff: RunDiff) -> int:
@@ -247,10 +249,12 @@ def _describe_tolerance(options: Namespace) -> str:
 
 def _print_diff(diff: RunDiff, output: Output, *, is_all: bool) -> None:
     from holdfast.capture.compare.result import CLASSES
-    from holdfast.capture.report.report import spell
+    from holdfast.capture.report.report import format_setting
 
     output.line(f"{diff.a} -> {diff.b}")
-    changes = [[change.what, f"{spell(change.a)} -> {spell(change.b)}"] for change in diff.environment]
+    changes = [
+        [change.what, f"{format_setting(change.a)} -> {format_setting(change.b)}"] for change in diff.environment
+    ]
     output.columns([["environment", *change] for change in changes])
     for note in diff.notes:
         output.line(f"note: {note}")

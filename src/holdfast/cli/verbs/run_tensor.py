@@ -134,10 +134,10 @@ def _find_level(event: Event) -> str:
 
 
 def _describe(event: Event) -> dict[str, Json]:
-    from holdfast.capture.compare.result import spell_site
+    from holdfast.capture.compare.result import describe_site
 
     return {
-        **spell_site(event.site),
+        **describe_site(event.site),
         "rank": event.rank,
         "seq": event.seq,
         "dtype": event.dtype,

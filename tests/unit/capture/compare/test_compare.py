@@ -11,7 +11,7 @@ import torch
 import torch.utils.checkpoint
 
 from holdfast.capture.compare.asserting import assert_runs_match
-from holdfast.capture.compare.compare import Ways, diff_runs
+from holdfast.capture.compare.compare import DiffOptions, diff_runs
 from holdfast.capture.compare.measure import EXACT, Tolerance
 from holdfast.capture.stored.events import Event
 from holdfast.capture.stored.runs import Run
@@ -227,7 +227,7 @@ def test_runs_without_a_common_step_are_not_said_to_match() -> None:
 
 
 def test_rows_beyond_the_limit_are_counted() -> None:
-    result = diff_runs(train_well(), train(leave_dropout_on, steps=1), ways=Ways(max_rows=10))
+    result = diff_runs(train_well(), train(leave_dropout_on, steps=1), options=DiffOptions(max_rows=10))
 
     assert len(result.rows) == 10
     assert result.left_out == sum(result.counts.values()) - result.counts["equal"] - 10

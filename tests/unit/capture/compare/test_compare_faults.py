@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.utils.checkpoint
 
-from holdfast.capture.compare.compare import Ways, diff_runs
+from holdfast.capture.compare.compare import DiffOptions, diff_runs
 from holdfast.capture.stored.runs import Run, RunFacts
 from tests.kit.planted_faults import Optimizer, Tiny, find_origin, leave_dropout_on, name, train, train_well
 from tests.kit.runs_in_memory import make_run
@@ -288,7 +288,7 @@ def resume(*, loses_state: bool) -> Run:
 
 
 def test_a_resume_that_has_lost_the_state_of_the_optimizer_is_named() -> None:
-    origin = diff_runs(train_well(steps=4), resume(loses_state=True), ways=Ways(shift=2)).origin
+    origin = diff_runs(train_well(steps=4), resume(loses_state=True), options=DiffOptions(shift=2)).origin
 
     assert origin is not None
     assert name(origin) == (2, "optimizer", "embed.weight", "optimizer")
@@ -297,7 +297,7 @@ def test_a_resume_that_has_lost_the_state_of_the_optimizer_is_named() -> None:
 
 
 def test_a_resume_that_has_lost_nothing_matches() -> None:
-    result = diff_runs(train_well(steps=4), resume(loses_state=False), ways=Ways(shift=2))
+    result = diff_runs(train_well(steps=4), resume(loses_state=False), options=DiffOptions(shift=2))
 
     assert result.is_equal
     assert [step.step for step in result.steps] == [2, 3]

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from holdfast.capture.compare.compare import Ways, diff_runs
+from holdfast.capture.compare.compare import DiffOptions, diff_runs
 from holdfast.capture.compare.rank_diffs import diff_ranks
 from holdfast.capture.stored.unshard import gather_run
 from tests.kit.made_runs import Seen, make_tensor_run
@@ -124,7 +124,7 @@ def test_dims_of_the_user_say_how_plain_tensors_lie_together() -> None:
     halves: list[list[Seen]] = [[("lin", "output", half)] for half in WEIGHT.chunk(2)]
     full = make_tensor_run([("lin", "output", WEIGHT)])
 
-    assert diff_runs(full, make_tensor_run(*halves), ways=Ways(dims={"lin": 0})).is_equal
+    assert diff_runs(full, make_tensor_run(*halves), options=DiffOptions(dims={"lin": 0})).is_equal
     unknown = diff_runs(full, make_tensor_run(*halves, name="split"))
     assert unknown.origin is None
     assert any("name them in dims" in note for note in unknown.notes)

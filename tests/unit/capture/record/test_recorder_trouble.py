@@ -119,7 +119,7 @@ def test_a_mistake_of_ours_stops_the_recording_and_not_the_training(monkeypatch:
 
     with training.record(repo) as rec:
         training.step()
-        monkeypatch.setattr(rec._weights, "see_state", _fail)
+        monkeypatch.setattr(rec._state, "observe_state", _fail)
         with pytest.warns(RecordingWarning, match="recording stopped at step 1: ValueError: ours"):
             training.step()
         training.step()
