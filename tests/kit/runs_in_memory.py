@@ -32,10 +32,7 @@ class _Memory:
 
     def read_root(self, step: int, rank: int) -> bytes:
         if (step, rank) not in self._roots:
-            root = NO_ROOT
-            for event in self.read_events(step, rank):
-                root = advance_root(root, event)
-            self._roots[step, rank] = root
+            self._roots[step, rank] = compute_root(self.read_events(step, rank))
         return self._roots[step, rank]
 
     def read_events(self, step: int, rank: int) -> Sequence[Event]:

@@ -165,6 +165,12 @@ def find_stage(event: Event) -> int:
     return 3 if site.kind in ("parameter", "optimizer") and site.phase == "optimizer" else 0
 
 
+def find_first_stage(graph: StepGraph) -> int:
+    """Return the earliest stage in which an event differs; NOWHERE if none does."""
+    bad = (find_stage(event) for index, event in enumerate(graph.events) if graph.is_bad(index))
+    return min(bad, default=NOWHERE)
+
+
 class OriginFinder:
     """Classifies the events of one rank, step by step; remembers the states and origins of earlier steps."""
 

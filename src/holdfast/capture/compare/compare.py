@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypedDict
 
 from holdfast.capture.compare.align import Alignment, NameMap, Pair, align
-from holdfast.capture.compare.classify import NOWHERE, Cause, OriginFinder, find_stage
+from holdfast.capture.compare.classify import NOWHERE, Cause, OriginFinder, find_first_stage, find_stage
 from holdfast.capture.compare.measure import Tolerance
 from holdfast.capture.compare.result import (
     Class,
@@ -194,12 +194,6 @@ class _RankStep:
     pairs: dict[int, tuple[Pair, Verdict]]
     """By index of the event in the graph, its pair and the verdict."""
 
-    @property
-    def stage(self) -> int:
-        """The earliest stage in which something differs; NOWHERE if nothing does."""
-        bad = (find_stage(event) for index, event in enumerate(self.graph.events) if self.graph.is_bad(index))
-        return min(bad, default=NOWHERE)
-
 
 class _Comparison:
     """The state of one comparison."""
@@ -249,7 +243,7 @@ class _Comparison:
         if not self._finders:
             self._begin()
         ranks = [self._open(step, rank) for rank in self._ranks]
-        stages = {rank.rank: rank.stage for rank in ranks}
+        stages = {rank.rank: find_first_stage(rank.graph) for rank in ranks}
         counts: Counter[Class] = Counter()
         largest = 0.0
         for rank in ranks:

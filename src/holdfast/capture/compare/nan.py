@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 import torch
 
-from holdfast.capture.compare.classify import NOWHERE, Cause, OriginFinder, Words, find_stage
+from holdfast.capture.compare.classify import NOWHERE, Cause, OriginFinder, Words, find_first_stage, find_stage
 from holdfast.capture.compare.result import ComparedInput, Origin, name_site
 from holdfast.capture.compare.step_graph import Standing, StepGraph
 from holdfast.capture.stored.events import Event
@@ -109,7 +109,7 @@ class _Search:
     def check_step(self, step: int) -> None:
         """Check all ranks of a step."""
         graphs = {rank: self._open(step, rank) for rank in self._run.ranks}
-        stages = {rank: _find_stage(graph) for rank, graph in graphs.items()}
+        stages = {rank: find_first_stage(graph) for rank, graph in graphs.items()}
         for rank, graph in graphs.items():
             elsewhere = min((stage for other, stage in stages.items() if other != rank), default=NOWHERE)
             for index, found in self._finders[rank].classify(graph, elsewhere=elsewhere).items():
@@ -206,8 +206,3 @@ def _find_intended_infinities(graph: StepGraph, healths: list[Health]) -> set[by
             if any({healths[out] for out in call.outputs} == {"finite"} for call in calls):
                 intended.add(event.digest)
     return intended
-
-
-def _find_stage(graph: StepGraph) -> int:
-    bad = (find_stage(event) for index, event in enumerate(graph.events) if graph.is_bad(index))
-    return min(bad, default=NOWHERE)

@@ -17,7 +17,7 @@ from holdfast.capture.stored.segments import (
     TABLE,
     TENSORS,
     Segment,
-    advance_root,
+    compute_root,
     decode_events,
     iter_segments,
     parse_leaf,
@@ -235,10 +235,7 @@ class _ShiftedRun:
 
     def read_root(self, step: int, rank: int) -> bytes:
         # The root covers the step number, so it has to be computed again.
-        root = NO_ROOT
-        for event in self.read_events(step, rank):
-            root = advance_root(root, event)
-        return root
+        return compute_root(self.read_events(step, rank))
 
     def read_events(self, step: int, rank: int) -> Sequence[Event]:
         return tuple(self._move(event, self._by) for event in self._run.events(step - self._by, rank))

@@ -158,6 +158,14 @@ def advance_root(root: bytes, event: Event) -> bytes:
     return hash_kind("run step", [root, facts, event.digest])
 
 
+def compute_root(events: Iterable[Event]) -> bytes:
+    """Return the root of all events of a step."""
+    root = NO_ROOT
+    for event in events:
+        root = advance_root(root, event)
+    return root
+
+
 class _Texts:
     """Numbers texts in the order in which they are added."""
 

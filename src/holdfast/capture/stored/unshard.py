@@ -13,7 +13,7 @@ import torch
 from holdfast.capture.stored.events import Event, Site
 from holdfast.capture.stored.observed import observe
 from holdfast.capture.stored.runs import Run
-from holdfast.capture.stored.segments import NO_ROOT, advance_root
+from holdfast.capture.stored.segments import compute_root
 from holdfast.errors import NotFound
 from holdfast.lru import LruCache
 from holdfast.repo.format.boxes import Box, slices
@@ -77,10 +77,7 @@ class Gathering:
 
     def read_root(self, step: int, rank: int) -> bytes:
         """Return the root of the assembled events."""
-        root = NO_ROOT
-        for event in self.read_events(step, rank):
-            root = advance_root(root, event)
-        return root
+        return compute_root(self.read_events(step, rank))
 
     def read_events(self, step: int, rank: int) -> Sequence[Event]:
         """Return the events of a step, in the order of the first rank that has each."""
