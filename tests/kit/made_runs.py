@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -38,3 +38,17 @@ def make_tensor_run(*ranks: Iterable[Seen], name: str = "run", environment: Mapp
             tensors[leaf] = tensor
     facts = RunFacts(name, environment=environment or {}, world=len(ranks))
     return make_run(facts, events, tensors)
+
+
+WEIGHT: Final = torch.arange(12.0).reshape(4, 3)
+
+
+def shard(rank: int, tensor: torch.Tensor = WEIGHT) -> dict[str, Any]:
+    """Return the placement of a rank that has two rows."""
+    return {"placement": "Shard(dim=0)", "global_shape": tuple(tensor.shape), "offsets": (2 * rank, 0)}
+
+
+def sharded_rank(rank: int, weight: torch.Tensor = WEIGHT) -> list[Seen]:
+    """Return the observations of a rank that has two rows of a weight."""
+    part = weight[2 * rank : 2 * rank + 2].clone()
+    return [("lin.weight", "parameter", part, shard(rank))]

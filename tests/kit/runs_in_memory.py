@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
+from typing import Final
 
 import torch
 
-from holdfast.capture.stored.events import Event
+from holdfast.capture.stored.events import Event, Site, Stats
 from holdfast.capture.stored.runs import Run, RunFacts
-from holdfast.capture.stored.segments import NO_ROOT, advance_root
+from holdfast.capture.stored.segments import compute_root, format_leaf
+from holdfast.digest import fingerprint
 from holdfast.errors import NotFound
 
 
@@ -43,3 +45,30 @@ class _Memory:
             return self._tensors[event.leaf]
         except KeyError as error:
             raise NotFound(f"no tensor {event.leaf!r} was given with this run", name=event.leaf) from error
+
+
+def make_output(seq: int, *, step: int = 0, fqn: str = "layers.0", rank: int = 0) -> Event:
+    """Return an event whose digest depends on its number and name."""
+    digest = fingerprint(f"{seq}/{fqn}".encode())
+    return Event(seq, Site(step, "forward", "output", fqn, 0, "[1]"), rank, "float32", (2, 3), digest)
+
+
+FULL_EVENT: Final = Event(
+    seq=7,
+    site=Site(3, "backward", "grad", "layers.é.\n", 2, "['mask']"),
+    rank=0,
+    dtype="bfloat16",
+    shape=(4, 0),
+    digest=b"0123456789abcdef",
+    module="Linear",
+    parent="layers",
+    recompute=True,
+    source="model.py:212",
+    alias=5,
+    placement="Shard(dim=0)",
+    global_shape=(8, 0),
+    offsets=(4, 0),
+    stats=Stats(-1.0, 2.0, 0.5, 3.0, 1, 2, 3, (1, 2, 3)),
+    leaf=format_leaf(2, 17),
+)
+"""An event that has a value in every field except the form."""

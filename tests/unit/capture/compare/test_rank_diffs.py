@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import torch
 
-from holdfast.capture.compare.compare import DiffOptions, diff_runs
+from holdfast.capture.compare.compare import diff_runs
 from holdfast.capture.compare.rank_diffs import diff_ranks
-from holdfast.capture.stored.unshard import gather_run
-from tests.kit.made_runs import Seen, make_tensor_run
-
-WEIGHT = torch.arange(12.0).reshape(4, 3)
+from tests.kit.made_runs import WEIGHT, Seen, make_tensor_run, sharded_rank
 
 
 def one_rank(seed: int = 0, *, weight: torch.Tensor = WEIGHT) -> list[Seen]:
@@ -77,15 +73,6 @@ def test_other_random_states_are_noted() -> None:
     assert found.notes == ("RNG states differ between ranks from step 0 on; that may be intended",)
 
 
-def shard(rank: int, tensor: torch.Tensor = WEIGHT) -> dict[str, Any]:
-    return {"placement": "Shard(dim=0)", "global_shape": tuple(tensor.shape), "offsets": (2 * rank, 0)}
-
-
-def sharded_rank(rank: int, weight: torch.Tensor = WEIGHT) -> list[Seen]:
-    part = weight[2 * rank : 2 * rank + 2].clone()
-    return [("lin.weight", "parameter", part, shard(rank))]
-
-
 def test_parts_of_a_sharded_tensor_are_no_replicas_but_the_same_part_twice_is() -> None:
     assert diff_ranks(make_tensor_run(sharded_rank(0), sharded_rank(1))).checked == 0
 
@@ -93,49 +80,6 @@ def test_parts_of_a_sharded_tensor_are_no_replicas_but_the_same_part_twice_is() 
 
     assert found.origin is not None
     assert found.origin.groups == ((1,), (2,))
-
-
-def test_a_sharded_run_is_compared_with_a_full_one() -> None:
-    full = make_tensor_run([("lin.weight", "parameter", WEIGHT)], name="full")
-    parts = make_tensor_run(sharded_rank(0), sharded_rank(1), name="sharded")
-    wrong = WEIGHT.clone()
-    wrong[3, 1] += 1e-6
-
-    assert diff_runs(full, parts).is_equal
-    found = diff_runs(full, make_tensor_run(sharded_rank(0), sharded_rank(1, wrong))).origin
-    assert found is not None
-    assert (found.fqn, found.measure and found.measure.at) == ("lin.weight", (3, 1))
-
-
-def test_what_is_partial_is_added_up_and_replicas_are_taken_once() -> None:
-    place = {"placement": "Partial(sum)", "global_shape": (4, 3)}
-    average = {"placement": "Partial(avg)", "global_shape": (4, 3)}
-    same = {"placement": "Replicate()", "global_shape": (4, 3), "offsets": (0, 0)}
-    ranks: list[list[Seen]] = [
-        [("a", "output", WEIGHT, place), ("b", "output", WEIGHT, same), ("c", "output", WEIGHT, average)]
-        for _ in range(2)
-    ]
-    full = make_tensor_run([("a", "output", 2 * WEIGHT), ("b", "output", WEIGHT), ("c", "output", WEIGHT)])
-
-    assert diff_runs(full, make_tensor_run(*ranks)).is_equal
-
-
-def test_dims_of_the_user_say_how_plain_tensors_lie_together() -> None:
-    halves: list[list[Seen]] = [[("lin", "output", half)] for half in WEIGHT.chunk(2)]
-    full = make_tensor_run([("lin", "output", WEIGHT)])
-
-    assert diff_runs(full, make_tensor_run(*halves), options=DiffOptions(dims={"lin": 0})).is_equal
-    unknown = diff_runs(full, make_tensor_run(*halves, name="split"))
-    assert unknown.origin is None
-    assert any("name them in dims" in note for note in unknown.notes)
-    assert unknown.counts["missing"] == 1
-
-
-def test_parts_that_do_not_make_a_whole_are_left_out_and_it_is_said() -> None:
-    run, gathering = gather_run(make_tensor_run(sharded_rank(0), []))
-
-    assert run.events(0) == ()
-    assert "their shards do not cover the whole tensor" in gathering.notes[0]
 
 
 def test_a_rank_with_another_seed_is_named_with_its_rank() -> None:

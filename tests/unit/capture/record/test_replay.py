@@ -6,10 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from holdfast.capture.record.forms import build_arguments, describe_form
 from holdfast.capture.record.recorder import record
 from holdfast.capture.record.replay import replay
-from holdfast.errors import Corrupt, NotFound
+from holdfast.errors import NotFound
 from tests.kit.recorded_training import Block, new_repo, new_training, record_steps
 
 
@@ -79,34 +78,6 @@ def test_a_call_that_was_not_recorded_in_full_says_how_to_record_it() -> None:
 
     with pytest.raises(NotFound, match=r"inputs of call 0 of 'layers\.0' in step 0; .* level=\{'layers\.0': 'full'"):
         replay(run, nn.Identity(), "layers.0", 0)
-
-
-def test_arguments_of_all_kinds_come_back() -> None:
-    x, y = torch.ones(2), torch.zeros(3)
-    form = describe_form((x, [y, 1], None), {"mask": {"a": (x, "text")}, "flag": True})
-
-    args, kwargs = build_arguments(form, {"[0]": x, "[1][0]": y, "['mask']['a'][0]": x})
-
-    assert args[0] is x
-    assert args[1][0] is y
-    assert args[1][1:] == [1]
-    assert args[2] is None
-    assert kwargs["mask"]["a"][0] is x
-    assert kwargs["mask"]["a"][1] == "text"
-    assert kwargs["flag"] is True
-
-
-def test_an_argument_that_could_not_be_kept_is_named() -> None:
-    form = describe_form((nn.Identity(),), {})
-
-    with pytest.raises(NotFound, match="an argument of class Identity cannot be recorded"):
-        build_arguments(form, {})
-
-
-@pytest.mark.parametrize("form", ["", "[]", '{"keys":[],"values":[{"tensor":1,"x":2}]}', '{"keys":["a"],"values":[]}'])
-def test_what_is_no_form_is_refused(form: str) -> None:
-    with pytest.raises(Corrupt, match="is not a valid form of arguments"):
-        build_arguments(form, {})
 
 
 def test_a_selfcheck_proves_that_recording_changes_nothing_and_leaves_all_as_it_was() -> None:

@@ -7,7 +7,6 @@ import warnings
 import pytest
 import torch
 
-from holdfast.capture.record import recorder
 from holdfast.capture.record.observer import RecordingWarning
 from holdfast.capture.stored.runs import read_run
 from holdfast.errors import StoreError, StoreFull
@@ -16,7 +15,7 @@ from holdfast.repo.format.layout import MANIFESTS
 from holdfast.repo.handle.repository import open_repository
 from holdfast.testing.faults import Fault, FaultyStore
 from tests.faults.hooked_store import HookedStore
-from tests.kit.recorded_training import count_hooks, new_repo, new_training, pick, record_steps
+from tests.kit.recorded_training import count_hooks, new_repo, new_training, record_steps
 
 
 @pytest.mark.parametrize("fault", [Fault.NO_SPACE, Fault.FOR_GOOD])
@@ -66,16 +65,6 @@ def test_a_store_that_fails_once_loses_tensors_and_no_events() -> None:
     assert all(event.stats is not None for event in run.events(3))
 
 
-def test_what_was_asked_to_be_raised_is_raised() -> None:
-    training = new_training()
-    repo = open_repository(FaultyStore(MemoryStore(), fault=Fault.NO_SPACE, at=20), create=True)
-
-    with pytest.raises(StoreError):
-        record_steps(repo, training=training, level="full", segment_steps=1, when_full="raise", count=8)
-
-    assert count_hooks(training.model) == 0
-
-
 def test_a_full_queue_raises_if_that_was_asked_for() -> None:
     training = new_training()
 
@@ -114,34 +103,6 @@ def test_a_budget_that_is_used_up_degrades_to_numbers() -> None:
     assert "max_bytes" in run.facts.notes[0]
 
 
-def test_a_mistake_of_ours_stops_the_recording_and_not_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    training, repo = new_training(), new_repo()
-
-    with training.record(repo) as rec:
-        training.step()
-        monkeypatch.setattr(rec._state, "observe_state", _fail)
-        with pytest.warns(RecordingWarning, match="recording stopped at step 1: ValueError: ours"):
-            training.step()
-        training.step()
-
-    assert list(read_run(repo, "run").steps) == [0]
-
-
-def _fail() -> None:
-    raise ValueError("ours")
-
-
-def test_a_tensor_that_has_no_bytes_is_left_out_and_named() -> None:
-    training, repo = new_training(), new_repo()
-
-    with training.record(repo) as rec:
-        with pytest.warns(RecordingWarning, match="log of odd is not recorded"):
-            rec.log("odd", torch.eye(2).to_sparse())
-        rec.log("even", torch.eye(2))
-
-    assert [event.site.fqn for event in pick(read_run(repo, "run").events(0), "log")] == ["even"]
-
-
 def test_what_was_committed_before_a_crash_is_readable() -> None:
     training, inner = new_training(), MemoryStore()
     recording = training.record(open_repository(inner, create=True), segment_steps=2)
@@ -155,27 +116,3 @@ def test_what_was_committed_before_a_crash_is_readable() -> None:
     assert run.facts.status == "unfinished"
     assert list(run.steps) == [0, 1, 2, 3]
     recording.__exit__(None, None, None)
-
-
-@pytest.mark.parametrize(
-    ("choices", "text"),
-    [
-        ({"level": "everything"}, "the level of '\\*' must be one of 'off', 'digest'"),
-        ({"kinds": "inputs"}, "each of kinds must be one of"),
-        ({"steps": "1..2"}, "steps must look like '0-9,20,100:1000:100'"),
-        ({"max_bytes": "much"}, "max_bytes must be a number of bytes or a text such as '20GB'"),
-        ({"queue_bytes": 0}, "queue_bytes must be more than 0"),
-        ({"when_full": "panic"}, "when_full must be one of 'block', 'degrade', 'raise'"),
-        ({"compiled": "no"}, "compiled must be one of"),
-    ],
-)
-def test_choices_that_mean_nothing_are_refused(choices: dict[str, object], text: str) -> None:
-    training = new_training()
-
-    with pytest.raises(ValueError, match=text):
-        recorder.record(new_repo(), "run", training.model, **choices)  # type: ignore[arg-type]  # that is the point
-
-
-def test_an_option_that_there_is_not_is_named() -> None:
-    with pytest.raises(TypeError, match="record\\(\\) has no option levels; its options are"):
-        recorder.record(new_repo(), "run", new_training().model, levels="full")  # type: ignore[call-arg]  # as well

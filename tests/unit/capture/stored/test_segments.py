@@ -1,0 +1,55 @@
+"""Segments: events are stored as a table of columns; the root of a step covers all its events."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.capture.stored.events import Event
+from holdfast.capture.stored.runs import RunFacts
+from holdfast.capture.stored.segments import (
+    decode_events,
+    encode_events,
+    verify_run_name,
+)
+from holdfast.errors import BadName, Corrupt
+from tests.kit.runs_in_memory import FULL_EVENT, make_output, make_run
+
+
+def test_events_come_back_from_a_table_as_they_were() -> None:
+    events = [make_output(0), FULL_EVENT, make_output(9, fqn="")]
+
+    assert decode_events(encode_events(events), rank=0, what="it") == events
+
+
+def test_an_empty_table_comes_back() -> None:
+    assert decode_events(encode_events([]), rank=0, what="it") == []
+
+
+@pytest.mark.parametrize("column", ["numbers", "ragged", "digests", "values", "counts", "texts"])
+def test_a_table_that_was_cut_off_is_refused(column: str) -> None:
+    columns = encode_events([FULL_EVENT])
+    columns[column] = columns[column][:-1] if columns[column].ndim == 1 else columns[column][:0]
+
+    with pytest.raises(Corrupt, match="segment 3: its table of events is invalid"):
+        decode_events(columns, rank=0, what="segment 3")
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        make_output(1)._replace(digest=bytes(16)),
+        make_output(1)._replace(shape=(3, 2)),
+        make_output(1)._replace(dtype="int32"),
+        make_output(1)._replace(site=make_output(1).site._replace(call=1)),
+    ],
+)
+def test_the_root_of_a_step_tells_when_an_event_differs(changed: Event) -> None:
+    run = make_run(RunFacts("a"), [make_output(0), make_output(1)])
+
+    assert run.root(0) != make_run(RunFacts("b"), [make_output(0), changed]).root(0)
+
+
+@pytest.mark.parametrize("name", ["@a", "a/@r0", "", "a//b", ".."])
+def test_names_that_could_be_taken_for_segments_are_refused(name: str) -> None:
+    with pytest.raises(BadName):
+        verify_run_name(name)
