@@ -1,13 +1,17 @@
-"""A store with a few files beside it, and the command line to use them."""
+"""A store with a few files beside it, a store of recorded runs, and the command line to use them."""
 
 from __future__ import annotations
 
+import math
 import random
+import shutil
 from pathlib import Path
 
 import pytest
 
+import holdfast
 from tests.cli.runs import Cli
+from tests.kit.recordings import Recording, write_recorded
 
 
 @pytest.fixture
@@ -27,4 +31,33 @@ def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.
 def cli(empty: Cli) -> Cli:
     """The same with an empty store."""
     empty.ok("init")
+    return empty
+
+
+@pytest.fixture(scope="session")
+def written_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store of runs: equal ones, one that diverges, one with a NaN, some of two ranks, and one of each level."""
+    place = tmp_path_factory.mktemp("recorded")
+    repo = holdfast.open(place).repository
+    for recording in (
+        Recording("good", environment={"torch": "2.12", "seed": "0"}),
+        Recording("good-2", environment={"torch": "2.12", "seed": "0"}),
+        Recording("bad", is_bad=True, environment={"torch": "2.13", "seed": "0"}, notes=("a slow disk",)),
+        Recording("nan", is_bad=True, hole=math.nan),
+        Recording("later", first_step=10),
+        Recording("digests", level="digest"),
+        Recording("bad-digests", is_bad=True, level="digest"),
+        Recording("stats", level="stats"),
+        Recording("bad-stats", is_bad=True, level="stats"),
+        Recording("ranks", world=2),
+        Recording("bad-ranks", world=2, odd_rank=1),
+    ):
+        write_recorded(repo, recording)
+    return place
+
+
+@pytest.fixture
+def recorded(empty: Cli, written_runs: Path) -> Cli:
+    """The command line on a copy of the store of runs."""
+    shutil.copytree(written_runs, empty.store)
     return empty

@@ -5,13 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
 from holdfast.cli.main import main
+
+_TIME: Final = re.compile(r"20[0-9]{2}-[01][0-9]-[0-3][0-9] [0-2][0-9]:[0-5][0-9]:[0-5][0-9]")
+_DIGEST: Final = re.compile(r"\b[0-9a-f]{12}\b")
 
 
 @dataclass(frozen=True)
@@ -53,11 +57,30 @@ class Cli:
         assert (ran.code, ran.err) == (0, "")
         return ran.out
 
+    def end(self, *words: str) -> tuple[object, str]:
+        """Run a command that ends in the parser; return its exit code and all that it printed."""
+        with pytest.raises(SystemExit) as caught:
+            self.bare(*words)
+        out, err = self._capture.readouterr()
+        return caught.value.code, (out + err).decode()
+
     def find(self, prefix: str) -> Path:
         """Return the only file below `prefix`; of the config's two generations, the one that counts."""
         *others, found = sorted(path for path in (self.store / prefix).rglob("*") if path.is_file())
         assert not others or prefix == "config"
         return found
+
+
+def mask(text: str) -> str:
+    """Replace times and short digests by fixed ones."""
+    return _DIGEST.sub("0123456789ab", _TIME.sub("2026-01-02 03:04:05", text))
+
+
+def flip(path: Path, position: int) -> None:
+    """Damage a file: flip one bit of the byte at `position`."""
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1
+    path.write_bytes(data)
 
 
 def digest_tree(top: Path) -> str:

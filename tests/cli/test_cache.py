@@ -17,7 +17,7 @@ from holdfast.errors import BadName
 from holdfast.objects.local.local_store import LocalStore
 from holdfast.repo.handle.repository import Repository, open_repository
 from tests.cli.runs import Cli, digest_tree
-from tests.cli.test_startup import HEAVY, PROGRAM
+from tests.cli.test_grammar import HEAVY, PROGRAM
 from tests.kit.compile_artifacts import OTHER_SECRET, SECRET, make_artifact, make_key, store_artifact
 from tests.kit.saving import noise, record_key
 

@@ -24,35 +24,6 @@ def saved(cli: Cli) -> Cli:
     return cli
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["lss"], "invalid choice: 'lss' (did you mean 'ls'?)"),
-        (["cache", "lst"], "invalid choice: 'lst' (did you mean 'ls'?)"),
-        (["ls", "-s", "ckpts"], "unrecognized arguments: -s (it goes before the verb: holdfast -s STORE VERB)"),
-        (["ls", "--profile"], "unrecognized arguments: --profile (it goes before the verb: holdfast --profile VERB)"),
-        (["ls", "--jsn"], "unrecognized arguments: --jsn"),
-    ],
-)
-def test_a_word_out_of_place_is_explained(
-    saved: Cli, capsysbinary: pytest.CaptureFixture[bytes], words: list[str], said: str
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        saved.bare(*words)
-
-    assert ended.value.code == 2
-    assert capsysbinary.readouterr().err.decode().endswith(f"{said}\n")
-
-
-def test_a_choice_that_is_like_none_lists_them_all(saved: Cli, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
-    with pytest.raises(SystemExit):
-        saved.bare("zzzzzz")
-
-    err = capsysbinary.readouterr().err.decode()
-    assert "invalid choice: 'zzzzzz'" in err
-    assert "doctor" in err
-
-
 def test_a_store_given_as_an_argument_is_recognised(saved: Cli) -> None:
     ran = saved.bare("ls", "ckpts")
 

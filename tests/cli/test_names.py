@@ -1,9 +1,8 @@
-"""init, ls, tag and rm."""
+"""The verbs `init`, `ls` and `tag`."""
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -11,16 +10,8 @@ from holdfast.objects.url import open_store
 from holdfast.repo.format.layout import snapshot_stem
 from holdfast.repo.handle.repository import open_repository
 from holdfast.repo.names.snapshots import delete_snapshot
-from tests.cli.runs import Cli, digest_tree
+from tests.cli.runs import Cli, digest_tree, flip, mask
 from tests.kit.saving import record_key
-
-TIME = re.compile(r"20[0-9]{2}-[01][0-9]-[0-3][0-9] [0-2][0-9]:[0-5][0-9]:[0-5][0-9]")
-DIGEST = re.compile(r"\b[0-9a-f]{12}\b")
-
-
-def _mask(text: str) -> str:
-    """Put fixed times and digests in the place of real ones."""
-    return DIGEST.sub("0123456789ab", TIME.sub("2026-01-02 03:04:05", text))
 
 
 @pytest.fixture
@@ -31,12 +22,6 @@ def filled(cli: Cli) -> Cli:
     cli.ok("put", "other", "data/sub")
     cli.ok("tag", "best", "run/step-99")
     return cli
-
-
-def _damage(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[-10] ^= 1
-    path.write_bytes(data)
 
 
 # --- init
@@ -94,7 +79,7 @@ def test_init_refuses(cli: Cli, words: list[str], reason: str) -> None:
 
 
 def test_ls_lists_in_natural_order(filled: Cli) -> None:
-    assert _mask(filled.ok("ls")) == (
+    assert mask(filled.ok("ls")) == (
         "NAME          WHEN                 ENTRIES     SIZE  DIGEST        TAGS\n"
         "other         2026-01-02 03:04:05        1     10 B  0123456789ab\n"
         "run/step-99   2026-01-02 03:04:05        3  2.4 MiB  0123456789ab  best\n"
@@ -145,8 +130,8 @@ def test_ls_of_an_empty_store_prints_nothing_but_a_word(cli: Cli) -> None:
 
 
 def test_ls_lists_damaged_names_and_exits_with_1(filled: Cli) -> None:
-    _damage(filled.store / record_key("run/step-100"))
-    _damage(filled.find("tags"))
+    flip(filled.store / record_key("run/step-100"), -10)
+    flip(filled.find("tags"), -10)
 
     ran = filled("ls")
 
@@ -172,14 +157,14 @@ def test_a_name_cannot_command_the_terminal(cli: Cli) -> None:
 
 
 def test_tags_are_set_listed_printed_moved_and_deleted(filled: Cli) -> None:
-    assert _mask(filled.ok("tag")) == (
+    assert mask(filled.ok("tag")) == (
         "TAG   SNAPSHOT     SET                  STATE\nbest  run/step-99  2026-01-02 03:04:05  ok\n"
     )
     assert filled.ok("tag", "best") == "run/step-99\n"
     refused = filled("tag", "best", "other")
     assert (refused.code, refused.out) == (2, "")
     assert refused.err == "holdfast: tag 'best' points to 'run/step-99'; move it with --move (move=True)\n"
-    assert _mask(filled.ok("tag", "best", "other", "--move")) == "tag best points to other (0123456789ab)\n"
+    assert mask(filled.ok("tag", "best", "other", "--move")) == "tag best points to other (0123456789ab)\n"
     assert filled.ok("tag", "--delete", "best") == "deleted tag best, which pointed to other\n"
     ran = filled("tag")
     assert (ran.code, ran.out) == (0, "")
@@ -243,61 +228,3 @@ def test_tag_refuses(filled: Cli, words: list[str], reason: str) -> None:
     assert reason in ran.err
     assert ran.err.count("\n") == 1
     assert digest_tree(filled.folder) == before
-
-
-# --- rm
-
-
-def test_rm_only_says_what_it_would_do(filled: Cli) -> None:
-    before = digest_tree(filled.folder)
-
-    out = filled.ok("rm", "other", "run/step-100", "other")
-
-    assert re.sub(r"[0-9.]+ (B|KiB)$", "SIZE", _mask(out), flags=re.MULTILINE) == (
-        "would delete other (1 entry, 10 B, saved 2026-01-02 03:04:05)\n"
-        "would delete run/step-100 (1 entry, 10 B, saved 2026-01-02 03:04:05)\n"
-        "nothing was deleted; repeat with --yes to delete 2 snapshots and free SIZE\n"
-    )
-    assert digest_tree(filled.folder) == before
-
-
-def test_rm_deletes_if_it_is_meant(filled: Cli) -> None:
-    out = filled.ok("rm", "other", "run/step-100", "--yes")
-
-    assert re.sub(r"[0-9.]+ (B|KiB)$", "SIZE", _mask(out), flags=re.MULTILINE) == (
-        "deleted other (1 entry, 10 B, saved 2026-01-02 03:04:05)\n"
-        "deleted run/step-100 (1 entry, 10 B, saved 2026-01-02 03:04:05)\n"
-        "`holdfast gc --yes` can now free SIZE\n"
-    )
-    assert [snapshot["name"] for snapshot in filled("ls", "--json").json["snapshots"]] == ["run/step-99"]
-
-
-@pytest.mark.parametrize("yes", [[], ["--yes"]])
-@pytest.mark.parametrize(
-    ("names", "reason"),
-    [
-        (
-            ["other", "run/step-99"],
-            "'run/step-99' is kept by the tag 'best'; nothing was deleted. Delete the tag first",
-        ),
-        (["other", "best"], "'best' is a tag; delete it with `holdfast tag --delete best`"),
-        (["other", "othr"], "no snapshot or tag 'othr' in {store}; did you mean 'other'?"),
-    ],
-)
-def test_rm_of_many_is_all_or_nothing(filled: Cli, names: list[str], yes: list[str], reason: str) -> None:
-    before = digest_tree(filled.folder)
-
-    ran = filled("rm", *names, *yes)
-
-    assert (ran.code, ran.out) == (2, "")
-    assert ran.err.startswith("holdfast: " + reason.format(store=filled.store))
-    assert digest_tree(filled.folder) == before
-
-
-def test_rm_beside_a_damaged_tag_says_so(filled: Cli) -> None:
-    _damage(filled.find("tags"))
-
-    ran = filled("rm", "other")
-
-    assert ran.code == 0
-    assert "it may point to one of these snapshots. Run `holdfast check`" in ran.err

@@ -71,6 +71,16 @@ def test_a_table_aligns_and_trims(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "NAME       SIZE  TAGS\na             1\nlong-name   100  x\n"
 
 
+def test_lines_that_were_left_out_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    output = Output()
+    output.cut(0)
+    output.cut(-3)
+    assert capsys.readouterr().out == ""
+
+    output.cut(7)
+    assert capsys.readouterr().out == "... and 7 more; --all shows them\n"
+
+
 def test_json_is_ascii(capsys: pytest.CaptureFixture[str]) -> None:
     Output().json({"ä": "\x9b\ud800"})
 

@@ -1,46 +1,13 @@
-"""run: what each action prints, how it exits, and what it says to mistakes."""
+"""The verb `run`: what ls, diff, nan, ranks and report print, how they exit, and how they answer mistakes."""
 
 from __future__ import annotations
 
-import math
 import re
-import shutil
 from pathlib import Path
 
 import pytest
 
-import holdfast
 from tests.cli.runs import Cli, digest_tree
-from tests.kit.recordings import Recording, write_recorded
-
-
-@pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store of recordings that are the same, that part, that hold a NaN, that have two ranks, and of each level."""
-    place = tmp_path_factory.mktemp("recorded")
-    repo = holdfast.open(place).repository
-    for recording in (
-        Recording("good", environment={"torch": "2.12", "seed": "0"}),
-        Recording("good-2", environment={"torch": "2.12", "seed": "0"}),
-        Recording("bad", is_bad=True, environment={"torch": "2.13", "seed": "0"}, notes=("a slow disk",)),
-        Recording("nan", is_bad=True, hole=math.nan),
-        Recording("later", first_step=10),
-        Recording("digests", level="digest"),
-        Recording("bad-digests", is_bad=True, level="digest"),
-        Recording("stats", level="stats"),
-        Recording("bad-stats", is_bad=True, level="stats"),
-        Recording("ranks", world=2),
-        Recording("bad-ranks", world=2, odd_rank=1),
-    ):
-        write_recorded(repo, recording)
-    return place
-
-
-@pytest.fixture
-def recorded(empty: Cli, written: Path) -> Cli:
-    """The command line on a copy of it."""
-    shutil.copytree(written, empty.store)
-    return empty
 
 
 def test_ls_lists_runs_and_what_was_noted(recorded: Cli) -> None:
@@ -177,65 +144,6 @@ def test_ranks_names_the_replica_that_differs(recorded: Cli) -> None:
 
 def test_ranks_that_agree_exit_with_0(recorded: Cli) -> None:
     assert "are equal" in recorded.ok("run", "ranks", "ranks")
-
-
-def test_events_lists_what_fits(recorded: Cli) -> None:
-    out = recorded.ok("run", "events", "good", "layers.[12]", "--step", "1", "--kind", "output")
-
-    assert [re.split(r"\s{2,}", line.strip())[:7] for line in out.splitlines()[1:]] == [
-        ["1", "0", "forward", "output", "layers.1", "float32 (3, 4)", "full"],
-        ["1", "0", "forward", "output", "layers.2", "float32 (3, 4)", "full"],
-    ]
-
-
-def test_events_as_json(recorded: Cli) -> None:
-    found = recorded("run", "events", "stats", "--phase", "forward", "--rank", "0", "--json").json
-
-    assert len(found) == 3 * 9
-    assert (found[3]["fqn"], found[3]["kind"], found[3]["level"]) == ("layers.0", "input", "stats")
-
-
-def test_tensor_prints_values_and_a_histogram(recorded: Cli) -> None:
-    words = ("run", "tensor", "good", "layers.1", "--kind", "output", "--step", "1", "--bins", "4")
-    out = recorded.ok(*words)
-
-    assert out.startswith("step 1, forward, rank 0: output of layers.1\nfloat32 (3, 4), digest ")
-    assert "Linear at model.py:7\n[[0. " in out
-    assert "min 0  max 4.5  mean 2.25" in out
-    bars = [line for line in out.splitlines() if " | " in line]
-    assert [line.split("|")[0].strip() for line in bars] == ["0", "1.125", "2.25", "3.375"]
-    assert [int(line.split()[-1]) for line in bars] == [3, 3, 3, 3]
-
-
-def test_tensor_against_another_run_says_how_far_apart(recorded: Cli) -> None:
-    words = ("run", "tensor", "good", "layers.1", "--kind", "output", "--step", "1", "--against")
-    ran = recorded(*words, "bad")
-
-    assert (ran.code, ran.err) == (1, "")
-    assert "bad: min 0.25  max 4.75" in ran.out
-    assert ran.out.splitlines()[-1].startswith("differs  rel ")
-    assert recorded.ok(*words, "good-2").endswith("\nequal\n")
-
-
-def test_tensor_without_values_shows_what_was_kept(recorded: Cli) -> None:
-    words = ("layers.1", "--kind", "output")
-
-    stats = recorded.ok("run", "tensor", "stats", *words)
-    digests = recorded.ok("run", "tensor", "digests", *words)
-
-    assert "recorded at level stats: its values were not recorded" in stats
-    assert len([line for line in stats.splitlines() if " | " in line]) == 2
-    assert "recorded at level digest" in digests
-
-
-def test_tensor_as_json(recorded: Cli) -> None:
-    words = ("layers.1", "--kind", "output", "--step", "1", "--json")
-    found = recorded("run", "tensor", "nan", *words, "--against", "good")
-
-    assert found.code == 1
-    assert found.json["values"][1][2] == "nan"
-    assert found.json["portraits"][0]["nan"] == 1
-    assert found.json["measure"]["nan"] == [1, 0]
 
 
 def test_report_writes_a_page(recorded: Cli, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""du, prune, gc and rm: plans first, deeds with --yes, and clear answers to bad input."""
+"""The verbs `du`, `prune` and `gc`: plans first, deletion with --yes, and clear answers to bad input."""
 
 from __future__ import annotations
 
@@ -273,16 +273,6 @@ def test_what_is_no_store_is_refused_and_left_alone(empty: Cli, words: list[str]
     assert [path.name for path in empty.store.iterdir()] == ["mine.txt"]
 
 
-@pytest.mark.parametrize("verb", ["du", "prune", "gc", "repair", "copy", "rm"])
-def test_every_verb_has_help_with_an_example(empty: Cli, verb: str, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
-    with pytest.raises(SystemExit) as end:
-        empty.bare(verb, "--help")
-    assert end.value.code == 0
-    out = capsysbinary.readouterr()[0].decode()
-    assert f"holdfast {verb}" in out
-    assert "Example:" in out
-
-
 def test_plans_work_on_a_store_that_may_not_be_written(steps: Cli, tmp_path: Path) -> None:
     before = digest_tree(steps.store)
     for path in [steps.store, *steps.store.rglob("*")]:
@@ -294,28 +284,3 @@ def test_plans_work_on_a_store_that_may_not_be_written(steps: Cli, tmp_path: Pat
         for path in [steps.store, *steps.store.rglob("*")]:
             path.chmod(0o755 if path.is_dir() else 0o644)
     assert before  # modes differ now; that nothing else does is tested above
-
-
-# --- rm
-
-
-def test_rm_says_what_it_would_free(steps: Cli) -> None:
-    out = steps.ok("rm", "run/step-90", "twin")
-    assert re.search(r"nothing was deleted; repeat with --yes to delete 2 snapshots and free [0-9.]+ KiB", out)
-    ran = steps("rm", "twin", "--yes")
-    assert re.search(r"deleted twin \(1 entry, 2.0 KiB, saved .*\)\n`holdfast gc --yes` can now free \d+ B\n", ran.out)
-
-
-@pytest.mark.parametrize("damage", ["lost", "flipped"])
-def test_rm_works_though_the_manifest_is_gone(cli: Cli, damage: str) -> None:
-    cli.ok("put", "snap", "data/")
-    path = cli.find("manifests")
-    if damage == "lost":
-        path.unlink()
-    else:
-        path.write_bytes(b"\0" + path.read_bytes()[1:])
-    ran = cli("rm", "snap", "--yes")
-    assert (ran.code, ran.err) == (0, "")
-    assert "an unknown amount: a snapshot cannot be read" in ran.out
-    assert cli("gc", "--yes").code == 0
-    assert list((cli.store / "packs").iterdir()) == []

@@ -1,4 +1,4 @@
-"""A verb loads what it needs and no more."""
+"""The verbs, their help pages, and what each of them imports: what it needs and no more."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Final
 
 import pytest
 
+from docs.generate import iter_verbs
+from holdfast.cli.main import build_parser
 from tests.cli.runs import Cli
 
 HEAVY: Final = {"torch", "numpy", "rich", "pathlib", "urllib.parse"}
@@ -64,3 +66,49 @@ def test_verbs_that_need_no_threads_load_none(cli: Cli, words: list[str]) -> Non
     cli.ok("put", "snap", "data/config.json")
 
     assert "concurrent.futures" not in _load(cli, *words)
+
+
+VERBS = [
+    "init",
+    "ls",
+    "show",
+    "diff",
+    "put",
+    "get",
+    "cat",
+    "tag",
+    "rm",
+    "du",
+    "prune",
+    "gc",
+    "check",
+    "repair",
+    "copy",
+    "cache",
+    "run",
+    "doctor",
+]
+
+
+@pytest.mark.parametrize("words", [words for words, _ in iter_verbs(build_parser())][1:])
+def test_every_verb_and_action_has_help_with_an_example(empty: Cli, words: str) -> None:
+    code, text = empty.end(*words.split()[1:], "--help")
+
+    assert code == 0
+    assert f"\nExample:\n\n    {words}" in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_the_verbs_are_these() -> None:
+    assert (
+        build_parser().format_usage() == "usage: holdfast [-h] [-s STORE] [--debug] [--profile] [--version] VERB ...\n"
+    )
+    help_text = build_parser().format_help()
+    assert [line.split()[0] for line in help_text.partition("  VERB\n")[2].partition("\n\n")[0].splitlines()] == VERBS
+
+
+def test_only_a_verb_that_was_typed_has_arguments_yet() -> None:
+    pages = {words: verb.format_usage() for words, verb in iter_verbs(build_parser(["-s", "x", "ls"]))}
+
+    assert pages["holdfast ls"] == "usage: holdfast ls [-h] [-l] [--json] [PREFIX]\n"
+    assert pages["holdfast rm"] == "usage: holdfast rm [-h]\n"

@@ -1,0 +1,58 @@
+"""Help pages, and words that the parser does not know, which are answered with what was meant."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+
+import pytest
+
+from holdfast.cli.verb import add_verb, document
+from tests.cli.runs import Cli
+
+
+@pytest.fixture
+def saved(cli: Cli) -> Cli:
+    """A store with two snapshots."""
+    cli.ok("put", "run1/step-1", "data/config.json")
+    cli.ok("put", "run1/step-2", "data/sub")
+    return cli
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["lss"], "invalid choice: 'lss' (did you mean 'ls'?)"),
+        (["cache", "lst"], "invalid choice: 'lst' (did you mean 'ls'?)"),
+        (["ls", "-s", "ckpts"], "unrecognized arguments: -s (it goes before the verb: holdfast -s STORE VERB)"),
+        (["ls", "--profile"], "unrecognized arguments: --profile (it goes before the verb: holdfast --profile VERB)"),
+        (["ls", "--jsn"], "unrecognized arguments: --jsn"),
+    ],
+)
+def test_a_word_out_of_place_is_explained(
+    saved: Cli, capsysbinary: pytest.CaptureFixture[bytes], words: list[str], said: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        saved.bare(*words)
+
+    assert ended.value.code == 2
+    assert capsysbinary.readouterr().err.decode().endswith(f"{said}\n")
+
+
+def test_a_choice_that_is_like_none_lists_them_all(saved: Cli, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    with pytest.raises(SystemExit):
+        saved.bare("zzzzzz")
+
+    err = capsysbinary.readouterr().err.decode()
+    assert "invalid choice: 'zzzzzz'" in err
+    assert "doctor" in err
+
+
+def test_a_help_page_has_the_summary_then_the_text_and_examples_at_the_end() -> None:
+    verbs = ArgumentParser(prog="holdfast").add_subparsers()
+    parser = add_verb(verbs, "ls", "list snapshots")
+
+    document(parser, "In natural order.", examples=["holdfast ls", "holdfast ls run1/"])
+
+    text = parser.format_help()
+    assert "\nList snapshots.\n\nIn natural order.\n" in text
+    assert text.endswith("\nExample:\n\n    holdfast ls\n    holdfast ls run1/\n")
