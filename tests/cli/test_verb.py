@@ -23,8 +23,8 @@ def saved(cli: Cli) -> Cli:
     [
         (["lss"], "invalid choice: 'lss' (did you mean 'ls'?)"),
         (["cache", "lst"], "invalid choice: 'lst' (did you mean 'ls'?)"),
-        (["ls", "-s", "ckpts"], "unrecognized arguments: -s (it goes before the verb: holdfast -s STORE VERB)"),
-        (["ls", "--profile"], "unrecognized arguments: --profile (it goes before the verb: holdfast --profile VERB)"),
+        (["ls", "-s", "ckpts"], "unrecognized arguments: -s (write it before the verb: holdfast -s STORE VERB)"),
+        (["ls", "--profile"], "unrecognized arguments: --profile (write it before the verb: holdfast --profile VERB)"),
         (["ls", "--jsn"], "unrecognized arguments: --jsn"),
     ],
 )

@@ -58,20 +58,20 @@ def verify_possible(store: ObjectStore) -> None:
 
 
 def read_named_snapshot(
-    store: ObjectStore, name: str, output: Output, *, beside: tuple[str, str] = ("", "")
+    store: ObjectStore, name: str, output: Output, *, swapped: tuple[str, str] = ("", "")
 ) -> CommittedSnapshot:
     """Return the snapshot of a name or tag; raises NotFound with close matches.
 
-    `beside` is the argument that may have been swapped with the name, and the correct usage.
+    `swapped` is another argument that the user may have typed in place of the name, and the correct usage.
     """
     snapshot = read_name(store, name).snapshot
     if snapshot:
         return snapshot
     tag = read_tag(store, name)
     if tag is None:
-        swapped, usage = beside
-        if swapped and read_name(store, swapped).snapshot:
-            text = f"no snapshot or tag {name!r} in {store.url}; {swapped!r} is one: {usage}"
+        other, usage = swapped
+        if other and read_name(store, other).snapshot:
+            text = f"no snapshot or tag {name!r} in {store.url}; {other!r} is one: {usage}"
             raise NotFound(text, name=name)
         raise explain_missing(store, name)
     snapshot = read_name(store, tag.snapshot_name).snapshot
@@ -99,7 +99,7 @@ def explain_missing(store: ObjectStore, name: str) -> NotFound:
 
 
 def suggest(name: str, names: Sequence[str]) -> str:
-    """Return the question whether one of the names that are spelled alike was meant; empty if none is."""
+    """Return a question that names the closest of `names`; empty if none is close."""
     close = get_close_matches(name, names, n=3)
     return f"did you mean {' or '.join(map(repr, close))}?" if close else ""
 

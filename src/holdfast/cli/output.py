@@ -56,7 +56,7 @@ def count(number: int, noun: str) -> str:
 
 
 def clean(text: str) -> str:
-    """Return `text` with control characters, which could command a terminal or break a line, as escapes."""
+    """Return `text` with control characters, which could control a terminal or break a line, as escapes."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
@@ -100,7 +100,7 @@ class Output:
         sys.__excepthook__(type(error), error, error.__traceback__)
 
     def json(self, value: Json) -> None:
-        """Print a value as JSON; ASCII only, so that no name in it can command a terminal."""
+        """Print a value as JSON; ASCII only, so that no name in it can control a terminal."""
         print(json.dumps(value, indent=2))
 
     def table(self, headers: Sequence[str], rows: Sequence[Sequence[str]], *, right: str = "") -> None:

@@ -30,7 +30,7 @@ class Parser(ArgumentParser):
             message = f"{choice[1]} (did you mean {close[0]!r}?)" if close else message
         elif unknown:
             option = unknown[1]
-            message += f" (it goes before the verb: holdfast {_BEFORE.get(option, option)} VERB)"
+            message += f" (write it before the verb: holdfast {_BEFORE.get(option, option)} VERB)"
         super().error(message)
 
 

@@ -27,10 +27,10 @@ def run_check(options: Namespace, url: str, output: Output) -> int:
     """Check a store and print each finding as soon as it is found."""
     store = open_objects(url)
     checker = Checker(store, read=options.read, progress=output.progress(), stages=output.stages)
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     findings: list[Json] = []
     for finding in checker.iter_findings():
-        seen[finding.severity] += 1
+        counts[finding.severity] += 1
         if options.json:
             findings.append(asdict(finding))
         else:
@@ -38,8 +38,8 @@ def run_check(options: Namespace, url: str, output: Output) -> int:
     if options.json:
         output.json({"store": store.url, "findings": findings, "checked": asdict(checker.tally)})
     else:
-        output.line(_summarise(checker.tally, seen, read=options.read))
-    return 1 if seen["error"] or seen["warning"] else 0
+        output.line(_summarise(checker.tally, counts, read=options.read))
+    return 1 if counts["error"] or counts["warning"] else 0
 
 
 def _print_finding(finding: Finding, output: Output) -> None:
@@ -48,7 +48,7 @@ def _print_finding(finding: Finding, output: Output) -> None:
         output.line(f"    {finding.advice}")
 
 
-def _summarise(tally: Tally, seen: Counter[str], *, read: bool) -> str:
+def _summarise(tally: Tally, counts: Counter[str], *, read: bool) -> str:
     checked = ", ".join(
         (
             count(tally.snapshots, "snapshot"),
@@ -59,5 +59,5 @@ def _summarise(tally: Tally, seen: Counter[str], *, read: bool) -> str:
     )
     depth = f"{format_bytes(tally.bytes_read)} read" if read else "structure only; --read reads every byte"
     kinds = ("error", "warning", "note")
-    found = ", ".join(count(seen[kind], kind) for kind in kinds if seen[kind]) or "nothing to report"
+    found = ", ".join(count(counts[kind], kind) for kind in kinds if counts[kind]) or "nothing to report"
     return f"checked {checked} ({depth}): {found}"

@@ -24,8 +24,8 @@ from holdfast.repo.names.tags import iter_tags
 from holdfast.repo.upkeep.sweep import read_idle_marks
 
 _SLOW_SYNC_MS: Final = 50.0
-_LITTLE_BYTES: Final = 1 << 30
-_UNTRIED: Final = (
+_LOW_BYTES: Final = 1 << 30
+_NOT_TESTED: Final = (
     "not tested, because that needs a write: whether two writers can overwrite each other, how fast a write becomes"
     " durable, direct I/O, upper and lower case in names; `holdfast doctor --write` tests them with scratch files"
 )
@@ -58,16 +58,21 @@ def run_doctor(options: Namespace, url: str, output: Output) -> int:
     """Check a store, or a directory without one, and the filesystem; writes only with --write."""
     store = open_store(url, read_only=True)
     verify_possible(store)
-    place = probe_directory(locate_nearest_directory(store.url), write=options.write)
+    directory = probe_directory(locate_nearest_directory(store.url), write=options.write)
     if store.list("", limit=1):
         counts = _count_objects(store)
-        verdicts = [*_judge_format(store), *_judge_place(place), *_judge_counts(counts), *_judge_collection(store)]
+        verdicts = [
+            *_judge_format(store),
+            *_judge_directory(directory),
+            *_judge_counts(counts),
+            *_judge_collection(store),
+        ]
     else:
         counts = {}
-        verdicts = [_judge_absence(store, place), *_judge_place(place)]
+        verdicts = [_judge_absence(store, directory), *_judge_directory(directory)]
     if options.json:
         described = [asdict(verdict) for verdict in verdicts]
-        output.json({"store": store.url, "verdicts": described, "place": asdict(place), "counts": counts})
+        output.json({"store": store.url, "verdicts": described, "place": asdict(directory), "counts": counts})
     else:
         output.line(f"store {store.url}")
         for verdict in verdicts:
@@ -75,8 +80,12 @@ def run_doctor(options: Namespace, url: str, output: Output) -> int:
     return 1 if {verdict.verdict for verdict in verdicts} & {"warning", "error"} else 0
 
 
-def _judge_absence(store: ObjectStore, place: DirectoryFacts) -> DoctorFinding:
-    where = "" if place.path == store.url else f"; the following is about {place.path}, the nearest existing directory"
+def _judge_absence(store: ObjectStore, directory: DirectoryFacts) -> DoctorFinding:
+    where = (
+        ""
+        if directory.path == store.url
+        else f"; the following is about {directory.path}, the nearest existing directory"
+    )
     text = f"there is no store here yet; `holdfast -s {store.url} init` or the first save creates it{where}"
     return DoctorFinding("warning", "format", text)
 
@@ -137,48 +146,48 @@ def _judge_version(config: Config) -> DoctorFinding:
     return DoctorFinding("ok", "format", f"{version}; this Holdfast reads and writes it")
 
 
-def _judge_place(place: DirectoryFacts) -> Iterator[DoctorFinding]:
-    kind = place.filesystem or "unknown"
-    yield _judge_reach(place, kind)
-    if not place.durable:
+def _judge_directory(directory: DirectoryFacts) -> Iterator[DoctorFinding]:
+    kind = directory.filesystem or "unknown"
+    yield _judge_filesystem(directory, kind)
+    if not directory.durable:
         yield DoctorFinding("warning", "durable", f"{kind} is lost on reboot; store important data elsewhere")
-    yield _judge_room(place.free_bytes)
-    if not place.writable:
-        text = f"the directory is not writable ({place.refusal}): reading works, saving and deleting do not"
+    yield _judge_free_space(directory.free_bytes)
+    if not directory.writable:
+        text = f"the directory is not writable ({directory.refusal}): reading works, saving and deleting do not"
         yield DoctorFinding("note", "writable", text)
         return
-    if not place.tried:
-        yield DoctorFinding("note", "untried", _UNTRIED)
+    if not directory.tried:
+        yield DoctorFinding("note", "untried", _NOT_TESTED)
         return
-    yield _judge_naming(place)
-    yield _judge_sync(place.sync_ms or 0.0)
-    if place.direct_io:
+    yield _judge_exclusive_create(directory)
+    yield _judge_sync(directory.sync_ms or 0.0)
+    if directory.direct_io:
         yield DoctorFinding("ok", "direct-io", "direct I/O works: large packs can bypass the page cache")
     else:
         yield DoctorFinding("note", "direct-io", "direct I/O does not work here: large saves go through the page cache")
-    case = "case-sensitive" if place.case_sensitive else "not case-sensitive"
+    case = "case-sensitive" if directory.case_sensitive else "not case-sensitive"
     yield DoctorFinding("ok", "case", f"names are {case}; the format uses lower case only, so either will do")
 
 
-def _judge_reach(place: DirectoryFacts, kind: str) -> DoctorFinding:
-    if place.network:
+def _judge_filesystem(directory: DirectoryFacts, kind: str) -> DoctorFinding:
+    if directory.network:
         text = f"the filesystem is {kind}, which other hosts may share: clocks and caches differ between them"
         return DoctorFinding("note", "filesystem", text)
     return DoctorFinding("ok", "filesystem", f"the filesystem is {kind}, local to this host")
 
 
-def _judge_room(free_bytes: int) -> DoctorFinding:
-    if free_bytes < _LITTLE_BYTES:
+def _judge_free_space(free_bytes: int) -> DoctorFinding:
+    if free_bytes < _LOW_BYTES:
         return DoctorFinding(
             "warning", "room", f"only {format_bytes(free_bytes)} are free; free some space before you save"
         )
     return DoctorFinding("ok", "room", f"{format_bytes(free_bytes)} are free")
 
 
-def _judge_naming(place: DirectoryFacts) -> DoctorFinding:
-    if place.hard_links:
+def _judge_exclusive_create(directory: DirectoryFacts) -> DoctorFinding:
+    if directory.hard_links:
         return DoctorFinding("ok", "exclusive", "hard links work: two writers cannot overwrite each other")
-    if place.rename_noreplace:
+    if directory.rename_noreplace:
         text = "there are no hard links, but rename without replacement works: two writers cannot overwrite each other"
         return DoctorFinding("ok", "exclusive", text)
     text = (

@@ -135,8 +135,8 @@ def run_get(options: Namespace, url: str, output: Output) -> int:
     if is_below(options.directory, repo.store.url):
         raise BadName(f"{options.directory} is inside the store {repo.store.url}; choose a directory outside of it")
     started = time.monotonic()
-    beside = (options.directory, "the name comes first, `holdfast get NAME DIR`")
-    with open_snapshot(repo, read_named_snapshot(repo.store, options.name, output, beside=beside)) as reader:
+    swapped = (options.directory, "the name comes first, `holdfast get NAME DIR`")
+    with open_snapshot(repo, read_named_snapshot(repo.store, options.name, output, swapped=swapped)) as reader:
         plain = _find_plain(reader, options.only)
         _verify_some_file(reader, plain, options.only)
         done = restore(
@@ -145,7 +145,7 @@ def run_get(options: Namespace, url: str, output: Output) -> int:
         seconds = time.monotonic() - started
         size = f"{count(done.num_files, 'file')}, {format_bytes(done.num_bytes)}"
         output.line(f"wrote {size} to {options.directory} in {seconds:.2f} s")
-        _note_form(reader, plain, options.only, output)
+        _note_raw_and_omitted(reader, plain, options.only, output)
     return 0
 
 
@@ -212,12 +212,12 @@ def _verify_some_file(reader: SnapshotReader, plain: Sequence[str], only: str | 
     name = reader.snapshot.name
     raise NotFound(
         f"{only!r} matches only plain values in {name!r}, which are not written as files:"
-        f" {list_some(plain, _MAX_NAMED)}; {_point_to(name, plain)}",
+        f" {list_some(plain, _MAX_NAMED)}; {_suggest_show_and_load(name, plain)}",
         name=only,
     )
 
 
-def _note_form(reader: SnapshotReader, plain: Sequence[str], only: str | None, output: Output) -> None:
+def _note_raw_and_omitted(reader: SnapshotReader, plain: Sequence[str], only: str | None, output: Output) -> None:
     """Report how tensors were written, and which values were not."""
     name = reader.snapshot.name
     written = [entry for entry in reader.manifest.iter_entries() if only is None or fnmatchcase(entry.name, only)]
@@ -228,7 +228,7 @@ def _note_form(reader: SnapshotReader, plain: Sequence[str], only: str | None, o
     if plain:
         were = "was" if len(plain) == 1 else "were"
         values = f"{count(len(plain), 'plain value')} {were} not written"
-        output.note(f"{values}: {list_some(plain, _MAX_NAMED)}; {_point_to(name, plain)}")
+        output.note(f"{values}: {list_some(plain, _MAX_NAMED)}; {_suggest_show_and_load(name, plain)}")
     varying = _find_varying(reader).intersection(entry.name for entry in written)
     if varying:
         differ = "differs" if len(varying) == 1 else "differ"
@@ -247,6 +247,6 @@ def _find_varying(reader: SnapshotReader) -> set[str]:
     return {name for name, of in ranks.items() if len(of) > 1}
 
 
-def _point_to(name: str, plain: Sequence[str]) -> str:
+def _suggest_show_and_load(name: str, plain: Sequence[str]) -> str:
     them = "it" if len(plain) == 1 else "them"
     return f"`holdfast show {name}` prints {them}, store.load({name!r}) loads {them}"

@@ -106,8 +106,8 @@ def run_tag(options: Namespace, url: str, output: Output) -> int:
         return _print_tag(open_to_read(url, output).store, options.tag, output, as_json=options.json)
     verify_user_name(options.tag, what="tag")
     store = open_to_write(url, output).store
-    beside = (options.tag, "the tag comes first, `holdfast tag TAG NAME`")
-    snapshot = read_named_snapshot(store, options.snapshot, output, beside=beside)
+    swapped = (options.tag, "the tag comes first, `holdfast tag TAG NAME`")
+    snapshot = read_named_snapshot(store, options.snapshot, output, swapped=swapped)
     if read_name(store, options.tag).snapshot:
         raise NameInUse(
             f"{options.tag!r} is the name of a snapshot, which would hide a tag of that name; choose another tag",

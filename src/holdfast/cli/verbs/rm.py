@@ -33,11 +33,11 @@ def run_rm(options: Namespace, url: str, output: Output) -> int:
     """Delete snapshots with --yes; without it, only print them."""
     repo = open_for_plan(url, output, is_applied=options.yes)
     tags, damaged = split_damaged(iter_tags(repo.store))
-    doomed = [_read_deletable(repo.store, name, tags) for name in dict.fromkeys(options.names)]
+    chosen = [_read_deletable(repo.store, name, tags) for name in dict.fromkeys(options.names)]
     for broken in damaged:
         output.note(f"{broken.error}; it may point to one of these snapshots. Run `holdfast check`")
-    freed = _count_freed(repo.store, doomed)
-    for snapshot in doomed:
+    freed = _count_freed(repo.store, chosen)
+    for snapshot in chosen:
         if options.yes:
             delete_snapshot(repo.store, snapshot.name)
         size = f"{count(snapshot.num_entries, 'entry')}, {format_bytes(snapshot.logical_bytes)}"
@@ -47,15 +47,15 @@ def run_rm(options: Namespace, url: str, output: Output) -> int:
         output.line(f"`holdfast gc --yes` can now free {freed}")
     else:
         output.line(
-            f"nothing was deleted; repeat with --yes to delete {count(len(doomed), 'snapshot')} and free {freed}"
+            f"nothing was deleted; repeat with --yes to delete {count(len(chosen), 'snapshot')} and free {freed}"
         )
     return 0
 
 
-def _count_freed(store: ObjectStore, doomed: Sequence[CommittedSnapshot]) -> str:
+def _count_freed(store: ObjectStore, chosen: Sequence[CommittedSnapshot]) -> str:
     """Return, as text, how many bytes only these snapshots use."""
     try:
-        return format_bytes(read_freed_bytes(store, read_live(store).current, doomed))
+        return format_bytes(read_freed_bytes(store, read_live(store).current, chosen))
     except (Corrupt, NewerFormat, NotFound):
         return "an unknown amount: a snapshot cannot be read"
 

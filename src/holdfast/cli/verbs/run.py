@@ -155,7 +155,7 @@ def _run_diff(options: Namespace, url: str, output: Output) -> int:
         output.json(diff.to_json())
     else:
         _print_diff(diff, output, is_all=options.all)
-    return _find_code(diff)
+    return _find_exit_code(diff)
 
 
 def _declare_report(actions: Verbs) -> None:
@@ -187,7 +187,7 @@ def _run_report(options: Namespace, url: str, output: Output) -> int:
     write_html(report, options.file)
     output.line(diff.headline)
     output.line(f"{options.file}: {count(len(report.rows), 'row')}")
-    return _find_code(diff)
+    return _find_exit_code(diff)
 
 
 def _compare(options: Namespace, repo: Repository) -> tuple[Run, Run, RunDiff]:
@@ -205,7 +205,7 @@ def _compare(options: Namespace, repo: Repository) -> tuple[Run, Run, RunDiff]:
     return a, b, diff_runs(a, b, noise=noise, reference=reference, tolerance=tolerance, options=chosen)
 
 
-def _find_code(diff: RunDiff) -> int:
+def _find_exit_code(diff: RunDiff) -> int:
     if not diff.steps:
         # No step was compared: neither exit code, equal or different, would be right.
         raise BadName(diff.headline)
@@ -241,8 +241,8 @@ def _read_option(option: str, text: str, parse: Callable[[str], Read]) -> Read:
 
 
 def _describe_tolerance(options: Namespace) -> str:
-    said = {"table": "torch.testing's table for each dtype", "exact": "none, every bit must be equal"}
-    text = f"Tolerance: {said.get(options.tolerance, options.tolerance)}"
+    texts = {"table": "torch.testing's table for each dtype", "exact": "none, every bit must be equal"}
+    text = f"Tolerance: {texts.get(options.tolerance, options.tolerance)}"
     text += f"; noise measured with {options.noise}" if options.noise else ""
     return text + (f"; compared with the reference {options.reference}" if options.reference else "") + "."
 
@@ -278,8 +278,8 @@ def _describe_skipped(diff: RunDiff) -> str:
 def _print_origin(origin: Origin, output: Output, *, good: str = "equal") -> None:
     for title, parts in (("inputs", origin.inputs), ("parameters", origin.parameters)):
         if parts:
-            said = ((part.name, good if part.standing == "equal" else part.standing) for part in parts)
-            output.line(f"  {title}: " + ", ".join(f"{name} {standing}" for name, standing in said))
+            states = ((part.name, good if part.standing == "equal" else part.standing) for part in parts)
+            output.line(f"  {title}: " + ", ".join(f"{name} {state}" for name, state in states))
     if origin.measure:
         output.line(f"  {format_measure(origin.measure)}")
     for note in origin.notes:

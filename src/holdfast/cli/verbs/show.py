@@ -160,7 +160,7 @@ def _inline_bytes(entry: Entry) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _New:
+class _NewBytes:
     """How many bytes the save of a snapshot wrote."""
 
     total_bytes: int
@@ -170,11 +170,11 @@ class _New:
     by_entry: Mapping[str, int]
 
 
-def _find_new(snapshot: CommittedSnapshot, manifests: Manifests, view: Manifest) -> _New:
+def _find_new(snapshot: CommittedSnapshot, manifests: Manifests, view: Manifest) -> _NewBytes:
     leases = find_leases(snapshot, manifests)
     entries = list(view.iter_entries())
     names = [entry.name for entry in entries]
-    return _New(
+    return _NewBytes(
         total_bytes=sum(find_new_bytes(leases, manifests.iter_entries())),
         content_bytes=manifests.content_bytes,
         by_entry=dict(zip(names, find_new_bytes(leases, entries), strict=True)),
@@ -182,7 +182,7 @@ def _find_new(snapshot: CommittedSnapshot, manifests: Manifests, view: Manifest)
 
 
 def _print_record(
-    snapshot: CommittedSnapshot, manifest: Manifest, tags: Iterable[Tag], new: _New, output: Output
+    snapshot: CommittedSnapshot, manifest: Manifest, tags: Iterable[Tag], new: _NewBytes, output: Output
 ) -> None:
     facts = [
         ("name", snapshot.name),
@@ -207,7 +207,7 @@ def _format_fact(item: tuple[str, Json]) -> str:
     return f"{key.replace('_', ' ')} {value if isinstance(value, str) else canonical_json(value).decode()}"
 
 
-def _print_leaves(leaves: Sequence[Described], new: _New, output: Output) -> None:
+def _print_leaves(leaves: Sequence[Described], new: _NewBytes, output: Output) -> None:
     rows = []
     sharing: dict[int, str] = {}
     for described in leaves:
@@ -237,13 +237,13 @@ def _label(described: Described) -> str:
     return ", ".join([str(described.facts), *more])
 
 
-def _format_part(role: str, part: LeafEntry, new: _New) -> list[str]:
+def _format_part(role: str, part: LeafEntry, new: _NewBytes) -> list[str]:
     entry, shape = part.entry, part.spec.get("shape")
     what = f"{part.spec.get('dtype', part.kind)} {tuple(shape) if isinstance(shape, list) else ''}".strip()
     return [f"  {role or 'itself'}", what, format_bytes(entry.size_bytes), format_bytes(new.by_entry[entry.name])]
 
 
-def _print_entries(entries: Sequence[Entry], new: _New, output: Output) -> None:
+def _print_entries(entries: Sequence[Entry], new: _NewBytes, output: Output) -> None:
     rows = [
         [
             entry.name,
@@ -263,8 +263,8 @@ def _print_chunks(entries: Iterable[Entry], output: Output) -> None:
     for entry in entries:
         start = 0
         for chunk in entry.chunks:
-            place = [chunk.location.pack_id, str(chunk.location.offset)] if chunk.location else ["inline", "-"]
-            rows.append([entry.name, str(start), str(chunk.size_bytes), short_hex(chunk.digest), *place])
+            location = [chunk.location.pack_id, str(chunk.location.offset)] if chunk.location else ["inline", "-"]
+            rows.append([entry.name, str(start), str(chunk.size_bytes), short_hex(chunk.digest), *location])
             start += chunk.size_bytes
     output.line()
     output.table(["ENTRY", "START", "BYTES", "DIGEST", "PACK", "OFFSET"], rows, right="START BYTES OFFSET")
@@ -291,7 +291,7 @@ def _describe(
     entries: Iterable[Entry],
     packs: Iterable[_PackUse],
     tags: Iterable[Tag],
-    new: _New,
+    new: _NewBytes,
 ) -> dict[str, Json]:
     return {
         **describe_snapshot(snapshot, tags),
@@ -328,7 +328,7 @@ def _describe_leaves(leaves: Sequence[Described]) -> dict[str, Json]:
     }
 
 
-def _describe_entry(entry: Entry, new: _New) -> dict[str, Json]:
+def _describe_entry(entry: Entry, new: _NewBytes) -> dict[str, Json]:
     return {
         "name": entry.name,
         "bytes": entry.size_bytes,
