@@ -77,6 +77,8 @@ def _declare(name: str, parser: ArgumentParser) -> None:  # noqa: C901 - a table
             from holdfast.cli.verbs.cache import declare_cache as declare
         case "run":
             from holdfast.cli.verbs.run import declare_run as declare
-        case _:
+        case "doctor":
             from holdfast.cli.verbs.doctor import declare_doctor as declare
+        case _:
+            raise AssertionError(f"no module declares the verb {name!r}")
     declare(parser)
