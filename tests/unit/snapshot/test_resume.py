@@ -198,13 +198,15 @@ def test_accelerators_are_left_alone_if_told(monkeypatch: pytest.MonkeyPatch) ->
     assert RngState(cuda=False).state_dict()["accelerator"] is None
 
 
-@pytest.mark.parametrize(("count", "kind", "here"), [(1, "cuda", "1 cuda"), (2, "xpu", "2 xpu"), (0, "", "0 of any")])
+@pytest.mark.parametrize(
+    ("count", "kind", "here"), [(1, "cuda", "1 cuda"), (2, "xpu", "2 xpu"), (0, "", "0 accelerators")]
+)
 def test_a_state_of_other_devices_is_refused(monkeypatch: pytest.MonkeyPatch, count: int, kind: str, here: str) -> None:
     _install(monkeypatch, 2)
     state = RngState().state_dict()
     _install(monkeypatch, count, kind)
 
-    with pytest.raises(Mismatch, match=rf"2 cuda device\(s\), here are {here}; RngState\(cuda=False\) leaves"):
+    with pytest.raises(Mismatch, match=rf"2 cuda device\(s\), and here are {here}; RngState\(cuda=False\) leaves"):
         RngState().load_state_dict(state)
 
 

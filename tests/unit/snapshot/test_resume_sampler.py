@@ -147,7 +147,7 @@ def test_a_rest_that_is_dropped_with_larger_batches_ends_the_epoch() -> None:
         ({"seed": 5}, "seed is 0, the state has 5"),
         ({"shuffle": False}, "shuffle is True, the state has False"),
         ({"batch_size": 3}, "3 samples were seen, which is not a multiple of 2"),
-        ({"position": -1}, "epoch 0, batch -1 is no place"),
+        ({"position": -1}, "epoch 0, batch -1 is not a position"),
     ],
 )
 def test_a_state_of_other_batches_is_refused(change: dict[str, object], reason: str) -> None:
@@ -157,7 +157,7 @@ def test_a_state_of_other_batches_is_refused(change: dict[str, object], reason: 
     with pytest.raises(Mismatch, match=reason) as caught:
         sampler.load_state_dict(state)
 
-    assert str(caught.value).endswith("Make it as it was, or leave its state out and call set_epoch")
+    assert str(caught.value).endswith("Create it with the saved arguments, or leave its state out and call set_epoch")
     assert (sampler.epoch, sampler.position) == (0, 0)
 
 
