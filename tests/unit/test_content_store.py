@@ -1,4 +1,4 @@
-"""The content store does what PyTorch's does under the same names, and keeps what that one loses."""
+"""The content store does what PyTorch's does under the same names, and keeps properties that PyTorch's loses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is written waits in batches, which are committed whole, in order, and at the latest when the process ends."""
+"""Tensors are collected in batches, which are committed whole, in order, and at the latest when the process exits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What shared memory when it was written shares it after reading, and nothing else does."""
+"""Tensors that shared memory when they were written share it after reading, and others do not."""
 
 from __future__ import annotations
 

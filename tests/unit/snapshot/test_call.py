@@ -1,4 +1,4 @@
-"""Calls that are saved and made again: the same arguments, on another device or in another precision."""
+"""Saved calls are made again with the same arguments, on another device or in another precision."""
 
 from __future__ import annotations
 

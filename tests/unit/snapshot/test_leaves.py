@@ -1,4 +1,4 @@
-"""Leaves: what has no form is refused by name before anything is written, and stored nodes are checked before use."""
+"""Values that cannot be saved are refused by name before anything is written; stored nodes are checked before use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run that was stopped goes on as if it had not been: the same random numbers, batches, losses and parameters."""
+"""A resumed run has the same random numbers, batches, losses and parameters as one that was not stopped."""
 
 from __future__ import annotations
 

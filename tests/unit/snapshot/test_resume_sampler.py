@@ -1,4 +1,4 @@
-"""Batches go on where the training loop was, whatever was prefetched and however many ranks there are."""
+"""Batches continue where the training loop was, whatever was prefetched and for any number of ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Objects that keep their state for themselves: which are asked for it, and where in a tree."""
+"""Which objects are replaced by their state, and where in a tree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Modules that are wrapped, compiled or data-parallel: saved under the names of the module, loaded into any of them."""
+"""Wrapped, compiled and data-parallel modules are saved under the names of the module, and loaded into each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numpy arrays: every dtype and order comes back writable and the same; what has no form is refused by name."""
+"""Numpy arrays of every dtype and order are loaded the same and writable; others are refused by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From bytes to tensors: memory that is bounded by what is stored, each byte read once, and nothing out of bounds."""
+"""Tensors are built in memory that is bounded by the stored bytes; each byte is read once, none out of bounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is made of tensors comes back exactly; what has no bytes is refused, and says what to do."""
+"""Tensors made of others are joined exactly; tensors without bytes are refused with advice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loads that want no values: under a FakeTensorMode and to the meta device nothing but manifests is read."""
+"""Loads under a FakeTensorMode and to the meta device read manifests and no values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts from a store are not trusted: what does not fit is damage, before torch follows it out of its memory."""
+"""Parts from a store are not trusted: inconsistent ones are Corrupt before torch reads out of bounds."""
 
 from __future__ import annotations
 

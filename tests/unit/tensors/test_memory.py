@@ -1,4 +1,4 @@
-"""Memory as bytes: views without copies, copies that keep every bit, and memory that costs what is used of it."""
+"""Memory as bytes: views without copies, copies that keep every bit, and sparse memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors as sources: the right bytes, nothing twice, nothing that no tensor reaches, and chunks on the right grid."""
+"""Tensors as sources: the right bytes, none twice, none that no tensor covers, and chunks on the right grid."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The spec of a tensor: says all and nothing needless, comes back the same, and refuses what cannot be."""
+"""The spec of a tensor: complete, without defaults, decoded the same, and refused if it is invalid."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory is taken and given back under tensors that keep their shape, and never from under a neighbour."""
+"""Storages are allocated and freed while tensors keep their shape, and never if another tensor uses them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A function reaches every tensor of a tree, and the tree comes back made of the same types."""
+"""A function is applied to every tensor of a tree, and the containers keep their types."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever is in a tree, it keeps its shape and its types, and every tensor in it is reached."""
+"""Any tree keeps its shape and types, and every tensor in it is converted."""
 
 from __future__ import annotations
 

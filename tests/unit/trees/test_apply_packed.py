@@ -1,4 +1,4 @@
-"""Of a PackedSequence only the data are converted; what says where its items are stays true."""
+"""Only the data of a PackedSequence are converted; its batch sizes and indices stay valid."""
 
 from __future__ import annotations
 

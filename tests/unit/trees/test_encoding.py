@@ -1,4 +1,4 @@
-"""Trees keep types, order and attributes; equal ones have equal JSON; nothing hostile runs code or crashes."""
+"""Trees keep types, order and attributes; equal ones have equal JSON; hostile input neither runs code nor crashes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How deep trees nest: the documented limit holds for every container and operation, however full the stack is."""
+"""The documented depth limit applies to every container and operation, however full the stack is."""
 
 from __future__ import annotations
 

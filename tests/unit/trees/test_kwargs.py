@@ -1,4 +1,4 @@
-"""Arguments survive being packed, and what was tampered with is refused."""
+"""Arguments are packed and unpacked unchanged, and changed ones are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors are moved or cast, what is right already stays the same object, and accelerators copy beside the work."""
+"""Tensors are moved or cast, others stay the same object, and copies to accelerators use a side stream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An encoded tree tells its leaves, their names and short texts without torch, and under the names of the real tree."""
+"""The leaves of an encoded tree, their names and short texts are listed without torch, as for the real tree."""
 
 from __future__ import annotations
 

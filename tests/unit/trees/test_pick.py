@@ -1,4 +1,4 @@
-"""A part of an encoded tree, or the same tree under other keys."""
+"""Selecting a part of an encoded tree, and renaming its keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names change by their longest prefix, once, and no value is lost to another's name."""
+"""Names are changed by their longest prefix, once, and no two become equal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loading into tensors that are there: any strides, tied or not; their memory stays, its values change."""
+"""Loading into existing tensors, of any strides, tied or not: they keep their memory, and get the saved values."""
 
 from __future__ import annotations
 

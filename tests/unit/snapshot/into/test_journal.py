@@ -1,4 +1,4 @@
-"""What a load has written is told leaf by leaf, also of leaves that share memory; any exception can carry it."""
+"""The journal reports which leaves a load has written, also those that share memory, in any exception."""
 
 from __future__ import annotations
 

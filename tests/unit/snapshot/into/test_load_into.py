@@ -1,4 +1,4 @@
-"""Loading into a tree that is there: what does not fit, what takes a place, and what damage does."""
+"""Loading into an existing tree: mismatches, replaced values, and damage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loading plain values into a tree that is there: where they are replaced, and where they must not differ."""
+"""Loading plain values into an existing tree: which are replaced, and which must equal the saved ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Modules of every kind: filled in place where that is all there is to it, and asked to load where they have a say."""
+"""Modules are filled in place if loading only copies tensors, and loaded by their own method otherwise."""
 
 from __future__ import annotations
 

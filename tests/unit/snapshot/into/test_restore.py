@@ -1,4 +1,4 @@
-"""Giving modules, optimizers and schedulers their state back, exactly, and through their own methods."""
+"""Modules, optimizers and schedulers get their exact state through their own methods."""
 
 from __future__ import annotations
 

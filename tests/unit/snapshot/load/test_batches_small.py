@@ -1,4 +1,4 @@
-"""Many small tensors at once: each comes back as it was and in memory of its own, within the budget."""
+"""Many small tensors are read in batches, within the budget, and each gets separate memory."""
 
 from __future__ import annotations
 

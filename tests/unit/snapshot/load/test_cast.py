@@ -1,4 +1,4 @@
-"""Loading as another floating dtype: what is cast and what is not, who shares memory afterwards, and what it costs."""
+"""Loading as another floating dtype: which tensors are cast, which share memory afterwards, and what it costs."""
 
 from __future__ import annotations
 

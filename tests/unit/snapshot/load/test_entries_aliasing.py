@@ -1,4 +1,4 @@
-"""Aliasing: what shared memory shares it again, and is stored once; what was merely equal comes back apart."""
+"""Tensors that shared memory are stored once and share it again; tensors that were merely equal do not share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one tensor costs in memory besides itself when many tiny ones are saved and loaded."""
+"""The memory that each of many tiny tensors costs besides itself when it is saved and loaded."""
 
 from __future__ import annotations
 

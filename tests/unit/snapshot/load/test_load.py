@@ -1,4 +1,4 @@
-"""Loading a tree: devices, verification, damage and healing, pickles; nothing wrong is ever returned."""
+"""Loading a tree: devices, verification, damage, repair from copies, pickles; wrong bytes are never returned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fidelity: whatever is saved comes back the same, bit for bit, with everything that torch can tell about it."""
+"""Every saved value is loaded the same, bit for bit, with every property that torch knows of it."""
 
 from __future__ import annotations
 

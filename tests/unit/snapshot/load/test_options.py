@@ -1,4 +1,4 @@
-"""Options that mean nothing are refused when they are made, whoever makes them."""
+"""Invalid options are refused when they are created."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Saving in the background: what is copied when, how much memory that takes, and who hears of errors."""
+"""Saving in the background: when values are copied, how much memory that takes, and where errors are raised."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pieces on their way from the caller to the thread that writes: all of them, in a budget, each once."""
+"""The queue passes each piece once from the caller to the writing thread, within a budget."""
 
 from __future__ import annotations
 

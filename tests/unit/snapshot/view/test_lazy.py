@@ -1,4 +1,4 @@
-"""Snapshots to look into: what opening reads, what names lead to, and what each tensor tells of itself."""
+"""Lazy snapshots: what opening reads, how names are found, and what each tensor reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory of tensors that are read one by one: shared while in use, as it was when they were saved."""
+"""Tensors that are read one by one share memory while it is in use, as they did when they were saved."""
 
 from __future__ import annotations
 

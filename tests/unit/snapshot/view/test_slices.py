@@ -1,4 +1,4 @@
-"""Parts of a tensor: the same as torch's own indexing gives, and only their chunks are read."""
+"""Slices equal those of torch's own indexing, and only their chunks are read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where parts of DTensors lie: against torch cutting a tensor that is known, one rank after the other."""
+"""The boxes of DTensors equal those that torch cuts, for each rank in turn."""
 
 from __future__ import annotations
 

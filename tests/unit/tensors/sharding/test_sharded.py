@@ -1,4 +1,4 @@
-"""Leaves of a rank's tree: what it holds of each kind, what is refused, and parts found by name and offset."""
+"""The leaves of a rank's tree: how each kind is described, what is refused, and parts found by name and offset."""
 
 from __future__ import annotations
 
