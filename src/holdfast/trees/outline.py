@@ -74,14 +74,14 @@ def _iter_found(node: Json) -> Iterator[tuple[tuple[Json, ...], str, str, Json]]
         yield (), "", _find_tag(node), node
         return
     # The open containers, each with its path, the prefix of its children's names, and its remaining children.
-    walks: list[tuple[tuple[Json, ...], str, Iterator[tuple[Json, Json]]]] = [((), "", _iter_children(node))]
+    walks: list[tuple[tuple[Json, ...], str, Iterator[tuple[Json, Json]]]] = [((), "", iter_children(node))]
     while walks:
         path_json, prefix, children = walks[-1]
         for key, child in children:
             name = prefix + (key if type(key) is str else key_text(key))
             tag = _NATIVE.get(type(child))
             if tag is None and has_children(child):
-                walks.append(((*path_json, key), name + ".", _iter_children(child)))
+                walks.append(((*path_json, key), name + ".", iter_children(child)))
                 break
             yield (*path_json, key), name, tag or child[0], child
         else:
@@ -90,7 +90,8 @@ def _iter_found(node: Json) -> Iterator[tuple[tuple[Json, ...], str, str, Json]]
             raise Corrupt(f"{prefix[:80]}: the tree is nested more than {MAX_TREE_DEPTH} deep; run `holdfast check`")
 
 
-def _iter_children(node: list[Json]) -> Iterator[tuple[Json, Json]]:
+def iter_children(node: list[Json]) -> Iterator[tuple[Json, Json]]:
+    """Yield the key and node of each child of a container; the key of an item of a sequence is its index."""
     start = _START[node[0]]
     if node[0] in KEYED_START:
         return zip(islice(node, start, None, 2), islice(node, start + 1, None, 2), strict=True)

@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Final
 
 from holdfast.json_text import Json
-from holdfast.trees.outline import ITEMS_START, KEYED_START, PAIRS_START, has_children, key_text
+from holdfast.trees.outline import ITEMS_START, KEYED_START, PAIRS_START, has_children, iter_children, key_text
 from holdfast.trees.rename import plan_names
 
 _NOTHING: Final = object()
@@ -36,7 +36,7 @@ def _pick(node: Json, name: str | None, is_wanted: Callable[[str], bool]) -> Jso
     start = ITEMS_START.get(tag) or KEYED_START[tag]
     kept: list[Json] = []
     is_empty = True
-    for key, child in _iter_children(node, start):
+    for key, child in iter_children(node):
         found = _pick(child, prefix + key_text(key), is_wanted)
         is_empty = is_empty and found is _NOTHING
         if found is _NOTHING and tag in PAIRS_START:
@@ -52,16 +52,10 @@ def rename_keys(node: Json, renames: Mapping[str, str]) -> Json:
         return node
     tag = node[0]
     start = ITEMS_START.get(tag) or KEYED_START[tag]
-    children = [(key, rename_keys(child, renames)) for key, child in _iter_children(node, start)]
+    children = [(key, rename_keys(child, renames)) for key, child in iter_children(node)]
     if tag in ITEMS_START:
         return [*node[:start], *(child for _, child in children)]
     texts = [key for key, _ in children if isinstance(key, str)] if tag in PAIRS_START else []
     names = plan_names(texts, renames)
     pairs = ((names.get(key, key) if isinstance(key, str) else key, child) for key, child in children)
     return [*node[:start], *chain.from_iterable(pairs)]
-
-
-def _iter_children(node: Sequence[Json], start: int) -> list[tuple[Json, Json]]:
-    if node[0] in ITEMS_START:
-        return list(enumerate(node[start:]))
-    return list(zip(node[start::2], node[start + 1 :: 2], strict=True))
