@@ -76,7 +76,7 @@ def test_both_plots_are_drawn(opened: Browser) -> None:
     assert opened.run("document.querySelector('#depth-plot .origin-text').textContent") == "origin"
 
 
-def test_a_plot_tells_of_the_point_under_the_pointer(opened: Browser) -> None:
+def test_a_plot_describes_the_point_under_the_pointer(opened: Browser) -> None:
     place = opened.run(
         "(() => { const box = document.querySelector('#depth-plot svg').getBoundingClientRect();"
         " return [box.left + box.width * 0.8, box.top + box.height * 0.4]; })()"
@@ -200,7 +200,7 @@ def test_every_control_has_a_name(opened: Browser) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_page_follows_the_system_until_it_is_told_otherwise(opened: Browser, scheme: str) -> None:
+def test_the_page_follows_the_system_until_the_user_chooses_a_theme(opened: Browser, scheme: str) -> None:
     ground = "getComputedStyle(document.body).backgroundColor"
     grounds = {"light": "rgb(246, 246, 244)", "dark": "rgb(19, 20, 23)"}
     opened.emulate(scheme=scheme)

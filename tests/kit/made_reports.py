@@ -1,4 +1,4 @@
-"""Results of comparisons that were never made, for tests of the page."""
+"""Results of comparisons, created by hand for tests of the page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events and runs that are made up, for tests that need no model."""
+"""Events and runs that are created by hand, for tests that need no model."""
 
 from __future__ import annotations
 

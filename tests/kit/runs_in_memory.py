@@ -1,4 +1,4 @@
-"""Runs that are in memory, of events that a test has made."""
+"""Runs in memory, from events that a test creates."""
 
 from __future__ import annotations
 

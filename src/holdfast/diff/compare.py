@@ -181,10 +181,10 @@ class _Comparison:
         self.equal = 0
         self.equal_bytes = 0
         self._limit_bytes = limit_bytes
-        self._moved: dict[PathKey, list[Aspect]] = {}
-        for moved in find_sharing_changes(before, after):
-            aspect = Aspect(moved.what, moved.before, moved.after, moved.role)
-            self._moved.setdefault(moved.key, []).append(aspect)
+        self._sharing: dict[PathKey, list[Aspect]] = {}
+        for change in find_sharing_changes(before, after):
+            aspect = Aspect(change.what, change.before, change.after, change.role)
+            self._sharing.setdefault(change.key, []).append(aspect)
 
     def iter_changes(self) -> Iterator[Change]:
         """Yield the changes in the order of the new tree; a removed leaf comes after the leaf that it followed."""
@@ -226,7 +226,7 @@ class _Comparison:
     def _compare_leaf(self, key: PathKey, leaf: Leaf) -> Iterator[Change]:
         x, y = self.before.contents.get(key), self.after.contents.get(key)
         if x and y:
-            aspects = [*self._compare_contents(x, y), *self._moved.get(key, ())]
+            aspects = [*self._compare_contents(x, y), *self._sharing.get(key, ())]
         else:
             aspects = [*self._compare_plain(key)]
         if aspects:

@@ -36,7 +36,7 @@ class ItemLayout:
     """For each number of an item, whether its sign is the opposite of the stored one; two for complex dtypes."""
 
     @property
-    def place(self) -> tuple[object, ...]:
+    def normalized(self) -> tuple[object, ...]:
         """Equal for layouts that differ only in the strides of dimensions of size 1."""
         dims = [(size, step) for size, step in zip(self.shape, self.stride, strict=True) if size != 1]
         return self.item_bytes, self.offset, self.flips, tuple(dims)
@@ -135,17 +135,17 @@ def is_same(a: ReadableEntry, b: ReadableEntry, *, limit_bytes: int) -> bool:
         return False
     if 0 in a.layout.shape:
         return True
-    if a.layout.place == b.layout.place:
+    if a.layout.normalized == b.layout.normalized:
         if list_chunks(a.entry) == list_chunks(b.entry):
             return True
         if _is_filled(a.layout, a.entry.size_bytes) and a.entry.size_bytes == b.entry.size_bytes:
             return _has_same_bytes(a, b, limit_bytes)
-    if is_tangled(a, b):
+    if is_too_repetitive(a, b):
         return False
     return all(_has_same_tile(a, b, tile) for tile in iter_tiles(a.layout, b.layout, limit_bytes=limit_bytes))
 
 
-def is_tangled(a: ReadableEntry, b: ReadableEntry) -> bool:
+def is_too_repetitive(a: ReadableEntry, b: ReadableEntry) -> bool:
     """Return whether the views repeat their items so often that comparing every item would take too long."""
     steps = zip(a.layout.shape, a.layout.stride, b.layout.stride, strict=True)
     items = math.prod(size for size, *both in steps if any(both))

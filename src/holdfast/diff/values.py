@@ -13,7 +13,7 @@ import torch
 
 from holdfast.diff.compare import Change, Diff, Distance, SnapshotSide, find_key
 from holdfast.diff.facts import LeafEntry
-from holdfast.diff.items import ItemLayout, ReadableEntry, Tile, find_layout, is_tangled, iter_tiles
+from holdfast.diff.items import ItemLayout, ReadableEntry, Tile, find_layout, is_too_repetitive, iter_tiles
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.read.reader import open_snapshot
 from holdfast.snapshot.load.opened import Opened
@@ -88,8 +88,8 @@ def _measure_part(before: tuple[SnapshotSide, LeafEntry], after: tuple[SnapshotS
     if a is None or b is None or a.shape != b.shape:
         return None
     if a.can_convert() and b.can_convert():
-        return None if is_tangled(a.readable, b.readable) else _measure_numbers(a, b)
-    return _measure_bytes(a, b) if a.dtype == b.dtype and not is_tangled(a.readable, b.readable) else None
+        return None if is_too_repetitive(a.readable, b.readable) else _measure_numbers(a, b)
+    return _measure_bytes(a, b) if a.dtype == b.dtype and not is_too_repetitive(a.readable, b.readable) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Planted faults, as a user meets them: trained, recorded in a store on disk, compared, and named exactly."""
+"""Planted faults as a user meets them: trained, recorded to disk, compared, and named exactly."""
 
 from __future__ import annotations
 
@@ -245,7 +245,7 @@ def test_clean_pairs_have_no_origin(store: Store, number: int) -> None:
     assert assert_runs_match(store.run("a"), store.run("b")).is_equal
 
 
-def test_a_test_of_the_user_fails_with_the_place(shared: Store) -> None:
+def test_an_assertion_fails_with_the_site_where_runs_diverge(shared: Store) -> None:
     compare(shared, at_step(1, lambda model: model.drop_out(on=True)))
 
     with pytest.raises(AssertionError, match=r"^step 1, forward, layers\.0\.drop: output differs though inputs"):
@@ -314,7 +314,7 @@ def test_what_was_committed_before_a_crash_is_readable_and_compared(tmp_path: Pa
 
 
 @pytest.mark.parametrize("at", [25, 60])
-def test_a_full_disk_stops_no_training_and_is_told(at: int) -> None:
+def test_a_full_disk_stops_no_training_and_is_reported(at: int) -> None:
     bare = Training()
     expected = [bare.step(number) for number in range(6)]
     inner = MemoryStore()
@@ -355,7 +355,9 @@ def test_a_call_is_replayed_after_the_recording_and_the_run_stays_complete(store
     assert store.run("run").facts.status == "complete"
 
 
-def test_gradients_that_were_changed_after_the_backward_pass_are_told_from_one_that_is_wrong(shared: Store) -> None:
+def test_gradients_that_were_changed_after_the_backward_pass_are_distinguished_from_one_that_is_wrong(
+    shared: Store,
+) -> None:
     def halve(grad: torch.Tensor) -> torch.Tensor:
         return grad * 0.5
 

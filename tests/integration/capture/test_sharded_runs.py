@@ -1,4 +1,4 @@
-"""A run of ranks that share a model against one of a single process: what is sharded is put together before."""
+"""A run of sharded ranks is compared with a run of one process: shards are assembled first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `compare` finds, and what it reads in order to find it."""
+"""What `compare` finds, and what it reads to find it."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def test_a_value_that_became_a_container_is_removed_and_added(store: Store) -> N
 # --- memory
 
 
-def test_tensors_that_share_memory_no_more_are_told_from_those_with_other_values(store: Store) -> None:
+def test_tensors_that_no_longer_share_memory_are_distinguished_from_those_with_other_values(store: Store) -> None:
     tied = torch.arange(4.0)
 
     diff = diff_trees(store, {"a": tied, "b": tied[:]}, {"a": tied, "b": tied.clone()})
@@ -207,7 +207,7 @@ def test_tensors_that_share_memory_no_more_are_told_from_those_with_other_values
     assert [(aspect.before, aspect.after) for aspect in diff.changes[0].aspects] == [("shared with a", "its own")]
 
 
-def test_one_object_is_told_from_two_over_the_same_memory(store: Store) -> None:
+def test_one_object_is_distinguished_from_two_over_the_same_memory(store: Store) -> None:
     tied = torch.arange(4.0)
 
     diff = diff_trees(store, {"a": tied, "b": tied}, {"a": tied, "b": tied[:]})
@@ -262,7 +262,7 @@ def test_of_what_is_cut_elsewhere_only_the_part_between_is_read(store: Store, wa
     assert sum(size for key, _, size in watched.reads if key.startswith("packs/")) == (2 << 20) - 100
 
 
-def test_what_lies_between_the_items_of_a_view_is_not_its_own(store: Store) -> None:
+def test_bytes_between_the_items_of_a_view_are_not_compared(store: Store) -> None:
     base = torch.arange(12.0).reshape(4, 3)
     changed = base.clone()
     changed[2, 1] = -1

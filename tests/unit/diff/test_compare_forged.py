@@ -1,4 +1,4 @@
-"""Comparing forged snapshots: refused by name, and soon."""
+"""Forged snapshots are refused by name, and quickly."""
 
 from __future__ import annotations
 

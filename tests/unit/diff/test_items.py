@@ -47,7 +47,7 @@ def _views(base: torch.Tensor) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float32, torch.complex64, torch.complex128])
 @pytest.mark.parametrize("limit_bytes", [1, 100, 1 << 20])
-def test_items_are_the_same_however_they_lie(dtype: torch.dtype, limit_bytes: int) -> None:
+def test_items_are_the_same_in_every_layout(dtype: torch.dtype, limit_bytes: int) -> None:
     base = torch.arange(60).reshape(4, 3, 5).to(dtype)
     other = base.clone()
     other[2, 1, 3] += 1

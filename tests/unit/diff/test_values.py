@@ -1,4 +1,4 @@
-"""How far values are apart, in every dtype and layout, without ever holding much of them."""
+"""How much values differ, in every dtype and layout, within a limit of memory."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_floats_are_measured() -> None:
     assert found.percent == pytest.approx(100 / 6)
 
 
-def test_nan_in_the_same_place_is_no_mismatch_and_is_counted() -> None:
+def test_nan_at_the_same_index_is_no_mismatch_and_is_counted() -> None:
     before = torch.tensor([NAN, NAN, 1.0, INF, INF, 2.0])
     after = torch.tensor([NAN, 0.0, NAN, INF, -INF, 2.5])
 
@@ -59,7 +59,7 @@ def test_nan_in_the_same_place_is_no_mismatch_and_is_counted() -> None:
     assert found.relative_l2 == pytest.approx(0.25)
 
 
-def test_where_nothing_can_be_subtracted_there_is_no_place() -> None:
+def test_without_a_difference_of_finite_values_there_is_no_index() -> None:
     found = measure(torch.tensor([1.0, NAN]), torch.tensor([NAN, NAN]))
 
     assert (found.mismatches, found.max_abs, found.at) == (1, 0.0, None)
@@ -212,7 +212,7 @@ def test_blocks_add_up_to_the_whole(monkeypatch: pytest.MonkeyPatch, limit_items
     assert (before.double() - after.double()).abs().max() == abs(before.double()[found.at] - after.double()[found.at])
 
 
-def test_repeated_items_count_as_often_as_they_stand_there() -> None:
+def test_repeated_items_count_as_often_as_they_are_repeated() -> None:
     before, after = (torch.tensor([1.0, 2.0, last]).expand(1000, 3) for last in (3.0, NAN))
 
     found = measure(before, after)

@@ -14,9 +14,13 @@ from holdfast.capture.compare.step_graph import ModuleCall, Standing, StepGraph,
 from holdfast.capture.stored.events import Event, EventKind, Phase
 
 _SEPARATORS: Final = ".:/["
+"""Characters that may follow the name of a parameter in the name of an optimizer state."""
 _GROUPS: Final = "param_groups."
+"""Prefix of the names of parameter groups."""
 STATE: Final = frozenset({"parameter", "buffer", "optimizer", "rng"})
+"""Kinds of events that keep their value from one step to the next."""
 _USED: Final = frozenset({"parameter", "buffer"})
+"""Kinds of state that a forward pass computes with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +72,7 @@ class States:
         yield from self._bad
 
     def note(self, event: Event, standing: Standing) -> None:
-        """Store the current state; what the optimizer updated counts only from the next step on."""
+        """Remember how a state was observed; a value after the optimizer's update counts only from the next step on."""
         site = event.site
         name = find_name(event)
         if site.kind == "optimizer":
@@ -80,7 +84,7 @@ class States:
             self._keep(name, last)
 
     def end_step(self) -> None:
-        """Let the updates of the optimizer count."""
+        """Make the values after the optimizer's update the last known ones."""
         for name, last in self._updated.items():
             self._keep(name, last)
         self._updated = {}
@@ -152,6 +156,7 @@ class Cause:
 
 _PROPAGATED: Final = Cause(is_origin=False)
 NOWHERE: Final = 99
+"""A stage after all others: nothing differs."""
 
 
 def find_stage(event: Event) -> int:
@@ -489,7 +494,7 @@ class OriginFinder:
 
 
 def _note_shared_cause(found: dict[int, Cause]) -> dict[int, Cause]:
-    """Add to the first gradient origin that others look the same: many faults at once are unlikely."""
+    """Add to the first gradient origin that other parameters have one too: many faults at once are unlikely."""
     grads = [index for index, each in found.items() if each.is_origin and each.kind == "param_grad"]
     if len({found[index].fqn for index in grads}) < 2:  # in a single module, that module is the cause
         return found

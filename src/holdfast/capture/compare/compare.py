@@ -279,7 +279,7 @@ class _Comparison:
             verdict = self._judge.judge(pair, is_given=not is_same and finder.is_given(graph, index))
             pairs[index] = (pair, verdict)
             standings[index] = verdict.standing
-        graph.settle(standings)
+        graph.set_standings(standings)
         return _RankStep(rank, graph, alignment, pairs)
 
     def _read(self, run: Run, step: int, rank: int) -> list[Event]:
@@ -374,12 +374,13 @@ def describe_mismatch(result: RunDiff, *, max_rows: int = 10) -> str:
     lines += [f"  {note}" for note in (result.origin.notes if result.origin else ())]
     lines += [f"  environment: {change.what}: {change.a} -> {change.b}" for change in result.environment]
     lines += [
-        f"  {row.cls}: step {row.event.site.step}, {name_site(row.event.site)}" for row in _pick(result.rows, max_rows)
+        f"  {row.cls}: step {row.event.site.step}, {name_site(row.event.site)}"
+        for row in _find_unequal(result.rows, max_rows)
     ]
     return "\n".join(lines)
 
 
-def _pick(rows: Iterable[EventRow], limit: int) -> list[EventRow]:
+def _find_unequal(rows: Iterable[EventRow], limit: int) -> list[EventRow]:
     return [row for row in rows if row.cls in ("origin", "propagated")][:limit]
 
 
@@ -402,8 +403,8 @@ class PairHints:
         early = [each.a.site.fqn for each in beside if each.a.seq < pair.a.seq and each.b.seq > pair.b.seq]
         if not late and not early:
             return ""
-        parts = [f"after {_name(late)} in {self._b} and before in {self._a}"] if late else []
-        parts += [f"before {_name(early)} in {self._b} and after in {self._a}"] if early else []
+        parts = [f"after {_name_outermost(late)} in {self._b} and before in {self._a}"] if late else []
+        parts += [f"before {_name_outermost(early)} in {self._b} and after in {self._a}"] if early else []
         return f"calls come in another order: it is called {', and '.join(parts)}"
 
     def iter_notes(self, pair: Pair) -> Iterator[str]:
@@ -416,7 +417,7 @@ class PairHints:
         ):
             before = [event.site.fqn for event in events if event.seq < seq and event.site.kind in ("input", "output")]
             if before:
-                yield f"only {run} calls {_name(before)} before it"
+                yield f"only {run} calls {_name_outermost(before)} before it"
             same = [event for event in events if event.site.kind == "param_grad" and event.site.fqn == pair.a.site.fqn]
             if same:
                 yield f"only {run} has a gradient of {same[0].site.fqn}"
@@ -445,7 +446,7 @@ def _is_related(fqn: str, other: str) -> bool:
     return fqn == other or is_below(fqn, other) or is_below(other, fqn)
 
 
-def _name(names: Sequence[str]) -> str:
+def _name_outermost(names: Sequence[str]) -> str:
     """Return the outermost of the names, at most a few of them."""
     kept = [name for name in dict.fromkeys(names) if not any(is_below(name, other) for other in names)]
     return list_some(kept, _MAX_NAMED)

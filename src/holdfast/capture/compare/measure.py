@@ -75,7 +75,7 @@ class TensorDistance:
     sqnr_db: float | None = None
     """Power of `a` divided by power of the difference, in decibels; infinite if nothing differs."""
     max_ulp: int | None = None
-    """The largest difference in units in the last index of the wider dtype."""
+    """The largest difference in units in the last place of the wider dtype."""
     nan: tuple[int, int] = (0, 0)
     inf: tuple[int, int] = (0, 0)
     masks: int = 0
@@ -220,7 +220,7 @@ def _find_scale(a: torch.Tensor, b: torch.Tensor) -> float:
 
 @dataclass(slots=True)
 class _Tally:
-    """Running totals over the blocks so far."""
+    """Totals of all blocks so far: the distance, and what counts against the tolerance."""
 
     allowed: Tolerance
     scale: float

@@ -132,7 +132,7 @@ class _Search:
             self.counts[health] += 1
         graph = StepGraph(events)
         self._intended |= _find_intended_infinities(graph, healths)
-        graph.settle([self._find_standing(*pair) for pair in zip(events, healths, strict=True)])
+        graph.set_standings([self._find_standing(*pair) for pair in zip(events, healths, strict=True)])
         return graph
 
     def _find_standing(self, event: Event, health: Health) -> Standing:

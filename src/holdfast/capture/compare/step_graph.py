@@ -40,7 +40,7 @@ class StepGraph:
     """The events of one step of one rank in order, and how each compares with its partner."""
 
     def __init__(self, events: Sequence[Event]) -> None:
-        """Find the calls in `events`; until `settle`, all events count as equal."""
+        """Find the calls in `events`; until `set_standings`, all events count as equal."""
         self.events = events
         self.standings: Sequence[Standing] = ["equal"] * len(events)
         self.calls: dict[tuple[str, int], ModuleCall] = {}
@@ -71,7 +71,7 @@ class StepGraph:
         elif site.kind == "param_grad":
             self.param_grads[site.fqn].append(index)
 
-    def settle(self, standings: Sequence[Standing]) -> None:
+    def set_standings(self, standings: Sequence[Standing]) -> None:
         """Set how each event compares with its partner."""
         self.standings = standings
         self._bad = [index for index, standing in enumerate(standings) if standing == "differs"]

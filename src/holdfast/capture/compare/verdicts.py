@@ -26,8 +26,11 @@ from holdfast.errors import NotFound
 from holdfast.lru import LruCache
 
 _KEPT_MEASURES: Final = 100_000
+"""Number of distances to cache."""
 _KEPT_STEPS: Final = 4
+"""Number of aligned steps to cache."""
 _NEVER: Final = 1 << 62
+"""A step after all others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +72,8 @@ class Judge:
         names: NameMap | None = None,
     ) -> None:
         self._a, self._b, self._bounds = a, b, bounds
-        self._noise = _Partner(a, noise) if noise else None
-        self._reference = _Partner(a, reference, names) if reference else None
+        self._noise = _AlignedRun(a, noise) if noise else None
+        self._reference = _AlignedRun(a, reference, names) if reference else None
         self._known: LruCache[tuple[object, ...], TensorDistance] = LruCache(_KEPT_MEASURES)
 
     def judge(self, pair: Pair, *, is_given: bool) -> Verdict:
@@ -104,12 +107,12 @@ class Judge:
 
     def _find_floor(self, a: Event) -> TensorDistance | None:
         """Return the distance of the repeated run from the first one at this event; None if it is not known."""
-        again = self._noise.find(a) if self._noise else None
-        if self._noise is None or again is None or again.shape != a.shape:
+        repeated = self._noise.find(a) if self._noise else None
+        if self._noise is None or repeated is None or repeated.shape != a.shape:
             return None
-        if again.digest == a.digest:
+        if repeated.digest == a.digest:
             return TensorDistance("values", unequal=0, max_abs=0.0, relative_l2=0.0)
-        found = self._measure(self._a, a, self._noise.run, again)
+        found = self._measure(self._a, a, self._noise.run, repeated)
         return found if found.basis == "values" else None
 
     def _has_noise_before(self, a: Event) -> bool:
@@ -129,11 +132,11 @@ class Judge:
 
     def _fits_reference(self, a: Event, b: Event) -> bool | None:
         """Return whether the second run is about as near to the reference as the first; None if it is not known."""
-        truth = self._reference.find(a) if self._reference else None
-        if self._reference is None or truth is None:
+        expected = self._reference.find(a) if self._reference else None
+        if self._reference is None or expected is None:
             return None
         run = self._reference.run
-        ours, theirs = self._measure(run, truth, self._a, a), self._measure(run, truth, self._b, b)
+        ours, theirs = self._measure(run, expected, self._a, a), self._measure(run, expected, self._b, b)
         if ours.relative_l2 is None or theirs.relative_l2 is None or {ours.basis, theirs.basis} != {"values"}:
             return None
         # A value that is exact in the first run may still be rounded in the second, by one unit in the last place.
@@ -159,7 +162,7 @@ def measure_events(ours: Run, a: Event, theirs: Run, b: Event, tolerance: Tolera
     return measure(x, y, tolerance=allowed)
 
 
-class _Partner:
+class _AlignedRun:
     """A noise or reference run, aligned with the first run: finds its event for an event of the first."""
 
     def __init__(self, a: Run, run: Run, names: NameMap | None = None) -> None:

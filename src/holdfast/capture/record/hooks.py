@@ -61,8 +61,9 @@ class ModuleHooks:
         self._calls = _Calls()
         self._counts: defaultdict[tuple[str, bool], int] = defaultdict(int)
         self._arrived: defaultdict[tuple[str, int, str], int] = defaultdict(int)
+        """By call and path, how many gradients or tapped tensors have arrived in this step."""
         self._tapped: list[Point] = []
-        self._number = 0
+        self._receiver_number = 0
         self.is_on = True
         self.called: set[str] = set()
         """The modules that were called at least once."""
@@ -89,14 +90,14 @@ class ModuleHooks:
     def _tap(self, point: Point) -> None:
         taps = find_taps()
         if not self._tapped:
-            self._number = taps.register(self)
-        hook = make_hook(taps.tap, self._number, len(self._tapped))
+            self._receiver_number = taps.register(self)
+        hook = make_hook(taps.tap, self._receiver_number, len(self._tapped))
         self._tapped.append(point)
         self._handles.append(point.module.register_forward_hook(hook))
 
-    def receive_tapped(self, place: int, position: int, tensor: torch.Tensor, *, is_grad: bool) -> None:
+    def receive_tapped(self, module_index: int, position: int, tensor: torch.Tensor, *, is_grad: bool) -> None:
         """Observe a tensor that a tap received; see `TapReceiver.receive_tapped`."""
-        observer, point = self._observer, self._tapped[place]
+        observer, point = self._observer, self._tapped[module_index]
         if not self.is_on:
             return
         try:
@@ -107,7 +108,7 @@ class ModuleHooks:
                 return
             self.called.add(point.fqn)
             path = f"[{position}]" if position >= 0 else ""
-            key = (f"tapped {kind}", place, path)
+            key = (f"tapped {kind}", module_index, path)
             call = self._arrived[key]
             self._arrived[key] += 1
             where = CallSite("backward" if is_grad else "forward", kind, point.fqn, call, point.class_name)
@@ -236,8 +237,10 @@ class _CompiledCall:
 class TapReceiver(Protocol):
     """A recording that receives the tensors of taps."""
 
-    def receive_tapped(self, place: int, position: int, tensor: torch.Tensor, *, is_grad: bool) -> None:
-        """Receive an output, or its gradient, of the module number `place`.
+    def receive_tapped(self, module_index: int, position: int, tensor: torch.Tensor, *, is_grad: bool) -> None:
+        """Receive an output of a module, or its gradient.
+
+        `module_index` is the number of the module in the order in which the receiver tapped them.
 
         `position` is the index of the tensor among the module's outputs; -1 if it is the only one.
         """
@@ -251,21 +254,21 @@ class Taps:
 
     def __init__(self) -> None:
         """Register the operations with torch."""
-        self._watchers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self._receivers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._count = 0
-        self.tap = _define(self._show)
+        self.tap = _define(self._deliver)
 
-    def register(self, watcher: TapReceiver) -> int:
-        """Return a number by which taps find this watcher while it is alive."""
+    def register(self, receiver: TapReceiver) -> int:
+        """Return a number by which taps find this receiver while it is alive."""
         self._count += 1
-        self._watchers[self._count] = watcher
+        self._receivers[self._count] = receiver
         return self._count
 
-    def _show(self, tensor: torch.Tensor, target: tuple[int, int, int], is_grad: bool) -> torch.Tensor:
-        number, place, position = target
-        watcher = self._watchers.get(number)
-        if watcher is not None:
-            watcher.receive_tapped(place, position, tensor, is_grad=is_grad)
+    def _deliver(self, tensor: torch.Tensor, target: tuple[int, int, int], is_grad: bool) -> torch.Tensor:
+        number, module_index, position = target
+        receiver = self._receivers.get(number)
+        if receiver is not None:
+            receiver.receive_tapped(module_index, position, tensor, is_grad=is_grad)
         # A custom operation must not return its argument.
         return tensor.clone()
 
@@ -276,14 +279,14 @@ def find_taps() -> Taps:
     return Taps()
 
 
-def _define(show: Callable[[torch.Tensor, tuple[int, int, int], bool], torch.Tensor]) -> Tap:
+def _define(deliver: Callable[[torch.Tensor, tuple[int, int, int], bool], torch.Tensor]) -> Tap:
     @torch.library.custom_op("holdfast::tap", mutates_args=())
-    def tap(tensor: torch.Tensor, number: int, place: int, position: int) -> torch.Tensor:
-        return show(tensor, (number, place, position), False)
+    def tap(tensor: torch.Tensor, number: int, module_index: int, position: int) -> torch.Tensor:
+        return deliver(tensor, (number, module_index, position), False)
 
     @torch.library.custom_op("holdfast::tap_grad", mutates_args=())
-    def tap_grad(tensor: torch.Tensor, number: int, place: int, position: int) -> torch.Tensor:
-        return show(tensor, (number, place, position), True)
+    def tap_grad(tensor: torch.Tensor, number: int, module_index: int, position: int) -> torch.Tensor:
+        return deliver(tensor, (number, module_index, position), True)
 
     def remember(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
         ctx.target = inputs[1:]
@@ -291,23 +294,23 @@ def _define(show: Callable[[torch.Tensor, tuple[int, int, int], bool], torch.Ten
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         return tap_grad(grad, *ctx.target), None, None, None
 
-    tap.register_fake(lambda tensor, number, place, position: torch.empty_like(tensor))
-    tap_grad.register_fake(lambda tensor, number, place, position: torch.empty_like(tensor))
+    tap.register_fake(lambda tensor, number, module_index, position: torch.empty_like(tensor))
+    tap_grad.register_fake(lambda tensor, number, module_index, position: torch.empty_like(tensor))
     tap.register_autograd(backward, setup_context=remember)
     return tap
 
 
-def make_hook(tap: Tap, number: int, place: int) -> Callable[..., object]:
+def make_hook(tap: Tap, number: int, module_index: int) -> Callable[..., object]:
     """Return a forward hook that adds taps to a module's outputs while it is compiled, and otherwise does nothing."""
 
     def hook(module: torch.nn.Module, args: tuple[Any, ...], output: object) -> object:
         if not is_compiling():
             return None
         if isinstance(output, torch.Tensor):
-            return tap(output, number, place, -1)
+            return tap(output, number, module_index, -1)
         leaves, form = tree_flatten(output)
         tapped = [
-            tap(leaf, number, place, position) if isinstance(leaf, torch.Tensor) else leaf
+            tap(leaf, number, module_index, position) if isinstance(leaf, torch.Tensor) else leaf
             for position, leaf in enumerate(leaves)
         ]
         return tree_unflatten(tapped, form)

@@ -193,7 +193,7 @@ class Observer:
             self._copied_bytes += size_bytes
             memory = self.spool.take_memory(size_bytes)
             observed.copy(memory)
-            leaf = self.spool.keep(Copy(memory, observed.dtype, observed.shape))
+            leaf = self.spool.add_copy(Copy(memory, observed.dtype, observed.shape))
         self._known[key] = leaf
         return leaf
 

@@ -90,8 +90,8 @@ class Recorder:
         self._optimizers = optimizers
         self._options = options
         self._points = find_points(model, compiled=options.compiled)
-        origin = RunIdentity(name, *_find_rank(), time.time(), describe_run(model, optimizers))
-        self._spool = Spool(repo, origin, queue_bytes=options.queue_bytes, bins=options.bins)
+        identity = RunIdentity(name, *_find_rank(), time.time(), describe_run(model, optimizers))
+        self._spool = Spool(repo, identity, queue_bytes=options.queue_bytes, bins=options.bins)
         self._observer = Observer(self._spool, options)
         self._state = StateObserver(self._observer, self._points, optimizers)
         self._hooks = ModuleHooks(self._observer, self._begin)

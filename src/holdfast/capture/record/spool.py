@@ -20,9 +20,11 @@ from holdfast.lru import LruCache
 from holdfast.repo.handle.repository import Repository
 
 _MAX_FAILURES: Final = 3
+"""After this many segments in a row that could not be written, recording stops."""
 _MAX_EVENTS: Final = 20_000
 """Limit for the events of a segment, however small they are."""
 _MAX_STATS: Final = 100_000
+"""Number of copies whose statistics are remembered for events of later segments."""
 
 
 class Copy(NamedTuple):
@@ -61,14 +63,14 @@ class RunIdentity:
 class Spool:
     """Takes copies and events from the training thread, and commits them on a background thread."""
 
-    def __init__(self, repo: Repository, origin: RunIdentity, *, queue_bytes: int, bins: int = 0) -> None:
+    def __init__(self, repo: Repository, identity: RunIdentity, *, queue_bytes: int, bins: int = 0) -> None:
         """Write to `repo`; `queue_bytes` limits the copies in memory, `bins` is for the histograms of copies."""
         self._bins = bins
         self._stats: LruCache[str, Stats | None] = LruCache(_MAX_STATS)
         self._repo = repo
-        self._origin = origin
+        self._identity = identity
         self._queue_bytes = queue_bytes
-        self._held_bytes = self._free_bytes = 0
+        self._copy_bytes = self._free_bytes = 0
         self._free: dict[int, list[Array]] = {}
         self._changed = threading.Condition()
         self._batches: deque[PendingSegment] = deque()
@@ -80,17 +82,17 @@ class Spool:
         self._in_a_row = 0
         self._error: Exception | None = None
         self._new_bytes = 0
-        self._next = 0
+        self._next_number = 0
         self.pending = self._open_batch()
 
     def _open_batch(self) -> PendingSegment:
-        self._next += 1
-        return PendingSegment(self._next - 1)
+        self._next_number += 1
+        return PendingSegment(self._next_number - 1)
 
     @property
     def rank(self) -> int:
-        """The rank whose events it takes."""
-        return self._origin.rank
+        """The rank that is recorded."""
+        return self._identity.rank
 
     @property
     def new_bytes(self) -> int:
@@ -113,7 +115,7 @@ class Spool:
             return self._fits(size_bytes)
 
     def _fits(self, size_bytes: int) -> bool:
-        return self._held_bytes + size_bytes <= self._queue_bytes or self._held_bytes == 0
+        return self._copy_bytes + size_bytes <= self._queue_bytes or self._copy_bytes == 0
 
     def wait_for_room(self, size_bytes: int, notes: tuple[str, ...]) -> None:
         """Seal the pending segment, and wait until a copy fits."""
@@ -121,13 +123,13 @@ class Spool:
         with self._changed:
             self._changed.wait_for(lambda: self._fits(size_bytes))
 
-    def keep(self, copy: Copy) -> str:
+    def add_copy(self, copy: Copy) -> str:
         """Add a copy to the pending segment, and return the name of its leaf."""
         number = len(self.pending.copies)
         self.pending.copies[number] = copy
         self.pending.size_bytes += copy.memory.nbytes
         with self._changed:
-            self._held_bytes += copy.memory.nbytes
+            self._copy_bytes += copy.memory.nbytes
         return format_leaf(self.pending.number, number)
 
     def take_memory(self, size_bytes: int) -> Array:
@@ -142,7 +144,7 @@ class Spool:
         """Keep the memory of written copies for later copies of the same size, within the budget."""
         for copy in batch.copies.values():
             size_bytes = copy.memory.nbytes
-            if self._held_bytes + self._free_bytes + size_bytes <= self._queue_bytes:
+            if self._copy_bytes + self._free_bytes + size_bytes <= self._queue_bytes:
                 self._free.setdefault(size_bytes, []).append(copy.memory)
                 self._free_bytes += size_bytes
 
@@ -186,7 +188,7 @@ class Spool:
             finally:
                 with self._changed:
                     self._is_writing = False
-                    self._held_bytes -= batch.size_bytes
+                    self._copy_bytes -= batch.size_bytes
                     self._recycle(batch)
                     self._changed.notify_all()
 
@@ -207,7 +209,7 @@ class Spool:
 
     def _try_last(self, batch: PendingSegment) -> None:
         """Commit the end of a recording without its tensors: the events alone may still fit on a full disk."""
-        last = PendingSegment(self._next, notes=batch.notes, is_last=True)
+        last = PendingSegment(self._next_number, notes=batch.notes, is_last=True)
         try:
             self._commit(last, self._unwritten, {})
         except Exception as error:  # noqa: BLE001  # as above
@@ -222,8 +224,8 @@ class Spool:
             roots[event.site.step] = advance_root(roots.get(event.site.step, NO_ROOT), event)
         steps = {event.site.step for event in events}
         segment = Segment(
-            *(self._origin.run, self._origin.rank, batch.number, self._origin.world, self._origin.started_s),
-            *(self._origin.environment, batch.notes, {step: roots[step] for step in sorted(steps)}, batch.is_last),
+            *(self._identity.run, self._identity.rank, batch.number, self._identity.world, self._identity.started_s),
+            *(self._identity.environment, batch.notes, {step: roots[step] for step in sorted(steps)}, batch.is_last),
         )
         tensors = {number: build_copy(*copy) for number, copy in copies.items()}
         result = write_segment(self._repo, segment, events, tensors)

@@ -41,7 +41,7 @@ _COUNTS: Final = ("step", "rank", "call")
 _NUMBERS: Final = ("rel", "abs", "sqnr", "ulp", "mismatch")
 _DIGITS: Final = 9
 """More digits than a plot or table shows, and half of what a float64 would take in the file."""
-_PLACE: Final = re.compile(r"@(policy|title|headline|style|data|script)@")
+_PLACEHOLDER: Final = re.compile(r"@(policy|title|headline|style|data|script)@")
 
 
 def render_html(report: Report) -> bytes:
@@ -57,7 +57,7 @@ def render_html(report: Report) -> bytes:
         "script": script,
     }
     # In one pass: a replacement may itself contain a placeholder.
-    page = _PLACE.sub(lambda found: parts[found[1]], _read("page.html"))
+    page = _PLACEHOLDER.sub(lambda found: parts[found[1]], _read("page.html"))
     return page.encode("ascii", "xmlcharrefreplace")
 
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from holdfast.capture.compare.measure import TensorDistance
-from holdfast.capture.compare.result import EventRow as Found
-from holdfast.capture.compare.result import Origin, RunDiff
+from holdfast.capture.compare.result import EventRow, Origin, RunDiff
 from holdfast.capture.report.tensor_summary import TensorSummary, copy_summary, find_ends, summarize_tensor
 from holdfast.capture.stored.events import Event
 from holdfast.capture.stored.runs import Run, RunFacts
@@ -194,17 +193,17 @@ def _find_seq(entry: _Entry) -> int:
 
 def _iter_equal(a: Run, diff: RunDiff) -> Iterator[Event]:
     """Yield the equal events of the compared steps, those of the origin's step first."""
-    seen = {(found.a.rank, found.a.seq) for found in diff.rows if found.a}
+    unequal = {(found.a.rank, found.a.seq) for found in diff.rows if found.a}
     steps = [step.step for step in diff.steps if not step.is_skipped]
     first = diff.origin.step if diff.origin else None
     for step in sorted(steps, key=lambda step: (step != first, step)):
         # If some rows were left out, an event without a row may differ too.
         is_whole = not diff.left_out or any(found.event.site.step > step for found in diff.rows[-1:])
         if is_whole:
-            yield from (event for event in a.events(step) if (event.rank, event.seq) not in seen)
+            yield from (event for event in a.events(step) if (event.rank, event.seq) not in unequal)
 
 
-def _make_entry(found: Found, b: Run) -> _Entry:
+def _make_entry(found: EventRow, b: Run) -> _Entry:
     notes = [found.why, _note_side(found, b), _note_measure(found.measure), _note_floor(found.floor)]
     row = _make_row(found.event, found.cls.upper(), pairing=found.how or "", notes=notes, measure=found.measure)
     return _Entry(row, found.a, found.b, found.measure)
@@ -233,8 +232,8 @@ def _make_row(
         module=event.module,
         source=event.source,
         pairing=pairing,
-        note=" ".join(filter(None, (_end(note) for note in notes))),
-        bad=_spell_bad(known),
+        note=" ".join(filter(None, (_end_sentence(note) for note in notes))),
+        bad=_format_nonfinite(known),
         rel=known.relative_l2,
         abs=known.max_abs,
         cos=known.cosine,
@@ -244,11 +243,11 @@ def _make_row(
     )
 
 
-def _end(note: str) -> str:
+def _end_sentence(note: str) -> str:
     return f"{note[0].upper()}{note[1:]}{'' if note.endswith('.') else '.'}" if note else ""
 
 
-def _note_side(found: Found, b: Run) -> str:
+def _note_side(found: EventRow, b: Run) -> str:
     if found.a is None or found.b is None:
         return ""
     other = [found.b.site.fqn] if found.b.site.fqn != found.a.site.fqn else []
@@ -267,7 +266,7 @@ def _note_floor(floor: float | None) -> str:
     return "" if floor is None else f"the repeated run differs by {floor:.2g} here"
 
 
-def _spell_bad(measure: TensorDistance) -> str:
+def _format_nonfinite(measure: TensorDistance) -> str:
     both = (("NaN", measure.nan), ("Inf", measure.inf))
     return " ".join(f"{name} {before}/{after}" for name, (before, after) in both if before or after)
 
@@ -289,7 +288,9 @@ def _make_details(
 ) -> dict[int, Detail]:
     made: dict[int, Detail] = {}
     left, left_bytes = limits.summaries, limits.summary_bytes
-    order = sorted(range(len(entries)), key=lambda at: (at != origin, _RANKS.get(entries[at].row.verdict, 9), at))
+    order = sorted(
+        range(len(entries)), key=lambda at: (at != origin, _DETAIL_ORDER.get(entries[at].row.verdict, 9), at)
+    )
     for at in order[: limits.details]:
         entry = entries[at]
         size_bytes = _count_bytes(entry)
@@ -304,7 +305,7 @@ def _make_details(
     return made
 
 
-_RANKS: Final[Mapping[str, int]] = {"ORIGIN": 0, "PROPAGATED": 1, "MISSING": 2, "CLOSE": 3, "EQUAL": 4}
+_DETAIL_ORDER: Final[Mapping[str, int]] = {"ORIGIN": 0, "PROPAGATED": 1, "MISSING": 2, "CLOSE": 3, "EQUAL": 4}
 
 
 def _count_bytes(entry: _Entry) -> int:
@@ -334,9 +335,9 @@ def _copy_detail(entry: _Entry) -> Detail | None:
 def _find_place(measure: TensorDistance | None) -> tuple[tuple[int, ...] | None, tuple[str, str] | None]:
     if measure is None or measure.at is None or measure.values is None:
         return None, None
-    first, second = (_spell_value(value) for value in measure.values)
+    first, second = (_format_value(value) for value in measure.values)
     return measure.at, (first, second)
 
 
-def _spell_value(value: complex) -> str:
+def _format_value(value: complex) -> str:
     return f"{value:.9g}"

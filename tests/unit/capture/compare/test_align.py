@@ -1,4 +1,4 @@
-"""Events of two runs find each other whatever differs between the runs, and quickly."""
+"""Events of two runs are paired, whatever differs between the runs, and quickly."""
 
 from __future__ import annotations
 

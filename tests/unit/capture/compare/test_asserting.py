@@ -9,7 +9,7 @@ from holdfast.capture.compare.measure import Tolerance
 from tests.kit.planted_faults import train, train_well
 
 
-def test_a_test_of_the_user_fails_with_the_place_where_runs_part() -> None:
+def test_an_assertion_fails_with_the_site_where_runs_diverge() -> None:
     good, bad = train_well(), train(lambda model: model.drop_out(on=True), name="bad", steps=1)
 
     assert_runs_match(good, train(name="again", steps=1))

@@ -233,7 +233,7 @@ def test_another_batch_is_named_by_the_input_of_the_model() -> None:
     assert origin.why == "input differs by itself"
 
 
-def test_the_second_call_of_a_module_is_told_from_the_first() -> None:
+def test_the_second_call_of_a_module_is_distinguished_from_the_first() -> None:
     def repeat(model: Tiny) -> None:
         model.order = [0, 1, 1, 2]
 
@@ -351,7 +351,7 @@ def test_a_wrong_backward_pass_of_what_gives_its_input_unchanged_is_its_own() ->
     assert "head.2" in (origin.fqn, *" ".join(origin.notes).replace(",", "").split())
 
 
-def test_where_a_backward_pass_cannot_be_told_from_the_next_both_are_named() -> None:
+def test_where_a_backward_pass_cannot_be_distinguished_from_the_next_both_are_named() -> None:
     origin = find_origin(lambda model: wrap(model.layers[1].get_submodule("drop"), inside=False))
 
     assert (origin.phase, origin.fqn) == ("backward", "layers.1")

@@ -1,4 +1,4 @@
-"""How two runs are compared: what is close, what is told of it, and what is left out."""
+"""How two runs are compared: what is close, which notes are given, and what is left out."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_rows_beyond_the_limit_are_counted() -> None:
     assert result.left_out == sum(result.counts.values()) - result.counts["equal"] - 10
 
 
-def test_another_dtype_of_the_same_place_is_an_origin() -> None:
+def test_another_dtype_at_the_same_site_is_an_origin() -> None:
     def seen(dtype: torch.dtype) -> list[Seen]:
         x = torch.tensor([1.0, 1 / 3])
         return [("", "input", x), ("a", "input", x), ("a", "output", x.to(dtype)), ("", "output", x)]

@@ -1,4 +1,4 @@
-"""The numbers of a comparison: checked against plain formulas, at the edges of what floats can hold."""
+"""The numbers of a comparison: checked against plain formulas, up to the limits of floats."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_the_table_has_all_that_torch_has_for_numbers() -> None:
     assert {*TABLE} == {"float16", "bfloat16", "float32", "float64", "complex32", "complex64", "complex128"}
 
 
-def test_the_largest_difference_is_found_with_its_place_and_both_values() -> None:
+def test_the_largest_difference_is_found_with_its_index_and_both_values() -> None:
     a = torch.zeros(3, 4)
     b = a.clone()
     b[1, 2], b[2, 3] = 0.5, -2.0
@@ -90,7 +90,7 @@ def test_extreme_numbers_neither_overflow_nor_vanish(scale: float) -> None:
     assert found.cosine == pytest.approx(21 / 5 / math.sqrt(18))
 
 
-def test_nan_and_infinity_in_the_same_places_are_equal() -> None:
+def test_nan_and_infinity_at_the_same_index_are_equal() -> None:
     a = torch.tensor([math.nan, math.inf, -math.inf, 1.0])
 
     found = measure(a, a.clone())
@@ -196,7 +196,7 @@ def test_a_tolerance_of_the_user_counts_for_all_dtypes() -> None:
     assert not measure(a, b, tolerance=EXACT).is_close
 
 
-def test_stats_tell_what_the_difference_is_at_least() -> None:
+def test_stats_give_a_lower_bound_of_the_difference() -> None:
     a = Stats(minimum=-1, maximum=2, mean=0, norm=10, nan=0, inf=0, zero=0)
     b = Stats(minimum=-1, maximum=5, mean=0, norm=12, nan=1, inf=0, zero=0)
 
@@ -208,7 +208,7 @@ def test_stats_tell_what_the_difference_is_at_least() -> None:
     assert measure_stats(a, None, 4).basis == "digest"
 
 
-def test_stats_of_nothing_finite_tell_nothing() -> None:
+def test_stats_without_finite_values_give_no_bound() -> None:
     nothing = Stats(math.nan, math.nan, math.nan, math.nan, nan=4, inf=0, zero=0)
 
     found = measure_stats(nothing, nothing, 4)

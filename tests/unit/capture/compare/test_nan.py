@@ -1,4 +1,4 @@
-"""Who made the first NaN is told from who passed it on."""
+"""The origin of the first NaN is distinguished from modules that pass it on."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_an_infinite_input_that_makes_nan_is_itself_the_origin() -> None:
     assert (found.origin.fqn, found.origin.kind) == ("", "input")
 
 
-def test_digests_alone_tell_nothing_and_it_is_said_what_to_do() -> None:
+def test_digests_alone_give_no_answer_and_the_text_says_what_to_do() -> None:
     found = find_nonfinite(train_well(level="digest"))
 
     assert found.origin is None

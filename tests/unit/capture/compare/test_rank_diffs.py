@@ -1,4 +1,4 @@
-"""Ranks that should hold the same are told from those that do not; what is sharded is put together first."""
+"""Replicas that differ between ranks are found; shards are not replicas."""
 
 from __future__ import annotations
 

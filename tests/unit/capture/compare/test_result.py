@@ -14,7 +14,7 @@ from tests.kit.made_runs import make_tensor_run
 from tests.kit.planted_faults import train, train_well
 
 
-def test_all_that_was_found_is_json_and_reads_back() -> None:
+def test_a_result_is_written_as_json() -> None:
     result = diff_runs(train_well(steps=2), train(lambda model: model.drop_out(on=True), name="bad", steps=2))
 
     data = json.loads(json.dumps(result.to_json(), allow_nan=False))
@@ -26,7 +26,7 @@ def test_all_that_was_found_is_json_and_reads_back() -> None:
     assert [step["step"] for step in data["steps"]] == [0, 1]
 
 
-def test_runs_without_a_common_step_are_not_said_to_match() -> None:
+def test_runs_without_a_common_step_do_not_match() -> None:
     a, b = (make_tensor_run([("", "input", torch.ones(1), {"step": step})]) for step in (0, 1))
 
     result = diff_runs(a, b)

@@ -73,7 +73,7 @@ def test_a_parameter_belongs_to_the_innermost_module_that_was_called(graph: Step
 
 
 def test_events_that_differ_are_listed_in_a_range(graph: StepGraph) -> None:
-    graph.settle(["equal", "differs", "close", "differs", "missing", "equal", "differs", "equal", "equal"])
+    graph.set_standings(["equal", "differs", "close", "differs", "missing", "equal", "differs", "equal", "equal"])
 
     assert list(graph.iter_bad(0, 9)) == [1, 3, 6]
     assert list(graph.iter_bad(2, 6)) == [3]

@@ -9,7 +9,7 @@ from holdfast.capture.compare.compare import diff_runs
 from tests.kit.planted_faults import Plant, Tiny, find_origin, leave_dropout_on, name, train, train_well
 
 
-def test_a_repeated_run_tells_what_is_noise() -> None:
+def test_a_repeated_run_shows_what_is_noise() -> None:
     def shake(by: float) -> Plant:
         def plant(model: Tiny) -> None:
             model.layers[0].mix = lambda x: torch.relu(x) * (1 + by)  # type: ignore[assignment]
@@ -38,7 +38,7 @@ def test_an_exact_repetition_leaves_no_noise_to_hide_in() -> None:
     assert found.fqn == "layers.0"
 
 
-def test_a_reference_run_tells_whether_the_second_is_worse_than_the_first() -> None:
+def test_a_reference_run_shows_whether_the_second_is_worse_than_the_first() -> None:
     def narrow(model: Tiny) -> None:
         model.layers[0].mix = lambda x: torch.relu(x.bfloat16()).float()  # type: ignore[assignment]
 
@@ -63,7 +63,7 @@ def test_digests_alone_name_the_origin_and_say_that_the_distance_is_not_known() 
     assert "by how much is not known" in origin.measure.note
 
 
-def test_stats_alone_tell_how_far_it_is_at_least() -> None:
+def test_stats_alone_give_a_lower_bound() -> None:
     origin = find_origin(leave_dropout_on, level="stats")
 
     assert origin.measure is not None

@@ -10,7 +10,7 @@ from holdfast.capture.record.forms import build_arguments, describe_form
 from holdfast.errors import Corrupt, NotFound
 
 
-def test_arguments_of_all_kinds_come_back() -> None:
+def test_arguments_of_all_kinds_are_rebuilt() -> None:
     x, y = torch.ones(2), torch.zeros(3)
     form = describe_form((x, [y, 1], None), {"mask": {"a": (x, "text")}, "flag": True})
 
@@ -33,6 +33,6 @@ def test_an_argument_that_could_not_be_kept_is_named() -> None:
 
 
 @pytest.mark.parametrize("form", ["", "[]", '{"keys":[],"values":[{"tensor":1,"x":2}]}', '{"keys":["a"],"values":[]}'])
-def test_what_is_no_form_is_refused(form: str) -> None:
+def test_an_invalid_form_is_refused(form: str) -> None:
     with pytest.raises(Corrupt, match="is not a valid form of arguments"):
         build_arguments(form, {})

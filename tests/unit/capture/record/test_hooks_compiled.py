@@ -1,4 +1,4 @@
-"""Recording compiled modules: from outside, through taps, or uncompiled; and where hooks cannot fire, that is said."""
+"""Recording compiled modules: from outside, through taps, or uncompiled; a note says where hooks cannot fire."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_taps_that_come_too_late_are_missed_and_that_is_said() -> None:
     assert list_outputs(run) == [""]
 
 
-def test_a_compiled_function_around_the_model_is_noticed() -> None:
+def test_a_compiled_function_around_the_model_is_noted() -> None:
     training = new_training()
     function = torch.compile(partial(call, training.model), backend=BACKEND, fullgraph=True)
 

@@ -24,7 +24,7 @@ def test_what_was_asked_to_be_raised_is_raised() -> None:
     assert count_hooks(training.model) == 0
 
 
-def test_a_mistake_of_ours_stops_the_recording_and_not_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_of_the_recorder_stops_the_recording_and_not_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
     training, repo = new_training(), new_repo()
 
     with training.record(repo) as rec:

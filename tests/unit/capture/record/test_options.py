@@ -22,14 +22,14 @@ from tests.kit.recorded_training import new_repo, new_training
         ({"compiled": "no"}, "compiled must be one of"),
     ],
 )
-def test_choices_that_mean_nothing_are_refused(choices: dict[str, object], text: str) -> None:
+def test_invalid_values_are_refused(choices: dict[str, object], text: str) -> None:
     training = new_training()
 
     with pytest.raises(ValueError, match=text):
         recorder.record(new_repo(), "run", training.model, **choices)  # type: ignore[arg-type]  # that is the point
 
 
-def test_an_option_that_there_is_not_is_named() -> None:
+def test_an_unknown_option_is_named() -> None:
     with pytest.raises(TypeError, match="record\\(\\) has no option levels; its options are"):
         recorder.record(new_repo(), "run", new_training().model, levels="full")  # type: ignore[call-arg]  # as well
 

@@ -1,4 +1,4 @@
-"""Recording: what is seen of a step, under which names, and that the training does not notice."""
+"""Recording: which events a step has, under which names, and that recording does not change the training."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from holdfast.errors import BadName, NameInUse
 from tests.kit.recorded_training import Model, count_hooks, new_repo, new_training, pick, record_steps
 
 
-def test_a_step_is_seen_from_its_parameters_to_what_the_optimizer_made_of_them() -> None:
+def test_a_step_is_recorded_from_its_parameters_to_the_update_of_the_optimizer() -> None:
     events = record_steps(new_repo()).events(1)
 
     order = list(dict.fromkeys((event.site.phase, event.site.kind) for event in events))
@@ -36,7 +36,7 @@ def test_a_step_is_seen_from_its_parameters_to_what_the_optimizer_made_of_them()
     assert [event.seq for event in events] == sorted(event.seq for event in events)
 
 
-def test_events_say_where_they_were_seen() -> None:
+def test_events_say_where_they_were_observed() -> None:
     run = record_steps(new_repo())
 
     (event,) = pick(run.events(1), "output", "layers.1.down")
@@ -99,7 +99,7 @@ def test_the_gradient_before_an_operation_in_place_is_that_of_the_model_without(
         ]
 
 
-def test_full_tensors_come_back_as_they_were_when_they_were_seen() -> None:
+def test_full_tensors_are_read_as_they_were_when_observed() -> None:
     run = record_steps(new_repo(), level="full", count=1)
 
     for event in run.events(0):
@@ -152,7 +152,7 @@ def test_a_resumed_run_counts_its_steps_from_where_it_went_on() -> None:
     assert run.steps[0] == 7
 
 
-def test_stats_count_what_is_not_finite_apart() -> None:
+def test_stats_count_nonfinite_values_separately() -> None:
     training = new_training()
     repo = new_repo()
     values = torch.tensor([1.0, -3.0, 0.0, float("nan"), float("inf"), float("-inf")])

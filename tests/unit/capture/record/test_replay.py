@@ -96,7 +96,7 @@ def test_a_selfcheck_proves_that_recording_changes_nothing_and_leaves_all_as_it_
     assert all(torch.equal(value, before[name]) for name, value in after.items())
 
 
-def test_a_step_that_gives_something_else_each_time_is_told_apart() -> None:
+def test_a_step_that_is_not_repeatable_is_reported() -> None:
     training = new_training()
     counted: list[int] = []
 

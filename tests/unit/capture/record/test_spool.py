@@ -1,4 +1,4 @@
-"""Recording in trouble: whatever the store does, training goes on, and the user is told once."""
+"""Recording while the store fails or the queue is full: training continues, and the user is warned once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.kit.recorded_training import count_hooks, new_repo, new_training, rec
 
 
 @pytest.mark.parametrize("fault", [Fault.NO_SPACE, Fault.FOR_GOOD])
-def test_a_store_that_fails_stops_no_training_and_the_user_is_told_once(fault: Fault) -> None:
+def test_a_store_that_fails_stops_no_training_and_the_user_is_warned_once(fault: Fault) -> None:
     bare = new_training()
     expected = [bare.step() for _ in range(8)]
     training = new_training()

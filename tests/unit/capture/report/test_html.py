@@ -1,4 +1,4 @@
-"""The page: what users name is text in it, it may load nothing, and it is written whole or not at all."""
+"""The page: names that users choose stay text, nothing is loaded, and the file is replaced atomically."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_the_files_of_the_page_are_ascii_and_end_no_script() -> None:
         assert file.name == "page.html" or "</script" not in text.lower()
 
 
-def test_numbers_that_json_has_no_word_for_are_told_apart() -> None:
+def test_numbers_that_json_cannot_represent_are_distinguished() -> None:
     rows = [
         ReportRow("ORIGIN", 0, 0, "forward", "output", "x", rel=value, cos=value)
         for value in (None, math.nan, math.inf, 0.25)

@@ -51,7 +51,7 @@ def test_numbers_and_summaries_are_those_of_the_tensors() -> None:
     assert detail.at is not None
 
 
-def test_what_a_run_says_of_itself_is_said_once() -> None:
+def test_the_notes_of_a_run_are_shown_once() -> None:
     a, b = _make_run("good"), _make_run("bad", is_bad=True)
 
     report = make_report(a, b, diff_runs(a, b))
@@ -70,7 +70,7 @@ def test_runs_that_match_have_a_report_too() -> None:
     assert report.steps[0] == (0, 1, 2)
 
 
-def test_of_digests_it_is_said_that_nobody_knows_how_much() -> None:
+def test_digests_alone_give_no_distance() -> None:
     a, b = _make_run("good", level="digest"), _make_run("bad", is_bad=True, level="digest")
 
     report = make_report(a, b, diff_runs(a, b))

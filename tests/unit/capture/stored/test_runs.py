@@ -1,4 +1,4 @@
-"""Runs as they are read: from memory and from a store they are the same."""
+"""Reading runs: a run in a store reads like the same run in memory."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_the_root_of_a_step_does_not_depend_on_where_segments_end(repo: Reposito
     assert read_run(repo, "one").root(0) == read_run(repo, "four").root(0)
 
 
-def test_events_of_all_ranks_come_in_the_order_in_which_they_were_seen(repo: Repository) -> None:
+def test_events_of_all_ranks_come_in_the_order_of_observation(repo: Repository) -> None:
     for rank in (0, 1):
         write_run(repo, [[make_output(0, rank=rank), make_output(1, rank=rank)]], rank=rank, world=2)
 
@@ -123,7 +123,7 @@ def test_a_run_whose_name_begins_like_another_s_is_not_part_of_it(repo: Reposito
     assert [facts.name for facts in iter_runs(repo)] == ["a", "a/b"]
 
 
-def test_a_run_that_is_not_there_is_named_with_the_one_that_was_meant(repo: Repository) -> None:
+def test_a_missing_run_is_named_with_a_similar_one(repo: Repository) -> None:
     write_run(repo, [[make_output(0)]], name="baseline")
 
     with pytest.raises(NotFound, match=r"no run 'baselnie' .* did you mean 'baseline'"):

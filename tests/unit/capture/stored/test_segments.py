@@ -15,13 +15,13 @@ from holdfast.errors import BadName, Corrupt
 from tests.kit.runs_in_memory import FULL_EVENT, make_output, make_run
 
 
-def test_events_come_back_from_a_table_as_they_were() -> None:
+def test_events_are_decoded_as_they_were_encoded() -> None:
     events = [make_output(0), FULL_EVENT, make_output(9, fqn="")]
 
     assert decode_events(encode_events(events), rank=0, what="it") == events
 
 
-def test_an_empty_table_comes_back() -> None:
+def test_an_empty_table_is_decoded() -> None:
     assert decode_events(encode_events([]), rank=0, what="it") == []
 
 
@@ -43,7 +43,7 @@ def test_a_table_that_was_cut_off_is_refused(column: str) -> None:
         make_output(1)._replace(site=make_output(1).site._replace(call=1)),
     ],
 )
-def test_the_root_of_a_step_tells_when_an_event_differs(changed: Event) -> None:
+def test_the_root_of_a_step_changes_with_an_event(changed: Event) -> None:
     run = make_run(RunFacts("a"), [make_output(0), make_output(1)])
 
     assert run.root(0) != make_run(RunFacts("b"), [make_output(0), changed]).root(0)

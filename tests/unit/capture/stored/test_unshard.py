@@ -32,7 +32,7 @@ def test_what_is_partial_is_added_up_and_replicas_are_taken_once() -> None:
     assert diff_runs(full, make_tensor_run(*ranks)).is_equal
 
 
-def test_dims_of_the_user_say_how_plain_tensors_lie_together() -> None:
+def test_dims_say_how_plain_tensors_are_combined() -> None:
     halves: list[list[Seen]] = [[("lin", "output", half)] for half in WEIGHT.chunk(2)]
     full = make_tensor_run([("lin", "output", WEIGHT)])
 
@@ -43,7 +43,7 @@ def test_dims_of_the_user_say_how_plain_tensors_lie_together() -> None:
     assert unknown.counts["missing"] == 1
 
 
-def test_parts_that_do_not_make_a_whole_are_left_out_and_it_is_said() -> None:
+def test_shards_that_do_not_cover_the_whole_are_left_out_with_a_note() -> None:
     run, gathering = gather_run(make_tensor_run(sharded_rank(0), []))
 
     assert run.events(0) == ()

@@ -99,13 +99,13 @@ function drawValues(more) {
 // Both runs on one axis, as densities, because their bins may differ.
 function drawHistogram(host, sides) {
   const width = 540, height = 190, left = 8, bottom = height - 24, top = 8;
-  const held = sides.map((side) => (side && side.histogram.length ? side : null));
-  const ends = held.filter(Boolean).map((side) => [numeral(side.low), numeral(side.high)]);
+  const drawn = sides.map((side) => (side && side.histogram.length ? side : null));
+  const ends = drawn.filter(Boolean).map((side) => [numeral(side.low), numeral(side.high)]);
   if (!ends.length) return;
   let low = Math.min(...ends.map((end) => end[0])), high = Math.max(...ends.map((end) => end[1]));
   if (!(high > low)) [low, high] = [low - 0.5, high + 0.5];
   const x = (value) => left + ((width - 2 * left) * (value - low)) / (high - low);
-  const shapes = held.map((side) => side && densities(side, high - low));
+  const shapes = drawn.map((side) => side && densities(side, high - low));
   const most = Math.max(...shapes.filter(Boolean).flatMap((bins) => bins.map((bin) => bin[2])), 1e-300);
   const least = Math.min(...shapes.filter(Boolean).flatMap((bins) => bins.map((bin) => bin[2]).filter((size) => size > 0)));
   const rise = detail.isLog ? (size) => (size > 0 ? (Math.log(size / least) + 0.7) / (Math.log(most / least) + 0.7) : 0) : (size) => size / most;
