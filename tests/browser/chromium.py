@@ -192,6 +192,6 @@ class Browser:
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
 
     def screenshot(self, path: Path, *, whole: bool = False) -> None:
-        """Write what is seen, or the whole page, as PNG."""
+        """Write the visible part, or the whole page, as PNG."""
         found = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
         path.write_bytes(base64.b64decode(found["data"]))

@@ -157,9 +157,9 @@ def test_names_sort_as_people_count(opened: Browser) -> None:
 def test_a_tensor_opens_with_its_histograms(opened: Browser) -> None:
     opened.click("#show-origin")
 
-    told = opened.run(_text("#detail"))
-    assert "layers.3.mlp.down_proj" in told
-    assert "(3, 118, 202)" in told
+    shown = opened.run(_text("#detail"))
+    assert "layers.3.mlp.down_proj" in shown
+    assert "(3, 118, 202)" in shown
     assert opened.run("document.querySelectorAll('#detail .bars-a').length") == 40
     assert opened.run("document.querySelector('#detail .steps-b').getTotalLength()") > 500
 

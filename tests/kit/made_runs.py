@@ -23,14 +23,16 @@ def make_event(
     return Event(seq, site, rank, dtype, shape, digest or fqn.encode(), **more)
 
 
-Seen = tuple[str, EventKind, torch.Tensor] | tuple[str, EventKind, torch.Tensor, Mapping[str, Any]]
+Observation = tuple[str, EventKind, torch.Tensor] | tuple[str, EventKind, torch.Tensor, Mapping[str, Any]]
 
 
-def make_tensor_run(*ranks: Iterable[Seen], name: str = "run", environment: Mapping[str, Any] | None = None) -> Run:
+def make_tensor_run(
+    *ranks: Iterable[Observation], name: str = "run", environment: Mapping[str, Any] | None = None
+) -> Run:
     """Make a run of tensors, in order, for each rank."""
     events, tensors = [], {}
-    for rank, seen in enumerate(ranks):
-        for seq, (fqn, kind, tensor, *more) in enumerate(seen):
+    for rank, observations in enumerate(ranks):
+        for seq, (fqn, kind, tensor, *more) in enumerate(observations):
             leaf = f"{rank}/{seq}"
             observed = observe(tensor)
             event = make_event(seq, fqn, kind, shape=observed.shape, rank=rank, leaf=leaf, **(more[0] if more else {}))
@@ -48,7 +50,7 @@ def shard(rank: int, tensor: torch.Tensor = WEIGHT) -> dict[str, Any]:
     return {"placement": "Shard(dim=0)", "global_shape": tuple(tensor.shape), "offsets": (2 * rank, 0)}
 
 
-def sharded_rank(rank: int, weight: torch.Tensor = WEIGHT) -> list[Seen]:
+def sharded_rank(rank: int, weight: torch.Tensor = WEIGHT) -> list[Observation]:
     """Return the observations of a rank that has two rows of a weight."""
     part = weight[2 * rank : 2 * rank + 2].clone()
     return [("lin.weight", "parameter", part, shard(rank))]

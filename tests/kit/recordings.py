@@ -44,9 +44,9 @@ def make_recorded(recording: Recording) -> Run:
     events: list[Event] = []
     tensors: dict[str, torch.Tensor] = {}
     for rank in range(recording.world):
-        made, held = _make_rank(recording, rank)
+        made, kept = _make_rank(recording, rank)
         events += made
-        tensors |= {f"{rank}/{seq}": tensor for seq, tensor in held.items()}
+        tensors |= {f"{rank}/{seq}": tensor for seq, tensor in kept.items()}
     events = [event._replace(leaf=f"{event.rank}/{event.seq}" if event.leaf else "") for event in events]
     facts = RunFacts(recording.name, dict(recording.environment), recording.world, notes=recording.notes)
     return make_run(facts, events, tensors)
@@ -85,21 +85,21 @@ def _make_rank(recording: Recording, rank: int) -> tuple[list[Event], dict[int, 
 
 
 def _iter_seen(recording: Recording, rank: int) -> Sequence[tuple[Site, torch.Tensor]]:
-    seen: list[tuple[Site, torch.Tensor]] = []
+    observed: list[tuple[Site, torch.Tensor]] = []
     for step in range(recording.first_step, recording.first_step + recording.steps):
         weight = torch.full((2, 2), 1.5 + (0.5 if rank == recording.odd_rank else 0.0))
-        seen += [(_place(step, "parameter", f"layers.{layer}.weight"), weight) for layer in range(3)]
+        observed += [(_place(step, "parameter", f"layers.{layer}.weight"), weight) for layer in range(3)]
         value = torch.linspace(-1, 1, 12).reshape(3, 4) + step
         for layer in range(3):
             fqn = f"layers.{layer}"
-            seen.append((_place(step, "input", fqn), value))
+            observed.append((_place(step, "input", fqn), value))
             value = value * 1.5
             if recording.is_bad and (step, fqn, "output") == FAULT:
                 value = value + 0.25
                 if recording.hole:
                     value[1, 2] = recording.hole
-            seen.append((_place(step, "output", fqn), value))
-    return seen
+            observed.append((_place(step, "output", fqn), value))
+    return observed
 
 
 def _place(step: int, kind: EventKind, fqn: str, phase: Phase = "forward") -> Site:
@@ -122,7 +122,9 @@ def _make_event(seq: int, rank: int, site: Site, tensor: torch.Tensor, level: st
 
 
 def _take_stats(tensor: torch.Tensor) -> Stats:
-    held = tensor[tensor.isfinite()]
-    mean = float(held.mean())
+    finite = tensor[tensor.isfinite()]
+    mean = float(finite.mean())
     nan, inf = int(tensor.isnan().sum()), int(tensor.isinf().sum())
-    return Stats(float(held.min()), float(held.max()), mean, math.sqrt(float(held.square().sum())), nan, inf, 0, (5, 7))
+    return Stats(
+        float(finite.min()), float(finite.max()), mean, math.sqrt(float(finite.square().sum())), nan, inf, 0, (5, 7)
+    )

@@ -1,4 +1,7 @@
-"""Compares two snapshots leaf by leaf, by their manifests; reads bytes only if these do not decide. Needs no torch."""
+"""Compares two snapshots leaf by leaf, by their manifests; reads bytes only if these do not decide.
+
+Needs neither torch nor numpy, so that `holdfast diff` starts quickly.
+"""
 
 from __future__ import annotations
 

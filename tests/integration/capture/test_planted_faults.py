@@ -320,11 +320,11 @@ def test_a_full_disk_stops_no_training_and_is_reported(at: int) -> None:
     inner = MemoryStore()
     store = Store(FaultyStore(inner, fault=Fault.NO_SPACE, at=at))
 
-    with pytest.warns(RecordingWarning) as told:
+    with pytest.warns(RecordingWarning) as caught:
         found = Training().record(store, "run", level="full", steps=range(6), segment_steps=1)
 
     assert torch.equal(torch.stack(found), torch.stack(expected))
-    assert any("could not be written" in str(each.message) for each in told)
+    assert any("could not be written" in str(each.message) for each in caught)
 
 
 def test_what_was_written_before_the_disk_was_full_is_compared() -> None:

@@ -55,10 +55,10 @@ def test_items_are_the_same_in_every_layout(dtype: torch.dtype, limit_bytes: int
     store = Store(MemoryStore())
     store.save("x", [tensor.clone() if tensor._base is None else tensor for tensor in tensors])
     with SnapshotReader(store.repository, snapshot_of(store.repository, "x")) as reader:
-        held = [ReadableEntry(reader, entry, find_layout(entry)) for entry in reader.manifest.iter_entries()]
+        entries = [ReadableEntry(reader, entry, find_layout(entry)) for entry in reader.manifest.iter_entries()]
 
-        for i, a in enumerate(held):
-            for j, b in enumerate(held[i:], start=i):
+        for i, a in enumerate(entries):
+            for j, b in enumerate(entries[i:], start=i):
                 is_equal = raw_bytes(tensors[i]) == raw_bytes(tensors[j])
                 assert is_same(a, b, limit_bytes=limit_bytes) == is_equal, (i, j)
 
@@ -67,9 +67,9 @@ def test_tiles_cover_every_item_once() -> None:
     a = ItemLayout(4, (5, 6, 7), find_stride((5, 6, 7)))
     b = ItemLayout(4, (5, 6, 7), (1, 35, 5))
 
-    seen = np.zeros((5, 6, 7), dtype=int)
+    covered = np.zeros((5, 6, 7), dtype=int)
     for tile in iter_tiles(a, b, limit_bytes=200, limit_items=20):
         assert math.prod(tile.shape) <= 20
-        seen[tuple(slice(at, at + size) for at, size in zip(tile.start, tile.shape, strict=True))] += 1
+        covered[tuple(slice(at, at + size) for at, size in zip(tile.start, tile.shape, strict=True))] += 1
 
-    assert (seen == 1).all()
+    assert (covered == 1).all()

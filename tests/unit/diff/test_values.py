@@ -194,9 +194,9 @@ def test_blocks_add_up_to_the_whole(monkeypatch: pytest.MonkeyPatch, limit_items
     sizes: list[int] = []
     read = ReadableEntry.read
 
-    def watch(held: ReadableEntry, start: int, stop: int) -> bytearray:
+    def watch(readable: ReadableEntry, start: int, stop: int) -> bytearray:
         sizes.append(stop - start)
-        return read(held, start, stop)
+        return read(readable, start, stop)
 
     whole = values.measure(store.repository, diff).changes[0].distances[0]
     monkeypatch.setattr(ReadableEntry, "read", watch)

@@ -32,6 +32,7 @@ from holdfast.texts import list_some
 _MAX_ROWS: Final = 100_000
 _MAX_ORIGINS: Final = 100
 _MAX_NAMED: Final = 3
+"""Number of modules that a hint names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,8 +205,10 @@ class _Comparison:
         self._finders: dict[int, OriginFinder] = {}
         self._first_step: int | None = None
         self._skipped: int | None = None
+        """The last step that was skipped."""
         self._recomputed = 0
-        self._order: list[tuple[tuple[int, ...], Origin]] = []
+        self._found: list[tuple[tuple[int, ...], Origin]] = []
+        """Origins, each with a key that sorts them: step, stage, event number, rank."""
         self.rows: list[EventRow] = []
         self.steps: list[StepDiff] = []
         self.left_out = 0
@@ -214,7 +217,7 @@ class _Comparison:
     def origins(self) -> list[Origin]:
         """The first origin of each module, parameter or state, in order."""
         found: dict[tuple[str, str, int], Origin] = {}
-        for _, origin in sorted(self._order, key=lambda pair: pair[0]):
+        for _, origin in sorted(self._found, key=lambda pair: pair[0]):
             found.setdefault((origin.fqn, origin.phase, origin.rank), origin)
         return [*found.values()][:_MAX_ORIGINS]
 
@@ -242,14 +245,14 @@ class _Comparison:
             return
         if not self._finders:
             self._begin()
-        ranks = [self._open(step, rank) for rank in self._ranks]
-        stages = {rank.rank: find_first_stage(rank.graph) for rank in ranks}
+        rank_steps = [self._pair_events(step, rank) for rank in self._ranks]
+        stages = {each.rank: find_first_stage(each.graph) for each in rank_steps}
         counts: Counter[Class] = Counter()
         largest = 0.0
-        for rank in ranks:
-            elsewhere = min((stage for number, stage in stages.items() if number != rank.rank), default=NOWHERE)
-            found = self._finders[rank.rank].classify(rank.graph, elsewhere=elsewhere)
-            for row in self._iter_rows(rank, found):
+        for rank_step in rank_steps:
+            elsewhere = min((stage for number, stage in stages.items() if number != rank_step.rank), default=NOWHERE)
+            found = self._finders[rank_step.rank].classify(rank_step.graph, elsewhere=elsewhere)
+            for row in self._iter_rows(rank_step, found):
                 counts[row.cls] += 1
                 largest = max(largest, _find_relative(row))
                 if row.cls != "equal":
@@ -265,7 +268,7 @@ class _Comparison:
                 if step is not None:
                     finder.classify(StepGraph([event for event in self._a.events(step, rank) if not event.recompute]))
 
-    def _open(self, step: int, rank: int) -> _RankStep:
+    def _pair_events(self, step: int, rank: int) -> _RankStep:
         ours, theirs = (self._read(run, step, rank) for run in (self._a, self._b))
         alignment = align(ours, theirs, names=self._options.names)
         graph = StepGraph(ours)
@@ -288,23 +291,23 @@ class _Comparison:
         self._recomputed += len(events) - len(kept)
         return kept
 
-    def _iter_rows(self, rank: _RankStep, found: Mapping[int, Cause]) -> Iterator[EventRow]:
-        hints = PairHints(rank.alignment, names=(self._a.facts.name, self._b.facts.name))
-        for index, event in enumerate(rank.graph.events):
-            if index not in rank.pairs:
+    def _iter_rows(self, rank_step: _RankStep, found: Mapping[int, Cause]) -> Iterator[EventRow]:
+        hints = PairHints(rank_step.alignment, names=(self._a.facts.name, self._b.facts.name))
+        for index, event in enumerate(rank_step.graph.events):
+            if index not in rank_step.pairs:
                 yield EventRow("missing", event, None, why=f"only in {self._a.facts.name}")
                 continue
-            pair, verdict = rank.pairs[index]
+            pair, verdict = rank_step.pairs[index]
             cls: Class = "equal"
             why = ""
             if index in found:
                 cls, why = ("origin" if found[index].is_origin else "propagated"), found[index].why
                 if found[index].is_origin:
-                    self._keep_origin(rank, index, found[index], hints)
+                    self._keep_origin(rank_step, index, found[index], hints)
             elif verdict.standing == "close":
                 cls = "close"
             yield EventRow(cls, pair.a, pair.b, pair.how, verdict.measure, why, verdict.floor)
-        for event in rank.alignment.only_b:
+        for event in rank_step.alignment.only_b:
             yield EventRow("missing", None, event, why=f"only in {self._b.facts.name}")
 
     def _keep(self, row: EventRow) -> None:
@@ -313,12 +316,12 @@ class _Comparison:
         else:
             self.left_out += 1
 
-    def _keep_origin(self, rank: _RankStep, index: int, found: Cause, hints: PairHints) -> None:
-        pair, verdict = rank.pairs[index]
+    def _keep_origin(self, rank_step: _RankStep, index: int, found: Cause, hints: PairHints) -> None:
+        pair, verdict = rank_step.pairs[index]
         # Each hint scans the whole step, and hundreds of hints are of no use to a reader.
-        has_hints = len(self._order) < _MAX_ORIGINS * len(self._ranks)
+        has_hints = len(self._found) < _MAX_ORIGINS * len(self._ranks)
         moved = hints.find_reordered(pair) if has_hints else ""
-        events, standings = rank.graph.events, rank.graph.standings
+        events, standings = rank_step.graph.events, rank_step.graph.standings
         inputs = (ComparedInput(name_site(events[each].site), standings[each]) for each in found.inputs)
         origin = Origin(
             # If calls come in another order, the origin is the call that moved, not the module around it.
@@ -326,7 +329,7 @@ class _Comparison:
             step=found.step,
             phase=found.phase,
             kind=found.kind,
-            rank=rank.rank,
+            rank=rank_step.rank,
             source=found.source,
             why=moved if moved and found.kind == "input" else found.why,
             site=pair.a.site,
@@ -334,19 +337,19 @@ class _Comparison:
             inputs=tuple(inputs),
             parameters=tuple(ComparedInput(name, standing) for name, standing in found.parameters),
             measure=verdict.measure,
-            notes=(*_iter_guesses(found), *_iter_counts(rank, found, pair), *hints.iter_notes(pair))
+            notes=(*_iter_guesses(found), *_iter_counts(rank_step, found, pair), *hints.iter_notes(pair))
             if has_hints
             else (),
             world=max(self._a.facts.world, self._b.facts.world),
         )
-        self._order.append(((found.step, find_stage(pair.a), pair.a.seq, rank.rank), origin))
+        self._found.append(((found.step, find_stage(pair.a), pair.a.seq, rank_step.rank), origin))
 
 
-def _iter_counts(rank: _RankStep, found: Cause, origin: Pair) -> Iterator[str]:
+def _iter_counts(rank_step: _RankStep, found: Cause, origin: Pair) -> Iterator[str]:
     """Yield the step counts of an optimizer if they differ: then its state was lost or mixed up."""
     if found.kind != "optimizer":
         return
-    for pair, verdict in rank.pairs.values():
+    for pair, verdict in rank_step.pairs.values():
         site = pair.a.site
         is_count = site.kind == "optimizer" and site.fqn == origin.a.site.fqn and site.path == "['step']"
         if is_count and verdict.measure and verdict.measure.values:

@@ -103,29 +103,29 @@ class _Search:
         self._finders = {rank: OriginFinder(_WORDS) for rank in run.ranks}
         self._known: dict[bytes, Health] = {}
         self._intended: set[bytes] = set()
-        self._order: list[tuple[tuple[int, ...], Origin]] = []
+        self._found: list[tuple[tuple[int, ...], Origin]] = []
         self.counts: dict[Health, int] = {"finite": 0, "infinite": 0, "nan": 0, "unknown": 0}
 
     def check_step(self, step: int) -> None:
         """Check all ranks of a step."""
-        graphs = {rank: self._open(step, rank) for rank in self._run.ranks}
+        graphs = {rank: self._make_graph(step, rank) for rank in self._run.ranks}
         stages = {rank: find_first_stage(graph) for rank, graph in graphs.items()}
         for rank, graph in graphs.items():
             elsewhere = min((stage for other, stage in stages.items() if other != rank), default=NOWHERE)
             for index, found in self._finders[rank].classify(graph, elsewhere=elsewhere).items():
-                if found.is_origin and len(self._order) < _MAX_ORIGINS:
+                if found.is_origin and len(self._found) < _MAX_ORIGINS:
                     self._keep(graph, index, found)
 
     def find_origins(self) -> tuple[Origin, ...]:
         """Return the origins found so far, in order."""
-        return tuple(origin for _, origin in sorted(self._order, key=lambda pair: pair[0]))
+        return tuple(origin for _, origin in sorted(self._found, key=lambda pair: pair[0]))
 
     def find_notes(self) -> list[str]:
         """Return a note on the infinities that were treated as masks."""
         count = len(self._intended)
         return [f"{count} infinite inputs or buffers gave finite results and are treated as masks"] if count else []
 
-    def _open(self, step: int, rank: int) -> StepGraph:
+    def _make_graph(self, step: int, rank: int) -> StepGraph:
         events = [event for event in self._run.events(step, rank) if not event.recompute]
         healths = [self._find_health(event) for event in events]
         for health in healths:
@@ -175,7 +175,7 @@ class _Search:
             parameters=tuple(ComparedInput(name, standing) for name, standing in found.parameters),
             world=self._run.facts.world,
         )
-        self._order.append(((found.step, find_stage(event), event.seq, event.rank), origin))
+        self._found.append(((found.step, find_stage(event), event.seq, event.rank), origin))
 
     def _describe(self, event: Event) -> str:
         if event.stats is not None:

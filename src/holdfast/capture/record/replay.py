@@ -151,7 +151,7 @@ def check_step(
     recording: Callable[[], AbstractContextManager[object]],
 ) -> Checked:
     """Run a step twice without and once with recording, then restore model, optimizers and RNG state."""
-    state = _State(model, optimizers)
+    state = _StepState(model, optimizers)
     try:
         bare = _run_step(function, state, nullcontext())
         again = _run_step(function, state, nullcontext())
@@ -164,7 +164,7 @@ def check_step(
 
 
 def _run_step(
-    function: Callable[[], object], state: _State, context: AbstractContextManager[object]
+    function: Callable[[], object], state: _StepState, context: AbstractContextManager[object]
 ) -> dict[str, bytes]:
     state.restore()
     with context:
@@ -176,7 +176,7 @@ def _digest(tensor: torch.Tensor) -> bytes:
     return observe(tensor.detach()).digest()
 
 
-class _State:
+class _StepState:
     """A copy of everything that a step may change."""
 
     def __init__(self, model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
@@ -196,6 +196,7 @@ class _State:
         yield from self._model.named_buffers()
 
     def restore(self) -> None:
+        """Restore parameters, buffers, gradients, optimizers and RNG state."""
         with torch.no_grad():
             for name, tensor in self._iter_tensors():
                 tensor.copy_(self._tensors[name])
@@ -207,6 +208,7 @@ class _State:
         self._generators.load_state_dict(self._random)
 
     def describe(self) -> dict[str, bytes]:
+        """Return a digest of each tensor and of the RNG state, by name."""
         found = {f"parameter or buffer {name}": _digest(tensor) for name, tensor in self._iter_tensors()}
         for name, parameter in self._model.named_parameters():
             if parameter.grad is not None:

@@ -18,6 +18,8 @@ from holdfast.errors import NotFound
 from holdfast.json_text import Json
 
 MAX_ROWS: Final = 50_000
+_DETAIL_ORDER: Final[Mapping[str, int]] = {"ORIGIN": 0, "PROPAGATED": 1, "MISSING": 2, "CLOSE": 3, "EQUAL": 4}
+"""Which classes get details first; their number is limited."""
 _BASES: Final[Mapping[str, str]] = {
     "stats": "Computed from recorded statistics: the real differences may be larger.",
     "digest": "Only the digest was recorded: the tensor differs, but by how much is not known.",
@@ -303,9 +305,6 @@ def _make_details(
         if detail:
             made[at] = detail
     return made
-
-
-_DETAIL_ORDER: Final[Mapping[str, int]] = {"ORIGIN": 0, "PROPAGATED": 1, "MISSING": 2, "CLOSE": 3, "EQUAL": 4}
 
 
 def _count_bytes(entry: _Entry) -> int:

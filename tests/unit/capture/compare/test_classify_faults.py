@@ -129,7 +129,7 @@ def test_another_seed_of_the_random_numbers_is_named_before_what_follows_from_it
     assert name(origin) == (1, "forward", "cpu", "rng")
 
 
-class _Crooked(torch.autograd.Function):
+class _WrongBackward(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
         return x.clone()
@@ -139,15 +139,17 @@ class _Crooked(torch.autograd.Function):
         return grads[0] * 1.01
 
 
-def crook(x: torch.Tensor) -> torch.Tensor:
-    found: torch.Tensor = _Crooked.apply(x)  # type: ignore[no-untyped-call]
+def with_wrong_backward(x: torch.Tensor) -> torch.Tensor:
+    found: torch.Tensor = _WrongBackward.apply(x)  # type: ignore[no-untyped-call]
     return found
 
 
 def wrap(module: torch.nn.Module, *, inside: bool) -> None:
     """Let the backward pass of a module be wrong on the side of its inputs; `inside`, also for its parameters."""
     forward = module.forward
-    module.forward = (lambda x: crook(forward(x))) if inside else (lambda x: forward(crook(x)))
+    module.forward = (
+        (lambda x: with_wrong_backward(forward(x))) if inside else (lambda x: forward(with_wrong_backward(x)))
+    )
 
 
 @pytest.mark.parametrize("inside", [True, False])
@@ -161,7 +163,7 @@ def test_a_wrong_backward_pass_is_named_by_the_module_whose_it_is(fqn: str, insi
 
 def test_a_wrong_backward_pass_of_an_operation_is_named_by_the_module_that_does_it() -> None:
     def plant(model: Tiny) -> None:
-        model.layers[0].mix = lambda x: crook(torch.relu(x))  # type: ignore[assignment]
+        model.layers[0].mix = lambda x: with_wrong_backward(torch.relu(x))  # type: ignore[assignment]
 
     origin = find_origin(plant)
 
@@ -170,7 +172,7 @@ def test_a_wrong_backward_pass_of_an_operation_is_named_by_the_module_that_does_
 
 def test_an_operation_after_the_last_module_is_named_by_the_model() -> None:
     def plant(model: Tiny) -> None:
-        model.register_forward_hook(lambda module, args, output: crook(output))
+        model.register_forward_hook(lambda module, args, output: with_wrong_backward(output))
 
     origin = find_origin(plant)
 
@@ -256,7 +258,7 @@ def test_the_backward_pass_of_either_call_of_a_module_is_named(number: int) -> N
 
     def plant(model: Tiny) -> None:
         repeat(model)
-        factors = iter([crook if number == each else torch.clone for each in range(2)])
+        factors = iter([with_wrong_backward if number == each else torch.clone for each in range(2)])
         up = model.layers[1].get_submodule("up")
         forward = up.forward
         up.forward = lambda x: forward(next(factors)(x))
@@ -328,7 +330,7 @@ def test_a_wrong_backward_pass_at_the_edge_of_a_container_is_the_containers() ->
 
     def plant(model: Tiny) -> None:
         contain(model)
-        model.head.register_forward_hook(lambda module, args, output: crook(output))
+        model.head.register_forward_hook(lambda module, args, output: with_wrong_backward(output))
 
     origin = diff_runs(train(contain, steps=1), train(plant, steps=1)).origin
 
@@ -342,7 +344,7 @@ def test_a_wrong_backward_pass_of_what_gives_its_input_unchanged_is_its_own() ->
 
     def plant(model: Tiny) -> None:
         contain(model)
-        model.get_submodule("head.2").forward = crook
+        model.get_submodule("head.2").forward = with_wrong_backward
 
     origin = diff_runs(train(contain, steps=1), train(plant, steps=1)).origin
 

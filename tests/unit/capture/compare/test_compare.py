@@ -13,7 +13,7 @@ from holdfast.capture.compare.compare import DiffOptions, diff_runs
 from holdfast.capture.compare.measure import EXACT
 from holdfast.capture.stored.events import Event
 from holdfast.capture.stored.runs import Run
-from tests.kit.made_runs import Seen, make_tensor_run
+from tests.kit.made_runs import Observation, make_tensor_run
 from tests.kit.planted_faults import Tiny, leave_dropout_on, name, train, train_well
 
 
@@ -138,11 +138,11 @@ def test_rows_beyond_the_limit_are_counted() -> None:
 
 
 def test_another_dtype_at_the_same_site_is_an_origin() -> None:
-    def seen(dtype: torch.dtype) -> list[Seen]:
+    def observed(dtype: torch.dtype) -> list[Observation]:
         x = torch.tensor([1.0, 1 / 3])
         return [("", "input", x), ("a", "input", x), ("a", "output", x.to(dtype)), ("", "output", x)]
 
-    origin = diff_runs(make_tensor_run(seen(torch.float32)), make_tensor_run(seen(torch.bfloat16))).origin
+    origin = diff_runs(make_tensor_run(observed(torch.float32)), make_tensor_run(observed(torch.bfloat16))).origin
 
     assert origin is not None
     assert origin.fqn == "a"
@@ -157,11 +157,11 @@ def test_steps_with_equal_roots_are_not_read() -> None:
             return super().events(step, rank)
 
     read: list[int] = []
-    seen: list[list[Seen]] = [
+    observed: list[list[Observation]] = [
         [("", "input", torch.full((1,), float(step == 4 and side)), {"step": step}) for step in range(6)]
         for side in range(2)
     ]
-    a, b = (make_tensor_run(each) for each in seen)
+    a, b = (make_tensor_run(each) for each in observed)
 
     found = diff_runs(Watched(a.facts, a._source), b)
 

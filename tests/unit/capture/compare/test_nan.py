@@ -10,7 +10,7 @@ import torch
 
 from holdfast.capture.compare.nan import find_nonfinite
 from holdfast.capture.record.options import LevelName
-from tests.kit.made_runs import Seen, make_tensor_run
+from tests.kit.made_runs import Observation, make_tensor_run
 from tests.kit.planted_faults import Optimizer, Tiny, train, train_well
 
 FINE, NAN, INF = torch.ones(2), torch.tensor([1.0, math.nan]), torch.tensor([0.0, -math.inf])
@@ -74,7 +74,7 @@ def test_a_run_that_is_finite_has_no_origin() -> None:
 
 
 def test_a_mask_of_infinities_is_no_fault_and_excuses_none() -> None:
-    seen: list[Seen] = [
+    observed: list[Observation] = [
         ("", "input", FINE),
         ("", "input", INF, {"path": "['mask']"}),
         ("a", "input", FINE),
@@ -86,7 +86,7 @@ def test_a_mask_of_infinities_is_no_fault_and_excuses_none() -> None:
         ("", "output", NAN),
     ]
 
-    found = find_nonfinite(make_tensor_run(seen))
+    found = find_nonfinite(make_tensor_run(observed))
 
     assert found.origin is not None
     assert found.origin.fqn == "b"
@@ -94,9 +94,9 @@ def test_a_mask_of_infinities_is_no_fault_and_excuses_none() -> None:
 
 
 def test_an_infinite_input_that_makes_nan_is_itself_the_origin() -> None:
-    seen: list[Seen] = [("", "input", INF), ("a", "input", INF), ("a", "output", NAN), ("", "output", NAN)]
+    observed: list[Observation] = [("", "input", INF), ("a", "input", INF), ("a", "output", NAN), ("", "output", NAN)]
 
-    found = find_nonfinite(make_tensor_run(seen))
+    found = find_nonfinite(make_tensor_run(observed))
 
     assert found.origin is not None
     assert (found.origin.fqn, found.origin.kind) == ("", "input")

@@ -8,10 +8,10 @@ import torch
 
 from holdfast.capture.compare.compare import diff_runs
 from holdfast.capture.compare.rank_diffs import diff_ranks
-from tests.kit.made_runs import WEIGHT, Seen, make_tensor_run, sharded_rank
+from tests.kit.made_runs import WEIGHT, Observation, make_tensor_run, sharded_rank
 
 
-def one_rank(seed: int = 0, *, weight: torch.Tensor = WEIGHT) -> list[Seen]:
+def one_rank(seed: int = 0, *, weight: torch.Tensor = WEIGHT) -> list[Observation]:
     """Return what a rank of a data-parallel run shows."""
     batch = torch.randn(2, 3, generator=torch.Generator().manual_seed(seed))
     return [
@@ -65,7 +65,7 @@ def test_results_of_other_batches_may_differ_and_those_of_the_same_may_not() -> 
 
 
 def test_other_random_states_are_noted() -> None:
-    ranks: list[list[Seen]] = [[("cpu", "rng", torch.tensor([rank]))] for rank in range(2)]
+    ranks: list[list[Observation]] = [[("cpu", "rng", torch.tensor([rank]))] for rank in range(2)]
 
     found = diff_ranks(make_tensor_run(*ranks))
 
@@ -83,8 +83,8 @@ def test_parts_of_a_sharded_tensor_are_no_replicas_but_the_same_part_twice_is() 
 
 
 def test_a_rank_with_another_seed_is_named_with_its_rank() -> None:
-    def ranks(seed: int) -> list[list[Seen]]:
-        random: list[Seen] = [("cpu", "rng", torch.tensor([0])), ("cpu", "rng", torch.tensor([seed]))]
+    def ranks(seed: int) -> list[list[Observation]]:
+        random: list[Observation] = [("cpu", "rng", torch.tensor([0])), ("cpu", "rng", torch.tensor([seed]))]
         return [[random[rank], *one_rank(rank if rank == 0 else seed)] for rank in range(2)]
 
     found = diff_runs(make_tensor_run(*ranks(1), name="good"), make_tensor_run(*ranks(7), name="bad")).origin
@@ -95,7 +95,7 @@ def test_a_rank_with_another_seed_is_named_with_its_rank() -> None:
 
 
 def test_what_ranks_reduce_together_is_passed_on_from_the_rank_that_differs() -> None:
-    def ranks(batch: float, grad: float) -> list[list[Seen]]:
+    def ranks(batch: float, grad: float) -> list[list[Observation]]:
         return [
             [
                 ("lin", "input", torch.full((2,), batch if rank else 0.0)),

@@ -134,11 +134,11 @@ def test_one_compiled_layer_among_others_is_a_boundary() -> None:
     training = new_training()
     training.model.get_submodule("layers.0").compile(backend=BACKEND)
 
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         run = record_steps(new_repo(), training=training, count=1)
 
-    assert [str(each.message)[:29] for each in told if each.category is RecordingWarning] == [
+    assert [str(each.message)[:29] for each in caught if each.category is RecordingWarning] == [
         "holdfast: layers.0 is compile"
     ]
     assert list_outputs(run)[0] == "layers.0"

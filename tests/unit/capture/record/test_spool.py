@@ -26,7 +26,7 @@ def test_a_store_that_fails_stops_no_training_and_the_user_is_warned_once(fault:
     store = FaultyStore(MemoryStore(), fault=fault, at=40)
     repo = open_repository(store, create=True)
 
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with training.record(repo, level="full", segment_steps=1) as rec:
             found = []
@@ -35,7 +35,7 @@ def test_a_store_that_fails_stops_no_training_and_the_user_is_warned_once(fault:
                 rec._spool.wait()
 
     assert torch.equal(torch.stack(found), torch.stack(expected))
-    texts = [str(each.message) for each in told if issubclass(each.category, RecordingWarning)]
+    texts = [str(each.message) for each in caught if issubclass(each.category, RecordingWarning)]
     assert len([text for text in texts if "could not be written" in text]) == 1
     assert "recording stopped" in texts[-1]
     assert count_hooks(training.model) == 0

@@ -41,9 +41,9 @@ def write_run(
     for number, events in enumerate(parts):
         for event in events:
             roots[event.site.step] = advance_root(roots.get(event.site.step, NO_ROOT), event)
-        held = {step: roots[step] for step in {event.site.step for event in events}}
+        own_roots = {step: roots[step] for step in {event.site.step for event in events}}
         ends = is_last and number == len(parts) - 1
-        segment = Segment(name, rank, number, world, 1.5, {"torch": "2"}, notes, held, ends)
+        segment = Segment(name, rank, number, world, 1.5, {"torch": "2"}, notes, own_roots, ends)
         write_segment(repo, segment, events, {})
 
 
@@ -64,13 +64,13 @@ def test_a_run_reads_the_same_from_a_store_as_from_memory(repo: Repository) -> N
     events = [make_output(0), make_output(1), make_output(2, step=1), FULL_EVENT._replace(leaf="")]
     write_run(repo, [events[:1], events[1:3], events[3:]])
 
-    stored, held = read_run(repo, "run"), make_run(RunFacts("run"), events)
+    stored, in_memory = read_run(repo, "run"), make_run(RunFacts("run"), events)
 
-    assert stored.steps == held.steps == (0, 1, 3)
-    for step in held.steps:
-        assert list(stored.events(step)) == list(held.events(step))
-        assert stored.root(step) == held.root(step)
-        assert stored.root(step, 0) == held.root(step, 0)
+    assert stored.steps == in_memory.steps == (0, 1, 3)
+    for step in in_memory.steps:
+        assert list(stored.events(step)) == list(in_memory.events(step))
+        assert stored.root(step) == in_memory.root(step)
+        assert stored.root(step, 0) == in_memory.root(step, 0)
 
 
 def test_the_root_of_a_step_does_not_depend_on_where_segments_end(repo: Repository) -> None:

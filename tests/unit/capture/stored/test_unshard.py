@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from holdfast.capture.compare.compare import DiffOptions, diff_runs
 from holdfast.capture.stored.unshard import gather_run
-from tests.kit.made_runs import WEIGHT, Seen, make_tensor_run, sharded_rank
+from tests.kit.made_runs import WEIGHT, Observation, make_tensor_run, sharded_rank
 
 
 def test_a_sharded_run_is_compared_with_a_full_one() -> None:
@@ -23,7 +23,7 @@ def test_what_is_partial_is_added_up_and_replicas_are_taken_once() -> None:
     place = {"placement": "Partial(sum)", "global_shape": (4, 3)}
     average = {"placement": "Partial(avg)", "global_shape": (4, 3)}
     same = {"placement": "Replicate()", "global_shape": (4, 3), "offsets": (0, 0)}
-    ranks: list[list[Seen]] = [
+    ranks: list[list[Observation]] = [
         [("a", "output", WEIGHT, place), ("b", "output", WEIGHT, same), ("c", "output", WEIGHT, average)]
         for _ in range(2)
     ]
@@ -33,7 +33,7 @@ def test_what_is_partial_is_added_up_and_replicas_are_taken_once() -> None:
 
 
 def test_dims_say_how_plain_tensors_are_combined() -> None:
-    halves: list[list[Seen]] = [[("lin", "output", half)] for half in WEIGHT.chunk(2)]
+    halves: list[list[Observation]] = [[("lin", "output", half)] for half in WEIGHT.chunk(2)]
     full = make_tensor_run([("lin", "output", WEIGHT)])
 
     assert diff_runs(full, make_tensor_run(*halves), options=DiffOptions(dims={"lin": 0})).is_equal
