@@ -205,7 +205,7 @@ class Store:
         from holdfast.snapshot.load.options import LoadOptions
 
         options = LoadOptions(device, only, verify, mmap, rename or {}, aliases, allow_pickle, dtype)
-        return self._find(name).load(options)
+        return self._open_snapshot(name).load(options)
 
     def load_into(
         self,
@@ -239,17 +239,19 @@ class Store:
 
         options = IntoOptions(strict, rename or {}, cast, assign, verify, allow_pickle, replicas, atomic)
         repo, types, world = self.repository, self._types, find_world(**together)
-        return load_into_together(repo, lambda: self._find(name).record, tree, options, types=types, world=world)
+        return load_into_together(
+            repo, lambda: self._open_snapshot(name).record, tree, options, types=types, world=world
+        )
 
     def open_file(self, name: str | Snapshot, entry: str) -> BufferedReader:
         """Open an entry, such as a file, as a seekable stream. Reads fetch and verify only the chunks they need."""
-        return self._find(name).open_file(entry)
+        return self._open_snapshot(name).open_file(entry)
 
     # Names
 
     def snapshot(self, name: str) -> Snapshot:
         """Return the snapshot of a name or tag, without loading tensors; raises NotFound."""
-        return self._find(name)
+        return self._open_snapshot(name)
 
     def snapshots(self, prefix: str = "") -> list[Snapshot]:
         """Return the snapshots whose names begin with `prefix`, in natural order, without Holdfast's own ("@...")."""
@@ -270,7 +272,7 @@ class Store:
     def tag(self, tag: str, name: str | Snapshot, *, move: bool = False) -> Tag:
         """Point a tag to a snapshot. Raises NameInUse if the tag points to another one and `move` is False."""
         verify_user_name(tag, what="tag")
-        return set_tag(self.repository.verify_same(), tag, self._find(name).record, move=move)
+        return set_tag(self.repository.verify_same(), tag, self._open_snapshot(name).record, move=move)
 
     def tags(self) -> list[Tag]:
         """Return all tags."""
@@ -347,7 +349,7 @@ class Store:
         from holdfast.diff.compare import compare
         from holdfast.diff.values import measure
 
-        found = compare(self.repository, self._find(a).record, self._find(b).record)
+        found = compare(self.repository, self._open_snapshot(a).record, self._open_snapshot(b).record)
         return measure(self.repository, found) if values else found
 
     def plan_prune(self, prefix: str = "", **rules: Unpack[KeepRules]) -> PrunePlan:
@@ -390,7 +392,7 @@ class Store:
         self._saver = self._saver or AsyncSaver()
         return self._saver
 
-    def _find(self, name: str | Snapshot) -> Snapshot:
+    def _open_snapshot(self, name: str | Snapshot) -> Snapshot:
         from holdfast.snapshot.view.lazy import open_named
 
         return open_named(self.repository, name, self._types) if isinstance(name, str) else name

@@ -1,4 +1,4 @@
-"""Artifacts that nobody has compiled, and ways to look at, forge and damage them."""
+"""Artifacts with made-up contents, and functions that read and forge them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OTHER_SECRET: Final = bytes(range(1, 33))
 
 
 def make_key(seed: str = "a", **parts: Json) -> GraphKey:
-    """Return a key whose parts are what they are given as, else something short; another seed is another graph."""
+    """Return a key with these parts and short defaults for the others; another seed gives another graph."""
     usual: dict[str, Json] = {part: {} for part in PARTS}
     usual |= {"graph": [f"call {seed}"], "aliasing": [], "system": {"torch": "2.13.0"}}
     return hash_parts(usual | parts)
@@ -40,13 +40,13 @@ def make_artifact(
 
 
 def store_artifact(repo: Repository, artifact: Artifact | None = None, *, secret: bytes | None = None) -> StoredVariant:
-    """Write an artifact and return it as it is found."""
+    """Write an artifact and return it as it is stored."""
     result = write_artifact(repo, artifact or make_artifact(), secret=secret)
     return parse_variant(read_snapshot(repo.store, result.name))
 
 
 def forge(repo: Repository, name: str, entries: Mapping[str, Buffer], metadata: Mapping[str, Json]) -> StoredVariant:
-    """Put an artifact under a name as whoever may write to the store can: every digest of the store is right."""
+    """Save an artifact under a name as anyone with write access can: every digest of the store is right."""
     sources = [BytesSource(entry, data, {"type": "artifact"}) for entry, data in entries.items()]
     save(repo, Request(name, sources, metadata=metadata, overwrite=True))
     return parse_variant(read_snapshot(repo.store, name))

@@ -47,12 +47,12 @@ def under(context: Callable[[], contextlib.AbstractContextManager[Any]], make: M
 
 
 def quietly(make: MakeKey) -> MakeKey:
-    """Let dynamo look at what torch warns to look at."""
+    """Ignore the warnings of torch."""
     return under(lambda: warnings.catch_warnings(action="ignore"), make)
 
 
 def written(source: str, *inputs: object, filename: str = "<test>", **how: Any) -> MakeKey:
-    """Call the function `f` that a source text defines, as if it stood in a file."""
+    """Call the function `f` of a source text, as if it were in a file."""
 
     def make() -> GraphKey:
         names: dict[str, Any] = {"torch": torch, "F": F}
@@ -116,7 +116,7 @@ def swapped_branches(x: Tensor) -> Any:
 
 @contextlib.contextmanager
 def setting(read: Callable[[], Any], write: Callable[[Any], object], value: Any) -> Iterator[None]:
-    """Set something of torch for a while."""
+    """Change a setting of torch inside the `with` block."""
     before = read()
     write(value)
     try:

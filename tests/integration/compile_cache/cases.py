@@ -1,4 +1,4 @@
-"""Things to compile, each as a function of how to compile: it returns every tensor that compiling could get wrong."""
+"""Cases to compile. Each is a function of the compile function and returns all tensors that could be wrong."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Tied(nn.Module):
 
 
 class Broken(nn.Module):
-    """Two graphs: what dynamo cannot trace stands between them."""
+    """Two graphs, separated by code that dynamo cannot trace."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Broken(nn.Module):
 
 
 def step(model: nn.Module, run: Callable[[Tensor], Tensor], x: Tensor) -> list[Tensor]:
-    """Return all that a training step makes or changes."""
+    """Return all tensors that a training step creates or changes."""
     torch.manual_seed(7)
     model.zero_grad()
     y = run(x)
@@ -141,7 +141,7 @@ def infer_autotuned(compile_: Compile) -> list[Tensor]:
 
 
 def train_restart(compile_: Compile) -> list[Tensor]:
-    """With dynamic=True the norm's epsilon is at first an input, which the compiler then has dynamo take back."""
+    """With dynamic=True, the norm's epsilon is first an input; then the compiler makes dynamo trace again."""
     model = nn.Sequential(nn.Linear(16, 32), nn.LayerNorm(32))
     return step(model, compile_(model, dynamic=True), torch.randn(8, 16))
 
@@ -214,7 +214,7 @@ CASES: Final[dict[str, Callable[[Compile], list[Tensor]]]] = {
 
 @contextlib.contextmanager
 def afresh() -> Iterator[None]:
-    """Let a case begin as in a process of its own, but for what is imported."""
+    """Run a case as in a new process, except that modules are already imported."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     yield

@@ -1,4 +1,4 @@
-"""Fresh processes with an inductor directory of their own, and a compiler that is counted, or none at all."""
+"""New processes, each with an empty inductor directory and a C++ compiler whose runs are counted, or none."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TIMEOUT_S: Final = 580
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a process told."""
+    """The output of a process."""
 
     cases: dict[str, Any]
     compiler_runs: int
@@ -26,7 +26,7 @@ class Outcome:
 
 
 class Place:
-    """Where processes of a test leave their files."""
+    """The folder for the files of a test's processes."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -67,14 +67,14 @@ class Place:
 
 
 class Started:
-    """A process under way."""
+    """A running process."""
 
     def __init__(self, process: subprocess.Popen[str], runs: Path) -> None:
         self._process = process
         self._runs = runs
 
     def finish(self) -> Outcome:
-        """Wait for its end, and return what it told."""
+        """Wait for its end, and return its output."""
         try:
             stdout, stderr = self._process.communicate(timeout=TIMEOUT_S)
         finally:
@@ -90,7 +90,7 @@ class Started:
 
 
 def finish_all(started: Sequence[Started]) -> list[Outcome]:
-    """Wait for all; if one fails, none is left."""
+    """Wait for all processes; if one fails, end the others."""
     try:
         return [each.finish() for each in started]
     finally:

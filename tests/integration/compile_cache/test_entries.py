@@ -1,4 +1,4 @@
-"""Entries that do not fit, are damaged, forged, missing, or wanted by many at once."""
+"""Entries that are for other sizes, damaged, forged, missing, or needed by many processes at once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
-    """Make a store that holds one artifact."""
+    """Make a store with one artifact."""
     place = Place(tmp_path_factory.mktemp("made"))
     store = place.folder / "store"
     return store, place.run([CASE], store)
@@ -32,7 +32,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
 
 @pytest.fixture
 def store(made: tuple[Path, Outcome], tmp_path: Path) -> Path:
-    """Copy the store, so that a test may do to it what it likes."""
+    """Copy the store, so that a test can change it."""
     return Place(tmp_path).copy(made[0], "store")
 
 
@@ -46,7 +46,7 @@ def _open(store: Path) -> Repository:
 
 
 def _forge(store: Path, **changes: Any) -> None:
-    """Put another artifact in the place of the one that is there."""
+    """Replace the artifact by another one."""
     repo = _open(store)
     (found,) = iter_artifacts(repo.store)
     artifact = read_artifact(repo, found, trust=Trust(everything=True))
@@ -55,7 +55,7 @@ def _forge(store: Path, **changes: Any) -> None:
 
 
 def _make_pickle(touched: Path) -> bytes:
-    """Return what touches a file when it is unpickled."""
+    """Return a pickle that creates a file when it is unpickled."""
     return b"cos\nopen\n(V" + os.fsencode(touched) + b"\nI65\ntR."
 
 

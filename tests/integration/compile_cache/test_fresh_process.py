@@ -1,4 +1,4 @@
-"""What one process has compiled, another loads: elsewhere, without a compiler, with the very same results."""
+"""A graph that one process compiled is loaded by another, at another path, without a compiler, with equal results."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ GRAPHS: Final = {"train_broken": 2}
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """The same cases compiled plainly, by an empty store, and by a copy of that store where there is no compiler."""
+    """The same cases compiled by torch alone, with an empty store, and with a copy of that store without a compiler."""
 
     plain: Outcome
     cold: Outcome

@@ -1,4 +1,4 @@
-"""What was compiled before a change is not served after it: compiled by torch, kept in a store, used by processes."""
+"""A graph that was compiled and stored before a change of user code is not loaded after it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from tests.unit.compile_cache.code.mutation_runner_process import Runner
 from tests.unit.compile_cache.code.mutations import MUTATIONS, OPERATORS, Mutation, judge
 
-# Without a kernel in C++ a graph compiles in a second.
+# A graph without a C++ kernel compiles in a second.
 _QUICK_PLACE: Final = next(place for place in OPERATORS if not place.makes_kernels)
 _QUICK_WAYS: Final = {
     "attributes of attributes",
@@ -21,12 +21,12 @@ _QUICK_WAYS: Final = {
 _QUICK: Final = [each for each in MUTATIONS if each.place is _QUICK_PLACE and each.way.name in _QUICK_WAYS]
 
 
-def find_wrong(mutation: Mutation, told: dict[str, Any]) -> list[str]:
-    """Return what is wrong with three processes: one before a change, one after it, one before it again."""
-    wrong = judge(mutation, told["before"], told["after"]) + judge(mutation, told["again"], told["after"])
+def find_wrong(mutation: Mutation, results: dict[str, Any]) -> list[str]:
+    """Return what is wrong with the results of three processes: before a change, after it, and before it again."""
+    wrong = judge(mutation, results["before"], results["after"]) + judge(mutation, results["again"], results["after"])
     if wrong:
         return wrong
-    hits = [told[role]["hits"] for role in ("before", "after", "again")]
+    hits = [results[role]["hits"] for role in ("before", "after", "again")]
     return [] if hits == [0, 0, 0 if mutation.refusal else 1] else [f"hits of the three: {hits}"]
 
 

@@ -1,4 +1,4 @@
-"""Every model of the benchmark starts from a copied store, where there is no compiler and no cache of torch's."""
+"""Every model of the benchmark starts from a copied store, without a compiler and without torch's caches."""
 
 from __future__ import annotations
 

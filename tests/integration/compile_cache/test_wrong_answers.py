@@ -1,7 +1,7 @@
-"""Where torch 2.13's own caches give wrong answers, or lose what they were given, and a store does not.
+"""Cases in which torch 2.13's own caches return wrong results or lose entries, and a store does not.
 
-The first process of each case compiles, the second uses what the first has left. Torch's two share a directory, or a
-file that the first has exported; ours share the same directory, wrong entries and all, and a store.
+The first process of each case compiles, the second uses what the first stored. The two processes of torch share a cache
+directory, or a file that the first exported. Ours share the same directory, with its wrong entries, and a store.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What the second processes told, by case."""
+    """The output of the second processes, by case."""
 
     torch: dict[str, Any]
     ours: dict[str, Any]

@@ -1,4 +1,4 @@
-"""A process of its own: compiles cases by a store or plainly, and tells as JSON what came out and what it took."""
+"""A process that compiles cases, with a store or without, and writes results and statistics as JSON."""
 
 from __future__ import annotations
 

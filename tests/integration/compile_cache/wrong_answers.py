@@ -1,4 +1,4 @@
-"""A process of its own: cases in which what one process has compiled is wrong for another, by torch's cache or ours."""
+"""A process that runs cases in which a graph that another process compiled is wrong, with torch's cache or ours."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from holdfast.repo.handle.repository import open_repository
 
 Compile = Callable[..., Any]
 Pairs = list[tuple[Tensor, Tensor]]
-"""What came out, and what is right."""
+"""Results, each with the right one."""
 
 _OPERATOR: Final = """
 import torch
@@ -55,7 +55,7 @@ _ROWS: Final = {"make": 16, "use": 4}
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Setting:
-    """What a case needs to know."""
+    """The arguments of a case."""
 
     role: str
     """Whether it is the first process, "make", or the one after it, "use"."""
@@ -81,7 +81,7 @@ def other_processor(setting: Setting) -> Pairs:
 
 @contextlib.contextmanager
 def _wide_processor() -> Iterator[None]:
-    """Have torch, and us, take this machine for one with AVX512; what is compiled for that may not run here."""
+    """Make torch and Holdfast assume AVX512. Code compiled for it may not run on this machine."""
     is_wide = mock.patch.object(cpu_vec_isa, "valid_vec_isa_list", return_value=[cpu_vec_isa.VecAVX512()])
     tells = mock.patch.object(torch.backends.cpu, "get_cpu_capability", return_value="AVX512")
     with is_wide, tells:

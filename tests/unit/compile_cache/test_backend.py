@@ -1,4 +1,4 @@
-"""How the backend answers dynamo, with a compiler that compiles nothing."""
+"""What the backend returns to dynamo, with a fake compiler."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ GRAPH = torch.fx.GraphModule({}, torch.fx.Graph())
 
 
 class Again(Exception):
-    """How the compiler asks dynamo to trace again."""
+    """The error with which the fake compiler makes dynamo trace again."""
 
 
 @dataclass
 class FakeTorch:
-    """What is private of torch, as far as the backend can tell; guards name the one size that they hold for."""
+    """Replaces `torch_2_13.compiler`. Guards are the text of the only size that they are valid for."""
 
     obstacle: str = ""
     compiled: list[str] = field(default_factory=list)
@@ -48,14 +48,14 @@ class FakeTorch:
             raise self.error
         self.compiled.append(tag)
         if self.why_not_saved:
-            return CompiledGraph(_say("compiled"), None, why_not_saved=self.why_not_saved)
-        return CompiledGraph(_say("compiled"), b"graph", self.guards, {"k": b"library"}, 3.0)
+            return CompiledGraph(_return("compiled"), None, why_not_saved=self.why_not_saved)
+        return CompiledGraph(_return("compiled"), b"graph", self.guards, {"k": b"library"}, 3.0)
 
     def load_graph(self, graph: bytes, kernels: object, options: object) -> Callable[..., Any]:
         self.loaded.append(graph)
         if graph != b"graph":
             raise ValueError("not a graph\nof mine")
-        return _say("loaded")
+        return _return("loaded")
 
     def evaluate_guards(self, guards: str, inputs: Sequence[object], *, install: bool) -> bool:
         return not guards or guards == str(inputs[0])
@@ -64,7 +64,7 @@ class FakeTorch:
         return isinstance(error, Again)
 
 
-def _say(what: str) -> Callable[[], str]:
+def _return(what: str) -> Callable[[], str]:
     return lambda: what
 
 
@@ -72,7 +72,7 @@ def _say(what: str) -> Callable[[], str]:
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeTorch:
     fake = FakeTorch()
     monkeypatch.setattr(inductor, "load_torch", lambda: fake)
-    monkeypatch.setattr(inductor, "compile_plainly", lambda graph, inputs, options, **_: _say("plain"))
+    monkeypatch.setattr(inductor, "compile_plainly", lambda graph, inputs, options, **_: _return("plain"))
     monkeypatch.setattr(backend, "make_key", lambda graph, inputs, options, versions: make_key())
     return fake
 
@@ -82,15 +82,15 @@ def repo() -> Repository:
     return open_repository(MemoryStore(), create=True)
 
 
-def _ask(compiler: Compiler, *inputs: object, **options: Any) -> str:
+def _compile(compiler: Compiler, *inputs: object, **options: Any) -> str:
     said: str = compiler(GRAPH, list(inputs), **options)()
     return said
 
 
-def test_what_is_not_there_is_compiled_and_saved_and_then_loaded(fake: FakeTorch, repo: Repository) -> None:
+def test_a_missing_graph_is_compiled_and_saved_and_then_loaded(fake: FakeTorch, repo: Repository) -> None:
     first, second = make_compiler(repo), make_compiler(repo)
 
-    said = _ask(first), _ask(second)
+    said = _compile(first), _compile(second)
 
     assert said == ("compiled", "loaded")
     assert (first.statistics.miss, first.statistics.saved) == (1, 1)
@@ -100,7 +100,7 @@ def test_what_is_not_there_is_compiled_and_saved_and_then_loaded(fake: FakeTorch
 
 @pytest.mark.parametrize(("error", "uses_caches"), [(Uncacheable("odd"), True), (UnknownCode("odd"), False)])
 @pytest.mark.usefixtures("fake")
-def test_torchs_caches_are_kept_out_where_code_has_no_digest(
+def test_torchs_caches_are_not_used_if_code_has_no_digest(
     monkeypatch: pytest.MonkeyPatch, repo: Repository, error: Uncacheable, *, uses_caches: bool
 ) -> None:
     seen: list[bool] = []
@@ -110,12 +110,12 @@ def test_torchs_caches_are_kept_out_where_code_has_no_digest(
 
     def compile_plainly(*_: object, use_caches: bool) -> Callable[[], str]:
         seen.append(use_caches)
-        return _say("plain")
+        return _return("plain")
 
     monkeypatch.setattr(backend, "make_key", refuse)
     monkeypatch.setattr(inductor, "compile_plainly", compile_plainly)
 
-    assert _ask(make_compiler(repo)) == "plain"
+    assert _compile(make_compiler(repo)) == "plain"
     assert seen == [uses_caches]
 
 
@@ -125,7 +125,7 @@ def test_entries_for_other_sizes_are_a_guard_miss(fake: FakeTorch, repo: Reposit
     said = []
     for size in (8, 9, 8, 9):
         fake.guards = str(size)
-        said.append(_ask(compiler, size))
+        said.append(_compile(compiler, size))
 
     assert said == ["compiled", "compiled", "loaded", "loaded"]
     assert (compiler.statistics.miss, compiler.statistics.guard_miss) == (2, 1)
@@ -138,12 +138,12 @@ def test_an_obstacle_or_a_graph_without_a_key_is_compiled_as_usual(
     compiler = make_compiler(repo)
 
     fake.obstacle = "torch is too new"
-    said = [_ask(compiler)]
+    said = [_compile(compiler)]
     fake.obstacle = ""
     monkeypatch.setattr(backend, "make_key", _raise(Uncacheable("it holds a hook")))
-    said.append(_ask(compiler))
+    said.append(_compile(compiler))
     monkeypatch.setattr(backend, "make_key", _raise(ZeroDivisionError()))
-    said.append(_ask(compiler))
+    said.append(_compile(compiler))
 
     assert said == ["plain"] * 3
     assert compiler.statistics.bypass == {
@@ -167,7 +167,7 @@ def test_an_entry_that_cannot_be_loaded_is_counted_and_warned_of_once(
     compiler = make_compiler(repo)
     fake.guards = "8"
 
-    said = _ask(compiler, 8), _ask(compiler, 8)
+    said = _compile(compiler, 8), _compile(compiler, 8)
 
     assert said == ("compiled", "loaded")
     assert (compiler.statistics.corrupt, compiler.statistics.miss, compiler.statistics.hit) == (1, 1, 1)
@@ -175,7 +175,7 @@ def test_an_entry_that_cannot_be_loaded_is_counted_and_warned_of_once(
     assert caplog.text.count("cannot be used, so the graph is compiled: not a graph") == 1
 
 
-def test_an_entry_that_nothing_vouches_for_is_refused_and_never_loaded(
+def test_an_untrusted_entry_is_refused_and_never_loaded(
     fake: FakeTorch, repo: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store_artifact(repo)
@@ -183,61 +183,61 @@ def test_an_entry_that_nothing_vouches_for_is_refused_and_never_loaded(
 
     refusing, trusting = make_compiler(repo), make_compiler(repo, trust=True)
 
-    assert (_ask(refusing), fake.loaded) == ("compiled", [])
+    assert (_compile(refusing), fake.loaded) == ("compiled", [])
     assert refusing.statistics.refused == 1
-    assert _ask(trusting) == "loaded"
+    assert _compile(trusting) == "loaded"
 
 
-def test_a_store_that_cannot_be_read_is_no_reason_to_fail(
+def test_a_graph_is_compiled_if_the_store_cannot_be_read(
     fake: FakeTorch, repo: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cache, "iter_variants", _raise(StoreError("the line is cut")))
     compiler, strict = make_compiler(repo), make_compiler(repo, strict=True)
 
-    assert _ask(compiler) == "plain"
+    assert _compile(compiler) == "plain"
     assert compiler.statistics.bypass == {"the store cannot be read (StoreError)": 1}
     with pytest.raises(CompileCacheError, match="cannot be read: the line is cut"):
-        _ask(strict)
+        _compile(strict)
 
 
-def test_what_cannot_be_saved_is_counted_by_its_reason(fake: FakeTorch, repo: Repository) -> None:
+def test_graphs_that_cannot_be_saved_are_counted_by_reason(fake: FakeTorch, repo: Repository) -> None:
     compiler, strict = make_compiler(repo), make_compiler(repo, strict=True)
-    fake.why_not_saved = "it holds a socket"
+    fake.why_not_saved = "it has a socket"
 
-    assert _ask(compiler) == "compiled"
-    assert compiler.statistics.not_saved == {"it holds a socket": 1}
-    with pytest.raises(CompileCacheError, match="compiled but could not be saved: it holds a socket"):
-        _ask(strict)
+    assert _compile(compiler) == "compiled"
+    assert compiler.statistics.not_saved == {"it has a socket": 1}
+    with pytest.raises(CompileCacheError, match="compiled but could not be saved: it has a socket"):
+        _compile(strict)
 
 
-def test_a_store_that_is_full_keeps_nothing_and_fails_nobody(
+def test_a_full_store_saves_nothing_and_raises_nothing(
     fake: FakeTorch, repo: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cache, "write_artifact", _raise(StoreFull("no room")))
     compiler = make_compiler(repo)
 
-    assert _ask(compiler) == "compiled"
+    assert _compile(compiler) == "compiled"
     assert compiler.statistics.not_saved == {"it could not be saved (StoreFull)": 1}
 
 
-def test_a_restart_passes_through_and_leaves_nobody_waiting(fake: FakeTorch, repo: Repository) -> None:
+def test_a_restart_is_raised_and_no_process_waits_for_it(fake: FakeTorch, repo: Repository) -> None:
     compiler = make_compiler(repo)
     fake.error = Again()
 
     with pytest.raises(Again):
-        _ask(compiler)
+        _compile(compiler)
     fake.error = None
 
-    assert _ask(compiler) == "compiled"
+    assert _compile(compiler) == "compiled"
     assert (compiler.statistics.restart, compiler.statistics.miss) == (1, 1)
 
 
-def test_an_error_of_the_compiler_passes_through_uncounted(fake: FakeTorch, repo: Repository) -> None:
+def test_an_error_of_the_compiler_is_raised_and_not_counted(fake: FakeTorch, repo: Repository) -> None:
     compiler = make_compiler(repo)
     fake.error = ZeroDivisionError()
 
     with pytest.raises(ZeroDivisionError):
-        _ask(compiler)
+        _compile(compiler)
 
     assert (compiler.statistics.restart, compiler.statistics.miss) == (0, 0)
 
@@ -247,25 +247,25 @@ def test_strict_refuses_a_bypass_and_a_bad_entry(fake: FakeTorch, repo: Reposito
 
     fake.obstacle = "torch is too new"
     with pytest.raises(CompileCacheError, match="strict: a graph cannot be cached: torch is too new"):
-        _ask(strict)
+        _compile(strict)
     fake.obstacle = ""
     store_artifact(repo, make_artifact(graph=b"bad"))
     with pytest.raises(CompileCacheError, match="an entry of the compile cache cannot be used"):
-        _ask(strict)
+        _compile(strict)
 
     assert fake.compiled == []
 
 
-def test_strict_hit_names_what_is_not_there_or_for_which_sizes_it_is(fake: FakeTorch, repo: Repository) -> None:
+def test_strict_hit_names_the_missing_graph_or_the_sizes_that_are_stored(fake: FakeTorch, repo: Repository) -> None:
     serving = make_compiler(repo, strict="hit")
 
     with pytest.raises(CompileCacheError, match=f"does not have graph {make_key().digest[:12]}"):
-        _ask(serving, 8)
+        _compile(serving, 8)
     store_artifact(repo, make_artifact(guards="9"))
     with pytest.raises(CompileCacheError, match="only for other sizes; their guards: 9"):
-        _ask(serving, 8)
+        _compile(serving, 8)
 
-    assert _ask(serving, 9) == "loaded"
+    assert _compile(serving, 9) == "loaded"
     assert fake.compiled == []
 
 
@@ -279,7 +279,7 @@ def test_prefetched_artifacts_are_loaded_without_the_store(
     assert fetched.wait(60)
     assert fetched.num_artifacts == 1
     monkeypatch.setattr(cache, "iter_variants", _raise(StoreError("the line is cut")))
-    assert _ask(compiler) == "loaded"
+    assert _compile(compiler) == "loaded"
 
 
 def test_a_prefetch_of_nothing_ends(fake: FakeTorch, repo: Repository) -> None:
@@ -294,7 +294,7 @@ def test_unknown_options_are_refused_by_name(repo: Repository) -> None:
         make_compiler(repo, options={"no-such-thing": 1})
 
 
-def test_the_options_of_a_call_go_before_those_of_the_compiler(
+def test_the_options_of_a_call_override_those_of_the_compiler(
     fake: FakeTorch, repo: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[object] = []
@@ -306,7 +306,7 @@ def test_the_options_of_a_call_go_before_those_of_the_compiler(
     monkeypatch.setattr(backend, "make_key", see)
     compiler = make_compiler(repo, options={"max_autotune": False, "debug": True}, versions={"a::b": "1"})
 
-    _ask(compiler, mode="max-autotune-no-cudagraphs")
+    _compile(compiler, mode="max-autotune-no-cudagraphs")
 
     assert seen == [({"max_autotune": True, "debug": True, "coordinate_descent_tuning": True}, {"a::b": "1"})]
 

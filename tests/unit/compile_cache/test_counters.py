@@ -1,4 +1,4 @@
-"""What a cache did is told in numbers, and in one line."""
+"""The counters of a cache, and their summary in one line."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pickle
 from holdfast.compile_cache.counters import CacheCounters
 
 
-def test_all_that_was_counted_is_told_in_one_line() -> None:
+def test_the_summary_is_one_line() -> None:
     counters = CacheCounters()
     counters.count_hit(seconds_saved=12.34)
     counters.count("waited")
@@ -18,24 +18,24 @@ def test_all_that_was_counted_is_told_in_one_line() -> None:
     counters.add_seconds("load", 0.25)
     counters.add_seconds("key", 0.001)
 
-    told = str(counters.read())
+    statistics = str(counters.read())
 
-    assert told == ("1 hit, 1 miss, 1 saved, 2 bypassed, 1 waited for, 12.3 s of compiling saved, load 0.25 s")
+    assert statistics == ("1 hit, 1 miss, 1 saved, 2 bypassed, 1 waited for, 12.3 s of compiling saved, load 0.25 s")
 
 
-def test_reasons_are_counted_apart() -> None:
+def test_each_reason_is_counted() -> None:
     counters = CacheCounters()
     for reason in ("one", "two", "two"):
         counters.count_bypass(reason)
         counters.count_not_saved(reason)
 
-    told = counters.read()
+    statistics = counters.read()
 
-    assert told.bypass == {"one": 1, "two": 2}
-    assert told.not_saved == {"one": 1, "two": 2}
+    assert statistics.bypass == {"one": 1, "two": 2}
+    assert statistics.not_saved == {"one": 1, "two": 2}
 
 
-def test_a_stage_that_fails_is_timed_as_well() -> None:
+def test_a_stage_that_fails_is_timed_too() -> None:
     counters = CacheCounters()
 
     try:
@@ -47,10 +47,10 @@ def test_a_stage_that_fails_is_timed_as_well() -> None:
     assert counters.read().seconds.keys() == {"compile"}
 
 
-def test_statistics_can_travel_and_do_not_change() -> None:
+def test_statistics_can_be_pickled_and_do_not_change() -> None:
     counters = CacheCounters()
-    told = counters.read()
+    statistics = counters.read()
     counters.count_bypass("later")
 
-    assert pickle.loads(pickle.dumps(told)) == told
-    assert told.bypass == {}
+    assert pickle.loads(pickle.dumps(statistics)) == statistics
+    assert statistics.bypass == {}

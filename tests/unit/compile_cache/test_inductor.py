@@ -29,7 +29,7 @@ def test_torchs_caches_are_off_for_a_graph_that_must_not_use_them(
     assert not compiler_config.force_disable_caches
 
 
-def test_a_torch_that_is_not_known_is_an_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unsupported_torch_is_an_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "__version__", "2.99.1+cpu")
 
     assert inductor.find_obstacle() == (

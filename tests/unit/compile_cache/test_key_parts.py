@@ -8,7 +8,7 @@ from holdfast.compile_cache.key_parts import PARTS, hash_parts
 from tests.kit.graph_key_cases import BASE
 
 
-def test_a_key_consists_of_nine_parts_that_are_hashed_apart() -> None:
+def test_a_key_has_nine_parts_and_each_has_its_digest() -> None:
     key = BASE()
 
     assert tuple(key.digests) == PARTS == tuple(key.parts)

@@ -1,4 +1,4 @@
-"""One of many compiles: the others wait as long as it lives, and no longer than they may."""
+"""One of many processes compiles. The others wait while it is alive, up to their time limit."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DIGEST = make_key().digest
 
 
 class Time:
-    """Time that passes when somebody sleeps, and what happens meanwhile."""
+    """A clock that only `sleep` moves, with events at given times."""
 
     def __init__(self, **events: Callable[[], None]) -> None:
         self.now_s = 0.0
@@ -63,7 +63,7 @@ def _finder(repo: Repository) -> Callable[[], StoredVariant | None]:
 
 
 class Other:
-    """Another process that compiles, until it is told to end."""
+    """Another process that compiles until `end` is called."""
 
     def __init__(self, repo: Repository) -> None:
         self._context = single_flight(repo, DIGEST, _find_nothing)
@@ -73,7 +73,7 @@ class Other:
         self._context.__exit__(None, None, None)
 
 
-def test_who_comes_first_compiles_and_leaves_nothing_behind() -> None:
+def test_the_first_process_compiles_and_deletes_its_lease() -> None:
     repo = new_repo()
 
     with single_flight(repo, DIGEST, _finder(repo)) as turn:
@@ -85,7 +85,7 @@ def test_who_comes_first_compiles_and_leaves_nothing_behind() -> None:
     assert list(Checker(repo.store).iter_findings()) == []
 
 
-def test_who_comes_second_waits_and_finds_what_the_first_has_left() -> None:
+def test_the_second_process_waits_and_finds_the_result_of_the_first() -> None:
     repo = new_repo()
     other = Other(repo)
 
@@ -101,7 +101,7 @@ def test_who_comes_second_waits_and_finds_what_the_first_has_left() -> None:
         assert keys(repo.store, LEASES) == []
 
 
-def test_looking_grows_rarer() -> None:
+def test_the_lease_is_polled_less_and_less_often() -> None:
     repo = new_repo()
     other = Other(repo)
     time = Time(at_10=other.end)
@@ -119,7 +119,7 @@ def test_other_keys_do_not_wait() -> None:
     other.end()
 
 
-def test_if_the_first_has_left_nothing_the_others_compile_at_once() -> None:
+def test_if_the_first_process_saves_nothing_the_others_compile_at_once() -> None:
     repo = new_repo()
     other = Other(repo)
     time = Time(at_10=other.end)
@@ -129,7 +129,7 @@ def test_if_the_first_has_left_nothing_the_others_compile_at_once() -> None:
         assert keys(repo.store, LEASES) == []
 
 
-def test_waiting_ends_though_the_first_goes_on() -> None:
+def test_waiting_ends_while_the_first_process_still_compiles() -> None:
     repo = new_repo()
     other = Other(repo)
     time = Time()
@@ -140,7 +140,7 @@ def test_waiting_ends_though_the_first_goes_on() -> None:
     other.end()
 
 
-def test_who_is_silent_is_taken_for_dead_and_the_next_one_compiles() -> None:
+def test_a_process_that_stops_renewing_is_considered_dead_and_the_next_compiles() -> None:
     repo = new_repo()
     other = Other(repo)
     time = Time()
@@ -149,12 +149,12 @@ def test_who_is_silent_is_taken_for_dead_and_the_next_one_compiles() -> None:
         assert turn.role == "first"
         assert flight.SILENT_S <= turn.waited_s <= flight.SILENT_S + 1
         other.end()
-        assert len(keys(repo.store, LEASES)) == 2, "whose it was before must not end it"
+        assert len(keys(repo.store, LEASES)) == 2, "the former owner must not release it"
 
     assert keys(repo.store, LEASES) == []
 
 
-def test_who_shows_life_is_waited_for() -> None:
+def test_a_process_that_renews_its_lease_is_waited_for() -> None:
     repo = new_repo()
     other = flight._CompileLease(repo, DIGEST, WaitOptions())
     assert other.take(other.read())
@@ -178,7 +178,7 @@ def test_a_process_of_this_host_that_has_ended_is_not_waited_for(monkeypatch: py
         assert (turn.role, turn.waited_s) == ("first", 0.0)
 
 
-def test_what_another_left_just_before_is_found() -> None:
+def test_a_graph_saved_just_before_the_lease_was_taken_is_found() -> None:
     repo = new_repo()
     _write(repo)
 
@@ -187,7 +187,7 @@ def test_what_another_left_just_before_is_found() -> None:
         assert keys(repo.store, LEASES) == []
 
 
-def test_a_store_that_cannot_be_written_to_makes_everybody_compile(tmp_path: Path) -> None:
+def test_every_process_compiles_if_the_store_cannot_be_written(tmp_path: Path) -> None:
     _write(new_repo(LocalStore(tmp_path)))
     repo = new_repo(LocalStore(tmp_path, read_only=True))
 
@@ -195,7 +195,7 @@ def test_a_store_that_cannot_be_written_to_makes_everybody_compile(tmp_path: Pat
         assert (turn.role, turn.found) == ("alone", None)
 
 
-def test_an_exception_lets_the_others_go_on() -> None:
+def test_an_exception_releases_the_lease() -> None:
     repo = new_repo()
 
     with pytest.raises(ZeroDivisionError), single_flight(repo, DIGEST, _find_nothing):
@@ -204,7 +204,7 @@ def test_an_exception_lets_the_others_go_on() -> None:
     assert keys(repo.store, LEASES) == []
 
 
-def test_what_the_search_raises_is_raised_and_lets_the_others_go_on() -> None:
+def test_an_error_of_the_search_is_raised_and_releases_the_lease() -> None:
     repo = new_repo()
 
     def fail() -> StoredVariant | None:
@@ -218,7 +218,7 @@ def test_what_the_search_raises_is_raised_and_lets_the_others_go_on() -> None:
 
 @pytest.mark.parametrize("fault", [Fault.ONCE, Fault.FOR_GOOD, Fault.REPLY_LOST, Fault.NO_SPACE])
 @pytest.mark.parametrize("is_new", [True, False])
-def test_whatever_fails_in_the_store_somebody_compiles(fault: Fault, is_new: bool) -> None:
+def test_if_any_operation_of_the_store_fails_some_process_compiles(fault: Fault, is_new: bool) -> None:
     for at in range(1, 40):
         inner = MemoryStore()
         if not is_new:
@@ -236,12 +236,12 @@ def test_whatever_fails_in_the_store_somebody_compiles(fault: Fault, is_new: boo
     pytest.fail("there is no end to it")
 
 
-def test_it_makes_an_empty_place_a_store_first(tmp_path: Path) -> None:
+def test_an_empty_directory_becomes_a_store_before_the_lease_is_written(tmp_path: Path) -> None:
     with single_flight(new_repo(LocalStore(tmp_path)), DIGEST, _find_nothing):
         assert new_repo(LocalStore(tmp_path)).config is not None
 
 
-def test_a_collector_takes_it_for_a_save_under_way() -> None:
+def test_a_collector_treats_the_lease_as_that_of_a_running_save() -> None:
     repo = new_repo()
     other = Other(repo)
 
@@ -255,7 +255,7 @@ def test_a_collector_takes_it_for_a_save_under_way() -> None:
     assert _finder(repo)() is not None
 
 
-def test_who_was_fenced_by_a_collector_is_not_waited_for() -> None:
+def test_a_process_that_a_collector_fenced_is_not_waited_for() -> None:
     repo = new_repo()
     Other(repo)
     collect(repo.store, Rules(min_age_s=0.0, expire_s=0.0))
@@ -264,7 +264,7 @@ def test_who_was_fenced_by_a_collector_is_not_waited_for() -> None:
         assert turn.role == "first"
 
 
-def test_it_beats_while_the_work_lasts() -> None:
+def test_the_lease_is_renewed_during_the_compilation() -> None:
     repo = new_repo()
     seen = threading.Event()
     create = repo.store.create

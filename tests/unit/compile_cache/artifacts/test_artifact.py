@@ -1,4 +1,4 @@
-"""Artifacts are written as variants of their key, found by exact names, and come back as they were."""
+"""Artifacts are written as variants of their key and read as they were written."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ALL = Trust(everything=True)
 BIG = {"k1": noise(300_000, 1), "k2": noise(1_500_000, 2)}
 
 
-def test_an_artifact_comes_back_as_it_was() -> None:
+def test_an_artifact_is_read_as_it_was_written() -> None:
     repo = new_repo()
     artifact = make_artifact(guards="s0 > 8", graph=noise(200_000), kernels=BIG)
 
@@ -39,7 +39,7 @@ def test_an_artifact_comes_back_as_it_was() -> None:
     assert read_artifact(repo, found, trust=MINE) == artifact
 
 
-def test_an_artifact_without_kernels_comes_back() -> None:
+def test_an_artifact_without_kernels_can_be_read() -> None:
     repo = new_repo()
     artifact = make_artifact(kernels={})
 
@@ -73,7 +73,7 @@ def test_the_same_guards_are_stored_once_though_bytes_differ() -> None:
     assert read_artifact(repo, find_variant(repo), trust=MINE).graph == b"one"
 
 
-def test_another_key_has_variants_of_its_own() -> None:
+def test_another_key_has_its_own_variants() -> None:
     repo = new_repo()
     for seed in "ab":
         store_artifact(repo, make_artifact(seed, graph=seed.encode()))
@@ -84,7 +84,7 @@ def test_another_key_has_variants_of_its_own() -> None:
     assert {found.key_digest for found in iter_artifacts(repo.store)} == {make_key(seed).digest for seed in "ab"}
 
 
-def test_a_variant_whose_bytes_are_lost_is_mended_by_the_next_save() -> None:
+def test_a_variant_whose_bytes_are_lost_is_replaced_by_the_next_save() -> None:
     repo = new_repo()
     artifact = make_artifact(kernels=BIG)
     found = store_artifact(repo, artifact)
@@ -100,7 +100,7 @@ def test_a_variant_whose_bytes_are_lost_is_mended_by_the_next_save() -> None:
 
 
 @pytest.mark.parametrize("entries", [{"graph": b"x"}, {"key.json": b"{}"}, {"graph": b"", "key.json": b"{}", "x": b""}])
-def test_what_an_artifact_does_not_consist_of_is_refused(entries: dict[str, bytes]) -> None:
+def test_an_artifact_with_missing_or_unknown_entries_is_refused(entries: dict[str, bytes]) -> None:
     repo = new_repo()
     good = store_artifact(repo)
     assert good.snapshot is not None
@@ -121,7 +121,7 @@ def test_an_unsigned_variant_is_replaced_by_a_signed_one() -> None:
     assert write_artifact(repo, make_artifact(), secret=None).existed
 
 
-def test_a_variant_signed_with_another_key_is_left_to_those_who_have_it() -> None:
+def test_a_variant_signed_with_another_key_is_not_replaced() -> None:
     repo = new_repo()
     first = store_artifact(repo, secret=OTHER_SECRET)
 

@@ -26,7 +26,7 @@ MINE = Trust()
 ALL = Trust(everything=True)
 
 
-def test_looking_for_a_key_lists_no_other_names() -> None:
+def test_searching_for_a_key_lists_no_other_names() -> None:
     listed: list[str] = []
 
     class Spy(MemoryStore):
@@ -44,7 +44,7 @@ def test_looking_for_a_key_lists_no_other_names() -> None:
     assert listed[0].endswith("%2f0@")
 
 
-def test_a_variant_behind_deleted_ones_is_found_and_their_names_are_used_again() -> None:
+def test_a_variant_after_deleted_ones_is_found_and_their_names_are_used_again() -> None:
     repo = new_repo()
     for guards in ("a", "b", "c"):
         store_artifact(repo, make_artifact(guards=guards))
@@ -56,7 +56,7 @@ def test_a_variant_behind_deleted_ones_is_found_and_their_names_are_used_again()
     assert [found.guards for found in iter_variants(repo.store, make_key().digest)] == ["d", "c"]
 
 
-def test_a_hole_that_a_copy_has_left_hides_nothing() -> None:
+def test_a_gap_between_numbers_hides_no_variant() -> None:
     repo = new_repo()
     other = new_repo()
     found = store_artifact(other, make_artifact(guards="c"))
@@ -67,7 +67,7 @@ def test_a_hole_that_a_copy_has_left_hides_nothing() -> None:
     assert write_artifact(repo, make_artifact(guards="c"), secret=None).existed
 
 
-def test_a_variant_with_a_damaged_record_is_told_and_passed_over(tmp_path: Path) -> None:
+def test_a_variant_with_a_damaged_record_is_reported_and_skipped(tmp_path: Path) -> None:
     repo = new_repo(LocalStore(tmp_path))
     for guards in ("a", "b"):
         store_artifact(repo, make_artifact(guards=guards))
@@ -83,7 +83,7 @@ def test_a_variant_with_a_damaged_record_is_told_and_passed_over(tmp_path: Path)
     assert {found.number for found in iter_artifacts(repo.store)} == {0, 1, 2}
 
 
-def test_a_record_that_describes_no_artifact_is_told_and_mended() -> None:
+def test_a_record_that_describes_no_artifact_is_reported_and_replaced() -> None:
     repo = new_repo()
     name = artifact_name(make_key().digest, 0)
     found = forge(repo, name, {"graph": b"x"}, {"artifact": 1, "guards": 7})
@@ -103,7 +103,7 @@ def test_a_later_format_is_left_to_later_versions() -> None:
     assert write_artifact(repo, make_artifact(), secret=None).name == artifact_name(make_key().digest, 1)
 
 
-def test_a_strange_name_is_told() -> None:
+def test_a_malformed_name_is_reported() -> None:
     repo = new_repo()
     found = forge(repo, "@compiled/strange", {"graph": b"x"}, {})
 

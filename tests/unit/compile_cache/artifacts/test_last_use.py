@@ -27,7 +27,7 @@ def repo(clock: VirtualClock) -> Repository:
     return new_repo(MemoryStore(clock=clock))
 
 
-def test_use_is_recorded_once_a_day_by_one_of_all(repo: Repository, clock: VirtualClock) -> None:
+def test_use_is_recorded_once_a_day_by_one_process(repo: Repository, clock: VirtualClock) -> None:
     found = [store_artifact(repo, make_artifact(seed)) for seed in "ab"]
     clock.advance(2 * DAY_S)
 
@@ -54,7 +54,7 @@ def test_use_on_the_first_day_is_not_recorded(repo: Repository, clock: VirtualCl
     assert read_uses(repo.store) == {}
 
 
-def test_use_of_what_cannot_be_written_to_is_no_error(tmp_path: Path) -> None:
+def test_use_in_a_read_only_store_is_no_error(tmp_path: Path) -> None:
     store_artifact(new_repo(LocalStore(tmp_path)))
     repo = new_repo(LocalStore(tmp_path, read_only=True))
     found = find_variant(repo)

@@ -1,4 +1,4 @@
-"""What the cache may hold: keys go by size, age or system, and use is told by records."""
+"""Keys are deleted by size, age or system, and the records of their use with them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _delete(keys: list[StoredKey], limits: CacheLimits, now_s: float = 100.0) ->
     return {v.key.digest: v.reason for v in plan_limits(keys, limits, now_s=now_s).decisions if v.reason}
 
 
-def test_what_was_used_least_recently_goes_when_there_is_too_much() -> None:
+def test_the_least_recently_used_keys_are_deleted_over_the_size_limit() -> None:
     keys = [_key("a", 10, 40), _key("b", 30, 40), _key("c", 20, 40)]
 
     assert _delete(keys, CacheLimits(max_bytes=80)) == {"a": "over the size limit"}
@@ -68,25 +68,25 @@ def test_what_was_used_least_recently_goes_when_there_is_too_much() -> None:
     assert _delete(keys, CacheLimits(max_bytes=120)) == {}
 
 
-def test_what_fits_stays_though_something_larger_goes() -> None:
+def test_a_key_that_fits_is_kept_after_a_larger_one_is_deleted() -> None:
     keys = [_key("a", 10, 5), _key("b", 30, 40), _key("c", 20, 1000)]
 
     assert _delete(keys, CacheLimits(max_bytes=50)) == {"c": "over the size limit"}
 
 
-def test_what_was_not_used_for_long_goes() -> None:
+def test_keys_over_the_age_limit_are_deleted() -> None:
     keys = [_key("a", 10, 1), _key("b", 90, 1)]
 
     assert _delete(keys, CacheLimits(max_age_s=50)) == {"a": "not used within the age limit"}
 
 
-def test_what_is_for_another_system_goes() -> None:
+def test_keys_for_another_system_are_deleted() -> None:
     keys = [_key("a", 10, 1, system="other"), _key("b", 10, 1)]
 
     assert _delete(keys, CacheLimits(systems=frozenset({"mine"}))) == {"a": "compiled for another system"}
 
 
-def test_what_goes_for_another_reason_does_not_count_for_the_size() -> None:
+def test_keys_deleted_for_another_reason_do_not_count_for_the_size() -> None:
     keys = [_key("a", 90, 100, system="other"), _key("b", 10, 100)]
 
     assert _delete(keys, CacheLimits(max_bytes=100, systems=frozenset({"mine"}))) == {
@@ -95,12 +95,12 @@ def test_what_goes_for_another_reason_does_not_count_for_the_size() -> None:
 
 
 @pytest.mark.parametrize("rules", [{}, {"max_bytes": -1}, {"max_age_s": -1.0}, {"max_age_s": float("nan")}])
-def test_limits_that_mean_nothing_are_refused(rules: dict[str, float]) -> None:
+def test_missing_and_negative_limits_are_refused(rules: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=r"give at least one limit|cannot be negative"):
         CacheLimits(**rules)  # type: ignore[arg-type]  # that is the point
 
 
-def test_keys_are_told_by_use_and_else_by_when_they_were_saved(repo: Repository, clock: VirtualClock) -> None:
+def test_keys_are_sorted_by_last_use_or_else_by_when_they_were_saved(repo: Repository, clock: VirtualClock) -> None:
     for seed in "abc":
         store_artifact(repo, make_artifact(seed))
         clock.advance(1 * DAY_S)
@@ -132,7 +132,7 @@ def test_limits_delete_keys_and_the_records_of_their_use(repo: Repository, clock
     assert store_artifact(repo, make_artifact("a")).number == 0
 
 
-def test_what_was_saved_again_since_the_plan_was_made_stays(repo: Repository) -> None:
+def test_a_key_saved_again_after_the_plan_was_made_is_kept(repo: Repository) -> None:
     found = store_artifact(repo)
     plan = plan_clear(read_stored(repo.store))
     delete_snapshot(repo.store, found.name)
@@ -142,7 +142,7 @@ def test_what_was_saved_again_since_the_plan_was_made_stays(repo: Repository) ->
     assert [each.name for each in iter_variants(repo.store, again.key_digest)] == [again.name]
 
 
-def test_what_is_damaged_goes_if_it_can(tmp_path: Path) -> None:
+def test_damaged_keys_are_deleted_if_their_records_can_be_read(tmp_path: Path) -> None:
     repo = new_repo(LocalStore(tmp_path))
     for seed in "ab":
         store_artifact(repo, make_artifact(seed))

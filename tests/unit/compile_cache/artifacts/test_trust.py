@@ -1,4 +1,4 @@
-"""An artifact is trusted for its signature, for who alone can write to its store, or because the user says so."""
+"""An artifact is trusted if it is signed, if only this user can write to its store, or if the user trusts all."""
 
 from __future__ import annotations
 
@@ -72,7 +72,9 @@ def find_part(repo: Repository, place: Path, below: str) -> Path:
 
 @pytest.mark.parametrize("below", PARTS)
 @pytest.mark.parametrize("mode", [0o757, 0o1777])
-def test_what_anybody_can_write_to_is_not_trusted(repo: Repository, place: Path, below: str, mode: int) -> None:
+def test_a_store_that_any_user_can_write_to_is_not_trusted(
+    repo: Repository, place: Path, below: str, mode: int
+) -> None:
     target = find_part(repo, place, below)
     target.chmod(mode)
 
@@ -82,7 +84,7 @@ def test_what_anybody_can_write_to_is_not_trusted(repo: Repository, place: Path,
 
 
 @pytest.mark.parametrize("below", PARTS)
-def test_what_a_group_can_write_to_is_not_trusted(repo: Repository, place: Path, below: str) -> None:
+def test_a_store_that_a_group_can_write_to_is_not_trusted(repo: Repository, place: Path, below: str) -> None:
     target = find_part(repo, place, below)
     target.chmod(0o775)
     gid = target.stat().st_gid
@@ -94,7 +96,7 @@ def test_what_a_group_can_write_to_is_not_trusted(repo: Repository, place: Path,
     assert cured in str(caught.value)
 
 
-def test_the_command_that_a_refusal_names_cures_a_store_for_good(place: Path) -> None:
+def test_the_command_in_the_message_makes_the_store_trusted(place: Path) -> None:
     mask = os.umask(0o002)
     try:
         repo = new_repo(LocalStore(place))
@@ -111,7 +113,7 @@ def test_the_command_that_a_refusal_names_cures_a_store_for_good(place: Path) ->
         os.umask(mask)
 
 
-def test_every_directory_above_that_is_at_fault_is_named_with_its_cure(tmp_path: Path) -> None:
+def test_every_writable_directory_above_is_named_with_the_command_that_fixes_it(tmp_path: Path) -> None:
     place = tmp_path / "a b/c/store"
     place.mkdir(parents=True)
     (tmp_path / "a b").chmod(0o775)
@@ -128,7 +130,7 @@ def test_every_directory_above_that_is_at_fault_is_named_with_its_cure(tmp_path:
     ("below", "attribute"),
     [(part, ACCESS) for part in PARTS] + [(part, DEFAULT) for part in PARTS if part != "record"],
 )
-def test_what_has_an_access_control_list_is_not_trusted(
+def test_a_store_with_an_access_control_list_is_not_trusted(
     repo: Repository, place: Path, below: str, attribute: str
 ) -> None:
     target = find_part(repo, place, below)
@@ -143,7 +145,7 @@ def test_what_has_an_access_control_list_is_not_trusted(
 
 @pytest.mark.parametrize("attribute", [ACCESS, DEFAULT])
 @pytest.mark.parametrize("mode", [0o755, 0o1777])
-def test_a_directory_above_with_an_access_control_list_is_a_doubt(
+def test_a_directory_above_with_an_access_control_list_is_reported(
     tmp_path: Path, place: Path, attribute: str, mode: int
 ) -> None:
     tmp_path.chmod(mode)
@@ -153,14 +155,14 @@ def test_a_directory_above_with_an_access_control_list_is_a_doubt(
     assert check_ownership(str(place)) == f"{tmp_path} has an access control list, which may let others write: {cure}"
 
 
-def test_a_list_that_says_no_more_than_the_mode_is_none(repo: Repository, place: Path) -> None:
+def test_a_list_that_only_repeats_the_mode_is_ignored(repo: Repository, place: Path) -> None:
     set_acl(place, permissions=None)
 
     assert check_store_trust(repo.store, find_variant(repo)) == ""
 
 
 @pytest.mark.parametrize("attribute", ["system.nfs4_acl", "system.richacl"])
-def test_lists_of_other_kinds_are_doubts(place: Path, attribute: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lists_of_other_kinds_are_reported(place: Path, attribute: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def read(path: str, name: str, *, follow_symlinks: bool) -> bytes:
         if (path, name) == (str(place), attribute):
             return b"list"
@@ -171,7 +173,7 @@ def test_lists_of_other_kinds_are_doubts(place: Path, attribute: str, monkeypatc
     assert check_ownership(str(place)).startswith(f"{place} has an access control list")
 
 
-def test_a_list_that_cannot_be_read_is_a_doubt(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_that_cannot_be_read_is_reported(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def read(path: str, name: str, *, follow_symlinks: bool) -> bytes:
         raise OSError(errno.EIO, os.strerror(errno.EIO), path)
 
@@ -180,9 +182,7 @@ def test_a_list_that_cannot_be_read_is_a_doubt(place: Path, monkeypatch: pytest.
     assert check_ownership(str(place)) == "/ cannot be checked (Input/output error)"
 
 
-def test_what_belongs_to_another_user_is_not_trusted(
-    repo: Repository, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_of_another_user_is_not_trusted(repo: Repository, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     owner = place.stat().st_uid
     monkeypatch.setattr("holdfast.compile_cache.artifacts.trust._ROOT_UID", owner + 1)
     monkeypatch.setattr(os, "geteuid", lambda: owner + 2)
@@ -191,7 +191,7 @@ def test_what_belongs_to_another_user_is_not_trusted(
         read_artifact(repo, find_variant(repo), trust=Trust())
 
 
-def test_a_directory_above_that_others_can_write_to_is_a_doubt(tmp_path: Path, place: Path) -> None:
+def test_a_directory_above_that_others_can_write_to_is_reported(tmp_path: Path, place: Path) -> None:
     tmp_path.chmod(0o777)
 
     assert check_ownership(str(place)) == (
@@ -199,13 +199,13 @@ def test_a_directory_above_that_others_can_write_to_is_a_doubt(tmp_path: Path, p
     )
 
 
-def test_a_sticky_directory_above_is_none(tmp_path: Path, place: Path) -> None:
+def test_a_sticky_directory_above_is_accepted(tmp_path: Path, place: Path) -> None:
     tmp_path.chmod(0o1777)
 
     assert check_ownership(str(place)) == ""
 
 
-def test_a_link_that_leads_through_such_a_directory_is_a_doubt(tmp_path: Path, place: Path) -> None:
+def test_a_link_that_leads_through_such_a_directory_is_reported(tmp_path: Path, place: Path) -> None:
     (tmp_path / "open").mkdir()
     (tmp_path / "open/inner").symlink_to(place)
     (tmp_path / "link").symlink_to("open/../open/inner")
@@ -218,14 +218,14 @@ def test_a_link_that_leads_through_such_a_directory_is_a_doubt(tmp_path: Path, p
     )
 
 
-def test_a_link_within_a_store_is_a_doubt(repo: Repository, place: Path) -> None:
+def test_a_link_within_a_store_is_reported(repo: Repository, place: Path) -> None:
     (place / "packs").rename(place.parent / "elsewhere")
     (place / "packs").symlink_to(place.parent / "elsewhere")
 
     assert check_store_trust(repo.store, find_variant(repo)) == f"{place}/packs is a link"
 
 
-def test_a_store_behind_a_link_is_judged_by_where_it_leads(repo: Repository, place: Path) -> None:
+def test_a_link_to_a_store_is_judged_by_its_target(repo: Repository, place: Path) -> None:
     link = place.parent / "link"
     link.symlink_to(place)
     assert check_store_trust(LocalStore(link), find_variant(repo)) == ""
@@ -237,7 +237,7 @@ def test_a_store_behind_a_link_is_judged_by_where_it_leads(repo: Repository, pla
     )
 
 
-def test_links_in_a_circle_and_what_is_not_there_are_doubts(tmp_path: Path) -> None:
+def test_links_in_a_circle_and_missing_paths_are_reported(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
 
@@ -245,7 +245,7 @@ def test_links_in_a_circle_and_what_is_not_there_are_doubts(tmp_path: Path) -> N
     assert "cannot be checked (No such file or directory)" in check_ownership(str(tmp_path / "none"))
 
 
-def test_a_store_of_another_kind_is_not_trusted_by_where_it_is(repo: Repository) -> None:
+def test_a_store_that_is_not_a_local_directory_is_not_trusted(repo: Repository) -> None:
     class Elsewhere:
         url = "s3://bucket"
 
@@ -254,19 +254,19 @@ def test_a_store_of_another_kind_is_not_trusted_by_where_it_is(repo: Repository)
 
 @pytest.fixture
 def shared(place: Path) -> Repository:
-    """A store that anybody can write to."""
+    """A store that any user can write to."""
     repo = new_repo(LocalStore(place))
     place.chmod(0o777)
     return repo
 
 
-def test_a_signature_is_enough(shared: Repository) -> None:
+def test_a_signed_artifact_is_trusted(shared: Repository) -> None:
     found = store_artifact(shared, secret=SECRET)
 
     assert read_artifact(shared, found, trust=Trust(secret=SECRET)) == make_artifact()
 
 
-def test_the_word_of_the_user_is_enough(shared: Repository) -> None:
+def test_every_artifact_is_trusted_if_the_user_says_so(shared: Repository) -> None:
     assert read_artifact(shared, store_artifact(shared), trust=Trust(everything=True)) == make_artifact()
 
 
@@ -279,7 +279,7 @@ def test_the_word_of_the_user_is_enough(shared: Repository) -> None:
         (SECRET, OTHER_SECRET, "its signature does not match the key"),
     ],
 )
-def test_a_refusal_says_why_and_what_to_do(
+def test_the_message_of_a_refusal_names_the_reason_and_the_next_step(
     shared: Repository, place: Path, signed_with: bytes | None, checked_with: bytes | None, reason: str
 ) -> None:
     found = store_artifact(shared, secret=signed_with)
@@ -295,7 +295,7 @@ def test_a_refusal_says_why_and_what_to_do(
     assert caught.value.name == found.name
 
 
-def test_what_cannot_become_trusted_is_not_read(shared: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_artifact_that_cannot_be_trusted_is_not_read(shared: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
     unsigned = store_artifact(shared)
     signed = store_artifact(shared, make_artifact("b"), secret=SECRET)
 
@@ -309,7 +309,7 @@ def test_what_cannot_become_trusted_is_not_read(shared: Repository, monkeypatch:
             read_artifact(shared, found, trust=Trust(secret=secret))
 
 
-def test_a_record_without_a_file_is_a_doubt(repo: Repository) -> None:
+def test_a_record_without_a_file_is_reported(repo: Repository) -> None:
     found = find_variant(repo)
     assert found.snapshot is not None
     later = replace(found, snapshot=replace(found.snapshot, generation=7))
@@ -344,7 +344,7 @@ def test_a_secret_that_is_too_short_is_refused(monkeypatch: pytest.MonkeyPatch) 
         read_secret()
 
 
-def test_a_key_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+def test_a_missing_key_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(HoldfastError, match=f"the key file {tmp_path}/none cannot be read: No such file or directory"):
         read_secret(tmp_path / "none")
 
@@ -371,7 +371,7 @@ def test_a_key_file_that_others_can_read_is_warned_about(tmp_path: Path, caplog:
     )
 
 
-def test_a_directory_that_other_machines_share_is_in_doubt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_on_a_network_filesystem_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     repo = new_repo(LocalStore(str(tmp_path / "store")))
     found = store_artifact(repo)
     monkeypatch.setattr("holdfast.objects.local.files.PosixFiles.read_filesystem_type", lambda *_: "nfs4")

@@ -89,17 +89,17 @@ def swap(part: str, *path: Any, to: Json) -> dict[str, Json]:
         (swap("graph", 2, to="%1 = torch.mul(%0, 3)"), "graph changed (1 of 4 lines removed, 1 added)"),
     ],
 )
-def test_each_part_has_its_sentence(change: dict[str, Json], text: str) -> None:
+def test_each_part_has_a_description(change: dict[str, Json], text: str) -> None:
     assert headline({}, change) == f"missed: {text}"
 
 
-def test_several_parts_are_told_one_after_the_other() -> None:
+def test_several_parts_are_listed() -> None:
     text = headline({}, {**swap("flags", "grad", to=False), **swap("system", "cpu_isa", to="AVX2")})
 
     assert text == "missed: flags changed (grad True -> False); system changed (cpu_isa AVX512 -> AVX2)"
 
 
-def test_the_line_is_cut_and_the_details_are_not() -> None:
+def test_the_line_is_shortened_and_the_details_are_not() -> None:
     new = {"options": {f"option{number}": number for number in range(6)}}
 
     found = explain(key_with(**new), [stored(key_with())])
@@ -111,7 +111,7 @@ def test_the_line_is_cut_and_the_details_are_not() -> None:
     assert found.details[5] == "options: option5 absent -> 5"
 
 
-def test_another_graph_comes_with_its_diff() -> None:
+def test_another_graph_is_explained_with_a_diff() -> None:
     found = explain(key_with(**swap("graph", 2, to="%1 = torch.mul(%0, 3)")), [stored(key_with(), "@compiled/ab/0")])
 
     assert found.text == (
@@ -145,7 +145,7 @@ def test_of_graphs_that_differ_the_one_with_fewer_other_lines_is_nearest() -> No
     assert explain(key_with(), [stored(far, "far"), stored(near, "near")]).nearest == "near"
 
 
-def test_guards_that_do_not_hold_are_the_reason_if_the_key_is_there() -> None:
+def test_guards_are_the_reason_if_the_key_is_stored() -> None:
     found = explain(key_with(), [stored(key_with(), "@compiled/ab/0", guards="9 <= L['t0']")])
 
     assert found.headline == "missed: 1 entry has this key, but its shape guards do not hold: 9 <= L['t0']"

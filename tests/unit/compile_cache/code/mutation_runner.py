@@ -46,8 +46,8 @@ def load(mutation: Mutation, number: str, folder: Path) -> Any:
     return import_module("mutated.operator")
 
 
-def tell_key(module: Any) -> dict[str, Any]:
-    """Return the key of a graph that calls the operator, made by hand, for dynamo takes much longer."""
+def describe_key(module: Any) -> dict[str, Any]:
+    """Return the key of a graph that calls the operator. It is built without dynamo, which takes much longer."""
     graph = Graph()
     x = graph.placeholder("x")
     with FakeTensorMode() as mode:
@@ -61,24 +61,24 @@ def tell_key(module: Any) -> dict[str, Any]:
     return {"key": found.digest}
 
 
-def tell_answers(module: Any, *, is_compilers: bool) -> dict[str, Any]:
-    """Return the key of what dynamo traces, and what `aot_eager` and, if asked for, torch's compiler compute."""
+def describe_results(module: Any, *, is_compilers: bool) -> dict[str, Any]:
+    """Return the key of the traced graph, and the results of `aot_eager` and, if needed, of torch's compiler."""
     (found,) = record_keys(module.f, module.make_input())
-    told = {"reason": found} if isinstance(found, str) else {"key": found.digest}
+    key = {"reason": found} if isinstance(found, str) else {"key": found.digest}
     with torch._inductor.config.patch(force_disable_caches=True):
         plain = {"plain": compute(module, "inductor")} if is_compilers else {}
-    return {**told, **plain, "eager": compute(module, "aot_eager")}
+    return {**key, **plain, "eager": compute(module, "aot_eager")}
 
 
-def tell_stores(store: Path, module: Any, *, is_compilers: bool) -> dict[str, Any]:
-    """Return also what is computed by way of a store, and whether the store had it."""
+def describe_stored(store: Path, module: Any, *, is_compilers: bool) -> dict[str, Any]:
+    """Return also the result with a store, and whether it was a hit."""
     compiler = make_compiler(open_repository(open_store(str(store)), create=True))
     answer = compute(module, compiler)
-    return {**tell_answers(module, is_compilers=is_compilers), "answer": answer, "hits": compiler.statistics.hit}
+    return {**describe_results(module, is_compilers=is_compilers), "answer": answer, "hits": compiler.statistics.hit}
 
 
 def compute(module: Any, backend: Any) -> list[list[float]]:
-    """Return what a compiled function computes: its output and, if there is one, its gradient."""
+    """Return the output of a compiled function and, if there is one, its gradient."""
     torch._dynamo.reset()
     x = module.make_input()
     compiled: Any = torch.compile(module.f, backend=backend)
@@ -97,35 +97,35 @@ def run_in_child(call: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         with os.fdopen(writer, "w") as file:
             try:
                 json.dump(call(), file)
-            except BaseException:  # noqa: BLE001 - whatever it is, the parent tells
+            except BaseException:  # noqa: BLE001 - the parent reports it
                 json.dump({"error": traceback.format_exc()}, file)
         os._exit(0)
     os.close(writer)
     with os.fdopen(reader) as file:
         text = file.read()
     os.waitpid(child, 0)
-    return dict(json.loads(text)) if text else {"error": "it ended without a word"}
+    return dict(json.loads(text)) if text else {"error": "the child ended without a result"}
 
 
 def run_both(mutation: Mutation, what: str, folder: Path) -> dict[str, Any]:
     """Run both versions of a mutation, one after the other."""
-    tell: dict[str, Callable[[Any], dict[str, Any]]] = {
-        "keys": tell_key,
-        "answers": functools.partial(tell_answers, is_compilers=mutation.place.is_compilers),
-        "stores": functools.partial(tell_stores, folder / "store", is_compilers=mutation.place.is_compilers),
+    describe: dict[str, Callable[[Any], dict[str, Any]]] = {
+        "keys": describe_key,
+        "answers": functools.partial(describe_results, is_compilers=mutation.place.is_compilers),
+        "stores": functools.partial(describe_stored, folder / "store", is_compilers=mutation.place.is_compilers),
     }
 
     def run(number: str, place: Path) -> dict[str, Any]:
-        return tell[what](load(mutation, number, place))
+        return describe[what](load(mutation, number, place))
 
     versions = {"before": BEFORE, "after": AFTER, **({"again": BEFORE} if what == "stores" else {})}
     return {role: run_in_child(functools.partial(run, number, folder / role)) for role, number in versions.items()}
 
 
 def main(what: str, folder: Path) -> None:
-    """Run the mutations that are named."""
+    """Run the mutations whose names are on standard input."""
     torch.set_num_threads(1)
-    # What children would all do for themselves: late imports, and a look through torch's tables.
+    # Done once here instead of in every child: late imports, and the search of torch's tables.
     graph = Graph()
     graph.output((graph.call_function(torch.ones, ((1,),)),))
     make_key(GraphModule({}, graph), [], options={}, versions={})

@@ -1,4 +1,4 @@
-"""The process of `mutation_runner.py`, as tests ask it."""
+"""Starts `mutation_runner.py` and sends it mutations."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ ROOT: Final = Path(__file__).parents[4]
 
 
 class Runner:
-    """A process that runs both versions of a mutation when it is asked to."""
+    """A process that runs both versions of a mutation."""
 
     def __init__(self, what: str, folder: Path) -> None:
-        """Start the process; it tells `what` and leaves its files in `folder`."""
+        """Start the process. `what` is what it returns (see `mutation_runner.py`), and `folder` is for its files."""
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         # With one thread torch's compiler starts no pool of workers, whose threads a forked child would not have.
         environment |= {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
@@ -44,7 +44,7 @@ class Runner:
         self._process.communicate()
 
     def ask(self, mutation: Mutation) -> dict[str, Any]:
-        """Return what both versions tell, by their roles."""
+        """Return the results of both versions, by role."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(f"{mutation.name}\n")

@@ -1,4 +1,4 @@
-"""Ways by which code reaches a value that may change between two processes: NUMBER in the texts below."""
+"""How code can read a value that may change between two processes: NUMBER in the texts below."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How code reaches a value."""
+    """How code reads a value."""
 
     name: str
     value: str
     """An expression."""
     prelude: str = ""
-    """What stands at the top of the module."""
+    """Code at the top of the module."""
     inside: str = ""
-    """What stands in the function, before the expression."""
+    """Code in the function, before the expression."""
     files: Mapping[str, str] = field(default_factory=dict)
-    """Files of the package, whose other files hold other numbers."""
+    """Files of the package that replace those of `OTHERS`, which contain other numbers."""
     environ: Mapping[str, str] = field(default_factory=dict)
     refusal: str = ""
-    """What the reason names, if this cannot be followed and graphs are not cached."""
+    """A part of the reason, if this cannot be followed and graphs are not cached."""
 
 
 _RULES: Final = "SCALE = 7.0\ndef scale():\n    return SCALE\n"
@@ -41,7 +41,7 @@ _IMPORT_RULES: Final = "import mutated.rules\nfrom mutated import rules\n"
 
 
 def _written(name: str, value: str, prelude: str, *, refusal: str = "") -> Way:
-    """Return a way that begins and ends in the module itself."""
+    """Return a way to a number in the module itself."""
     return Way(name, value, textwrap.dedent(prelude).strip(), refusal=refusal)
 
 

@@ -1,7 +1,7 @@
-"""Things of a user's that may change between two processes: a place for code, and a way by which it reaches a value.
+"""User code that may change between two processes.
 
-Each mutation is two versions of a small package that differ in one number. A way says how VALUE is reached, and a
-place what is done with it.
+Each mutation consists of two versions of a small package that differ in one number. A `Way` is how the code reads that
+number, and a `Place` is the function that reads it, such as a backward or a lowering.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ AFTER: Final = "5.0"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where code may stand."""
+    """A function of the user that affects a result."""
 
     name: str
     source: str
@@ -33,11 +33,11 @@ class Place:
     makes_kernels: bool = True
     """Whether torch compiles a kernel in C++ for it."""
 
-    def find_right(self, told: Mapping[str, Any], number: str) -> list[list[float]] | None:
-        """Return the one right answer of a version that holds `number`; None if `told` does not contain it."""
+    def find_right(self, results: Mapping[str, Any], number: str) -> list[list[float]] | None:
+        """Return the right result of the version with `number`; None if `results` does not contain it."""
         if not self.is_compilers:
-            return told.get("eager")
-        return told.get("plain") if self.unused else [[float(number)] * 4]
+            return results.get("eager")
+        return results.get("plain") if self.unused else [[float(number)] * 4]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ OPERATORS: Final = (
         "def f(x)",
         '@op.register_kernel("cpu")\ndef kernel(x):\n    INSIDE\n    return x * VALUE\ndef f(x)',
     ),
-    # The implementation makes as many items as the input says, and only the fake says so to the compiler.
+    # The first item of the input is the size of the output. The compiler gets the size from the fake alone.
     Place(
         "fake",
         _OPERATOR.replace("return x * 1.5", "return x.new_ones(int(x[0]))")
@@ -295,23 +295,23 @@ QUICK: Final = tuple(mutation for mutation in MUTATIONS if mutation.place is BAC
 
 
 def judge(mutation: Mutation, before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Return what is wrong with what two processes told, one with each version of a package."""
+    """Return what is wrong with the results of two processes, one for each version of a package."""
     if "error" in before or "error" in after:
         return [before.get("error", ""), after.get("error", "")]
     wrong = []
     if "key" in before and before["key"] == after.get("key"):
         wrong.append("stale: both versions have one key")
-    reasons = [told["reason"] for told in (before, after) if "reason" in told]
+    reasons = [results["reason"] for results in (before, after) if "reason" in results]
     if reasons and not mutation.refusal:
         wrong.append(f"it could be cached: {reasons[0]}")
     if len(reasons) < 2 and mutation.refusal:
-        wrong.append("it has a key, though nobody can follow this")
+        wrong.append("it has a key, although this code cannot be followed")
     wrong += [f"not for {mutation.refusal}: {reason}" for reason in reasons if mutation.refusal not in reason]
-    for told, number in ((before, BEFORE), (after, AFTER)):
-        right = mutation.place.find_right(told, number)
-        wrong += [f"{told[by]} for {right}" for by in ("answer", "plain") if by in told and told[by] != right]
+    for results, number in ((before, BEFORE), (after, AFTER)):
+        right = mutation.place.find_right(results, number)
+        wrong += [f"{results[by]} for {right}" for by in ("answer", "plain") if by in results and results[by] != right]
     if "eager" in before and (before["eager"] == after["eager"]) != mutation.place.is_compilers:
-        wrong.append("the number does not count, so that this tests nothing")
+        wrong.append("the number does not change the result, so this tests nothing")
     if mutation.place.unused and before.get("plain") != after.get("plain"):
-        wrong.append(f"the number counts, which contradicts this: {mutation.place.unused}")
+        wrong.append(f"the number changes the result, which contradicts this: {mutation.place.unused}")
     return wrong

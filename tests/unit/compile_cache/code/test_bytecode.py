@@ -1,4 +1,4 @@
-"""Bytecode tells globals from attributes, and imports and nested code are read too."""
+"""Globals, their attributes and imports are read from bytecode, also from nested code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def reads_of(body: str) -> Reads:
     return read_code(code)
 
 
-def test_attributes_are_no_globals() -> None:
+def test_attributes_are_not_globals() -> None:
     reads = reads_of("return x.scale + scale.rules(x).y")
 
     assert reads.chains == (("scale", "rules"),)
@@ -36,11 +36,11 @@ def test_attributes_are_no_globals() -> None:
     ],
     ids=["call", "comprehension", "lambda", "nested", "class", "branch"],
 )
-def test_globals_are_read_with_the_attributes_below_them(body: str, chain: tuple[str, ...]) -> None:
+def test_globals_are_read_with_their_attributes(body: str, chain: tuple[str, ...]) -> None:
     assert chain in reads_of(body).chains
 
 
-def test_an_attribute_of_one_of_two_values_is_that_of_none() -> None:
+def test_an_attribute_of_one_of_two_values_belongs_to_neither() -> None:
     reads = reads_of("return (a if c else b).held")
 
     assert reads.chains == (("a",), ("b",))

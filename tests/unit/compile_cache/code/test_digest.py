@@ -22,7 +22,7 @@ def _calls_itself(number: int) -> int:
     return _calls_itself(number - 1) if number else 0
 
 
-def test_closures_and_defaults_count() -> None:
+def test_closures_and_defaults_change_the_digest() -> None:
     assert digest_code(_with_closure(1), where="it") == digest_code(_with_closure(1), where="it")
     assert digest_code(_with_closure(1), where="it") != digest_code(_with_closure(2), where="it")
     assert digest_code(_with_closure(1), where="it") != digest_code(_with_closure(1.0), where="it")
@@ -33,7 +33,7 @@ def test_a_function_that_calls_itself_has_a_digest() -> None:
     assert digest_code(_calls_itself, where="it") == digest_code(_calls_itself, where="it")
 
 
-def test_a_chain_without_end_is_given_up() -> None:
+def test_code_that_is_nested_too_deeply_has_no_digest() -> None:
     chain: Callable[[], object] = _with_closure(None)
     for _ in range(50):
         chain = _with_closure(chain)

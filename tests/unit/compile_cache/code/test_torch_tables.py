@@ -1,4 +1,4 @@
-"""Torch's own tables hold nothing foreign, and what a user adds to them is found, also after the first look."""
+"""Torch's own tables contain no user code, and code that a user adds is found, also after the first search."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def post_grad() -> Any:
         return import_module("torch._inductor.fx_passes.post_grad")
 
 
-def of_mine(x: Any) -> Any:
+def user_function(x: Any) -> Any:
     return x
 
 
@@ -47,7 +47,7 @@ def list_new(watch: TableWatch, before: list[TableEntry]) -> list[tuple[str, str
     return [(row.role, str(row.subject)) for row in watch.list_user_code() if row not in before]
 
 
-def test_all_that_torch_puts_into_its_tables_is_its_own() -> None:
+def test_torchs_own_tables_contain_no_user_code() -> None:
     ran = subprocess.run([sys.executable, "-c", _OWN], capture_output=True, text=True, check=False)
 
     assert ran.returncode == 0, ran.stderr[-2000:]
@@ -57,15 +57,15 @@ def test_a_lowering_by_assignment_is_found(monkeypatch: pytest.MonkeyPatch) -> N
     watch = TableWatch()
     before = watch.list_user_code()
 
-    monkeypatch.setitem(lowering.lowerings, _ERFC, of_mine)
+    monkeypatch.setitem(lowering.lowerings, _ERFC, user_function)
 
     assert list_new(watch, before) == [("lowering", "aten.erfc.default")]
 
 
-def test_a_registered_lowering_is_found_below_what_torch_wraps_it_in(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_registered_lowering_is_found_inside_torchs_wrapper(monkeypatch: pytest.MonkeyPatch) -> None:
     watch = TableWatch()
     before = watch.list_user_code()
-    wrapped: Any = lowering.register_lowering([], lowering_dict={})(of_mine)
+    wrapped: Any = lowering.register_lowering([], lowering_dict={})(user_function)
 
     monkeypatch.setitem(lowering.lowerings, _ERFC, wrapped)
 
@@ -78,7 +78,7 @@ def test_a_python_kernel_is_found(monkeypatch: pytest.MonkeyPatch, table: str) -
     watch = TableWatch()
     before = watch.list_user_code()
 
-    monkeypatch.setitem(getattr(_ERFC, table), torch._C.DispatchKey.AutogradXLA, of_mine)
+    monkeypatch.setitem(getattr(_ERFC, table), torch._C.DispatchKey.AutogradXLA, user_function)
 
     assert list_new(watch, before) == [("Python kernels", "aten.erfc.default")]
 
@@ -87,7 +87,7 @@ def test_a_pattern_is_found(monkeypatch: pytest.MonkeyPatch, post_grad: Any) -> 
     watch = TableWatch()
     before = watch.list_user_code()
     passes = PatternMatcherPass()
-    _register(CallFunction(_ERFC, Arg()), pass_dict=passes)(of_mine)
+    _register(CallFunction(_ERFC, Arg()), pass_dict=passes)(user_function)
 
     monkeypatch.setattr(post_grad, "pass_patterns", [*post_grad.pass_patterns, passes])
 
@@ -98,7 +98,7 @@ def test_a_kernel_of_a_library_is_found_and_forgotten_with_the_library() -> None
     watch = LibraryWatch()
     assert LibraryKernel("aten::erfc", "AutogradXLA") not in watch.list_user_code()
     library = _Library("aten", "IMPL")
-    library.impl("erfc", of_mine, "AutogradXLA")
+    library.impl("erfc", user_function, "AutogradXLA")
 
     try:
         assert LibraryKernel("aten::erfc", "AutogradXLA") in watch.list_user_code()

@@ -1,4 +1,4 @@
-"""What a key does not tell must not matter: such graphs are not kept, and the reason is a sentence."""
+"""Graphs that a key cannot describe completely are not cached, and the reason is a sentence."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def double(x: Tensor) -> Any:
 
 
 @_allow_in_graph  # type: ignore[untyped-decorator]  # it is Any
-def of_mine(x: Tensor) -> Tensor:
+def user_function(x: Tensor) -> Tensor:
     return x * 2
 
 
-def call_mine(x: Tensor) -> Any:
-    return of_mine(x)
+def call_user_function(x: Tensor) -> Any:
+    return user_function(x)
 
 
 def add(x: Tensor, y: Tensor) -> Tensor:
@@ -72,7 +72,7 @@ def views() -> tuple[Tensor, Tensor]:
 
 
 def graph_of(build: Callable[[Graph, Any], Any], *, attributes: dict[str, Any] | None = None) -> GraphModule:
-    """Return a graph of one input of four floats, made by hand."""
+    """Return a graph with one input of four floats, built without dynamo."""
     graph = Graph()
     x = graph.placeholder("x")
     with FakeTensorMode() as mode:
@@ -84,7 +84,7 @@ def graph_of(build: Callable[[Graph, Any], Any], *, attributes: dict[str, Any] |
     return GraphModule(root, graph)
 
 
-def why_not(graph: GraphModule, x: object = None) -> str:
+def find_reason(graph: GraphModule, x: object = None) -> str:
     with pytest.raises(Uncacheable) as caught:
         make_key(graph, [torch.ones(4) if x is None else x], options={}, versions={})
     return caught.value.reason
@@ -97,18 +97,20 @@ def test_an_autograd_function_is_not_cached() -> None:
     assert reason == "the graph calls a torch.autograd.Function, whose code is not in the graph"
 
 
-def test_a_function_of_the_users_is_not_cached_and_the_reason_says_what_to_do() -> None:
-    reason = reason_of(call_mine, torch.ones(3))
+def test_a_user_function_is_not_cached_and_the_reason_names_the_next_step() -> None:
+    reason = reason_of(call_user_function, torch.ones(3))
 
-    name = f"{__name__}.of_mine"
+    name = f"{__name__}.user_function"
     assert reason.startswith(f"the graph calls {name}, which is not part of torch, so its code may change; to cache")
     assert f'versions={{"{name}": "1"}}' in reason
 
 
-def test_a_function_that_the_user_vouches_for_is_cached_by_its_version() -> None:
-    name = f"{__name__}.of_mine"
+def test_a_user_function_with_a_version_is_cached() -> None:
+    name = f"{__name__}.user_function"
 
-    one, same, other = (key_of(call_mine, torch.ones(3), versions={name: version}) for version in ("1", "1", "2"))
+    one, same, other = (
+        key_of(call_user_function, torch.ones(3), versions={name: version}) for version in ("1", "1", "2")
+    )
 
     assert one.digest == same.digest != other.digest
 
@@ -120,18 +122,18 @@ def test_a_function_of_torch_that_was_replaced_is_not_cached(monkeypatch: pytest
     silu.__module__ = "torch.nn.functional"
     monkeypatch.setattr(F, "silu", silu)
 
-    reason = why_not(graph_of(lambda graph, x: graph.call_function(silu, (x,))))
+    reason = find_reason(graph_of(lambda graph, x: graph.call_function(silu, (x,))))
 
     assert reason == f"torch.nn.functional.silu was replaced by code from {__file__}"
 
 
-def test_a_function_that_its_name_does_not_find_is_not_cached() -> None:
+def test_a_function_that_its_name_does_not_lead_to_is_not_cached() -> None:
     def relu(x: Tensor) -> Tensor:
         return x
 
     relu.__module__ = "torch.nn.functional"
 
-    reason = why_not(graph_of(lambda graph, x: graph.call_function(relu, (x,))))
+    reason = find_reason(graph_of(lambda graph, x: graph.call_function(relu, (x,))))
 
     assert reason.endswith("which is not the function that torch.nn.functional.relu refers to")
 
@@ -139,7 +141,7 @@ def test_a_function_that_its_name_does_not_find_is_not_cached() -> None:
 def test_an_unknown_higher_order_operator_is_not_cached() -> None:
     operator = torch.ops.higher_order.strict_mode
 
-    reason = why_not(graph_of(lambda graph, x: graph.call_function(operator, (x,))))
+    reason = find_reason(graph_of(lambda graph, x: graph.call_function(operator, (x,))))
 
     assert reason == "the graph calls the higher-order operator strict_mode, which the cache does not support"
 
@@ -148,14 +150,14 @@ def test_an_object_that_is_called_is_not_cached() -> None:
     partial: Any = functools.partial(torch.add, other=1)
     partial.__name__ = "partial"
 
-    reason = why_not(graph_of(lambda graph, x: graph.call_function(partial, (x,))))
+    reason = find_reason(graph_of(lambda graph, x: graph.call_function(partial, (x,))))
 
     assert reason.startswith("the graph calls functools.partial(")
     assert reason.endswith("which is neither a function nor an operator")
 
 
-def test_a_module_that_was_not_looked_into_is_not_cached() -> None:
-    reason = why_not(graph_of(lambda graph, x: graph.call_module("relu", (x,)), attributes={"relu": nn.ReLU()}))
+def test_a_module_that_was_not_traced_is_not_cached() -> None:
+    reason = find_reason(graph_of(lambda graph, x: graph.call_module("relu", (x,)), attributes={"relu": nn.ReLU()}))
 
     assert reason == "the graph contains the module relu (ReLU), which dynamo did not trace into"
 
@@ -163,7 +165,7 @@ def test_a_module_that_was_not_looked_into_is_not_cached() -> None:
 def test_collectives_are_not_cached() -> None:
     operator = torch.ops._c10d_functional.all_reduce.default
 
-    reason = why_not(graph_of(lambda graph, x: graph.call_function(operator, (x, "sum", "0"))))
+    reason = find_reason(graph_of(lambda graph, x: graph.call_function(operator, (x, "sum", "0"))))
 
     assert reason == (
         "the graph communicates with other processes (_c10d_functional::all_reduce), which the key does not describe"
@@ -175,7 +177,7 @@ def test_an_argument_that_has_no_text_is_not_cached() -> None:
     called = next(node for node in graph.graph.nodes if node.op == "call_function")
     called.kwargs = {"generator": torch.Generator()}
 
-    reason = why_not(graph)
+    reason = find_reason(graph)
 
     assert reason == "a node of the graph has an argument of type torch._C.Generator, which the key cannot describe"
 
@@ -186,15 +188,15 @@ def test_checkpoints_without_a_policy_are_cached() -> None:
     assert "graph 1:" in key.parts["graph"]
 
 
-def test_directions_on_a_node_are_not_cached() -> None:
+def test_a_node_with_annotations_for_the_compiler_is_not_cached() -> None:
     graph = graph_of(lambda graph, x: graph.call_function(torch.sin, (x,)))
     next(node for node in graph.graph.nodes if node.op == "call_function").meta["recompute"] = True
 
-    assert why_not(graph) == "a node of the graph has annotations for the compiler (recompute)"
+    assert find_reason(graph) == "a node of the graph has annotations for the compiler (recompute)"
 
 
-def test_methods_of_what_is_no_tensor_are_not_cached() -> None:
-    reason = why_not(graph_of(lambda graph, x: graph.call_method("sin", (graph.call_function(len, (x,)),))))
+def test_methods_of_other_objects_than_tensors_are_not_cached() -> None:
+    reason = find_reason(graph_of(lambda graph, x: graph.call_method("sin", (graph.call_function(len, (x,)),))))
 
     assert reason == "the graph calls the method sin of a NoneType, which is not a tensor"
 
@@ -213,14 +215,14 @@ def test_methods_of_what_is_no_tensor_are_not_cached() -> None:
     ids=["sparse", "subclass", "meta", "text"],
 )
 def test_inputs_that_a_key_cannot_describe_are_not_cached(x: object, reason: str) -> None:
-    assert why_not(graph_of(lambda graph, x: graph.call_function(torch.sin, (x,))), x) == reason
+    assert find_reason(graph_of(lambda graph, x: graph.call_function(torch.sin, (x,))), x) == reason
 
 
 def test_fake_inputs_are_not_cached() -> None:
     with FakeTensorMode() as mode:
         x = mode.from_tensor(torch.ones(4))
 
-    reason = why_not(graph_of(lambda graph, x: graph.call_function(torch.sin, (x,))), x)
+    reason = find_reason(graph_of(lambda graph, x: graph.call_function(torch.sin, (x,))), x)
 
     assert reason == "input 0 is a fake tensor, which does not show shared memory or alignment"
 
@@ -229,14 +231,14 @@ def test_inputs_that_dynamo_did_not_trace_are_not_cached() -> None:
     graph = graph_of(lambda graph, x: graph.call_function(torch.sin, (x,)))
     next(iter(graph.graph.nodes)).meta.clear()
 
-    assert why_not(graph) == "input 0 was not traced by dynamo, so it is not known which of its sizes may change"
+    assert find_reason(graph) == "input 0 was not traced by dynamo, so it is not known which of its sizes may change"
 
 
-def test_a_graph_that_changes_what_inputs_share_is_not_cached() -> None:
+def test_a_graph_that_changes_shared_memory_is_not_cached() -> None:
     assert reason_of(change, *views()) == "inputs 0 and 1 share memory, and the graph changes one of them"
 
 
-def test_a_graph_that_changes_shared_buffers_unseen_is_not_cached() -> None:
+def test_a_graph_that_changes_shared_buffers_without_a_new_version_is_not_cached() -> None:
     reason = reason_of(normalize, *views())
 
     assert reason.startswith("inputs 0 and 1 share memory, and the graph may change one of them (<function batch_norm")
@@ -255,14 +257,14 @@ def _saved_tensor_hooks() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_saved_tensor_hooks")
 def test_hooks_on_saved_tensors_are_not_cached() -> None:
-    reason = why_not(graph_of(lambda graph, x: graph.call_function(torch.sin, (x,))))
+    reason = find_reason(graph_of(lambda graph, x: graph.call_function(torch.sin, (x,))))
 
     assert reason == "saved-tensor hooks are set, and their code is not in the graph"
 
 
 def test_freezing_is_not_cached() -> None:
     with _CONFIG.patch(freezing=True):
-        reason = why_not(graph_of(lambda graph, x: graph.call_function(torch.sin, (x,))))
+        reason = find_reason(graph_of(lambda graph, x: graph.call_function(torch.sin, (x,))))
 
     assert reason == "freezing is on, which makes the weights part of the compiled code"
 
@@ -270,17 +272,17 @@ def test_freezing_is_not_cached() -> None:
 def test_compiled_autograd_is_not_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled_autograd, "compiled_autograd_enabled", True)
 
-    reason = why_not(graph_of(lambda graph, x: graph.call_function(torch.sin, (x,))))
+    reason = find_reason(graph_of(lambda graph, x: graph.call_function(torch.sin, (x,))))
 
     assert reason == "compiled autograd is on, and the hooks in its graphs are not in the key"
 
 
-def test_a_first_call_with_fakes_is_not_cached() -> None:
+def test_a_first_call_with_fake_tensors_is_not_cached() -> None:
     context = TracingContext(None)
     context.fakify_first_call = True
 
     with tracing(context):
-        reason = why_not(graph_of(lambda graph, x: graph.call_function(torch.sin, (x,))))
+        reason = find_reason(graph_of(lambda graph, x: graph.call_function(torch.sin, (x,))))
 
     assert reason == "the first call uses fake tensors, which do not show shared memory or alignment"
 
@@ -292,15 +294,15 @@ def graph_with(tensor: Tensor) -> GraphModule:
 
 
 @pytest.mark.parametrize("kind", [nn.Buffer, nn.Parameter])
-def test_a_graph_with_tensors_that_torch_makes_inputs_is_not_cached(kind: Callable[[Tensor], Tensor]) -> None:
-    assert why_not(graph_with(kind(torch.ones(4)))) == "the graph contains its own parameters or buffers (held)"
+def test_a_graph_with_its_own_parameters_or_buffers_is_not_cached(kind: Callable[[Tensor], Tensor]) -> None:
+    assert find_reason(graph_with(kind(torch.ones(4)))) == "the graph contains its own parameters or buffers (held)"
 
 
 def test_transforms_around_a_graph_are_not_cached() -> None:
     graph, reasons = graph_of(lambda graph, x: graph.call_function(torch.sin, (x,))), []
 
     def transformed(x: Tensor) -> Tensor:
-        reasons.append(why_not(graph, x))
+        reasons.append(find_reason(graph, x))
         return x
 
     torch.vmap(transformed)(torch.ones(2, 4))
@@ -312,12 +314,12 @@ def test_dispatch_modes_around_a_graph_are_not_cached() -> None:
     graph = graph_of(lambda graph, x: graph.call_function(torch.sin, (x,)))
 
     with FlopCounterMode(display=False):
-        reason = why_not(graph)
+        reason = find_reason(graph)
 
     assert reason == "a torch dispatch mode is active, which may change the operators of the graph"
 
 
-def test_constants_count_by_their_content() -> None:
+def test_constants_are_identified_by_their_content() -> None:
     def key(constant: Tensor) -> GraphKey:
         graph = graph_with(constant)
         # As an attribute it becomes a part of the code; as a buffer it would be another input.

@@ -1,4 +1,4 @@
-"""The text of a graph holds what directs its compiling: policies of checkpoints, and functions of numpy."""
+"""The text of a graph contains the policies of checkpoints and the names of numpy functions."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ def leaf() -> Tensor:
     return torch.ones(3, requires_grad=True)
 
 
-def test_a_policy_for_checkpoints_counts_by_its_code() -> None:
+def test_a_checkpoint_policy_is_identified_by_its_code() -> None:
     one, same, other = (key_of(checkpoint_by(policy_of(operator)), leaf()) for operator in (_SIN, _SIN, _COS))
 
     assert one.digest == same.digest
     assert one.digests["graph"] != other.digests["graph"]
 
 
-def test_a_policy_for_checkpoints_counts_by_the_hash_that_it_gives_itself() -> None:
+def test_a_checkpoint_policy_is_identified_by_its_cache_hash() -> None:
     one, same, other = (key_of(checkpoint_by(policy_by_environment(text)), leaf()) for text in ("a", "a", "b"))
 
     assert one.digest == same.digest != other.digest
 
 
-def test_a_policy_for_checkpoints_that_cannot_be_followed_is_not_cached() -> None:
+def test_a_checkpoint_policy_without_a_digest_is_not_cached() -> None:
     reason = reason_of(checkpoint_by(policy_by_environment()), leaf())
 
     assert reason == (
@@ -72,7 +72,7 @@ def ceil_by_numpy(x: Tensor) -> Tensor:
     return torch.from_numpy(np.ceil(x.numpy() * 2).reshape(-1))
 
 
-def test_functions_of_numpy_count_by_their_names() -> None:
+def test_functions_of_numpy_are_identified_by_their_names() -> None:
     one, same, other = (key_of(each, torch.ones(3)) for each in (round_by_numpy, round_by_numpy, ceil_by_numpy))
 
     assert one.digest == same.digest

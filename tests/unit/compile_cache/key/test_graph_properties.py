@@ -1,4 +1,4 @@
-"""Keys of random graphs: equal exactly if the graphs are, whatever the nodes are called."""
+"""The texts of random graphs are equal if and only if the graphs are equal; names of nodes do not matter."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NAMES: Final = st.lists(st.sampled_from(["x", "y", "a_1", "weight", "tmp", "λ"
 
 
 def write(program: Sequence[Step], names: Sequence[str]) -> list[str]:
-    """Return the text of a graph that does these steps, its nodes called so."""
+    """Return the text of a graph with these steps and node names."""
     graph = Graph()
     nodes: list[Node] = [graph.placeholder(names[0])]
     for (function, operand, scalar), name in zip(program, names[1:], strict=False):
@@ -40,7 +40,7 @@ def write(program: Sequence[Step], names: Sequence[str]) -> list[str]:
 
 
 def normalize(program: Sequence[Step]) -> list[tuple[str, int, str]]:
-    """Return a program without what does not count: another number for the same operand."""
+    """Return a program in which equal operands have equal numbers."""
     return [
         (function, operand % (number + 1), repr(scalar)) for number, (function, operand, scalar) in enumerate(program)
     ]

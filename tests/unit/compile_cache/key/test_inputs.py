@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from holdfast.compile_cache.key.inputs import Symbols, may_share
 
 
-def test_inputs_may_share_if_they_do_or_do_not_show_it() -> None:
+def test_inputs_may_share_memory_if_they_do_or_if_it_cannot_be_seen() -> None:
     base = torch.zeros(8)
     with FakeTensorMode() as mode:
         fake = mode.from_tensor(base)

@@ -1,4 +1,4 @@
-"""Equal work has equal keys in every process, and whatever can change a result changes the part that says so."""
+"""Equal work has equal keys in every process; what can change a result changes its part of the key."""
 
 from __future__ import annotations
 

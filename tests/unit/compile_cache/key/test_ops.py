@@ -87,7 +87,7 @@ def test_the_same_code_has_the_same_key() -> None:
     assert list_changed(key_of_operator(), key_of_operator()) == []
 
 
-def test_names_of_local_variables_comments_and_places_do_not_count() -> None:
+def test_names_of_local_variables_comments_and_files_do_not_change_the_key() -> None:
     renamed = "\n\n# moved\n" + SOURCE.replace("(x,) = ctx", "(saved,) = ctx")
 
     other = key_of_operator(renamed, filename="/elsewhere/op.py")
@@ -95,7 +95,7 @@ def test_names_of_local_variables_comments_and_places_do_not_count() -> None:
     assert list_changed(key_of_operator(), other) == []
 
 
-def test_names_of_arguments_count_for_callers_may_use_them() -> None:
+def test_names_of_arguments_change_the_key_because_callers_may_use_them() -> None:
     swapped = SOURCE.replace("def helper(g)", "def helper(g, *, up, down)").replace("g * FACTOR", "g * up - down")
     swapped = swapped.replace("helper(g)\n", "helper(g, up=2, down=3)\n", 1)
 
@@ -118,13 +118,13 @@ def test_names_of_arguments_count_for_callers_may_use_them() -> None:
     ],
     ids=["implementation", "fake", "setup_context", "backward", "helper", "constant", "kernel"],
 )
-def test_any_code_of_an_operator_counts(old: str, new: str) -> None:
+def test_any_code_of_an_operator_changes_the_key(old: str, new: str) -> None:
     assert old in SOURCE
 
     assert list_changed(key_of_operator(), key_of_operator(SOURCE.replace(old, new))) == ["custom_ops"]
 
 
-def test_a_version_stands_for_the_code() -> None:
+def test_a_version_replaces_the_digest_of_the_code() -> None:
     name = "holdfast_test::scale"
     edited = SOURCE.replace("FACTOR = 3.0", "FACTOR = 5.0")
 
@@ -134,7 +134,7 @@ def test_a_version_stands_for_the_code() -> None:
     assert list_changed(one, key_of_operator(edited, versions={name: "2"})) == ["custom_ops"]
 
 
-def test_code_that_uses_a_tensor_has_no_digest_and_the_reason_says_what_to_do() -> None:
+def test_code_that_uses_a_tensor_has_no_digest_and_the_reason_names_the_next_step() -> None:
     with operator_of(SOURCE.replace("FACTOR = 3.0", "FACTOR = torch.ones(())")) as call:
         reason = reason_of(call, torch.ones(3, requires_grad=True))
 
@@ -205,7 +205,7 @@ def test_an_operator_whose_code_torch_does_not_keep_is_not_cached() -> None:
     assert reason.startswith("the operator holdfast_test::double was defined by torch.library.Library, which does not")
 
 
-def test_an_operator_of_a_library_counts_by_the_libraries_files(
+def test_an_operator_of_a_library_is_identified_by_the_libraries_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     library = tmp_path / "ops.so"
@@ -233,7 +233,7 @@ def _replacement(value: object = 1) -> object:
     return value
 
 
-def test_a_lowering_of_the_users_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_lowering_changes_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     tables = ModuleType("torch._inductor.lowering")
     monkeypatch.setitem(sys.modules, tables.__name__, tables)
     monkeypatch.setattr(tables, "user_lowerings", {}, raising=False)
@@ -246,7 +246,7 @@ def test_a_lowering_of_the_users_counts(monkeypatch: pytest.MonkeyPatch) -> None
     assert list(other.parts["custom_ops"]) == ["preferred lowering of aten.sin.default"]
 
 
-def test_a_decomposition_of_the_users_counts_and_those_of_torch_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_decomposition_changes_the_key_and_those_of_torch_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     tables = ModuleType("torch._inductor.decomposition")
     monkeypatch.setitem(sys.modules, tables.__name__, tables)
     sin, relu, cos = torch.ops.aten.sin.default, torch.ops.aten.relu6.default, torch.ops.aten.cos.default

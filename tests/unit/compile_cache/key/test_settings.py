@@ -26,7 +26,7 @@ class _Pass:
         return self._uuid
 
 
-def test_a_pass_of_the_users_counts_by_the_id_that_it_gives_itself() -> None:
+def test_a_user_pass_is_identified_by_its_uuid() -> None:
     def key(uuid: str | None) -> GraphKey | str:
         with _CONFIG.patch(post_grad_custom_pre_pass=_Pass(uuid)):
             return record_keys(torch.sin, torch.ones(4))[0]

@@ -35,7 +35,7 @@ def test_another_build_is_another_system(name: str, monkeypatch: pytest.MonkeyPa
     assert one != other
 
 
-def test_instructions_are_those_that_all_processors_know() -> None:
+def test_instructions_are_those_that_all_processors_support() -> None:
     cpuinfo = (
         "processor : 0\nflags\t\t: fpu sse avx avx512f hypervisor\nprocessor : 1\nflags\t\t: fpu sse avx md_clear\n"
     )

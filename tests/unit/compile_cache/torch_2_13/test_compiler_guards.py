@@ -20,7 +20,7 @@ from holdfast.compile_cache.torch_2_13.compiler import MAX_GUARDS_CHARS, is_plai
         "(1 if L['t0'] > 3 else 0) == 1",
     ],
 )
-def test_what_torch_writes_is_plain(text: str) -> None:
+def test_guards_that_torch_writes_are_plain(text: str) -> None:
     assert is_plain(text)
 
 
@@ -56,5 +56,5 @@ def test_what_torch_writes_is_plain(text: str) -> None:
         "1 < 2 and " * (MAX_GUARDS_CHARS // 10) + "1 < 2",
     ],
 )
-def test_whatever_else_it_may_be_is_not(text: str) -> None:
+def test_other_texts_are_not_plain(text: str) -> None:
     assert not is_plain(text)
