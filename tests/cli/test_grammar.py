@@ -61,6 +61,12 @@ def test_only_the_module_of_the_verb_is_imported(cli: Cli) -> None:
     assert loaded == {"holdfast.cli.verbs.names"}
 
 
+def test_ls_loads_neither_manifests_nor_upkeep(cli: Cli) -> None:
+    loaded = _load(cli, "ls")
+
+    assert {"holdfast.repo.format.manifest", "holdfast.repo.upkeep", "zstandard"} & loaded == set()
+
+
 @pytest.mark.parametrize("words", [["ls"], ["tag"], ["rm", "snap"], ["show", "snap"], ["doctor"]], ids=" ".join)
 def test_verbs_that_need_no_threads_load_none(cli: Cli, words: list[str]) -> None:
     cli.ok("put", "snap", "data/config.json")

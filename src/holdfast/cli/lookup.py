@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 
 from holdfast.cli.output import Output, count
-from holdfast.errors import NotAStore, NotFound
-from holdfast.objects.listing import LinkedStore
+from holdfast.errors import NotFound
 from holdfast.objects.protocol import ObjectStore
 from holdfast.objects.url import open_store
 from holdfast.repo.format.layout import PREFIXES, is_reserved
@@ -15,7 +14,6 @@ from holdfast.repo.handle.config import verify_empty
 from holdfast.repo.handle.repository import Repository, open_repository
 from holdfast.repo.names.snapshots import CommittedSnapshot, DamagedName, iter_names, iter_user_names, read_name
 from holdfast.repo.names.tags import iter_tags, read_tag
-from holdfast.repo.upkeep.check_records import check_links
 
 
 def open_to_read(url: str, output: Output) -> Repository:
@@ -33,22 +31,6 @@ def open_to_write(url: str, output: Output) -> Repository:
 def open_for_plan(url: str, output: Output, *, is_applied: bool) -> Repository:
     """Open a repository to make a plan: read-only, unless the plan is also carried out."""
     return open_to_write(url, output) if is_applied else open_to_read(url, output)
-
-
-def open_objects(url: str) -> ObjectStore:
-    """Open the object store without its config, so that a store with a damaged or lost config can be checked.
-
-    Raises NotAStore if nothing there can be part of a store.
-    """
-    store = open_store(url, read_only=True)
-    listed = store.skipping_links() if isinstance(store, LinkedStore) else store
-    # A directory that contains only links may have been a store: `check` reports them.
-    if not listed.list("", limit=1) and any(check_links(store)):
-        return store
-    verify_possible(listed)
-    if not listed.list("", limit=1):
-        raise NotAStore(f"{store.url} holds no store; make one with `holdfast -s {store.url} init`")
-    return store
 
 
 def verify_possible(store: ObjectStore) -> None:

@@ -6,11 +6,16 @@ from argparse import ArgumentParser, Namespace
 from collections import Counter
 from dataclasses import asdict
 
-from holdfast.cli.lookup import open_objects
+from holdfast.cli.lookup import verify_possible
 from holdfast.cli.output import Output, count, format_bytes
 from holdfast.cli.verb import add_json, document
+from holdfast.errors import NotAStore
 from holdfast.json_text import Json
+from holdfast.objects.listing import LinkedStore
+from holdfast.objects.protocol import ObjectStore
+from holdfast.objects.url import open_store
 from holdfast.repo.upkeep.check import Checker
+from holdfast.repo.upkeep.check_records import check_links
 from holdfast.repo.upkeep.findings import Finding, Tally
 
 
@@ -25,7 +30,7 @@ def declare_check(parser: ArgumentParser) -> None:
 
 def run_check(options: Namespace, url: str, output: Output) -> int:
     """Check a store and print each finding as soon as it is found."""
-    store = open_objects(url)
+    store = _open_objects(url)
     checker = Checker(store, read=options.read, progress=output.progress(), stages=output.stages)
     counts: Counter[str] = Counter()
     findings: list[Json] = []
@@ -40,6 +45,22 @@ def run_check(options: Namespace, url: str, output: Output) -> int:
     else:
         output.line(_summarise(checker.tally, counts, read=options.read))
     return 1 if counts["error"] or counts["warning"] else 0
+
+
+def _open_objects(url: str) -> ObjectStore:
+    """Open the object store without its config, so that a store with a damaged or lost config can be checked.
+
+    Raises NotAStore if nothing there can be part of a store.
+    """
+    store = open_store(url, read_only=True)
+    listed = store.skipping_links() if isinstance(store, LinkedStore) else store
+    # A directory that contains only links may have been a store: `check` reports them.
+    if not listed.list("", limit=1) and any(check_links(store)):
+        return store
+    verify_possible(listed)
+    if not listed.list("", limit=1):
+        raise NotAStore(f"{store.url} holds no store; make one with `holdfast -s {store.url} init`")
+    return store
 
 
 def _print_finding(finding: Finding, output: Output) -> None:
