@@ -52,7 +52,7 @@ EVERY_VERB = [
 @pytest.mark.parametrize(
     ("store", "reason"),
     [
-        ("nowhere", "nowhere holds no store; make one with `holdfast -s"),
+        ("nowhere", "nowhere is not a store; create one with `holdfast -s"),
         ("data/config.json", "data/config.json is a file, not a store; a store is a directory"),
         ("data", "data is not empty and has no config, so it is no store: 'config.json' is there"),
         ("s3://bucket/x", "object stores in the cloud are not supported by this version; use a local path"),

@@ -36,7 +36,7 @@ def test_notes_alone_are_fine(saved: Cli) -> None:
 
     note = r"^note: no snapshot that can be read uses manifests/\S+ \(\d+ bytes\) \[manifest-unused\]$"
     assert re.search(note, out, re.MULTILINE)
-    assert "    garbage collection removes it\n" in out
+    assert "    `holdfast gc --yes` removes it\n" in out
     assert out.endswith(": 2 notes\n")
 
 
@@ -97,5 +97,5 @@ def test_an_empty_place_is_no_store(empty: Cli) -> None:
         ran = empty.bare("-s", place, "check")
         path = empty.folder / place
         assert (ran.code, ran.out) == (2, "")
-        assert ran.err == f"holdfast: {path} holds no store; make one with `holdfast -s {path} init`\n"
+        assert ran.err == f"holdfast: {path} is not a store; create one with `holdfast -s {path} init`\n"
     assert not (empty.folder / "nowhere").exists()

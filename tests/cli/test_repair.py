@@ -87,7 +87,7 @@ def test_repair_wants_a_store(empty: Cli) -> None:
 def test_a_copy_that_must_not_create_makes_no_store(saved: Cli) -> None:
     ran = saved("copy", "snap", "--to", "other", "--no-create")
     assert (ran.code, ran.out) == (2, "")
-    assert "other holds no store" in ran.err
+    assert "other is not a store" in ran.err
     saved.ok("copy", "snap", "--to", "other")
     assert saved("copy", "snap", "--to", "other", "--no-create").code == 0
 

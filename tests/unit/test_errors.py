@@ -40,7 +40,7 @@ from holdfast.errors import (
     Untrusted,
 )
 
-SENTENCE = "no snapshot 'a' in memory://; `holdfast ls` lists what is there"
+SENTENCE = "no snapshot 'a' in memory://; `holdfast ls` lists the snapshots"
 
 EXAMPLES: list[HoldfastError] = [
     HoldfastError(SENTENCE),

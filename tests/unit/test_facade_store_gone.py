@@ -231,7 +231,7 @@ def test_a_first_save_that_loses_the_race_adopts_the_store_of_the_winner(tmp_pat
 
 
 def test_without_create_no_store_is_made(tmp_path: Path) -> None:
-    with pytest.raises(NotAStore, match="holds no store"):
+    with pytest.raises(NotAStore, match="is not a store"):
         holdfast.open(tmp_path / "s", create=False)
     assert not (tmp_path / "s").exists()
     holdfast.open(tmp_path / "s").save("a", TREE)

@@ -59,7 +59,7 @@ def _open_objects(url: str) -> ObjectStore:
         return store
     verify_possible(listed)
     if not listed.list("", limit=1):
-        raise NotAStore(f"{store.url} holds no store; make one with `holdfast -s {store.url} init`")
+        raise NotAStore(f"{store.url} is not a store; create one with `holdfast -s {store.url} init`")
     return store
 
 

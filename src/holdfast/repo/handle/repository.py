@@ -147,7 +147,7 @@ def open_repository(
     if config is None:
         verify_empty(store)
         if not create:
-            raise NotAStore(f"{store.url} holds no store; make one with `holdfast -s {store.url} init`")
+            raise NotAStore(f"{store.url} is not a store; create one with `holdfast -s {store.url} init`")
     counters = HandleCounters(stages=stages or Stages())
     hints = ChangeHints() if change_hints else None
     identity = StoreIdentity(store_id)

@@ -75,7 +75,7 @@ def read_snapshot(store: ObjectStore, name: str) -> CommittedSnapshot:
     """Read the current snapshot of `name`, or raise NotFound."""
     snapshot = read_name(store, name).snapshot
     if snapshot is None:
-        raise NotFound(f"no snapshot {name!r} in {store.url}; `holdfast ls` lists what is there", name=name)
+        raise NotFound(f"no snapshot {name!r} in {store.url}; `holdfast ls` lists the snapshots", name=name)
     return snapshot
 
 

@@ -168,7 +168,7 @@ class Checker:
         yield from self._report_unused()
 
     def _report_unused(self) -> Iterator[Finding]:
-        advice = "garbage collection removes it"
+        advice = "`holdfast gc --yes` removes it"
         if self._has_unreadable:
             advice = "keep it: a snapshot that cannot be read now may need it"
         for info in iter_objects(self._store, PACKS):
@@ -294,7 +294,7 @@ class Checker:
             self.tally.manifests += 1
             self.tally.objects += 1
             text = f"no snapshot that can be read uses {info.key} ({info.size_bytes} bytes)"
-            advice = "keep it: see the damaged records" if self._has_unreadable else "garbage collection removes it"
+            advice = "keep it: see the damaged records" if self._has_unreadable else "`holdfast gc --yes` removes it"
             yield Finding("note", "manifest-unused", info.key, text, advice)
             try:
                 decode_manifest(self._store.read(info.key, limit_bytes=_MAX_MANIFEST_BYTES), where=info.key)

@@ -130,7 +130,7 @@ def _check_name(store: ObjectStore, stem: str, generations: list[int], roots: Ro
             continue  # collected since it was listed
         except (Corrupt, NewerFormat, StoreError) as error:
             severity: Severity = "error" if is_current else "warning"
-            advice = "it is not needed any more: garbage collection removes it"
+            advice = "it is not needed any more: `holdfast gc --yes` removes it"
             if is_current:
                 advice = "restore this file from a copy of the store; reading the name fails until then"
             name = split_stem(stem) if stem.startswith(SNAPSHOTS) else ""
@@ -161,7 +161,7 @@ def _check_temporary(store: ObjectStore, info: ObjectInfo, *, is_last: bool) -> 
             fields.expect(kind="lease", lease=stem.removeprefix(LEASES), generation=generation)
             if is_last and fields.text("state") == "live" and store.clock() - info.modified_s > EXPIRE_S:
                 text = f"a save on {fields.text('host')} ended without releasing its lease: {fields.text('purpose')}"
-                yield Finding("note", "lease-abandoned", info.key, text, "garbage collection removes it")
+                yield Finding("note", "lease-abandoned", info.key, text, "`holdfast gc --yes` removes it")
         if info.key.startswith(MARKS):
             fields.expect(kind="mark")
             fields.texts("keys")
@@ -202,5 +202,5 @@ def _torn(key: str) -> Finding:
     is_permanent = key.startswith((SNAPSHOTS, TAGS, CONFIG))
     advice = "if a save of that name had returned, restore this file from a copy; otherwise it is harmless"
     if not is_permanent:
-        advice = "garbage collection removes it"
+        advice = "`holdfast gc --yes` removes it"
     return Finding("warning" if is_permanent else "note", "record-torn", key, text, advice)

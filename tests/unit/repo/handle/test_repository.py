@@ -22,7 +22,7 @@ from tests.kit.saving import keys, load_bytes, new_repo, noise, save_bytes, snap
 
 
 def test_opening_nothing_is_refused_with_the_next_step(store: MemoryStore) -> None:
-    with pytest.raises(NotAStore, match=r"memory:// holds no store; make one with `holdfast -s memory:// init`"):
+    with pytest.raises(NotAStore, match=r"memory:// is not a store; create one with `holdfast -s memory:// init`"):
         open_repository(store)
     assert store.contents() == {}
 

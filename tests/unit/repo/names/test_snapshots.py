@@ -51,7 +51,7 @@ def test_a_committed_snapshot_is_read_back_whole(repo: Repository, clock: Virtua
 
 
 def test_a_name_that_holds_nothing_is_not_found_with_the_next_step(repo: Repository) -> None:
-    with pytest.raises(NotFound, match=r"^no snapshot 'a' in memory://; `holdfast ls` lists what is there$") as caught:
+    with pytest.raises(NotFound, match=r"^no snapshot 'a' in memory://; `holdfast ls` lists the snapshots$") as caught:
         read_snapshot(repo.store, "a")
     assert caught.value.name == "a"
 

@@ -8,7 +8,7 @@ from holdfast.repo.upkeep.findings import Finding, Tally
 
 
 def test_a_finding_names_only_what_it_concerns() -> None:
-    finding = Finding("note", "pack-unused", "packs/x", "no snapshot uses it", "garbage collection removes it")
+    finding = Finding("note", "pack-unused", "packs/x", "no snapshot uses it", "`holdfast gc --yes` removes it")
     assert (finding.snapshot, finding.entry, finding.chunk, finding.pack) == ("", "", "", "")
 
 
