@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final, TypedDict
+from typing import Final, Literal, TypedDict, get_args
 
 from holdfast.errors import Corrupt, NameInUse
 from holdfast.objects.protocol import ObjectStore
@@ -24,6 +24,33 @@ from holdfast.repo.names.tags import Tag, iter_tags
 _STEP: Final = re.compile(r"([0-9]+)[^0-9]*\Z")
 
 
+Mode = Literal["min", "max"]
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """Keep the best snapshots by a metric, a number in the snapshot's metadata."""
+
+    metric: str
+    """The key of the metric in `metadata["metrics"]`, or in `metadata` itself."""
+    count: int
+    mode: Mode = "min"
+    """Whether smaller or larger values are better."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a rule that cannot be meant."""
+        if not self.metric:
+            raise ValueError(f"keep_best= needs the name of a metric, not {self.metric!r}")
+        if self.count < 1:
+            raise ValueError(f"keep_best= keeps at least one snapshot, not {self.count!r}")
+        if self.mode not in get_args(Mode):
+            raise ValueError(f"keep_best= takes 'min' or 'max', not {self.mode!r}")
+
+    def __str__(self) -> str:
+        """Describe the rule, for reports."""
+        return f"among the best {self.count} by {self.metric} ({self.mode})"
+
+
 @dataclass(frozen=True, slots=True)
 class Keep:
     """Retention rules; a snapshot is kept if any rule applies."""
@@ -36,6 +63,8 @@ class Keep:
     """Keep those committed within so many seconds."""
     tagged: bool = True
     """Keep those that a tag points to."""
+    best: Best | None = None
+    """Keep those with the best values of a metric."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for rules that would keep nothing by mistake."""
@@ -43,10 +72,10 @@ class Keep:
             raise ValueError("retention rules cannot be negative")
         if math.isnan(self.within_s):
             raise ValueError("keep_within= (within_s) is not a number")
-        if not (self.last or self.every or self.within_s):
+        if not (self.last or self.every or self.within_s or self.best):
             raise ValueError(
-                "give at least one rule: --keep-last, --keep-every or --keep-within"
-                " (in Python keep_last=, keep_every= or keep_within=)"
+                "give at least one rule: --keep-last, --keep-every, --keep-within or --keep-best"
+                " (in Python keep_last=, keep_every=, keep_within= or keep_best=)"
             )
 
 
@@ -57,14 +86,20 @@ class KeepRules(TypedDict, total=False):
     keep_every: int
     keep_within: float | timedelta
     keep_tagged: bool
+    keep_best: tuple[str, int] | tuple[str, int, Mode] | None
 
 
 def make_keep(
-    *, keep_last: int = 0, keep_every: int = 0, keep_within: float | timedelta = 0.0, keep_tagged: bool = True
+    *,
+    keep_last: int = 0,
+    keep_every: int = 0,
+    keep_within: float | timedelta = 0.0,
+    keep_tagged: bool = True,
+    keep_best: tuple[str, int] | tuple[str, int, Mode] | None = None,
 ) -> Keep:
     """Convert keyword arguments to rules."""
     within_s = keep_within.total_seconds() if isinstance(keep_within, timedelta) else float(keep_within)
-    return Keep(keep_last, keep_every, within_s, keep_tagged)
+    return Keep(keep_last, keep_every, within_s, keep_tagged, None if keep_best is None else Best(*keep_best))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +139,14 @@ class Pruned:
 
 
 def plan_prune(snapshots: Sequence[CommittedSnapshot], tags: Iterable[Tag], keep: Keep, *, now_s: float) -> PrunePlan:
-    """Decide for each snapshot whether to keep it; reads nothing and deletes nothing."""
+    """Decide for each snapshot whether to keep it; reads nothing and deletes nothing.
+
+    Raises ValueError if the rules name a metric that no snapshot has: it is more likely misspelled than meant.
+    """
     tagged = _describe_tagged(tags) if keep.tagged else {}
     newest = sorted(snapshots, key=lambda snapshot: (snapshot.time_s, natural_order(snapshot.name)), reverse=True)
     last = {snapshot.name for snapshot in newest[: keep.last]}
+    best = _find_best(newest, keep.best) if keep.best else set()
     verdicts = []
     for snapshot in sorted(snapshots, key=lambda snapshot: natural_order(snapshot.name)):
         step = _STEP.search(snapshot.name)
@@ -116,12 +155,42 @@ def plan_prune(snapshots: Sequence[CommittedSnapshot], tags: Iterable[Tag], keep
             reasons.append(f"among the last {keep.last}")
         if keep.every and step and int(step[1]) % keep.every == 0:
             reasons.append(f"step is a multiple of {keep.every}")
+        if snapshot.name in best:
+            reasons.append(str(keep.best))
         if keep.within_s and now_s - snapshot.time_s <= keep.within_s:
             reasons.append("recent")
         if snapshot.name in tagged:
             reasons.append(tagged[snapshot.name])
         verdicts.append(PruneDecision(snapshot, tuple(reasons)))
     return PrunePlan(tuple(verdicts), heeds_tags=keep.tagged)
+
+
+def find_metric(snapshot: CommittedSnapshot, metric: str) -> float | None:
+    """Return a metric of a snapshot; None if it has none of that name, or one that is not a finite number."""
+    metrics = snapshot.metadata.get("metrics")
+    found = metrics.get(metric) if isinstance(metrics, dict) and metric in metrics else snapshot.metadata.get(metric)
+    if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
+        return None
+    return float(found)
+
+
+def _find_best(newest: Sequence[CommittedSnapshot], best: Best) -> set[str]:
+    """Return the names of the best snapshots; of two equal ones, the newer is better."""
+    values = [
+        (value, snapshot.name) for snapshot in newest if (value := find_metric(snapshot, best.metric)) is not None
+    ]
+    if newest and not values:
+        known = sorted({name for snapshot in newest for name in _list_metrics(snapshot)})
+        listed = ", ".join(known[:20]) or "none"
+        raise ValueError(f"no snapshot here has the metric {best.metric!r}; metrics that exist: {listed}")
+    ordered = sorted(values, key=lambda pair: pair[0], reverse=best.mode == "max")
+    return {name for _, name in ordered[: best.count]}
+
+
+def _list_metrics(snapshot: CommittedSnapshot) -> list[str]:
+    metrics = snapshot.metadata.get("metrics")
+    names = {*snapshot.metadata, *(metrics if isinstance(metrics, dict) else ())}
+    return [name for name in names if find_metric(snapshot, name) is not None]
 
 
 def _describe_tagged(tags: Iterable[Tag]) -> dict[str, str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,7 +15,7 @@ from holdfast.repo.format.layout import ManifestRef
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import CommittedSnapshot, delete_snapshot
 from holdfast.repo.names.tags import Tag, set_tag
-from holdfast.repo.upkeep.prune import Keep, apply_prune, plan_prune, prune, read_prune_plan
+from holdfast.repo.upkeep.prune import Best, Keep, Mode, apply_prune, make_keep, plan_prune, prune, read_prune_plan
 from tests.kit.saving import PACK_ID, keys, load_bytes, record_key, rot, save_bytes, snapshot_of
 
 NO_DIGEST = Digest(bytes(32))
@@ -91,6 +93,60 @@ def test_any_rule_is_enough_and_all_reasons_are_given() -> None:
     ]
 
 
+def scored(name: str, time_s: float = 0.0, **metadata: object) -> CommittedSnapshot:
+    return replace(at(name, time_s), metadata=dict(metadata))
+
+
+SCORED = [
+    scored("step-1", 1.0, metrics={"loss": 3.0, "accuracy": 0.1}),
+    scored("step-2", 2.0, metrics={"loss": 1.0, "accuracy": 0.4}),
+    scored("step-3", 3.0, metrics={"loss": "nan", "accuracy": 0.2}),
+    scored("step-4", 4.0, loss=2),
+    scored("step-5", 5.0, metrics={"loss": True}, note="no number"),
+]
+
+
+@pytest.mark.parametrize(
+    ("best", "kept"),
+    [
+        (Best("loss", 1), ["step-2"]),
+        (Best("loss", 2), ["step-2", "step-4"]),
+        (Best("loss", 9), ["step-1", "step-2", "step-4"]),
+        (Best("loss", 1, "max"), ["step-1"]),
+        (Best("accuracy", 2, "max"), ["step-2", "step-3"]),
+    ],
+    ids=str,
+)
+def test_the_best_by_a_metric_stay(best: Best, kept: list[str]) -> None:
+    plan = plan_prune(SCORED, [], Keep(best=best), now_s=10.0)
+
+    assert names(plan.keep) == kept
+    assert {verdict.reasons for verdict in plan.verdicts if verdict.reasons} == {(str(best),)}
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_of_two_that_are_equally_good_the_newer_stays(mode: Mode) -> None:
+    equal = [scored(f"step-{step}", step, loss=1.0) for step in (1, 3, 2)]
+
+    assert names(plan_prune(equal, [], Keep(best=Best("loss", 1, mode)), now_s=10.0).keep) == ["step-3"]
+
+
+def test_a_metric_that_no_snapshot_has_deletes_nothing() -> None:
+    with pytest.raises(
+        ValueError, match=r"no snapshot here has the metric 'lose'; metrics that exist: accuracy, loss$"
+    ):
+        plan_prune(SCORED, [], Keep(last=1, best=Best("lose", 1)), now_s=10.0)
+    assert plan_prune([], [], Keep(best=Best("lose", 1)), now_s=10.0).verdicts == ()
+
+
+@pytest.mark.parametrize(
+    ("rule", "text"), [(("", 1), "name"), (("a", 0), "at least one"), (("a", 1, "low"), "'min' or 'max'")]
+)
+def test_a_rule_about_the_best_that_cannot_be_meant_is_refused(rule: Any, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        make_keep(keep_best=rule)
+
+
 def test_verdicts_are_in_natural_order() -> None:
     plan = plan_prune(list(reversed(STEPS)), [], Keep(last=1), now_s=0.0)
     assert [verdict.snapshot for verdict in plan.verdicts] == STEPS
@@ -104,7 +160,7 @@ def test_negative_rules_are_refused(rules: dict[str, int]) -> None:
 
 @pytest.mark.parametrize("rules", [{}, {"tagged": True}, {"last": 0, "every": 0}])
 def test_no_rule_at_all_is_refused(rules: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="give at least one rule: --keep-last, --keep-every or --keep-within"):
+    with pytest.raises(ValueError, match="give at least one rule: --keep-last, --keep-every, --keep-within or --keep-best"):
         Keep(**rules)  # type: ignore[arg-type]  # the values are what is tried
 
 
