@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from holdfast.capture.record.options import RecordOptions as RecordChoices
     from holdfast.capture.record.recorder import Optimizers, Recorder
     from holdfast.capture.stored.runs import Run, RunFacts
+    from holdfast.checkpointing import CheckpointManager, ManagerOptions
     from holdfast.compile_cache.backend import Compiler
     from holdfast.compile_cache.backend import CompilerOptions as CompilerChoices
     from holdfast.diff.compare import Diff
@@ -173,6 +174,24 @@ class Store:
         options = SaveOptions(overwrite, metadata or {}, base, allow_pickle, grads, self._environment)
         repo, saver, world = self.repository, self._find_saver(), find_world(**together)
         return start_together(saver, repo, name, tree, options, types=self._types, world=world, staging=staging)
+
+    def manager(self, prefix: str, **options: Unpack[ManagerOptions]) -> CheckpointManager:
+        """Return a manager that saves the checkpoints of a training run under `prefix`, such as "run/".
+
+        `manager.step(step, state)` saves when a step is due, `manager.resume(state)` loads the newest checkpoint.
+
+        Args:
+            prefix: the start of the names; checkpoints are called "<prefix>step-<step>".
+            options: `every`, a number of steps; `every_seconds`; `async_=False` to save in the foreground;
+                `keep_last`, `keep_every`, `keep_within`, `keep_best=("val_loss", 2)` or `("accuracy", 2, "max")`: keep
+                a checkpoint if any of these rules applies, and always the newest (without a rule, all are kept);
+                `stop_after="3h50m"`: save and stop after this time; `stop_signals`: those that save and stop (SIGTERM
+                and SIGINT); `gc=False` to leave the space of deleted checkpoints to a later `gc`; `process_group` and
+                `timeout_s`, as for `save`.
+        """
+        from holdfast.checkpointing import CheckpointManager
+
+        return CheckpointManager(self, prefix, options)
 
     # Loading
 
