@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 import time
@@ -194,7 +193,7 @@ def test_a_signal_saves_at_the_next_step_and_stops(store: holdfast.Store, kind: 
     before = signal.getsignal(kind)
     with store.manager("run/", every=100, keep_last=1) as manager:
         assert not manager.step(1, state(1))
-        os.kill(os.getpid(), kind)
+        signal.raise_signal(kind)
         assert manager.stop_reason == ""
         assert manager.step(2, state(2))
         assert manager.should_stop
@@ -209,9 +208,9 @@ def test_a_signal_saves_at_the_next_step_and_stops(store: holdfast.Store, kind: 
 
 def test_a_second_ctrl_c_interrupts_at_once(store: holdfast.Store) -> None:
     with store.manager("run/", every=100):
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
 
 
 def test_signals_can_be_left_alone(store: holdfast.Store) -> None:
