@@ -1,0 +1,45 @@
+"""The checkpoint manager on several ranks: one decision for all, whichever rank has the reason."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import holdfast
+from tests.distributed.conftest import World
+
+
+def _train(
+    rank: int, folder: Path, *, until: int = 100, signalled: int | None = None, stop_after: float | None = None
+) -> object:
+    """Train from the newest checkpoint; return the first step, the saved steps and why it stopped."""
+    with holdfast.open(folder) as store:
+        state: dict[str, Any] = {"w": torch.zeros(4), "own": holdfast.per_rank(torch.zeros(1))}
+        with store.manager("run/", every=4, keep_last=1, stop_after=stop_after) as manager:
+            start = (manager.resume(state) or 0) + 1
+            saved = []
+            for step in range(start, until):
+                state["w"] += 1
+                if signalled == rank and step == start + 4:
+                    signal.raise_signal(signal.SIGTERM)
+                saved += [step] * manager.step(step, state)
+                if manager.should_stop:
+                    break
+            return start, saved, manager.stop_reason, state["w"][0].item()
+
+
+def test_a_signal_to_one_rank_saves_and_stops_all_of_them_at_the_same_step(world: World, tmp_path: Path) -> None:
+    first = world(2)(_train, tmp_path, signalled=1)
+
+    assert first == [(1, [4, 6], "another rank was signalled", 6.0), (1, [4, 6], "SIGTERM", 6.0)]
+    assert [snapshot.name for snapshot in holdfast.open(tmp_path).snapshots()] == ["run/step-6"]
+    assert world(3)(_train, tmp_path, until=9) == [(7, [8], "", 8.0)] * 3, "on another number of ranks"
+
+
+def test_the_time_that_one_rank_sees_counts_for_all(world: World, tmp_path: Path) -> None:
+    results = world(2)(_train, tmp_path, stop_after=0.0)
+
+    assert results == [(1, [2], "the time is up", 2.0)] * 2
