@@ -23,9 +23,9 @@ from holdfast.json_text import Json
 from holdfast.repo.upkeep.prune import KeepRules, Pruned, make_keep
 from holdfast.snapshot.save.staging import SaveHandle
 from holdfast.snapshot.view.lazy import Snapshot
+from holdfast.texts import parse_duration
 
 DEFAULT_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
-_DURATION: Final = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
 _STEP_NAME: Final = re.compile(r"step-([0-9]+)\Z")
 _DAMAGE: Final = frozenset(kind.__name__ for kind in (Corrupt, NotFound))
 
@@ -284,13 +284,7 @@ def parse_seconds(value: float | timedelta | str) -> float:
     """Return a duration in seconds: a number, a timedelta, or a text such as "3h50m", "90m" or "2d"."""
     if isinstance(value, timedelta):
         return value.total_seconds()
-    if isinstance(value, str):
-        found = _DURATION.fullmatch(value)
-        if not found or not any(found.groups()):
-            raise ValueError(f"{value!r} is not a duration; write it as '3h50m', '90m', '45s' or '2d'")
-        days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
-        return ((days * 24 + hours) * 60 + minutes) * 60.0 + seconds
-    return float(value)
+    return parse_duration(value) if isinstance(value, str) else float(value)
 
 
 class _Schedule:

@@ -1,8 +1,17 @@
-"""Texts for messages: a few names of many, a list of lines, a long text cut to a length."""
+"""Texts that people read and write: a few names of many, a list of lines, a long text cut short, a duration."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from typing import Final
+
+from holdfast.errors import BadName
+
+_DURATION: Final = re.compile(
+    r"(?:([0-9]{1,12})w)?(?:([0-9]{1,12})d)?(?:([0-9]{1,12})h)?(?:([0-9]{1,12})m)?(?:([0-9]{1,12})s)?"
+)
+_UNITS_S: Final = (7 * 86400, 86400, 3600, 60, 1)
 
 
 def list_some(names: Sequence[str], limit: int) -> str:
@@ -21,3 +30,11 @@ def list_lines(lines: Sequence[str], limit: int) -> str:
 def shorten(text: str, limit: int) -> str:
     """Return a text of at most `limit` characters; a longer one ends in `...`."""
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
+def parse_duration(text: str) -> float:
+    """Return a duration such as `7d`, `90m` or `3h50m` in seconds; raises BadName, which is a ValueError."""
+    found = _DURATION.fullmatch(text)
+    if not found or not text:
+        raise BadName(f"{text[:40]!r} is not a duration; write numbers with w, d, h, m or s, such as 7d or 3h50m")
+    return float(sum(int(part or 0) * unit for part, unit in zip(found.groups(), _UNITS_S, strict=True)))

@@ -49,7 +49,7 @@ def test_a_store_given_as_an_argument_is_recognised(saved: Cli) -> None:
             "'run1/' is refused: it begins or ends with '/', or has '//' in it",
         ),
         (["put", "a/../b", "data"], "'a/../b' is refused: it has '.' or '..' between slashes"),
-        (["prune"], "give at least one rule: --keep-last, --keep-every, --keep-within or --keep-best (in Python keep_last=,"),
+        (["prune"], "give at least one rule: --keep-last, --keep-every, --keep-within or --keep-best"),
     ],
     ids=" ".join,
 )

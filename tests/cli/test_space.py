@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
+import holdfast
 from holdfast.cli.verbs import space
-from holdfast.cli.verbs.space import parse_duration
-from holdfast.errors import BadName
 from holdfast.objects.local.local_store import LocalStore
 from holdfast.objects.protocol import ObjectStore
 from holdfast.repo.format.layout import MAX_GENERATION
@@ -136,10 +135,16 @@ def test_prune_where_there_is_nothing(cli: Cli) -> None:
     (["--keep-last", "0"], "give at least one rule"),
     (["--keep-last", "-1"], "cannot be negative"),
     (["--keep-last", "two"], "invalid int value"),
-    (["--keep-within", "7"], "'7' is not a duration; write a number and one of s, m, h, d, w, such as 7d"),
+    (["--keep-within", "7"], "'7' is not a duration; write numbers with w, d, h, m or s, such as 7d or 3h50m"),
     (["--keep-within", "7 d"], "is not a duration"),
     (["--keep-within", "-7d"], "expected one argument"),
     (["--keep-within", "9" * 400 + "d"], "is not a duration"),
+    (["--keep-best", "val_loss"], "is not METRIC:N"),
+    (["--keep-best", "val_loss:two"], "is not METRIC:N"),
+    (["--keep-best", "val_loss:2:low"], "is not METRIC:N"),
+    (["--keep-best", ":2"], "needs the name of a metric"),
+    (["--keep-best", "val_loss:0"], "keeps at least one snapshot"),
+    (["--keep-best", "val_loss:1"], "no snapshot here has the metric 'val_loss'; metrics that exist: none"),
 ])  # fmt: skip
 def test_prune_refuses_bad_rules(steps: Cli, words: list[str], text: str) -> None:
     before = digest_tree(steps.store)
@@ -159,17 +164,16 @@ def run(cli: Cli, *words: str) -> tuple[int, str]:
     return ran.code, ran.err
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"), [("0s", 0), ("90m", 5400), ("12h", 43200), ("7d", 604800), ("2w", 1209600)]
-)
-def test_durations_are_a_number_and_a_unit(text: str, seconds: float) -> None:
-    assert parse_duration(text) == seconds
+def test_the_best_by_a_metric_are_kept(cli: Cli) -> None:
+    for step, loss in enumerate([3.0, 1.0, 2.0]):
+        with holdfast.open(cli.store) as store:
+            store.save(f"run/step-{step}", {"x": step}, metadata={"metrics": {"val_loss": loss}})
 
+    planned = cli("prune", "--keep-best", "val_loss:1", "run/", "--json").json
+    assert cli("prune", "--keep-best", "val_loss:1:max", "run/", "--yes").code == 0
 
-@pytest.mark.parametrize("text", ["", "d", "7", "7D", "1.5h", "7d ", "\u0667d", "1e3s", "-1s", "7dd", "9" * 5000 + "s"])
-def test_anything_else_is_no_duration(text: str) -> None:
-    with pytest.raises(BadName, match="is not a duration"):
-        parse_duration(text)
+    assert planned["keep"] == ["run/step-1"]
+    assert [each["name"] for each in cli("ls", "--json").json["snapshots"]] == ["run/step-0"]
 
 
 # --- gc

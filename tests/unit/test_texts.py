@@ -1,10 +1,11 @@
-"""Lists and texts that are cut say so."""
+"""Lists and texts that are cut say so; durations are read as people write them."""
 
 from __future__ import annotations
 
 import pytest
 
-from holdfast.texts import list_lines, list_some, shorten
+from holdfast.errors import BadName
+from holdfast.texts import list_lines, list_some, parse_duration, shorten
 
 
 @pytest.mark.parametrize(
@@ -32,3 +33,19 @@ def test_lines_are_indented_below_the_text_before_them(lines: list[str], listed:
 @pytest.mark.parametrize(("text", "cut"), [("", ""), ("12345678", "12345678"), ("123456789", "12345...")])
 def test_a_long_text_is_cut_to_the_limit(text: str, cut: str) -> None:
     assert shorten(text, 8) == cut
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("0s", 0), ("90m", 5400), ("12h", 43200), ("7d", 604800), ("2w", 1209600), ("3h50m", 13800), ("1d2h3m4s", 93784)],
+)
+def test_durations_are_numbers_with_units(text: str, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize(
+    "text", ["", "d", "7", "7D", "1.5h", "7d ", "\u0667d", "1e3s", "-1s", "7dd", "3m2h", "9" * 5000 + "s"]
+)
+def test_anything_else_is_no_duration(text: str) -> None:
+    with pytest.raises(BadName, match="is not a duration"):
+        parse_duration(text)

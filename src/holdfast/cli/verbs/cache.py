@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final
 from holdfast.cli.lookup import open_for_plan, open_to_read
 from holdfast.cli.output import Output, count, format_bytes, format_time, format_utc
 from holdfast.cli.verb import add_json, add_verb, add_yes, document
-from holdfast.cli.verbs.space import parse_duration
 from holdfast.compile_cache.artifacts.artifact import read_parts
 from holdfast.compile_cache.artifacts.catalog import StoredVariant, find_key_digest
 from holdfast.compile_cache.artifacts.limits import (
@@ -29,6 +28,7 @@ from holdfast.compile_cache.key_parts import GraphKey
 from holdfast.errors import AmbiguousName, BadName, NotFound
 from holdfast.json_text import Json
 from holdfast.repo.handle.repository import Repository
+from holdfast.texts import parse_duration
 
 if TYPE_CHECKING:
     from holdfast.cli.verb import Verbs

@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-import re
 import unicodedata
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from dataclasses import asdict
-from typing import Final
 
 from holdfast.cli.lookup import open_for_plan, open_to_read
 from holdfast.cli.output import Output, count, format_bytes, format_time
 from holdfast.cli.verb import add_json, add_prefix, add_yes, document
-from holdfast.errors import BadName
+from holdfast.errors import BadName, HoldfastError
 from holdfast.repo.format.layout import natural_order
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.roots import read_live
 from holdfast.repo.upkeep.collect import Collected, CollectPlan, Rules, collect, plan_collect, verify_may_collect
-from holdfast.repo.upkeep.prune import Keep, Pruned, PrunePlan, apply_prune, read_prune_plan
+from holdfast.repo.upkeep.prune import Best, Keep, Pruned, PrunePlan, apply_prune, read_prune_plan
 from holdfast.repo.upkeep.transfer import SLACK_SHARE, RepackPlan, apply_repack, plan_repack
 from holdfast.repo.upkeep.usage import SnapshotUsage, Usage, read_usage
-
-_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
-_DURATION: Final = re.compile(r"([0-9]{1,12})([smhdw])\Z")
-
-
-def parse_duration(text: str) -> float:
-    """Return a duration such as `7d`, `12h`, `90m` or `30s` in seconds."""
-    found = _DURATION.match(text)
-    if not found:
-        raise BadName(f"{text!r} is not a duration; write a number and one of s, m, h, d, w, such as 7d")
-    return float(int(found[1]) * _UNITS[found[2]])
+from holdfast.texts import parse_duration
 
 
 def declare_du(parser: ArgumentParser) -> None:
@@ -79,25 +67,49 @@ def declare_prune(parser: ArgumentParser) -> None:
         "A snapshot is kept if any rule keeps it, or if it has a tag. Prints its plan,\n"
         "and acts only with --yes. `holdfast gc` then frees the space."
     )
-    examples = ["holdfast prune --keep-last 3 run1/", "holdfast prune --keep-every 1000 --keep-within 7d run1/ --yes"]
+    examples = [
+        "holdfast prune --keep-last 3 run1/",
+        "holdfast prune --keep-every 1000 --keep-within 7d run1/ --yes",
+        "holdfast prune --keep-last 1 --keep-best val_loss:2 run1/ --yes",
+    ]
     document(parser, more, examples=examples)
     add_prefix(parser)
     parser.add_argument("--keep-last", metavar="N", type=int, default=0, help="keep the newest N")
     parser.add_argument("--keep-every", metavar="N", type=int, default=0, help="keep steps that are multiples of N")
     parser.add_argument("--keep-within", metavar="TIME", help="keep snapshots younger than TIME: 30m, 12h, 7d, 2w")
+    parser.add_argument(
+        "--keep-best",
+        metavar="METRIC:N",
+        type=_parse_best,
+        help="keep the N with the smallest METRIC of their metadata; METRIC:N:max for the largest",
+    )
     add_yes(parser)
     add_json(parser)
     parser.set_defaults(run_verb=run_prune)
 
 
+def _parse_best(text: str) -> Best:
+    metric, _, rest = text.partition(":")
+    number, _, mode = rest.partition(":")
+    if not number.isascii() or not number.isdigit() or mode not in ("", "min", "max"):
+        raise ArgumentTypeError(f"{text!r} is not METRIC:N, METRIC:N:min or METRIC:N:max, such as val_loss:2")
+    try:
+        return Best(metric, int(number), "max" if mode == "max" else "min")
+    except ValueError as error:
+        raise ArgumentTypeError(str(error)) from error
+
+
 def run_prune(options: Namespace, url: str, output: Output) -> int:
     """Print which snapshots would be deleted; delete them with --yes."""
     try:
-        keep = Keep(options.keep_last, options.keep_every, parse_duration(options.keep_within or "0s"))
+        within_s = parse_duration(options.keep_within or "0s")
+        keep = Keep(options.keep_last, options.keep_every, within_s, best=options.keep_best)
+        store = open_for_plan(url, output, is_applied=options.yes).store
+        plan = read_prune_plan(store, options.prefix, keep)
     except ValueError as error:
+        if isinstance(error, HoldfastError):
+            raise
         raise BadName(str(error)) from error
-    store = open_for_plan(url, output, is_applied=options.yes).store
-    plan = read_prune_plan(store, options.prefix, keep)
     if not options.json:
         _print_prune(plan, output)
     done = apply_prune(store, plan) if options.yes else Pruned(plan.delete, ())
