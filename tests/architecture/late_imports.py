@@ -29,6 +29,7 @@ LATE_IMPORTS: Final[dict[str, dict[str, str]]] = {
     },
     "facade.py": {
         "holdfast.capture": _STORE,
+        "holdfast.checkpointing": _STORE,
         "holdfast.compile_cache.backend": _STORE,
         "holdfast.diff": _STORE,
         "holdfast.distributed.checkpoint.checkpoint": _STORE,

@@ -24,9 +24,10 @@ LAYERS: Final = (
     ("diff", "content"),
     ("distributed",),
     ("compile_cache", "capture"),
+    ("checkpointing",),
     ("facade",),
     ("opening",),
-    ("compiling", "content_store", "dcp"),
+    ("compiling", "content_store", "dcp", "integrations"),
     ("cli",),
 )
 LEVEL: Final = {name: level for level, names in enumerate(LAYERS) for name in names}
