@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import chain, repeat
 from typing import TypedDict, Unpack
@@ -224,3 +224,21 @@ class Watched:
 
     def find_free_bytes(self) -> int | None:
         return self.inner.find_free_bytes()
+
+
+class Meanwhile(Watched):
+    """Lets something happen once, just after the first object below `prefix` was created."""
+
+    def __init__(self, inner: ObjectStore, prefix: str, act: Callable[[], object]) -> None:
+        super().__init__(inner)
+        self.act_after(prefix, act)
+
+    def act_after(self, prefix: str, act: Callable[[], object]) -> None:
+        self._prefix = prefix
+        self._act: Callable[[], object] | None = act
+
+    def create(self, key: str, data: Buffer, *, durable: bool = True) -> None:
+        super().create(key, data, durable=durable)
+        if self._act and key.startswith(self._prefix):
+            act, self._act = self._act, None
+            act()

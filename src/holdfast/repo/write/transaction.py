@@ -223,6 +223,8 @@ class Transaction:
         stale: list[ChunkRef] = []
 
         def write() -> list[Json]:
+            if own and not stale:
+                return [ref.to_json() for ref in own]  # only other ranks have to write again
             if stale:
                 moved = {ref.digest: ref.location for ref in rewrite(stale)}
                 parts[:] = [part._replace(entries=[_move_chunks(e, moved) for e in part.entries]) for part in parts]

@@ -24,6 +24,7 @@ from holdfast.repo.names.leases import RENEW_S
 from holdfast.repo.write.writer import Request, save
 from tests.kit.saving import (
     MIB,
+    Meanwhile,
     Watched,
     keys,
     load_bytes,
@@ -37,24 +38,6 @@ from tests.kit.saving import (
     snapshot_of,
 )
 from tests.kit.standing import put_under_lease, show_lease
-
-
-class Meanwhile(Watched):
-    """Lets something happen once, just after the first object below `prefix` was created."""
-
-    def __init__(self, inner: ObjectStore, prefix: str, act: Callable[[], object]) -> None:
-        super().__init__(inner)
-        self.act_after(prefix, act)
-
-    def act_after(self, prefix: str, act: Callable[[], object]) -> None:
-        self._prefix = prefix
-        self._act: Callable[[], object] | None = act
-
-    def create(self, key: str, data: Buffer, *, durable: bool = True) -> None:
-        super().create(key, data, durable=durable)
-        if self._act and key.startswith(self._prefix):
-            act, self._act = self._act, None
-            act()
 
 
 def mark(store: MemoryStore, *marked: str) -> None:

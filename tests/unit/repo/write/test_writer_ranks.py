@@ -13,6 +13,7 @@ from holdfast.progress import Silent
 from holdfast.repo.format.entry import Entry
 from holdfast.repo.format.layout import LEASES, MANIFESTS, PACKS, SNAPSHOTS, manifest_key
 from holdfast.repo.format.rank_manifests import read_manifests, read_needs, read_view
+from holdfast.repo.format.record import encode_record
 from holdfast.repo.format.source import BytesSource
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import delete_snapshot, read_snapshot
@@ -22,7 +23,7 @@ from holdfast.repo.upkeep.transfer import apply_repack, copy_snapshot, plan_repa
 from holdfast.repo.upkeep.usage import read_usage
 from holdfast.repo.write.transaction import ManifestPart
 from holdfast.repo.write.writer import Placement, Request, SaveResult, save
-from tests.kit.saving import MIB, keys, load_bytes, new_repo, noise, rot, save_bytes
+from tests.kit.saving import MIB, Meanwhile, keys, load_bytes, new_repo, noise, rot, save_bytes
 from tests.kit.thread_ranks import ThreadRanks, run_threads
 
 WHOLE = noise(3 * MIB + 5, 1)
@@ -302,3 +303,32 @@ def test_boxes_that_are_whole_rows_become_a_row_of_bytes(repo: Repository) -> No
     assert entry.dims == 0
     assert [chunk.box for chunk in entry.chunks] == [(), ()]
     assert load_bytes(repo, "t") == {"t": GRID}
+
+
+def test_a_rank_whose_chunks_are_not_marked_does_not_read_its_sources_again() -> None:
+    store = MemoryStore()
+    first = make_request(0, 2)
+    save(new_repo(store), Request("old", first.sources[:1]))
+    (marked,) = keys(store, PACKS)
+    reads = []
+
+    class Counted(BytesSource):
+        def read(self, start: int, stop: int) -> memoryview:
+            reads.append((start, stop))
+            return super().read(start, stop)
+
+    def change(rank: int, request: Request) -> Request:
+        span, grid, own = request.sources
+        if rank == 0:
+            return request
+        return replace(request, sources=[span, grid, Counted("own", own.read(0, own.size_bytes))])
+
+    def mark() -> None:
+        store.create("marks/0", encode_record({"kind": "mark", "keys": [marked]}))
+
+    results = save_together([new_repo(Meanwhile(store, MANIFESTS, mark)), new_repo(store)], 2, change)
+
+    assert {type(result) for result in results} == {SaveResult}
+    assert reads == [(0, 600)]
+    assert load_bytes(new_repo(store), "run/1") == {"span": WHOLE, "grid": GRID, "own": noise(600, 0)}
+    assert marked.rpartition("/")[2] not in str(read_needs(store, read_snapshot(store, "run/1").manifest))
