@@ -57,12 +57,15 @@ PAGES: Final = (
     ApiPage(
         "training.md",
         "Training state",
-        "What a training loop saves besides weights, and calls that can be run again.",
+        "What a training loop saves besides weights, when it saves and stops, and calls that can be run again.",
         (
             "holdfast.RngState",
             "holdfast.ResumableSampler",
             "holdfast.TrainingState",
             "holdfast.training_state",
+            "holdfast.checkpointing.CheckpointManager",
+            "holdfast.checkpointing.ManagerOptions",
+            "holdfast.checkpointing.Saved",
             "holdfast.Call",
         ),
     ),
