@@ -109,7 +109,7 @@ def test_another_number_of_ranks_gets_those_of_the_lowest_and_is_told(world: Wor
     assert [values for _, values in results] == [[1, 0, 10, 0.5]] * size
     assert [len(outcome.warned) for outcome, _ in results] == [1] + [0] * (size - 1)
     assert "model.running_mean" in results[0][0].warned[0]
-    assert "rank 0" in results[0][0].warned[0]
+    assert "lowest rank" in results[0][0].warned[0]
 
 
 def test_one_process_gets_those_of_the_lowest_and_is_told(world: World, tmp_path: Path) -> None:
