@@ -7,7 +7,9 @@ import os
 import struct
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Final
+
+from typing_extensions import Self
 
 _EVENT: Final = struct.Struct("iIII")
 # From sys/inotify.h: all events, from any process; reading only an inode's attributes (stat) causes none.

@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from types import FrameType, TracebackType
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Protocol
 
 import torch
 import torch.distributed as dist
+from typing_extensions import Self
 
 from holdfast.distributed.checkpoint.checkpoint import Together, World, find_world
 from holdfast.errors import Corrupt, NotFound, RankError

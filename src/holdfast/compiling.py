@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from typing import Any, TypeVar, Unpack
+from typing import Any, TypeVar
 
 import torch
+from typing_extensions import Unpack
 
 from holdfast.compile_cache.backend import CompilerOptions
 from holdfast.facade import Store

@@ -14,9 +14,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import torch
+from typing_extensions import Self
 
 from holdfast.content.batch_writer import BatchWriter
 from holdfast.content.catalog import Catalog, StoredTensor

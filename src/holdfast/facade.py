@@ -10,7 +10,9 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from io import BufferedReader
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import Self, Unpack
 
 from holdfast.errors import StoreError
 from holdfast.json_text import Json

@@ -32,6 +32,13 @@ def shorten(text: str, limit: int) -> str:
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
+def add_note(error: BaseException, text: str) -> None:
+    """Add a note to an error, once. Tracebacks show it from Python 3.11 on; pytest shows it with any Python."""
+    notes = vars(error).setdefault("__notes__", [])
+    if isinstance(notes, list) and text not in notes:
+        notes.append(text)
+
+
 def parse_duration(text: str) -> float:
     """Return a duration such as `7d`, `90m` or `3h50m` in seconds; raises BadName, which is a ValueError."""
     found = _DURATION.fullmatch(text)

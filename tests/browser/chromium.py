@@ -11,7 +11,9 @@ import shutil
 import subprocess
 import time
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
+
+from typing_extensions import Self
 
 _NAMES: Final = ("chromium", "chromium-browser", "google-chrome")
 _TIMEOUT_S: Final = 60.0

@@ -8,7 +8,8 @@ import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Self
+
+from typing_extensions import Self
 
 from holdfast.objects.local.local_store import LocalStore
 from holdfast.objects.local.lock import LockWait

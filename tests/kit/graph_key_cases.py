@@ -48,7 +48,14 @@ def under(context: Callable[[], contextlib.AbstractContextManager[Any]], make: M
 
 def quietly(make: MakeKey) -> MakeKey:
     """Ignore the warnings of torch."""
-    return under(lambda: warnings.catch_warnings(action="ignore"), make)
+    return under(_ignoring_warnings, make)
+
+
+@contextlib.contextmanager
+def _ignoring_warnings() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def written(source: str, *inputs: object, filename: str = "<test>", **how: Any) -> MakeKey:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Unpack
 
 import torch
 from torch import nn
+from typing_extensions import Unpack
 
 from holdfast.capture.record.options import RecordOptions
 from holdfast.capture.record.recorder import Recorder, record

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.errors import BadName
-from holdfast.texts import list_lines, list_some, parse_duration, shorten
+from holdfast.texts import add_note, list_lines, list_some, parse_duration, shorten
 
 
 @pytest.mark.parametrize(
@@ -49,3 +49,13 @@ def test_durations_are_numbers_with_units(text: str, seconds: float) -> None:
 def test_anything_else_is_no_duration(text: str) -> None:
     with pytest.raises(BadName, match="is not a duration"):
         parse_duration(text)
+
+
+def test_a_note_is_added_to_an_error_once() -> None:
+    error = ValueError("bad")
+
+    for text in ("at a", "at b", "at a"):
+        add_note(error, text)
+
+    assert error.__dict__["__notes__"] == ["at a", "at b"]
+    assert str(error) == "bad"

@@ -18,7 +18,6 @@ from holdfast.compile_cache.artifacts.why import Explanation
 from holdfast.compile_cache.cache import CompileCache, CompiledCall
 from holdfast.compile_cache.counters import CacheStatistics
 from holdfast.compile_cache.key.inputs import may_share
-from holdfast.compile_cache.key.key import make_key
 from holdfast.compile_cache.key_parts import GraphKey, Uncacheable, UnknownCode
 from holdfast.compile_cache.single_flight import WAIT_S, WaitOptions
 from holdfast.errors import StoreError
@@ -143,7 +142,7 @@ class Compiler:
             return self._bypass(obstacle, graph, inputs, settings)
         try:
             with self.cache.counters.timed("key"):
-                key = make_key(graph, inputs, options=settings, versions=self._versions)
+                key = inductor.make_key(graph, inputs, options=settings, versions=self._versions)
         except UnknownCode as error:
             return self._bypass(error.reason, graph, inputs, settings, use_caches=False)
         except Uncacheable as error:

@@ -23,6 +23,7 @@ import torch
 import torch._inductor
 import torch.compiler.config
 
+from holdfast.compile_cache.key_parts import GraphKey
 from holdfast.errors import CompileCacheError
 
 # Torch replaces the class of this module on import; the type stubs do not show `patch`.
@@ -57,7 +58,7 @@ def find_obstacle() -> str:
         return f"the compile cache does not support torch {version}, only {known}; graphs are compiled but not saved"
     try:
         found: str = load_torch().find_obstacle()
-    except ImportError as error:
+    except (ImportError, AttributeError) as error:
         return f"this build of torch {version} lacks a module or name that the compile cache needs: {error}"
     return found
 
@@ -77,6 +78,14 @@ def read_options(mode: str | None, options: Mapping[str, Any] | None) -> dict[st
     if unknown:
         raise RuntimeError(f"unknown compiler options: {', '.join(unknown)}; see torch._inductor.list_options()")
     return {**chosen, **given}
+
+
+def make_key(
+    graph: torch.fx.GraphModule, inputs: Sequence[Any], *, options: Mapping[str, Any], versions: Mapping[str, str]
+) -> GraphKey:
+    """Return the key of a graph; raises Uncacheable. See `key/key.py`, which needs private names of torch too."""
+    key: GraphKey = load_torch().make_key(graph, inputs, options=options, versions=versions)
+    return key
 
 
 def compile_plainly(

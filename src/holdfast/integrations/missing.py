@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Self
+
+from typing_extensions import Self
 
 
 class RequiredLibrary:

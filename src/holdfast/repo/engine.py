@@ -7,7 +7,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from types import TracebackType
-from typing import Final, Self, TypeVar
+from typing import Final, TypeVar
+
+from typing_extensions import Self
 
 from holdfast.objects.thread_pool import Task, ThreadPool
 from holdfast.repo.format.chunk import UNIT_BYTES

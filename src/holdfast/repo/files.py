@@ -11,7 +11,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from types import TracebackType
-from typing import Final, Self
+from typing import Final
+
+from typing_extensions import Self
 
 from holdfast.errors import BadName, HoldfastError, NameInUse, NotFound, SourceChanged
 from holdfast.json_text import Json

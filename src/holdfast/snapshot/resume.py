@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 
 from holdfast.errors import HoldfastError, Mismatch
+from holdfast.trees.move import find_accelerator
 
 _WORDS: Final = np.dtype("<u4")
 _MAX_SEED: Final = 1 << 64
@@ -95,9 +96,9 @@ def _try_out(python: tuple[Any, ...], numpy: Any, cpu: bytes) -> None:
 
 def _find_accelerator() -> tuple[str, int, Any]:
     """Return the kind and number of accelerators and torch's module for them; `("", 0, None)` if there are none."""
-    device = torch.accelerator.current_accelerator()
-    count = torch.accelerator.device_count()
-    if device is None or not count:
+    device = find_accelerator()
+    count = torch.accelerator.device_count() if device else 0
+    if not device or not count:
         return "", 0, None
     return device.type, count, torch.get_device_module(device)
 

@@ -9,7 +9,9 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from enum import Enum
 from types import TracebackType
-from typing import Final, Self, TypeVar
+from typing import Final, TypeVar
+
+from typing_extensions import Self
 
 from holdfast.digest import Buffer
 from holdfast.errors import ObjectExists, StoreError, StoreFull

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import copyreg
 import reprlib
 from collections import deque
 from collections.abc import Callable, Container, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
 from inspect import getattr_static
@@ -15,6 +17,7 @@ import torch
 from torch.nn.utils.rnn import PackedSequence
 
 from holdfast.errors import Unsupported
+from holdfast.texts import add_note
 from holdfast.trees.outline import TreePath
 
 MAX_DEPTH: Final = 200
@@ -147,7 +150,7 @@ def _call(function: Callable[[torch.Tensor], object], step: _Step) -> object:
     try:
         return function(step.node)
     except Exception as err:
-        err.add_note(f"at {_describe(step)}")
+        add_note(err, f"at {_describe(step)}")
         raise
 
 
@@ -208,13 +211,20 @@ def _refill(new: Any, old: object, keys: Sequence[object], values: Sequence[obje
 
 def _with_attributes(new: object, old: object) -> object:
     """Copy the attributes in the dict and the slots of `old` to `new`, without running code of the class."""
-    state = object.__getstate__(old)
-    for attributes in state if isinstance(state, tuple) else (state,):
-        for name, value in (attributes or {}).items():
-            # A cached property was computed from the old tensors, so it is left out and computed again.
-            if not isinstance(getattr_static(type(old), name, None), cached_property):
-                object.__setattr__(new, name, value)
+    for name, value in _iter_attributes(old):
+        # A cached property was computed from the old tensors, so it is left out and computed again.
+        if not isinstance(getattr_static(type(old), name, None), cached_property):
+            object.__setattr__(new, name, value)
     return new
+
+
+def _iter_attributes(value: object) -> Iterator[tuple[str, object]]:
+    names: list[str] = copyreg._slotnames(type(value))  # type: ignore[attr-defined]  # the stubs do not list it
+    if type(value).__dictoffset__:
+        yield from object.__getattribute__(value, "__dict__").items()
+    for name in names:
+        with suppress(AttributeError):  # a slot without a value
+            yield name, object.__getattribute__(value, name)
 
 
 def _pack(old: PackedSequence, data: object) -> Sequence[object]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import torch
 
@@ -12,6 +12,9 @@ from holdfast.trees.apply import apply_to_tensors
 
 Device: TypeAlias = torch.device | str | int
 Tree = TypeVar("Tree")
+
+PACKED_FLOAT: Final[torch.dtype | None] = getattr(torch, "float4_e2m1fn_x2", None)
+"""Has two values in each element. Torch calls it a floating dtype, and cannot convert it. None: torch lacks it."""
 
 
 def move_to_device(tree: Tree, device: Device, *, non_blocking: bool = False) -> Tree:
@@ -60,8 +63,7 @@ def cast_floating(tree: Tree, dtype: torch.dtype | None) -> Tree:
 def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     if not tensor.is_floating_point() or tensor.dtype == dtype:
         return tensor
-    # This dtype has two values in an element, so the shape would change, and torch has no kernel for it.
-    if torch.float4_e2m1fn_x2 in (tensor.dtype, dtype):
+    if PACKED_FLOAT is not None and PACKED_FLOAT in (tensor.dtype, dtype):
         raise Unsupported(f"a tensor of {tensor.dtype} cannot be cast to {dtype}; convert it by hand")
     cast = tensor.to(dtype)
     return cast if cast.requires_grad == tensor.requires_grad else cast.requires_grad_(tensor.requires_grad)
@@ -114,8 +116,16 @@ def resolve_device(device: Device) -> torch.device:
     return torch.empty(0, device=device).device
 
 
+def find_accelerator() -> torch.device | None:
+    """Return the kind of accelerator that torch is built for; None if there is none."""
+    try:
+        return torch.accelerator.current_accelerator()
+    except RuntimeError:  # what torch 2.6 does if there is none
+        return None
+
+
 def _is_accelerator(device: torch.device) -> bool:
-    accelerator = torch.accelerator.current_accelerator()
+    accelerator = find_accelerator()
     return accelerator is not None and device.type == accelerator.type
 
 

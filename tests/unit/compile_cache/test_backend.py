@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast.compile_cache import backend, cache, inductor
+from holdfast.compile_cache import cache, inductor
 from holdfast.compile_cache.artifacts import trust
 from holdfast.compile_cache.backend import Compiler, make_compiler
 from holdfast.compile_cache.inductor import CompiledGraph
@@ -73,7 +73,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeTorch:
     fake = FakeTorch()
     monkeypatch.setattr(inductor, "load_torch", lambda: fake)
     monkeypatch.setattr(inductor, "compile_plainly", lambda graph, inputs, options, **_: _return("plain"))
-    monkeypatch.setattr(backend, "make_key", lambda graph, inputs, options, versions: make_key())
+    monkeypatch.setattr(inductor, "make_key", lambda graph, inputs, options, versions: make_key())
     return fake
 
 
@@ -112,7 +112,7 @@ def test_torchs_caches_are_not_used_if_code_has_no_digest(
         seen.append(use_caches)
         return _return("plain")
 
-    monkeypatch.setattr(backend, "make_key", refuse)
+    monkeypatch.setattr(inductor, "make_key", refuse)
     monkeypatch.setattr(inductor, "compile_plainly", compile_plainly)
 
     assert _compile(make_compiler(repo)) == "plain"
@@ -140,9 +140,9 @@ def test_an_obstacle_or_a_graph_without_a_key_is_compiled_as_usual(
     fake.obstacle = "torch is too new"
     said = [_compile(compiler)]
     fake.obstacle = ""
-    monkeypatch.setattr(backend, "make_key", _raise(Uncacheable("it holds a hook")))
+    monkeypatch.setattr(inductor, "make_key", _raise(Uncacheable("it holds a hook")))
     said.append(_compile(compiler))
-    monkeypatch.setattr(backend, "make_key", _raise(ZeroDivisionError()))
+    monkeypatch.setattr(inductor, "make_key", _raise(ZeroDivisionError()))
     said.append(_compile(compiler))
 
     assert said == ["plain"] * 3
@@ -303,7 +303,7 @@ def test_the_options_of_a_call_override_those_of_the_compiler(
         seen.append((options, versions))
         return make_key()
 
-    monkeypatch.setattr(backend, "make_key", see)
+    monkeypatch.setattr(inductor, "make_key", see)
     compiler = make_compiler(repo, options={"max_autotune": False, "debug": True}, versions={"a::b": "1"})
 
     _compile(compiler, mode="max-autotune-no-cudagraphs")

@@ -13,7 +13,7 @@ import torch
 from torch.nn.utils.rnn import pack_sequence
 
 from holdfast.errors import Unsupported
-from holdfast.trees.move import cast_floating, move_to_device, to_kwargs
+from holdfast.trees.move import cast_floating, find_accelerator, move_to_device, to_kwargs
 
 CPU: Final = torch.device("cpu")
 META: Final = torch.device("meta")
@@ -90,6 +90,16 @@ class Stream:
 
     def synchronize(self) -> None:
         self.journal.lines.append(f"host waits for {self.name}")
+
+
+def test_a_torch_that_raises_without_an_accelerator_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise RuntimeError("Cannot access accelerator device when none is available.")
+
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", refuse)
+
+    assert find_accelerator() is None
+    assert move_to_device(torch.ones(2), "cpu").tolist() == [1, 1]
 
 
 @pytest.fixture

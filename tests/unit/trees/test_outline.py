@@ -8,7 +8,7 @@ import sys
 import time
 from collections import Counter, OrderedDict, defaultdict, deque
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
+from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import PurePosixPath
@@ -139,7 +139,7 @@ KEYS = [
     Decimal("1E+5"),
     PurePosixPath("a/b"),
     date(2026, 1, 2),
-    datetime(2026, 1, 2, tzinfo=UTC),
+    datetime(2026, 1, 2, tzinfo=timezone.utc),
     timedelta(1),
     Color.RED,
     Right.READ,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import sys
-from datetime import UTC, date, datetime, time, timedelta, timezone, tzinfo
+from datetime import date, datetime, time, timedelta, timezone, tzinfo
 from decimal import Decimal, localcontext
 from fractions import Fraction
 from pathlib import Path, PosixPath, PurePosixPath, PureWindowsPath
@@ -54,7 +54,7 @@ def test_what_json_can_hold_stands_for_itself(value: object) -> None:
         (PureWindowsPath("C:/a"), ["path", "PureWindowsPath", "C:\\a"]),
         (date(2026, 1, 2), ["date", "2026-01-02"]),
         (datetime(2026, 1, 2, 3, 4, fold=1), ["datetime", "2026-01-02T03:04:00", 1, None]),
-        (datetime(1, 1, 1, tzinfo=UTC), ["datetime", "0001-01-01T00:00:00", 0, ["timezone", 0, 0, 0, None]]),
+        (datetime(1, 1, 1, tzinfo=timezone.utc), ["datetime", "0001-01-01T00:00:00", 0, ["timezone", 0, 0, 0, None]]),
         (time(1, 2, 3, 4), ["time", "01:02:03.000004", 0, None]),
         (timedelta(-1, 5), ["timedelta", -1, 5, 0]),
         (timezone(timedelta(hours=-1), "here"), ["timezone", -1, 82800, 0, "here"]),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing_extensions import Unpack
 
 from holdfast.capture.compare.compare import DiffChoices, describe_mismatch, diff_runs, make_diff_options
 from holdfast.capture.compare.result import RunDiff

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Final, Self, Unpack
+from typing import Any, Final
 
 import torch
+from typing_extensions import Self, Unpack
 
 from holdfast.capture.record.forms import iter_paths
 from holdfast.capture.record.hooks import Drill, ModuleHooks, Removable
@@ -30,6 +31,7 @@ from holdfast.repo.handle.repository import Repository, open_repository
 from holdfast.repo.names.snapshots import delete_snapshot
 from holdfast.snapshot.save.save import describe_environment
 from holdfast.texts import list_some
+from holdfast.trees.move import find_accelerator
 
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
 _MAX_NAMED: Final = 5
@@ -347,7 +349,7 @@ def describe_run(model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimi
         "cudnn_benchmark": torch.backends.cudnn.benchmark,
         "matmul_precision": torch.get_float32_matmul_precision(),
         "default_dtype": str(torch.get_default_dtype()),
-        "accelerator": str(torch.accelerator.current_accelerator() or ""),
+        "accelerator": str(find_accelerator() or ""),
         "seed": str(torch.initial_seed()),
         "model": type(model).__name__,
         "training": model.training,

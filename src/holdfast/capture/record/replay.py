@@ -6,10 +6,11 @@ import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any, Literal, TypedDict
 
 import torch
 from torch.func import functional_call
+from typing_extensions import Unpack
 
 from holdfast.capture.compare.measure import TensorDistance, measure
 from holdfast.capture.record.forms import build_arguments, iter_paths

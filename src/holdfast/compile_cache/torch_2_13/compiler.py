@@ -33,6 +33,7 @@ from torch.compiler import config as compiler_config
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, guarding_hint_or_throw, has_guarding_hint
 
 from holdfast.compile_cache.inductor import CompiledGraph, compile_plainly, patch_compiler_config
+from holdfast.compile_cache.key.key import make_key  # noqa: F401 - `inductor.make_key` calls it
 from holdfast.compile_cache.torch_2_13.kernels import LOAD_PARAMETERS, record_kernels, supply_kernels
 from holdfast.errors import CompileCacheError
 

@@ -43,7 +43,7 @@ def sketch_boxes(items: Iterable[BoxItem], seed: bytes) -> Sketch:
 
     A tensor without items counts as stored by a rank that passes a box of it that starts at the origin.
     """
-    seeded = Seeded(int.from_bytes(seed[:_SEED_BYTES].ljust(_SEED_BYTES, b"\0")))
+    seeded = Seeded(int.from_bytes(seed[:_SEED_BYTES].ljust(_SEED_BYTES, b"\0"), "big"))
     known: dict[tuple[str, str, Coordinates], bytes] = {}
     total = 0
     origins = []
@@ -52,14 +52,14 @@ def sketch_boxes(items: Iterable[BoxItem], seed: bytes) -> Sketch:
         if volume(box) == 0 and not (is_first and 0 in shape):
             continue
         if is_first:
-            origins.append(int.from_bytes(seeded(seed + name.encode(errors="surrogatepass"))[:8]))
+            origins.append(int.from_bytes(seeded(seed + name.encode(errors="surrogatepass"))[:8], "big"))
         if box == whole(shape):
             continue
         tensor = (name, dtype, shape)
         if tensor not in known:
             known[tensor] = seeded(_encode_tensor(seed, *tensor))
         difference = _weigh(box, shape, known[tensor], seeded) - (is_first and 0 not in shape)
-        total += difference * int.from_bytes(known[tensor])
+        total += difference * int.from_bytes(known[tensor], "big")
     return Sketch(total % _PRIME, tuple(sorted(origins)))
 
 
@@ -82,7 +82,7 @@ def _hash_edge(edge: int, length: int, dim: int, tensor: bytes, seeded: Seeded) 
     # G(0) = 0 and G(length) = 1: a box that is whole along a dim has the factor 1 there.
     if edge in (0, length):
         return int(edge > 0)
-    return int.from_bytes(seeded(tensor + struct.pack("<qq", dim, edge)))
+    return int.from_bytes(seeded(tensor + struct.pack("<qq", dim, edge)), "big")
 
 
 def merge(sketches: Iterable[Sketch]) -> Sketch:

@@ -176,7 +176,7 @@ class _Planner:
 
     def _compute_fingerprints(self, seed: bytes) -> None:
         """Compute fingerprints of all entries that other ranks may also have."""
-        seeded = Seeded(int.from_bytes(seed))
+        seeded = Seeded(int.from_bytes(seed, "big"))
         shared = []
         for number, source in enumerate(self._leaves.sources):
             is_unique = isinstance(source, ShardSource) and len(self._find_declared(number)) == 1

@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Final, Literal, Self
+from typing import Final, Literal
 
 import torch
+from typing_extensions import Self
 
 from holdfast.digest import hash_bytes
 from holdfast.distributed.checkpoint.module_sync import TensorFacts, gather_tables

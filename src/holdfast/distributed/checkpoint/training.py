@@ -187,7 +187,7 @@ def _find_rank() -> tuple[int, int]:
 def _seed(digest: bytes) -> None:
     random.seed(digest)
     np.random.seed(np.frombuffer(digest, np.uint32))
-    torch.manual_seed(int.from_bytes(digest[:8]) >> 1)
+    torch.manual_seed(int.from_bytes(digest[:8], "big") >> 1)
 
 
 def _encode(value: bytes) -> dict[str, str]:

@@ -12,7 +12,7 @@ from abc import ABCMeta
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Final
 
 from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.distributed.checkpoint.storage import StorageReader as TorchStorageReader
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
+from typing_extensions import Self
 
 from holdfast.distributed.dcp.lazy_store import CheckpointId, LazyStore, StoreLike, clean_id, raising_picklable
 from holdfast.distributed.dcp.reader import StorageReader
@@ -123,7 +124,9 @@ class _Reducer:
         self._stand_in = stand_in
 
     def __call__(self, instance: object) -> tuple[Any, ...]:
-        return _new_torch_instance, (self._stand_in,), instance.__getstate__()
+        # Not __getstate__: Python 3.10 has none for a class that does not define it.
+        reduced: tuple[Any, ...] = object.__reduce_ex__(instance, 2)  # type: ignore[assignment]  # a text is for globals
+        return _new_torch_instance, (self._stand_in,), reduced[2]
 
 
 def _new_torch_instance(stand_in: StandIn) -> object:

@@ -7,10 +7,11 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
+from typing_extensions import Self
 
 from holdfast.distributed.talk import wire
 from holdfast.distributed.talk.call_ids import CallId, join_collective, number_call

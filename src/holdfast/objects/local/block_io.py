@@ -164,7 +164,7 @@ class DirectReads:
         Returns 0 if the bytes are in the page cache, which is faster, or if the filesystem has no direct reads.
         """
         # One random page is checked for all. Not always the same one: the check itself may bring it into the cache.
-        if self._files.is_cached(handle, start + int.from_bytes(os.urandom(4)) % target.nbytes):
+        if self._files.is_cached(handle, start + int.from_bytes(os.urandom(4), "little") % target.nbytes):
             return 0
         if not self._files.set_direct(handle, direct=True):
             return 0

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from typing import Final
 
 from holdfast.objects.local.files import Files
@@ -56,7 +56,7 @@ class StoreLock:
     def _lock_exclusive(self) -> int | None:
         handle = self._files.lock(self._path, exclusive=True)
         if handle is not None and self._may_write_holder(handle):
-            since = datetime.now(UTC).isoformat()
+            since = datetime.now(timezone.utc).isoformat()
             holder = f"pid {os.getpid()} on {socket.gethostname()} since {since}".encode()
             with suppress(OSError):  # a full disk: the lock is valid, but its holder is not named
                 self._files.write_at(handle, 0, memoryview(holder[:_HOLDER_BYTES].ljust(_HOLDER_BYTES)))

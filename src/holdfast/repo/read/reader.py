@@ -8,7 +8,9 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from time import perf_counter
 from types import TracebackType
-from typing import Final, Literal, Protocol, Self
+from typing import Final, Literal, Protocol
+
+from typing_extensions import Self
 
 from holdfast.digest import fingerprint, hash_bytes, short_hex
 from holdfast.errors import Corrupt, DigestMismatch, MissingChunk, NewerFormat, NotFound, StoreError

@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from dataclasses import fields as dataclass_fields
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple
+
+from typing_extensions import Self
 
 from holdfast.digest import Digest, hash_bytes
 from holdfast.errors import (

@@ -11,9 +11,10 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from types import FrameType, TracebackType
-from typing import Final, Self
+from typing import Final
 
 import torch
+from typing_extensions import Self
 
 from holdfast.errors import Mismatch, OutOfMemory, Unsupported
 from holdfast.snapshot.into.in_place import find_span_bytes, list_memory, mark_written

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 import torch
 
 from holdfast.errors import HoldfastError
-from holdfast.texts import list_some
+from holdfast.texts import add_note, list_some
 
 _LISTED: Final = 50
 """How many leaves a sentence lists before it only counts them."""
@@ -140,9 +140,7 @@ def add_sentence(error: BaseException, text: str) -> None:
         if text not in str(error):
             error.args = (f"{str(error).rstrip(' .')}. {text}", *error.args[1:])
         return
-    notes = vars(error).setdefault("__notes__", [])
-    if isinstance(notes, list) and text not in notes:
-        notes.append(text)
+    add_note(error, text)
 
 
 def _list_names(names: Sequence[str]) -> str:

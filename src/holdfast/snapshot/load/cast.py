@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
 
 import torch
 
@@ -22,10 +21,7 @@ from holdfast.tensors.build import (
 )
 from holdfast.tensors.memory import new_memory, view_bytes, view_storage
 from holdfast.tensors.spec import TensorSpec
-from holdfast.trees.move import cast_floating, move_to_device
-
-_SUB_BYTE: Final = torch.float4_e2m1fn_x2
-"""Two values in each element. Torch calls it a floating dtype, and cannot convert it."""
+from holdfast.trees.move import PACKED_FLOAT, cast_floating, move_to_device
 
 
 def verify_dtype(dtype: torch.dtype | None) -> None:
@@ -37,7 +33,7 @@ def verify_dtype(dtype: torch.dtype | None) -> None:
 
 def is_cast(spec: TensorSpec, dtype: torch.dtype | None) -> bool:
     """Return whether a tensor of this spec changes if floating tensors are cast."""
-    return dtype is not None and spec.dtype.is_floating_point and spec.dtype not in (dtype, _SUB_BYTE)
+    return dtype is not None and spec.dtype.is_floating_point and spec.dtype not in (dtype, PACKED_FLOAT)
 
 
 def cast_spec(spec: TensorSpec, dtype: torch.dtype) -> TensorSpec:

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from types import TracebackType
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple
+
+from typing_extensions import Self
 
 from holdfast.errors import AmbiguousName, Corrupt, NotFound
 from holdfast.json_text import Json, canonical_json

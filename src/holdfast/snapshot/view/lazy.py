@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from functools import cached_property
 from io import BufferedReader
 from typing import Any
@@ -73,7 +73,7 @@ class Snapshot:
     @property
     def time(self) -> datetime:
         """When it was committed."""
-        return datetime.fromtimestamp(self._record.time_s, UTC)
+        return datetime.fromtimestamp(self._record.time_s, timezone.utc)
 
     @property
     def metadata(self) -> Mapping[str, Json]:

@@ -6,6 +6,7 @@ has a DTensor has imported it already.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -17,8 +18,7 @@ from holdfast.errors import Unsupported
 from holdfast.repo.format.boxes import Box, Coordinates
 from holdfast.tensors.composite import has_own_bytes
 
-_placements: Final = torch._C._distributed  # the base classes of the placements in torch.distributed.tensor
-_KNOWN: Final = (_placements.Replicate, _placements.Shard, _placements.StridedShard)
+_PLACEMENTS: Final = "torch.distributed.tensor.placement_types"
 
 
 class Cut(NamedTuple):
@@ -124,11 +124,12 @@ class Layouts:
 
 def verify_placements(mesh: Any, placements: Sequence[object]) -> None:
     """Raise Unsupported unless every axis of the mesh shards the tensor or replicates it."""
+    known = _find_classes()
     for axis, placement in enumerate(placements):
-        if isinstance(placement, _KNOWN):
+        if isinstance(placement, (known.Replicate, known.Shard, known._StridedShard)):
             continue
         label = repr(mesh.mesh_dim_names[axis]) if mesh.mesh_dim_names else str(axis)
-        is_partial = isinstance(placement, _placements.Partial)
+        is_partial = isinstance(placement, known.Partial)
         raise Unsupported(
             f"a DTensor that is {placement!r} over mesh axis {label}"
             f" {'has values that are not reduced yet' if is_partial else 'has a placement that is not supported'}:"
@@ -136,18 +137,24 @@ def verify_placements(mesh: Any, placements: Sequence[object]) -> None:
         )
 
 
+def _find_classes() -> Any:
+    """Return torch's module of placements, which a program with a DTensor has imported."""
+    return sys.modules[_PLACEMENTS]
+
+
 def _plan_layout(tensor: Any, mesh: Any, coordinate: Sequence[int] | None, placements: Sequence[Any]) -> ShardLayout:
     mesh_ranks = tuple(mesh.mesh.flatten().tolist())
-    is_cut = not all(isinstance(placement, _placements.Replicate) for placement in placements)
+    known = _find_classes()
+    is_cut = not all(isinstance(placement, known.Replicate) for placement in placements)
     if coordinate is None:
         return ShardLayout((0,), (), (), mesh_ranks, is_cut)
     cuts: dict[int, list[Cut]] = {dim: [] for dim in range(tensor.dim())}
     index: list[int | slice] = list(coordinate)
     for axis, placement in enumerate(placements):
-        if isinstance(placement, _placements.Replicate):
+        if isinstance(placement, known.Replicate):
             index[axis] = slice(None)
         else:
-            stripes = placement.split_factor if isinstance(placement, _placements.StridedShard) else 1
+            stripes = placement.split_factor if isinstance(placement, known._StridedShard) else 1
             cuts[placement.dim].append(Cut(placement.dim, mesh.shape[axis], coordinate[axis], stripes))
     runs = [plan_runs(length, cuts[dim]) for dim, length in enumerate(tensor.shape)]
     layout = ShardLayout(

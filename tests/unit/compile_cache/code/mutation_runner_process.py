@@ -8,7 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
+
+from typing_extensions import Self
 
 from tests.unit.compile_cache.code.mutations import Mutation
 

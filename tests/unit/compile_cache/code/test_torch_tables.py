@@ -35,7 +35,8 @@ assert LibraryWatch().list_user_code() == [], LibraryWatch().list_user_code()
 
 @pytest.fixture
 def post_grad() -> Any:
-    with warnings.catch_warnings(action="ignore"):  # torch uses what it has deprecated
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch uses what it has deprecated
         return import_module("torch._inductor.fx_passes.post_grad")
 
 

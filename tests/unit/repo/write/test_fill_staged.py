@@ -6,10 +6,10 @@ import threading
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
-from typing import Self
 
 import pytest
 from blake3 import blake3
+from typing_extensions import Self
 
 from holdfast.digest import Buffer, fingerprint, hash_bytes
 from holdfast.errors import StoreError

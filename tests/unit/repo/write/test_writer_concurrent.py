@@ -6,9 +6,9 @@ import threading
 import tracemalloc
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Self
 
 import pytest
+from typing_extensions import Self
 
 from holdfast.digest import Buffer
 from holdfast.errors import HoldfastError, LeaseLost, NameInUse, SourceChanged

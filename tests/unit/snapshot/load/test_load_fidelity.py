@@ -144,7 +144,8 @@ def iter_plain() -> Iterator[object]:
     yield from (OrderedDict(b=1, a=2), Counter("aab"), deque([1, 2], 3), deque(), defaultdict(list, a=[1]))
     yield from (range(3, 9, 2), slice(1, None, -1), pathlib.Path("/a/b"), pathlib.PurePosixPath("c"))
     yield from (datetime.datetime(2020, 1, 2, 3, 4, 5, 6), datetime.date(2020, 1, 2), datetime.timedelta(1, 2, 3))
-    yield from (datetime.datetime(2020, 1, 2, tzinfo=datetime.UTC), Fraction(1, 3), Decimal("1.50"), Decimal("NaN12"))
+    yield datetime.datetime(2020, 1, 2, tzinfo=datetime.timezone.utc)
+    yield from (Fraction(1, 3), Decimal("1.50"), Decimal("NaN12"))
     yield from (torch.float8_e4m3fn, torch.Size([2, 3]), torch.device("cuda", 1), torch.sparse_coo, torch.channels_last)
     yield from (
         np.float32(0.1),
