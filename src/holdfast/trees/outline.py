@@ -311,13 +311,16 @@ def _find_fields(value: Any) -> Sequence[str] | None:
 
 
 def _describe_member(value: Enum) -> str:
-    names = [value._name_] if value._name_ in type(value).__members__ else [each._name_ for each in _bits(value)]
+    names = [value._name_] if value._name_ in type(value).__members__ else [each._name_ for each in find_bits(value)]
     return f"{type(value).__qualname__}.{'|'.join(names) or 0}"
 
 
-def _bits(value: Any) -> list[Enum]:
-    # Only flags have values that are not members.
-    return list(value)
+def find_bits(value: Any) -> list[Enum]:
+    """Return the members that an enum value is a combination of; only a flag is one."""
+    # Python 3.10 cannot iterate over a flag.
+    members = type(value).__members__.items()
+    bits = [each for name, each in members if each._name_ == name and each._value_.bit_count() == 1]
+    return [each for each in bits if each._value_ & value._value_]
 
 
 def _describe_numpy(value: Any) -> str:

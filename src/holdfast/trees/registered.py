@@ -7,7 +7,7 @@ import functools
 import inspect
 import operator
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum, Flag
 from types import MemberDescriptorType
@@ -17,6 +17,7 @@ import torch
 
 from holdfast.errors import Unsupported
 from holdfast.json_text import Json
+from holdfast.trees.outline import find_bits
 
 ClassKind = Literal["enum", "dataclass", "namedtuple", "tensor"]
 
@@ -222,18 +223,10 @@ def member_name(registered: Registered, value: Enum) -> str:
     if value.__class__.__members__.get(value._name_) is value:
         return value._name_
     # Only flags have values that are not members; unknown bits of a flag have no name.
-    text = "|".join(_iter_bit_names(value)) if isinstance(value, Flag) else ""
+    text = "|".join(bit._name_ for bit in find_bits(value)) if isinstance(value, Flag) else ""
     if not isinstance(value, Flag) or find_member(registered, text) is not value:
         raise Unsupported(f"a {registered.cls.__qualname__} that is not a combination of its members cannot be saved")
     return text
-
-
-def _iter_bit_names(value: Flag) -> Iterator[str]:
-    """Yield the names of the bits of a flag, as defined. Python 3.10 cannot iterate over a flag."""
-    for name, member in type(value).__members__.items():
-        is_bit = member._name_ == name and member._value_.bit_count() == 1
-        if is_bit and member._value_ & value._value_:
-            yield name
 
 
 def find_member(registered: Registered, name: str) -> Enum:

@@ -113,7 +113,8 @@ def _measure(items: Sequence[WriteItem]) -> int:
         if item.tensor_data is not None:
             size += volume(find_box(item.tensor_data.chunk)) * item_bytes(item.tensor_data.properties.dtype)
         else:
-            size += item.bytes_io_data.nbytes if item.bytes_io_data else _ASSUMED_BYTES
+            planned = getattr(item, "bytes_io_data", None)  # some versions of torch do not plan the size
+            size += planned.nbytes if planned else _ASSUMED_BYTES
     return size
 
 

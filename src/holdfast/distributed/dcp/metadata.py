@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any, Final
@@ -61,24 +62,39 @@ def decode_metadata(value: Json, *, ids: Json, load_id: str, what: str) -> Metad
     state = value.get("state")
     if not isinstance(state, list) or not all(isinstance(each, list) and len(each) == 2 for each in state):
         raise _malformed(what)
-    return Metadata(
-        state_dict_metadata={_text(fqn, what): _decode_stored(stored, what) for fqn, stored in state},
-        planner_data=_decode_planner(value.get("planner"), what),
-        storage_data={},
-        storage_meta=make_storage_meta(ids, load_id),
+    return make_metadata(
+        {_text(fqn, what): _decode_stored(stored, what) for fqn, stored in state},
+        _decode_planner(value.get("planner"), what),
+        make_storage_meta(ids, load_id),
         version=_text(value.get("version"), what),
     )
+
+
+def make_metadata(
+    state: dict[str, Stored], planner_data: Any, storage_meta: StorageMeta, *, version: str = VERSION
+) -> Metadata:
+    """Return torch's metadata of a checkpoint; without the version if this torch writes none."""
+    made = Metadata(state, planner_data, {}, storage_meta)
+    if "version" in _list_fields(Metadata):
+        made.version = version
+    return made
 
 
 def make_storage_meta(ids: Json, load_id: str) -> StorageMeta:
     """Return the ids of a checkpoint, as far as they were recorded."""
     known = ids if isinstance(ids, dict) else {}
-    return StorageMeta(
-        checkpoint_id=known.get("checkpoint_id"),
-        save_id=known.get("save_id"),
-        load_id=load_id,
-        modules=list(known.get("modules", ())),
-    )
+    ids_of_torch: dict[str, Any] = {
+        "checkpoint_id": known.get("checkpoint_id"),
+        "save_id": known.get("save_id"),
+        "load_id": load_id,
+        "modules": list(known.get("modules", ())),
+    }
+    names = _list_fields(StorageMeta)  # some versions of torch have no modules
+    return StorageMeta(**{name: value for name, value in ids_of_torch.items() if name in names})
+
+
+def _list_fields(cls: Any) -> list[str]:
+    return [each.name for each in dataclasses.fields(cls)]
 
 
 def is_covered(stored: TensorStorageMetadata) -> bool:

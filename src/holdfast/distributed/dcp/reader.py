@@ -30,7 +30,13 @@ from holdfast.distributed.dcp.lazy_store import (
     is_name,
     raising_picklable,
 )
-from holdfast.distributed.dcp.metadata import KEY, VERSION, decode_metadata, is_covered, make_storage_meta
+from holdfast.distributed.dcp.metadata import (
+    KEY,
+    decode_metadata,
+    is_covered,
+    make_metadata,
+    make_storage_meta,
+)
 from holdfast.errors import Mismatch, NotFound, Unsupported
 from holdfast.json_text import Json
 from holdfast.repo.format.boxes import Box, Coordinates, add, slices, subtract
@@ -333,7 +339,7 @@ def _describe_tree(opened: Opened, *, ids: Json, load_id: str) -> tuple[Metadata
             raise Unsupported(f"{opened.name!r} contains two values that torch would name {fqn!r}; use Store.load")
         nodes[fqn], paths[fqn] = node, path
     stored = {fqn: _describe_node(opened, node) for fqn, node in nodes.items()}
-    return Metadata(stored, paths, {}, make_storage_meta(ids, load_id), VERSION), nodes
+    return make_metadata(stored, paths, make_storage_meta(ids, load_id)), nodes
 
 
 def _find_tensor(opened: Opened, node: Json) -> tuple[int, TensorSpec] | None:

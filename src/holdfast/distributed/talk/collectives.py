@@ -6,11 +6,12 @@ import json
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from types import TracebackType
 from typing import Any
 
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.distributed_c10d import PrefixStore, Store, _get_process_group_store
 from typing_extensions import Self
 
 from holdfast.distributed.talk import wire
@@ -19,7 +20,7 @@ from holdfast.distributed.talk.failures import describe_error, make_error, make_
 from holdfast.distributed.talk.liveness import Pace
 from holdfast.distributed.talk.rounds import Answer, RoundCall, RoundFailed, Rounds, SingleProcessRounds
 from holdfast.distributed.talk.store_rounds import StoreRounds
-from holdfast.distributed.talk.store_thread import StoreThread, StoreThreadLost
+from holdfast.distributed.talk.store_thread import StoreThread, StoreThreadLost, connect_again
 from holdfast.errors import RankError, RankFailure, Unsupported
 
 Map = Callable[[], Any]
@@ -256,7 +257,7 @@ class Collectives:
         if self._store is None:
             raise ValueError("a single process has no store")
         store, prefix = self._store
-        return PrefixStore(f"{prefix}{name}", store.clone())  # type: ignore[attr-defined]  # exists, not declared
+        return PrefixStore(f"{prefix}{name}", connect_again(store))
 
     def _notice(self, read: Callable[[], Sequence[RankFailure]]) -> None:
         try:
@@ -389,7 +390,9 @@ def _find_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
 
 
 def _find_store(group: dist.ProcessGroup) -> Store:
-    store: Store | None = group.get_group_store()
+    # Some versions of torch have only the one, some only the other.
+    find = getattr(group, "get_group_store", None) or partial(_get_process_group_store, group)
+    store: Store | None = find()
     if store is None:
         raise Unsupported(f"group {group.group_name!r} has no store (MPI groups have none); pass a gloo or NCCL group")
     return store

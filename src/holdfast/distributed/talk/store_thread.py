@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
+import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from queue import SimpleQueue
 from typing import Any, Final, TypeVar
 
-from torch.distributed.distributed_c10d import Store
+from torch.distributed import FileStore, TCPStore  # type: ignore[attr-defined]  # exist, but are not declared
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from holdfast.distributed.talk.wire import Frame
 
@@ -17,6 +20,7 @@ T = TypeVar("T")
 PART_BYTES: Final = 512 << 10
 """The most bytes under one key. A TCPStore drops a client that sends more than 8 MiB; this size is the fastest."""
 _COUNT_BYTES: Final = 4
+_PREFIX_KEY: Final = "holdfast/prefix"
 _SLICE_S: Final = 1.0
 
 
@@ -72,7 +76,7 @@ def _wait(reply: Future[T], timeout_s: float) -> T:
     while waited_s < timeout_s:
         try:
             return reply.result(slice_s)
-        except TimeoutError:
+        except FutureTimeout:  # the builtin TimeoutError only since Python 3.11
             waited_s += slice_s
     raise RuntimeError(f"no reply within {timeout_s:g} s")
 
@@ -83,10 +87,30 @@ def _work(store: Store, queue: SimpleQueue[tuple[Callable[[Store], Any], Future[
         operation, reply = work
         try:
             # Connecting may block like any other call, so it is done on this thread.
-            own = own or store.clone()  # type: ignore[attr-defined]  # exists, not declared
+            own = own or connect_again(store)
             reply.set_result(operation(own))
         except Exception as error:  # noqa: BLE001 - raised again where the reply is awaited
             reply.set_exception(error)
+
+
+def connect_again(store: Store) -> Store:
+    """Return a view of a group's store on a connection of its own; all ranks get views with the same keys."""
+    clone: Callable[[], Store] | None = getattr(store, "clone", None)
+    if clone is not None:
+        return clone()
+    # This torch can neither clone a store nor tell its prefix, which a restarted job may have in place of another. So
+    # the ranks agree on a new prefix through the store itself.
+    prefix = store.compare_set(_PREFIX_KEY, "", uuid.uuid4().hex).decode()
+    return PrefixStore(f"holdfast-{prefix}", _open_again(store))
+
+
+def _open_again(store: Any) -> Store:
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    opened: Any = store  # the stubs do not list the attributes
+    if isinstance(store, TCPStore):
+        return TCPStore(opened.host, opened.port, is_master=False, timeout=opened.timeout, wait_for_workers=False)
+    return FileStore(opened.path) if isinstance(store, FileStore) else store
 
 
 def write_message(store: Store, key: str, pieces: Sequence[Frame]) -> list[str]:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
-from torch.distributed import HashStore  # type: ignore[attr-defined]  # there, and not declared as exported
-from torch.distributed.distributed_c10d import Store
+from torch.distributed import FileStore, HashStore, TCPStore  # type: ignore[attr-defined]  # there, and not declared
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from holdfast.distributed.talk.store_thread import (
     PART_BYTES,
     StoreThread,
     StoreThreadLost,
+    connect_again,
     delete_keys,
     put,
     read_message,
@@ -75,3 +77,29 @@ def test_deleting_a_missing_key_is_no_error(store: HashStore) -> None:
     delete_keys(store, ["a", "missing"])
 
     assert not store.check(["a"])
+
+
+class WithoutClone(PrefixStore):
+    """A store of a torch that cannot clone it."""
+
+    clone = None
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda path: HashStore(),
+        lambda path: FileStore(str(path / "store"), -1),
+        lambda path: TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False),
+    ],
+    ids=["hash", "file", "tcp"],
+)
+def test_a_store_that_cannot_be_cloned_is_opened_again(tmp_path: Path, make: Callable[[Path], Store]) -> None:
+    base = make(tmp_path)
+    first, second, other = (WithoutClone(prefix, base) for prefix in ("attempt 0", "attempt 0", "attempt 1"))
+
+    put(connect_again(first), "k", b"1")
+
+    assert connect_again(second).get("k") == b"1"
+    assert not connect_again(other).check(["k"])
+    assert not base.check(["k"])
