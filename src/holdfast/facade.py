@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from holdfast.capture.compare.compare import DiffChoices
     from holdfast.capture.compare.result import RunDiff
     from holdfast.capture.record.options import RecordOptions as RecordChoices
-    from holdfast.capture.record.recorder import Optimizers, Recorder
+    from holdfast.capture.record.recorder import Recorder
     from holdfast.capture.stored.runs import Run, RunFacts
     from holdfast.checkpointing import CheckpointManager, ManagerOptions
     from holdfast.compile_cache.backend import Compiler
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from holdfast.distributed.checkpoint.checkpoint import Together
     from holdfast.snapshot.into.plan import ReplicaMode
     from holdfast.snapshot.load.options import Aliases
+    from holdfast.snapshot.optimizers import Optimizers
     from holdfast.snapshot.save.staging import AsyncSaver, SaveHandle, Staging
     from holdfast.snapshot.view.lazy import Snapshot
     from holdfast.trees.registered import Types

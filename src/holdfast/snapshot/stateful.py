@@ -6,7 +6,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Generator, Mapping
 from copy import copy
 from functools import partial
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final, Protocol
 
 import numpy as np
 import torch
@@ -19,10 +19,15 @@ from holdfast.trees.rename import replace_by_prefix
 _MAX_DEPTH: Final = 200
 _FSDP: Final = "torch.distributed.fsdp._fully_shard."
 
+NO_POSITION: Final = (
+    "a DataLoader does not save its position; give it a batch_sampler with state_dict and load_state_dict,"
+    " such as holdfast.ResumableSampler, and save that; or use a loader that saves its own position, such as"
+    " torchdata's StatefulDataLoader (for Accelerate: use_stateful_dataloader=True)"
+)
+
 NotePerRank = Callable[[TreePath], None]
 
 
-@runtime_checkable
 class Stateful(Protocol):
     """An object that is saved as its `state_dict()`, and loaded by `load_state_dict()`."""
 
@@ -35,17 +40,28 @@ class Stateful(Protocol):
 
 def is_stateful(value: object) -> bool:
     """Return whether `value` is an instance with both methods; a class with the methods is not one."""
-    return isinstance(value, Stateful) and not isinstance(value, type | torch.Tensor)
+    if isinstance(value, type | torch.Tensor):
+        return False
+    # Not isinstance() of the protocol: from Python 3.12 it does not see methods that a wrapper forwards.
+    return all(callable(getattr(value, name, None)) for name in ("state_dict", "load_state_dict"))
 
 
-def read_state(value: Stateful) -> Any:
+def read_state(value: Any, *, path: TreePath = ()) -> Any:
     """Return the state of an object; for a compiled or data-parallel module, under the names of the wrapped module."""
-    state = value.state_dict()
+    state = _read_loader(value, path) if isinstance(value, torch.utils.data.DataLoader) else value.state_dict()
     prefix = find_wrapping(value)
     if prefix:
         replace_by_prefix(state, prefix, "")
         unwrap_metadata(state, prefix)
     return state
+
+
+def _read_loader(loader: Any, path: TreePath) -> Any:
+    """Return the state of a loader; raise Unsupported for a wrapper around a loader that has no state."""
+    try:
+        return loader.state_dict()
+    except AttributeError as error:
+        raise Unsupported(f"{join_name(path) or 'the tree'}: {NO_POSITION} ({error})") from error
 
 
 def unwrap_metadata(state: Any, prefix: str) -> None:
@@ -163,7 +179,7 @@ class _Expansion:
             expanded = yield value.value, path
             return _run(partial(_declare, note=self._note_per_rank), expanded, path)
         if is_stateful(value):
-            return (yield read_state(value), path)
+            return (yield read_state(value, path=path), path)
         return value
 
 

@@ -29,11 +29,11 @@ from holdfast.json_text import Json
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.handle.repository import Repository, open_repository
 from holdfast.repo.names.snapshots import delete_snapshot
+from holdfast.snapshot.optimizers import Optimizers, list_optimizers, unwrap
 from holdfast.snapshot.save.save import describe_environment
 from holdfast.texts import list_some
 from holdfast.trees.move import find_accelerator
 
-Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
 _MAX_NAMED: Final = 5
 
 
@@ -53,7 +53,8 @@ def record(
         repo: the repository to write to. A run is a series of snapshots, so a crash keeps what was committed.
         name: name of the run; no part of it may begin with "@".
         model: the module that the training loop calls. Recorded names leave out wrappers such as DDP and FSDP.
-        optimizer: one optimizer, a sequence of them, or None.
+        optimizer: one optimizer, a sequence of them, or None. Of one that a framework has wrapped, torch's optimizer
+            inside is recorded.
         choices:
             level: "off", "digest", "stats" or "full", or a mapping of name patterns to levels; the first match wins.
             include, exclude: patterns for the names of modules and parameters.
@@ -71,7 +72,8 @@ def record(
             segment_steps, segment_s: commit after this many steps or seconds.
             bins: number of histogram bins.
     """
-    optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer or ())
+    # Hooks belong to torch's optimizer; a wrapper around it need not have any.
+    optimizers = [unwrap(each) for each in list_optimizers(optimizer)]
     return Recorder(repo, verify_run_name(name), model, optimizers, make_options(choices))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -16,16 +16,13 @@ from torch.nn.parallel import DistributedDataParallel
 from holdfast.digest import hash_bytes
 from holdfast.errors import Mismatch, Unsupported
 from holdfast.snapshot.into.named import NamedModule, NamedOptimizer
+from holdfast.snapshot.optimizers import AnyOptimizer, Optimizers, is_optimizer, list_optimizers, unwrap
 from holdfast.snapshot.resume import RngState
-from holdfast.snapshot.stateful import find_wrapping, is_stateful, unwrap_metadata
+from holdfast.snapshot.stateful import NO_POSITION, find_wrapping, is_stateful, read_state, unwrap_metadata
 from holdfast.tensors.sharding.sharded import PerRank, per_rank
 
 _WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
 """Attribute names under which wrappers keep the module: torch.compile, activation checkpointing, FSDP1."""
-_NO_STATE = (
-    "a DataLoader does not save its position; give it a batch_sampler with state_dict and load_state_dict,"
-    " such as holdfast.ResumableSampler"
-)
 
 
 class TrainingState:
@@ -62,7 +59,7 @@ class TrainingState:
 
 def training_state(
     model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+    optimizer: Optimizers = None,
     scheduler: Any = None,
     dataloader: Any = None,
     *,
@@ -77,9 +74,10 @@ def training_state(
 
     Args:
         model: the module that is trained.
-        optimizer: one optimizer of the model's parameters, or several.
+        optimizer: one optimizer of the model's parameters, or several. One that a framework has wrapped is saved by the
+            wrapper's `state_dict` and named by the parameters of its `.optimizer`.
         scheduler: an object with `state_dict` and `load_state_dict`, or a list or dict of such objects.
-        dataloader: an object with these methods, or a DataLoader whose sampler has them.
+        dataloader: an object with these methods, or a DataLoader whose sampler has them; it may be wrapped.
         rng: save the RNG state of every rank. On another number of ranks, rank 0's is restored, the others are seeded.
         step: any plain value; after loading, `.step` is the saved value.
         more: further parts: objects with these methods, tensors, plain values.
@@ -87,10 +85,8 @@ def training_state(
     parts: dict[str, Any] = {"model": _name_module(model)}
     if optimizer is not None:
         names = find_names(model)
-        if isinstance(optimizer, torch.optim.Optimizer):
-            parts["optimizer"] = name_optimizer(optimizer, names)
-        else:
-            parts["optimizer"] = [name_optimizer(each, names) for each in optimizer]
+        named = [name_optimizer(each, names) for each in list_optimizers(optimizer)]
+        parts["optimizer"] = named[0] if is_optimizer(optimizer) else named
     if scheduler is not None:
         parts["scheduler"] = scheduler
     if dataloader is not None:
@@ -116,10 +112,10 @@ def _strip(model: torch.nn.Module, name: str) -> str:
     return ".".join([*kept, last])
 
 
-def name_optimizer(optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor, str]) -> NamedOptimizer:
+def name_optimizer(optimizer: AnyOptimizer, names: Mapping[torch.Tensor, str]) -> NamedOptimizer:
     """Return an optimizer with the names of its parameters; raise Unsupported if one is not in `names`."""
     found = []
-    for number, group in enumerate(optimizer.param_groups):
+    for number, group in enumerate(unwrap(optimizer).param_groups):
         for position, parameter in enumerate(group["params"]):
             if parameter not in names:
                 raise Unsupported(
@@ -144,12 +140,23 @@ def _name_module(model: torch.nn.Module) -> NamedModule:
 
 def find_sampler(dataloader: Any) -> Any:
     """Return the object that stores the data position: the loader itself or, for a plain DataLoader, its sampler."""
-    if is_stateful(dataloader) or not isinstance(dataloader, torch.utils.data.DataLoader):
+    if not isinstance(dataloader, torch.utils.data.DataLoader) or _has_position(dataloader):
         return dataloader
     for sampler in (dataloader.batch_sampler, dataloader.sampler):
         if is_stateful(sampler):
             return sampler
-    raise Unsupported(_NO_STATE)
+    raise Unsupported(NO_POSITION)
+
+
+def _has_position(dataloader: Any) -> bool:
+    """Return whether a loader has a state; a wrapper may have the methods although the loader inside has none."""
+    if not is_stateful(dataloader):
+        return False
+    try:
+        read_state(dataloader)
+    except Unsupported:
+        return False
+    return True
 
 
 class RankRng:
@@ -204,7 +211,7 @@ def _read(part: Any) -> Any:
         return {key: _read(item) for key, item in part.items()}
     if isinstance(part, list):
         return [_read(item) for item in part]
-    return part.state_dict() if is_stateful(part) else part
+    return read_state(part) if is_stateful(part) else part
 
 
 def _write(part: Any, value: Any) -> Any:

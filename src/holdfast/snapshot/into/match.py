@@ -50,6 +50,7 @@ from holdfast.snapshot.into.undo import (
 )
 from holdfast.snapshot.leaves import ARRAY, BLOBS, GRAD, PARTS, PAYLOAD, TENSOR, TENSOR_TAGS, describe_node
 from holdfast.snapshot.load.load import LeafReader
+from holdfast.snapshot.optimizers import has_load_hooks, is_optimizer, is_optimizer_state, unwrap
 from holdfast.snapshot.stateful import is_stateful, read_state
 from holdfast.tensors.dtypes import items_per_byte
 from holdfast.tensors.fakes import find_fake_problem
@@ -348,10 +349,10 @@ def match_state(plan: IntoPlan, target: Any, node: Json, path: TreePath) -> None
         _match_module(plan, target, read_state(target), node, path, partial(restore_module, target, path=path))
     elif isinstance(target, NamedModule):
         _match_named(plan, target, node, path)
-    elif isinstance(target, torch.optim.Optimizer | NamedOptimizer):
+    elif isinstance(target, NamedOptimizer) or is_optimizer(target):
         _match_optimizer(plan, target, node, path)
     else:
-        _match_other(plan, target, target.state_dict(), node, path)
+        _match_other(plan, target, read_state(target, path=path), node, path)
 
 
 def _match_other(
@@ -376,8 +377,7 @@ def _match_other(
         return lambda: restore(target, state, path=path)
 
     optimizer = target.optimizer if isinstance(target, NamedOptimizer) else target
-    is_optimizer = isinstance(optimizer, torch.optim.Optimizer)
-    keep = partial(keep_optimizer, optimizer) if is_optimizer else partial(keep_object, target)
+    keep = partial(keep_optimizer, optimizer) if is_optimizer(optimizer) else partial(keep_object, target)
     plan.add_step(path, prepare, keep, [each for _, each in iter_tensors(state) if id(each) not in are_new])
 
 
@@ -445,22 +445,22 @@ def _check_dtypes(plan: IntoPlan, state: Any, node: Json, path: TreePath) -> Non
             plan.read_to_device_of(child, target, leaf_path)
 
 
-def _match_optimizer(
-    plan: IntoPlan, target: torch.optim.Optimizer | NamedOptimizer, node: Json, path: TreePath
-) -> None:
+def _match_optimizer(plan: IntoPlan, target: Any, node: Json, path: TreePath) -> None:
     """Find what the optimizer would refuse, now or at its next step; and allocate memory for its state."""
-    optimizer = target.optimizer if isinstance(target, NamedOptimizer) else target
+    outer = target.optimizer if isinstance(target, NamedOptimizer) else target
+    optimizer = unwrap(outer)
     state = target.state_dict()
+    if not is_optimizer_state(state):  # a wrapper with a state of its own
+        _match_other(plan, target, state, node, path)
+        return
     # The dicts of parameters belong to the optimizer; planning must not change them.
     state["state"] = {key: dict(values) if type(values) is dict else values for key, values in state["state"].items()}
     new: list[torch.Tensor] = []
-    if not optimizer._optimizer_load_state_dict_pre_hooks:  # they may change all of it
+    if not has_load_hooks(outer, before_only=True):  # they may change all of it
         parts = find_children(node, PAIRS_START, plan.decode_plain)
         groups = parts.get("param_groups") if parts else None
         if parts is None or not isinstance(groups, list):
-            plan.add_problem(
-                path, f"the target has a {type(optimizer).__name__} here, the snapshot {describe_node(node)}"
-            )
+            plan.add_problem(path, f"the target has a {type(outer).__name__} here, the snapshot {describe_node(node)}")
             return
         if not _check_groups(plan, target, groups, path):
             return
@@ -503,7 +503,10 @@ def _compare_groups(target: Any, saved: list[list[Any]]) -> list[str]:
     """Return the differences between the parameters of saved groups and the optimizer's."""
     if isinstance(target, NamedOptimizer):
         return target.find_problems(saved)
-    counts, target_counts = [len(params) for params in saved], [len(group["params"]) for group in target.param_groups]
+    counts, target_counts = (
+        [len(params) for params in saved],
+        [len(group["params"]) for group in unwrap(target).param_groups],
+    )
     text = f"parameter groups of {_join_counts(target_counts)} in the target, of {_join_counts(counts)} in the snapshot"
     return [] if counts == target_counts else [text]
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 
-from holdfast.errors import Mismatch
+from holdfast.errors import Mismatch, Unsupported
 from holdfast.snapshot.into.restore import restore_optimizer
+from holdfast.snapshot.optimizers import AnyOptimizer, is_optimizer_state, unwrap
 
 
 @runtime_checkable
@@ -43,13 +44,20 @@ class NamedModule:
 class NamedOptimizer:
     """An optimizer whose state is saved under the names of parameters, not their numbers."""
 
-    optimizer: torch.optim.Optimizer
+    optimizer: AnyOptimizer
+    """An optimizer, or a wrapper around one."""
     names: Sequence[str]
     """The names of all its parameters, in its order."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state; state that the optimizer has not created yet is not included."""
-        state = self.optimizer.state_dict()
+        state = cast(Any, self.optimizer).state_dict()
+        if not is_optimizer_state(state):
+            raise Unsupported(
+                f"the state of a {type(self.optimizer).__name__} does not have the form of torch's optimizers, so it"
+                " cannot be saved by parameter name; pass it under a name of its own:"
+                " training_state(model, my_optimizer=...)"
+            )
         groups = [
             # The optimizer's own list of names contains the prefixes of wrappers.
             {key: value for key, value in group.items() if key != "param_names"}
@@ -89,7 +97,7 @@ class NamedOptimizer:
     def list_groups(self) -> list[list[str]]:
         """Return the names of the parameters in each group."""
         names = iter(self.names)
-        return [[next(names) for _ in group["params"]] for group in self.optimizer.param_groups]
+        return [[next(names) for _ in group["params"]] for group in unwrap(self.optimizer).param_groups]
 
     def number(self, state: dict[str, Any]) -> dict[str, Any]:
         """Return a state keyed by the numbers of parameters."""

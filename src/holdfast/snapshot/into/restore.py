@@ -10,6 +10,7 @@ import torch
 
 from holdfast.errors import Mismatch
 from holdfast.snapshot.into.in_place import cut_like
+from holdfast.snapshot.optimizers import is_optimizer, is_optimizer_state, list_layers, unwrap
 from holdfast.snapshot.stateful import find_wrapping, has_hooks
 from holdfast.trees.outline import TreePath, join_name
 from holdfast.trees.rename import replace_by_prefix
@@ -55,17 +56,22 @@ def _is_method(method: Any, original: object) -> bool:
 def restore(target: Any, state: Any, *, path: TreePath) -> None:
     """Load `state` into an object that is not a module, through its own method."""
     with refusals_as_mismatch(target, path):
-        if isinstance(target, torch.optim.Optimizer):
+        if is_optimizer(target) and is_optimizer_state(state):
             restore_optimizer(target, state)
         else:
             target.load_state_dict(state)
 
 
-def restore_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Load a state, by the numbers of parameters, into an optimizer: cut like these, and with the saved dtypes."""
-    _cut_like_parameters(optimizer, state)
-    optimizer.load_state_dict(state)
-    keep_dtypes(optimizer, state)
+def restore_optimizer(target: Any, state: dict[str, Any]) -> None:
+    """Load a state, by the numbers of parameters, into an optimizer: cut like these, and with the saved dtypes.
+
+    A wrapper is loaded by its own method.
+    """
+    _cut_like_parameters(unwrap(target), state)
+    target.load_state_dict(state)
+    for layer in list_layers(target):
+        if hasattr(layer, "state"):  # a wrapper need not forward it
+            keep_dtypes(layer, state)
 
 
 def is_itemwise(field: object, shape: Sequence[int], parameter: torch.Tensor) -> bool:

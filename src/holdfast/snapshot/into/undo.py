@@ -13,6 +13,7 @@ import torch
 from holdfast.errors import Unsupported
 from holdfast.snapshot.into.in_place import list_memory, mark_written
 from holdfast.snapshot.into.restore import does_translate
+from holdfast.snapshot.optimizers import is_plain_optimizer, list_layers
 from holdfast.tensors.dtypes import items_per_byte
 from holdfast.tensors.memory import view_raw
 from holdfast.tensors.sharding.sharded import PerRank
@@ -138,17 +139,17 @@ def _keep_extra(module: torch.nn.Module) -> Undo:
     return lambda: module.set_extra_state(state)
 
 
-def keep_optimizer(optimizer: torch.optim.Optimizer) -> Undo:
-    """Keep the state and the groups of an optimizer; torch's own method replaces these objects."""
-    is_plain = type(optimizer).load_state_dict is torch.optim.Optimizer.load_state_dict and not (
-        optimizer._optimizer_load_state_dict_pre_hooks or optimizer._optimizer_load_state_dict_post_hooks
-    )
-    tables = [values for values in optimizer.state.values() if isinstance(values, dict)] + optimizer.param_groups
-    undos = [_keep_attributes(optimizer), _keep_table(optimizer.state)]
-    undos += [_keep_table(table) for table in tables]
-    if not is_plain:
+def keep_optimizer(target: Any) -> Undo:
+    """Keep the state and the groups of an optimizer, which may be in a wrapper; torch's own method replaces these."""
+    layers = list_layers(target)
+    states = [layer.state for layer in layers if hasattr(layer, "state")]  # a wrapper need not forward it
+    tables = [values for state in states for values in state.values() if isinstance(values, dict)]
+    tables += layers[-1].param_groups
+    undos = [_keep_attributes(layer) for layer in layers if hasattr(layer, "__dict__")]
+    undos += [_keep_table(table) for table in (*states, *tables)]
+    if not is_plain_optimizer(target):
         undos.append(keep_tensors([tensor for _, tensor in iter_tensors(tables)]))
-        undos.insert(0, _keep_state(optimizer))
+        undos.insert(0, _keep_state(target))
     return lambda: _run_all(undos)
 
 
