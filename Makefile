@@ -6,6 +6,7 @@ MAKEFLAGS += --no-print-directory
 
 BIN := .venv/bin
 READY := .venv/ready
+READY_INTEGRATIONS := .venv/ready-integrations
 READY_BENCH := .venv/ready-bench
 READY_DOCS := .venv/ready-docs
 CODE := $(wildcard src tests docs bench examples attacks)
@@ -25,7 +26,7 @@ setup: $(READY) ## build .venv, every package pinned by constraints.txt
 demo: $(READY) ## train, kill, resume bit-exactly, fine-tune; 2 ranks save, 1 and 3 continue: about a minute
 	@$(BIN)/python examples/demo.py
 
-test: $(READY) ## run the tests (SLOW=1: the slow ones too; JOBS=0: in one process; ARGS=... for pytest)
+test: $(READY_INTEGRATIONS) ## run the tests (SLOW=1: the slow ones too; JOBS=0: in one process; ARGS=... for pytest)
 	@$(BIN)/python -m pytest --hypothesis-profile=ci $(SHARED) $(NOT_SLOW) $(ARGS)
 
 check: $(READY_DOCS) ## format, lint, types, architecture, generated pages, the site
@@ -50,6 +51,11 @@ site: $(READY_DOCS) ## build the site in site/ from the pages as they are
 $(READY): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || python3 -m venv .venv
 	@PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+# The frameworks that tests of holdfast.integrations need. Not part of READY: `make demo` does not wait for them.
+$(READY_INTEGRATIONS): $(READY)
+	@PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[lightning]'
 	@touch $@
 
 $(READY_BENCH): $(READY)
