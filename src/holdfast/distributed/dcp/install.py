@@ -342,6 +342,15 @@ def _find_marker(path: Path, rank: int | None) -> Path:
     return path / (_MARKER if rank is None else f"__{rank}{_MARKER}")
 
 
+def read_place(path: CheckpointId) -> tuple[str, str] | None:
+    """Return the store's URL and the snapshot's name from the marker of a checkpoint; None if there is no marker."""
+    found = _read_marker(_find_marker(Path(path), None))
+    if found is None:
+        return None
+    adjacent, name = _locate(None, path)
+    return found["store"] or str(adjacent), found["name"] or name
+
+
 def _write_marker(marker: Path, store: StoreLike | None, name: str) -> None:
     """Write store and name of a checkpoint to its marker, atomically: frameworks check only that the file exists."""
     # No URL for a store next to the checkpoint: it is still found there if both are moved.
@@ -357,7 +366,7 @@ def _read_marker(marker: Path) -> dict[str, str | None] | None:
     try:
         with marker.open("rb") as file:
             data = file.read(_MAX_MARKER_BYTES)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     if not data.startswith(_MARKER_START):
         return None
