@@ -94,7 +94,8 @@ HOME_OF_NAME: Final[dict[str, set[str]]] = {
     "exec": set(),
     # What others have torch.save write, loaded weights-only unless the user allows more.
     "torch.load": {"snapshot/pickled.py"},
-    "torch.save": {"snapshot/pickled.py"},
+    # A marker is a file of torch.save, because frameworks read it by torch.load.
+    "torch.save": {"snapshot/pickled.py", "integrations/marker.py"},
     # Imports by a computed name: the public face loads a name when it is used, and old paths lead to new modules.
     # The compile cache loads what it takes of a version of torch, which others do not have, and modules that code of
     # an operator imports when it runs: their code is part of a key.
