@@ -89,6 +89,12 @@ PAGES: Final = (
         ("holdfast.dcp.*",),
     ),
     ApiPage(
+        "lightning.md",
+        "Lightning",
+        "Keep the checkpoints of a Lightning `Trainer` in a store.",
+        ("holdfast.integrations.lightning.*",),
+    ),
+    ApiPage(
         "compile.md",
         "Compile cache",
         "Compiled graphs that the next process loads instead of compiling.",

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import fsspec  # type: ignore[import-untyped]  # it has no types
+import fsspec
 import pytest
 import torch
 from torch.distributed.checkpoint import _storage_utils, filesystem
