@@ -14,7 +14,7 @@ from holdfast.facade import Store
 from holdfast.objects.memory import MemoryStore
 from tests.kit.loading import bytes_of
 
-accelerate = pytest.importorskip("accelerate", reason="needs Accelerate: make setup-integrations")
+accelerate = pytest.importorskip("accelerate", reason="needs Accelerate, which `make test` installs")
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import subprocess
+import sys
+
 import pytest
 
 from holdfast.integrations.missing import RequiredLibrary
@@ -18,3 +22,22 @@ def test_a_missing_library_is_named_with_the_command_that_installs_it() -> None:
 def test_other_errors_pass() -> None:
     with pytest.raises(ZeroDivisionError), RequiredLibrary("Some Library", "some"):
         raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(("module", "library"), [("transformers", "transformers"), ("transformers", "accelerate")])
+def test_an_integration_without_its_library_names_the_extra(
+    module: str, library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
+    monkeypatch.delitem(sys.modules, f"holdfast.integrations.{module}", raising=False)
+
+    with pytest.raises(ImportError, match=rf"pip install 'holdfast\[{module}\]'"):
+        importlib.import_module(f"holdfast.integrations.{module}")
+
+
+def test_holdfast_itself_imports_no_framework() -> None:
+    code = "import holdfast, sys; holdfast.open; print([n for n in ('transformers', 'accelerate') if n in sys.modules])"
+
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert result.stdout.strip() == "[]"

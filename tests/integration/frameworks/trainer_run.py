@@ -1,0 +1,82 @@
+"""Trains a tiny random model with the Hugging Face Trainer; a script, so that tests can kill it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
+
+import holdfast
+from holdfast.integrations.transformers import use_store
+
+STEPS = 12
+
+
+class Tokens(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+    """Random tokens, the same in each process."""
+
+    def __init__(self, count: int) -> None:
+        self._tokens = torch.randint(0, 32, (count, 8), generator=torch.Generator().manual_seed(0))
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {"input_ids": self._tokens[index], "labels": self._tokens[index]}
+
+
+class SignalCallback(TrainerCallback):  # type: ignore[misc]  # its types are not known to mypy: pyproject.toml
+    """Sends this process a signal when a step begins."""
+
+    def __init__(self, number: signal.Signals, step: int) -> None:
+        self._number, self._step = number, step
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+        if state.global_step == self._step:
+            os.kill(os.getpid(), self._number)
+
+
+def make_trainer(folder: Path, kind: type[Any] = Trainer, **options: Any) -> Any:
+    """Return a trainer of a model with dropout, whose data is shuffled: 5 steps an epoch, a checkpoint each 3."""
+    torch.manual_seed(1)
+    model = GPT2LMHeadModel(
+        GPT2Config(vocab_size=32, n_positions=8, n_embd=8, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=1)
+    )
+    arguments = {"max_steps": STEPS, "save_steps": 3, "per_device_train_batch_size": 4, "learning_rate": 0.01}
+    quiet = {"report_to": [], "disable_tqdm": True, "logging_strategy": "no", "use_cpu": True}
+    args = TrainingArguments(output_dir=str(folder / "out"), **(arguments | quiet | options))
+    return kind(model=model, args=args, train_dataset=Tokens(20), eval_dataset=Tokens(4))
+
+
+def digest(store: holdfast.Store, trainer: Any) -> str:
+    """Return the digest of everything that training has changed."""
+    state = holdfast.training_state(trainer.model, trainer.optimizer, trainer.lr_scheduler)
+    return store.save("result", state, overwrite=True).digest.hex()
+
+
+def main() -> None:
+    """Train, resume or be killed, as the command line says; print the digest of the result."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--signal", choices=["SIGKILL", "SIGTERM"])
+    parser.add_argument("--at", type=int, default=7)
+    options = parser.parse_args()
+    store = holdfast.open(options.folder / "store")
+    trainer = make_trainer(options.folder)
+    checkpoints = use_store(trainer, store, "run/")
+    if options.signal:
+        trainer.add_callback(SignalCallback(signal.Signals[options.signal], options.at))
+    trainer.train(resume_from_checkpoint=options.resume)
+    words = [str(trainer.state.global_step), checkpoints.stop_reason or "-", digest(store, trainer)]
+    sys.stdout.write(" ".join(words) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""The Trainer saves to a store, keeps what its arguments say, and resumes from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast.errors import NotFound, Unsupported
+
+pytest.importorskip("transformers", reason="needs Transformers, which `make test` installs")
+pytest.importorskip("accelerate", reason="needs Accelerate, which `make test` installs")
+
+from transformers import Trainer, TrainerCallback  # after the test for the library
+
+from holdfast.integrations.transformers import use_store  # after the test for the library
+from tests.integration.frameworks.trainer_run import STEPS, make_trainer  # likewise
+
+# Warnings of the framework are its own matter.
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
+
+
+def train(folder: Path, *, resume: Any = None, kind: type[Any] = Trainer, **options: Any) -> Any:
+    trainer = make_trainer(folder, kind, **options)
+    use_store(trainer, holdfast.open(folder / "store"), "run/")
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer
+
+
+def names(folder: Path) -> list[str]:
+    return [each.name for each in holdfast.open(folder / "store").snapshots("run/")]
+
+
+def test_checkpoints_are_snapshots_and_not_folders(tmp_path: Path) -> None:
+    train(tmp_path)
+
+    assert names(tmp_path) == ["run/step-3", "run/step-6", "run/step-9", "run/step-12"]
+    assert not list((tmp_path / "out").glob("checkpoint-*"))
+
+
+@pytest.mark.parametrize("resume", [True, "out/checkpoint-6", "run/step-6"])
+def test_training_resumes_to_the_last_bit(tmp_path: Path, resume: str | bool) -> None:
+    whole, half = tmp_path / "whole", tmp_path / "half"
+    expected = train(whole)
+    _stop_at(half, 6)
+
+    resumed = train(half, resume=resume)
+
+    assert resumed.state.global_step == STEPS
+    store = holdfast.open(tmp_path / "compared")
+    assert _weights(store, "a", resumed) == _weights(store, "b", expected)
+
+
+def _stop_at(folder: Path, step: int) -> None:
+    class Stop(TrainerCallback):  # type: ignore[misc]  # its types are not known to mypy: pyproject.toml
+        def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+            control.should_training_stop = state.global_step == step
+
+    trainer = make_trainer(folder)
+    use_store(trainer, holdfast.open(folder / "store"), "run/")
+    trainer.add_callback(Stop())
+    trainer.train()
+
+
+def _weights(store: holdfast.Store, name: str, trainer: Any) -> bytes:
+    state = holdfast.training_state(trainer.model, trainer.optimizer, trainer.lr_scheduler)
+    return store.save(name, state).digest
+
+
+def test_nothing_to_resume_from_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no checkpoint under 'run/'"):
+        train(tmp_path, resume=True)
+    with pytest.raises(NotFound):
+        train(tmp_path, resume="run/step-7")
+
+
+def test_the_limit_keeps_the_newest(tmp_path: Path) -> None:
+    train(tmp_path, save_total_limit=2)
+
+    assert names(tmp_path) == ["run/step-9", "run/step-12"]
+
+
+class BestAtThree(Trainer):  # type: ignore[misc]  # its types are not known to mypy: pyproject.toml
+    """Its loss is the lowest after three steps."""
+
+    def evaluate(self, *args: Any, **options: Any) -> dict[str, float]:
+        metrics: dict[str, float] = super().evaluate(*args, **options)
+        metrics["eval_score"] = 1.0 if self.state.global_step == 3 else 2.0
+        return metrics
+
+
+@pytest.mark.parametrize(("limit", "kept"), [(1, [3, 12]), (2, [3, 12]), (3, [3, 9, 12])])
+def test_the_best_is_kept_and_loaded_at_the_end(tmp_path: Path, limit: int, kept: list[int]) -> None:
+    best = {"metric_for_best_model": "score", "greater_is_better": False, "load_best_model_at_end": True}
+
+    trainer = train(tmp_path, kind=BestAtThree, save_total_limit=limit, eval_strategy="steps", eval_steps=3, **best)
+
+    assert names(tmp_path) == [f"run/step-{step}" for step in kept]
+    assert trainer.state.best_model_checkpoint == "run/step-3"
+    saved = holdfast.open(tmp_path / "store").load("run/step-3", only="model.*")["model"]
+    weights = trainer.model.state_dict()
+    assert all(bool((weights[name] == value).all()) for name, value in saved.items())
+
+
+def test_the_best_is_known_after_resuming(tmp_path: Path) -> None:
+    best = {"metric_for_best_model": "score", "greater_is_better": False, "load_best_model_at_end": True}
+    options: dict[str, Any] = {
+        "kind": BestAtThree,
+        "save_total_limit": 1,
+        "eval_strategy": "steps",
+        "eval_steps": 3,
+        **best,
+    }
+    train(tmp_path, max_steps=6, **options)
+
+    trainer = train(tmp_path, resume=True, **options)
+
+    assert trainer.state.best_model_checkpoint == "run/step-3"
+    assert names(tmp_path) == ["run/step-3", "run/step-12"]
+
+
+def test_weights_alone_can_be_saved_and_resumed_from(tmp_path: Path) -> None:
+    train(tmp_path, save_only_model=True, max_steps=6)
+
+    assert set(holdfast.open(tmp_path / "store").load("run/step-6")) == {"model", "step", "trainer"}
+    assert train(tmp_path, save_only_model=True, resume=True).state.global_step == STEPS
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"is_deepspeed_enabled": True}, "DeepSpeed and FSDP"),
+        ({"is_fsdp_enabled": True}, "DeepSpeed and FSDP"),
+        ({"args": SimpleNamespace(push_to_hub=True)}, "push_to_hub"),
+    ],
+)
+def test_what_would_not_be_saved_is_refused_at_once(tmp_path: Path, change: dict[str, Any], text: str) -> None:
+    plain = {"is_deepspeed_enabled": False, "is_fsdp_enabled": False, "args": SimpleNamespace(push_to_hub=False)}
+
+    with pytest.raises(Unsupported, match=text):
+        use_store(SimpleNamespace(**(plain | change)), holdfast.open(tmp_path), "run/")
+
+
+def test_a_trainer_is_changed_once(tmp_path: Path) -> None:
+    trainer, store = make_trainer(tmp_path), holdfast.open(tmp_path / "store")
+    use_store(trainer, store, "run/")
+
+    with pytest.raises(Unsupported, match="already"):
+        use_store(trainer, store, "run/")
