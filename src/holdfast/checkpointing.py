@@ -231,10 +231,18 @@ class CheckpointManager:
 
     def _clean_up(self) -> None:
         """Delete what no rule keeps; called on every rank when the new checkpoint is durable, and acts on one."""
-        if self._rules is None or not self._is_first_rank:
+        if self._rules is None or not self._is_first_rank or not self._has_metric():
             return
         if self._store.prune(self._prefix, collective=False, **self._rules).deleted and self._collects:
             self._store.gc()
+
+    def _has_metric(self) -> bool:
+        """Return whether a checkpoint has the metric of `keep_best`; until one has it, nothing is deleted."""
+        best = (self._rules or {}).get("keep_best")
+        if best is None:
+            return True
+        found = self._store.snapshots(self._prefix)
+        return any(best[0] in {**each.metadata, **(each.metadata.get("metrics") or {})} for each in found)
 
     def wait(self) -> None:
         """Wait for the save in the background and for what it deletes; raise its error, if it had one."""

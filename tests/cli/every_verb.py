@@ -36,6 +36,7 @@ READING: Final = [
     "du",
     "du run/ --json",
     "prune --keep-last 1",
+    "prune run/ --keep-best val_loss:1",
     "prune run/ --keep-every 2 --keep-within 7d --json",
     "gc",
     "gc --repack --min-age 1s --wait 0s --json",
@@ -115,7 +116,7 @@ def make_store(path: Path) -> None:
     store = holdfast.open(path)
     model = {"w": torch.arange(3000.0), "tiny": torch.ones(3)}
     store.save("run/1", {"model": model, "lr": 0.1})
-    store.save("run/2", {"model": model | {"w": torch.arange(3000.0) + 1}, "lr": 0.2})
+    store.save("run/2", {"model": model | {"w": torch.arange(3000.0) + 1}, "lr": 0.2}, metadata={"val_loss": 0.5})
     store.tag("best", "run/1")
     repo = store.repository
     save_files(repo, Request("files", [BytesSource("config.json", b"{}"), BytesSource("sub/big.bin", bytes(3000))]))

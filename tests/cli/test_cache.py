@@ -153,7 +153,7 @@ def test_prune_knows_this_system(filled: Cli) -> None:
     [
         ([], "give at least one limit: --max-size, --max-age or --other-systems"),
         (["--max-size", "many"], "'many' is not a size; write a number and one of K, M, G, T, such as 20G"),
-        (["--max-age", "3y"], "'3y' is not a duration; write a number and one of s, m, h, d, w, such as 7d"),
+        (["--max-age", "3y"], "'3y' is not a duration; write numbers with w, d, h, m or s, such as 7d or 3h50m"),
     ],
 )
 def test_limits_that_mean_nothing_are_refused(filled: Cli, words: list[str], said: str) -> None:

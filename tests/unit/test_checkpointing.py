@@ -101,6 +101,18 @@ def test_the_best_by_a_metric_are_kept_and_so_is_the_newest(store: holdfast.Stor
     assert store.snapshot("run/step-3").metadata == {"step": 3, "metrics": {"loss": 2.0}}
 
 
+def test_nothing_is_deleted_before_a_checkpoint_has_the_metric(store: holdfast.Store) -> None:
+    with store.manager("run/", every=1, keep_best=("loss", 1)) as manager:
+        for step in (1, 2):
+            manager.step(step, state(step))
+        manager.wait()
+        before = names(store)
+        manager.step(3, state(3), metrics={"loss": 1.0})
+
+    assert before == ["run/step-1", "run/step-2"]
+    assert names(store) == ["run/step-3"]
+
+
 def test_a_metric_that_is_not_a_number_is_stored_as_text(store: holdfast.Store) -> None:
     train(store.manager("run/", every=1), 1, metrics={"loss": torch.tensor(float("nan"))}, metadata={"note": "x"})
 
