@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -12,14 +13,13 @@ from _pytest.mark import ParameterSet
 from tests.docs.blocks import BlockFailed, iter_blocks, matches, run_page
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-SLOW: Final = (
-    "docs/tutorial/many-ranks.md",
-    "docs/how-to/share-a-compile-cache.md",
-    "docs/how-to/use-with-lightning.md",
-)
-"""Pages that start several processes with torch, compile, or import a framework."""
-NEEDS: Final = {"docs/how-to/use-with-lightning.md": "lightning"}
-"""What a page needs besides Holdfast; it is skipped if that is not installed."""
+SLOW: Final = ("docs/tutorial/many-ranks.md", "docs/how-to/share-a-compile-cache.md")
+"""Pages that start several processes with torch, or compile."""
+NEEDS: Final = {
+    "docs/how-to/use-with-lightning.md": ("lightning",),
+    "docs/how-to/use-with-the-hugging-face-trainer.md": ("transformers", "accelerate"),
+}
+"""Pages that need a training framework: slow, and skipped without it. Warnings of the framework are its own matter."""
 PAGES: Final = ["README.md", *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))]
 
 
@@ -34,17 +34,21 @@ def _mark(page: str) -> ParameterSet:
         pytest.mark.slow,
         # Torch's compiler uses parts of torch that are deprecated.
         pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-        # Lightning warns of what it uses, and of folders that exist already.
-        pytest.mark.filterwarnings("ignore:::lightning"),
-        pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning"),
     ]
+    if page in NEEDS:
+        absent = [name for name in NEEDS[page] if find_spec(name) is None]
+        reason = f"needs {', '.join(absent)}, which `make test` installs"
+        marks = [
+            pytest.mark.slow,
+            pytest.mark.filterwarnings("default"),
+            pytest.mark.skipif(bool(absent), reason=reason),
+        ]
+        return pytest.param(page, marks=marks)
     return pytest.param(page, marks=marks if page in SLOW else [])
 
 
 @pytest.mark.parametrize("page", [_mark(page) for page in PAGES if (ROOT / page).is_file()])
 def test_page_does_what_it_shows(page: str, folder: Path) -> None:
-    if page in NEEDS:
-        pytest.importorskip(NEEDS[page])
     run_page(page, (ROOT / page).read_text(encoding="utf-8"), folder)
 
 

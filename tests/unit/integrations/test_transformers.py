@@ -122,6 +122,15 @@ def test_the_best_is_known_after_resuming(tmp_path: Path) -> None:
     assert names(tmp_path) == ["run/step-3", "run/step-12"]
 
 
+def test_a_folder_that_the_trainer_wrote_before_is_resumed_from(tmp_path: Path) -> None:
+    make_trainer(tmp_path, max_steps=3).train()
+
+    trainer = train(tmp_path, resume=str(tmp_path / "out" / "checkpoint-3"))
+
+    assert trainer.state.global_step == STEPS
+    assert names(tmp_path) == ["run/step-6", "run/step-9", "run/step-12"]
+
+
 def test_weights_alone_can_be_saved_and_resumed_from(tmp_path: Path) -> None:
     train(tmp_path, save_only_model=True, max_steps=6)
 
