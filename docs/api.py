@@ -89,6 +89,12 @@ PAGES: Final = (
         ("holdfast.dcp.*",),
     ),
     ApiPage(
+        "transformers.md",
+        "Hugging Face Trainer",
+        "Keep the checkpoints of the Hugging Face Trainer in a store.",
+        ("holdfast.integrations.transformers.use_store",),
+    ),
+    ApiPage(
         "lightning.md",
         "Lightning",
         "Keep the checkpoints of a Lightning `Trainer` in a store.",
