@@ -34,6 +34,26 @@ def cli(empty: Cli) -> Cli:
     return empty
 
 
+@pytest.fixture
+def filled(cli: Cli) -> Cli:
+    """Three snapshots and a tag."""
+    cli.ok("put", "run/step-100", "data/config.json")
+    cli.ok("put", "run/step-99", "data/", "--meta", "epoch=3", "--meta", "why=a test")
+    cli.ok("put", "other", "data/sub")
+    cli.ok("tag", "best", "run/step-99")
+    return cli
+
+
+@pytest.fixture
+def steps(cli: Cli) -> Cli:
+    """A store with four steps of one run and a snapshot that shares a file with them."""
+    for step in (90, 100, 110, 200):
+        (cli.folder / "data/step").write_bytes(bytes([step]) * 2000)
+        cli.ok("put", f"run/step-{step}", "data/step")
+    cli.ok("put", "twin", "data/step")
+    return cli
+
+
 @pytest.fixture(scope="session")
 def written_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store of runs: equal ones, one that diverges, one with a NaN, some of two ranks, and one of each level."""

@@ -13,17 +13,6 @@ from holdfast.repo.names.snapshots import delete_snapshot
 from tests.cli.runs import Cli, digest_tree, flip, mask
 from tests.kit.saving import record_key
 
-
-@pytest.fixture
-def filled(cli: Cli) -> Cli:
-    """Three snapshots and a tag."""
-    cli.ok("put", "run/step-100", "data/config.json")
-    cli.ok("put", "run/step-99", "data/", "--meta", "epoch=3", "--meta", "why=a test")
-    cli.ok("put", "other", "data/sub")
-    cli.ok("tag", "best", "run/step-99")
-    return cli
-
-
 # --- init
 
 

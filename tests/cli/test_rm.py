@@ -9,16 +9,6 @@ import pytest
 from tests.cli.runs import Cli, digest_tree, flip, mask
 
 
-@pytest.fixture
-def filled(cli: Cli) -> Cli:
-    """Three snapshots and a tag."""
-    cli.ok("put", "run/step-100", "data/config.json")
-    cli.ok("put", "run/step-99", "data/", "--meta", "epoch=3", "--meta", "why=a test")
-    cli.ok("put", "other", "data/sub")
-    cli.ok("tag", "best", "run/step-99")
-    return cli
-
-
 def test_rm_only_says_what_it_would_do(filled: Cli) -> None:
     before = digest_tree(filled.folder)
 
@@ -72,16 +62,6 @@ def test_rm_beside_a_damaged_tag_says_so(filled: Cli) -> None:
 
     assert ran.code == 0
     assert "it may point to one of these snapshots. Run `holdfast check`" in ran.err
-
-
-@pytest.fixture
-def steps(cli: Cli) -> Cli:
-    """A store with four steps of one run and a snapshot that shares a file with them."""
-    for step in (90, 100, 110, 200):
-        (cli.folder / "data/step").write_bytes(bytes([step]) * 2000)
-        cli.ok("put", f"run/step-{step}", "data/step")
-    cli.ok("put", "twin", "data/step")
-    return cli
 
 
 def test_rm_says_what_it_would_free(steps: Cli) -> None:

@@ -19,17 +19,6 @@ from holdfast.repo.upkeep.prune import Pruned, PrunePlan, apply_prune
 from tests.cli.runs import Cli, digest_tree
 from tests.kit.standing import LEASE_ID, put_lease
 
-
-@pytest.fixture
-def steps(cli: Cli) -> Cli:
-    """A store with four steps of one run and a snapshot that shares a file with them."""
-    for step in (90, 100, 110, 200):
-        (cli.folder / "data/step").write_bytes(bytes([step]) * 2000)
-        cli.ok("put", f"run/step-{step}", "data/step")
-    cli.ok("put", "twin", "data/step")
-    return cli
-
-
 # --- du
 
 

@@ -25,8 +25,8 @@ from holdfast.objects.local.nofollow import link_error
 from holdfast.objects.local.upload import LocalUpload, WriteTarget, begin_upload, explain_write_error, flatten
 from holdfast.objects.protocol import PAGE_LIMIT, ObjectInfo, StoreTraits, verify_key, verify_prefix
 
-# Errors that mean that there is no object. Not ELOOP: it is unknown what a symbolic link leads to. If it counted as
-# absent, a collector would delete the files that records behind the link refer to.
+# Errors that mean that there is no object. ELOOP is not one of them: a symbolic link is not followed, so the records
+# below it are unknown. If they counted as absent, a collector would delete the files that they need.
 _ABSENT: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR})
 # Filesystems of any other type may be shared with other hosts.
 _LOCAL_TYPES: Final = frozenset(

@@ -41,7 +41,7 @@ class StoreIdentity:
         )
         raise StoreGone(
             f"{url}: {what}. Was a filesystem unmounted, or the directory moved or deleted? Put the store back and try"
-            " again; to use what is there now, open it again",
+            " again. To use the store that is at this path now, open it again",
             expected_id=self.store_id,
             found_id=found_id,
         )
