@@ -9,13 +9,14 @@ READY := .venv/ready
 READY_INTEGRATIONS := .venv/ready-integrations
 READY_BENCH := .venv/ready-bench
 READY_DOCS := .venv/ready-docs
-CODE := $(wildcard src tests docs bench examples attacks)
+READY_DIST := .venv/ready-dist
+CODE := $(wildcard src tests docs bench examples attacks release)
 NOT_SLOW := $(if $(SLOW),,-m "not slow")
 # One process for each core, at most four. The tests of a file share fixtures, so they run in one process.
 JOBS := auto
 SHARED := -n $(JOBS) --maxprocesses 4 --dist loadfile
 
-.PHONY: help setup demo test check bench docs site
+.PHONY: help setup demo test check bench docs site dist
 
 help:
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,6 +48,9 @@ docs: $(READY_DOCS) ## rewrite the generated pages and build the site in site/
 site: $(READY_DOCS) ## build the site in site/ from the pages as they are
 	@$(BIN)/python docs/build_site.py
 
+dist: $(READY_DIST) ## build the wheel and the sdist of HEAD in dist/, and check them (TAG=v1.2.3: for a release)
+	@$(BIN)/python release/dist.py $(if $(TAG),--tag $(TAG))
+
 # PIP_CONSTRAINT and not -c: it also applies to the build backend.
 $(READY): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || python3 -m venv .venv
@@ -64,4 +68,8 @@ $(READY_BENCH): $(READY)
 
 $(READY_DOCS): $(READY)
 	@PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[docs]'
+	@touch $@
+
+$(READY_DIST): $(READY)
+	@PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[dist]'
 	@touch $@

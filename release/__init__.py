@@ -1,0 +1,1 @@
+"""What builds and checks a release."""
