@@ -9,7 +9,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from types import FrameType, TracebackType
 from typing import Any, Final, Protocol
@@ -21,13 +21,13 @@ from typing_extensions import Self
 from holdfast.distributed.checkpoint.checkpoint import Together, World, find_world
 from holdfast.errors import Corrupt, NotFound, RankError
 from holdfast.json_text import Json
-from holdfast.repo.upkeep.prune import KeepRules, Pruned, make_keep
+from holdfast.repo.handle.repository import Repository
+from holdfast.repo.upkeep.prune import Keep, KeepRules, apply_prune, find_metric, make_keep, read_prune_plan
 from holdfast.snapshot.save.staging import SaveHandle
 from holdfast.snapshot.view.lazy import Snapshot
 from holdfast.texts import parse_duration
 
 DEFAULT_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
-_STEP_NAME: Final = re.compile(r"step-([0-9]+)\Z")
 _DAMAGE: Final = frozenset(kind.__name__ for kind in (Corrupt, NotFound))
 
 # Reasons to stop, in the order in which they win if ranks have different ones.
@@ -54,8 +54,8 @@ class ManagedStore(Protocol):
         """Return the snapshots under a prefix."""
 
     @property
-    def prune(self) -> Callable[..., Pruned]:
-        """Delete the snapshots that no rule keeps."""
+    def repository(self) -> Repository:
+        """The repository that the store is."""
 
     @property
     def gc(self) -> Callable[[], object]:
@@ -98,6 +98,8 @@ class CheckpointManager:
         if prefix and not prefix.endswith("/"):
             raise ValueError(f"the prefix of a manager ends with a slash: {prefix + '/'!r}, not {prefix!r}")
         self._store, self._prefix = store, prefix
+        # Other snapshots under the prefix are not the manager's: it never loads or deletes them.
+        self._own_names = re.compile(re.escape(prefix) + "step-([0-9]+)")
         self._schedule = _Schedule(options)
         self._rules = _make_rules(options)
         self._is_async, self._collects = options.get("async_", True), options.get("gc", True)
@@ -112,6 +114,7 @@ class CheckpointManager:
         self._signals = _Signals(options.get("stop_signals", DEFAULT_SIGNALS))
         self._saving: _Saving | None = None
         self._last: Saved | None = None
+        self._resumed_step: int | None = None
         self._stop_reason = ""
 
     @property
@@ -130,8 +133,11 @@ class CheckpointManager:
         return self._last
 
     def __repr__(self) -> str:
-        """Say where the manager is: what it saved last, and what it does next."""
-        last = f"last saved step {self._last.step} ({self._last.reason})" if self._last else "nothing saved yet"
+        """Say where the manager is: where it resumed, what it saved last, and what it does next."""
+        resumed = "" if self._resumed_step is None else f"resumed at step {self._resumed_step}, "
+        last = resumed + (
+            f"last saved step {self._last.step} ({self._last.reason})" if self._last else "nothing saved yet"
+        )
         stop = f", stopping: {self._stop_reason}" if self._stop_reason else ""
         return f"<CheckpointManager {self._prefix!r}: {last}; {self._schedule}{stop}>"
 
@@ -167,14 +173,20 @@ class CheckpointManager:
                 first_error = first_error or error
                 warnings.warn(f"{snapshot.name!r} cannot be loaded, trying the one before: {error}", stacklevel=2)
             else:
-                return _find_step(snapshot)
+                self._resumed_step = self._find_step(snapshot)
+                return self._resumed_step
         if first_error is not None:
             raise first_error
         return None
 
     def _read_newest_first(self) -> list[Snapshot]:
-        found = [each for each in self._store.snapshots(self._prefix) if _find_step(each) is not None]
-        return sorted(found, key=lambda each: (each.time, _find_step(each)), reverse=True)
+        found = [each for each in self._store.snapshots(self._prefix) if self._own_names.fullmatch(each.name)]
+        return sorted(found, key=lambda each: (each.time, self._find_step(each)), reverse=True)
+
+    def _find_step(self, snapshot: Snapshot) -> int:
+        named = self._own_names.fullmatch(snapshot.name)
+        assert named is not None, "it is one of this manager's checkpoints"
+        return int(named[1])
 
     def step(
         self,
@@ -231,18 +243,19 @@ class CheckpointManager:
 
     def _clean_up(self) -> None:
         """Delete what no rule keeps; called on every rank when the new checkpoint is durable, and acts on one."""
-        if self._rules is None or not self._is_first_rank or not self._has_metric():
+        if self._rules is None or not self._is_first_rank or not self._has_metric(self._rules):
             return
-        if self._store.prune(self._prefix, collective=False, **self._rules).deleted and self._collects:
+        store = self._store.repository.verify_same()
+        plan = read_prune_plan(store, self._prefix, self._rules, only=self._own_names)
+        if apply_prune(store, plan).deleted and self._collects:
             self._store.gc()
 
-    def _has_metric(self) -> bool:
+    def _has_metric(self, rules: Keep) -> bool:
         """Return whether a checkpoint has the metric of `keep_best`; until one has it, nothing is deleted."""
-        best = (self._rules or {}).get("keep_best")
-        if best is None:
+        if rules.best is None:
             return True
-        found = self._store.snapshots(self._prefix)
-        return any(best[0] in {**each.metadata, **(each.metadata.get("metrics") or {})} for each in found)
+        metric = rules.best.metric
+        return any(find_metric(each.record, metric) is not None for each in self._read_newest_first())
 
     def wait(self) -> None:
         """Wait for the save in the background and for what it deletes; raise its error, if it had one."""
@@ -258,14 +271,13 @@ class CheckpointManager:
             self._signals.restore()
 
 
-def _make_rules(options: ManagerOptions) -> dict[str, Any] | None:
+def _make_rules(options: ManagerOptions) -> Keep | None:
     """Return the rules for pruning; None if there are none. The newest checkpoint is always kept."""
     rules: dict[str, Any] = {name: options[name] for name in KeepRules.__annotations__ if name in options}  # type: ignore[literal-required]  # these are its keys
     if not any(value for name, value in rules.items() if name != "keep_tagged"):
         return None
-    make_keep(**rules)  # raises for rules that cannot be meant, now and not at the first save
-    rules["keep_last"] = max(1, rules.get("keep_last", 0))
-    return rules
+    keep = make_keep(**rules)
+    return replace(keep, last=max(1, keep.last))
 
 
 def _is_damage(error: Exception) -> bool:
@@ -274,14 +286,6 @@ def _is_damage(error: Exception) -> bool:
         kinds = {failure.type_name for failure in error.failures.values()}
         return bool(kinds) and kinds <= _DAMAGE
     return True
-
-
-def _find_step(snapshot: Snapshot) -> int | None:
-    found = snapshot.metadata.get("step")
-    if isinstance(found, int) and not isinstance(found, bool):
-        return found
-    named = _STEP_NAME.search(snapshot.name)
-    return int(named[1]) if named else None
 
 
 def _to_json(value: float) -> Json:

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import holdfast
+from holdfast import checkpointing
 from holdfast.checkpointing import CheckpointManager, parse_seconds
 from holdfast.errors import Corrupt, StoreError
 from holdfast.repo.format.layout import PACKS
@@ -113,6 +114,33 @@ def test_nothing_is_deleted_before_a_checkpoint_has_the_metric(store: holdfast.S
     assert names(store) == ["run/step-3"]
 
 
+def test_nothing_is_deleted_while_the_metric_is_not_a_number(store: holdfast.Store) -> None:
+    train(store.manager("run/", every=1, keep_best=("loss", 1)), 1, 2, metrics={"loss": float("nan")})
+
+    assert names(store) == ["run/step-1", "run/step-2"]
+
+
+def test_snapshots_that_the_manager_did_not_save_are_neither_deleted_nor_counted(store: holdfast.Store) -> None:
+    foreign = ["run/final", "run/eval/step-9", "run/step-2-export"]
+    for name in foreign:
+        store.save(name, state(), metadata={"step": 9})
+
+    with store.manager("run/", every=1, keep_last=2) as manager:
+        for step in (1, 2, 3):
+            manager.step(step, state(step))
+            manager.wait()
+
+    assert sorted(names(store)) == sorted([*foreign, "run/step-2", "run/step-3"])
+
+
+def test_snapshots_that_the_manager_did_not_save_are_not_resumed(store: holdfast.Store) -> None:
+    train(store.manager("run/", every=1), 4)
+    store.save("run/eval/step-9", state(9), metadata={"step": 9})
+    store.save("run/final", state(10), metadata={"step": 10})
+
+    assert store.manager("run/", stop_signals=()).resume(state()) == 4
+
+
 def test_a_metric_that_is_not_a_number_is_stored_as_text(store: holdfast.Store) -> None:
     train(store.manager("run/", every=1), 1, metrics={"loss": torch.tensor(float("nan"))}, metadata={"note": "x"})
 
@@ -142,7 +170,7 @@ def test_a_save_that_failed_in_the_background_is_raised_at_the_next_one(
     store: holdfast.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     manager = store.manager("run/", every=1, keep_last=1)
-    monkeypatch.setattr(type(store), "prune", _refuse)
+    monkeypatch.setattr(checkpointing, "apply_prune", _refuse)
     manager.step(1, state(1))
 
     with pytest.raises(StoreError, match="the disk is full"):
@@ -158,6 +186,15 @@ def test_resume_loads_the_newest_and_returns_its_step(store: holdfast.Store) -> 
 
     assert store.manager("run/", stop_signals=()).resume(target) == 4
     assert target["w"].tolist() == [4.0] * 4
+
+
+def test_the_text_of_a_manager_says_where_it_resumed(store: holdfast.Store) -> None:
+    train(store.manager("run/", every=2), *range(1, 6))
+    manager = store.manager("run/", every=2, stop_signals=())
+
+    manager.resume(state())
+
+    assert repr(manager) == "<CheckpointManager 'run/': resumed at step 4, nothing saved yet; saves every 2 steps>"
 
 
 def test_resume_without_a_checkpoint_returns_none_and_changes_nothing(store: holdfast.Store) -> None:
@@ -268,7 +305,7 @@ def test_a_step_can_be_saved_by_force(store: holdfast.Store) -> None:
 def test_an_error_of_the_loop_is_not_hidden_by_one_of_the_save(
     store: holdfast.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(type(store), "prune", _refuse)
+    monkeypatch.setattr(checkpointing, "apply_prune", _refuse)
 
     def fail() -> None:
         with store.manager("run/", every=1, keep_last=1) as manager:

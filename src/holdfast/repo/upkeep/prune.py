@@ -22,6 +22,7 @@ from holdfast.repo.names.snapshots import (
 from holdfast.repo.names.tags import Tag, iter_tags
 
 _STEP: Final = re.compile(r"([0-9]+)[^0-9]*\Z")
+_ANY_NAME: Final = re.compile(r".*", re.DOTALL)
 
 
 Mode = Literal["min", "max"]
@@ -201,14 +202,15 @@ def _describe_tagged(tags: Iterable[Tag]) -> dict[str, str]:
     return {name: "tagged " + ", ".join(sorted(found)) for name, found in tagged.items()}
 
 
-def read_prune_plan(store: ObjectStore, prefix: str, keep: Keep) -> PrunePlan:
+def read_prune_plan(store: ObjectStore, prefix: str, keep: Keep, *, only: re.Pattern[str] = _ANY_NAME) -> PrunePlan:
     """Read the snapshots under `prefix` and decide; reserved names are included only if `prefix` is reserved.
 
+    Snapshots whose whole name `only` does not match are not part of the plan: no rule counts them, and they are kept.
     Raises Corrupt if a tag cannot be read, because it might protect any snapshot.
     """
     tags = _read_tags(store)
-    snapshots = [found for found in iter_user_names(store, prefix) if isinstance(found, CommittedSnapshot)]
-    return plan_prune(snapshots, tags, keep, now_s=store.clock())
+    found = (each for each in iter_user_names(store, prefix) if isinstance(each, CommittedSnapshot))
+    return plan_prune([each for each in found if only.fullmatch(each.name)], tags, keep, now_s=store.clock())
 
 
 def _read_tags(store: ObjectStore) -> list[Tag]:

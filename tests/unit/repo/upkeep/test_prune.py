@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -180,6 +181,13 @@ def three(repo: Repository, clock: VirtualClock) -> Repository:
 
 def test_only_names_under_the_prefix_are_looked_at(three: Repository) -> None:
     assert names(read_prune_plan(three.store, "run/", Keep(last=1)).delete) == ["run/1", "run/2"]
+
+
+def test_names_that_a_pattern_does_not_match_are_neither_counted_nor_deleted(three: Repository) -> None:
+    save_bytes(three, "run/2-final", {"x": b"new"})
+    plan = read_prune_plan(three.store, "run/", Keep(last=1), only=re.compile("run/[0-9]+"))
+    assert names(plan.delete) == ["run/1", "run/2"]
+    assert names(plan.keep) == ["run/3"]
 
 
 def test_planning_changes_nothing(three: Repository, store: MemoryStore) -> None:
