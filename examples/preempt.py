@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import argparse
 import random
-import signal
 from collections.abc import Sequence
-from types import FrameType
 from typing import Final
 
 import numpy as np
@@ -20,21 +18,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import holdfast
+from holdfast.checkpointing import CheckpointManager
 
 RUN: Final = "run/"
-
-
-class Notice:
-    """The notice of preemption, which the training loop checks between steps."""
-
-    def __init__(self) -> None:
-        """Install a handler for SIGTERM, which schedulers send some seconds before SIGKILL."""
-        self.is_given = False
-        signal.signal(signal.SIGTERM, self._note)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        # Nothing else: a signal may come in the middle of a step, when the state is neither old nor new.
-        self.is_given = True
 
 
 class Training:
@@ -77,25 +63,19 @@ class Training:
         return float(loss.item())
 
 
-def train(training: Training, store: holdfast.Store, notice: Notice, *, num_steps: int, save_every: int) -> None:
-    """Train until all steps are done or the notice is given, then save the state."""
+def train(training: Training, manager: CheckpointManager, *, num_steps: int) -> None:
+    """Train until all steps are done or the process was told to stop; the last step is saved before this returns."""
     while training.step < num_steps:
         for inputs, wanted in training.loader:
             loss = training.learn(inputs, wanted)
             print(f"step {training.step} loss {loss!r}", flush=True)
-            name = f"{RUN}step-{training.step}"
-            if notice.is_given or training.step == num_steps:
-                # Not in the background: once this returns, the machine may be taken away.
-                store.save(name, training.state)
-                print(f"saved {name}", flush=True)
+            manager.step(training.step, training.state, force=training.step == num_steps)
+            if manager.should_stop or training.step == num_steps:
                 return
-            if training.step % save_every == 0:
-                store.save_async(name, training.state)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train, or resume training."""
-    notice = Notice()
     parser = argparse.ArgumentParser(description="Train; on SIGTERM save and exit; started again, resume.")
     parser.add_argument("store", help="path or URL of the store")
     parser.add_argument("--steps", type=int, default=500, help="train up to this step")
@@ -103,12 +83,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     training = Training(num_steps=options.steps)
-    with holdfast.open(options.store) as store:
-        latest = store.latest(RUN)
-        if latest is not None:
-            store.load_into(latest, training.state)
-            print(f"resumed from {latest.name}", flush=True)
-        train(training, store, notice, num_steps=options.steps, save_every=options.save_every)
+    with holdfast.open(options.store) as store, store.manager(RUN, every=options.save_every) as manager:
+        resumed = manager.resume(training.state)
+        if resumed is not None:
+            print(f"resumed from {RUN}step-{resumed}", flush=True)
+        train(training, manager, num_steps=options.steps)
+        manager.wait()
+        if manager.last is not None:
+            print(f"saved {manager.last.name}", flush=True)
 
 
 if __name__ == "__main__":
