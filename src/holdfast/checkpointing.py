@@ -112,7 +112,7 @@ class CheckpointManager:
         self._is_first_rank = world is None or dist.get_rank(world.group) == 0
         self._votes = _Votes(world)
         self._signals = _Signals(options.get("stop_signals", DEFAULT_SIGNALS))
-        self._saving: _Saving | None = None
+        self._saving: Saving | None = None
         self._last: Saved | None = None
         self._resumed_step: int | None = None
         self._stop_reason = ""
@@ -163,21 +163,9 @@ class CheckpointManager:
         `options` are those of `Store.load_into`.
         """
         found = self._read_newest_first()
-        first_error: Exception | None = None
-        for snapshot in found:
-            try:
-                self._store.load_into(snapshot, state, **self._together, **options)
-            except (Corrupt, NotFound, RankError) as error:
-                if not _is_damage(error):
-                    raise
-                first_error = first_error or error
-                warnings.warn(f"{snapshot.name!r} cannot be loaded, trying the one before: {error}", stacklevel=2)
-            else:
-                self._resumed_step = self._find_step(snapshot)
-                return self._resumed_step
-        if first_error is not None:
-            raise first_error
-        return None
+        loaded = load_first_intact(found, lambda each: self._store.load_into(each, state, **self._together, **options))
+        self._resumed_step = None if loaded is None else self._find_step(loaded)
+        return self._resumed_step
 
     def _read_newest_first(self) -> list[Snapshot]:
         found = [each for each in self._store.snapshots(self._prefix) if self._own_names.fullmatch(each.name)]
@@ -237,7 +225,7 @@ class CheckpointManager:
         result = save(saved.name, tree, overwrite=True, metadata=metadata, **self._together)
         self._last = saved
         self._schedule.note_saved()
-        self._saving = _Saving(result if isinstance(result, SaveHandle) else None, self._clean_up)
+        self._saving = Saving(result if isinstance(result, SaveHandle) else None, self._clean_up)
         if self._stop_reason:
             self.wait()
 
@@ -280,12 +268,34 @@ def _make_rules(options: ManagerOptions) -> Keep | None:
     return replace(keep, last=max(1, keep.last))
 
 
-def _is_damage(error: Exception) -> bool:
+def load_first_intact(snapshots: Iterable[Snapshot], load: Callable[[Snapshot], object]) -> Snapshot | None:
+    """Call `load` with one snapshot after the other until one is not damaged, and return that one.
+
+    Each damaged snapshot is a warning. If all are damaged, the error of the first is raised; if there are none, this
+    returns None. On many ranks, `load` is collective, and all ranks end with the same snapshot.
+    """
+    first_error: Exception | None = None
+    for snapshot in snapshots:
+        try:
+            load(snapshot)
+        except (Corrupt, NotFound, RankError) as error:
+            if not is_damage(error):
+                raise
+            first_error = first_error or error
+            warnings.warn(f"{snapshot.name!r} cannot be loaded, trying the one before: {error}", stacklevel=3)
+        else:
+            return snapshot
+    if first_error is not None:
+        raise first_error
+    return None
+
+
+def is_damage(error: Exception) -> bool:
     """Return whether an error says that the snapshot is damaged; on many ranks it is the same answer on each."""
     if isinstance(error, RankError):
         kinds = {failure.type_name for failure in error.failures.values()}
         return bool(kinds) and kinds <= _DAMAGE
-    return True
+    return isinstance(error, Corrupt | NotFound)
 
 
 def _to_json(value: float) -> Json:
@@ -406,10 +416,11 @@ class _Signals:
         self._replaced.clear()
 
 
-class _Saving:
+class Saving:
     """A checkpoint on its way: waits for the save in the background, then runs `after`."""
 
     def __init__(self, handle: SaveHandle | None, after: Callable[[], None]) -> None:
+        """Start waiting; without a handle, the checkpoint is durable already."""
         self._handle, self._after = handle, after
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="holdfast-manager", daemon=False)
@@ -424,6 +435,7 @@ class _Saving:
             self._error = error
 
     def wait(self) -> None:
+        """Wait for the save and for `after`; raise the error of either."""
         self._thread.join()
         if self._error is not None:
             raise self._error
