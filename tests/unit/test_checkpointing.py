@@ -17,7 +17,7 @@ import holdfast
 from holdfast import checkpointing
 from holdfast.checkpointing import CheckpointManager, parse_seconds
 from holdfast.errors import Corrupt, StoreError
-from holdfast.repo.format.layout import PACKS
+from tests.kit.damaged_packs import damaging_new_packs
 
 
 @pytest.fixture
@@ -215,10 +215,8 @@ def test_a_run_that_went_back_resumes_where_it_was_last(store: holdfast.Store) -
 
 def test_a_damaged_checkpoint_is_skipped_with_a_warning(store: holdfast.Store, tmp_path: Path) -> None:
     train(store.manager("run/", every=1, async_=False), 1)
-    before = set((tmp_path / "store" / PACKS).rglob("*"))
-    with store.manager("run/", every=1, async_=False) as manager:
+    with damaging_new_packs(tmp_path / "store"), store.manager("run/", every=1, async_=False) as manager:
         manager.step(2, {"w": torch.randn(4), "big": torch.randn(5000), "step": 2})
-    _damage(set((tmp_path / "store" / PACKS).rglob("*")) - before)
     target = {**state(), "big": torch.zeros(5000)}
 
     with pytest.warns(UserWarning, match=r"'run/step-2' cannot be loaded, trying the one before: "):
@@ -226,15 +224,6 @@ def test_a_damaged_checkpoint_is_skipped_with_a_warning(store: holdfast.Store, t
     store.delete("run/step-1")
     with pytest.raises(Corrupt), pytest.warns(UserWarning, match="run/step-2"):
         store.manager("run/", stop_signals=()).resume(target, strict=False)
-
-
-def _damage(paths: set[Path]) -> None:
-    for path in paths:
-        if path.is_file():
-            path.chmod(0o600)
-            data = bytearray(path.read_bytes())
-            data[100:200] = bytes(100)
-            path.write_bytes(data)
 
 
 @pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGINT])
