@@ -95,6 +95,12 @@ PAGES: Final = (
         ("holdfast.integrations.transformers.use_store",),
     ),
     ApiPage(
+        "accelerate.md",
+        "Accelerate",
+        "Keep what `accelerator.save_state` saves in a store.",
+        ("holdfast.integrations.accelerate.use_store", "holdfast.integrations.accelerate.AcceleratorCheckpoints"),
+    ),
+    ApiPage(
         "lightning.md",
         "Lightning",
         "Keep the checkpoints of a Lightning `Trainer` in a store.",

@@ -16,6 +16,7 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 SLOW: Final = ("docs/tutorial/many-ranks.md", "docs/how-to/share-a-compile-cache.md")
 """Pages that start several processes with torch, or compile."""
 NEEDS: Final = {
+    "docs/how-to/use-with-accelerate.md": ("accelerate",),
     "docs/how-to/use-with-lightning.md": ("lightning",),
     "docs/how-to/use-with-the-hugging-face-trainer.md": ("transformers", "accelerate"),
 }

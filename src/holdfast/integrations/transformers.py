@@ -45,7 +45,7 @@ def use_store(trainer: Any, store: Store, prefix: str, *, async_: bool = True) -
     _verify_supported(trainer)
     checkpoints = TrainerCheckpoints(store, prefix, _make_options(trainer.args, async_=async_))
     kind = type(trainer)
-    # A subclass of the trainer's own class, so that what that class overrides still applies.
+    # A subclass of the trainer's own class, so that all other methods stay what they are.
     trainer.__class__ = type(kind.__name__, (_StoredTrainer, kind), {})
     trainer.holdfast = checkpoints
     trainer.add_callback(_StopCallback(trainer))

@@ -24,7 +24,10 @@ def test_other_errors_pass() -> None:
         raise ZeroDivisionError
 
 
-@pytest.mark.parametrize(("module", "library"), [("transformers", "transformers"), ("transformers", "accelerate")])
+@pytest.mark.parametrize(
+    ("module", "library"),
+    [("transformers", "transformers"), ("transformers", "accelerate"), ("accelerate", "accelerate")],
+)
 def test_an_integration_without_its_library_names_the_extra(
     module: str, library: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -36,7 +39,8 @@ def test_an_integration_without_its_library_names_the_extra(
 
 
 def test_holdfast_itself_imports_no_framework() -> None:
-    code = "import holdfast, sys; holdfast.open; print([n for n in ('transformers', 'accelerate') if n in sys.modules])"
+    frameworks = ("transformers", "accelerate", "peft")
+    code = f"import holdfast, sys; holdfast.open; print([name for name in {frameworks} if name in sys.modules])"
 
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
