@@ -162,12 +162,13 @@ class CheckpointManager:
         A damaged checkpoint is skipped with a warning, and the one before is loaded. All ranks must call this.
         `options` are those of `Store.load_into`.
         """
-        found = self._read_newest_first()
+        found = self.read_newest_first()
         loaded = load_first_intact(found, lambda each: self._store.load_into(each, state, **self._together, **options))
         self._resumed_step = None if loaded is None else self._find_step(loaded)
         return self._resumed_step
 
-    def _read_newest_first(self) -> list[Snapshot]:
+    def read_newest_first(self) -> list[Snapshot]:
+        """Return the checkpoints of this manager, those of earlier processes too, the newest first."""
         found = [each for each in self._store.snapshots(self._prefix) if self._own_names.fullmatch(each.name)]
         return sorted(found, key=lambda each: (each.time, self._find_step(each)), reverse=True)
 
@@ -243,7 +244,7 @@ class CheckpointManager:
         if rules.best is None:
             return True
         metric = rules.best.metric
-        return any(find_metric(each.record, metric) is not None for each in self._read_newest_first())
+        return any(find_metric(each.record, metric) is not None for each in self.read_newest_first())
 
     def wait(self) -> None:
         """Wait for the save in the background and for what it deletes; raise its error, if it had one."""
@@ -268,18 +269,24 @@ def _make_rules(options: ManagerOptions) -> Keep | None:
     return replace(keep, last=max(1, keep.last))
 
 
-def load_first_intact(snapshots: Iterable[Snapshot], load: Callable[[Snapshot], object]) -> Snapshot | None:
+def load_first_intact(
+    snapshots: Iterable[Snapshot],
+    load: Callable[[Snapshot], object],
+    *,
+    may_go_on: Callable[[], bool] = lambda: True,
+) -> Snapshot | None:
     """Call `load` with one snapshot after the other until one is not damaged, and return that one.
 
     Each damaged snapshot is a warning. If all are damaged, the error of the first is raised; if there are none, this
-    returns None. On many ranks, `load` is collective, and all ranks end with the same snapshot.
+    returns None. On many ranks, `load` is collective, and all ranks end with the same snapshot. If `may_go_on` returns
+    False after an error, the error is raised whatever it is.
     """
     first_error: Exception | None = None
     for snapshot in snapshots:
         try:
             load(snapshot)
         except (Corrupt, NotFound, RankError) as error:
-            if not is_damage(error):
+            if not _is_damage(error) or not may_go_on():
                 raise
             first_error = first_error or error
             warnings.warn(f"{snapshot.name!r} cannot be loaded, trying the one before: {error}", stacklevel=3)
@@ -290,12 +297,12 @@ def load_first_intact(snapshots: Iterable[Snapshot], load: Callable[[Snapshot], 
     return None
 
 
-def is_damage(error: Exception) -> bool:
+def _is_damage(error: Exception) -> bool:
     """Return whether an error says that the snapshot is damaged; on many ranks it is the same answer on each."""
     if isinstance(error, RankError):
         kinds = {failure.type_name for failure in error.failures.values()}
         return bool(kinds) and kinds <= _DAMAGE
-    return isinstance(error, Corrupt | NotFound)
+    return True
 
 
 def _to_json(value: float) -> Json:

@@ -18,7 +18,7 @@ SLOW: Final = ("docs/tutorial/many-ranks.md", "docs/how-to/share-a-compile-cache
 NEEDS: Final = {
     "docs/how-to/use-with-accelerate.md": ("accelerate",),
     "docs/how-to/use-with-lightning.md": ("lightning",),
-    "docs/how-to/use-with-the-hugging-face-trainer.md": ("transformers", "accelerate"),
+    "docs/how-to/use-with-the-hugging-face-trainer.md": ("transformers", "accelerate", "peft"),
 }
 """Pages that need a training framework: slow, and skipped without it. Warnings of the framework are its own matter."""
 PAGES: Final = ["README.md", *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))]

@@ -10,9 +10,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-from holdfast.checkpointing import CheckpointManager, ManagerOptions
+from holdfast.checkpointing import CheckpointManager, ManagerOptions, load_first_intact
 from holdfast.distributed.checkpoint.training import RankRng, TrainingState, training_state
-from holdfast.errors import Unsupported
+from holdfast.errors import Mismatch, Unsupported
 from holdfast.facade import Store
 from holdfast.integrations.missing import RequiredLibrary
 from holdfast.snapshot.view.lazy import Snapshot
@@ -25,6 +25,8 @@ with RequiredLibrary("Transformers with Accelerate", "transformers"):
 
 _STATE_FILE: Final = "trainer_state.json"
 _FOLDER: Final = re.compile(r"checkpoint-([0-9]+)\Z")
+AUTO: Final = "auto"
+"""The value of `resume_from_checkpoint` that resumes if there is a checkpoint."""
 _BEST: Final = "best_at_step"
 """A metric of every checkpoint: its own step if it was the best when it was saved, otherwise 0."""
 
@@ -33,8 +35,9 @@ def use_store(trainer: Any, store: Store, prefix: str, *, async_: bool = True) -
     """Make a Trainer save its checkpoints to a store, as "<prefix>step-<step>", and resume from them.
 
     When it saves and what it keeps is decided by its arguments: `save_strategy`, `save_steps`, `save_total_limit`,
-    `load_best_model_at_end`. `trainer.train(resume_from_checkpoint=True)` resumes from the newest complete checkpoint.
-    SIGTERM and SIGINT save and end the training after the current step. Call this before `train`, on every rank.
+    `load_best_model_at_end`. `trainer.train(resume_from_checkpoint=True)` resumes from the newest checkpoint that is
+    not damaged; "auto" does so too, but starts from the beginning if there is none. SIGTERM and SIGINT save and end the
+    training after the current step. Call this before `train`, on every rank.
 
     Args:
         trainer: a `transformers.Trainer`, or an object of a subclass.
@@ -89,26 +92,9 @@ class TrainerCheckpoints:
         self._manager: CheckpointManager | None = None
         self._folder = Path()
         self._held_rng = _HeldRng()
+        self._is_loaded = False
         self.stop_reason = ""
         """Why the last `train` ended early: "SIGTERM", "SIGINT", "another rank was signalled"; or ""."""
-
-    def find(self, wanted: object) -> Snapshot | None:
-        """Return the newest checkpoint for True, otherwise that of a step: of a folder's or a snapshot's name.
-
-        Returns None if nothing is wanted, or if `wanted` is a folder that the Trainer itself has written.
-        """
-        if wanted is None or wanted is False:
-            return None
-        if wanted is True:
-            found = [each for each in self._store.snapshots(self._prefix) if "step" in each.metadata]
-            if not found:
-                raise ValueError(f"the store has no checkpoint under {self._prefix!r} to resume from")
-            return max(found, key=lambda each: (each.time, each.metadata["step"]))
-        text = str(wanted)
-        if (Path(text) / _STATE_FILE).is_file():
-            return None
-        folder = _FOLDER.search(text)
-        return self._store.snapshot(self.name(int(folder[1])) if folder else text)
 
     def name(self, step: int) -> str:
         """Return the name of a step's checkpoint."""
@@ -121,13 +107,38 @@ class TrainerCheckpoints:
             self._store.manager(self._prefix, **self._options) as own,
         ):
             self._folder, self._manager, self.stop_reason = Path(folder), own, ""
-            snapshot = self.find(wanted)
             try:
-                return train(wanted if snapshot is None else self._write_stand_in(snapshot))
+                return self._resume(train, wanted, own)
             finally:
                 self.stop_reason = own.stop_reason
                 if self.is_stand_in(trainer.state.best_model_checkpoint):
                     trainer.state.best_model_checkpoint = self.name(trainer.state.best_global_step)
+
+    def _resume(self, train: Any, wanted: object, manager: CheckpointManager) -> Any:
+        """Train from the checkpoint that is wanted; if any will do, from the newest that is not damaged."""
+        if wanted is True or wanted == AUTO:
+            found = manager.read_newest_first()
+            if not found and wanted is True:
+                raise ValueError(
+                    f"the store has no checkpoint under {self._prefix!r} to resume from;"
+                    f" resume_from_checkpoint={AUTO!r} then starts from the beginning"
+                )
+        elif _is_nothing_in_a_store(wanted):
+            return train(wanted)
+        else:
+            folder = _FOLDER.search(str(wanted))
+            found = [self._store.snapshot(self.name(int(folder[1])) if folder else str(wanted))]
+        if not found:
+            return train(None)
+        self._is_loaded = False
+        results: list[Any] = []
+        load_first_intact(
+            found,
+            lambda each: results.append(train(self._write_stand_in(each))),
+            # An error of the training itself is not a reason to start again from an older checkpoint.
+            may_go_on=lambda: not self._is_loaded,
+        )
+        return results[0]
 
     def is_stand_in(self, path: str | None) -> bool:
         """Return whether a folder stands for a checkpoint in the store."""
@@ -135,8 +146,14 @@ class TrainerCheckpoints:
 
     def _write_stand_in(self, snapshot: Snapshot) -> str:
         """Write a folder with the file that the Trainer itself reads when it resumes; return its path."""
-        saved: Any = self._store.load(snapshot, only="trainer")["trainer"]
-        state: dict[str, Any] = json.loads(saved)
+        target: dict[str, Any] = {"trainer": per_rank(b"")}
+        # Collective, so that all ranks notice if it is damaged for one of them.
+        self._store.load_into(snapshot, target, strict=False)
+        saved: Any = target["trainer"]
+        data: Any = saved.value if isinstance(saved, PerRank) else saved
+        if not data:
+            raise Mismatch(f"{snapshot.name!r} is not a checkpoint of a Trainer; resume from one that use_store saved")
+        state: dict[str, Any] = json.loads(data)
         if state["best_model_checkpoint"] is not None:
             state["best_model_checkpoint"] = self.make_stand_in(state["best_global_step"])
         path = self.make_stand_in(int(snapshot.metadata["step"]))
@@ -156,15 +173,25 @@ class TrainerCheckpoints:
         is_best = state.best_global_step == state.global_step
         self._manager.step(
             state.global_step,
-            lambda: self._make_tree(trainer),
+            lambda: self._make_current_tree(trainer),
             metrics=_find_metrics(state) | {_BEST: float(state.global_step if is_best else 0)},
             metadata={"only_model": bool(trainer.args.save_only_model)},
             force=force,
         )
         return self._manager.should_stop
 
-    def _make_tree(self, trainer: Any, *, only_model: bool | None = None) -> TrainingState:
-        if trainer.args.save_only_model if only_model is None else only_model:
+    def _make_current_tree(self, trainer: Any) -> TrainingState:
+        """Bring the trainer's own state up to date, and return what is to be saved."""
+        trainer.store_flos()
+        best = trainer.state.best_global_step
+        if best and self._has(trainer, best):
+            trainer.state.best_model_checkpoint = self.make_stand_in(best)
+        callbacks = [*trainer.callback_handler.callbacks, trainer.control]
+        trainer.state.stateful_callbacks = _export_callbacks(callbacks)
+        return self._make_tree(trainer, only_model=trainer.args.save_only_model)
+
+    def _make_tree(self, trainer: Any, *, only_model: bool) -> TrainingState:
+        if only_model:
             return training_state(trainer.model_wrapped, rng=False, trainer=self._encode_state(trainer.state))
         scaler = getattr(trainer.accelerator, "scaler", None)
         more = {"rng_state": self._held_rng, **({} if scaler is None else {"scaler": scaler})}
@@ -184,7 +211,7 @@ class TrainerCheckpoints:
             values["best_model_checkpoint"] = self.name(state.best_global_step)
         return per_rank(json.dumps(values, sort_keys=True).encode())
 
-    def has(self, trainer: Any, step: int) -> bool:
+    def _has(self, trainer: Any, step: int) -> bool:
         """Return whether the checkpoint of a step exists, or is about to be saved."""
         known = step == trainer.state.global_step
         return known or any(each.name == self.name(step) for each in self._store.snapshots(self._prefix))
@@ -194,6 +221,7 @@ class TrainerCheckpoints:
         snapshot = self._store.snapshot(self.name(_parse_step(path)))
         only_model = snapshot.metadata.get("only_model") is True
         self._store.load_into(snapshot, self._make_tree(trainer, only_model=only_model))
+        self._is_loaded = True
 
     def restore_rng(self) -> None:
         """Restore the RNG state of the checkpoint that was loaded."""
@@ -204,8 +232,8 @@ class TrainerCheckpoints:
         assert self._manager is not None, "a trainer loads its best model at the end of training"
         self._manager.wait()
         name = self.name(_parse_step(trainer.state.best_model_checkpoint))
-        weights = self._store.load(name, only="model.*")["model"]
-        training_state(trainer.model, rng=False)["model"].load_state_dict(weights)
+        weights = {"model": training_state(trainer.model, rng=False)["model"]}
+        self._store.load_into(name, weights, strict=False)
 
 
 class _HeldRng:
@@ -240,11 +268,6 @@ class _StoredTrainer(Trainer):  # type: ignore[misc]  # its types are not known 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         if trial is not None or self.hp_search_backend is not None:
             raise Unsupported("a hyperparameter search has many runs; give each its own trainer, store prefix and all")
-        self.store_flos()
-        best = self.state.best_global_step
-        if best and self.holdfast.has(self, best):
-            self.state.best_model_checkpoint = self.holdfast.make_stand_in(best)
-        self.state.stateful_callbacks = _export_callbacks([*self.callback_handler.callbacks, self.control])
         if self.holdfast.save(self, force=True):
             self.control.should_training_stop = True
 
@@ -307,6 +330,11 @@ def _find_metrics(state: Any) -> dict[str, float]:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_nothing_in_a_store(wanted: object) -> bool:
+    """Return whether nothing is to be resumed, or a folder that the Trainer itself has written."""
+    return wanted is None or wanted is False or (Path(str(wanted)) / _STATE_FILE).is_file()
 
 
 def _parse_step(path: str) -> int:

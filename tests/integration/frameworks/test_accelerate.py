@@ -20,10 +20,11 @@ from tests.integration.frameworks.accelerate_run import train_rank  # after the 
 pytestmark = pytest.mark.slow
 
 SIZE = 2
+LIMITS: Any = {"timeout_s": RUN_S, "preload": ["tests.integration.frameworks.accelerate_run"]}
 
 
 def run_two(folder: Path, faults: dict[int, RankFault] | None = None, **options: Any) -> list[Any]:
-    return run_ranks(SIZE, partial(train_rank, **options), folder, SIZE, timeout_s=RUN_S, faults=faults)
+    return run_ranks(SIZE, partial(train_rank, **options), folder, SIZE, **LIMITS, faults=faults)
 
 
 @pytest.mark.parametrize("sharded", [False, True], ids=["ddp", "fsdp2"])
@@ -43,7 +44,7 @@ def test_killed_ranks_end_as_those_that_were_not(tmp_path: Path, sharded: bool) 
 def test_what_two_ranks_have_saved_is_loaded_by_one(tmp_path: Path) -> None:
     run_two(tmp_path, sharded=True)
 
-    run_ranks(1, partial(train_rank, resume=True), tmp_path, 1, timeout_s=RUN_S)
+    run_ranks(1, partial(train_rank, resume=True), tmp_path, 1, **LIMITS)
 
     with holdfast.open(tmp_path / "store") as store:
         saved, loaded = (store.load(name, only="model.*")["model"] for name in ("run/checkpoint_3", "result"))

@@ -5,19 +5,25 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import holdfast
-from tests.kit.patience import PATIENCE_S
+from holdfast.testing.ranks import Lost, RankFault, run_ranks
+from tests.kit.patience import PATIENCE_S, RUN_S
 
 pytest.importorskip("transformers", reason="needs Transformers, which `make test` installs")
 pytest.importorskip("accelerate", reason="needs Accelerate, which `make test` installs")
 
+from tests.integration.frameworks.trainer_run import train_rank  # after the test for the library
+
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[3]
+LIMITS: Any = {"timeout_s": RUN_S, "preload": ["tests.integration.frameworks.trainer_run"]}
 
 
 def run(folder: Path, *options: str) -> tuple[int, list[str]]:
@@ -48,3 +54,55 @@ def test_a_run_that_is_told_to_stop_saves_its_last_step(tmp_path: Path, expected
     assert (code, words[:2]) == (0, ["8", "SIGTERM"])
     assert holdfast.open(tmp_path / "store").snapshot("run/step-8").metadata["step"] == 8
     assert run(tmp_path, "--resume") == (0, expected)
+
+
+def run_two(folder: Path, faults: dict[int, RankFault] | None = None, **options: Any) -> list[Any]:
+    return run_ranks(2, partial(train_rank, **options), folder, 2, **LIMITS, faults=faults)
+
+
+def names(folder: Path) -> list[str]:
+    with holdfast.open(folder / "store") as store:
+        return [each.name for each in store.snapshots("run/")]
+
+
+@pytest.fixture(scope="module")
+def expected_of_two(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    return run_two(tmp_path_factory.mktemp("two"))
+
+
+def test_two_killed_ranks_end_as_those_that_were_not(tmp_path: Path, expected_of_two: list[Any]) -> None:
+    fault = RankFault(marker=tmp_path / "hanging")
+
+    assert run_two(tmp_path, {0: fault, 1: fault}, hang_at=7) == [Lost(0), Lost(1)]
+
+    assert run_two(tmp_path, resume=True) == expected_of_two
+
+
+def test_a_signal_to_one_rank_saves_and_stops_both_at_one_step(tmp_path: Path, expected_of_two: list[Any]) -> None:
+    first, second = run_two(tmp_path, signalled=1)
+
+    assert first[:2] == [second[0], "another rank was signalled"]
+    assert second[1] == "SIGTERM"
+    assert names(tmp_path)[-1] == f"run/step-{second[0]}"
+    assert run_two(tmp_path, resume=True) == expected_of_two
+
+
+def test_the_best_model_is_loaded_at_the_end_of_a_run_that_was_killed(tmp_path: Path) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    expected = run_ranks(1, partial(train_rank, best=True), whole, 1, **LIMITS)
+    fault = RankFault(marker=killed / "hanging")
+
+    run_ranks(1, partial(train_rank, best=True, hang_at=7), killed, 1, **LIMITS, faults={0: fault})
+
+    assert "run/step-3" in names(killed), "the best one is kept"
+    assert run_ranks(1, partial(train_rank, best=True, resume=True), killed, 1, **LIMITS) == expected
+    assert names(killed) == names(whole) == ["run/step-3", "run/step-12"]
+
+
+def test_what_two_ranks_have_saved_is_resumed_by_one(tmp_path: Path) -> None:
+    fault = RankFault(marker=tmp_path / "hanging")
+    run_two(tmp_path, {0: fault, 1: fault}, hang_at=7)
+
+    [(step, reason, _)] = run_ranks(1, partial(train_rank, resume=True), tmp_path, 1, **LIMITS)
+
+    assert (step, reason) == ("12", "-")

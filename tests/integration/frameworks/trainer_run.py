@@ -6,6 +6,7 @@ import argparse
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,37 @@ class Tokens(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         return {"input_ids": self._tokens[index], "labels": self._tokens[index]}
 
 
+class BestAtThree(Trainer):  # type: ignore[misc]  # its types are not known to mypy: pyproject.toml
+    """Its score is the best, the lowest, after three steps."""
+
+    def evaluate(self, *args: Any, **options: Any) -> dict[str, float]:
+        metrics: dict[str, float] = super().evaluate(*args, **options)
+        metrics["eval_score"] = 1.0 if self.state.global_step == 3 else 2.0
+        return metrics
+
+
+BEST: dict[str, Any] = {
+    "metric_for_best_model": "score",
+    "greater_is_better": False,
+    "load_best_model_at_end": True,
+    "eval_strategy": "steps",
+    "eval_steps": 3,
+}
+"""Arguments of a trainer that keeps its best checkpoint."""
+
+
+class HangCallback(TrainerCallback):  # type: ignore[misc]  # its types are not known to mypy: pyproject.toml
+    """Creates a file when a step begins, and waits to be killed."""
+
+    def __init__(self, file: Path, step: int) -> None:
+        self._file, self._step = file, step
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+        if state.global_step == self._step:
+            self._file.touch()
+            signal.pause()
+
+
 class SignalCallback(TrainerCallback):  # type: ignore[misc]  # its types are not known to mypy: pyproject.toml
     """Sends this process a signal when a step begins."""
 
@@ -42,22 +74,61 @@ class SignalCallback(TrainerCallback):  # type: ignore[misc]  # its types are no
             os.kill(os.getpid(), self._number)
 
 
-def make_trainer(folder: Path, kind: type[Any] = Trainer, **options: Any) -> Any:
-    """Return a trainer of a model with dropout, whose data is shuffled: 5 steps an epoch, a checkpoint each 3."""
+def make_trainer(
+    folder: Path,
+    kind: type[Any] = Trainer,
+    *,
+    width: int = 8,
+    adapt: Callable[[Any], Any] = lambda model: model,
+    **options: Any,
+) -> Any:
+    """Return a trainer of a model with dropout, whose data is shuffled: 5 steps an epoch, a checkpoint each 3.
+
+    The model is what `adapt` returns for it. The other options are arguments of the training.
+    """
     torch.manual_seed(1)
     model = GPT2LMHeadModel(
-        GPT2Config(vocab_size=32, n_positions=8, n_embd=8, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=1)
+        GPT2Config(vocab_size=32, n_positions=8, n_embd=width, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=1)
     )
     arguments = {"max_steps": STEPS, "save_steps": 3, "per_device_train_batch_size": 4, "learning_rate": 0.01}
     quiet = {"report_to": [], "disable_tqdm": True, "logging_strategy": "no", "use_cpu": True}
     args = TrainingArguments(output_dir=str(folder / "out"), **(arguments | quiet | options))
-    return kind(model=model, args=args, train_dataset=Tokens(20), eval_dataset=Tokens(4))
+    return kind(model=adapt(model), args=args, train_dataset=Tokens(20), eval_dataset=Tokens(4))
 
 
 def digest(store: holdfast.Store, trainer: Any) -> str:
     """Return the digest of everything that training has changed."""
     state = holdfast.training_state(trainer.model, trainer.optimizer, trainer.lr_scheduler)
     return store.save("result", state, overwrite=True).digest.hex()
+
+
+def train_rank(
+    rank: int,
+    folder: Path,
+    size: int,
+    *,
+    resume: bool = False,
+    hang_at: int | None = None,
+    signalled: int | None = None,
+    best: bool = False,
+) -> list[str]:
+    """Train on one of several ranks, as a launcher starts it; return the last step, the stop reason and the digest.
+
+    With `hang_at`, wait after so many steps to be killed. The rank `signalled` sends itself SIGTERM in the eighth step.
+    """
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
+    os.environ["OMP_NUM_THREADS"] = "1"
+    store = holdfast.open(folder / "store")
+    options = {"save_total_limit": 1, **BEST} if best else {}
+    trainer = make_trainer(folder, BestAtThree if best else Trainer, **options)
+    assert trainer.args.world_size == size
+    checkpoints = use_store(trainer, store, "run/")
+    if hang_at is not None:
+        trainer.add_callback(HangCallback(folder / "hanging", hang_at))
+    if signalled == rank:
+        trainer.add_callback(SignalCallback(signal.SIGTERM, 7))
+    trainer.train(resume_from_checkpoint=resume)
+    return [str(trainer.state.global_step), checkpoints.stop_reason or "-", digest(store, trainer)]
 
 
 def main() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,15 +11,17 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast.errors import NotFound, Unsupported
+from holdfast.errors import Mismatch, NotFound, Unsupported
 
 pytest.importorskip("transformers", reason="needs Transformers, which `make test` installs")
 pytest.importorskip("accelerate", reason="needs Accelerate, which `make test` installs")
 
 from transformers import Trainer, TrainerCallback  # after the test for the library
+from transformers.trainer_callback import ExportableState  # likewise
 
-from holdfast.integrations.transformers import use_store  # after the test for the library
-from tests.integration.frameworks.trainer_run import STEPS, make_trainer  # likewise
+from holdfast.integrations.transformers import use_store  # likewise
+from tests.integration.frameworks.trainer_run import BEST, STEPS, BestAtThree, SignalCallback, make_trainer  # likewise
+from tests.kit.damaged_packs import damaging_new_packs
 
 # Warnings of the framework are its own matter.
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
@@ -77,26 +81,80 @@ def test_nothing_to_resume_from_is_an_error(tmp_path: Path) -> None:
         train(tmp_path, resume="run/step-7")
 
 
+def test_auto_resumes_if_there_is_something_to_resume_from(tmp_path: Path) -> None:
+    assert train(tmp_path, resume="auto", max_steps=3).state.global_step == 3
+
+    resumed = train(tmp_path, resume="auto", max_steps=6)
+
+    assert resumed.state.global_step == 6
+    assert resumed._initial_global_step == 3, "it did not start from the beginning"
+
+
+def test_a_damaged_checkpoint_is_skipped_with_a_warning(tmp_path: Path) -> None:
+    train(tmp_path, max_steps=3)
+    with damaging_new_packs(tmp_path / "store"):
+        train(tmp_path, resume=True, max_steps=6)
+
+    with pytest.warns(UserWarning, match="'run/step-6' cannot be loaded, trying the one before"):
+        trainer = train(tmp_path, resume=True, max_steps=9)
+
+    assert trainer._initial_global_step == 3
+    assert trainer.state.global_step == 9
+
+
+def test_an_error_of_the_training_does_not_start_it_again(tmp_path: Path) -> None:
+    train(tmp_path, max_steps=6)
+    trainer = make_trainer(tmp_path)
+    use_store(trainer, holdfast.open(tmp_path / "store"), "run/")
+    trainer.add_callback(Failing())
+
+    with pytest.raises(NotFound, match="no such file"):
+        trainer.train(resume_from_checkpoint=True)
+
+
+class Failing(TrainerCallback):  # type: ignore[misc]  # its types are not known to mypy: pyproject.toml
+    def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+        raise NotFound("no such file")
+
+
+def test_a_snapshot_of_something_else_is_not_resumed_from(tmp_path: Path) -> None:
+    holdfast.open(tmp_path / "store").save("run/other", {"model": 1})
+
+    with pytest.raises(Mismatch, match="'run/other' is not a checkpoint of a Trainer"):
+        train(tmp_path, resume="run/other")
+
+
+def test_a_signal_saves_the_state_of_callbacks_too(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path)
+    use_store(trainer, holdfast.open(tmp_path / "store"), "run/")
+    trainer.add_callback(Counting())
+    trainer.add_callback(SignalCallback(signal.SIGTERM, 4))
+
+    trainer.train()
+
+    state = json.loads(holdfast.open(tmp_path / "store").load("run/step-5")["trainer"])
+    assert state["stateful_callbacks"]["Counting"]["attributes"] == {"count": 4}
+
+
+class Counting(TrainerCallback, ExportableState):  # type: ignore[misc]  # its types are not known to mypy: pyproject.toml
+    count = 0
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+        self.count += 1
+
+    def state(self) -> dict[str, Any]:
+        return {"args": {}, "attributes": {"count": self.count}}
+
+
 def test_the_limit_keeps_the_newest(tmp_path: Path) -> None:
     train(tmp_path, save_total_limit=2)
 
     assert names(tmp_path) == ["run/step-9", "run/step-12"]
 
 
-class BestAtThree(Trainer):  # type: ignore[misc]  # its types are not known to mypy: pyproject.toml
-    """Its loss is the lowest after three steps."""
-
-    def evaluate(self, *args: Any, **options: Any) -> dict[str, float]:
-        metrics: dict[str, float] = super().evaluate(*args, **options)
-        metrics["eval_score"] = 1.0 if self.state.global_step == 3 else 2.0
-        return metrics
-
-
 @pytest.mark.parametrize(("limit", "kept"), [(1, [3, 12]), (2, [3, 12]), (3, [3, 9, 12])])
 def test_the_best_is_kept_and_loaded_at_the_end(tmp_path: Path, limit: int, kept: list[int]) -> None:
-    best = {"metric_for_best_model": "score", "greater_is_better": False, "load_best_model_at_end": True}
-
-    trainer = train(tmp_path, kind=BestAtThree, save_total_limit=limit, eval_strategy="steps", eval_steps=3, **best)
+    trainer = train(tmp_path, kind=BestAtThree, save_total_limit=limit, **BEST)
 
     assert names(tmp_path) == [f"run/step-{step}" for step in kept]
     assert trainer.state.best_model_checkpoint == "run/step-3"
@@ -106,14 +164,7 @@ def test_the_best_is_kept_and_loaded_at_the_end(tmp_path: Path, limit: int, kept
 
 
 def test_the_best_is_known_after_resuming(tmp_path: Path) -> None:
-    best = {"metric_for_best_model": "score", "greater_is_better": False, "load_best_model_at_end": True}
-    options: dict[str, Any] = {
-        "kind": BestAtThree,
-        "save_total_limit": 1,
-        "eval_strategy": "steps",
-        "eval_steps": 3,
-        **best,
-    }
+    options: dict[str, Any] = {"kind": BestAtThree, "save_total_limit": 1, **BEST}
     train(tmp_path, max_steps=6, **options)
 
     trainer = train(tmp_path, resume=True, **options)
