@@ -59,7 +59,7 @@ $(READY): pyproject.toml constraints.txt
 
 # The frameworks that tests of holdfast.integrations need. Not part of READY: `make demo` does not wait for them.
 $(READY_INTEGRATIONS): $(READY)
-	@PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[accelerate,lightning,transformers]'
+	@PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[accelerate,lightning,peft,transformers]'
 	@touch $@
 
 $(READY_BENCH): $(READY)
