@@ -99,10 +99,11 @@ def test_the_best_model_is_loaded_at_the_end_of_a_run_that_was_killed(tmp_path: 
     assert names(killed) == names(whole) == ["run/step-3", "run/step-12"]
 
 
-def test_what_two_ranks_have_saved_is_resumed_by_one(tmp_path: Path) -> None:
-    fault = RankFault(marker=tmp_path / "hanging")
-    run_two(tmp_path, {0: fault, 1: fault}, hang_at=7)
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
+def test_another_number_of_ranks_resumes_a_run(tmp_path: Path, before: int, after: int) -> None:
+    faults = {rank: RankFault(marker=tmp_path / "hanging") for rank in range(before)}
+    run_ranks(before, partial(train_rank, hang_at=7), tmp_path, before, faults=faults, **LIMITS)
 
-    [(step, reason, _)] = run_ranks(1, partial(train_rank, resume=True), tmp_path, 1, **LIMITS)
+    results = run_ranks(after, partial(train_rank, resume=True), tmp_path, after, **LIMITS)
 
-    assert (step, reason) == ("12", "-")
+    assert [words[:2] for words in results] == [["12", "-"]] * after

@@ -24,7 +24,7 @@ from tests.integration.frameworks.trainer_run import BEST, STEPS, BestAtThree, S
 from tests.kit.damaged_packs import damaging_new_packs
 
 # Warnings of the framework are its own matter.
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
+pytestmark = pytest.mark.filterwarnings("default")
 
 
 def train(folder: Path, *, resume: Any = None, kind: type[Any] = Trainer, **options: Any) -> Any:
@@ -38,6 +38,7 @@ def names(folder: Path) -> list[str]:
     return [each.name for each in holdfast.open(folder / "store").snapshots("run/")]
 
 
+@pytest.mark.slow
 def test_checkpoints_are_snapshots_and_not_folders(tmp_path: Path) -> None:
     train(tmp_path)
 
@@ -45,7 +46,9 @@ def test_checkpoints_are_snapshots_and_not_folders(tmp_path: Path) -> None:
     assert not list((tmp_path / "out").glob("checkpoint-*"))
 
 
-@pytest.mark.parametrize("resume", [True, "out/checkpoint-6", "run/step-6"])
+@pytest.mark.parametrize(
+    "resume", [True, *(pytest.param(each, marks=pytest.mark.slow) for each in ("out/checkpoint-6", "run/step-6"))]
+)
 def test_training_resumes_to_the_last_bit(tmp_path: Path, resume: str | bool) -> None:
     whole, half = tmp_path / "whole", tmp_path / "half"
     expected = train(whole)
@@ -81,6 +84,7 @@ def test_nothing_to_resume_from_is_an_error(tmp_path: Path) -> None:
         train(tmp_path, resume="run/step-7")
 
 
+@pytest.mark.slow
 def test_auto_resumes_if_there_is_something_to_resume_from(tmp_path: Path) -> None:
     assert train(tmp_path, resume="auto", max_steps=3).state.global_step == 3
 
@@ -90,6 +94,7 @@ def test_auto_resumes_if_there_is_something_to_resume_from(tmp_path: Path) -> No
     assert resumed._initial_global_step == 3, "it did not start from the beginning"
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_skipped_with_a_warning(tmp_path: Path) -> None:
     train(tmp_path, max_steps=3)
     with damaging_new_packs(tmp_path / "store"):
@@ -102,6 +107,7 @@ def test_a_damaged_checkpoint_is_skipped_with_a_warning(tmp_path: Path) -> None:
     assert trainer.state.global_step == 9
 
 
+@pytest.mark.slow
 def test_an_error_of_the_training_does_not_start_it_again(tmp_path: Path) -> None:
     train(tmp_path, max_steps=6)
     trainer = make_trainer(tmp_path)
@@ -124,6 +130,7 @@ def test_a_snapshot_of_something_else_is_not_resumed_from(tmp_path: Path) -> Non
         train(tmp_path, resume="run/other")
 
 
+@pytest.mark.slow
 def test_a_signal_saves_the_state_of_callbacks_too(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path)
     use_store(trainer, holdfast.open(tmp_path / "store"), "run/")
@@ -146,12 +153,14 @@ class Counting(TrainerCallback, ExportableState):  # type: ignore[misc]  # its t
         return {"args": {}, "attributes": {"count": self.count}}
 
 
+@pytest.mark.slow
 def test_the_limit_keeps_the_newest(tmp_path: Path) -> None:
     train(tmp_path, save_total_limit=2)
 
     assert names(tmp_path) == ["run/step-9", "run/step-12"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("limit", "kept"), [(1, [3, 12]), (2, [3, 12]), (3, [3, 9, 12])])
 def test_the_best_is_kept_and_loaded_at_the_end(tmp_path: Path, limit: int, kept: list[int]) -> None:
     trainer = train(tmp_path, kind=BestAtThree, save_total_limit=limit, **BEST)
@@ -163,6 +172,7 @@ def test_the_best_is_kept_and_loaded_at_the_end(tmp_path: Path, limit: int, kept
     assert all(bool((weights[name] == value).all()) for name, value in saved.items())
 
 
+@pytest.mark.slow
 def test_the_best_is_known_after_resuming(tmp_path: Path) -> None:
     options: dict[str, Any] = {"kind": BestAtThree, "save_total_limit": 1, **BEST}
     train(tmp_path, max_steps=6, **options)
@@ -173,6 +183,7 @@ def test_the_best_is_known_after_resuming(tmp_path: Path) -> None:
     assert names(tmp_path) == ["run/step-3", "run/step-12"]
 
 
+@pytest.mark.slow
 def test_a_folder_that_the_trainer_wrote_before_is_resumed_from(tmp_path: Path) -> None:
     make_trainer(tmp_path, max_steps=3).train()
 
@@ -182,6 +193,7 @@ def test_a_folder_that_the_trainer_wrote_before_is_resumed_from(tmp_path: Path) 
     assert names(tmp_path) == ["run/step-6", "run/step-9", "run/step-12"]
 
 
+@pytest.mark.slow
 def test_weights_alone_can_be_saved_and_resumed_from(tmp_path: Path) -> None:
     train(tmp_path, save_only_model=True, max_steps=6)
 
