@@ -6,6 +6,7 @@ import dataclasses
 import json
 import re
 from collections.abc import Mapping
+from itertools import takewhile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -91,14 +92,12 @@ class TrainerCheckpoints:
         self._store, self._prefix, self._options = store, prefix, options
         self._manager: CheckpointManager | None = None
         self._folder = Path()
+        self._stand_ins: dict[str, str] = {}
+        """The checkpoint that each folder in `_folder` stands for, by path."""
         self._held_rng = _HeldRng()
         self._is_loaded = False
         self.stop_reason = ""
         """Why the last `train` ended early: "SIGTERM", "SIGINT", "another rank was signalled"; or ""."""
-
-    def name(self, step: int) -> str:
-        """Return the name of a step's checkpoint."""
-        return f"{self._prefix}step-{step}"
 
     def run(self, train: Any, wanted: object, trainer: Any) -> Any:
         """Call `train` with the folder to resume from, if any, and with a manager that is open meanwhile."""
@@ -106,13 +105,13 @@ class TrainerCheckpoints:
             TemporaryDirectory(prefix="holdfast-") as folder,
             self._store.manager(self._prefix, **self._options) as own,
         ):
-            self._folder, self._manager, self.stop_reason = Path(folder), own, ""
+            self._folder, self._stand_ins, self._manager, self.stop_reason = Path(folder), {}, own, ""
             try:
                 return self._resume(train, wanted, own)
             finally:
                 self.stop_reason = own.stop_reason
-                if self.is_stand_in(trainer.state.best_model_checkpoint):
-                    trainer.state.best_model_checkpoint = self.name(trainer.state.best_global_step)
+                best = trainer.state.best_model_checkpoint
+                trainer.state.best_model_checkpoint = self._stand_ins.get(best, best)
 
     def _resume(self, train: Any, wanted: object, manager: CheckpointManager) -> Any:
         """Train from the checkpoint that is wanted; if any will do, from the newest that is not damaged."""
@@ -127,7 +126,7 @@ class TrainerCheckpoints:
             return train(wanted)
         else:
             folder = _FOLDER.search(str(wanted))
-            found = [self._store.snapshot(self.name(int(folder[1])) if folder else str(wanted))]
+            found = [self._store.snapshot(self._name(int(folder[1])) if folder else str(wanted))]
         if not found:
             return train(None)
         self._is_loaded = False
@@ -142,7 +141,7 @@ class TrainerCheckpoints:
 
     def is_stand_in(self, path: str | None) -> bool:
         """Return whether a folder stands for a checkpoint in the store."""
-        return path is not None and Path(path).parent == self._folder
+        return path in self._stand_ins
 
     def _write_stand_in(self, snapshot: Snapshot) -> str:
         """Write a folder with the file that the Trainer itself reads when it resumes; return its path."""
@@ -155,16 +154,20 @@ class TrainerCheckpoints:
             raise Mismatch(f"{snapshot.name!r} is not a checkpoint of a Trainer; resume from one that use_store saved")
         state: dict[str, Any] = json.loads(data)
         if state["best_model_checkpoint"] is not None:
-            state["best_model_checkpoint"] = self.make_stand_in(state["best_global_step"])
-        path = self.make_stand_in(int(snapshot.metadata["step"]))
+            state["best_model_checkpoint"] = self._make_stand_in(state["best_model_checkpoint"])
+        path = self._make_stand_in(snapshot.name)
         (Path(path) / _STATE_FILE).write_text(json.dumps(state), encoding="utf-8")
         return path
 
-    def make_stand_in(self, step: int) -> str:
-        """Create the folder that stands for the checkpoint of a step; return its path."""
-        path = self._folder / f"checkpoint-{step}"
+    def _make_stand_in(self, name: str) -> str:
+        """Create the folder that stands for a checkpoint; return its path."""
+        path = self._folder / name.replace("/", "-")
         path.mkdir(exist_ok=True)
+        self._stand_ins[str(path)] = name
         return str(path)
+
+    def _name(self, step: int) -> str:
+        return f"{self._prefix}step-{step}"
 
     def save(self, trainer: Any, *, force: bool) -> bool:
         """Save if `force` is set or if the process was told to stop; return whether the training must end."""
@@ -183,9 +186,8 @@ class TrainerCheckpoints:
     def _make_current_tree(self, trainer: Any) -> TrainingState:
         """Bring the trainer's own state up to date, and return what is to be saved."""
         trainer.store_flos()
-        best = trainer.state.best_global_step
-        if best and self._has(trainer, best):
-            trainer.state.best_model_checkpoint = self.make_stand_in(best)
+        if trainer.state.best_global_step == trainer.state.global_step:
+            trainer.state.best_model_checkpoint = self._make_stand_in(self._name(trainer.state.global_step))
         callbacks = [*trainer.callback_handler.callbacks, trainer.control]
         trainer.state.stateful_callbacks = _export_callbacks(callbacks)
         return self._make_tree(trainer, only_model=trainer.args.save_only_model)
@@ -207,18 +209,13 @@ class TrainerCheckpoints:
 
     def _encode_state(self, state: Any) -> PerRank:
         values = dataclasses.asdict(state)
-        if values["best_model_checkpoint"] is not None:
-            values["best_model_checkpoint"] = self.name(state.best_global_step)
+        best = values["best_model_checkpoint"]
+        values["best_model_checkpoint"] = self._stand_ins.get(best, best)
         return per_rank(json.dumps(values, sort_keys=True).encode())
-
-    def _has(self, trainer: Any, step: int) -> bool:
-        """Return whether the checkpoint of a step exists, or is about to be saved."""
-        known = step == trainer.state.global_step
-        return known or any(each.name == self.name(step) for each in self._store.snapshots(self._prefix))
 
     def load(self, trainer: Any, path: str) -> None:
         """Load everything but the RNG state, which `restore_rng` restores when the Trainer asks for it."""
-        snapshot = self._store.snapshot(self.name(_parse_step(path)))
+        snapshot = self._store.snapshot(self._stand_ins[path])
         only_model = snapshot.metadata.get("only_model") is True
         self._store.load_into(snapshot, self._make_tree(trainer, only_model=only_model))
         self._is_loaded = True
@@ -231,9 +228,8 @@ class TrainerCheckpoints:
         """Load the weights of the best checkpoint."""
         assert self._manager is not None, "a trainer loads its best model at the end of training"
         self._manager.wait()
-        name = self.name(_parse_step(trainer.state.best_model_checkpoint))
         weights = {"model": training_state(trainer.model, rng=False)["model"]}
-        self._store.load_into(name, weights, strict=False)
+        self._store.load_into(self._stand_ins[trainer.state.best_model_checkpoint], weights, strict=False)
 
 
 class _HeldRng:
@@ -261,6 +257,10 @@ class _StoredTrainer(Trainer):  # type: ignore[misc]  # its types are not known 
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **options: Any) -> Any:
         def train(path: Any) -> Any:
+            # An attempt to resume from a damaged checkpoint has left its hook, which adds noise (NEFTune).
+            hook = getattr(self, "neftune_hook_handle", None)
+            if hook is not None:
+                hook.remove()
             return super(_StoredTrainer, self).train(path, *args, **options)
 
         return self.holdfast.run(train, resume_from_checkpoint, self)
@@ -321,10 +321,10 @@ def _export_callbacks(callbacks: list[Any]) -> dict[str, Any]:
 
 def _find_metrics(state: Any) -> dict[str, float]:
     """Return what was logged for this step: numbers only."""
+    entries = takewhile(lambda entry: entry.get("step") == state.global_step, reversed(state.log_history))
     logged: dict[str, float] = {}
-    for entry in state.log_history:
-        if entry.get("step") == state.global_step:
-            logged |= {name: value for name, value in entry.items() if name != "step" and _is_number(value)}
+    for entry in entries:
+        logged = {name: value for name, value in entry.items() if name != "step" and _is_number(value)} | logged
     return logged
 
 
@@ -335,9 +335,3 @@ def _is_number(value: object) -> bool:
 def _is_nothing_in_a_store(wanted: object) -> bool:
     """Return whether nothing is to be resumed, or a folder that the Trainer itself has written."""
     return wanted is None or wanted is False or (Path(str(wanted)) / _STATE_FILE).is_file()
-
-
-def _parse_step(path: str) -> int:
-    found = _FOLDER.search(path)
-    assert found is not None, "a stand-in is called checkpoint-<step>"
-    return int(found[1])

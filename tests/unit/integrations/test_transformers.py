@@ -85,6 +85,28 @@ def test_nothing_to_resume_from_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_run_continues_from_a_checkpoint_of_another_run(tmp_path: Path) -> None:
+    store = holdfast.open(tmp_path / "store")
+    options: dict[str, Any] = {"kind": BestAtThree, **BEST}
+
+    def run(prefix: str, *, seed: int, steps: int = 6, resume: str | None = None) -> Any:
+        trainer = make_trainer(tmp_path, max_steps=steps, seed=seed, **options)
+        use_store(trainer, store, prefix)
+        trainer.train(resume_from_checkpoint=resume)
+        return trainer
+
+    run("a/", seed=1)
+    run("b/", seed=2)
+
+    trainer = run("b/", seed=1, steps=9, resume="a/step-6")
+
+    assert trainer.state.best_model_checkpoint == "a/step-3"
+    expected = store.load("a/step-3", only="model.*")["model"]
+    weights = trainer.model.state_dict()
+    assert all(bool((weights[name] == value).all()) for name, value in expected.items())
+
+
+@pytest.mark.slow
 def test_auto_resumes_if_there_is_something_to_resume_from(tmp_path: Path) -> None:
     assert train(tmp_path, resume="auto", max_steps=3).state.global_step == 3
 
@@ -101,10 +123,11 @@ def test_a_damaged_checkpoint_is_skipped_with_a_warning(tmp_path: Path) -> None:
         train(tmp_path, resume=True, max_steps=6)
 
     with pytest.warns(UserWarning, match="'run/step-6' cannot be loaded, trying the one before"):
-        trainer = train(tmp_path, resume=True, max_steps=9)
+        trainer = train(tmp_path, resume=True, max_steps=9, neftune_noise_alpha=0.1)
 
     assert trainer._initial_global_step == 3
     assert trainer.state.global_step == 9
+    assert not trainer.model.get_input_embeddings()._forward_hooks, "the first attempt has left nothing behind"
 
 
 @pytest.mark.slow
