@@ -15,7 +15,7 @@ import torch
 
 import holdfast
 from holdfast import checkpointing
-from holdfast.checkpointing import CheckpointManager, parse_seconds
+from holdfast.checkpointing import CheckpointManager, load_first_intact, parse_seconds
 from holdfast.errors import Corrupt, StoreError
 from tests.kit.damaged_packs import damaging_new_packs
 
@@ -224,6 +224,20 @@ def test_a_damaged_checkpoint_is_skipped_with_a_warning(store: holdfast.Store, t
     store.delete("run/step-1")
     with pytest.raises(Corrupt), pytest.warns(UserWarning, match="run/step-2"):
         store.manager("run/", stop_signals=()).resume(target, strict=False)
+
+
+def test_an_error_after_a_load_is_raised_and_not_taken_for_damage(store: holdfast.Store) -> None:
+    train(store.manager("run/", every=1), 1, 2)
+    tried = []
+
+    def fail(snapshot: holdfast.Snapshot) -> None:
+        tried.append(snapshot.name)
+        raise Corrupt("of something else")
+
+    with pytest.raises(Corrupt, match="of something else"):
+        load_first_intact(store.snapshots("run/"), fail, may_go_on=lambda: False)
+
+    assert tried == ["run/step-1"]
 
 
 @pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGINT])

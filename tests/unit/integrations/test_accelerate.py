@@ -216,8 +216,9 @@ def _make_two(folder: Path) -> Run:
     return run
 
 
-def test_the_scaler_is_restored(tmp_path: Path) -> None:
+def test_the_scaler_and_the_accumulation_step_are_restored(tmp_path: Path) -> None:
     run, resumed = Run(tmp_path), Run(tmp_path)
+    run.accelerator.step = 3
     run.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     resumed.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
     run.accelerator.save_state()
@@ -225,6 +226,7 @@ def test_the_scaler_is_restored(tmp_path: Path) -> None:
     resumed.accelerator.load_state()
 
     assert resumed.accelerator.scaler.get_scale() == 8.0
+    assert resumed.accelerator.step == 3
 
 
 def test_another_set_of_objects_is_reported_by_name(tmp_path: Path) -> None:

@@ -76,6 +76,32 @@ def test_a_sampler_with_a_position_continues_within_the_epoch() -> None:
     assert read(resumed) == read(whole)[2:]
 
 
+class StatefulLoader:
+    """A double of a loader of `use_stateful_dataloader=True`, which needs torchdata; not an instance of DataLoader."""
+
+    use_stateful_dataloader = True
+    iteration = 0
+    position = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.position = state_dict["position"]
+
+    def get_sampler(self) -> None:
+        return None
+
+
+def test_a_loader_with_a_state_of_its_own_restores_it() -> None:
+    loader, resumed = StatefulLoader(), StatefulLoader()
+    loader.iteration, loader.position = 2, 5
+
+    LoaderState(resumed).load_state_dict(LoaderState(loader).state_dict())
+
+    assert (resumed.iteration, resumed.position) == (2, 5)
+
+
 def test_a_loader_of_another_kind_is_refused_and_not_changed() -> None:
     seeded, plain = prepare(seeded=True, shuffle=True), prepare()
     read(seeded)
