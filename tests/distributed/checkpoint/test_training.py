@@ -17,7 +17,8 @@ import holdfast
 from holdfast.distributed.checkpoint.training import TrainingState, find_names, training_state
 from holdfast.errors import Mismatch, Unsupported
 from tests.distributed.conftest import World
-from tests.distributed.runs import Kind, new_model, train, whole, wrap
+from tests.distributed.runs import Kind, batch, new_model, train, whole, wrap
+from tests.kit.loading import bytes_of
 
 STEPS = 8
 HALF = 4
@@ -104,6 +105,25 @@ def test_the_curve_of_a_run_that_was_interrupted_is_that_of_one_that_was_not(
 def start(world: World, way: tuple[Kind, int], function: Any, path: Path) -> list[Any]:
     kind, size = way
     return [function(0, path, kind)] if kind == "plain" else world(size)(function, path, kind)
+
+
+def evaluate_and_save(rank: int, path: Path) -> None:
+    run = Run("fsdp")
+    run.go(range(HALF))
+    # Without a backward pass, the parameters of the outermost module stay whole.
+    with torch.no_grad():
+        run.model(batch(0))
+    holdfast.open(path).save("x", run.state(step=HALF))
+
+
+def test_a_sharded_model_is_saved_after_an_evaluation_as_before_it(world: World, tmp_path: Path) -> None:
+    world(2)(begin, tmp_path / "before", "fsdp")
+
+    world(2)(evaluate_and_save, tmp_path / "after")
+
+    trained = ["model.*", "optimizer.*"]
+    before, after = (holdfast.open(tmp_path / name).load("x", only=trained) for name in ("before", "after"))
+    assert bytes_of(after) == bytes_of(before)
 
 
 @pytest.mark.slow  # three runs that train

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from holdfast.digest import hash_bytes
@@ -98,6 +99,10 @@ def training_state(
 
 def find_names(model: torch.nn.Module) -> dict[torch.Tensor, str]:
     """Return the name of each parameter without prefixes of wrappers, as torch's `get_state_dict` names it."""
+    for module in model.modules():
+        # After a forward pass without a backward pass, a sharded module may have whole parameters in their place.
+        if isinstance(module, FSDPModule):
+            module.reshard()
     return {parameter: _strip(model, name) for name, parameter in model.named_parameters()}
 
 
