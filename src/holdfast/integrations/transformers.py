@@ -59,10 +59,10 @@ def use_store(trainer: Any, store: Store, prefix: str, *, async_: bool = True) -
 def _verify_supported(trainer: Any) -> None:
     if isinstance(trainer, _StoredTrainer):
         raise Unsupported("this trainer saves to a store already")
-    if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
+    if trainer.is_deepspeed_enabled or (trainer.is_fsdp_enabled and not trainer.accelerator.is_fsdp2):
         raise Unsupported(
-            "DeepSpeed and FSDP save through their own code, which this does not replace;"
-            " train without them or with DDP, or call holdfast.dcp.install() if they save through torch's DCP"
+            "DeepSpeed and FSDP1 save through their own code, which this does not replace; train with DDP or with FSDP2"
+            ' (fsdp_config={"version": 2})'
         )
     if trainer.args.push_to_hub:
         raise Unsupported(

@@ -87,15 +87,17 @@ def test_a_signal_to_one_rank_saves_and_stops_both_at_one_step(tmp_path: Path, e
     assert run_two(tmp_path, resume=True) == expected_of_two
 
 
-def test_the_best_model_is_loaded_at_the_end_of_a_run_that_was_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("size", "sharded"), [(1, False), (2, True)], ids=["alone", "fsdp2"])
+def test_the_best_model_is_loaded_at_the_end_of_a_run_that_was_killed(tmp_path: Path, size: int, sharded: bool) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    expected = run_ranks(1, partial(train_rank, best=True), whole, 1, **LIMITS)
-    fault = RankFault(marker=killed / "hanging")
+    train = partial(train_rank, best=True, sharded=sharded)
+    expected = run_ranks(size, train, whole, size, **LIMITS)
+    faults = {rank: RankFault(marker=killed / "hanging") for rank in range(size)}
 
-    run_ranks(1, partial(train_rank, best=True, hang_at=7), killed, 1, **LIMITS, faults={0: fault})
+    run_ranks(size, partial(train, hang_at=7), killed, size, faults=faults, **LIMITS)
 
     assert "run/step-3" in names(killed), "the best one is kept"
-    assert run_ranks(1, partial(train_rank, best=True, resume=True), killed, 1, **LIMITS) == expected
+    assert run_ranks(size, partial(train, resume=True), killed, size, **LIMITS) == expected
     assert names(killed) == names(whole) == ["run/step-3", "run/step-12"]
 
 

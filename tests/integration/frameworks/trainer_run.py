@@ -15,6 +15,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, 
 
 import holdfast
 from holdfast.integrations.transformers import use_store
+from tests.integration.frameworks.sharding import choose_fsdp2, is_sharded
 
 STEPS = 12
 
@@ -111,10 +112,12 @@ def train_rank(
     hang_at: int | None = None,
     signalled: int | None = None,
     best: bool = False,
+    sharded: bool = False,
 ) -> list[str]:
     """Train on one of several ranks, as a launcher starts it; return the last step, the stop reason and the digest.
 
     With `hang_at`, wait after so many steps to be killed. The rank `signalled` sends itself SIGTERM in the eighth step.
+    With `best`, keep the best checkpoint and load it at the end. With `sharded`, train by FSDP2.
     """
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -122,12 +125,16 @@ def train_rank(
     options = {"save_total_limit": 1, **BEST} if best else {}
     trainer = make_trainer(folder, BestAtThree if best else Trainer, **options)
     assert trainer.args.world_size == size
+    if sharded:
+        choose_fsdp2(trainer.accelerator)
+        trainer.is_fsdp_enabled = True
     checkpoints = use_store(trainer, store, "run/")
     if hang_at is not None:
         trainer.add_callback(HangCallback(folder / "hanging", hang_at))
     if signalled == rank:
         trainer.add_callback(SignalCallback(signal.SIGTERM, 7))
     trainer.train(resume_from_checkpoint=resume)
+    assert sharded == is_sharded(trainer.model_wrapped)
     return [str(trainer.state.global_step), checkpoints.stop_reason or "-", digest(store, trainer)]
 
 

@@ -227,8 +227,8 @@ def test_weights_alone_can_be_saved_and_resumed_from(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"is_deepspeed_enabled": True}, "DeepSpeed and FSDP"),
-        ({"is_fsdp_enabled": True}, "DeepSpeed and FSDP"),
+        ({"is_deepspeed_enabled": True}, "DeepSpeed and FSDP1"),
+        ({"is_fsdp_enabled": True, "accelerator": SimpleNamespace(is_fsdp2=False)}, "DeepSpeed and FSDP1"),
         ({"args": SimpleNamespace(push_to_hub=True)}, "push_to_hub"),
     ],
 )
