@@ -6,11 +6,12 @@ that it keeps as `.optimizer`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, Protocol, cast
 
 import torch
 
+from holdfast.errors import Unsupported
 from holdfast.snapshot.stateful import is_stateful
 
 _LOAD_HOOKS: Final = ("_optimizer_load_state_dict_pre_hooks", "_optimizer_load_state_dict_post_hooks")
@@ -29,12 +30,18 @@ Optimizers = AnyOptimizer | Sequence[AnyOptimizer] | None
 
 
 def list_optimizers(optimizers: Optimizers) -> list[AnyOptimizer]:
-    """Return one optimizer, several or none as a list."""
+    """Return one optimizer, several or none as a list; raise Unsupported for anything else."""
     if optimizers is None:
         return []
-    if is_optimizer(optimizers):
-        return [cast("AnyOptimizer", optimizers)]
-    return list(cast("Sequence[AnyOptimizer]", optimizers))
+    is_one = is_optimizer(optimizers) or not isinstance(optimizers, Iterable)
+    found: list[Any] = [optimizers] if is_one else list(cast("Sequence[AnyOptimizer]", optimizers))
+    for each in found:
+        if not is_optimizer(each):
+            raise Unsupported(
+                f"a {type(each).__name__} is not an optimizer, nor a wrapper with state_dict, load_state_dict and"
+                " param_groups that has one as its .optimizer; pass the optimizer inside it"
+            )
+    return found
 
 
 def is_optimizer(value: object) -> bool:

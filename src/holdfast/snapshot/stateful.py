@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from holdfast.errors import Unsupported
+from holdfast.snapshot.loadable import verify_loadable
 from holdfast.tensors.sharding.sharded import PerRank, Shard
 from holdfast.trees.outline import TreePath, join_name
 from holdfast.trees.rename import replace_by_prefix
@@ -42,12 +43,19 @@ def is_stateful(value: object) -> bool:
     """Return whether `value` is an instance with both methods; a class with the methods is not one."""
     if isinstance(value, type | torch.Tensor):
         return False
-    # Not isinstance() of the protocol: from Python 3.12 it does not see methods that a wrapper forwards.
-    return all(callable(getattr(value, name, None)) for name in ("state_dict", "load_state_dict"))
+    try:
+        # Not isinstance() of the protocol: from Python 3.12 it does not see methods that a wrapper forwards.
+        return all(callable(getattr(value, name, None)) for name in ("state_dict", "load_state_dict"))
+    except Exception:  # noqa: BLE001  # a property that raises anything: the object has no such method now
+        return False
 
 
 def read_state(value: Any, *, path: TreePath = ()) -> Any:
-    """Return the state of an object; for a compiled or data-parallel module, under the names of the wrapped module."""
+    """Return the state of an object; for a compiled or data-parallel module, under the names of the wrapped module.
+
+    Raises Unsupported for an object that could not be loaded again.
+    """
+    verify_loadable(value, path=path)
     state = _read_loader(value, path) if isinstance(value, torch.utils.data.DataLoader) else value.state_dict()
     prefix = find_wrapping(value)
     if prefix:

@@ -246,3 +246,25 @@ def test_the_average_itself_is_a_model_with_a_training_state(store: Store) -> No
     store.load_into("x", holdfast.training_state(other, rng=False))
 
     assert bytes_of(other) == bytes_of(average)
+
+
+class StepsOnly:
+    """Keeps an optimizer where nothing can find it."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._inner = optimizer
+
+    def step(self) -> None:
+        self._inner.step()
+
+
+def test_an_object_that_is_no_optimizer_is_refused_by_its_class(store: Store) -> None:
+    model = torch.nn.Linear(1, 1)
+    wrapped: Any = StepsOnly(torch.optim.SGD(model.parameters()))
+
+    with pytest.raises(Unsupported, match=r"StepsOnly is not an optimizer.*its \.optimizer"):
+        training_state(model, wrapped)
+    with pytest.raises(Unsupported, match=r"StepsOnly is not an optimizer"):
+        store.record("x", model, wrapped)
+    with pytest.raises(Unsupported, match=r"StepsOnly is not an optimizer"):
+        training_state(model, [wrapped])
