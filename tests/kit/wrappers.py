@@ -35,10 +35,28 @@ class InheritingOptimizer(torch.optim.Optimizer):
 
 
 class ForwardingOptimizer:
-    """Is no torch optimizer by class; forwards every attribute, as in Lightning."""
+    """Is no torch optimizer by class; forwards every attribute."""
 
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer
+
+    @property
+    def optimizer(self) -> Any:
+        return self._optimizer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._optimizer, name)
+
+    def step(self, closure: Any = None) -> Any:
+        return self._optimizer.step(closure)
+
+
+class ImitatingOptimizer:
+    """Is of the class of the optimizer inside, whose methods it inherits without its own tables, as in Lightning."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = optimizer
+        self.__class__ = type("Imitating", (type(self), type(optimizer)), {})
 
     @property
     def optimizer(self) -> Any:

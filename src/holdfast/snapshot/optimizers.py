@@ -7,6 +7,7 @@ that it keeps as `.optimizer`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any, Final, Protocol, cast
 
 import torch
@@ -66,6 +67,20 @@ def list_layers(optimizer: Any) -> list[Any]:
         if inner is None or is_known or not (isinstance(inner, torch.optim.Optimizer) or _has_groups(inner)):
             return layers
         layers.append(inner)
+
+
+def find_loading_layer(optimizer: Any) -> Any:
+    """Return the layer to load: the outermost that has its own `load_state_dict`, or forwards it.
+
+    Lightning's wrapper inherits from the class of the optimizer inside. The inherited method would load the wrapper,
+    and leave the optimizer that steps as it is.
+    """
+    layers = list_layers(optimizer)
+    for layer, inner in pairwise(layers):
+        method = getattr(type(layer), "load_state_dict", None)
+        if method is None or method is not getattr(type(inner), "load_state_dict", None):
+            return layer
+    return layers[-1]
 
 
 def has_load_hooks(optimizer: Any, *, before_only: bool = False) -> bool:

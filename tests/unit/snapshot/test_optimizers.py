@@ -14,7 +14,13 @@ from holdfast.errors import Mismatch, Unsupported
 from holdfast.facade import Store
 from holdfast.snapshot.optimizers import has_load_hooks, is_optimizer, is_plain_optimizer, list_optimizers, unwrap
 from tests.kit.loading import bytes_of
-from tests.kit.wrappers import ForwardingOptimizer, InheritingOptimizer, OptimizerWithMore, WrappedScheduler
+from tests.kit.wrappers import (
+    ForwardingOptimizer,
+    ImitatingOptimizer,
+    InheritingOptimizer,
+    OptimizerWithMore,
+    WrappedScheduler,
+)
 
 Wrap = Callable[[torch.optim.Optimizer], Any]
 
@@ -23,10 +29,11 @@ each_wrapper = pytest.mark.parametrize(
     [
         InheritingOptimizer,
         ForwardingOptimizer,
+        ImitatingOptimizer,
         lambda optimizer: ForwardingOptimizer(InheritingOptimizer(optimizer)),
         lambda optimizer: InheritingOptimizer(ForwardingOptimizer(optimizer)),  # type: ignore[arg-type]
     ],
-    ids=["inheriting", "forwarding", "forwarding-inheriting", "inheriting-forwarding"],
+    ids=["inheriting", "forwarding", "imitating", "forwarding-inheriting", "inheriting-forwarding"],
 )
 
 

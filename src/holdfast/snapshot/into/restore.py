@@ -10,7 +10,7 @@ import torch
 
 from holdfast.errors import Mismatch
 from holdfast.snapshot.into.in_place import cut_like
-from holdfast.snapshot.optimizers import is_optimizer, is_optimizer_state, list_layers, unwrap
+from holdfast.snapshot.optimizers import find_loading_layer, is_optimizer, is_optimizer_state, list_layers, unwrap
 from holdfast.snapshot.stateful import find_wrapping, has_hooks
 from holdfast.trees.outline import TreePath, join_name
 from holdfast.trees.rename import replace_by_prefix
@@ -65,10 +65,10 @@ def restore(target: Any, state: Any, *, path: TreePath) -> None:
 def restore_optimizer(target: Any, state: dict[str, Any]) -> None:
     """Load a state, by the numbers of parameters, into an optimizer: cut like these, and with the saved dtypes.
 
-    A wrapper is loaded by its own method.
+    A wrapper is loaded by its own method, if it has one.
     """
     _cut_like_parameters(unwrap(target), state)
-    target.load_state_dict(state)
+    find_loading_layer(target).load_state_dict(state)
     for layer in list_layers(target):
         if hasattr(layer, "state"):  # a wrapper need not forward it
             keep_dtypes(layer, state)

@@ -13,7 +13,7 @@ import torch
 from holdfast.errors import Unsupported
 from holdfast.snapshot.into.in_place import list_memory, mark_written
 from holdfast.snapshot.into.restore import does_translate
-from holdfast.snapshot.optimizers import is_plain_optimizer, list_layers
+from holdfast.snapshot.optimizers import find_loading_layer, is_plain_optimizer, list_layers
 from holdfast.tensors.dtypes import items_per_byte
 from holdfast.tensors.memory import view_raw
 from holdfast.tensors.sharding.sharded import PerRank
@@ -149,7 +149,7 @@ def keep_optimizer(target: Any) -> Undo:
     undos += [_keep_table(table) for table in (*states, *tables)]
     if not is_plain_optimizer(target):
         undos.append(keep_tensors([tensor for _, tensor in iter_tensors(tables)]))
-        undos.insert(0, _keep_state(target))
+        undos.insert(0, _keep_state(find_loading_layer(target)))
     return lambda: _run_all(undos)
 
 
