@@ -83,6 +83,7 @@ def training_state(
         step: any plain value; after loading, `.step` is the saved value.
         more: further parts: objects with these methods, tensors, plain values.
     """
+    model = unwrap_module(model)
     parts: dict[str, Any] = {"model": _name_module(model)}
     if optimizer is not None:
         names = find_names(model)
@@ -95,6 +96,26 @@ def training_state(
     if rng:
         parts["rng"] = RankRng()
     return TrainingState({**parts, "step": step, **more})
+
+
+def unwrap_module(model: torch.nn.Module) -> torch.nn.Module:
+    """Return the module inside wrappers that save it under its own names, such as that of Lightning's Fabric.
+
+    Torch's functions for state dicts know DDP, FSDP and compiled modules, and no others.
+    """
+    while True:
+        inner = getattr(model, "module", None)
+        has_own_method = type(model).state_dict is not torch.nn.Module.state_dict
+        if isinstance(model, torch.nn.DataParallel):
+            model = model.module
+        elif has_own_method and isinstance(inner, torch.nn.Module) and _saves_as(model, inner):
+            model = inner
+        else:
+            return model
+
+
+def _saves_as(model: torch.nn.Module, inner: torch.nn.Module) -> bool:
+    return model.state_dict().keys() == inner.state_dict().keys()
 
 
 def find_names(model: torch.nn.Module) -> dict[torch.Tensor, str]:
@@ -144,13 +165,19 @@ def _name_module(model: torch.nn.Module) -> NamedModule:
 
 
 def find_sampler(dataloader: Any) -> Any:
-    """Return the object that stores the data position: the loader itself or, for a plain DataLoader, its sampler."""
-    if not isinstance(dataloader, torch.utils.data.DataLoader) or _has_position(dataloader):
-        return dataloader
-    for sampler in (dataloader.batch_sampler, dataloader.sampler):
+    """Return the object that stores the data position: the loader itself or, if it has none, its sampler."""
+    # Lightning's Fabric forwards no methods of the loader inside, which only this private name leads to.
+    for loader in (dataloader, getattr(dataloader, "_dataloader", None)):
+        if _has_position(loader):
+            return loader
+    samplers = [getattr(dataloader, name, None) for name in ("batch_sampler", "sampler")]
+    for sampler in samplers:
         if is_stateful(sampler):
             return sampler
-    raise Unsupported(NO_POSITION)
+    is_loader = isinstance(dataloader, torch.utils.data.DataLoader) or any(each is not None for each in samplers)
+    if is_loader:
+        raise Unsupported(NO_POSITION)
+    return dataloader
 
 
 def _has_position(dataloader: Any) -> bool:
