@@ -12,7 +12,8 @@ import json
 import os
 import uuid
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import IO, Any, Final
 
@@ -20,7 +21,7 @@ import torch
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
-from holdfast.errors import Corrupt, NotAStore, StoreGone, Unsupported
+from holdfast.errors import Corrupt, NotAStore, NotFound, StoreGone, Unsupported
 from holdfast.facade import Store
 from holdfast.opening import open as open_store
 
@@ -126,13 +127,50 @@ def open_marked_store(url: str, store_id: str, *, read_only: bool = True) -> Sto
     return store
 
 
+@contextmanager
+def naming_the_loss(store: Store, name: str, path: str = "") -> Iterator[None]:
+    """Raise errors of a snapshot that was deleted or is damaged with what to do next; `path` is that of its marker."""
+    where = f"{path}: its snapshot {name!r}" if path else f"the snapshot {name!r}"
+    try:
+        yield
+    except NotFound as error:
+        text = f"{where} was deleted from the store {store.url}; {_advise(store, path)}"
+        raise NotFound(text, name=name) from error
+    except Corrupt as error:
+        text = f"{where} in the store {store.url} is damaged: {error}; or {_advise(store, path)}"
+        raise type(error)(text, key=error.key) from error
+
+
+def _advise(store: Store, path: str) -> str:
+    others = list_others(path) if path else []
+    return f"use another checkpoint, such as {others[0]}" if others else f"`holdfast -s {store.url} ls` lists others"
+
+
+def list_others(path: str) -> list[str]:
+    """Return the other markers in the directory of a marker, the newest first; none for a URL."""
+    folder = os.path.dirname(os.path.abspath(path))
+    if not os.path.isdir(folder):
+        return []
+    files = [os.path.join(folder, file) for file in os.listdir(folder)]
+    found = []
+    for file in files:
+        # A file that Lightning deletes meanwhile, or a damaged one, is none to recommend.
+        with suppress(OSError, Corrupt):
+            is_other = os.path.isfile(file) and not os.path.samefile(file, path)
+            if is_other and read_marker(file) is not None:
+                found.append((os.path.getmtime(file), file))
+    return [file for _, file in sorted(found, reverse=True)]
+
+
 def load_marked(url: str, store_id: str, name: str, probes: Sequence[torch.Tensor]) -> Any:
     """Load the snapshot that a marker names, to the devices on which the probes are. `torch.load` calls this.
 
     Values that were saved as pickles are refused, because this cannot know whether the caller allows them.
     """
     device = _choose_device([probe.device for probe in probes])
-    return open_marked_store(url, store_id).load(name, device=device)
+    store = open_marked_store(url, store_id)
+    with naming_the_loss(store, name):
+        return store.load(name, device=device)
 
 
 def _choose_device(devices: Sequence[torch.device]) -> torch.device:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import subprocess
 import sys
 import zipfile
@@ -15,7 +16,15 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 import holdfast
 from holdfast.integrations import marker as marker_module
-from holdfast.integrations.marker import Marker, decode_marker, encode_marker, load_marked, read_marker, write_marker
+from holdfast.integrations.marker import (
+    Marker,
+    decode_marker,
+    encode_marker,
+    list_others,
+    load_marked,
+    read_marker,
+    write_marker,
+)
 
 
 @pytest.fixture
@@ -129,3 +138,28 @@ def test_without_holdfast_the_error_names_it(marked: Marker, tmp_path: Path) -> 
 
     assert "holdfast" in read_error("0").splitlines()[-1]
     assert "holdfast.integrations.marker.load_marked" in read_error("1")
+
+
+def test_the_other_markers_of_a_folder_are_listed_with_the_newest_first(tmp_path: Path) -> None:
+    for age, name in enumerate(("newest", "middle", "oldest")):
+        write_marker(str(tmp_path / f"{name}.ckpt"), encode_marker(Marker("/store", "id", name)))
+        os.utime(tmp_path / f"{name}.ckpt", (1000 - age, 1000 - age))
+    (tmp_path / "notes.txt").write_text("no marker")
+    (tmp_path / "folder").mkdir()
+
+    found = list_others(str(tmp_path / "middle.ckpt"))
+
+    assert found == [str(tmp_path / "newest.ckpt"), str(tmp_path / "oldest.ckpt")]
+    assert list_others("memory://nowhere/x.ckpt") == []
+
+
+def test_a_marker_whose_snapshot_was_deleted_says_so_when_torch_loads_it(tmp_path: Path) -> None:
+    store = holdfast.open(tmp_path / "store")
+    store.save("kept", {"x": 1})
+    marker = Marker(store.url, store.repository.identity.store_id, "lost")
+    write_marker(str(tmp_path / "lost.ckpt"), encode_marker(marker))
+
+    with pytest.raises(
+        holdfast.NotFound, match=r"the snapshot 'lost' was deleted from the store .*store; `holdfast -s"
+    ):
+        torch.load(tmp_path / "lost.ckpt")
