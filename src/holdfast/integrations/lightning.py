@@ -1,4 +1,4 @@
-"""`HoldfastCheckpointIO`: Lightning saves, loads and deletes its checkpoints in a store."""
+"""Lightning saves, loads and deletes its checkpoints in a store: `HoldfastCheckpointIO`, and a strategy for shards."""
 
 from __future__ import annotations
 
@@ -6,19 +6,23 @@ import io
 import os
 import socket
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from itertools import count
-from typing import Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from itertools import chain, count
+from typing import Any, Final, NamedTuple
 
 import torch
+from torch.distributed.tensor import DTensor
 
+from holdfast.distributed.checkpoint.checkpoint import World
+from holdfast.distributed.checkpoint.training import training_state
 from holdfast.distributed.dcp.install import read_place
-from holdfast.errors import AmbiguousName, NameInUse, NotFound, Unsupported
+from holdfast.errors import AmbiguousName, Mismatch, NameInUse, NotFound, Unsupported
 from holdfast.facade import Store
 from holdfast.integrations.marker import (
     Marker,
     encode_marker,
+    naming_the_loss,
     open_marked_store,
     read_marker,
     write_marker,
@@ -27,16 +31,30 @@ from holdfast.integrations.missing import RequiredLibrary
 from holdfast.json_text import Json
 from holdfast.objects.url import is_url
 from holdfast.opening import open as open_store
+from holdfast.snapshot.view.lazy import Snapshot
+from holdfast.trees.outline import Leaf
 
 with RequiredLibrary("Lightning", "lightning"):
     from lightning.fabric.plugins import CheckpointIO, TorchCheckpointIO
+    from lightning.pytorch.strategies import ModelParallelStrategy
 
-__all__ = ["HoldfastCheckpointIO", "open_checkpoint"]
+__all__ = ["HoldfastCheckpointIO", "HoldfastModelParallelStrategy", "open_checkpoint"]
 
 NAME_PREFIX: Final = "holdfast:"
 """What precedes the name of a snapshot in `ckpt_path`."""
 _FACTS: Final = "lightning"
 """The key in a snapshot's metadata for the path of its marker."""
+_SHARDED: Final[tuple[str, ...]] = ("state_dict", "optimizer_states")
+"""The parts of a checkpoint of which each rank has a shard; all others are the same on each rank."""
+
+
+class _Place(NamedTuple):
+    """Where to save a checkpoint."""
+
+    name: str
+    is_own: bool
+    """Whether the name has an earlier checkpoint of the same path, which is overwritten."""
+    metadata: dict[str, Json]
 
 
 class HoldfastCheckpointIO(CheckpointIO):
@@ -79,30 +97,46 @@ class HoldfastCheckpointIO(CheckpointIO):
         if storage_options is not None:
             raise Unsupported("HoldfastCheckpointIO has no storage_options; pass options to holdfast.open")
         place = os.fspath(path)
-        name = self._save(place, checkpoint)
-        marker = Marker(self._store.url, self._store.repository.identity.store_id, name)
-        write_marker(place, encode_marker(marker, {tensor.device for tensor in _iter_tensors(checkpoint)}))
+        for choice in self._iter_places(place, checkpoint):
+            with suppress(NameInUse):  # another path has taken the name a moment ago
+                self._save(choice, checkpoint, collective=False)
+                self._finish(choice, place, checkpoint)
+                return
 
-    def _save(self, path: str, checkpoint: dict[str, Any]) -> str:
+    def save_shards(self, checkpoint: dict[str, Any], path: str | os.PathLike[str]) -> None:
+        """Save a checkpoint of which each rank has a part; all ranks must call this, and rank 0 writes the marker."""
+        place = os.fspath(path)
+        with World().join("save for Lightning", place) as ranks:
+            choose = self._iter_places(place, checkpoint).__next__
+            choice = _Place(*ranks.broadcast("choose a name", lambda: tuple(choose())))
+            self._save(choice, checkpoint, collective=True)
+            ranks.broadcast("write the marker", lambda: self._finish(choice, place, checkpoint))
+
+    def _save(self, place: _Place, checkpoint: dict[str, Any], *, collective: bool) -> None:
+        self._store.save(
+            place.name,
+            checkpoint,
+            overwrite=place.is_own,
+            metadata=place.metadata,
+            allow_pickle=self._allow_pickle,
+            collective=collective,
+        )
+
+    def _finish(self, place: _Place, path: str, checkpoint: dict[str, Any]) -> None:
+        """Write the marker of a checkpoint that is saved, and free the bytes that the old one of this path had."""
+        marker = Marker(self._store.url, self._store.repository.identity.store_id, place.name)
+        write_marker(path, encode_marker(marker, {tensor.device for tensor in _iter_tensors(checkpoint)}))
+        if place.is_own:
+            self._collect(self._store)
+
+    def _iter_places(self, path: str, checkpoint: dict[str, Any]) -> Iterator[_Place]:
+        """Yield free names for the checkpoint of a path, or the one that it has already; without end."""
         metadata: dict[str, Json] = {_FACTS: _describe(path), "step": checkpoint.get("global_step")}
         own = self._read_own_name(path)
-        for name in [own] if own else self._iter_names(path):
+        for name in chain([own] if own else [], self._iter_names(path)):
             is_own = name == own or self._is_left_over(name, path)
-            # NameInUse: another path has the name, perhaps since a moment ago. Then try the next name.
-            with suppress(NameInUse):
-                self._verify_free(name, is_own=is_own)
-                self._store.save(
-                    name,
-                    checkpoint,
-                    overwrite=is_own,
-                    metadata=metadata,
-                    allow_pickle=self._allow_pickle,
-                    collective=False,
-                )
-                if is_own:
-                    self._collect(self._store)  # the bytes that the old checkpoint of this path had
-                return name
-        raise AssertionError("the names do not end")
+            if is_own or self._is_free(name):
+                yield _Place(name, is_own, metadata)
 
     def load_checkpoint(
         self, path: str | os.PathLike[str], map_location: Any = None, weights_only: bool | None = None
@@ -114,14 +148,23 @@ class HoldfastCheckpointIO(CheckpointIO):
             map_location: a device, default the CPU. Lightning itself never passes one.
             weights_only: False allows values that were saved as pickles.
         """
-        place = os.fspath(path)
-        marker = None if place.startswith(NAME_PREFIX) else read_marker(place)
-        if marker is None and not place.startswith(NAME_PREFIX):
-            loaded: dict[str, Any] = self._files.load_checkpoint(place, map_location, weights_only)
+        found = self.read_location(path)
+        if found is None:
+            loaded: dict[str, Any] = self._files.load_checkpoint(path, map_location, weights_only)
             return loaded
-        store, name = self._locate(marker) if marker else (self._store, place.removeprefix(NAME_PREFIX))
-        tree: dict[str, Any] = store.load(name, device=_find_device(map_location), allow_pickle=weights_only is False)
+        store, name = found
+        device = _find_device(map_location)
+        with _naming_the_marker(store, name, path):
+            tree: dict[str, Any] = store.load(name, device=device, allow_pickle=weights_only is False)
         return tree
+
+    def read_location(self, path: str | os.PathLike[str]) -> tuple[Store, str] | None:
+        """Return store and name of the snapshot that a marker or "holdfast:<name>" means; None for any other file."""
+        place = os.fspath(path)
+        if place.startswith(NAME_PREFIX):
+            return self._store, place.removeprefix(NAME_PREFIX)
+        marker = read_marker(place)
+        return self._locate(marker) if marker else None
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
         """Delete the marker, and the snapshot unless another marker names it too."""
@@ -172,16 +215,15 @@ class HoldfastCheckpointIO(CheckpointIO):
         """Return whether a snapshot was saved for a path on this host: a save that was killed wrote no marker."""
         return self._read_facts(name) == _describe(path)
 
-    def _verify_free(self, name: str, *, is_own: bool) -> None:
-        """Raise NameInUse if a snapshot or tag has the name, and it is not that of the path to save."""
+    def _is_free(self, name: str) -> bool:
+        """Return whether no snapshot and no tag has the name."""
         try:
             self._store.snapshot(name)
         except NotFound:
-            return
-        except AmbiguousName as error:
-            raise NameInUse(str(error), name=name) from error
-        if not is_own:
-            raise NameInUse(f"{name!r} is in use", name=name)
+            return True
+        except AmbiguousName:
+            return False
+        return False
 
     def _read_facts(self, name: str) -> dict[str, str]:
         """Return path and host that a snapshot was saved for; empty if it was not saved by Lightning."""
@@ -198,6 +240,100 @@ class HoldfastCheckpointIO(CheckpointIO):
         first = (self._prefix or "") + stem.removesuffix(".ckpt")
         yield first
         yield from (f"{first}~{number}" for number in count(2))
+
+
+class HoldfastModelParallelStrategy(ModelParallelStrategy):
+    """Lightning's `ModelParallelStrategy`, for FSDP2 and tensor parallel models, with its checkpoints in a store.
+
+    Use it with the plug-in: `Trainer(strategy=HoldfastModelParallelStrategy(), plugins=[HoldfastCheckpointIO(store)])`.
+    Each rank saves its shards, in one snapshot with the rest of the checkpoint; any number of ranks can load it.
+    Checkpoints that Lightning's own strategy wrote are still loaded.
+    """
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: str | os.PathLike[str], storage_options: Any = None
+    ) -> None:
+        """Save a checkpoint, all ranks together; with `save_distributed_checkpoint=False`, rank 0 saves all of it."""
+        if storage_options is not None or not _has_shards(checkpoint):
+            super().save_checkpoint(checkpoint, filepath, storage_options)
+            return
+        shards: dict[str, Any] = {key: checkpoint.pop(key) for key in _SHARDED if key in checkpoint}
+        # The rest may differ from rank to rank, such as the time that a callback has measured.
+        path, rest = self.broadcast((filepath, checkpoint))
+        self._plugin.save_shards({**rest, **shards}, path)
+
+    def load_checkpoint(
+        self, checkpoint_path: str | os.PathLike[str], weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """Load each rank's shards into the model and the optimizers; return the rest of the checkpoint."""
+        path = self.broadcast(checkpoint_path)
+        found = self._plugin.read_location(path)
+        if found is None:
+            rest: dict[str, Any] = super().load_checkpoint(path, weights_only)
+            return rest
+        store, name = found
+        with _naming_the_marker(store, name, path):
+            return self._load_shards(store.snapshot(name), store, allow_pickle=weights_only is False)
+
+    def _load_shards(self, snapshot: Snapshot, store: Store, *, allow_pickle: bool) -> dict[str, Any]:
+        assert self.model is not None
+        assert self.lightning_module is not None
+        strict = self.lightning_module.strict_loading
+        leaves = snapshot.open().leaves
+        optimizers: Any = list(self.optimizers)
+        state = training_state(self.model, optimizers, rng=False)
+        # What the target has as None is loaded into new memory.
+        tree: dict[Any, Any] = dict.fromkeys({leaf.path_json[0] for leaf in leaves} - {*_SHARDED})
+        tree["state_dict"] = state["model"]
+        if optimizers:
+            tree["optimizer_states"] = optimizers if _has_numbers(leaves) else state["optimizer"]
+        elif strict:
+            # To test or predict: the saved optimizers are left out, so Holdfast must not ask for equal keys.
+            strict = False
+            _verify_complete(state["model"].state_dict(), leaves)
+        store.load_into(snapshot, tree, strict=strict, allow_pickle=allow_pickle)
+        return {key: value for key, value in tree.items() if key not in _SHARDED}
+
+    @property
+    def _plugin(self) -> HoldfastCheckpointIO:
+        plugin: Any = self.checkpoint_io
+        while not isinstance(plugin, HoldfastCheckpointIO):
+            # AsyncCheckpointIO and other wrappers keep the plug-in under this name.
+            plugin = getattr(plugin, "checkpoint_io", None)
+            if plugin is None:
+                raise Unsupported(
+                    "HoldfastModelParallelStrategy needs a store; pass it to the Trainer:"
+                    " plugins=[HoldfastCheckpointIO(store)]"
+                )
+        return plugin
+
+
+def _naming_the_marker(store: Store, name: str, path: str | os.PathLike[str]) -> AbstractContextManager[None]:
+    """Return a context for loading a snapshot; a name that the user has passed has no marker."""
+    place = os.fspath(path)
+    return nullcontext() if place.startswith(NAME_PREFIX) else naming_the_loss(store, name, place)
+
+
+def _has_numbers(leaves: Sequence[Leaf]) -> bool:
+    """Return whether the optimizers in a checkpoint know parameters by number: a strategy without shards saved it."""
+    parameters = [leaf for leaf in leaves if leaf.path_json[0] == "optimizer_states" and "params" in leaf.path_json]
+    return any(isinstance(leaf.node, int) for leaf in parameters)
+
+
+def _verify_complete(state: Mapping[str, Any], leaves: Sequence[Leaf]) -> None:
+    """Raise Mismatch if a checkpoint lacks values of a model's state."""
+    saved = {leaf.path_json[:2] for leaf in leaves}
+    missing = [key for key in state if ("state_dict", key) not in saved]
+    if missing:
+        raise Mismatch(
+            f"the checkpoint has no value for {', '.join(missing)}; set strict_loading = False in the LightningModule"
+            " to keep the model's own",
+            problems=tuple(missing),
+        )
+
+
+def _has_shards(checkpoint: dict[str, Any]) -> bool:
+    return any(isinstance(tensor, DTensor) for tensor in _iter_tensors(checkpoint.get("state_dict")))
 
 
 def open_checkpoint(store: Store, name: str) -> io.BytesIO:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -31,7 +32,7 @@ Pair = tuple[Any, Any]
 @pytest.fixture(scope="module", autouse=True)
 def one_rank() -> Iterator[None]:
     """DDP and FSDP2 need a process group; a rank alone has one, too."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 
@@ -205,7 +206,7 @@ class PlainEma:
 
 def make_average(seed: int) -> Any:
     model, optimizer = make_plain(seed)
-    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))  # type: ignore[no-untyped-call]  # torch's
     train((model, optimizer))
     average.update_parameters(model)
     return average
