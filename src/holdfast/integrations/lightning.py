@@ -44,6 +44,8 @@ NAME_PREFIX: Final = "holdfast:"
 """What precedes the name of a snapshot in `ckpt_path`."""
 _FACTS: Final = "lightning"
 """The key in a snapshot's metadata for the path of its marker."""
+_FOLDER_FILE: Final = "meta.pt"
+"""The file by which Lightning tells the folder of a sharded checkpoint of its own from other folders."""
 _SHARDED: Final[tuple[str, ...]] = ("state_dict", "optimizer_states")
 """The parts of a checkpoint of which each rank has a shard; all others are the same on each rank."""
 
@@ -124,6 +126,8 @@ class HoldfastCheckpointIO(CheckpointIO):
 
     def _finish(self, place: _Place, path: str, checkpoint: dict[str, Any]) -> None:
         """Write the marker of a checkpoint that is saved, and free the bytes that the old one of this path had."""
+        if os.path.isfile(os.path.join(path, _FOLDER_FILE)):
+            self.remove_checkpoint(path)
         marker = Marker(self._store.url, self._store.repository.identity.store_id, place.name)
         write_marker(path, encode_marker(marker, {tensor.device for tensor in _iter_tensors(checkpoint)}))
         if place.is_own:

@@ -45,17 +45,19 @@ class Advance(Callback):  # type: ignore[misc]  # its types are not known to myp
 
 
 class Model(lightning.LightningModule):  # type: ignore[misc]  # as above
-    """Two layers and noise that depends on the step; the schedule changes within an epoch."""
+    """Two layers with dropout, whose seed is that of the step; the schedule changes within an epoch."""
 
     def __init__(self, width: int = 6) -> None:
         super().__init__()
         self.save_hyperparameters()
         torch.manual_seed(1)
-        self.net = torch.nn.Sequential(torch.nn.Linear(4, width), torch.nn.Tanh(), torch.nn.Linear(width, 1))
+        self.net = torch.nn.Sequential(torch.nn.Linear(4, width), torch.nn.Dropout(0.2), torch.nn.Linear(width, 1))
+
+    def on_train_batch_start(self, batch: torch.Tensor, number: int) -> None:
+        torch.manual_seed(1000 * self.global_step + self.global_rank)
 
     def training_step(self, batch: torch.Tensor, number: int) -> Any:
-        noise = torch.randn(batch.shape, generator=torch.Generator().manual_seed(self.global_step))
-        loss = self.net(batch + noise).square().mean()
+        loss = self.net(batch).square().mean()
         self.log("loss", loss, sync_dist=True)
         return loss
 
@@ -114,13 +116,15 @@ def make_trainer(
     keep = {"every_n_train_steps": EVERY, "save_top_k": 2, "monitor": "step", "mode": "max", "save_last": True}
     callbacks = [Advance(), ModelCheckpoint(folder / "out", **(keep | options))]
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    parallel: Any = HoldfastModelParallelStrategy(data_parallel_size=ranks, tensor_parallel_size=1)
+    parallel: Any = HoldfastModelParallelStrategy(
+        data_parallel_size=ranks, tensor_parallel_size=1, save_distributed_checkpoint=strategy == "sharded"
+    )
     return lightning.Trainer(
         max_steps=STEPS,
         callbacks=callbacks,
         plugins=[AsyncCheckpointIO(plugin) if background else plugin],
         accelerator="cpu",
-        strategy=parallel if strategy == "sharded" else strategy,
+        strategy=strategy if strategy in ("auto", "ddp") else parallel,
         devices=ranks,
         use_distributed_sampler=False,
         **quiet,
@@ -129,7 +133,7 @@ def make_trainer(
 
 def make_model(strategy: str = "auto", width: int = 6) -> Model:
     """Return the model for a strategy, with the same weights for each."""
-    return ShardedModel(width) if strategy == "sharded" else Model(width)
+    return Model(width) if strategy in ("auto", "ddp") else ShardedModel(width)
 
 
 def digest(folder: Path, trainer: Any) -> str:

@@ -17,8 +17,9 @@ pytest.importorskip("lightning", reason="Lightning is not installed: pip install
 
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch.callbacks import Callback, OnExceptionCheckpoint
+from lightning.pytorch.strategies import ModelParallelStrategy
 
-from holdfast.integrations.lightning import open_checkpoint
+from holdfast.integrations.lightning import HoldfastModelParallelStrategy, open_checkpoint
 from tests.integration.frameworks.lightning_run import STEPS, Model, digest, make_model, make_trainer
 
 # Lightning warns of its own use of torch, and of few workers, of each run.
@@ -173,6 +174,27 @@ def test_a_sharded_run_resumes_and_ends_as_one_that_was_not_stopped(
     stop(tmp_path, strategy="sharded")
 
     assert fit(tmp_path, strategy="sharded", ckpt_path=ckpt_path) == expected
+
+
+@pytest.mark.usefixtures("end_the_group")
+def test_a_sharded_run_whose_checkpoints_rank_0_saves_ends_as_one_that_was_not_stopped(
+    tmp_path: Path, expected: str
+) -> None:
+    stop(tmp_path, strategy="gathered")
+
+    assert fit(tmp_path, strategy="gathered", ckpt_path="last") == expected
+
+
+@pytest.mark.usefixtures("end_the_group")
+def test_a_folder_that_the_strategy_of_lightning_wrote_is_continued(
+    tmp_path: Path, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(HoldfastModelParallelStrategy, "save_checkpoint", ModelParallelStrategy.save_checkpoint)
+        stop(tmp_path, strategy="sharded")
+    assert (tmp_path / "out" / "last.ckpt" / "meta.pt").is_file()
+
+    assert fit(tmp_path, strategy="sharded", ckpt_path="last") == expected
 
 
 @pytest.mark.usefixtures("end_the_group")
