@@ -19,6 +19,7 @@ import torch.distributed as dist
 from typing_extensions import Self
 
 from holdfast.distributed.checkpoint.checkpoint import Together, World, find_world
+from holdfast.distributed.talk.failures import is_caused_by
 from holdfast.errors import Corrupt, NotFound, RankError
 from holdfast.json_text import Json
 from holdfast.repo.handle.repository import Repository
@@ -28,7 +29,6 @@ from holdfast.snapshot.view.lazy import Snapshot
 from holdfast.texts import parse_duration
 
 DEFAULT_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
-_DAMAGE: Final = frozenset(kind.__name__ for kind in (Corrupt, NotFound))
 
 # Reasons to stop, in the order in which they win if ranks have different ones.
 _NOTHING, _TIME_IS_UP, _SIGNAL = 0, 1, 2
@@ -299,10 +299,7 @@ def load_first_intact(
 
 def _is_damage(error: Exception) -> bool:
     """Return whether an error says that the snapshot is damaged; on many ranks it is the same answer on each."""
-    if isinstance(error, RankError):
-        kinds = {failure.type_name for failure in error.failures.values()}
-        return bool(kinds) and kinds <= _DAMAGE
-    return True
+    return is_caused_by(error, Corrupt, NotFound) if isinstance(error, RankError) else True
 
 
 def _to_json(value: float) -> Json:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import signal
+import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import holdfast
+from holdfast.repo.format.layout import PACKS
 from tests.distributed.conftest import World
 
 
@@ -43,3 +45,25 @@ def test_the_time_that_one_rank_sees_counts_for_all(world: World, tmp_path: Path
     results = world(2)(_train, tmp_path, stop_after=0.0)
 
     assert results == [(1, [2], "the time is up", 2.0)] * 2
+
+
+def _resume(rank: int, folder: Path) -> object:
+    """Resume into zeros; return the step, the first value, and what was warned of."""
+    with holdfast.open(folder) as store, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        state = {"w": torch.zeros(5000)}
+        step = store.manager("run/", stop_signals=()).resume(state)
+        return step, state["w"][0].item(), [str(each.message)[:12] for each in caught]
+
+
+def test_all_ranks_skip_a_damaged_checkpoint(world: World, tmp_path: Path) -> None:
+    store = holdfast.open(tmp_path)
+    with store.manager("run/", every=1, async_=False) as manager:
+        manager.step(1, {"w": torch.ones(5000)})
+        before = set((tmp_path / PACKS).iterdir())
+        manager.step(2, {"w": torch.randn(5000)})
+    for pack in set((tmp_path / PACKS).iterdir()) - before:
+        pack.chmod(0o600)
+        pack.write_bytes(bytes(byte ^ 1 for byte in pack.read_bytes()))
+
+    assert world(2)(_resume, tmp_path) == [(1, 1.0, ["'run/step-2'"])] * 2

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import traceback
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from holdfast.distributed.talk import wire
-from holdfast.errors import RankError, RankFailure
+from holdfast.errors import HoldfastError, RankError, RankFailure
 
 MAX_READ: Final = 64
 """How many failures of a step a rank reads. If a thousand ranks fail, the first ones are enough to find the cause."""
@@ -30,10 +30,25 @@ def describe_error(rank: int, error: BaseException) -> RankFailure:
     """Return the class, text and traceback of `error`; works for any exception."""
     # TracebackException also formats exceptions whose __str__ raises, and it follows causes.
     trace = traceback.TracebackException.from_exception(error)
-    kind = type(error)
-    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    name = _name_type(type(error))
     # If too long, keep the end of the traceback: it shows where the error was raised.
     return RankFailure(rank, name, str(trace)[:_MAX_MESSAGE], "".join(trace.format())[-_MAX_TRACE:])
+
+
+def _name_type(kind: type[BaseException]) -> str:
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def is_caused_by(error: RankError, *kinds: type[HoldfastError]) -> bool:
+    """Return whether each rank that failed has raised an error of these classes; the same answer on all ranks."""
+    names = {_name_type(kind) for kind in _iter_subclasses(kinds)}
+    return bool(error.failures) and all(failure.type_name in names for failure in error.failures.values())
+
+
+def _iter_subclasses(kinds: Iterable[type[HoldfastError]]) -> Iterator[type[HoldfastError]]:
+    for kind in kinds:
+        yield kind
+        yield from _iter_subclasses(kind.__subclasses__())
 
 
 def encode_failures(failures: Iterable[RankFailure]) -> list[wire.Frame]:

@@ -8,11 +8,12 @@ from holdfast.distributed.talk.failures import (
     decode_failures,
     describe_error,
     encode_failures,
+    is_caused_by,
     make_error,
     make_lost_error,
     name_ranks,
 )
-from holdfast.errors import NotFound, RankFailure
+from holdfast.errors import Corrupt, DigestMismatch, NotFound, RankFailure
 
 
 class Unprintable(Exception):
@@ -106,3 +107,22 @@ def test_the_error_of_one_other_rank_names_that_rank() -> None:
     error = make_error("write", [RankFailure(1, "RankGone", "no sign of life", "")], rank=0, world_size=2)
 
     assert str(error) == "step 'write' failed on rank 0 of 2, because of rank 1: rank 1: RankGone: no sign of life"
+
+
+@pytest.mark.parametrize(
+    ("errors", "expected"),
+    [
+        ([Corrupt("no")], True),
+        ([DigestMismatch("no"), NotFound("no")], True),
+        ([DigestMismatch("no"), ValueError("no")], False),
+        ([KeyError("no")], False),
+        ([], False),
+    ],
+    ids=["the class", "a subclass and another", "one other", "a class that it inherits from", "nothing known"],
+)
+def test_the_cause_is_of_a_class_if_every_rank_that_failed_has_an_error_of_it(
+    errors: list[Exception], expected: bool
+) -> None:
+    failures = [describe_error(rank, error) for rank, error in enumerate(errors)]
+
+    assert is_caused_by(make_error("read", failures, rank=0, world_size=2), Corrupt, NotFound) is expected
