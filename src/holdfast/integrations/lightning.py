@@ -102,7 +102,8 @@ class HoldfastCheckpointIO(CheckpointIO):
         for choice in self._iter_places(place, checkpoint):
             with suppress(NameInUse):  # another path has taken the name a moment ago
                 self._save(choice, checkpoint, collective=False)
-                self._finish(choice, place, checkpoint)
+                self._mark(choice, place, checkpoint)
+                self._collect_old(choice)
                 return
 
     def save_shards(self, checkpoint: dict[str, Any], path: str | os.PathLike[str]) -> None:
@@ -112,7 +113,10 @@ class HoldfastCheckpointIO(CheckpointIO):
             choose = self._iter_places(place, checkpoint).__next__
             choice = _Place(*ranks.broadcast("choose a name", lambda: tuple(choose())))
             self._save(choice, checkpoint, collective=True)
-            ranks.broadcast("write the marker", lambda: self._finish(choice, place, checkpoint))
+            ranks.broadcast("write the marker", lambda: self._mark(choice, place, checkpoint))
+        # Outside of the collective: it may take longer than the ranks wait for a sign of life.
+        if ranks.is_coordinator:
+            self._collect_old(choice)
 
     def _save(self, place: _Place, checkpoint: dict[str, Any], *, collective: bool) -> None:
         self._store.save(
@@ -124,12 +128,15 @@ class HoldfastCheckpointIO(CheckpointIO):
             collective=collective,
         )
 
-    def _finish(self, place: _Place, path: str, checkpoint: dict[str, Any]) -> None:
-        """Write the marker of a checkpoint that is saved, and free the bytes that the old one of this path had."""
+    def _mark(self, place: _Place, path: str, checkpoint: dict[str, Any]) -> None:
+        """Write the marker of a checkpoint that is saved; it replaces a folder that Lightning's own strategy wrote."""
         if os.path.isfile(os.path.join(path, _FOLDER_FILE)):
             self.remove_checkpoint(path)
         marker = Marker(self._store.url, self._store.repository.identity.store_id, place.name)
         write_marker(path, encode_marker(marker, {tensor.device for tensor in _iter_tensors(checkpoint)}))
+
+    def _collect_old(self, place: _Place) -> None:
+        """Free the bytes that the old checkpoint of a path had."""
         if place.is_own:
             self._collect(self._store)
 
@@ -226,7 +233,7 @@ class HoldfastCheckpointIO(CheckpointIO):
         except NotFound:
             return True
         except AmbiguousName:
-            return False
+            pass
         return False
 
     def _read_facts(self, name: str) -> dict[str, str]:
@@ -320,8 +327,8 @@ def _naming_the_marker(store: Store, name: str, path: str | os.PathLike[str]) ->
 
 def _has_numbers(leaves: Sequence[Leaf]) -> bool:
     """Return whether the optimizers in a checkpoint know parameters by number: a strategy without shards saved it."""
-    parameters = [leaf for leaf in leaves if leaf.path_json[0] == "optimizer_states" and "params" in leaf.path_json]
-    return any(isinstance(leaf.node, int) for leaf in parameters)
+    paths = [(leaf.path_json, leaf.node) for leaf in leaves if leaf.path_json[0] == "optimizer_states"]
+    return any(path[2::2] == ("param_groups", "params") and isinstance(node, int) for path, node in paths)
 
 
 def _verify_complete(state: Mapping[str, Any], leaves: Sequence[Leaf]) -> None:

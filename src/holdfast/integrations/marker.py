@@ -21,7 +21,8 @@ import torch
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
-from holdfast.errors import Corrupt, NotAStore, NotFound, StoreGone, Unsupported
+from holdfast.distributed.talk.failures import is_caused_by
+from holdfast.errors import Corrupt, NotAStore, NotFound, RankError, StoreGone, Unsupported
 from holdfast.facade import Store
 from holdfast.opening import open as open_store
 
@@ -139,6 +140,11 @@ def naming_the_loss(store: Store, name: str, path: str = "") -> Iterator[None]:
     except Corrupt as error:
         text = f"{where} in the store {store.url} is damaged: {error}; or {_advise(store, path)}"
         raise type(error)(text, key=error.key) from error
+    except RankError as error:
+        if not is_caused_by(error, Corrupt):
+            raise
+        text = f"{where} in the store {store.url} is damaged; {_advise(store, path)}. {error}"
+        raise RankError(text, step=error.step, failures=error.failures) from error
 
 
 def _advise(store: Store, path: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -154,16 +155,19 @@ def test_a_checkpoint_that_was_deleted_from_the_store_is_named_with_another_one(
         fit(tmp_path, ckpt_path="last")
 
 
-def test_a_damaged_checkpoint_is_named_with_what_to_do(tmp_path: Path) -> None:
-    stop(tmp_path, at=4, width=4096)  # smaller tensors are not in packs
+@pytest.mark.usefixtures("end_the_group")
+@pytest.mark.parametrize(("strategy", "error"), [("auto", holdfast.Corrupt), ("sharded", holdfast.RankError)])
+def test_a_damaged_checkpoint_is_named_with_what_to_do(tmp_path: Path, strategy: str, error: type[Exception]) -> None:
+    stop(tmp_path, at=4, width=4096, strategy=strategy)  # smaller tensors are not in packs
     for pack in (tmp_path / "store" / "packs").iterdir():
         pack.chmod(0o600)
         pack.write_bytes(bytes(byte ^ 1 for byte in pack.read_bytes()))
 
-    with pytest.raises(
-        holdfast.Corrupt, match=r"last.ckpt: its snapshot .* is damaged: .* check --read.* use another .*epoch=0-step=3"
-    ):
-        fit(tmp_path, ckpt_path="last")
+    with pytest.raises(error, match=r"last.ckpt: its snapshot .* is damaged") as raised:
+        make_trainer(tmp_path, strategy).fit(make_model(strategy, 4096), ckpt_path="last")
+
+    assert re.search(r"use another checkpoint, such as \S*epoch=0-step=3.ckpt", str(raised.value))
+    assert "Run `holdfast check --read`" in str(raised.value)
 
 
 @pytest.mark.usefixtures("end_the_group")
