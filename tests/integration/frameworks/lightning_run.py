@@ -62,7 +62,7 @@ class Model(lightning.LightningModule):  # type: ignore[misc]  # as above
         return loss
 
     def validation_step(self, batch: torch.Tensor, number: int) -> None:
-        self.log("loss of all", self.net(batch).square().mean())
+        self.log("loss of all", self.net(batch).square().mean(), sync_dist=True)
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.AdamW(self.parameters(), lr=0.01)

@@ -83,3 +83,12 @@ def test_a_run_that_is_told_to_stop_saves_its_last_step(tmp_path: Path, strategy
     assert run(tmp_path, "--strategy", strategy, "--signal", "SIGTERM") == (0, [])
 
     assert run(tmp_path, "--strategy", strategy, "--resume", "last") == (0, ["8", "12", expected])
+
+
+@pytest.mark.parametrize(("before", "after"), [("sharded", "auto"), ("ddp", "sharded")])
+def test_a_killed_run_continues_with_another_strategy(tmp_path: Path, before: str, after: str) -> None:
+    run(tmp_path, "--strategy", before, "--signal", "SIGKILL")
+
+    code, words = run(tmp_path, "--strategy", after, "--resume", "last")
+
+    assert (code, words[:2]) == (0, ["6", "12"])
