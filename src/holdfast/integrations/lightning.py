@@ -22,8 +22,8 @@ from holdfast.facade import Store
 from holdfast.integrations.marker import (
     Marker,
     encode_marker,
+    find_marked_store,
     naming_the_loss,
-    open_marked_store,
     read_marker,
     write_marker,
 )
@@ -175,7 +175,7 @@ class HoldfastCheckpointIO(CheckpointIO):
         if place.startswith(NAME_PREFIX):
             return self._store, place.removeprefix(NAME_PREFIX)
         marker = read_marker(place)
-        return self._locate(marker) if marker else None
+        return (find_marked_store(marker, self._store), marker.name) if marker else None
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
         """Delete the marker, and the snapshot unless another marker names it too."""
@@ -200,12 +200,6 @@ class HoldfastCheckpointIO(CheckpointIO):
     def _collect(self, store: Store) -> None:
         if self._collects:
             store.gc()
-
-    def _locate(self, marker: Marker) -> tuple[Store, str]:
-        """Return the store of a marker, which is this one's even if it was moved, and the snapshot's name."""
-        if self._is_here(marker):
-            return self._store, marker.name
-        return open_marked_store(marker.store, marker.store_id), marker.name
 
     def _is_here(self, marker: Marker) -> bool:
         return marker.store_id == self._store.repository.identity.store_id

@@ -12,7 +12,7 @@ import json
 import os
 import uuid
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import IO, Any, Final
@@ -38,25 +38,35 @@ class Marker:
     store_id: str
     name: str
     """The name of the snapshot."""
+    part: str = ""
+    """The key of the snapshot's tree that the file stands for; "" for the whole tree."""
 
 
 class _MarkedCheckpoint:
     """Pickles as the call that loads a snapshot."""
 
-    def __init__(self, marker: Marker, devices: Iterable[torch.device]) -> None:
-        self._marker = marker
+    def __init__(self, marker: Marker, devices: Iterable[torch.device], load: Callable[..., Any]) -> None:
+        self._marker, self._load = marker, load
         # Torch applies `map_location` to tensors only: where these arrive tells where the snapshot is wanted.
         self._probes = tuple(torch.empty(0, device=device) for device in devices)
 
     def __reduce__(self) -> tuple[Any, ...]:
         marker = self._marker
-        return load_marked, (marker.store, marker.store_id, marker.name, self._probes)
+        return self._load, (marker.store, marker.store_id, marker.name, self._probes, marker.part)
 
 
-def encode_marker(marker: Marker, devices: Iterable[torch.device] = (torch.device("cpu"),)) -> bytes:
-    """Return the bytes of a marker file; `devices` are those of the tensors in the checkpoint."""
+def encode_marker(
+    marker: Marker,
+    devices: Iterable[torch.device] = (torch.device("cpu"),),
+    *,
+    load: Callable[..., Any] | None = None,
+) -> bytes:
+    """Return the bytes of a marker file; `devices` are those of the tensors in the checkpoint.
+
+    `load` is what `torch.load` of the file calls, with the arguments of `load_marked`, which is the default.
+    """
     buffer = io.BytesIO()
-    torch.save(_MarkedCheckpoint(marker, devices), buffer)
+    torch.save(_MarkedCheckpoint(marker, devices, load or load_marked), buffer)
     with zipfile.ZipFile(buffer, "a") as archive:
         archive.comment = f"\n{json.dumps({_KEY: asdict(marker)})}\n".encode()
     return buffer.getvalue()
@@ -73,7 +83,8 @@ def decode_marker(file: IO[bytes]) -> Marker | None:
         return None
     try:
         facts = json.loads(comment)[_KEY]
-        return Marker(*(str(facts[field]) for field in ("store", "store_id", "name")))
+        store, store_id, name = (str(facts[field]) for field in ("store", "store_id", "name"))
+        return Marker(store, store_id, name, str(facts.get("part", "")))
     except (ValueError, LookupError, TypeError) as error:
         raise Corrupt(f"the marker of a checkpoint is damaged: {comment[:200]!r}") from error
 
@@ -168,15 +179,29 @@ def list_others(path: str) -> list[str]:
     return [file for _, file in sorted(found, reverse=True)]
 
 
-def load_marked(url: str, store_id: str, name: str, probes: Sequence[torch.Tensor]) -> Any:
-    """Load the snapshot that a marker names, to the devices on which the probes are. `torch.load` calls this.
+def find_marked_store(marker: Marker, store: Store) -> Store:
+    """Return `store` if it is the one that the marker names, even if it was moved; otherwise open that one."""
+    is_here = marker.store_id == store.repository.identity.store_id
+    return store if is_here else open_marked_store(marker.store, marker.store_id)
+
+
+def load_marked(url: str, store_id: str, name: str, probes: Sequence[torch.Tensor], part: str = "") -> Any:
+    """Load the snapshot, or the part of it, that a marker names, to the devices on which the probes are.
+
+    `torch.load` of a marker calls this.
 
     Values that were saved as pickles are refused, because this cannot know whether the caller allows them.
     """
     device = _choose_device([probe.device for probe in probes])
     store = open_marked_store(url, store_id)
     with naming_the_loss(store, name):
-        return store.load(name, device=device)
+        return load_part(store, name, part, device=device) if part else store.load(name, device=device)
+
+
+def load_part(store: Store, name: str, part: str, **options: Any) -> Any:
+    """Load what a snapshot's tree has under one key; `options` are those of `Store.load`."""
+    tree: dict[str, Any] = store.load(name, only=f"{part}.*", **options)
+    return tree[part]
 
 
 def _choose_device(devices: Sequence[torch.device]) -> torch.device:

@@ -47,6 +47,19 @@ def test_torch_load_of_a_marker_loads_the_snapshot(marked: Marker, tmp_path: Pat
     assert loaded["epoch"] == 3
 
 
+def test_a_marker_may_stand_for_one_part_of_the_snapshot(marked: Marker, tmp_path: Path) -> None:
+    store = holdfast.open(marked.store)
+    store.save("parts", {"a": {"x": 1}, "b": {"x": torch.ones(2), "y": 2}})
+    part = Marker(marked.store, marked.store_id, "parts", "b")
+
+    path = _write(tmp_path / "b.pt", part)
+
+    assert read_marker(path) == part
+    loaded = torch.load(path)
+    assert torch.equal(loaded.pop("x"), torch.ones(2))
+    assert loaded == {"y": 2}
+
+
 def test_map_location_decides_where_the_tensors_of_the_snapshot_are(marked: Marker, tmp_path: Path) -> None:
     loaded = torch.load(_write(tmp_path / "last.ckpt", marked), map_location="meta")
 
