@@ -59,7 +59,9 @@ $(READY): pyproject.toml constraints.txt
 
 # The frameworks that tests of holdfast.integrations need. Not part of READY: `make demo` does not wait for them.
 $(READY_INTEGRATIONS): $(READY)
-	@PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[accelerate,lightning,peft,transformers]'
+	@PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[accelerate,lightning,peft,transformers,deepspeed,ray]' torchft tyro
+# Without what it needs besides: its checkpoint code needs none of it, and its datasets excludes the pinned fsspec.
+	@PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps torchtitan torch_checkpointing torchdata spmd_types
 	@touch $@
 
 $(READY_BENCH): $(READY)

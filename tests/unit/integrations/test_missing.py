@@ -26,12 +26,21 @@ def test_other_errors_pass() -> None:
 
 @pytest.mark.parametrize(
     ("module", "library"),
-    [("transformers", "transformers"), ("transformers", "accelerate"), ("accelerate", "accelerate")],
+    [
+        ("transformers", "transformers"),
+        ("transformers", "accelerate"),
+        ("accelerate", "accelerate"),
+        ("deepspeed", "deepspeed"),
+        ("ray", "ray"),
+        ("torchtitan", "torchtitan"),
+    ],
 )
 def test_an_integration_without_its_library_names_the_extra(
     module: str, library: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, library, None)
+    # Those parts of the library that other tests have imported, too.
+    for name in [library, *(each for each in sys.modules if each.startswith(f"{library}."))]:
+        monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.delitem(sys.modules, f"holdfast.integrations.{module}", raising=False)
 
     with pytest.raises(ImportError, match=rf"pip install 'holdfast\[{module}\]'"):
@@ -39,7 +48,7 @@ def test_an_integration_without_its_library_names_the_extra(
 
 
 def test_holdfast_itself_imports_no_framework() -> None:
-    frameworks = ("transformers", "accelerate", "peft")
+    frameworks = ("transformers", "accelerate", "peft", "deepspeed", "ray", "torchtitan")
     code = f"import holdfast, sys; holdfast.open; print([name for name in {frameworks} if name in sys.modules])"
 
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
