@@ -122,7 +122,7 @@ def write_marker(path: str, data: bytes) -> None:
 
 def open_marked_store(url: str, store_id: str, *, read_only: bool = True) -> Store:
     """Open the store that a marker names; raise NotAStore or StoreGone if it is not there."""
-    advice = "open the store where it is now, and load the snapshot by its name: `ckpt_path='holdfast:<name>'`"
+    advice = "open the store where it is now, and load the snapshot by its name; Lightning takes 'holdfast:<name>'"
     try:
         store = open_store(url, read_only=read_only, create=False)
     except NotAStore as error:
