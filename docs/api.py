@@ -107,6 +107,24 @@ PAGES: Final = (
         ("holdfast.integrations.lightning.*",),
     ),
     ApiPage(
+        "deepspeed.md",
+        "DeepSpeed",
+        "Keep the checkpoints of a DeepSpeed engine in a store.",
+        ("holdfast.integrations.deepspeed.*",),
+    ),
+    ApiPage(
+        "ray.md",
+        "Ray Train",
+        "Keep the checkpoints of Ray Train's workers in a store.",
+        ("holdfast.integrations.ray.*",),
+    ),
+    ApiPage(
+        "torchtitan.md",
+        "TorchTitan",
+        "Keep the checkpoints of TorchTitan's trainer in a store.",
+        ("holdfast.integrations.torchtitan.*",),
+    ),
+    ApiPage(
         "compile.md",
         "Compile cache",
         "Compiled graphs that the next process loads instead of compiling.",

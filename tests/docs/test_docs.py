@@ -19,6 +19,10 @@ NEEDS: Final = {
     "docs/how-to/use-with-accelerate.md": ("accelerate",),
     "docs/how-to/use-with-lightning.md": ("lightning",),
     "docs/how-to/use-with-the-hugging-face-trainer.md": ("transformers", "accelerate", "peft"),
+    "docs/how-to/use-with-deepspeed.md": ("deepspeed",),
+    "docs/how-to/use-with-ray-train.md": ("ray",),
+    "docs/how-to/use-with-torchtitan.md": ("torchtitan",),
+    "docs/how-to/use-with-torchft-and-vllm.md": ("torchft",),
 }
 """Pages that need a training framework: slow, and skipped without it. Warnings of the framework are its own matter."""
 PAGES: Final = ["README.md", *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))]
