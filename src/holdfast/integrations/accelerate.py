@@ -148,7 +148,7 @@ class AcceleratorCheckpoints:
         name = f"{self._prefix}checkpoint_{configuration.iteration}"
         place = _Place(self._find_numbered_folder(name), name, is_numbered=True)
         is_used = name in names
-        if is_used or is_of_accelerate(place.folder):
+        if is_used or _is_of_accelerate(place.folder):
             raise NameInUse(
                 f"{name if is_used else place.folder!r} exists already; to continue that run, call"
                 " accelerator.load_state() first; otherwise pass another prefix to use_store, or the first free number"
@@ -274,7 +274,7 @@ class _StoredAccelerator(Accelerator):  # type: ignore[misc]  # its types are no
     def load_state(
         self, input_dir: str | None = None, load_kwargs: dict[str, Any] | None = None, **options: Any
     ) -> None:
-        if input_dir is not None and is_of_accelerate(os.path.expanduser(input_dir)):
+        if input_dir is not None and _is_of_accelerate(os.path.expanduser(input_dir)):
             self.holdfast.wait()
             super().load_state(input_dir, load_kwargs, **options)
             return
@@ -288,7 +288,7 @@ class _StoredAccelerator(Accelerator):  # type: ignore[misc]  # its types are no
         super().end_training()
 
 
-def is_of_accelerate(folder: str) -> bool:
+def _is_of_accelerate(folder: str) -> bool:
     """Return whether a folder contains a checkpoint that Accelerate itself has written."""
     return any(Path(folder).glob("random_states_*.pkl")) and not Path(folder, MARKER).exists()
 
