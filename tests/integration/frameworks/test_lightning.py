@@ -48,10 +48,13 @@ def keep_the_generators() -> Iterator[None]:
 
 @pytest.fixture
 def end_the_group() -> Iterator[None]:
-    """Lightning leaves the process group open."""
+    """Lightning leaves the process group open, and the variables that describe it, which Accelerate would obey."""
+    before = dict(os.environ)
     yield
     if dist.is_initialized():
         dist.destroy_process_group()
+    os.environ.clear()
+    os.environ.update(before)
 
 
 @pytest.fixture(scope="module")
