@@ -14,9 +14,9 @@ from holdfast.facade import Store
 from holdfast.integrations.marker import (
     Marker,
     encode_marker,
-    find_marked_store,
     load_marked,
     load_part,
+    open_store_of,
     read_marker,
     write_marker,
 )
@@ -109,7 +109,7 @@ class HoldfastCheckpointEngine(CheckpointEngine):
             return self._files.load(path, map_location=map_location)
         if marker is None:
             raise NotFound(f"{path} does not exist; `latest_tag` of the checkpoint engine returns a tag that does")
-        store = find_marked_store(marker, self._store)
+        store = open_store_of(marker, self._store)
         # DeepSpeed passes a device, or a function that leaves tensors on the CPU.
         device = map_location if isinstance(map_location, str | torch.device) else "cpu"
         return _decode(load_part(store, marker.name, marker.part, device=device, allow_pickle=self._allow_pickle))

@@ -22,8 +22,8 @@ from holdfast.facade import Store
 from holdfast.integrations.marker import (
     Marker,
     encode_marker,
-    find_marked_store,
     naming_the_loss,
+    open_store_of,
     read_marker,
     write_marker,
 )
@@ -175,7 +175,7 @@ class HoldfastCheckpointIO(CheckpointIO):
         if place.startswith(NAME_PREFIX):
             return self._store, place.removeprefix(NAME_PREFIX)
         marker = read_marker(place)
-        return (find_marked_store(marker, self._store), marker.name) if marker else None
+        return (open_store_of(marker, self._store), marker.name) if marker else None
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
         """Delete the marker, and the snapshot unless another marker names it too."""

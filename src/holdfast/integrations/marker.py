@@ -179,7 +179,7 @@ def list_others(path: str) -> list[str]:
     return [file for _, file in sorted(found, reverse=True)]
 
 
-def find_marked_store(marker: Marker, store: Store) -> Store:
+def open_store_of(marker: Marker, store: Store) -> Store:
     """Return `store` if it is the one that the marker names, even if it was moved; otherwise open that one."""
     is_here = marker.store_id == store.repository.identity.store_id
     return store if is_here else open_marked_store(marker.store, marker.store_id)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from holdfast.errors import NotFound, Unsupported
 from holdfast.facade import Store
-from holdfast.integrations.marker import Marker, encode_marker, find_marked_store, read_marker, write_marker
+from holdfast.integrations.marker import Marker, encode_marker, open_store_of, read_marker, write_marker
 from holdfast.integrations.missing import RequiredLibrary
 from holdfast.json_text import Json
 from holdfast.opening import open as open_store
@@ -82,7 +82,7 @@ class RayCheckpoints:
         marker = read_marker(os.path.join(checkpoint.path, _MARKER))
         if marker is None:
             raise NotFound(f"{checkpoint.path} has no {_MARKER}: it was not saved by RayCheckpoints; load it as before")
-        find_marked_store(marker, self._store).load_into(marker.name, self._state, **options)
+        open_store_of(marker, self._store).load_into(marker.name, self._state, **options)
         return True
 
     def report(self, metrics: Mapping[str, Any], **options: Any) -> None:

@@ -108,7 +108,7 @@ class HoldfastCheckpointManager(BaseCheckpointManager):
     @torch.no_grad()
     def _load(self, step: int = -1) -> bool:
         # Rank 0 decides: the others might see another state of the store.
-        name = call_together("find a checkpoint", lambda: self._find(step))[0]
+        name = call_together("find a checkpoint", lambda: self._read_name(step))[0]
         if name is None:
             loaded: bool = self._own.load(step)
             return loaded
@@ -124,7 +124,7 @@ class HoldfastCheckpointManager(BaseCheckpointManager):
             self._own.states[part].load_state_dict(state)
         return True
 
-    def _find(self, step: int) -> str | None:
+    def _read_name(self, step: int) -> str | None:
         """Return the name of a step's checkpoint, or of the newest for -1; None if the store has none."""
         prefix = self._config.prefix
         # Not those of other runs, whose names may begin with the same prefix.
