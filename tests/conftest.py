@@ -1,11 +1,15 @@
-"""What every test shares: the Hypothesis profiles, the mode of new directories, and that interrupts arrive."""
+"""What every test shares: Hypothesis profiles, the mode of new directories, interrupts, a process without leftovers."""
 
 from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.kit.leftovers import read_group_variables, remove_leftovers
 
 # Unsigned compiled graphs are refused where a group can write, as many systems let it by default.
 os.umask(0o022)
@@ -32,3 +36,12 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 settings.load_profile("dev")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _leave_no_process_group() -> Iterator[None]:
+    """Fail the file that leaves a process group: the tests of later files would run as its rank 0, and fail instead."""
+    before = read_group_variables()
+    yield
+    left = remove_leftovers(before)
+    assert not left, f"the tests of this file left behind: {', '.join(left)}"
