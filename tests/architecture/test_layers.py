@@ -51,7 +51,16 @@ ROOMS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
     "tensors": (("*",), ("sharding",)),
     "snapshot": (("*",), ("save", "load"), ("into",), ("view",)),
     "distributed": (("talk",), ("checkpoint", "dcp")),
-    "compile_cache": (("key_parts",), ("code",), ("key",), ("artifacts",), ("inductor",), ("torch_2_13",), ("*",)),
+    "compile_cache": (
+        ("key_parts",),
+        ("code",),
+        ("key",),
+        ("artifacts",),
+        ("inductor",),
+        ("bundle",),
+        ("torch_2_13",),
+        ("*",),
+    ),
     "capture": (("stored",), ("compare",), ("record", "report")),
     "cli": (("output", "verb"), ("lookup",), ("verbs",), ("grammar",), ("main",)),
 }

@@ -1,10 +1,10 @@
 """The cache's interface to torch's compiler: compile graphs, load them, evaluate guards.
 
-Each supported torch version has a folder, such as `torch_2_13`, whose module `compiler` implements these functions with
+Each supported version of torch has a module, such as `torch_2_13`, whose `COMPILER` implements this interface with
 private names of torch. With any other version, `find_obstacle` returns the reason, and graphs are compiled without the
-cache.
+cache. So this module must not use private names of torch that other versions lack.
 
-To support another version, add such a folder and its line in `_KNOWN`. Then check that these lists are complete for
+To support another version, add such a module and its line in `_KNOWN`. Then check that these lists are complete for
 that version: operators (`code/targets.py`), tables that user code can change (`code/torch_tables.py`), attributes of
 custom operators (`key/ops.py`), settings (`key/settings.py`), annotations and in-place functions
 (`key/cacheability.py`), and metadata of graphs (`key/graph.py`).
@@ -16,20 +16,16 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from types import ModuleType
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 import torch._inductor
-import torch.compiler.config
+import torch._inductor.config as inductor_config
 
 from holdfast.compile_cache.key_parts import GraphKey
 from holdfast.errors import CompileCacheError
 
-# Torch replaces the class of this module on import; the type stubs do not show `patch`.
-patch_compiler_config: Final[Callable[..., Any]] = torch.compiler.config.patch  # type: ignore[attr-defined]
-
-_KNOWN: Final = {"2.13": "holdfast.compile_cache.torch_2_13.compiler"}
+_KNOWN: Final = {"2.13": "holdfast.compile_cache.torch_2_13"}
 """Version of torch -> the module that implements this interface for it."""
 
 
@@ -50,6 +46,46 @@ class CompiledGraph:
     """Why `graph` is None; empty if the graph can be saved."""
 
 
+class TorchCompiler(Protocol):
+    """The compiler of one version of torch. The functions of this module describe what its methods do."""
+
+    def find_obstacle(self) -> str:
+        """Return why graphs cannot be cached, as a sentence; "" if they can."""
+
+    def make_key(
+        self,
+        graph: torch.fx.GraphModule,
+        inputs: Sequence[Any],
+        *,
+        options: Mapping[str, Any],
+        versions: Mapping[str, str],
+    ) -> GraphKey:
+        """Return the key of a graph; raises Uncacheable."""
+
+    def compile_graph(
+        self,
+        graph: torch.fx.GraphModule,
+        inputs: Sequence[Any],
+        *,
+        options: Mapping[str, Any],
+        tag: str,
+        system: str,
+    ) -> CompiledGraph:
+        """Compile forward and backward so that they can be saved."""
+
+    def load_graph(self, graph: bytes, kernels: Mapping[str, bytes], options: Mapping[str, Any]) -> Callable[..., Any]:
+        """Return a callable for a graph that `compile_graph` serialised."""
+
+    def evaluate_guards(self, guards: str, inputs: Sequence[Any], *, install: bool) -> bool:
+        """Return whether guards hold for the sizes among `inputs`."""
+
+    def make_strict_error(self, text: str) -> CompileCacheError:
+        """Return an error that dynamo passes on to the user unchanged."""
+
+    def is_for_dynamo(self, error: Exception) -> bool:
+        """Return whether the compiler raised this error to make dynamo trace again or skip the frame."""
+
+
 def find_obstacle() -> str:
     """Return why the cache cannot be used with this torch, as a sentence; "" if it can."""
     version = _version()
@@ -57,16 +93,16 @@ def find_obstacle() -> str:
         known = " and ".join(_KNOWN)
         return f"the compile cache does not support torch {version}, only {known}; graphs are compiled but not saved"
     try:
-        found: str = load_torch().find_obstacle()
+        return load_torch().find_obstacle()
     except (ImportError, AttributeError) as error:
         return f"this build of torch {version} lacks a module or name that the compile cache needs: {error}"
-    return found
 
 
 @functools.cache
-def load_torch() -> ModuleType:
+def load_torch() -> TorchCompiler:
     """Import the module for this version of torch. It takes about a second, so it is imported when first needed."""
-    return import_module(_KNOWN[_version()])
+    compiler: TorchCompiler = import_module(_KNOWN[_version()]).COMPILER
+    return compiler
 
 
 def read_options(mode: str | None, options: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -84,8 +120,7 @@ def make_key(
     graph: torch.fx.GraphModule, inputs: Sequence[Any], *, options: Mapping[str, Any], versions: Mapping[str, str]
 ) -> GraphKey:
     """Return the key of a graph; raises Uncacheable. See `key/key.py`, which needs private names of torch too."""
-    key: GraphKey = load_torch().make_key(graph, inputs, options=options, versions=versions)
-    return key
+    return load_torch().make_key(graph, inputs, options=options, versions=versions)
 
 
 def compile_plainly(
@@ -95,7 +130,8 @@ def compile_plainly(
     compiler: Callable[..., Callable[..., Any]] = torch._inductor.compile
     if use_caches:
         return compiler(graph, list(inputs), options=dict(options))
-    with patch_compiler_config(force_disable_caches=True):
+    # Versions that also have this setting in torch.compiler.config treat the two as one.
+    with inductor_config.patch(force_disable_caches=True):
         return compiler(graph, list(inputs), options=dict(options))
 
 
@@ -112,36 +148,31 @@ def compile_graph(
         system: digest of the machine's description. Libraries in torch's cache directory that were built for another
             system are not used.
     """
-    made: CompiledGraph = load_torch().compile_graph(graph, inputs, options=options, tag=tag, system=system)
-    return made
+    return load_torch().compile_graph(graph, inputs, options=options, tag=tag, system=system)
 
 
 def load_graph(
     graph: bytes, kernels: Mapping[str, bytes], *, options: Mapping[str, Any] | None = None
 ) -> Callable[..., Any]:
     """Return a callable for a graph that `compile_graph` serialised. Runs code from `graph`: verify it first."""
-    run: Callable[..., Any] = load_torch().load_graph(graph, kernels, options or {})
-    return run
+    return load_torch().load_graph(graph, kernels, options or {})
 
 
 def evaluate_guards(guards: str, inputs: Sequence[Any], *, install: bool = False) -> bool:
     """Return whether guards hold for the sizes among `inputs`. If `install`, also add them to dynamo's guards."""
-    holds: bool = load_torch().evaluate_guards(guards, inputs, install=install)
-    return holds
+    return load_torch().evaluate_guards(guards, inputs, install=install)
 
 
 def make_strict_error(text: str) -> CompileCacheError:
     """Return an error that dynamo passes on to the user unchanged, not wrapped as a backend failure."""
     if _version() not in _KNOWN:
         return CompileCacheError(text)
-    error: CompileCacheError = load_torch().StrictError(text)
-    return error
+    return load_torch().make_strict_error(text)
 
 
 def is_for_dynamo(error: Exception) -> bool:
     """Return whether the compiler raised this error to make dynamo trace again or skip the frame."""
-    found: bool = load_torch().is_for_dynamo(error)
-    return found
+    return load_torch().is_for_dynamo(error)
 
 
 def _version() -> str:

@@ -30,7 +30,7 @@ class Again(Exception):
 
 @dataclass
 class FakeTorch:
-    """Replaces `torch_2_13.compiler`. Guards are the text of the only size that they are valid for."""
+    """Replaces the compiler of torch 2.13. Guards are the text of the only size that they are valid for."""
 
     obstacle: str = ""
     compiled: list[str] = field(default_factory=list)
@@ -38,7 +38,6 @@ class FakeTorch:
     guards: str = ""
     why_not_saved: str = ""
     error: Exception | None = None
-    StrictError: type[CompileCacheError] = CompileCacheError
 
     def find_obstacle(self) -> str:
         return self.obstacle
@@ -60,6 +59,9 @@ class FakeTorch:
     def evaluate_guards(self, guards: str, inputs: Sequence[object], *, install: bool) -> bool:
         return not guards or guards == str(inputs[0])
 
+    def make_strict_error(self, text: str) -> CompileCacheError:
+        return CompileCacheError(text)
+
     def is_for_dynamo(self, error: Exception) -> bool:
         return isinstance(error, Again)
 
@@ -71,6 +73,7 @@ def _return(what: str) -> Callable[[], str]:
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeTorch:
     fake = FakeTorch()
+    monkeypatch.setattr(torch, "__version__", "2.13.0+cpu")
     monkeypatch.setattr(inductor, "load_torch", lambda: fake)
     monkeypatch.setattr(inductor, "compile_plainly", lambda graph, inputs, options, **_: _return("plain"))
     monkeypatch.setattr(inductor, "make_key", lambda graph, inputs, options, versions: make_key())

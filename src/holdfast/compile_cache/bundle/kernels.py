@@ -1,4 +1,4 @@
-"""Reads the C++ kernels that torch 2.13 builds for a graph, and supplies them when the graph is loaded.
+"""Reads the C++ kernels that torch builds for a graph, and supplies them when the graph is loaded.
 
 A graph that is saved with its kernels can be loaded on a machine without a C++ compiler.
 """

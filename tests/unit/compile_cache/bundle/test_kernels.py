@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from torch._inductor.codecache import CppCodeCache
 
-from holdfast.compile_cache.torch_2_13.kernels import _KernelSource, record_kernels, supply_kernels
+from holdfast.compile_cache.bundle.kernels import _KernelSource, record_kernels, supply_kernels
 
 SOURCE = "int f() { return 1; }"
 _Cache: Any = CppCodeCache

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import pytest
 
-from holdfast.compile_cache.torch_2_13.compiler import MAX_GUARDS_CHARS, is_plain
+from holdfast.compile_cache.bundle.guards import MAX_GUARDS_CHARS, SHARED_NAMES, GuardLanguage
+
+LANGUAGE: Final = GuardLanguage(SHARED_NAMES | {"max"})
 
 
 @pytest.mark.parametrize(
@@ -21,7 +25,7 @@ from holdfast.compile_cache.torch_2_13.compiler import MAX_GUARDS_CHARS, is_plai
     ],
 )
 def test_guards_that_torch_writes_are_plain(text: str) -> None:
-    assert is_plain(text)
+    assert LANGUAGE.is_plain(text)
 
 
 @pytest.mark.parametrize(
@@ -36,6 +40,12 @@ def test_guards_that_torch_writes_are_plain(text: str) -> None:
         "torch.ops.load_library('x')",
         "max(key=print)",
         "max(*L)",
+        "max",
+        "min(1, L['t0'])",
+        "torch.sym_max(1, L['t0'])",
+        "max.__call__(1, 2)",
+        "math.floor.__call__(1)",
+        "(max or min)(1, 2)",
         "[x for x in (1,)]",
         "(lambda: 1)()",
         "L['t0'] in (1, 2)",
@@ -57,4 +67,4 @@ def test_guards_that_torch_writes_are_plain(text: str) -> None:
     ],
 )
 def test_other_texts_are_not_plain(text: str) -> None:
-    assert not is_plain(text)
+    assert not LANGUAGE.is_plain(text)

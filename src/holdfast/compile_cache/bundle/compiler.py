@@ -1,0 +1,180 @@
+"""Compiles graphs together with their backward, serialises them and loads them, with every supported torch."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+# Modules that the code of stored graphs imports, so that loading the first graph does not wait for them. The compiler
+# itself is not among them: it takes another second.
+import torch._functorch._aot_autograd.aot_autograd_result
+import torch._inductor.async_compile
+import torch._inductor.codegen.memory_planning
+import torch._inductor.hooks
+import torch._inductor.select_algorithm
+from torch._dynamo.aot_compile_types import BundledAOTAutogradSerializableCallable as Bundle
+from torch._dynamo.exc import RestartAnalysis, ShortenTraceback, SkipFrame
+from torch._functorch import config as functorch_config
+from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
+from torch._inductor import config as inductor_config
+from torch._inductor.codecache import CppCodeCache
+from torch.compiler import config as compiler_config
+
+from holdfast.compile_cache.bundle.guards import GuardLanguage
+from holdfast.compile_cache.bundle.kernels import LOAD_PARAMETERS, record_kernels, supply_kernels
+from holdfast.compile_cache.inductor import CompiledGraph, compile_plainly
+from holdfast.compile_cache.key.key import make_key
+from holdfast.compile_cache.key_parts import GraphKey
+from holdfast.errors import CompileCacheError
+
+# Torch replaces the class of this module on import; the type stubs do not show `patch`.
+_patch_compiler_config: Final[Callable[..., Any]] = compiler_config.patch  # type: ignore[attr-defined]
+
+# Settings under which torch returns a graph that can be serialised.
+_SETTINGS_TO_SAVE: Final[dict[str, Any]] = {
+    # Put forward and backward into one entry that does not refer to files in torch's cache directory.
+    "bundled_autograd_cache": True,
+    # Compile the backward now, not when it first runs.
+    "force_non_lazy_backward_lowering": True,
+    # Graphs without a torch cache key can be saved too: they have a Holdfast key.
+    "bypass_autograd_cache_key": True,
+    # Create an entry even if the user has turned torch's cache off.
+    "enable_autograd_cache": True,
+}
+
+
+class StrictError(CompileCacheError, ShortenTraceback):
+    """Raised if `strict` is set; dynamo passes it on unchanged."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, first_useful_frame=None)
+
+
+@dataclass(frozen=True, slots=True)
+class BundleCompiler:
+    """Implements `inductor.TorchCompiler` with private names that the supported versions of torch share."""
+
+    guards: GuardLanguage
+
+    def find_obstacle(self) -> str:
+        """Return why graphs cannot be cached, as a sentence; "" if they can."""
+        if compiler_config.force_disable_caches:
+            return "torch.compiler.config.force_disable_caches is set, which turns off every compile cache"
+        found = tuple(inspect.signature(CppCodeCache.load_async).parameters)
+        if found != LOAD_PARAMETERS:
+            return f"torch {torch.__version__} loads C++ kernels in a way that the compile cache does not support"
+        return ""
+
+    def make_key(
+        self,
+        graph: torch.fx.GraphModule,
+        inputs: Sequence[Any],
+        *,
+        options: Mapping[str, Any],
+        versions: Mapping[str, str],
+    ) -> GraphKey:
+        """Return the key of a graph; raises Uncacheable."""
+        return make_key(graph, inputs, options=options, versions=versions)
+
+    def compile_graph(
+        self,
+        graph: torch.fx.GraphModule,
+        inputs: Sequence[Any],
+        *,
+        options: Mapping[str, Any],
+        tag: str,
+        system: str,
+    ) -> CompiledGraph:
+        """Compile forward and backward so that they can be saved."""
+        started = time.monotonic()
+        with ExitStack() as stack:
+            stack.enter_context(functorch_config.patch(_SETTINGS_TO_SAVE))
+            stack.enter_context(_patch_compiler_config(cache_key_tag=tag))
+            kernels = stack.enter_context(record_kernels(system))
+            try:
+                run = compile_plainly(graph, inputs, options)
+            except (RestartAnalysis, SkipFrame):
+                raise
+            except Exception as error:  # noqa: BLE001 - compile as usual: that raises again if the graph itself is at fault
+                reason = f"compiling it together with its backward failed ({_describe(error)})"
+            else:
+                return self._serialise(run, kernels.read, time.monotonic() - started)
+        return _compile_unsaved(graph, inputs, options, reason)
+
+    def load_graph(self, graph: bytes, kernels: Mapping[str, bytes], options: Mapping[str, Any]) -> Callable[..., Any]:
+        """Return a callable for a graph that `compile_graph` serialised. Runs code from `graph`."""
+        with inductor_config.patch(dict(options)), supply_kernels(kernels):
+            run: Callable[..., Any] = Bundle.deserialize_compile_artifacts(graph).compiled_fn
+        return run
+
+    def evaluate_guards(self, guards: str, inputs: Sequence[Any], *, install: bool) -> bool:
+        """Return whether guards hold for the sizes among `inputs`. If `install`, add them to dynamo's guards."""
+        return self.guards.evaluate(guards, inputs, install=install)
+
+    def make_strict_error(self, text: str) -> CompileCacheError:
+        """Return an error that dynamo passes on to the user unchanged."""
+        return StrictError(text)
+
+    def is_for_dynamo(self, error: Exception) -> bool:
+        """Return whether the compiler raised this error to make dynamo trace again or skip the frame."""
+        return isinstance(error, RestartAnalysis | SkipFrame)
+
+    def _serialise(
+        self, run: Callable[..., Any], read_kernels: Callable[[str], dict[str, bytes]], seconds: float
+    ) -> CompiledGraph:
+        if not hasattr(run, "serialize"):
+            return CompiledGraph(
+                run, None, seconds=seconds, why_not_saved="torch returned a function that cannot be serialised"
+            )
+        try:
+            entry = run.serialize()
+            guards = entry.guards_expr or ""
+            with _no_triton_kernels():
+                data = Bundle.serialize_compile_artifacts(Bundle(run))
+            kernels = read_kernels(_read_source(entry))
+        except Exception as error:  # noqa: BLE001 - pickling runs user code, and the graph works without being saved
+            return CompiledGraph(
+                run, None, seconds=seconds, why_not_saved=f"it could not be serialised ({_describe(error)})"
+            )
+        if guards and not self.guards.is_plain(guards):
+            return CompiledGraph(
+                run, None, seconds=seconds, why_not_saved=f"its guards are not plain arithmetic: {guards[:200]}"
+            )
+        return CompiledGraph(run, data, guards, kernels, seconds)
+
+
+def _compile_unsaved(
+    graph: torch.fx.GraphModule, inputs: Sequence[Any], options: Mapping[str, Any], reason: str
+) -> CompiledGraph:
+    started = time.monotonic()
+    run = compile_plainly(graph, inputs, options)
+    return CompiledGraph(run, None, seconds=time.monotonic() - started, why_not_saved=reason)
+
+
+def _read_source(entry: Any) -> str:
+    """Return the generated code, which names the kernels in use; autotuning builds others that are not used."""
+    parts = (entry.compiled_fw, entry.compiled_bw)
+    return "\n".join(part.result.source_code for part in parts if part is not None)
+
+
+@contextmanager
+def _no_triton_kernels() -> Iterator[None]:
+    # The table is global, and loading a serialised entry writes the entry's table into it: kernels of the loading
+    # process that have the same numbers would be replaced.
+    saved = kernel_side_table.id_to_kernel, kernel_side_table.constant_args
+    kernel_side_table.id_to_kernel, kernel_side_table.constant_args = {}, {}
+    try:
+        yield
+    finally:
+        kernel_side_table.id_to_kernel, kernel_side_table.constant_args = saved
+
+
+def _describe(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
