@@ -288,6 +288,19 @@ FLAGS: Final = (
         ("flags",),
     ),
     Pair(
+        "the dtype of an autocast that names none",
+        written("def f(x):\n    with torch.autocast('cpu'):\n        return x @ x", X(4, 4)),
+        under(
+            lambda: setting(
+                lambda: torch.get_autocast_dtype("cpu"),
+                lambda dtype: torch.set_autocast_dtype("cpu", dtype),
+                torch.float16,
+            ),
+            written("def f(x):\n    with torch.autocast('cpu'):\n        return x @ x", X(4, 4)),
+        ),
+        ("flags",),
+    ),
+    Pair(
         "deterministic algorithms",
         BASE,
         under(

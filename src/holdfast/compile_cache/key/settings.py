@@ -193,8 +193,9 @@ def describe_setting(value: object, name: str) -> Json:
 
 
 def _describe_autocast(device_types: set[str]) -> Json:
+    # The dtype counts even where autocast is off: a `torch.autocast` inside of the graph that names no dtype uses it.
     found = {
-        device: str(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else None
+        device: [torch.is_autocast_enabled(device), str(torch.get_autocast_dtype(device))]
         for device in sorted(device_types)
     }
     return {**found, "cache": torch.is_autocast_cache_enabled()}
