@@ -341,6 +341,12 @@ SETTINGS: Final = (
     Pair("inductor's settings", BASE, under(lambda: _INDUCTOR.patch({"cpp.simdlen": 256}), BASE), ("config",)),
     Pair("random numbers as eager", BASE, under(lambda: _INDUCTOR.patch(fallback_random=True), BASE), ("config",)),
     Pair("the memory budget", BASE, under(lambda: _FUNCTORCH.patch(activation_memory_budget=0.5), BASE), ("config",)),
+    Pair(
+        "what the compiled graph records about its origin",
+        BASE,
+        under(lambda: _INDUCTOR.patch({"trace.provenance_tracking_level": 2}), BASE),
+        ("config",),
+    ),
     Pair("an option", BASE, call(relu, X(4, 4), options={"max_autotune": True}), ("options",)),
     Pair(
         "another value of an option",

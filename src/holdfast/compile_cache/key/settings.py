@@ -14,6 +14,7 @@ import torch
 import torch._dynamo.config as dynamo_config
 import torch._functorch.config as functorch_config
 import torch._inductor.config as inductor_config
+import torch.compiler.config as compiler_config
 import torch.fx.experimental._config as shapes_config
 
 from holdfast.compile_cache.code.targets import name_target
@@ -113,7 +114,9 @@ _LOGGING: Final = frozenset(
 _WORKERS: Final = frozenset(
     {
         "compile_threads",
+        "compile_worker_mode",
         "compile_worker_wait_timeout",
+        "compile_worker_watchdog_interval_seconds",
         "file_lock_timeout",
         "precompilation_timeout_seconds",
         "quiesce_async_compile_pool",
@@ -125,7 +128,9 @@ _WORKERS: Final = frozenset(
 
 EXCLUDED: Final = _BOOKKEEPING | _PATHS | _CACHES | _LOGGING | _WORKERS
 _EXCLUDED_PREFIX: Final = "trace."
-"""About a dozen settings for traces of the compiler; they only affect logging."""
+"""About a dozen settings for traces of the compiler; they only affect logging, except for `TRACED_IN_CODE`."""
+TRACED_IN_CODE: Final = frozenset({"trace.provenance_tracking_level", "trace.provenance_tracking_to_timeline"})
+"""Settings for traces that add to the compiled graph."""
 
 # Any: torch adds `get_config_copy` to these modules at run time.
 _MODULES: Final[dict[str, Any]] = {
@@ -133,8 +138,12 @@ _MODULES: Final[dict[str, Any]] = {
     "functorch": functorch_config,
     "shapes": shapes_config,
 }
-# The effect of dynamo's settings is visible in the graph, except for these, which later stages read.
-_DYNAMO: Final = ("capture_scalar_outputs", "force_compile_during_fx_trace")
+# The effect of these settings is visible in the graph, except for those that later stages read. Some versions of torch
+# lack some of them.
+_SELECTED: Final[dict[str, tuple[Any, tuple[str, ...]]]] = {
+    "dynamo": (dynamo_config, ("_custom_ops_profile", "capture_scalar_outputs", "force_compile_during_fx_trace")),
+    "compiler": (compiler_config, ("compile_on_one_rank",)),
+}
 
 _PLAIN: Final = frozenset({bool, int, str, type(None)})
 
@@ -147,16 +156,18 @@ _DETERMINISTIC: Final[Any] = torch.utils.deterministic
 
 def describe_flags(device_types: Iterable[str]) -> Json:
     """Return the global state of torch that affects a call; autocast for CPU, CUDA and `device_types`."""
+    kinds = set(device_types)
     return {
         "grad": torch.is_grad_enabled(),
         "inference": torch.is_inference_mode_enabled(),
-        "autocast": _describe_autocast({*_AUTOCAST_DEVICES, *device_types} - {"meta"}),
+        "autocast": _describe_autocast({*_AUTOCAST_DEVICES, *kinds} - {"meta"}),
         "anomaly": [torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()],
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "deterministic_warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
         "fill_uninitialized_memory": _DETERMINISTIC.fill_uninitialized_memory,
         "default_dtype": str(torch.get_default_dtype()),
         "default_device": str(torch.get_default_device()),
+        "current_device": torch.cuda.current_device() if "cuda" in kinds and torch.cuda.is_available() else None,
         "threads": torch.get_num_threads(),
         "matmul_precision": torch.get_float32_matmul_precision(),
         "backends": _describe_backends(),
@@ -167,7 +178,10 @@ def describe_config() -> Json:
     """Return the settings that may change the compiled code, by module and name."""
     return {
         **{name: _describe_settings(module.get_config_copy()) for name, module in _MODULES.items()},
-        "dynamo": {name: describe_setting(getattr(dynamo_config, name, None), name) for name in _DYNAMO},
+        **{
+            part: {name: describe_setting(getattr(module, name, None), name) for name in names}
+            for part, (module, names) in _SELECTED.items()
+        },
     }
 
 
@@ -239,7 +253,7 @@ def _describe_settings(settings: Mapping[str, Any]) -> Json:
     return {
         name: value if type(value) in _PLAIN else describe_setting(value, name)
         for name, value in settings.items()
-        if name not in EXCLUDED and not name.startswith(_EXCLUDED_PREFIX)
+        if name not in EXCLUDED and (name in TRACED_IN_CODE or not name.startswith(_EXCLUDED_PREFIX))
     }
 
 
