@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 import torch
 import torch._dynamo.compiled_autograd as compiled_autograd
+import torch._functorch.config as functorch_config
 import torch._inductor.config as inductor_config
 from torch._guards import TracingContext
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses import fake_tensor
 from torch.fx import GraphModule, Node
 
 from holdfast.compile_cache.code.targets import name_target
@@ -35,6 +36,9 @@ _ANNOTATIONS: Final = frozenset(
         "steal_arg",
     }
 )
+
+# Settings with which ranks communicate while they compile: a rank that loads a graph would let the others wait.
+_SYNCHRONISING: Final = ("_sync_decision_cross_ranks", "_sync_cache_decision_cross_ranks")
 
 # Functions that change their arguments without changing the version counters of the fake tensors.
 _UNTRACKED: Final = ("batch_norm", "instance_norm")
@@ -74,6 +78,8 @@ def _verify_surroundings(graph: GraphModule) -> None:
         raise Uncacheable("the first call uses fake tensors, which do not show shared memory or alignment")
     if inductor_config.freezing:
         raise Uncacheable("freezing is on, which makes the weights part of the compiled code")
+    if synchronising := [name for name in _SYNCHRONISING if getattr(functorch_config, name, False)]:
+        raise Uncacheable(f"{synchronising[0]} is on, so every rank has to compile each graph")
     if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
         raise Uncacheable("saved-tensor hooks are set, and their code is not in the graph")
     if torch._C._functorch.peek_interpreter_stack() is not None:
@@ -85,7 +91,7 @@ def _verify_surroundings(graph: GraphModule) -> None:
 def _verify_input(value: object, number: int) -> None:
     if not isinstance(value, torch.Tensor):
         return
-    if isinstance(value, FakeTensor):
+    if _is_fake(value):
         raise Uncacheable(f"input {number} is a fake tensor, which does not show shared memory or alignment")
     if type(value) not in _KINDS:
         raise Uncacheable(
@@ -97,6 +103,12 @@ def _verify_input(value: object, number: int) -> None:
         raise Uncacheable(f"input {number} is a {_describe_layout(value)} tensor, which the key cannot describe")
     if value.device.type not in _DEVICES:
         raise Uncacheable(f"input {number} is on the device {value.device}; the cache supports only CPU and CUDA")
+
+
+def _is_fake(value: torch.Tensor) -> bool:
+    # Newer versions also have fake tensors whose class is torch.Tensor.
+    find: Callable[[object], bool] | None = getattr(fake_tensor, "is_fake_tensor", None)
+    return isinstance(value, fake_tensor.FakeTensor) if find is None else find(value)
 
 
 def _describe_layout(value: torch.Tensor) -> str:
@@ -177,9 +189,18 @@ def _may_mutate(node: Node) -> bool:
         return True
     if isinstance(node.target, torch._ops.OpOverload):
         return node.target._schema.is_mutable
+    if isinstance(node.target, torch._ops.OpOverloadPacket) and _has_in_place_overload(node.target):
+        return True
     if node.target in _IN_PLACE or node.kwargs.get("out") is not None:
         return True
     return any(name in str(getattr(node.target, "__name__", node.target)) for name in _UNTRACKED)
+
+
+def _has_in_place_overload(packet: Any) -> bool:  # Any: torch does not type the overloads
+    """Return whether an operator changes an argument other than `out`."""
+    schemas = [getattr(packet, name)._schema for name in packet.overloads()]
+    arguments = [argument for schema in schemas for argument in schema.arguments if not argument.kwarg_only]
+    return any(argument.alias_info is not None and argument.alias_info.is_write for argument in arguments)
 
 
 def _was_changed(fake: object) -> bool:

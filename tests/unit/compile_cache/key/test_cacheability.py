@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo.compiled_autograd as compiled_autograd
+import torch._functorch.config as functorch_config
 import torch._inductor.config as inductor_config
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -25,6 +26,7 @@ from tests.kit.graph_keys import key_of, reason_of, record_keys
 
 # Any: much of torch has no types.
 _CONFIG: Any = inductor_config
+_FUNCTORCH: Any = functorch_config
 _allow_in_graph: Any = torch.compiler.allow_in_graph
 _TwoTensor: Any = TwoTensor
 
@@ -64,6 +66,11 @@ def change(x: Tensor, y: Tensor) -> Tensor:
 
 def normalize(x: Tensor, y: Tensor) -> Tensor:
     return F.batch_norm(torch.ones(2, 4), x, y, training=True)
+
+
+def assign(x: Tensor, y: Tensor) -> Tensor:
+    x.data = y * 2
+    return x + y
 
 
 def views() -> tuple[Tensor, Tensor]:
@@ -244,6 +251,27 @@ def test_a_graph_that_changes_shared_buffers_without_a_new_version_is_not_cached
     assert reason.startswith("inputs 0 and 1 share memory, and the graph may change one of them (<function batch_norm")
 
 
+def test_a_graph_that_gives_a_shared_input_other_memory_is_not_cached() -> None:
+    reason = reason_of(assign, *views())
+
+    # Not every version of torch traces the assignment.
+    assert reason.startswith(("inputs 0 and 1 share memory, and the graph may change one of them", "the graph calls"))
+
+
+def test_a_graph_that_changes_shared_memory_by_an_operator_without_overload_is_not_cached() -> None:
+    graph = Graph()
+    inputs = [graph.placeholder(name) for name in "xy"]
+    with FakeTensorMode() as mode:
+        for each in inputs:
+            each.meta["example_value"] = mode.from_tensor(torch.ones(4))
+    graph.output((graph.call_function(torch.ops.aten.relu_, (inputs[0],)),))
+
+    with pytest.raises(Uncacheable) as caught:
+        make_key(GraphModule({}, graph), views(), options={}, versions={})
+
+    assert caught.value.reason == "inputs 0 and 1 share memory, and the graph may change one of them (aten.relu_)"
+
+
 def test_sharing_without_a_change_and_changes_without_sharing_are_cached() -> None:
     assert isinstance(record_keys(add, *views())[0], GraphKey)
     assert isinstance(record_keys(change, torch.ones(4), torch.ones(4))[0], GraphKey)
@@ -267,6 +295,17 @@ def test_freezing_is_not_cached() -> None:
         reason = find_reason(graph_of(lambda graph, x: graph.call_function(torch.sin, (x,))))
 
     assert reason == "freezing is on, which makes the weights part of the compiled code"
+
+
+@pytest.mark.parametrize("name", ["_sync_decision_cross_ranks", "_sync_cache_decision_cross_ranks"])
+def test_a_graph_that_ranks_compile_together_is_not_cached(name: str) -> None:
+    if name not in _FUNCTORCH.get_config_copy():
+        pytest.skip(f"this torch has no setting {name}")
+
+    with _FUNCTORCH.patch({name: True}):
+        reason = find_reason(graph_of(lambda graph, x: graph.call_function(torch.sin, (x,))))
+
+    assert reason == f"{name} is on, so every rank has to compile each graph"
 
 
 def test_compiled_autograd_is_not_cached(monkeypatch: pytest.MonkeyPatch) -> None:
