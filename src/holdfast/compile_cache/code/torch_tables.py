@@ -1,4 +1,4 @@
-"""Finds user code in torch's tables of lowerings, decompositions, patterns and Python kernels, and in its dispatcher.
+"""Finds user code in torch's tables of lowerings, decompositions, patterns and the like, and in its dispatcher.
 
 An entry of a table belongs to torch if all functions in it come from files of the installed torch, Python or numpy. The
 tables are long, so they are searched once, and again only if their contents have changed.
@@ -36,7 +36,8 @@ class TableEntry(NamedTuple):
     """A function, or an object that contains functions."""
 
 
-# (module, name) of a table -> role of its entries. Modules that are not loaded contain no user code.
+# (module, name) of a table -> role of its entries. Modules that are not loaded contain no user code, and some versions
+# of torch lack some of the tables.
 _DICTIONARIES: Final[Mapping[tuple[str, str], str]] = {
     ("torch._inductor.lowering", "lowerings"): "lowering",
     ("torch._inductor.lowering", "user_lowerings"): "preferred lowering",
@@ -44,11 +45,17 @@ _DICTIONARIES: Final[Mapping[tuple[str, str], str]] = {
     ("torch._inductor.decomposition", "decompositions"): "decomposition",
     ("torch._decomp.decompositions_for_rng", "extra_random_decomps"): "random decomposition",
     ("torch._subclasses.fake_impls", "op_implementations_dict"): "fake",
+    ("torch._subclasses.fake_impls", "op_implementations_checks"): "fake by condition",
+    ("torch._inductor.template_heuristics.registry", "_TEMPLATE_HEURISTIC_REGISTRY"): "template heuristic",
+    ("torch._inductor.heuristics.registry", "_HEURISTIC_REGISTRY"): "heuristic",
+    ("torch._inductor.choices", "_registered_inductor_choices"): "choices",
     ("torch._inductor.fx_passes.group_batch_fusion", "PRE_GRAD_FUSIONS"): "fusion before autograd",
     ("torch._inductor.fx_passes.group_batch_fusion", "POST_GRAD_FUSIONS"): "fusion after autograd",
 }
 # Torch itself adds nothing to these tables.
-_ONLY_USER_CODE: Final = frozenset({"preferred lowering"})
+_ONLY_USER_CODE: Final = frozenset({"preferred lowering", "choices"})
+# The first entry that applies overrides the others, so their order is part of the key.
+_ORDERED: Final = frozenset({"fake by condition", "choices"})
 _PASSES: Final = "torch._inductor.fx_passes."
 PATTERN: Final = "pattern"
 KERNELS: Final = "Python kernels"
@@ -66,7 +73,13 @@ class TableWatch:
         self._contents: dict[str, list[Any]] = {}
         self._user_code: dict[str, list[TableEntry]] = {}
         self._known: dict[int, object] = {}
-        self._tables: tuple[_Table, ...] = (_PythonKernels(), _RegisteredCode(), _Patterns())
+        self._tables: tuple[_Table, ...] = (
+            _PythonKernels(),
+            _RegisteredCode(),
+            _Patterns(),
+            _DeviceBackends(),
+            _ChoicesHandler(),
+        )
 
     def list_user_code(self) -> list[TableEntry]:
         """Return the entries that are or contain code from outside of torch, Python and numpy."""
@@ -124,8 +137,12 @@ def iter_registered_code(name: str) -> Iterator[tuple[str, Any]]:
 
 
 def _iter_dictionaries() -> Iterator[tuple[str, Mapping[Any, Any]]]:
-    for (module, name), role in _DICTIONARIES.items():
-        yield role, getattr(sys.modules.get(module), name, {})
+    for (module, variable), role in _DICTIONARIES.items():
+        table = getattr(sys.modules.get(module), variable, {})
+        if role in _ORDERED:
+            pairs = table.items() if isinstance(table, dict) else [("entry", each) for each in table]
+            table = {f"{name} {number}": code for number, (name, code) in enumerate(pairs)}
+        yield role, table
     # Torch builds this table from others once; later additions to those are not used.
     in_use = getattr(sys.modules.get("torch._inductor.decomposition"), "fast_random_decomps", None)
     yield "decomposition in use", in_use() if in_use is not None and in_use.cache_info().currsize else {}
@@ -223,6 +240,38 @@ class _Patterns:
     def list_rows(self) -> Iterable[tuple[Any, Any]]:
         for entry in self._entries:
             yield entry.pattern, tuple(value for name, value in vars(entry).items() if name != "pattern")
+
+
+class _DeviceBackends:
+    """Code generators and passes that `register_backend_for_device` has set for a kind of device."""
+
+    role = "backend"
+
+    def list_contents(self) -> list[Any]:
+        return [each for _, code in self.list_rows() for each in code]
+
+    def list_rows(self) -> Iterable[tuple[Any, Any]]:
+        common = sys.modules.get("torch._inductor.codegen.common")
+        passes, settings = (
+            getattr(common, name, {}) for name in ("custom_backend_passes", "custom_backend_codegen_configs")
+        )
+        for device, backend in getattr(common, "device_codegens", {}).items():
+            yield device, (*vars(backend).values(), passes.get(device), settings.get(device))
+
+
+class _ChoicesHandler:
+    """The object that makes the decisions of torch's compiler, if `V.set_choices_handler` has set one."""
+
+    role = "choices handler"
+
+    def list_contents(self) -> list[Any]:
+        virtualized = sys.modules.get("torch._inductor.virtualized")
+        # Torch creates its own object when it is first needed. Reading `V.choices` would create it now, and ignore
+        # settings that the user changes later.
+        return [] if virtualized is None else [getattr(virtualized.threadlocal, virtualized._choices._key, None)]
+
+    def list_rows(self) -> Iterable[tuple[Any, Any]]:
+        return [("the compiler", each) for each in self.list_contents()]
 
 
 def _iter_passes(value: Any, kind: type) -> Iterator[Any]:

@@ -10,14 +10,21 @@ from typing import Any
 
 import pytest
 import torch
-from torch._inductor import lowering
+from torch._inductor import choices, lowering
+from torch._inductor.codegen import common
 from torch._inductor.pattern_matcher import Arg, CallFunction, PatternMatcherPass, register_graph_pattern
+from torch._inductor.virtualized import V
+from torch._subclasses import fake_impls
 
 from holdfast.compile_cache.code.torch_tables import LibraryKernel, LibraryWatch, TableEntry, TableWatch
 
 _ERFC: Any = torch.ops.aten.erfc.default
 _register: Any = register_graph_pattern
 _Library: Any = torch.library.Library
+_choices: Any = choices
+_common: Any = common
+_fake_impls: Any = fake_impls
+_virtualized: Any = V
 
 _OWN = """
 import torch._inductor.compile_fx
@@ -42,6 +49,10 @@ def post_grad() -> Any:
 
 def user_function(x: Any) -> Any:
     return x
+
+
+class UserChoices(choices.InductorChoices):
+    """A user's decisions; torch calls the methods that it overrides."""
 
 
 def list_new(watch: TableWatch, before: list[TableEntry]) -> list[tuple[str, str]]:
@@ -93,6 +104,71 @@ def test_a_pattern_is_found(monkeypatch: pytest.MonkeyPatch, post_grad: Any) -> 
     monkeypatch.setattr(post_grad, "pass_patterns", [*post_grad.pass_patterns, passes])
 
     assert [role for role, _ in list_new(watch, before)] == ["pattern"]
+
+
+def test_a_fake_for_operators_that_fulfil_a_condition_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = TableWatch()
+    before = watch.list_user_code()
+    checks = _fake_impls.op_implementations_checks
+
+    monkeypatch.setattr(fake_impls, "op_implementations_checks", [*checks, (callable, user_function)])
+
+    assert list_new(watch, before) == [("fake by condition", f"entry {len(checks)}")]
+
+
+@pytest.mark.parametrize("part", ["scheduling", "pass"])
+def test_a_backend_for_a_kind_of_device_is_found(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
+    watch = TableWatch()
+    before = watch.list_user_code()
+    generator, custom_pass = (user_function, None) if part == "scheduling" else (print, user_function)
+
+    monkeypatch.setitem(_common.device_codegens, "cpu", _common.DeviceCodegen(generator, generator))
+    monkeypatch.setitem(_common.custom_backend_passes, "cpu", custom_pass)
+
+    assert list_new(watch, before) == [("backend", "cpu")]
+
+
+def test_an_object_that_makes_decisions_of_the_compiler_is_found() -> None:
+    watch = TableWatch()
+    before = watch.list_user_code()
+
+    with _virtualized.set_choices_handler(UserChoices()):
+        assert list_new(watch, before) == [("choices handler", "the compiler")]
+    assert list_new(watch, before) == []
+
+
+def test_the_search_does_not_create_the_object_that_makes_decisions_of_the_compiler() -> None:
+    program = (
+        "import torch._inductor.virtualized as virtualized\n"
+        "from holdfast.compile_cache.code.torch_tables import TableWatch\n"
+        "TableWatch().list_user_code()\n"
+        "assert not hasattr(virtualized.threadlocal, virtualized._choices._key)\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+
+    assert ran.returncode == 0, ran.stderr[-2000:]
+
+
+def test_registered_choices_are_found_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not hasattr(choices, "_registered_inductor_choices"):
+        pytest.skip("this torch has no table of choices")
+    watch = TableWatch()
+    before = watch.list_user_code()
+
+    monkeypatch.setattr(_choices, "_registered_inductor_choices", {"mine": UserChoices, "own": UserChoices})
+
+    assert list_new(watch, before) == [("choices", "mine 0"), ("choices", "own 1")]
+
+
+def test_a_heuristic_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = TableWatch()
+    before = watch.list_user_code()
+    name = next(name for name in ("heuristics", "template_heuristics") if hasattr(torch._inductor, name))
+    registry = import_module(f"torch._inductor.{name}.registry")
+
+    monkeypatch.setitem(registry._TEMPLATE_HEURISTIC_REGISTRY, ("mm", "cpu", None), UserChoices)
+
+    assert [role.removeprefix("template ") for role, _ in list_new(watch, before)] == ["heuristic"]
 
 
 def test_a_kernel_of_a_library_is_found_and_forgotten_with_the_library() -> None:
