@@ -46,6 +46,7 @@ _DICTIONARIES: Final[Mapping[tuple[str, str], str]] = {
     ("torch._decomp.decompositions_for_rng", "extra_random_decomps"): "random decomposition",
     ("torch._subclasses.fake_impls", "op_implementations_dict"): "fake",
     ("torch._subclasses.fake_impls", "op_implementations_checks"): "fake by condition",
+    ("torch._subclasses.fake_impls", "FAST_OP_IMPLEMENTATIONS"): "fast fake",
     ("torch._inductor.template_heuristics.registry", "_TEMPLATE_HEURISTIC_REGISTRY"): "template heuristic",
     ("torch._inductor.heuristics.registry", "_HEURISTIC_REGISTRY"): "heuristic",
     ("torch._inductor.choices", "_registered_inductor_choices"): "choices",
@@ -134,6 +135,12 @@ def iter_registered_code(name: str) -> Iterator[tuple[str, Any]]:
     if entry is not None:
         yield from (("fake", kernel.func) for kernel in entry.fake_impl.kernels)
         yield from ((f"rule for {kind.__qualname__}", rule) for kind, rule in entry.torch_dispatch_rules._data.items())
+
+
+def find_out_variant(overload: Any) -> Any:
+    """Return the operator that `register_out_variant` has set for an overload; None if there is none."""
+    module = sys.modules.get("torch._library._out_variant")
+    return getattr(module, "_manual_out_variant_registry", {}).get(overload)
 
 
 def _iter_dictionaries() -> Iterator[tuple[str, Mapping[Any, Any]]]:
@@ -252,11 +259,10 @@ class _DeviceBackends:
 
     def list_rows(self) -> Iterable[tuple[Any, Any]]:
         common = sys.modules.get("torch._inductor.codegen.common")
-        passes, settings = (
-            getattr(common, name, {}) for name in ("custom_backend_passes", "custom_backend_codegen_configs")
-        )
+        names = ("device_op_overrides_dict", "custom_backend_passes", "custom_backend_codegen_configs")
+        others = [getattr(common, name, {}) for name in names]
         for device, backend in getattr(common, "device_codegens", {}).items():
-            yield device, (*vars(backend).values(), passes.get(device), settings.get(device))
+            yield device, (*vars(backend).values(), *(table.get(device) for table in others))
 
 
 class _ChoicesHandler:

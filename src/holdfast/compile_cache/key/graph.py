@@ -26,6 +26,8 @@ _WITH_MESSAGE: Final = frozenset({"aten::_assert_scalar"})
 
 # Metadata that dynamo sets on a graph and that no compiler reads.
 _IGNORED_META: Final = frozenset({"backend_id", "dynamo_compile_id", "dynamo_flat_name_to_original_fqn"})
+_HOOKED: Final = "has_backward_hook"
+"""Metadata key of nodes whose gradient has a hook; the compiler saves them for the backward."""
 _POLICY: Final = "_checkpoint_context_fn"
 """Metadata key of the policy of a selective checkpoint, a function."""
 
@@ -59,12 +61,13 @@ class GraphText:
         numbers: dict[Node, str] = {}
         num_inputs = 0
         for node in graph.graph.nodes:
+            hooked = "  # hooked" if node.meta.get(_HOOKED) else ""
             if node.op == "placeholder":
                 numbers[node] = f"in{num_inputs}"
                 num_inputs += 1
-                self.lines.append(numbers[node])
+                self.lines.append(numbers[node] + hooked)
                 continue
-            text = self._describe_node(node, graph, numbers)
+            text = self._describe_node(node, graph, numbers) + hooked
             if node.meta and (note := node.meta.get("custom")):
                 text += f"  # {self._describe(note, numbers)}"
             numbers[node] = f"%{len(numbers) - num_inputs}"

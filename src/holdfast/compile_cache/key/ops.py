@@ -19,6 +19,7 @@ from holdfast.compile_cache.code.torch_tables import (
     KERNELS,
     PATTERN,
     TableEntry,
+    find_out_variant,
     iter_python_kernels,
     iter_registered_code,
     list_library_kernels,
@@ -155,6 +156,9 @@ class _Descriptions:
             found[f"{role}, {number}"] = self._digest(function, where, name)
         for overload in _list_overloads(name):
             found[f"kernels of {overload}"] = self._describe_kernels(overload, f"the operator {name}")
+            if (variant := find_out_variant(overload)) is not None:
+                found[f"out variant of {overload}"] = name_operator(variant)
+                self.add_operator(name_operator(variant).partition(".")[0])
         return found
 
     def _describe_kernels(self, operator: Any, owner: str) -> Json:

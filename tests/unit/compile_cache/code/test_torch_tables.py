@@ -106,6 +106,15 @@ def test_a_pattern_is_found(monkeypatch: pytest.MonkeyPatch, post_grad: Any) -> 
     assert [role for role, _ in list_new(watch, before)] == ["pattern"]
 
 
+def test_a_fast_fake_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = TableWatch()
+    before = watch.list_user_code()
+
+    monkeypatch.setitem(_fake_impls.FAST_OP_IMPLEMENTATIONS, _ERFC, user_function)
+
+    assert list_new(watch, before) == [("fast fake", "aten.erfc.default")]
+
+
 def test_a_fake_for_operators_that_fulfil_a_condition_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     watch = TableWatch()
     before = watch.list_user_code()

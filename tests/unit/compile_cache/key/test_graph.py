@@ -1,4 +1,4 @@
-"""The text of a graph contains the policies of checkpoints and the names of numpy functions."""
+"""The text of a graph contains the policies of checkpoints, the names of numpy functions, and marks for hooks."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
+from holdfast.compile_cache.key.graph import GraphText
+from holdfast.compile_cache.key.inputs import Symbols
 from tests.kit.graph_keys import key_of, reason_of
 
 _make_policy: Any = create_selective_checkpoint_contexts
@@ -77,3 +79,16 @@ def test_functions_of_numpy_are_identified_by_their_names() -> None:
 
     assert one.digest == same.digest
     assert one.digests["graph"] != other.digests["graph"]
+
+
+def test_a_node_whose_gradient_has_a_hook_is_marked() -> None:
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    y = graph.call_function(torch.sin, (x,))
+    graph.output((y,))
+    for node in (x, y):
+        node.meta["has_backward_hook"] = True
+
+    text = GraphText(torch.fx.GraphModule({}, graph), symbols=Symbols(), versions={})
+
+    assert text.lines == ["in0  # hooked", "%0 = torch.sin(in0)  # hooked", "return (%0,)"]

@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -259,3 +260,19 @@ def test_a_user_decomposition_changes_the_key_and_those_of_torch_do_not(monkeypa
 
     assert plain.parts["custom_ops"] == {}
     assert list(other.parts["custom_ops"]) == ["decomposition of aten.cos.default"]
+
+
+def _copy(x: Tensor) -> Tensor:
+    return x.clone()
+
+
+def test_the_operator_that_writes_into_its_output_is_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    variants = import_module("torch._library._out_variant")
+    made = torch.library.custom_op("holdfast_test::with_variant", _copy, mutates_args=())
+    made.register_fake(torch.empty_like)
+    plain = key_of(made, torch.ones(3))
+    monkeypatch.setitem(variants._manual_out_variant_registry, made._opoverload, _OPS.aten.sin.out)
+
+    other = key_of(made, torch.ones(3))
+
+    assert [part for part in PARTS if plain.digests[part] != other.digests[part]] == ["custom_ops"]
