@@ -58,7 +58,7 @@ ROOMS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
         ("artifacts",),
         ("inductor",),
         ("bundle",),
-        ("torch_2_13",),
+        ("torch_2_13", "torch_2_15"),
         ("*",),
     ),
     "capture": (("stored",), ("compare",), ("record", "report")),

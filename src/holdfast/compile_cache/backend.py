@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import threading
@@ -139,6 +140,7 @@ class Compiler:
         settings = {**self._options, **inductor.read_options(mode, options)}
         obstacle = inductor.find_obstacle()
         if obstacle:
+            _warn_once(obstacle)
             return self._bypass(obstacle, graph, inputs, settings)
         try:
             with self.cache.counters.timed("key"):
@@ -170,6 +172,12 @@ class Compiler:
             # a wrong graph in both cases.
             may_use = use_caches and not may_share(inputs)
             return inductor.compile_plainly(graph, inputs, options, use_caches=may_use)
+
+
+@functools.cache
+def _warn_once(obstacle: str) -> None:
+    """Log, once in a process, why no graph can be cached."""
+    _log.warning("%s", obstacle)
 
 
 class _Request:

@@ -156,6 +156,20 @@ def test_an_obstacle_or_a_graph_without_a_key_is_compiled_as_usual(
     }
 
 
+def test_a_torch_that_the_cache_does_not_support_is_reported_once(
+    fake: FakeTorch, repo: Repository, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.98.0")
+    compilers = [make_compiler(repo), make_compiler(repo)]
+
+    said = [_compile(compiler) for compiler in compilers for _ in range(2)]
+
+    sentence = "the compile cache does not support torch 2.98, only 2.13 and 2.15; graphs are compiled but not saved"
+    assert said == ["plain"] * 4
+    assert [compiler.statistics.bypass for compiler in compilers] == [{sentence: 2}] * 2
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [sentence]
+
+
 def _raise(error: Exception) -> Callable[..., Any]:
     def fail(*args: object, **kwargs: object) -> Any:
         raise error

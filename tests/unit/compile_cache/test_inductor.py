@@ -54,7 +54,7 @@ def test_an_unsupported_torch_is_an_obstacle(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(torch, "__version__", "2.99.1+cpu")
 
     assert inductor.find_obstacle() == (
-        "the compile cache does not support torch 2.99, only 2.13; graphs are compiled but not saved"
+        "the compile cache does not support torch 2.99, only 2.13 and 2.15; graphs are compiled but not saved"
     )
 
 
@@ -62,7 +62,10 @@ def test_an_unsupported_torch_is_an_obstacle(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("version", "reason"),
     [
-        ("2.99.1", "the compile cache does not support torch 2.99, only 2.13; graphs are compiled but not saved"),
+        (
+            "2.99.1",
+            "the compile cache does not support torch 2.99, only 2.13 and 2.15; graphs are compiled but not saved",
+        ),
         ("2.13.0", "this build of torch 2.13 lacks a module or name that the compile cache needs: import of"),
     ],
 )

@@ -129,8 +129,11 @@ def main(what: str, folder: Path) -> None:
     graph = Graph()
     graph.output((graph.call_function(torch.ones, ((1,),)),))
     make_key(GraphModule({}, graph), [], options={}, versions={})
-    warm: Any = torch.compile(torch.sin, backend="aot_eager")(torch.ones(2, requires_grad=True))
-    warm.sum().backward()
+    # With CUDA, autograd starts threads that a forked child would not have, so the children have to import more.
+    needs_grad = torch.version.cuda is None
+    warm: Any = torch.compile(torch.sin, backend="aot_eager")(torch.ones(2, requires_grad=needs_grad))
+    if needs_grad:
+        warm.sum().backward()
     gc.collect()
     gc.freeze()
     known = {mutation.name: mutation for mutation in MUTATIONS}
