@@ -80,6 +80,7 @@ class TableWatch:
             _Patterns(),
             _DeviceBackends(),
             _ChoicesHandler(),
+            _NativeKernels(),
         )
 
     def list_user_code(self) -> list[TableEntry]:
@@ -278,6 +279,20 @@ class _ChoicesHandler:
 
     def list_rows(self) -> Iterable[tuple[Any, Any]]:
         return [("the compiler", each) for each in self.list_contents()]
+
+
+class _NativeKernels:
+    """Kernels written in Python that replace those of torch's operators; see torch.backends.python_native."""
+
+    role = "native kernel"
+
+    def list_contents(self) -> list[Any]:
+        return [each for _, code in self.list_rows() for each in code]
+
+    def list_rows(self) -> Iterable[tuple[Any, Any]]:
+        kernels = getattr(sys.modules.get("torch._native.registry"), "_graphs", {})
+        for target, found in kernels.items():
+            yield "/".join(target), tuple(code for each in found for code in (each.cond_fn, each.impl_fn))
 
 
 def _iter_passes(value: Any, kind: type) -> Iterator[Any]:

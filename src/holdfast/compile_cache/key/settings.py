@@ -6,7 +6,8 @@ Settings that cannot change the compiled code are left out.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from types import FunctionType
 from typing import Any, Final
 
@@ -219,6 +220,7 @@ def _describe_backends() -> Json:
     backends = _BACKENDS
     return {
         "cuda.cudnn_sdp": backends.cuda.cudnn_sdp_enabled(),
+        "cuda.fa4_sdp": _read_state("_get_fa4_sdp_enabled"),
         "cuda.flash_sdp": backends.cuda.flash_sdp_enabled(),
         "cuda.math_sdp": backends.cuda.math_sdp_enabled(),
         "cuda.matmul": {
@@ -244,9 +246,29 @@ def _describe_backends() -> Json:
             "matmul": backends.mkldnn.matmul.fp32_precision,
             "rnn": backends.mkldnn.rnn.fp32_precision,
         },
+        "native": _describe_native(),
         "opt_einsum": [backends.opt_einsum.enabled, backends.opt_einsum.strategy],
         "quantized": backends.quantized.engine,
     }
+
+
+def _describe_native() -> Json:
+    """Return which kernels written in Python replace those of torch's operators; see torch.backends.python_native."""
+    # Private: the public functions show neither the order of the kernels nor what is disabled.
+    registry = sys.modules.get("torch._native.registry")
+    kernels: Mapping[Any, Any] = getattr(registry, "_graphs", {})
+    disabled = getattr(registry, "_filter_state", None)
+    return {
+        "ahead_of_time": _read_state("_get_native_aot_enabled"),
+        "disabled": {name: sorted(names) for name, names in sorted(vars(disabled).items())} if disabled else None,
+        "kernels": {"/".join(target): [each.node_id for each in found] for target, found in sorted(kernels.items())},
+    }
+
+
+def _read_state(function: str) -> Json:
+    """Return a global state of torch; None if this version does not have it."""
+    read: Callable[[], Json] | None = getattr(torch._C, function, None)
+    return None if read is None else read()
 
 
 def _describe_settings(settings: Mapping[str, Any]) -> Json:

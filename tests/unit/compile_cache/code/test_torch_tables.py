@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 import warnings
@@ -135,6 +136,17 @@ def test_a_backend_for_a_kind_of_device_is_found(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(_common.custom_backend_passes, "cpu", custom_pass)
 
     assert list_new(watch, before) == [("backend", "cpu")]
+
+
+def test_a_kernel_in_python_that_replaces_one_of_torch_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = TableWatch()
+    before = watch.list_user_code()
+    kernels = import_module("torch._native.registry")._graphs
+    target, (node, *_) = next(iter(kernels.items()))
+
+    monkeypatch.setitem(kernels, target, [dataclasses.replace(node, impl_fn=user_function)])
+
+    assert list_new(watch, before) == [("native kernel", "/".join(target))]
 
 
 def test_an_object_that_makes_decisions_of_the_compiler_is_found() -> None:
