@@ -18,6 +18,7 @@ from typing import Any, Final
 import pytest
 
 from tests.integration.compile_cache.processes import ROOT
+from tests.kit.torch_versions import only_with_torch
 
 NARROW: Final = {"ATEN_CPU_CAPABILITY": "avx2"}
 CASES: Final = ("other_processor", "shared_inputs", "edited_operator", "outside_guards", "exported_twice")
@@ -81,6 +82,7 @@ def test_ours_is_right(answers: Answers, case: str) -> None:
     assert _is_right(answers.ours[case]), answers.ours[case]
 
 
+@only_with_torch("2.13")
 def test_torch_serves_code_for_longer_vectors_than_the_processor_has(answers: Answers) -> None:
     told = answers.torch["other_processor"]
 
@@ -95,6 +97,7 @@ def test_ours_misses_and_names_the_processor(answers: Answers) -> None:
     assert told["explained"] == ["missed: system changed (cpu_isa AVX512 -> AVX2)"]
 
 
+@only_with_torch("2.13")
 def test_torch_serves_code_for_separate_inputs_to_inputs_that_share_memory(answers: Answers) -> None:
     told = answers.torch["shared_inputs"]
 
@@ -109,6 +112,7 @@ def test_ours_compiles_for_inputs_that_share_memory_and_says_why(answers: Answer
     assert statistics["bypass"] == {"inputs 0 and 1 share memory, and the graph changes one of them": 1}
 
 
+@only_with_torch("2.13")
 def test_torch_serves_the_backward_of_an_operator_as_it_was_before_an_edit(answers: Answers) -> None:
     told = answers.torch["edited_operator"]
 
@@ -123,6 +127,7 @@ def test_ours_misses_and_names_the_function_that_was_edited(answers: Answers) ->
     assert "custom_ops changed (wrong::edited.backward" in told["explained"][0]
 
 
+@only_with_torch("2.13")
 def test_torch_runs_an_artifact_outside_the_sizes_that_it_was_compiled_for(answers: Answers) -> None:
     assert answers.torch["outside_guards"]["wrong"] == [16]
 
@@ -134,6 +139,7 @@ def test_ours_misses_where_the_guards_do_not_hold_and_shows_them(answers: Answer
     assert "its shape guards do not hold: 9 <= L['t0']" in told["explained"][0]
 
 
+@only_with_torch("2.13")
 def test_torch_loses_what_was_exported_before(answers: Answers) -> None:
     told = answers.torch["exported_twice"]
 

@@ -129,8 +129,8 @@ _WORKERS: Final = frozenset(
 
 EXCLUDED: Final = _BOOKKEEPING | _PATHS | _CACHES | _LOGGING | _WORKERS
 _EXCLUDED_PREFIX: Final = "trace."
-"""About a dozen settings for traces of the compiler; they only affect logging, except for `TRACED_IN_CODE`."""
-TRACED_IN_CODE: Final = frozenset({"trace.provenance_tracking_level", "trace.provenance_tracking_to_timeline"})
+"""About a dozen settings for traces of the compiler; they only affect logging, except for `_TRACED_IN_CODE`."""
+_TRACED_IN_CODE: Final = frozenset({"trace.provenance_tracking_level", "trace.provenance_tracking_to_timeline"})
 """Settings for traces that add to the compiled graph."""
 
 # Any: torch adds `get_config_copy` to these modules at run time.
@@ -275,7 +275,7 @@ def _describe_settings(settings: Mapping[str, Any]) -> Json:
     return {
         name: value if type(value) in _PLAIN else describe_setting(value, name)
         for name, value in settings.items()
-        if name not in EXCLUDED and (name in TRACED_IN_CODE or not name.startswith(_EXCLUDED_PREFIX))
+        if name not in EXCLUDED and (name in _TRACED_IN_CODE or not name.startswith(_EXCLUDED_PREFIX))
     }
 
 
