@@ -390,7 +390,7 @@ HIDDEN: Final = (
         "float(PATH.read_text())",
         "import pathlib\nPATH = pathlib.Path(__file__).parents[1] / 'held'",
         files={"held": "NUMBER"},
-        refusal="pathlib.PosixPath",
+        refusal="PosixPath",
     ),
     _written(
         "a context variable",

@@ -40,11 +40,14 @@ def test_globals_are_read_with_their_attributes(body: str, chain: tuple[str, ...
     assert chain in reads_of(body).chains
 
 
-def test_an_attribute_of_one_of_two_values_belongs_to_neither() -> None:
+def test_an_attribute_of_one_of_two_values_belongs_to_neither_or_to_both() -> None:
     reads = reads_of("return (a if c else b).held")
 
-    assert reads.chains == (("a",), ("b",))
-    assert reads.attributes == {"held"}
+    # Python 3.13 compiles the attribute once for each of the values.
+    assert (reads.chains, reads.attributes) in [
+        ((("a",), ("b",)), {"held"}),
+        ((("a", "held"), ("b", "held")), set()),
+    ]
 
 
 @pytest.mark.parametrize(
