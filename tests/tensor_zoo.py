@@ -15,6 +15,8 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from tests.kit.capabilities import is_able
+
 Maker = Callable[[], torch.Tensor]
 
 DTYPES: Final = {str(found)[6:]: found for found in vars(torch).values() if isinstance(found, torch.dtype)}
@@ -26,6 +28,13 @@ QUANTISED: Final = {
     torch.quint2x4: 4,
 }
 """Quantised dtypes, and how many items of each share a byte."""
+NEEDS: Final = {
+    "quint4x2/transposed": "view a part of a tensor with several items in a byte",
+    "quint2x4/transposed": "view a part of a tensor with several items in a byte",
+    "nested/columns": "make a nested tensor of a part of a storage",
+    "nested/some rows": "make a nested tensor of a part of a storage",
+}
+"""What torch must be able to do for some tensors to be in the zoo."""
 _SIGNALLING: Final = {"float16": "7c01", "bfloat16": "7f81", "float32": "7f800001", "float64": "7ff0000000000001"}
 
 
@@ -349,10 +358,14 @@ def _make_quietly(make: Maker) -> torch.Tensor:
         return make()
 
 
-COMPOSITES: Final = {name: functools.partial(_make_quietly, make) for name, make in {**_sparse(), **_NESTED}.items()}
+def _keep_possible(makers: dict[str, Maker]) -> dict[str, Maker]:
+    possible = {name: make for name, make in makers.items() if name not in NEEDS or is_able(NEEDS[name])}
+    return {name: functools.partial(_make_quietly, make) for name, make in possible.items()}
+
+
+COMPOSITES: Final = _keep_possible({**_sparse(), **_NESTED})
 """Tensors that are made of other tensors."""
-ORDINARY: Final = {
-    name: functools.partial(_make_quietly, make) for name, make in {**_plain(), **_quantised(), **_ROLES}.items()
-}
+ORDINARY: Final = _keep_possible({**_plain(), **_quantised(), **_ROLES})
 """Tensors that have their bytes in one storage."""
 TENSORS: Final[dict[str, Maker]] = {**ORDINARY, **COMPOSITES}
+"""All tensors that this torch has."""

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from tests.kit.capabilities import needs_ability
 from tests.kit.tensors import COMPOSITES, TENSORS, assert_same_tensor, raw_bytes
-from tests.tensor_zoo import DTYPES, Scaled, make_items, make_quantised
+from tests.tensor_zoo import DTYPES, NEEDS, Scaled, make_items, make_quantised
 
 Change = Callable[[Any], Any]
 
@@ -87,3 +88,8 @@ def test_the_zoo_has_every_dtype_in_every_geometry() -> None:
     assert len(TENSORS) > 1000
     for dtype in DTYPES:
         assert f"{dtype}/whole" in TENSORS
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=needs_ability(ability)) for name, ability in NEEDS.items()])
+def test_the_zoo_has_what_this_torch_can_make(name: str) -> None:
+    assert isinstance(TENSORS[name](), torch.Tensor)

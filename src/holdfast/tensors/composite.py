@@ -95,6 +95,8 @@ def split(tensor: torch.Tensor, *, types: TensorTypes, encode_value: Callable[[o
             join_layout(Meta(kind, meta), tensors)
         except Corrupt as error:
             raise Unsupported(f"{error}. It could not be loaded again: rebuild it from valid parts") from error
+        except NewerFormat as error:
+            raise Unsupported(f"{error}, or save a copy of it (tensor.contiguous())") from error
     elif type(tensor) not in ORDINARY_CLASSES:
         kind = SUBCLASS
         meta, tensors = _split_subclass(tensor, types, encode_value)

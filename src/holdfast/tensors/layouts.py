@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from typing import Any, Final, NoReturn
 import torch
 from torch.nested._internal.nested_tensor import NestedTensor
 
-from holdfast.errors import Corrupt
+from holdfast.errors import Corrupt, NewerFormat
 from holdfast.json_text import Json
 
 ORDINARY_CLASSES: Final = (torch.Tensor, torch.nn.Parameter)
@@ -117,7 +118,10 @@ def is_layout(kind: str) -> bool:
 
 
 def join_layout(meta: Meta, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Build a tensor from its parts; raises Corrupt if they break the rules of the layout."""
+    """Build a tensor from its parts; raises Corrupt if they break the rules of the layout.
+
+    Raises NewerFormat if this torch cannot create such a tensor.
+    """
     for name, part in tensors.items():
         if not _is_ordinary(part):
             meta.refuse(f"{name!r} is not an ordinary tensor")
@@ -232,14 +236,30 @@ def _join_nested(meta: Meta, tensors: Mapping[str, torch.Tensor]) -> torch.Tenso
     if sizes.shape != strides.shape or sizes.shape[:1] != offsets.shape:
         meta.refuse("the numbers of sizes, strides and offsets differ")
     _verify_rows(meta, values.numel(), sizes, strides, offsets)
+    num_items = values.untyped_storage().nbytes() // values.itemsize
     if not len(sizes):
-        # torch reads the first row to find the dimensions, even if there is none: make one and drop it.
-        row = sizes.new_zeros(1, sizes.size(1))
-        strides = row.clone()
-        strides[:, -1:] = 1
-        return torch._nested_view_from_buffer(values.detach(), row, strides, row.sum(1)).narrow(0, 0, 0)
+        # torch reads the first row to find the dimensions, even if there is none: make one of all items and drop it.
+        row = sizes.new_ones(1, sizes.size(1))
+        row[:, :1] = num_items
+        begins = row.new_zeros(1)
+        return torch._nested_view_from_buffer(values.detach(), row, torch.ones_like(row), begins).narrow(0, 0, 0)
+    if num_items != int(sizes.prod(1).sum()) and not _can_nest_a_part():
+        raise NewerFormat(
+            f"torch {torch.__version__} cannot create a nested tensor whose rows do not cover its memory: upgrade torch"
+        )
     begins = offsets.add(values.storage_offset())
     return torch._nested_view_from_buffer(values.detach(), sizes.contiguous(), strides.contiguous(), begins)
+
+
+@functools.cache
+def _can_nest_a_part() -> bool:
+    """Return whether this torch can make a nested tensor of a part of a storage."""
+    row = torch.ones(1, 1, dtype=torch.int64, device="cpu")
+    try:
+        torch._nested_view_from_buffer(torch.ones(2, device="cpu"), row, row, torch.zeros_like(row[0]))
+    except RuntimeError:
+        return False
+    return True
 
 
 def _verify_rows(

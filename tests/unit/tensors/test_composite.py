@@ -16,6 +16,7 @@ from holdfast.errors import Corrupt, HoldfastError, NewerFormat, Unsupported
 from holdfast.json_text import Json, canonical_json, parse_json
 from holdfast.tensors import composite as parts
 from holdfast.tensors.composite import TensorParts, join, split, verify_readable
+from tests.kit.capabilities import is_able, needs_ability
 from tests.kit.tensors import COMPOSITES, ORDINARY, SUBCLASSES, assert_same_tensor
 from tests.tensor_zoo import Scaled, make_quantised
 
@@ -93,6 +94,7 @@ def test_ragged_sizes_that_were_equal_are_equal_again() -> None:
     assert total.values().tolist() == [0, 3, 6, 9, 12, 15]
 
 
+@needs_ability("make a nested tensor of a part of a storage")
 @pytest.mark.filterwarnings("error")
 def test_taking_apart_a_nested_tensor_stores_each_byte_once() -> None:
     found = take_apart(COMPOSITES["nested/columns"]())
@@ -204,12 +206,26 @@ def test_a_nested_tensor_whose_memory_was_freed_is_refused() -> None:
 def test_a_quantised_tensor_that_is_not_what_it_seems_is_refused() -> None:
     with unsupported("a quantised tensor without scale and zero point has no values: quantize it again"):
         verify_readable(torch.empty(3, dtype=torch.qint8))
-    with unsupported("torch starts a slice of a torch.quint4x2 tensor at the wrong item: save the whole"):
-        verify_readable(make_quantised(torch.quint4x2)[2:])
     with unsupported("a view of a tensor quantised per channel has 4 scales for axis 0 of shape (2, 12): save the"):
         verify_readable(make_quantised(torch.qint8, axis=0).view(2, 12))
     with unsupported("has 4 scales for axis -1 of shape (4,)"):
         verify_readable(make_quantised(torch.qint8, axis=0)[:, 0])
+
+
+@needs_ability("view a part of a tensor with several items in a byte")
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+def test_a_slice_of_a_tensor_with_several_items_in_a_byte_is_refused() -> None:
+    with unsupported("torch starts a slice of a torch.quint4x2 tensor at the wrong item: save the whole"):
+        verify_readable(make_quantised(torch.quint4x2)[2:])
+
+
+@pytest.mark.skipif(
+    is_able("make a nested tensor of a part of a storage"), reason="every nested tensor can be loaded with this torch"
+)
+def test_a_nested_tensor_that_this_torch_cannot_load_is_refused_before_it_is_saved() -> None:
+    whole = torch.nested.nested_tensor([torch.ones(2, 6), torch.ones(4, 6)])
+    with unsupported(f"torch {torch.__version__} cannot create a nested tensor whose rows do not cover its memory"):
+        take_apart(whole.chunk(3, -1)[1])
 
 
 def test_what_breaks_the_rules_of_its_layout_is_refused_before_it_is_saved() -> None:

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast.errors import Corrupt
+from holdfast.errors import Corrupt, NewerFormat
 from holdfast.json_text import Json
 from holdfast.tensors.layouts import Meta, find_layout, join_layout, split_layout
+from tests.kit.capabilities import needs_ability
 from tests.kit.tensors import COMPOSITES, assert_same_tensor
 from tests.tensor_zoo import DTYPES
 
@@ -55,7 +56,7 @@ def test_a_tensor_that_only_says_it_is_coalesced_is_damage() -> None:
 
 def test_dimensions_that_do_not_agree_are_damage() -> None:
     refuse("sparse_coo/hybrid", "it has 2 sparse and 1 dense dimensions", meta={"sparse_dim": 1})
-    refuse("sparse_coo/float32", "len(size) = 3, sparse_dim = 2, dense_dim = 0", meta={"shape": [3, 4, 1]})
+    refuse("sparse_coo/float32", "dense_dim", meta={"shape": [3, 4, 1]})
 
 
 def test_indices_of_another_type_or_place_are_damage() -> None:
@@ -97,6 +98,7 @@ def test_rows_that_are_not_described_alike_are_damage() -> None:
     refuse("nested/whole", "the values are not contiguous memory", values=torch.zeros(2, 20))
 
 
+@needs_ability("make a nested tensor of a part of a storage")
 def test_values_that_begin_later_in_their_storage_are_found_there() -> None:
     meta, tensors = take_apart("nested/whole")
     moved = torch.cat([torch.zeros(5), tensors["values"]])[5:]
@@ -227,7 +229,7 @@ def test_whatever_a_store_says_is_a_sound_tensor_or_damage(kind: str) -> None:
                 tensors = change_tensors(tensors, chance)
         try:
             joined = join_layout(Meta(kind, values), tensors)
-        except Corrupt:
+        except (Corrupt, NewerFormat):
             continue
         again, parts = split_layout(kind, joined)
         assert_same_tensor(join_layout(Meta(kind, again), parts), joined)
