@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import io
 import uuid
 import warnings
@@ -277,5 +278,17 @@ def _copy_streams(staged: Any) -> Any:
 
 
 def _copy_if_shared(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy of a DTensor without dims, because torch's stager does not copy it; else the tensor itself."""
-    return copy.deepcopy(tensor) if isinstance(tensor, DTensor) and tensor.dim() == 0 else tensor
+    """Return a copy of a tensor that torch's stager would not copy; else the tensor itself."""
+    if isinstance(tensor, DTensor) and tensor.dim() == 0:
+        return copy.deepcopy(tensor)
+    if tensor.device.type == "cpu" and not _does_stager_copy():
+        return tensor.detach().clone()
+    return tensor
+
+
+@functools.cache
+def _does_stager_copy() -> bool:
+    """Return whether the stager of this torch copies tensors that are on the CPU already."""
+    tensor = torch.ones(1, device="cpu")
+    staged: dict[str, Any] = BlockingAsyncStager().stage({"tensor": tensor})
+    return bool(staged["tensor"].data_ptr() != tensor.data_ptr())
