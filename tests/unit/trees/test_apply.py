@@ -260,7 +260,7 @@ def test_an_error_in_the_function_tells_where_it_happened() -> None:
 
     with pytest.raises(ValueError, match="no") as caught:
         apply_to_tensors(fail, {"model": [1, one()]})
-    assert caught.value.__notes__ == ["at tree['model'][1]"]
+    assert vars(caught.value)["__notes__"] == ["at tree['model'][1]"]
 
 
 def nest(depth: int) -> object:

@@ -138,7 +138,7 @@ class _Rows:
     def _fill_blocks(self, items: torch.Tensor, dim: int, start: int, row_bytes: int) -> None:
         """Read many small rows at a time, with the bytes between them, and copy what is needed from each."""
         inner = tuple(self.sizes[dim + 1 :])
-        rest = tuple(slice(part.start, part.stop, part.step) for part in self.ranges[dim + 1 :])
+        rest = [slice(part.start, part.stop, part.step) for part in self.ranges[dim + 1 :]]
         done = 0
         for block in _split(self.ranges[dim], row_bytes):
             shape = (block[-1] - block[0] + 1, *inner)
@@ -147,7 +147,8 @@ class _Rows:
             for first, last in self._find_needed(block, start, row_bytes):
                 self.reader.read_into(self.entry, first, view[first - low : last - low])
             found = view_items(memory, self.item_bytes, shape, contiguous_stride(shape), 0)
-            items[done : done + len(block)] = found[(slice(None, None, block.step), *rest)]
+            picked = (slice(None, None, block.step), *rest)
+            items[done : done + len(block)] = found[picked]
             done += len(block)
 
     def _find_needed(self, rows: range, start: int, row_bytes: int) -> Iterator[tuple[int, int]]:
