@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch.distributed.checkpoint.state_dict_saver import save as save_checkpoint
 
+from tests.kit.dcp_calls import ALONE
+
 
 def write_safetensors(path: Path) -> None:
     """Write one tensor as the safetensors format lays it out: the length of a JSON header, the header, the bytes."""
@@ -30,7 +32,7 @@ def write_script(path: Path) -> None:
 
 
 def write_dcp(path: Path) -> None:
-    save_checkpoint({"w": torch.ones(3)}, checkpoint_id=path, no_dist=True)
+    save_checkpoint({"w": torch.ones(3)}, checkpoint_id=path, **ALONE)
 
 
 def write_hugging_face(path: Path) -> None:

@@ -19,12 +19,12 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import WriteItem
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from holdfast.dcp import StorageReader, StorageWriter
+from tests.kit.dcp_calls import IN_PROCESS
 
 dcp: Any = torch.distributed.checkpoint
 """Its functions are not declared as exported."""
@@ -207,11 +207,10 @@ def _find_shared(state: dict[str, Any]) -> list[str]:
 def save_in_process(rank: int, path: str) -> list[str]:
     # Ranks of tests are daemons, which may have no children; those of launchers are not.
     multiprocessing.process.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # no way else
-    kind = AsyncCheckpointerType.PROCESS
     for step in (5, 6):
         state = make_state(step)
         writer = StorageWriter(path, f"step-{step}")
-        future: Any = dcp.async_save(state, storage_writer=writer, async_checkpointer_type=kind)
+        future: Any = dcp.async_save(state, storage_writer=writer, **IN_PROCESS)
         state["plain"].mul_(0)
         future.result()
     return load(rank, path, "step-5", 5) + load(rank, path, "step-6", 6)

@@ -9,6 +9,8 @@ from typing import Final
 
 import pytest
 
+from tests.kit.capabilities import FSDP
+
 DEMO: Final = Path(__file__).resolve().parents[2] / "examples/demo.py"
 
 
@@ -16,6 +18,7 @@ def run_demo(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, str(DEMO), *words], capture_output=True, text=True, check=False)
 
 
+@FSDP
 @pytest.mark.slow
 def test_the_demo_holds_and_keeps_its_store(tmp_path: Path) -> None:
     place = tmp_path / "kept"

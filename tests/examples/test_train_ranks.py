@@ -12,6 +12,7 @@ from typing import Final
 import pytest
 
 import holdfast
+from tests.kit.capabilities import FSDP
 
 SCRIPT: Final = Path(__file__).resolve().parents[2] / "examples/train_ranks.py"
 
@@ -32,6 +33,7 @@ def find_losses(lines: Sequence[str]) -> list[float]:
     return [float(line.split()[3]) for line in lines if line.startswith("step ")]
 
 
+@FSDP
 @pytest.mark.slow
 def test_copies_on_two_ranks_go_on_as_shards_on_two_and_in_one_plain_process(tmp_path: Path) -> None:
     store = tmp_path / "store"

@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 import holdfast
 from tests.distributed.conftest import World
 from tests.distributed.runs import Kind, new_model, train, whole, wrap
+from tests.kit.capabilities import FSDP
 
 
 def save(rank: int, path: Path, kind: Kind) -> Any:
@@ -44,6 +45,7 @@ def find_place(tensor: torch.Tensor) -> int:
     return (tensor._local_tensor if isinstance(tensor, DTensor) else tensor).data_ptr()
 
 
+@FSDP
 @pytest.mark.parametrize(
     ("before", "after"),
     [(2, 1), pytest.param(2, 3, marks=pytest.mark.slow), pytest.param(3, 2, marks=pytest.mark.slow)],
@@ -58,6 +60,7 @@ def test_a_sharded_module_and_its_optimizer_are_filled_in_place(
     assert found == [(saved[0], True, {"DTensor"})] * 2 * after
 
 
+@FSDP
 @pytest.mark.slow  # two runs that train
 def test_what_ranks_have_cut_is_loaded_whole_by_one_process_and_cut_again(world: World, tmp_path: Path) -> None:
     saved = world(2)(save, tmp_path, "fsdp")[0]
@@ -123,6 +126,7 @@ def save_and_load_norm(rank: int, path: Path) -> tuple[Any, Any, list[bool]]:
     return whole(first.state_dict()), whole(second.state_dict()), [is_same]
 
 
+@FSDP
 def test_buffers_and_layers_that_know_their_past_are_filled_in_place_too(world: World, tmp_path: Path) -> None:
     for saved, loaded, is_same in world(2)(save_and_load_norm, tmp_path):
         assert loaded == saved
@@ -144,6 +148,7 @@ def save_and_load_cast(rank: int, path: Path) -> tuple[set[str], Any, Any]:
     return kinds, saved, whole(fresh.state_dict())
 
 
+@FSDP
 def test_state_of_more_precision_than_the_parameters_keeps_it(world: World, tmp_path: Path) -> None:
     for kinds, saved, loaded in world(2)(save_and_load_cast, tmp_path):
         assert kinds == {"DTensor"}
@@ -167,6 +172,7 @@ def translate_and_assign(rank: int, path: Path) -> list[Any]:
     return [whole(model.state_dict()) for model in (first, second, third)]
 
 
+@FSDP
 def test_hooks_and_assigning_get_what_the_rank_holds(world: World, tmp_path: Path) -> None:
     for first, second, third in world(2)(translate_and_assign, tmp_path):
         assert first == second == third

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Replicate
 
 import holdfast
 from holdfast.distributed.talk.call_ids import CallId
-from holdfast.distributed.talk.collectives import Collectives
+from holdfast.distributed.talk.collectives import Collectives, find_store
 from holdfast.tensors.sharding.sharded import per_rank
 from tests.distributed.conftest import World
 from tests.distributed.outcomes import ActOutcome, report_outcome
@@ -116,12 +116,12 @@ def save_one_beside_many(rank: int, path: Path) -> tuple[list[ActOutcome], int]:
     dist.barrier()
     group = dist.group.WORLD
     assert group is not None
-    before = group.get_group_store().num_keys()
+    before = find_store(group).num_keys()
     dist.barrier()
     for number in range(3):
         save(path, f"more {number}", {"w": torch.ones(3)})
     dist.barrier()
-    return [outcome[0], outcome[1], outcome[2]], group.get_group_store().num_keys() - before
+    return [outcome[0], outcome[1], outcome[2]], find_store(group).num_keys() - before
 
 
 def test_a_save_that_fails_beside_another_leaves_that_alone_and_names_leave_no_keys(

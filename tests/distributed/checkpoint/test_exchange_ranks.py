@@ -22,8 +22,8 @@ def make_tree(rank: int, fill: float) -> dict[str, Any]:
     rows = torch.arange(40.0).reshape(10, 4) * fill
     tied = torch.full((300,), fill)
     return {
-        "rows": distribute_tensor(rows, mesh, [Shard(0)], src_data_rank=None),
-        "columns": distribute_tensor(rows.clone(), mesh, [Shard(1)], src_data_rank=None),
+        "rows": distribute_tensor(rows, mesh, [Shard(0)]),
+        "columns": distribute_tensor(rows.clone(), mesh, [Shard(1)]),
         "fixed": (np.arange(1000), "x" * 2000),
         "own": per_rank(torch.full((rank + 1,), fill)),
         "first": tied,

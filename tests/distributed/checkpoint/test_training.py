@@ -18,6 +18,7 @@ from holdfast.distributed.checkpoint.training import TrainingState, find_names, 
 from holdfast.errors import Mismatch, Unsupported
 from tests.distributed.conftest import World
 from tests.distributed.runs import Kind, batch, new_model, train, whole, wrap
+from tests.kit.capabilities import FSDP
 from tests.kit.loading import bytes_of
 
 STEPS = 8
@@ -81,11 +82,11 @@ def same(losses: list[float]) -> Any:
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        (("fsdp", 2), ("plain", 1)),
-        pytest.param(("fsdp", 2), ("fsdp", 3), marks=pytest.mark.slow),
-        pytest.param(("fsdp", 3), ("ddp", 2), marks=pytest.mark.slow),
-        pytest.param(("ddp", 2), ("fsdp", 2), marks=pytest.mark.slow),
-        pytest.param(("plain", 1), ("fsdp", 2), marks=pytest.mark.slow),
+        pytest.param(("fsdp", 2), ("plain", 1), marks=FSDP),
+        pytest.param(("fsdp", 2), ("fsdp", 3), marks=[FSDP, pytest.mark.slow]),
+        pytest.param(("fsdp", 3), ("ddp", 2), marks=[FSDP, pytest.mark.slow]),
+        pytest.param(("ddp", 2), ("fsdp", 2), marks=[FSDP, pytest.mark.slow]),
+        pytest.param(("plain", 1), ("fsdp", 2), marks=[FSDP, pytest.mark.slow]),
     ],
     ids=lambda way: f"{way[0]}-{way[1]}",
 )
@@ -116,6 +117,7 @@ def evaluate_and_save(rank: int, path: Path) -> None:
     holdfast.open(path).save("x", run.state(step=HALF))
 
 
+@FSDP
 def test_a_sharded_model_is_saved_after_an_evaluation_as_before_it(world: World, tmp_path: Path) -> None:
     world(2)(begin, tmp_path / "before", "fsdp")
 
@@ -126,6 +128,7 @@ def test_a_sharded_model_is_saved_after_an_evaluation_as_before_it(world: World,
     assert bytes_of(after) == bytes_of(before)
 
 
+@FSDP
 @pytest.mark.slow  # three runs that train
 def test_the_same_number_of_ranks_goes_on_bit_by_bit(world: World, tmp_path: Path) -> None:
     whole_run = world(2)(begin_and_stay, "fsdp")

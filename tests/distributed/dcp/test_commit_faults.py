@@ -22,6 +22,7 @@ from holdfast.repo.write import transaction
 from holdfast.testing.faults import Fault, FaultyStore
 from tests.distributed.conftest import World
 from tests.distributed.outcomes import ActOutcome, report_outcome
+from tests.kit.dcp_calls import ALONE
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 
@@ -31,7 +32,7 @@ FAULTS: Final = [Fault.ONCE, Fault.FOR_GOOD, Fault.REPLY_LOST]
 
 def save(store: holdfast.Store, value: float, *, alone: bool = True) -> None:
     writer = StorageWriter(store, "run", overwrite=True)
-    dcp.save({"w": torch.full((300,), value)}, storage_writer=writer, no_dist=alone)
+    dcp.save({"w": torch.full((300,), value)}, storage_writer=writer, **(ALONE if alone else {}))
 
 
 def read_value(store: holdfast.Store) -> float:

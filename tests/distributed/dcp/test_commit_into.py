@@ -17,6 +17,7 @@ from tests.distributed.conftest import World
 from tests.distributed.dcp_states import dcp
 from tests.distributed.dcp_trees import Odd
 from tests.distributed.runs import Kind, new_model, train, whole, wrap
+from tests.kit.capabilities import FSDP
 
 
 def make_run(kind: Kind, seed: int = 0) -> tuple[torch.nn.Module, Any, Any]:
@@ -44,7 +45,12 @@ def go_on(rank: int, path: Path, kind: Kind) -> tuple[Any, list[float]]:
 
 
 @pytest.mark.parametrize(
-    ("saved", "loaded"), [(("plain", 1), ("plain", 1)), (("fsdp", 2), ("fsdp", 3)), (("fsdp", 2), ("plain", 1))]
+    ("saved", "loaded"),
+    [
+        (("plain", 1), ("plain", 1)),
+        pytest.param(("fsdp", 2), ("fsdp", 3), marks=FSDP),
+        pytest.param(("fsdp", 2), ("plain", 1), marks=FSDP),
+    ],
 )
 def test_a_run_that_torch_has_saved_goes_on(
     world: World, tmp_path: Path, saved: tuple[Kind, int], loaded: tuple[Kind, int]

@@ -16,6 +16,7 @@ import holdfast
 import holdfast.dcp
 from holdfast.errors import Unsupported
 from tests.distributed.dcp_states import dcp
+from tests.kit.capabilities import needs_parameter
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 TORCH = (filesystem.FileSystemWriter, filesystem.FileSystemReader)
@@ -135,6 +136,7 @@ def test_a_url_is_left_to_others_and_extensions_are_refused(tmp_path: Path) -> N
             dcp.FileSystemWriter(tmp_path, _extensions=[1])
 
 
+@needs_parameter("distributed.checkpoint.save", "use_collectives")
 def test_without_collectives_each_rank_has_its_marker(tmp_path: Path) -> None:
     with holdfast.dcp.install():
         dcp.save(make_state(1), checkpoint_id=tmp_path / "a", use_collectives=False)

@@ -14,10 +14,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
 import holdfast.dcp
 from tests.distributed.dcp_states import dcp
+from tests.kit.dcp_calls import ALONE, IN_THREAD
 
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn])
 SHAPES = st.lists(st.integers(0, 4), max_size=3)
@@ -80,14 +80,13 @@ def blank(value: Any) -> Any:
 def save_and_load(state: dict[str, Any], path: Path, *, is_async: bool) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warnings.filterwarnings("ignore", "torch.distributed is disabled|.*is deprecated")
+        warnings.filterwarnings("ignore", "torch.distributed is (disabled|unavailable)|.*is deprecated")
         if is_async:
-            kind = AsyncCheckpointerType.THREAD
-            dcp.async_save(state, checkpoint_id=path, async_checkpointer_type=kind, no_dist=True).result()
+            dcp.async_save(state, checkpoint_id=path, **IN_THREAD, **ALONE).result()
         else:
-            dcp.save(state, checkpoint_id=path, no_dist=True)
+            dcp.save(state, checkpoint_id=path, **ALONE)
         loaded = blank(deepcopy(state))
-        dcp.load(loaded, checkpoint_id=path, no_dist=True)
+        dcp.load(loaded, checkpoint_id=path, **ALONE)
     return outline(loaded)
 
 
@@ -113,6 +112,6 @@ def compare(state: dict[str, Any], *, is_async: bool) -> None:
             again = blank(deepcopy(state))
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                dcp.load(again, checkpoint_id=Path(place, "theirs"), no_dist=True)
+                dcp.load(again, checkpoint_id=Path(place, "theirs"), **ALONE)
 
     assert ours == theirs == outline(again) == outline(state)

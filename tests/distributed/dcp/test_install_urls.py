@@ -21,11 +21,16 @@ import holdfast
 import holdfast.dcp
 from holdfast.errors import BadName
 from tests.distributed.dcp_states import dcp
+from tests.kit.capabilities import find_in_torch, needs_ability, needs_torch
+from tests.kit.dcp_calls import ALONE
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:torch.distributed is disabled:UserWarning", "ignore:fsync not supported for this stream:UserWarning"
+)
 TORCH_WRITER, TORCH_READER = filesystem.FileSystemWriter, filesystem.FileSystemReader
 PACKAGE = "torch.distributed.checkpoint"
-LAZY = ("_fsspec_filesystem", "hf_storage", "format_utils")
+FSSPEC = "fsspec_filesystem" if find_in_torch(f"{PACKAGE[6:]}.fsspec_filesystem") else "_fsspec_filesystem"
+LAZY = (FSSPEC, *(["hf_storage"] if find_in_torch(f"{PACKAGE[6:]}.hf_storage") else []), "format_utils")
 """Modules of torch that use the two classes and are imported when they are first needed."""
 
 
@@ -77,7 +82,7 @@ def make_state(value: float) -> dict[str, Any]:
 
 def load(**where: Any) -> dict[str, Any]:
     state = make_state(0)
-    dcp.load(state, no_dist=True, **where)
+    dcp.load(state, **where, **ALONE)
     return {"w": state["w"].tolist(), "step": state["step"]}
 
 
@@ -85,15 +90,16 @@ URL = "memory://bucket/ckpt/step-1"
 SAVED = {"w": [1, 1, 1], "step": 1}
 
 
+@needs_ability("save to a filesystem in memory")
 @pytest.mark.parametrize("is_imported_before", [False, True])
 @pytest.mark.parametrize("store", [None, "store"])
 def test_a_url_checkpoint_goes_to_its_bucket(
     lazy: Lazy, bucket: Any, tmp_path: Path, is_imported_before: bool, store: str | None
 ) -> None:
     if is_imported_before:
-        lazy.load("_fsspec_filesystem")
+        lazy.load(FSSPEC)
     with holdfast.dcp.install(store):
-        dcp.save(make_state(1), checkpoint_id=URL, no_dist=True)
+        dcp.save(make_state(1), checkpoint_id=URL, **ALONE)
         found = load(checkpoint_id=URL)
 
     assert bucket.exists("/bucket/ckpt/step-1/.metadata")
@@ -101,35 +107,38 @@ def test_a_url_checkpoint_goes_to_its_bucket(
     assert found == load(checkpoint_id=URL) == SAVED
 
 
+@needs_ability("save to a filesystem in memory")
 @pytest.mark.parametrize("is_imported_before", [False, True])
 def test_the_fsspec_classes_are_torchs_own(lazy: Lazy, bucket: Any, tmp_path: Path, is_imported_before: bool) -> None:
     if is_imported_before:
-        lazy.load("_fsspec_filesystem")
+        lazy.load(FSSPEC)
     with holdfast.dcp.install():
-        module = lazy.load("_fsspec_filesystem")
+        module = lazy.load(FSSPEC)
         assert module.FsspecWriter.__mro__[1] is TORCH_WRITER
         assert module.FsspecReader.__mro__[1] is TORCH_READER
         assert issubclass(module.FsspecWriter, dcp.FileSystemWriter)
         assert isinstance(module.FsspecReader(URL), dcp.FileSystemReader)
-        dcp.save(make_state(1), storage_writer=module.FsspecWriter(URL), no_dist=True)
-    dcp.save(make_state(1), storage_writer=module.FsspecWriter(URL + "-again"), no_dist=True)
+        dcp.save(make_state(1), storage_writer=module.FsspecWriter(URL), **ALONE)
+    dcp.save(make_state(1), storage_writer=module.FsspecWriter(URL + "-again"), **ALONE)
 
     assert load(storage_reader=module.FsspecReader(URL)) == SAVED
     assert load(storage_reader=module.FsspecReader(URL + "-again")) == SAVED
     assert list(tmp_path.iterdir()) == []
 
 
+@needs_ability("save to a filesystem in memory")
 def test_a_subclass_of_an_fsspec_class_saves_by_torchs_code(lazy: Lazy, bucket: Any) -> None:
     with holdfast.dcp.install():
-        module = lazy.load("_fsspec_filesystem")
+        module = lazy.load(FSSPEC)
 
         class Writer(module.FsspecWriter):  # type: ignore[misc, name-defined]  # made at run time
             """A writer of a user."""
 
-        dcp.save(make_state(1), storage_writer=Writer(URL), no_dist=True)
+        dcp.save(make_state(1), storage_writer=Writer(URL), **ALONE)
         assert load(checkpoint_id=URL) == SAVED
 
 
+@needs_torch("distributed.checkpoint.hf_storage")
 @pytest.mark.parametrize("is_imported_before", [False, True])
 def test_hugging_face_storage_inherits_from_torchs_classes(lazy: Lazy, is_imported_before: bool) -> None:
     if is_imported_before:
@@ -141,6 +150,7 @@ def test_hugging_face_storage_inherits_from_torchs_classes(lazy: Lazy, is_import
         assert module.HuggingFaceStorageReader.__mro__[1] is TORCH_READER
 
 
+@needs_torch("distributed.checkpoint.hf_storage")
 @pytest.mark.parametrize("is_imported_before", [False, True])
 def test_hugging_face_storage_writes_its_own_files(lazy: Lazy, tmp_path: Path, is_imported_before: bool) -> None:
     pytest.importorskip("safetensors")
@@ -150,9 +160,9 @@ def test_hugging_face_storage_writes_its_own_files(lazy: Lazy, tmp_path: Path, i
         module = lazy.load("hf_storage")
         writer = module.HuggingFaceStorageWriter(str(tmp_path / "hf"))
         assert issubclass(module.HuggingFaceStorageReader, TORCH_READER)
-        dcp.save({"w": torch.ones(3)}, storage_writer=writer, no_dist=True)
+        dcp.save({"w": torch.ones(3)}, storage_writer=writer, **ALONE)
         state = {"w": torch.zeros(3)}
-        dcp.load(state, storage_reader=module.HuggingFaceStorageReader(str(tmp_path / "hf")), no_dist=True)
+        dcp.load(state, storage_reader=module.HuggingFaceStorageReader(str(tmp_path / "hf")), **ALONE)
 
     assert state["w"].tolist() == [1, 1, 1]
     assert [path.suffix for path in (tmp_path / "hf").glob("*.safetensors")] == [".safetensors"]
@@ -182,7 +192,7 @@ def test_a_users_subclass_is_a_subclass_of_torchs_class(tmp_path: Path) -> None:
 
         assert Writer.__bases__ == (Mixin, TORCH_WRITER)
         assert isinstance(Writer(tmp_path / "a"), dcp.FileSystemWriter)
-        dcp.save(make_state(1), storage_writer=Writer(tmp_path / "a"), no_dist=True)
+        dcp.save(make_state(1), storage_writer=Writer(tmp_path / "a"), **ALONE)
         assert load(checkpoint_id=tmp_path / "a") == SAVED
 
     assert opened == ["finish"]
@@ -195,7 +205,7 @@ def test_uninstall_leaves_torch_as_it_was(lazy: Lazy, tmp_path: Path) -> None:
     with holdfast.dcp.install():
         modules = [lazy.load(name) for name in LAZY]
         kept_writer, kept_reader = dcp.FileSystemWriter, dcp.FileSystemReader
-        dcp.save(make_state(1), checkpoint_id=tmp_path / "stored", no_dist=True)
+        dcp.save(make_state(1), checkpoint_id=tmp_path / "stored", **ALONE)
 
     for module in (dcp, filesystem, _storage_utils, *modules):
         assert (module.FileSystemWriter, module.FileSystemReader) == (TORCH_WRITER, TORCH_READER)
@@ -204,7 +214,7 @@ def test_uninstall_leaves_torch_as_it_was(lazy: Lazy, tmp_path: Path) -> None:
     assert (type(writer), type(reader)) == (TORCH_WRITER, TORCH_READER)
     assert isinstance(writer, kept_writer)
     assert isinstance(reader, kept_reader)
-    dcp.save(make_state(1), storage_writer=writer, no_dist=True)
+    dcp.save(make_state(1), storage_writer=writer, **ALONE)
     assert load(storage_reader=reader) == SAVED
     assert (tmp_path / "own" / "__0_0.distcp").is_file()
 
@@ -213,7 +223,7 @@ def test_installing_twice_or_uninstalling_twice_does_no_harm(tmp_path: Path) -> 
     holdfast.dcp.uninstall()
     holdfast.dcp.install()
     holdfast.dcp.install(tmp_path / "store")
-    dcp.save(make_state(1), checkpoint_id=tmp_path / "a", no_dist=True)
+    dcp.save(make_state(1), checkpoint_id=tmp_path / "a", **ALONE)
     holdfast.dcp.uninstall()
     holdfast.dcp.uninstall()
 
@@ -226,7 +236,7 @@ def test_torchs_converters_read_the_store(lazy: Lazy, tmp_path: Path, is_importe
     if is_imported_before:
         lazy.load("format_utils")
     with holdfast.dcp.install():
-        dcp.save(make_state(1), checkpoint_id=tmp_path / "a", no_dist=True)
+        dcp.save(make_state(1), checkpoint_id=tmp_path / "a", **ALONE)
         lazy.load("format_utils").dcp_to_torch_save(tmp_path / "a", tmp_path / "a.pt")
 
     assert torch.load(tmp_path / "a.pt")["w"].tolist() == [1, 1, 1]
@@ -249,7 +259,7 @@ def test_torchs_file_classes_refuse_a_url_when_they_are_named(url: str, tmp_path
 def test_a_url_that_pathlib_has_shortened_is_no_path_either(path: Path, tmp_path: Path) -> None:
     with holdfast.dcp.install():
         with pytest.raises(BadName, match="is a URL"):
-            dcp.save(make_state(1), checkpoint_id=path, no_dist=True)
+            dcp.save(make_state(1), checkpoint_id=path, **ALONE)
         with pytest.raises(BadName, match="is a URL"):
             load(checkpoint_id=path)
 
@@ -282,9 +292,9 @@ class PathLike:
 @pytest.mark.parametrize("make", [str, Path, PathLike])
 def test_a_path_may_come_as_any_kind_of_path(make: Any, tmp_path: Path) -> None:
     with holdfast.dcp.install():
-        dcp.save(make_state(1), checkpoint_id=make(tmp_path / "run" / "a"), no_dist=True)
+        dcp.save(make_state(1), checkpoint_id=make(tmp_path / "run" / "a"), **ALONE)
         assert load(checkpoint_id=make(tmp_path / "run" / "a")) == SAVED
-        dcp.save(make_state(1), storage_writer=dcp.FileSystemWriter(make(tmp_path / "run" / "b")), no_dist=True)
+        dcp.save(make_state(1), storage_writer=dcp.FileSystemWriter(make(tmp_path / "run" / "b")), **ALONE)
         assert load(storage_reader=dcp.FileSystemReader(make(tmp_path / "run" / "b"))) == SAVED
 
     assert len(list(holdfast.open(tmp_path / "run" / ".holdfast").snapshots())) == 2
@@ -292,7 +302,7 @@ def test_a_path_may_come_as_any_kind_of_path(make: Any, tmp_path: Path) -> None:
 
 def test_a_store_is_read_where_nothing_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with holdfast.dcp.install():
-        dcp.save(make_state(1), checkpoint_id=tmp_path / "a", no_dist=True)
+        dcp.save(make_state(1), checkpoint_id=tmp_path / "a", **ALONE)
         monkeypatch.setattr(os, "access", lambda path, mode: False)
         assert not TORCH_READER.validate_checkpoint_id(str(tmp_path / "a"))
 
@@ -304,7 +314,7 @@ def test_an_installed_writer_can_be_sent_to_a_process_without_the_store(tmp_path
         data = pickle.dumps(dcp.FileSystemWriter(tmp_path / "a"))
     writer = pickle.loads(data)
 
-    dcp.save(make_state(1), storage_writer=writer, no_dist=True)
+    dcp.save(make_state(1), storage_writer=writer, **ALONE)
     assert len(list(holdfast.open(tmp_path / "store").snapshots())) == 1
 
 
@@ -314,13 +324,14 @@ def test_torchs_own_writer_can_be_pickled_while_a_store_is_installed(tmp_path: P
         copy = pickle.loads(pickle.dumps(own))
 
         assert type(copy) is TORCH_WRITER
-        dcp.save(make_state(1), storage_writer=copy, no_dist=True)
+        dcp.save(make_state(1), storage_writer=copy, **ALONE)
         assert load(checkpoint_id=tmp_path / "a") == SAVED
 
     assert (tmp_path / "a" / "__0_0.distcp").is_file()
     assert type(pickle.loads(pickle.dumps(own))) is TORCH_WRITER
 
 
+@needs_ability("save to a filesystem in memory")
 @pytest.mark.slow
 def test_a_fresh_process_saves_urls_to_their_bucket(tmp_path: Path) -> None:
     script = """
@@ -330,14 +341,14 @@ def test_a_fresh_process_saves_urls_to_their_bucket(tmp_path: Path) -> None:
     import torch.distributed.checkpoint as dcp
     import holdfast.dcp
     holdfast.dcp.install()
-    dcp.save({"w": torch.ones(3)}, checkpoint_id="memory://bucket/a", no_dist=True)
+    dcp.save({"w": torch.ones(3)}, checkpoint_id="memory://bucket/a")
     holdfast.dcp.uninstall()
-    from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
-    dcp.save({"w": torch.ones(3)}, storage_writer=FsspecWriter("memory://bucket/b"), no_dist=True)
+    from torch.distributed.checkpoint.{fsspec} import FsspecReader, FsspecWriter
+    dcp.save({"w": torch.ones(3)}, storage_writer=FsspecWriter("memory://bucket/b"))
     print(sorted(fsspec.filesystem("memory").ls("/bucket", detail=False)), os.listdir("."))
     """
-    run = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
+    words = [sys.executable, "-c", textwrap.dedent(script).replace("{fsspec}", FSSPEC)]
+
+    run = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True)
 
     assert run.stdout.split("\n")[-2] == "['/bucket/a', '/bucket/b'] []"

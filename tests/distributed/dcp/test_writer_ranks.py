@@ -12,6 +12,7 @@ from holdfast.dcp import StorageReader
 from holdfast.testing.ranks import run_ranks
 from tests.distributed import dcp_states
 from tests.distributed.conftest import World
+from tests.kit.capabilities import FSDP, needs_parameter, needs_torch
 from tests.kit.patience import PROMPT_S, RUN_S
 
 
@@ -76,12 +77,14 @@ def test_a_native_checkpoint_of_ranks_is_loaded_by_torch(world: World, tmp_path:
     assert world(2)(dcp_states.load, str(tmp_path), "a", 1) == [[], []]
 
 
+@needs_parameter("distributed.checkpoint.default_planner.DefaultSavePlanner", "enable_plan_caching")
 def test_cached_plans_save_each_step_of_all_ranks(world: World, tmp_path: Path) -> None:
     world(2)(dcp_states.save_with_cached_plans, str(tmp_path))
 
     assert [load_here(tmp_path, f"step-{step}", step) for step in range(3)] == [[], [], []]
 
 
+@needs_parameter("distributed.checkpoint.save", "use_collectives")
 def test_without_collectives_every_rank_has_a_snapshot_of_its_own(world: World, tmp_path: Path) -> None:
     found = world(2)(dcp_states.save_alone, str(tmp_path), "a")
 
@@ -93,6 +96,7 @@ def test_without_collectives_every_rank_has_a_snapshot_of_its_own(world: World, 
     assert store.check(read=True) == []
 
 
+@needs_parameter("distributed.checkpoint.save", "use_collectives")
 @pytest.mark.filterwarnings(
     "ignore:torch.distributed is disabled:UserWarning", "ignore:.*not requested by any rank:UserWarning"
 )
@@ -142,6 +146,7 @@ def test_paths_that_are_local_to_each_node_are_refused(world: World, tmp_path: P
     assert (tmp_path / "s-1").exists() == has_stores
 
 
+@FSDP
 def test_fsdp_training_goes_on_with_another_number_of_ranks(world: World, tmp_path: Path) -> None:
     wanted = world(2)(dcp_states.train_and_save, str(tmp_path))
 
@@ -154,6 +159,7 @@ def test_a_save_in_the_background_keeps_what_was_there_when_it_began(world: Worl
     assert world(2)(dcp_states.save_in_thread, str(tmp_path)) == [[], []]
 
 
+@needs_torch("distributed.checkpoint.state_dict_saver.AsyncCheckpointerType")
 @pytest.mark.slow
 def test_a_save_in_another_process_keeps_what_was_there_when_it_began(world: World, tmp_path: Path) -> None:
     assert run_ranks(2, dcp_states.save_in_process, str(tmp_path), timeout_s=RUN_S) == [[], []]

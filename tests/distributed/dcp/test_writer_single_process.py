@@ -15,6 +15,7 @@ from holdfast.dcp import StorageReader, StorageWriter
 from holdfast.errors import NameInUse, Unsupported
 from tests.distributed.dcp_states import dcp
 from tests.distributed.dcp_trees import are_same, blank, failure, make_state, save
+from tests.kit.capabilities import needs_parameter
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:torch.distributed is disabled:UserWarning", "ignore:'.*'. saved, but not requested:UserWarning"
@@ -114,7 +115,7 @@ def test_metadata_is_what_torch_expects_of_it(store: holdfast.Store) -> None:
 
     found = reader.read_metadata()
 
-    assert found.version == "1.0.0"
+    assert getattr(found, "version", "1.0.0") == "1.0.0"  # not every torch has it
     assert found.storage_meta is not None
     assert (found.storage_meta.checkpoint_id, found.storage_meta.load_id) == ("a", reader.load_id)
     assert found.storage_meta.save_id
@@ -196,6 +197,7 @@ def test_a_load_into_a_tree_reads_what_torch_saved(store: holdfast.Store) -> Non
     assert are_same(target, {"model": {"w": torch.arange(3.0)}, "step": 4})
 
 
+@needs_parameter("distributed.checkpoint.save", "use_collectives")
 def test_without_collectives_a_rank_has_a_snapshot_of_its_own(store: holdfast.Store) -> None:
     state = make_state()
 

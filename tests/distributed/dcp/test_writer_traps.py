@@ -20,6 +20,7 @@ from holdfast.dcp import StorageReader, StorageWriter
 from holdfast.errors import LeaseLost, Mismatch, NameInUse, NotFound, NotShared, StoreFull, Unsupported
 from tests.distributed.dcp_states import dcp
 from tests.distributed.dcp_trees import Odd, are_same, failure, save
+from tests.kit.capabilities import needs_parameter
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:torch.distributed is disabled:UserWarning", "ignore:'.*'. saved, but not requested:UserWarning"
@@ -72,6 +73,7 @@ def test_a_planner_that_does_not_flatten_gives_a_flat_dict(store: holdfast.Store
     assert are_same(store.load("a"), {"a.b": torch.ones(2), "c": {"d": 1}})
 
 
+@needs_parameter("distributed.checkpoint.default_planner.DefaultSavePlanner", "enable_plan_caching")
 def test_cached_plans_save_the_values_of_each_save(store: holdfast.Store) -> None:
     planner = DefaultSavePlanner(enable_plan_caching=True)
     planner._cached_plans_key = "test_writer_traps"

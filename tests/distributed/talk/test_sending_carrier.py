@@ -17,6 +17,7 @@ import torch.distributed as dist
 import holdfast
 from holdfast.distributed.checkpoint.module_sync import sync_module_states
 from holdfast.distributed.talk import sending
+from holdfast.distributed.talk.collectives import find_store
 from holdfast.distributed.talk.sending import Sender
 from tests.distributed.conftest import World
 from tests.distributed.outcomes import ActOutcome, report_outcome
@@ -74,10 +75,10 @@ def fail_in_the_middle(rank: int, path: Path, victim: int, at: int) -> tuple[Act
         failed = report_outcome(lambda: load(path, timeout_s=PATIENCE_S))
     total = add_up()
     again = report_outcome(lambda: load(path, timeout_s=PATIENCE_S))
-    keys = int(group.get_group_store().num_keys())
+    keys = int(find_store(group).num_keys())
     load(path)
     add_up()
-    return failed, total, again, int(group.get_group_store().num_keys()) - keys
+    return failed, total, again, int(find_store(group).num_keys()) - keys
 
 
 @pytest.mark.parametrize(("victim", "at"), [(0, 0), (1, 1), (2, 2)])

@@ -7,9 +7,10 @@ import pytest
 import holdfast
 from holdfast.testing.ranks import run_ranks
 from tests.integration.capture import sharded_training
+from tests.kit.capabilities import FSDP
 from tests.kit.patience import RUN_S
 
-pytestmark = pytest.mark.slow
+pytestmark = [FSDP, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from holdfast.diff.items import (
 )
 from holdfast.facade import Store
 from holdfast.objects.memory import MemoryStore
-from holdfast.tensors.dtypes import find_dtype
+from tests.kit.capabilities import param_dtypes
 
 NAN, INF = float("nan"), float("inf")
 
@@ -133,9 +133,8 @@ def test_quantised_tensors_are_measured_by_what_they_mean() -> None:
     assert change.what == ("quantizer", "values")
 
 
-@pytest.mark.parametrize("name", ["uint4", "int2", "float4_e2m1fn_x2", "bits8"])
-def test_what_torch_cannot_convert_is_counted_in_bytes(name: str) -> None:
-    dtype = find_dtype(name)
+@pytest.mark.parametrize("dtype", param_dtypes("uint4", "int2", "float4_e2m1fn_x2", "bits8"))
+def test_what_torch_cannot_convert_is_counted_in_bytes(dtype: torch.dtype) -> None:
     before, after = (torch.tensor([1, 2, last], dtype=torch.uint8).view(dtype) for last in (3, 4))
 
     found = measure(before, after)

@@ -15,6 +15,7 @@ from torch.utils import _content_store as pytorch
 import holdfast
 from holdfast.content_store import ContentStoreReader, ContentStoreWriter
 from holdfast.errors import Mismatch, MissingChunk, Unsupported
+from tests.kit.capabilities import needs_ability
 from tests.kit.tensors import COMPOSITES, ORDINARY, SUBCLASSES
 
 
@@ -267,6 +268,7 @@ def write_both(tmp_path: Path) -> dict[str, torch.Tensor]:
     return tensors
 
 
+@needs_ability("load a file as fake tensors of the CPU")
 @pytest.mark.parametrize("cache", [True, False])
 def test_the_content_store_gives_the_fake_tensors_that_torch_load_gives(tmp_path: Path, cache: bool) -> None:
     tensors = write_both(tmp_path)

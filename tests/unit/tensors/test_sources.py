@@ -12,6 +12,7 @@ from holdfast.repo.format.chunk import CHUNK_BYTES
 from holdfast.tensors import sources as module
 from holdfast.tensors.sources import TensorSource, TensorSpan, iter_overlapping
 from holdfast.tensors.spec import TensorSpec, describe
+from tests.kit.capabilities import needs_ability
 from tests.kit.tensor_planning import plan_sources
 from tests.kit.tensors import ORDINARY
 
@@ -216,6 +217,7 @@ def test_memory_that_is_not_in_order_of_rows_is_cut_on_the_plain_grid() -> None:
     assert list(source.cuts) == [MIB, 2 * MIB, 2100 * KIB]
 
 
+@needs_ability("view a part of a tensor with several items in a byte")
 @pytest.mark.parametrize("dtype", [torch.quint4x2, torch.quint2x4])
 def test_tensors_with_several_items_in_a_byte_are_saved_whole_or_not_at_all(dtype: torch.dtype) -> None:
     whole = ORDINARY[f"{str(dtype)[6:]}/whole"]()

@@ -88,7 +88,7 @@ class Collectives:
         self._rounds: Rounds = SingleProcessRounds()
         self._store: tuple[Store, str] | None = None
         if group is not None and self.world_size > 1:
-            store = _find_store(group)
+            store = find_store(group)
             thread = StoreThread(store, name=f"holdfast-{name}", timeout_s=timeout_s)
             try:
                 call_id = self._assign_call_id(thread, f"holdfast/{group.group_name}/{name}/", topic)
@@ -389,7 +389,8 @@ def _find_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
     return group if group is not None or has_no_default else dist.group.WORLD
 
 
-def _find_store(group: dist.ProcessGroup) -> Store:
+def find_store(group: dist.ProcessGroup) -> Store:
+    """Return the store through which the ranks of a group meet; raises Unsupported if it has none."""
     # Some versions of torch have only the one, some only the other.
     find = getattr(group, "get_group_store", None) or partial(_get_process_group_store, group)
     store: Store | None = find()

@@ -23,6 +23,7 @@ from holdfast.errors import DigestMismatch, NotFound
 from holdfast.repo.format.chunk import CHUNK_BYTES
 from holdfast.repo.read.reader import open_snapshot
 from holdfast.repo.read.stream import RangeView, open_entry
+from tests.kit.capabilities import needs_ability
 
 DATA = random.Random(7).randbytes(3 * CHUNK_BYTES + 12_345)
 
@@ -82,6 +83,7 @@ def test_a_view_is_a_stream_of_the_bytes_in_its_window(
     assert all(offset <= start <= stop <= offset + size for start, stop in source.reads)
 
 
+@needs_ability("end a view of a file where it ends")
 @given(
     st.binary(min_size=1, max_size=60),
     st.integers(0, 59),

@@ -15,6 +15,7 @@ from holdfast.repo.format.entry import Entry
 from holdfast.snapshot.into.in_place import copy_into
 from holdfast.snapshot.load.opened import Opened
 from holdfast.tensors.storage import free_storage, is_allocated
+from tests.kit.capabilities import needs_torch
 from tests.kit.loading import bytes_of, noise, problems_of
 from tests.kit.tensors import COMPOSITES, ORDINARY, SUBCLASSES, assert_same_tensor, raw_bytes
 
@@ -214,6 +215,7 @@ def test_a_parameter_becomes_whole_numbers_without_a_gradient(store: Store) -> N
     assert not target["p"].requires_grad
 
 
+@needs_torch("float4_e2m1fn_x2")
 @pytest.mark.parametrize("assign", [False, True])
 def test_what_torch_cannot_convert_is_refused_before_anything_changes(store: Store, assign: bool) -> None:
     saved = {"a": noise(4), "w": torch.zeros(4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)}
@@ -307,6 +309,7 @@ def test_a_target_whose_memory_was_freed_stays_so_if_something_else_does_not_fit
     assert not is_allocated(target)
 
 
+@needs_torch("float4_e2m1fn_x2")
 def test_a_target_whose_memory_was_freed_is_freed_again_if_nothing_can_be_copied() -> None:
     target = torch.zeros(4)
     free_storage(target)

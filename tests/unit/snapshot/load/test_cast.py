@@ -15,6 +15,8 @@ from holdfast.objects.memory import MemoryStore
 from holdfast.repo.handle.repository import MIN_BUDGET_BYTES
 from holdfast.repo.read.reader import SnapshotReader
 from holdfast.snapshot.load.options import LoadOptions
+from holdfast.trees.move import PACKED_FLOAT
+from tests.kit.capabilities import param_dtypes
 from tests.kit.loading import noise
 from tests.kit.tensors import SUBCLASSES, TENSORS, assert_same_tensor, find_facts
 
@@ -40,7 +42,7 @@ def values_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def will_be_cast(tensor: torch.Tensor) -> bool:
-    is_number = tensor.is_floating_point() and tensor.dtype != torch.float4_e2m1fn_x2
+    is_number = tensor.is_floating_point() and tensor.dtype != PACKED_FLOAT
     return is_number and not isinstance(tensor, SUBCLASSES)
 
 
@@ -273,7 +275,7 @@ def test_a_view_of_a_snapshot_can_be_cast(store: Store) -> None:
 # What is refused
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.complex64, torch.bool, torch.float4_e2m1fn_x2], ids=str)
+@pytest.mark.parametrize("dtype", param_dtypes("int64", "complex64", "bool", "float4_e2m1fn_x2"))
 def test_what_no_floating_tensor_can_be_cast_to_is_refused_before_anything_is_read(
     store: Store, dtype: torch.dtype
 ) -> None:

@@ -220,6 +220,8 @@ def test_the_state_of_every_optimizer_comes_back_the_same(store: Store, name: st
     assert_same(found["net"], net.state_dict())
 
 
+# Some versions of torch warn of what one of their own schedules does.
+@pytest.mark.filterwarnings("ignore:The epoch parameter in `scheduler.step:UserWarning")
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_the_state_of_every_scheduler_comes_back_the_same(store: Store, name: str) -> None:
     net = make_net()

@@ -23,10 +23,12 @@ from holdfast.errors import Unsupported
 from holdfast.repo.format.boxes import Box, slices
 from holdfast.tensors.sharding.meshes import Cut, Layouts, plan_runs
 from holdfast.tensors.sharding.sharded import LocalLeaf, describe
+from tests.kit.capabilities import needs_ability
 from tests.kit.mesh_worlds import be_rank, distribute, make_mesh
 from tests.kit.tilings import shapes
 
 
+@needs_ability("cut a tensor unevenly with _StridedShard")
 @given(st.integers(0, 60), st.lists(st.tuples(st.integers(1, 5), st.integers(1, 4)), max_size=3), st.data())
 def test_runs_are_what_torch_leaves_of_a_dim(length: int, axes: list[tuple[int, int]], data: st.DataObject) -> None:
     rows = torch.arange(length)
@@ -70,6 +72,7 @@ def hold_everywhere(full: torch.Tensor, mesh_shape: tuple[int, ...], placements:
     return held
 
 
+@needs_ability("cut a tensor unevenly with _StridedShard")
 @given(cases())
 @example(((16, 3), (2, 4), [_StridedShard(0, split_factor=4), Shard(0)]))  # FSDP2 over tensor parallelism
 @example(((26, 3), (2, 4), [_StridedShard(0, split_factor=4), Shard(0)]))
@@ -92,6 +95,7 @@ def test_the_parts_of_all_ranks_are_the_tensor_once_for_each_replica(case: Case)
     assert (counts == copies).all()
 
 
+@needs_ability("cut a tensor unevenly with _StridedShard")
 @given(cases())
 def test_the_ranks_that_hold_the_same_are_known_to_each_other(case: Case) -> None:
     shape, mesh_shape, placements = case
@@ -108,6 +112,8 @@ def test_the_ranks_that_hold_the_same_are_known_to_each_other(case: Case) -> Non
         assert each.mesh_ranks == tuple(range(len(held)))
 
 
+@needs_ability("cut a tensor unevenly with _StridedShard")
+@pytest.mark.filterwarnings("ignore:DTensor random operators may not have complete support:UserWarning")
 def test_the_parameters_of_a_model_that_is_cut_twice_are_boxes() -> None:
     # One rank only: torch keeps the meshes of operations that it has seen, whatever rank it was then.
     with be_rank(4, 6):

@@ -30,6 +30,7 @@ from holdfast.tensors.sharding.sharded import (
     per_rank,
     shard,
 )
+from tests.kit.capabilities import needs_ability
 from tests.kit.mesh_worlds import be_rank, distribute, make_mesh
 
 
@@ -135,6 +136,7 @@ def test_a_part_of_a_tensor_cannot_be_declared_per_rank() -> None:
             describe(PerRank(value))
 
 
+@needs_ability("cut a tensor unevenly with _StridedShard")
 @pytest.mark.usefixtures("two_ranks")
 def test_the_pieces_of_a_parameter_are_its_memory() -> None:
     tensor = distribute(torch.arange(6.0), make_mesh((2,)), [_StridedShard(0, split_factor=2)])
@@ -186,6 +188,7 @@ def test_a_sharded_tensor_is_its_local_shards() -> None:
     assert show(held) == [((2, 0), (1, 2), [[1.0, 1.0]]), ((3, 0), (2, 2), [[0.0, 0.0], [0.0, 0.0]])]
 
 
+@needs_ability("view the local shards of a DTensor")
 @pytest.mark.usefixtures("two_ranks")
 def test_a_dtensor_of_several_local_shards_asks_them() -> None:
     parts = [torch.zeros(4, 1), torch.ones(4, 2)]
@@ -201,6 +204,7 @@ def test_a_dtensor_of_several_local_shards_asks_them() -> None:
     assert (held.global_shape, held.ranks, held.mesh_ranks) == ((4, 6), (1,), (0, 1))
 
 
+@needs_ability("view the local shards of a DTensor")
 @pytest.mark.usefixtures("two_ranks")
 def test_a_dtensor_of_no_local_shards_holds_nothing() -> None:
     local = LocalShardsWrapper([], [])
@@ -296,6 +300,7 @@ def test_a_shard_that_is_elsewhere_is_not_found() -> None:
         find_tensor_shard(tensor, MetadataIndex("model.w"))
 
 
+@needs_ability("cut a tensor unevenly with _StridedShard")
 @pytest.mark.usefixtures("two_ranks")
 def test_the_part_of_a_dtensor_is_found_by_its_offset() -> None:
     tensor = distribute(torch.arange(6), make_mesh((2,)), [_StridedShard(0, split_factor=2)])
@@ -322,6 +327,7 @@ def test_no_part_of_a_partial_is_given_out() -> None:
         find_tensor_shard(tensor, MetadataIndex("model.w"))
 
 
+@needs_ability("view the local shards of a DTensor")
 @pytest.mark.usefixtures("two_ranks")
 def test_a_local_shard_of_a_dtensor_is_asked_for() -> None:
     local = LocalShardsWrapper([torch.zeros(4, 1), torch.ones(4, 2)], [(0, 3), (0, 4)])
