@@ -16,7 +16,7 @@ NOT_SLOW := $(if $(SLOW),,-m "not slow")
 JOBS := auto
 SHARED := -n $(JOBS) --maxprocesses 4 --dist loadfile
 
-.PHONY: help setup demo test check bench docs site dist
+.PHONY: help setup demo test check matrix bench docs site dist
 
 help:
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,6 +37,9 @@ check: $(READY_DOCS) ## format, lint, types, architecture, generated pages, the 
 	@$(BIN)/python docs/generate.py --check
 	@$(BIN)/python -m pytest -q tests/architecture
 	@$(BIN)/python docs/build_site.py
+
+matrix: $(READY) ## run the core tests with each pair of Python and torch, 5 GB a pair (PAIR=3.10-2.6: that one; ARGS=... for pytest)
+	@$(BIN)/python -m tests.matrix.run $(PAIR) --jobs $(JOBS) $(if $(ARGS),-- $(ARGS))
 
 bench: $(READY_BENCH) ## compare with other formats, twenty minutes with two cores (QUICK=1: small sizes, one minute)
 	@$(BIN)/python bench/run.py $(if $(QUICK),--quick)
