@@ -21,7 +21,7 @@ from tests.matrix.results import Outcome, PairResult, add_outcomes, read_report,
 from tests.matrix.selection import CORE, LEFT_OUT, SLOW
 
 # The options of `make test`. No cache: the environments share the checkout.
-_PYTEST: Final = ("-m", "pytest", "-q", "--hypothesis-profile=ci", "-p", "no:cacheprovider")
+_PYTEST: Final = ("-m", "pytest", "-q", "--hypothesis-profile=ci", "-p", "no:cacheprovider", "--tb=short")
 _DESCRIBE: Final = """
 import json, platform, numpy, torch
 from holdfast.compile_cache.inductor import find_obstacle
@@ -30,28 +30,34 @@ print(json.dumps({"python": platform.python_version(), "torch": torch.__version_
 """
 
 
+class NotRun(Exception):
+    """The suites were not run to the end."""
+
+
 def plan_runs(jobs: str) -> list[list[str]]:
     """Return the arguments of each run of pytest that the core suites need."""
     left_out = [f"--ignore={path}" for path in LEFT_OUT if path.startswith(CORE)]
     shared = ["-n", jobs, "--maxprocesses", "4", "--dist", "loadfile"]
-    return [[*CORE, *left_out, "-m", "not slow", *shared], [*SLOW, "-m", "slow"]]
+    default = [*CORE, *left_out, "-m", "not slow", "--continue-on-collection-errors", *shared]
+    return [default, [*SLOW, "-m", "slow"]]
 
 
 def run_pair(pair: str, jobs: str) -> PairResult:
     """Run the core suites with one pair; return what became of them."""
     python = build_environment(pair, find_place())
     with tempfile.TemporaryDirectory() as folder:
-        outcome = add_outcomes(_iter_outcomes(python, plan_runs(jobs), Path(folder)))
+        outcome = add_outcomes(iter_outcomes(python, plan_runs(jobs), Path(folder)))
     return PairResult(pair=pair, **_describe(python), outcome=outcome)
 
 
-def _iter_outcomes(python: Path, runs: Sequence[Sequence[str]], folder: Path) -> Iterator[Outcome]:
+def iter_outcomes(python: Path, runs: Sequence[Sequence[str]], folder: Path) -> Iterator[Outcome]:
+    """Run pytest with each of these arguments, and yield what became of the tests; raises NotRun."""
     for number, arguments in enumerate(runs):
         report = folder / f"{number}.xml"
         status = _run_pytest(python, [*arguments, f"--junitxml={report}"])
-        # 0: all passed; 1: some failed. Otherwise pytest itself did not get to the end.
-        if status > 1 and not report.is_file():
-            raise CannotBuild(f"pytest ended with status {status} and wrote no report; its output is above")
+        # 0: all passed; 1: some failed. Otherwise pytest did not get to the end, and a report would be a part of one.
+        if status not in (0, 1):
+            raise NotRun(f"pytest ended with status {status}, so nothing was recorded; its output is above")
         yield read_report(report)
 
 
@@ -88,5 +94,5 @@ def main(arguments: Sequence[str]) -> int:
 if __name__ == "__main__":
     try:
         sys.exit(main(sys.argv[1:]))
-    except CannotBuild as error:
+    except (CannotBuild, NotRun) as error:
         sys.exit(f"make matrix: {error}")
