@@ -12,6 +12,7 @@ from typing import Any, Final, NoReturn
 
 import torch
 from torch.nested._internal.nested_tensor import NestedTensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from holdfast.errors import Corrupt, NewerFormat
 from holdfast.json_text import Json
@@ -243,7 +244,7 @@ def _join_nested(meta: Meta, tensors: Mapping[str, torch.Tensor]) -> torch.Tenso
         row[:, :1] = num_items
         begins = row.new_zeros(1)
         return torch._nested_view_from_buffer(values.detach(), row, torch.ones_like(row), begins).narrow(0, 0, 0)
-    if num_items != int(sizes.prod(1).sum()) and not _can_nest_a_part():
+    if num_items != int(sizes.prod(1).sum()) and not can_nest_a_part():
         raise NewerFormat(
             f"torch {torch.__version__} cannot create a nested tensor whose rows do not cover its memory: upgrade torch"
         )
@@ -252,11 +253,13 @@ def _join_nested(meta: Meta, tensors: Mapping[str, torch.Tensor]) -> torch.Tenso
 
 
 @functools.cache
-def _can_nest_a_part() -> bool:
+def can_nest_a_part() -> bool:
     """Return whether this torch can make a nested tensor of a part of a storage."""
-    row = torch.ones(1, 1, dtype=torch.int64, device="cpu")
     try:
-        torch._nested_view_from_buffer(torch.ones(2, device="cpu"), row, row, torch.zeros_like(row[0]))
+        # A mode for fake tensors would answer for itself.
+        with _disable_current_modes():
+            row = torch.ones(1, 1, dtype=torch.int64, device="cpu")
+            torch._nested_view_from_buffer(torch.ones(2, device="cpu"), row, row, torch.zeros_like(row[0]))
     except RuntimeError:
         return False
     return True

@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
-from torch.distributed.checkpoint.staging import AsyncStager
+from torch.distributed.checkpoint.staging import AsyncStager, BlockingAsyncStager
 
 import holdfast
 from holdfast.dcp import StorageReader, StorageWriter
+from holdfast.distributed.dcp.writer import does_stager_copy
 from holdfast.errors import LeaseLost, Mismatch, NameInUse, NotFound, NotShared, StoreFull, Unsupported
 from tests.distributed.dcp_states import dcp
 from tests.distributed.dcp_trees import Odd, are_same, failure, save
@@ -232,3 +234,13 @@ def test_planner_data_that_is_not_plain_is_refused(store: holdfast.Store) -> Non
     assert isinstance(error, Unsupported)
     assert "the planner's data" in str(error)
     assert store.latest() is None
+
+
+def test_whether_torch_copies_what_it_stages_is_found_out_in_a_fake_mode_too() -> None:
+    tensor = torch.ones(2)
+    staged: Any = BlockingAsyncStager().stage({"w": tensor})
+    does_stager_copy.cache_clear()
+    with FakeTensorMode():
+        found = does_stager_copy()
+
+    assert found == (staged["w"].data_ptr() != tensor.data_ptr())

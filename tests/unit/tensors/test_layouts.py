@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from holdfast.errors import Corrupt, NewerFormat
 from holdfast.json_text import Json
-from holdfast.tensors.layouts import Meta, find_layout, join_layout, split_layout
-from tests.kit.capabilities import needs_ability
+from holdfast.tensors.layouts import Meta, can_nest_a_part, find_layout, join_layout, split_layout
+from tests.kit.capabilities import is_able, needs_ability
 from tests.kit.tensors import COMPOSITES, assert_same_tensor
 from tests.tensor_zoo import DTYPES
 
@@ -105,6 +106,14 @@ def test_values_that_begin_later_in_their_storage_are_found_there() -> None:
     joined = join_layout(meta, {**tensors, "values": moved})
     for found, wanted in zip(joined.unbind(), LAYOUTS["nested/whole"]().unbind(), strict=True):
         assert_same_tensor(found, wanted)
+
+
+def test_what_torch_can_do_is_found_out_in_a_fake_mode_too() -> None:
+    can_nest_a_part.cache_clear()
+    with FakeTensorMode():
+        found = can_nest_a_part()
+
+    assert found == is_able("make a nested tensor of a part of a storage")
 
 
 def test_pieces_outside_of_the_values_are_damage() -> None:

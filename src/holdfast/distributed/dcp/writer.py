@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.storage import StorageWriter as TorchStorageWr
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.tensor import DTensor
 from torch.futures import Future
+from torch.utils._python_dispatch import _disable_current_modes
 
 from holdfast.distributed.dcp.commit import Commit, make_root, verify_free
 from holdfast.distributed.dcp.items import Written, plan_groups
@@ -281,14 +282,16 @@ def _copy_if_shared(tensor: torch.Tensor) -> torch.Tensor:
     """Return a copy of a tensor that torch's stager would not copy; else the tensor itself."""
     if isinstance(tensor, DTensor) and tensor.dim() == 0:
         return copy.deepcopy(tensor)
-    if tensor.device.type == "cpu" and not _does_stager_copy():
+    if tensor.device.type == "cpu" and not does_stager_copy():
         return tensor.detach().clone()
     return tensor
 
 
 @functools.cache
-def _does_stager_copy() -> bool:
+def does_stager_copy() -> bool:
     """Return whether the stager of this torch copies tensors that are on the CPU already."""
-    tensor = torch.ones(1, device="cpu")
-    staged: dict[str, Any] = BlockingAsyncStager().stage({"tensor": tensor})
-    return bool(staged["tensor"].data_ptr() != tensor.data_ptr())
+    # A mode for fake tensors would answer for itself.
+    with _disable_current_modes():
+        tensor = torch.ones(1, device="cpu")
+        staged: dict[str, Any] = BlockingAsyncStager().stage({"tensor": tensor})
+        return bool(staged["tensor"].data_ptr() != tensor.data_ptr())
