@@ -18,7 +18,7 @@ _LACKS_HEAD: Final = """\
 Holdfast finds out by itself what the installed Python and torch have. Tests of something that they lack are
 skipped, and the reason names it.
 """
-_OTHER_HEAD: Final = "These tests need something of the machine that ran them, not of Python or torch."
+_OTHER_HEAD: Final = "These tests were skipped for another reason than something that Python or torch lacks."
 _SUITES_HEAD: Final = "The core suites are these folders, without their slow tests:"
 
 
