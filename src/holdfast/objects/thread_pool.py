@@ -231,9 +231,12 @@ class ThreadPool:
             # Return only when all threads have ended: they use files and memory of the caller.
             try:
                 slot = self._slots[-1]
-                if slot.has_begun:
-                    slot.left.acquire()
-                    slot.has_begun = False
+                if slot.has_begun and not slot.left.acquire(timeout=_CHECK_S):
+                    # A thread may sleep past its own timeout: `SimpleQueue.get` waits for ever if it is woken for an
+                    # item that another thread takes and finds its timeout just passed.
+                    self._queue.put(None)
+                    continue
+                slot.has_begun = False
                 self._slots.pop()
             except MemoryError:
                 continue

@@ -7,6 +7,7 @@ import threading
 from _thread import get_ident
 from collections.abc import Callable
 from functools import partial
+from queue import SimpleQueue
 
 import pytest
 
@@ -54,6 +55,42 @@ def test_no_more_threads_work_than_there_may_be(pool: ThreadPool) -> None:
     for task in tasks:
         task.result()
     pool.shutdown()
+
+
+class SleepyQueue:
+    """A queue whose first message to end is lost, and which waits for ever, whatever the timeout."""
+
+    def __init__(self) -> None:
+        self._messages: SimpleQueue[object] = SimpleQueue()
+        self._has_lost_one = False
+
+    def put(self, message: object) -> None:
+        if message is None and not self._has_lost_one:
+            self._has_lost_one = True
+            return
+        self._messages.put(message)
+
+    def get(self, timeout: float) -> object:
+        return self._messages.get()
+
+    def get_nowait(self) -> object:
+        return self._messages.get_nowait()
+
+
+def test_a_thread_that_misses_its_message_is_told_again_to_end(
+    pool: ThreadPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(thread_pool, "_CHECK_S", 0.01)
+    monkeypatch.setattr(pool, "_queue", SleepyQueue())
+    threads = [pool.submit(get_ident) for _ in range(2)]
+    for task in threads:
+        task.result()
+
+    shutdown = threading.Thread(target=pool.shutdown, daemon=True)
+    shutdown.start()
+    shutdown.join(PATIENCE_S)
+
+    assert not shutdown.is_alive()
 
 
 @pytest.mark.parametrize("start", [cannot_start, ends_at_once])
