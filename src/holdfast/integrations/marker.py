@@ -67,8 +67,9 @@ def encode_marker(
     """
     buffer = io.BytesIO()
     torch.save(_MarkedCheckpoint(marker, devices, load or load_marked), buffer)
+    facts = {field: value for field, value in asdict(marker).items() if value}
     with zipfile.ZipFile(buffer, "a") as archive:
-        archive.comment = f"\n{json.dumps({_KEY: asdict(marker)})}\n".encode()
+        archive.comment = f"\n{json.dumps({_KEY: facts})}\n".encode()
     return buffer.getvalue()
 
 
