@@ -13,7 +13,12 @@ from _pytest.mark import ParameterSet
 from tests.docs.blocks import BlockFailed, iter_blocks, matches, run_page
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-SLOW: Final = ("docs/tutorial/many-ranks.md", "docs/how-to/share-a-compile-cache.md")
+SLOW: Final = (
+    "docs/tutorial/many-ranks.md",
+    "docs/how-to/share-a-compile-cache.md",
+    "docs/how-to/use-with-deepspeed.md",
+    "docs/how-to/use-with-ray-train.md",
+)
 """Pages that start several processes with torch, or compile."""
 NEEDS: Final = {
     "docs/how-to/use-with-accelerate.md": ("accelerate",),
@@ -24,7 +29,7 @@ NEEDS: Final = {
     "docs/how-to/use-with-torchtitan.md": ("torchtitan",),
     "docs/how-to/use-with-torchft-and-vllm.md": ("torchft",),
 }
-"""Pages that need a training framework: slow, and skipped without it. Warnings of the framework are its own matter."""
+"""Pages that need a training framework: skipped without it. Warnings of the framework are its own matter."""
 PAGES: Final = ["README.md", *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))]
 
 
@@ -35,21 +40,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _mark(page: str) -> ParameterSet:
-    marks = [
-        pytest.mark.slow,
+    marks = []
+    if page in SLOW:
         # Torch's compiler uses parts of torch that are deprecated.
-        pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    ]
+        marks += [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
     if page in NEEDS:
         absent = [name for name in NEEDS[page] if find_spec(name) is None]
         reason = f"needs {', '.join(absent)}, which `make test` installs"
-        marks = [
-            pytest.mark.slow,
-            pytest.mark.filterwarnings("default"),
-            pytest.mark.skipif(bool(absent), reason=reason),
-        ]
-        return pytest.param(page, marks=marks)
-    return pytest.param(page, marks=marks if page in SLOW else [])
+        marks += [pytest.mark.filterwarnings("default"), pytest.mark.skipif(bool(absent), reason=reason)]
+    return pytest.param(page, marks=marks)
 
 
 @pytest.mark.parametrize("page", [_mark(page) for page in PAGES if (ROOT / page).is_file()])
