@@ -6,6 +6,7 @@ MAKEFLAGS += --no-print-directory
 
 BIN := .venv/bin
 READY := .venv/ready
+READY_DEV := .venv/ready-dev
 READY_INTEGRATIONS := .venv/ready-integrations
 READY_BENCH := .venv/ready-bench
 READY_DOCS := .venv/ready-docs
@@ -21,7 +22,7 @@ SHARED := -n $(JOBS) --maxprocesses 4 --dist loadfile
 help:
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(READY) ## build .venv, every package pinned by constraints.txt
+setup: $(READY) ## build .venv with the package and torch, pinned by constraints.txt; other targets add what they need
 	@echo "ready: $(BIN)"
 
 demo: $(READY) ## train, kill, resume bit-exactly, fine-tune; 2 ranks save, 1 and 3 continue: about a minute
@@ -38,7 +39,7 @@ check: $(READY_DOCS) ## format, lint, types, architecture, generated pages, the 
 	@$(BIN)/python -m pytest -q tests/architecture
 	@$(BIN)/python docs/build_site.py
 
-matrix: $(READY) ## run the core tests with each pair of Python and torch, 5 GB a pair (PAIR=3.10-2.6: that one; ARGS=... for pytest)
+matrix: $(READY_DEV) ## run the core tests with each pair of Python and torch, 5 GB a pair (PAIR=3.10-2.6: that one; ARGS=... for pytest)
 	@$(BIN)/python -m tests.matrix.run $(PAIR) --jobs $(JOBS) $(if $(ARGS),-- $(ARGS))
 
 bench: $(READY_BENCH) ## compare with other formats, twenty minutes with two cores (QUICK=1: small sizes, one minute)
@@ -57,21 +58,25 @@ dist: $(READY_DIST) ## build the wheel and the sdist of HEAD in dist/, and check
 # PIP_CONSTRAINT and not -c: it also applies to the build backend.
 $(READY): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || python3 -m venv .venv
+	@PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install -qq --disable-pip-version-check --editable .
+	@touch $@
+
+$(READY_DEV): $(READY)
 	@PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
 # The frameworks that tests of holdfast.integrations need. Not part of READY: `make demo` does not wait for them.
-$(READY_INTEGRATIONS): $(READY)
+$(READY_INTEGRATIONS): $(READY_DEV)
 	@PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[accelerate,lightning,peft,transformers,deepspeed,ray]' torchft tyro
 # Without what it needs besides: its checkpoint code needs none of it, and its datasets excludes the pinned fsspec.
 	@PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps torchtitan torch_checkpointing torchdata spmd_types
 	@touch $@
 
-$(READY_BENCH): $(READY)
+$(READY_BENCH): $(READY_DEV)
 	@PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[peers]'
 	@touch $@
 
-$(READY_DOCS): $(READY)
+$(READY_DOCS): $(READY_DEV)
 	@PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[docs]'
 	@touch $@
 
