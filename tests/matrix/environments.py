@@ -56,8 +56,15 @@ def parse_pins(text: str) -> Pins:
 
 
 def find_not_pinned(installed: Mapping[str, str], pins: Mapping[str, str]) -> list[str]:
-    """Return `name==version` of each installed package that no pin names with this version."""
-    return [f"{name}=={version}" for name, version in installed.items() if pins.get(name) != version]
+    """Return `name==version` of each installed package that no pin names with this version.
+
+    A pin without a local version, such as 2.13.0, also names builds of it, such as 2.13.0+cpu.
+    """
+    return [
+        f"{name}=={version}"
+        for name, version in installed.items()
+        if pins.get(name) not in (version, version.partition("+")[0])
+    ]
 
 
 def build_environment(pair: str, place: Path) -> Path:

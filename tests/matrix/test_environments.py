@@ -44,6 +44,11 @@ def test_a_package_without_a_pin_or_with_another_version_is_reported() -> None:
     assert find_not_pinned(installed, {"rich": "15.0.0", "numpy": "2.4.6"}) == ["numpy==2.0.0", "new==1.0"]
 
 
+def test_a_build_of_the_pinned_version_is_pinned_and_another_build_is_not() -> None:
+    assert find_not_pinned({"torch": "2.13.0+cpu"}, {"torch": "2.13.0"}) == []
+    assert find_not_pinned({"torch": "2.13.0+cpu"}, {"torch": "2.13.0+cu126"}) == ["torch==2.13.0+cpu"]
+
+
 def test_an_unknown_pair_is_refused_with_the_list_of_pairs() -> None:
     with pytest.raises(CannotBuild, match=r"^there is no pair '3\.1-2\.0'; the pairs are 3\.10-2\.6, "):
         read_pins("3.1-2.0")
