@@ -107,7 +107,7 @@ class LoaderState:
         return sampler if isinstance(sampler, SeedableRandomSampler) else None
 
     def _find_generator(self) -> torch.Generator | None:
-        """Return the generator of the order; None if it is seeded anew in each epoch."""
+        """Return the generator that the order is drawn from; None if each epoch sets its seed."""
         if self._find_order() is not None:
             return None
         found = getattr(self._loader.get_sampler(), "generator", None)

@@ -139,8 +139,8 @@ class HoldfastCheckpointManager(BaseCheckpointManager):
         usable = [each for each in found if not each.metadata[_MODEL_ONLY] or each.metadata["step"] == 0]
         if found and not usable:
             raise Unsupported(
-                f"{found[-1].name!r} has the model only, so training cannot continue from it: delete it to start anew,"
-                " or pass its step as load_step to begin with its weights"
+                f"{found[-1].name!r} has the model only, so training cannot continue from it: delete it to start from"
+                " step 0, or pass its step as load_step to begin with its weights"
             )
         return max(usable, key=lambda each: (each.time, each.metadata["step"])).name if usable else None
 
