@@ -70,8 +70,9 @@ def _load_plain(data: bytes | bytearray) -> object:
     """Load plain values, tensors, bytes and byte streams; raises torch's own error for anything else."""
     try:
         return _load(data, weights_only=True)
-    except pickle.UnpicklingError:
-        # Another thread may have extended the list of allowed classes and restored it while this thread was loading.
+    except (pickle.UnpicklingError, KeyError):
+        # KeyError: another thread extended the list of allowed classes, and restored it after torch had found the
+        # class in it and before torch read it from it.
         if not _find_unsafe(data) <= _BYTES:
             raise
     with _ALLOWING, torch.serialization.safe_globals([io.BytesIO, (_make_empty_bytes, "builtins.bytes")]):

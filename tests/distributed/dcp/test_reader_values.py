@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import datetime
 import io
+import sys
 import threading
 import warnings
 from collections.abc import Iterator
@@ -85,6 +86,16 @@ def test_what_the_user_has_allowed_stays_allowed(tmp_path: Path) -> None:
     assert io.BytesIO in torch.serialization.get_safe_globals()
 
 
+@pytest.fixture
+def _fast_switches() -> Iterator[None]:
+    """Let threads take turns as often as Python can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("_fast_switches")
 def test_streams_can_be_loaded_by_many_threads_at_once() -> None:
     payload, start, faults = dump_payload(make_stream()), threading.Barrier(4), list[BaseException]()
 

@@ -37,6 +37,23 @@ def test_a_byte_stream_is_plain() -> None:
     assert found.getvalue() == b"abc"
 
 
+def test_a_list_of_classes_that_another_thread_shortens_is_no_reason_to_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
+    original, calls = torch.load, list[int]()
+
+    def load(*args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 1:  # what torch raises if the class is removed between its two looks at the list
+            raise KeyError("_io.BytesIO")
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(torch, "load", load)
+
+    found = load_payload(dump_payload(io.BytesIO(b"abc")), what="x", weights_only=True)
+
+    assert isinstance(found, io.BytesIO)
+    assert len(calls) == 2
+
+
 def test_another_class_is_refused_by_name_and_loaded_if_allowed() -> None:
     data = dump_payload(Custom())
 
