@@ -241,14 +241,17 @@ def train_and_save(rank: int, path: str) -> list[float]:
     model, optimizer = make_training()
     train(model, optimizer, range(3))
     states = get_state_dict(model, optimizer)
-    dcp.save({"model": states[0], "optim": states[1]}, storage_writer=StorageWriter(path, "trained"))
+    for writer in (StorageWriter(path, "trained"), dcp.FileSystemWriter(f"{path}/files")):
+        dcp.save({"model": states[0], "optim": states[1]}, storage_writer=writer)
     return train(model, optimizer, range(3, 6))
 
 
-def load_and_train(rank: int, path: str) -> list[float]:
+def load_and_train(rank: int, path: str, has_files: bool) -> list[float]:
+    """Train on from the store, or from torch's own files."""
+    reader = dcp.FileSystemReader(f"{path}/files") if has_files else StorageReader(path, "trained")
     model, optimizer = make_training()
     states = get_state_dict(model, optimizer)
     state: dict[str, Any] = {"model": states[0], "optim": states[1]}
-    dcp.load(state, storage_reader=StorageReader(path, "trained"))
+    dcp.load(state, storage_reader=reader)
     set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optim"])
     return train(model, optimizer, range(3, 6))

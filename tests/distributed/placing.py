@@ -29,8 +29,8 @@ class Layout:
 
 
 def _strided(dim: int) -> Placement:
-    # A torch that cannot cut all of these tensors so does not place any so.
-    can_cut = is_able("cut a tensor unevenly with _StridedShard")
+    # A torch that cannot place all of these tensors like this places none of them like this.
+    can_cut = is_able("locate a part that _StridedShard cuts without Shard")
     return _StridedShard(dim, split_factor=2) if can_cut else Shard(dim)
 
 

@@ -97,6 +97,13 @@ def _cut_unevenly() -> None:
     strided(0, split_factor=2)._split_tensor(torch.ones(7), 2, with_padding=False, contiguous=True)
 
 
+def _stride_alone() -> None:
+    strided = find_in_torch("distributed.tensor.placement_types._StridedShard")
+    locate = find_in_torch("distributed.tensor._utils._compute_local_shape_and_global_offset")
+    shape, offset = locate((6,), (2,), [1], [strided(0, split_factor=2)])
+    assert (tuple(shape), tuple(offset)) == ((2,), (2,))
+
+
 def _view_local_shards() -> None:
     wrapper = find_in_torch("distributed.tensor._shards_wrapper.LocalShardsWrapper")
     wrapper([torch.ones(4, 1), torch.ones(4, 2)], [(0, 3), (0, 4)]).view(4, 3)
@@ -132,6 +139,7 @@ ABILITIES: Final[Mapping[str, Callable[[], None]]] = MappingProxyType(
         "view a part of a tensor with several items in a byte": _view_packed,
         "load a file as fake tensors of the CPU": _load_fake,
         "cut a tensor unevenly with _StridedShard": _cut_unevenly,
+        "locate a part that _StridedShard cuts without Shard": _stride_alone,
         "view the local shards of a DTensor": _view_local_shards,
         "end a view of a file where it ends": _read_view,
         "name the global rank of a coordinator": _find_global_coordinator,

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import holdfast.dcp
 from tests.distributed.dcp_states import dcp
-from tests.kit.dcp_calls import ALONE, IN_THREAD
+from tests.kit.dcp_calls import ALONE, ALONE_LATER, IN_THREAD
 
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn])
 SHAPES = st.lists(st.integers(0, 4), max_size=3)
@@ -82,7 +82,7 @@ def save_and_load(state: dict[str, Any], path: Path, *, is_async: bool) -> Any:
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", "torch.distributed is (disabled|unavailable)|.*is deprecated")
         if is_async:
-            dcp.async_save(state, checkpoint_id=path, **IN_THREAD, **ALONE).result()
+            dcp.async_save(state, checkpoint_id=path, **IN_THREAD, **ALONE_LATER).result()
         else:
             dcp.save(state, checkpoint_id=path, **ALONE)
         loaded = blank(deepcopy(state))

@@ -28,7 +28,7 @@ from tests.kit.mesh_worlds import be_rank, distribute, make_mesh
 from tests.kit.tilings import shapes
 
 
-@needs_ability("cut a tensor unevenly with _StridedShard")
+@needs_ability("locate a part that _StridedShard cuts without Shard")
 @given(st.integers(0, 60), st.lists(st.tuples(st.integers(1, 5), st.integers(1, 4)), max_size=3), st.data())
 def test_runs_are_what_torch_leaves_of_a_dim(length: int, axes: list[tuple[int, int]], data: st.DataObject) -> None:
     rows = torch.arange(length)
@@ -72,7 +72,7 @@ def hold_everywhere(full: torch.Tensor, mesh_shape: tuple[int, ...], placements:
     return held
 
 
-@needs_ability("cut a tensor unevenly with _StridedShard")
+@needs_ability("locate a part that _StridedShard cuts without Shard")
 @given(cases())
 @example(((16, 3), (2, 4), [_StridedShard(0, split_factor=4), Shard(0)]))  # FSDP2 over tensor parallelism
 @example(((26, 3), (2, 4), [_StridedShard(0, split_factor=4), Shard(0)]))
@@ -95,7 +95,7 @@ def test_the_parts_of_all_ranks_are_the_tensor_once_for_each_replica(case: Case)
     assert (counts == copies).all()
 
 
-@needs_ability("cut a tensor unevenly with _StridedShard")
+@needs_ability("locate a part that _StridedShard cuts without Shard")
 @given(cases())
 def test_the_ranks_that_hold_the_same_are_known_to_each_other(case: Case) -> None:
     shape, mesh_shape, placements = case

@@ -136,7 +136,7 @@ def test_a_part_of_a_tensor_cannot_be_declared_per_rank() -> None:
             describe(PerRank(value))
 
 
-@needs_ability("cut a tensor unevenly with _StridedShard")
+@needs_ability("locate a part that _StridedShard cuts without Shard")
 @pytest.mark.usefixtures("two_ranks")
 def test_the_pieces_of_a_parameter_are_its_memory() -> None:
     tensor = distribute(torch.arange(6.0), make_mesh((2,)), [_StridedShard(0, split_factor=2)])
@@ -300,7 +300,7 @@ def test_a_shard_that_is_elsewhere_is_not_found() -> None:
         find_tensor_shard(tensor, MetadataIndex("model.w"))
 
 
-@needs_ability("cut a tensor unevenly with _StridedShard")
+@needs_ability("locate a part that _StridedShard cuts without Shard")
 @pytest.mark.usefixtures("two_ranks")
 def test_the_part_of_a_dtensor_is_found_by_its_offset() -> None:
     tensor = distribute(torch.arange(6), make_mesh((2,)), [_StridedShard(0, split_factor=2)])
