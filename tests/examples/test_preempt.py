@@ -57,3 +57,33 @@ def _verify_same_end(folder: Path) -> None:
     with holdfast.open(folder / "alone") as alone, holdfast.open(folder / "told") as told:
         assert alone.snapshot(name).digest == told.snapshot(name).digest
         assert told.check(read=True) == []  # nothing is left over, either
+
+
+@pytest.mark.slow
+def test_a_training_that_is_killed_again_and_again_goes_on_as_if_it_had_stayed(tmp_path: Path) -> None:
+    with started(tmp_path / "alone") as alone:
+        expected = find_losses(alone.communicate()[0].splitlines())
+    seen: dict[str, str] = {}
+    # Each life ends a few steps after a save has begun: while it is written, or soon after.
+    for num_lines in (41, 42, 85, 3, 121):
+        with started(tmp_path / "told") as child:
+            assert child.stdout is not None
+            lines = [child.stdout.readline().strip() for _ in range(num_lines)]
+            child.kill()
+            lines += child.communicate()[0].splitlines()
+        assert child.returncode == -signal.SIGKILL
+        _record(seen, find_losses(lines))
+    with started(tmp_path / "told") as last:
+        lines = last.communicate()[0].splitlines()
+    _record(seen, find_losses(lines))
+
+    assert last.returncode == 0
+    assert lines[0].startswith("resumed from run/step-")
+    assert [seen[line.split(" loss ")[0]] for line in expected] == expected
+    _verify_same_end(tmp_path)
+
+
+def _record(seen: dict[str, str], losses: list[str]) -> None:
+    """Add the losses of one life; a step that was done twice must have the same loss both times."""
+    for line in losses:
+        assert seen.setdefault(line.split(" loss ")[0], line) == line
