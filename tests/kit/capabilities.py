@@ -128,6 +128,15 @@ def _save_to_memory() -> None:
         raise RuntimeError("torch syncs the file of a stream that has none") from error
 
 
+def _report_missing_metadata() -> None:
+    class Reader(find_in_torch("distributed.checkpoint.FileSystemReader")):  # type: ignore[misc]  # made at run time
+        def read_metadata(self) -> None:
+            raise ValueError("the cause")
+
+    with pytest.raises(find_in_torch("distributed.checkpoint.CheckpointException"), match="the cause"):
+        find_in_torch("distributed.checkpoint.load")({}, storage_reader=Reader("nowhere"))
+
+
 def _find_event_of_cpu() -> None:
     # FSDP2 records an event on the stream of its device.
     assert hasattr(torch.cpu.Stream, "record_event")
@@ -144,6 +153,7 @@ ABILITIES: Final[Mapping[str, Callable[[], None]]] = MappingProxyType(
         "end a view of a file where it ends": _read_view,
         "name the global rank of a coordinator": _find_global_coordinator,
         "save to a filesystem in memory": _save_to_memory,
+        "report why the metadata of a checkpoint cannot be read": _report_missing_metadata,
         "train with FSDP2 on a CPU": _find_event_of_cpu,
     }
 )

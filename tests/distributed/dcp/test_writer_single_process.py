@@ -15,7 +15,7 @@ from holdfast.dcp import StorageReader, StorageWriter
 from holdfast.errors import NameInUse, Unsupported
 from tests.distributed.dcp_states import dcp
 from tests.distributed.dcp_trees import are_same, blank, failure, make_state, save
-from tests.kit.capabilities import needs_parameter
+from tests.kit.capabilities import needs_ability, needs_parameter
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:torch.distributed is disabled:UserWarning", "ignore:'.*'. saved, but not requested:UserWarning"
@@ -123,6 +123,7 @@ def test_metadata_is_what_torch_expects_of_it(store: holdfast.Store) -> None:
     assert store.snapshot("a").metadata == {"loss": 0.5}
 
 
+@needs_ability("report why the metadata of a checkpoint cannot be read")
 def test_errors_of_a_missing_checkpoint_say_which(store: holdfast.Store) -> None:
     save(store, "a", {"w": torch.zeros(3)})
 
