@@ -7,7 +7,6 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
 from typing import Final, NamedTuple, overload
 
 import numpy as np
@@ -15,8 +14,7 @@ import torch
 
 from holdfast.errors import SourceChanged, TooLarge, Unsupported
 from holdfast.json_text import Json
-from holdfast.repo.format.boxes import cut_rows, volume, whole
-from holdfast.repo.format.chunk import CHUNK_BYTES
+from holdfast.repo.format.grid import Extent, cut_extent, cut_extents
 from holdfast.tensors.composite import verify_readable, verify_unwrapped
 from holdfast.tensors.dtypes import item_bytes, items_per_byte
 from holdfast.tensors.memory import ALIGNMENT, copy_bytes, copy_items, view_bytes, view_memory, view_raw, view_storage
@@ -203,7 +201,7 @@ class _SourceForms:
         """Return the form of a tensor that is stored without the gaps between its items."""
         spec = replace(spec, packed=True)
         size = count_bytes(spec.dtype, math.prod(spec.packed_shape))
-        return self.make(spec, size, _cut_cells(0, size, item_bytes(spec.dtype), spec.packed_shape))
+        return self.make(spec, size, cut_extent(Extent(0, size, item_bytes(spec.dtype), spec.packed_shape)))
 
     def _plan_alone(self, spec: TensorSpec) -> _Unshared:
         size = 0 if spec.meta else spec.span_bytes
@@ -212,11 +210,11 @@ class _SourceForms:
         if items_per_byte(spec.dtype) > 1:
             if spec.has_gaps:
                 raise Unsupported(f"a slice of a {spec.dtype} tensor cannot be saved; save the whole tensor, or a copy")
-            return _Unshared(spec, size, self.make(spec, size, _cut_cells(0, size, 1, _find_rows(spec))))
+            return _Unshared(spec, size, self.make(spec, size, cut_extent(Extent(0, size, 1, _find_rows(spec)))))
         item = item_bytes(spec.dtype)
         if spec.has_gaps:
             return _Unshared(spec, size, self.pack(spec), item)
-        return _Unshared(spec, size, self.make(spec, size, _cut_cells(0, size, item, _find_rows(spec))), item)
+        return _Unshared(spec, size, self.make(spec, size, cut_extent(Extent(0, size, item, _find_rows(spec)))), item)
 
 
 class SourcePlan:
@@ -299,7 +297,7 @@ def _plan_shared(spans: Sequence[TensorSpan], members: _Members, forms: _SourceF
         if is_tangled:
             # Every tensor of the segment starts its entry here, so the offset must suit every item size.
             low -= low % ALIGNMENT
-            ends = _cut_cells(low, high, 1, ())
+            ends = cut_extent(Extent(low, high))
             if len(ends) * len(segment) > 100 * _MAX_CUTS:
                 raise TooLarge(
                     f"{members[segment[0].number][0].name}: {len(segment)} views overlap in too many ways;"
@@ -334,30 +332,14 @@ def iter_overlapping(spans: Iterable[TensorSpan]) -> Iterator[list[TensorSpan]]:
 
 
 def _cut_segment(segment: Sequence[TensorSpan], members: _Members) -> list[int]:
-    """Return where chunks end: at every edge of a span, and between edges on the grid of the tensor with that span."""
-    rows = {}
-    for span in reversed(segment):
-        source, spec = members[span.number]
-        rows[span.start, span.stop] = (source.tensor.element_size(), _find_rows(spec))
-    edges = sorted({edge for span in segment for edge in (span.start, span.stop)})
-    return [
-        end for start, stop in pairwise(edges) for end in _cut_cells(start, stop, *rows.get((start, stop), (1, ())))
-    ]
+    """Return where the chunks of a segment end, so that each of its tensors has whole chunks."""
+    return cut_extents(_find_extent(span, *members[span.number]) for span in segment)
+
+
+def _find_extent(span: TensorSpan, source: TensorSource, spec: TensorSpec) -> Extent:
+    return Extent(span.start, span.stop, source.tensor.element_size(), _find_rows(spec))
 
 
 def _find_rows(spec: TensorSpec) -> tuple[int, ...]:
     """Return the shape whose rows cells are cut along; () if the memory is not in C order."""
     return spec.shape if spec.stride == contiguous_stride(spec.shape) else ()
-
-
-def _cut_cells(start: int, stop: int, item_bytes: int, shape: tuple[int, ...]) -> list[int]:
-    """Return where the cells of [start, stop) end: at whole rows of `shape`, or every CHUNK_BYTES without a shape.
-
-    The cells depend on the shape alone, so a tensor that is saved in shards of rows has the same ones.
-    """
-    if stop - start <= CHUNK_BYTES:
-        return [stop]
-    if not shape:
-        return [*range(start + CHUNK_BYTES, stop, CHUNK_BYTES), stop]
-    sizes = (volume(cell) * item_bytes for cell in cut_rows(whole(shape), shape, item_bytes))
-    return list(accumulate(sizes, initial=start))[1:]
