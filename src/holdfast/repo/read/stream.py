@@ -5,8 +5,11 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Callable
+from difflib import get_close_matches
+from itertools import islice
 from typing import TYPE_CHECKING, Final, Protocol
 
+from holdfast.errors import NotFound
 from holdfast.repo.format.chunk import CHUNK_BYTES
 from holdfast.repo.format.entry import Entry
 from holdfast.repo.read.reader import SnapshotReader
@@ -15,6 +18,8 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 _BUFFER_BYTES: Final = 64 << 10
+_MAX_COMPARED: Final = 1000
+"""How many names are compared with a missing one, to suggest a similar one."""
 
 
 class RangeSource(Protocol):
@@ -120,6 +125,19 @@ class _EntryBytes:
         self._kept_start, self._kept = start, data
 
 
+def _find_near(reader: SnapshotReader, name: str) -> Entry:
+    """Return the entry called `name`; raises NotFound, which also suggests similar names."""
+    try:
+        return reader.find_entry(name)
+    except NotFound as error:
+        names = list(islice(reader.manifest.names, _MAX_COMPARED))
+        near = [each for each in names if each.endswith(f"/{name}")] or get_close_matches(name, names)
+        if not near:
+            raise
+        hint = f"did you mean {' or '.join(map(repr, near[:3]))}?"
+        raise NotFound(f"{error}; {hint}", name=name) from None
+
+
 def open_entry(
     reader: SnapshotReader,
     name: str,
@@ -132,7 +150,7 @@ def open_entry(
 
     The stream reads only the chunks it needs and verifies each as a whole; a damaged chunk raises Corrupt.
     """
-    entry = reader.find_entry(name)
+    entry = _find_near(reader, name)
     size = entry.size_bytes - start if size_bytes is None else size_bytes
     if start < 0 or size < 0 or start + size > entry.size_bytes:
         raise ValueError(f"bytes {start} to {start + size} are out of range: {name!r} has {entry.size_bytes} bytes")
