@@ -15,15 +15,17 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import Self, Unpack
 
 from holdfast.errors import StoreError
+from holdfast.files.keep import KeepOptions, Paths, keep_files, plan_sources, restore_files
 from holdfast.json_text import Json
 from holdfast.objects.protocol import ObjectStore
 from holdfast.objects.url import open_store
 from holdfast.progress import Progress
+from holdfast.repo.files import Restored
 from holdfast.repo.format.layout import verify_user_name
 from holdfast.repo.handle.repository import DEFAULT_BUDGET_BYTES, HandleStatistics, Repository, open_repository
 from holdfast.repo.names.snapshots import delete_snapshot
 from holdfast.repo.names.tags import Tag, delete_tag, iter_tags, set_tag
-from holdfast.repo.read.reader import Verify
+from holdfast.repo.read.reader import Verify, open_snapshot
 from holdfast.repo.upkeep.check import Checker
 from holdfast.repo.upkeep.collect import Collected, Rules, collect
 from holdfast.repo.upkeep.findings import Finding
@@ -265,9 +267,53 @@ class Store:
             repo, lambda: self._open_snapshot(name).record, tree, options, types=types, world=world
         )
 
-    def open_file(self, name: str | Snapshot, entry: str) -> BufferedReader:
-        """Open an entry, such as a file, as a seekable stream. Reads fetch and verify only the chunks they need."""
-        return self._open_snapshot(name).open_file(entry)
+    # Files
+
+    def put(
+        self,
+        name: str,
+        paths: Paths,
+        *,
+        overwrite: bool = False,
+        metadata: Mapping[str, Json] | None = None,
+        progress: Progress | None = None,
+    ) -> SaveResult:
+        """Save files and directories as one snapshot; `get` restores them byte for byte.
+
+        A file becomes an entry with its name, a directory `dir` the entries `dir/...`; `dir/` stands for the files in
+        it. A file of safetensors or torch.save shares the bytes of its tensors with snapshots of the same tensors. With
+        several ranks, call this on one of them.
+        """
+        options = KeepOptions(metadata or {}, overwrite=overwrite)
+        return keep_files(self.repository, name, plan_sources(self.repository, paths), options, progress=progress)
+
+    def get(
+        self,
+        name: str | Snapshot,
+        folder: str | os.PathLike[str],
+        *,
+        only: str | None = None,
+        overwrite: bool = False,
+        raw: bool = False,
+        progress: Progress | None = None,
+    ) -> Restored:
+        """Write the files of a snapshot below `folder`, each whole and verified, or not at all.
+
+        `only` is a pattern of names, in which `*` also matches `/`. If some files exist and `overwrite` is False,
+        NameInUse lists them and nothing is written. Links below `folder` are never followed. A saved tree has no files:
+        with `raw`, its tensors are written as raw bytes.
+        """
+        with open_snapshot(self.repository, self._open_snapshot(name).record) as reader:
+            return restore_files(
+                self.repository, reader, folder, raw=raw, only=only, overwrite=overwrite, progress=progress
+            )
+
+    def open_file(self, name: str | Snapshot, path: str) -> BufferedReader:
+        """Open a file of a snapshot, or another entry, as a seekable stream; close it after use.
+
+        It can be used like the result of `open(path, "rb")`. Reads fetch and verify only the chunks that they need.
+        """
+        return self._open_snapshot(name).open_file(path)
 
     # Names
 

@@ -27,6 +27,7 @@ LATE_IMPORTS: Final[dict[str, dict[str, str]]] = {
         "holdfast.capture.report.tensor_summary": _RUNS,
         "holdfast.capture.stored.runs": _RUNS,
     },
+    "files/cuts.py": {"holdfast.files.torch_archive": "takes as long as reading 10 MiB; only zip files need it"},
     "facade.py": {
         "holdfast.capture": _STORE,
         "holdfast.checkpointing": _STORE,

@@ -19,7 +19,7 @@ LAYERS: Final = (
     ("progress", "digest", "json_text", "lru", "texts", "moved"),
     ("objects",),
     ("repo",),
-    ("tensors", "trees"),
+    ("tensors", "trees", "files"),
     ("snapshot",),
     ("diff", "content"),
     ("distributed",),
@@ -71,7 +71,7 @@ ASIDE: Final = {"testing": "repo"}
 # `ls`, `check` and `gc` must start fast and run where torch is not wanted. numpy may be used wherever torch may.
 WITH_TORCH: Final = {"torch", "numpy"}
 TORCH_FREE: Final = frozenset(
-    ["", "errors", "progress", "digest", "json_text", "lru", "texts", "objects", "repo", "cli", "testing"]
+    ["", "errors", "progress", "digest", "json_text", "lru", "texts", "objects", "repo", "files", "cli", "testing"]
 )
 # ... but for what exists to make process groups.
 TORCH_USERS: Final = {"testing/ranks.py"}

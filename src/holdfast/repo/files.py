@@ -7,11 +7,11 @@ import os
 import stat
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from types import TracebackType
-from typing import Final
+from typing import BinaryIO, Final
 
 from typing_extensions import Self
 
@@ -27,6 +27,8 @@ from holdfast.texts import list_some
 
 _LISTED: Final = 50
 """How many files an error message lists; further ones are only counted."""
+FILE: Final = "file"
+"""The type in the spec of an entry that is a file."""
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 
@@ -51,7 +53,7 @@ class FileSource:
     @property
     def spec(self) -> Json:
         """Properties that a restored file gets; part of the content."""
-        return {"type": "file", "executable": self.executable}
+        return {"type": FILE, "executable": self.executable}
 
     @property
     def note(self) -> Json:
@@ -78,6 +80,14 @@ class FileSource:
         if filled < len(data):
             raise self._changed(f"it ended at byte {start + filled}")
         return data
+
+    @contextmanager
+    def opened(self) -> Iterator[BinaryIO]:
+        """Open the file to look into it; raises SourceChanged if it has changed since it was planned."""
+        with os.fdopen(os.open(self.path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            self._verify_same(os.fstat(file.fileno()))
+            yield file
+            self._verify_same(os.fstat(file.fileno()))
 
     def _verify_same(self, status: os.stat_result) -> None:
         if (status.st_dev, status.st_ino) != self.identity:
@@ -108,6 +118,8 @@ def plan_files(paths: Sequence[str], *, outside: str | None = None) -> list[File
     """
     planned: dict[str, FileSource] = {}
     for path in paths:
+        if not path:
+            raise BadName("an empty path names no file")
         if outside is not None:
             _verify_outside(path, outside)
         for source in _iter_path(path):
@@ -121,8 +133,6 @@ def plan_files(paths: Sequence[str], *, outside: str | None = None) -> list[File
 
 
 def _iter_path(path: str) -> Iterator[FileSource]:
-    if not path:
-        raise BadName("an empty path names no file")
     last = os.path.basename(path)
     means_contents = last in ("", os.curdir, os.pardir)
     status = os.stat(path) if means_contents else os.lstat(path)

@@ -14,18 +14,14 @@ from holdfast.cli.lookup import open_to_read, open_to_write, read_named_snapshot
 from holdfast.cli.output import Output, count, format_bytes
 from holdfast.cli.verb import document
 from holdfast.digest import short_hex
-from holdfast.errors import BadName, NameInUse, NotFound
+from holdfast.errors import BadName, NotFound
+from holdfast.files.keep import KeepOptions, keep_files, plan_sources, restore_files, verify_target
 from holdfast.json_text import Json
-from holdfast.objects.protocol import ObjectStore
-from holdfast.repo.files import is_below, plan_files, restore
 from holdfast.repo.format.chunk import UNIT_BYTES
 from holdfast.repo.format.entry import NO_RANK
 from holdfast.repo.format.layout import verify_user_name
-from holdfast.repo.names.snapshots import read_name
-from holdfast.repo.names.tags import read_tag
 from holdfast.repo.read.reader import SnapshotReader, open_snapshot
 from holdfast.repo.read.stream import open_entry
-from holdfast.repo.write.writer import Request, save
 from holdfast.texts import list_some
 
 _RANGE: Final = re.compile(r"(-?[0-9]{1,18})?:(-?[0-9]{1,18})?")
@@ -64,13 +60,10 @@ def run_put(options: Namespace, url: str, output: Output) -> int:
     metadata = _parse_metadata(options.meta)
     verify_user_name(options.name)
     repo = open_to_write(url, output)
-    _verify_no_tag(repo.store, options.name)
     _verify_order(options.name, options.paths)
-    sources = plan_files(options.paths, outside=repo.store.url)
-    if not sources:
-        raise NotFound(f"there are no files in {', '.join(options.paths)}; nothing was saved")
-    request = Request(options.name, sources, metadata=metadata, overwrite=options.overwrite)
-    result = save(repo, request, progress=output.progress())
+    sources = plan_sources(repo, options.paths)
+    chosen = KeepOptions(metadata, overwrite=options.overwrite)
+    result = keep_files(repo, options.name, sources, chosen, progress=output.progress())
     what = f"{result.name}: {count(len(sources), 'file')}, {format_bytes(result.logical_bytes)}"
     if result.existed:
         output.line(f"{what}; already present, nothing was written")
@@ -85,17 +78,6 @@ def _verify_order(name: str, paths: Sequence[str]) -> None:
     missing = next((path for path in paths if not os.path.lexists(path)), None)
     if missing is not None and os.path.exists(name):
         raise NotFound(f"no file {missing!r}; the name comes first: `holdfast put NAME PATH ...`", name=missing)
-
-
-def _verify_no_tag(store: ObjectStore, name: str) -> None:
-    """Raise NameInUse if a new name would hide a tag: names are looked up before tags."""
-    tag = read_tag(store, name) if read_name(store, name).snapshot is None else None
-    if tag:
-        raise NameInUse(
-            f"{name!r} is a tag for {tag.snapshot_name!r}, which a snapshot of that name would hide;"
-            " choose another name, or delete the tag",
-            name=name,
-        )
 
 
 def _parse_metadata(pairs: Iterable[str]) -> dict[str, Json]:
@@ -132,16 +114,14 @@ def declare_get(parser: ArgumentParser) -> None:
 def run_get(options: Namespace, url: str, output: Output) -> int:
     """Write the entries of a snapshot as files, and name the values that are not written."""
     repo = open_to_read(url, output)
-    if is_below(options.directory, repo.store.url):
-        raise BadName(f"{options.directory} is inside the store {repo.store.url}; choose a directory outside of it")
+    verify_target(repo, options.directory)
     started = time.monotonic()
     swapped = (options.directory, "the name comes first, `holdfast get NAME DIR`")
     with open_snapshot(repo, read_named_snapshot(repo.store, options.name, output, swapped=swapped)) as reader:
         plain = _find_plain(reader, options.only)
         _verify_some_file(reader, plain, options.only)
-        done = restore(
-            reader, options.directory, only=options.only, overwrite=options.overwrite, progress=output.progress()
-        )
+        chosen = {"only": options.only, "overwrite": options.overwrite}
+        done = restore_files(repo, reader, options.directory, raw=True, progress=output.progress(), **chosen)
         seconds = time.monotonic() - started
         size = f"{count(done.num_files, 'file')}, {format_bytes(done.num_bytes)}"
         output.line(f"wrote {size} to {options.directory} in {seconds:.2f} s")

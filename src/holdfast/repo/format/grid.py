@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import accumulate, pairwise
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from holdfast.repo.format.boxes import Coordinates, cut_rows, volume, whole
 from holdfast.repo.format.chunk import CHUNK_BYTES
+
+ITEM_BYTES: Final = frozenset({1, 2, 4, 8, 16})
+"""The sizes that an item of a tensor may have."""
 
 
 class Extent(NamedTuple):

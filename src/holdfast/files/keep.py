@@ -1,0 +1,151 @@
+"""Keeps files as a snapshot, and restores them: what `put` and `get` do, in Python and on the command line."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+
+from holdfast.errors import BadName, Corrupt, NameInUse, NotFound
+from holdfast.files.cuts import read_cuts
+from holdfast.json_text import Json
+from holdfast.objects.protocol import ObjectStore
+from holdfast.progress import Progress
+from holdfast.repo.files import FILE, FileSource, Restored, is_below, plan_files, restore
+from holdfast.repo.format.chunk import cut
+from holdfast.repo.format.layout import verify_user_name
+from holdfast.repo.format.manifest import read_manifest
+from holdfast.repo.handle.repository import Repository
+from holdfast.repo.names.snapshots import read_name
+from holdfast.repo.names.tags import read_tag
+from holdfast.repo.read.reader import SnapshotReader
+from holdfast.repo.write.writer import Request, SaveResult, save
+
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+"""A file or directory, or several."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeepOptions:
+    """How files are kept."""
+
+    metadata: Mapping[str, Json] = field(default_factory=dict)
+    overwrite: bool = False
+    """Replace the snapshot that has the name, if there is one."""
+
+
+def plan_sources(repo: Repository, paths: Paths) -> list[FileSource]:
+    """Return a source for each file at and below `paths`, as `plan_files` does; raises NotFound if there are none."""
+    each = [paths] if isinstance(paths, str | os.PathLike) else paths
+    texts = [os.fspath(path) for path in each]
+    sources = plan_files(texts, outside=_find_directory(repo.store))
+    if not sources:
+        raise NotFound(f"there are no files in {', '.join(texts) or 'an empty list of paths'}; nothing was saved")
+    return sources
+
+
+def keep_files(
+    repo: Repository, name: str, sources: Sequence[FileSource], options: KeepOptions, *, progress: Progress | None
+) -> SaveResult:
+    """Save files as one snapshot, each as it is.
+
+    Files with tensors are cut where the tensors are, so that they share chunks with the same tensors saved from memory.
+    """
+    verify_user_name(name)
+    _verify_no_tag(repo.store, name)
+    pieces = [_cut(source) for source in sources]
+    request = Request(name, pieces, metadata=options.metadata, overwrite=options.overwrite)
+    try:
+        return save(repo, request, progress=progress)
+    except NameInUse:
+        stored = None if options.overwrite else _cut_as_stored(repo, name, pieces)
+        if stored is None:
+            raise
+        return save(repo, replace(request, sources=stored), progress=progress)
+
+
+def _find_directory(store: ObjectStore) -> str | None:
+    """Return the directory of a store; None if it is in memory."""
+    return None if "://" in store.url else store.url
+
+
+def _verify_no_tag(store: ObjectStore, name: str) -> None:
+    """Raise NameInUse if a new name would hide a tag: names are looked up before tags."""
+    tag = read_tag(store, name) if read_name(store, name).snapshot is None else None
+    if tag:
+        raise NameInUse(
+            f"{name!r} is a tag for {tag.snapshot_name!r}, which a snapshot of that name would hide;"
+            " choose another name, or delete the tag",
+            name=name,
+        )
+
+
+def _cut(source: FileSource) -> FileSource:
+    cuts = read_cuts(source)
+    return replace(source, cuts=cuts) if cuts else source
+
+
+def _cut_as_stored(repo: Repository, name: str, sources: Sequence[FileSource]) -> list[FileSource] | None:
+    """Return the files, cut as those of the name's snapshot; None if it has other files or the same cuts.
+
+    Content digests depend on the cuts. If a version with other rules has saved the same files, they are still found
+    to be the same.
+    """
+    current = read_name(repo.store, name).snapshot
+    if current is None:
+        return None
+    try:
+        manifest = read_manifest(repo.store, current.manifest)
+    except (NotFound, Corrupt):
+        return None
+    stored = [(entry, manifest.find_facts(position)[1]) for position, entry in enumerate(manifest.names)]
+    if stored != [(source.name, source.size_bytes) for source in sources]:
+        return None
+    cuts = [[*accumulate(chunk.size_bytes for chunk in entry.chunks)] for entry in manifest.iter_entries()]
+    if cuts == [_list_cuts(source) for source in sources]:
+        return None
+    return [replace(source, cuts=own) for source, own in zip(sources, cuts, strict=True)]
+
+
+def _list_cuts(source: FileSource) -> list[int]:
+    return [*source.cuts] or [stop for _, stop in cut(source.size_bytes)]
+
+
+def restore_files(
+    repo: Repository,
+    reader: SnapshotReader,
+    folder: str | os.PathLike[str],
+    *,
+    raw: bool = False,
+    only: str | None = None,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> Restored:
+    """Write the files of a snapshot below `folder`; with `raw`, any entries, as bytes without a header. See `restore`.
+
+    Raises NotFound if the snapshot has no files and `raw` is False, and BadName if the folder is inside the store.
+    """
+    verify_target(repo, folder)
+    if not raw:
+        _verify_files(reader)
+    return restore(reader, os.fspath(folder), only=only, overwrite=overwrite, progress=progress)
+
+
+def verify_target(repo: Repository, folder: str | os.PathLike[str]) -> None:
+    """Raise BadName if a folder is inside the store."""
+    directory = _find_directory(repo.store)
+    if directory is not None and is_below(os.fspath(folder), directory):
+        raise BadName(f"{os.fspath(folder)} is inside the store {directory}; choose a directory outside of it")
+
+
+def _verify_files(reader: SnapshotReader) -> None:
+    """Raise NotFound if an entry is not a file: then the snapshot is a saved tree, which `load` loads."""
+    manifest, name = reader.manifest, reader.snapshot.name
+    specs = (manifest.find_facts(position)[0] for position in range(len(manifest)))
+    if any(not isinstance(spec, dict) or spec.get("type") != FILE for spec in specs) or not len(manifest):
+        raise NotFound(
+            f"{name!r} has no files but a saved tree; store.load({name!r}) loads it, and raw=True writes its tensors"
+            " as raw bytes",
+            name=name,
+        )
