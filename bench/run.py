@@ -27,7 +27,22 @@ from bench.kit.measure import (
 )
 from bench.kit.sections import explain
 from bench.picture import draw_all
-from bench.suites import capture, check, cli, growth, limits, load, peak, planning, reuse, save, scale, state, where
+from bench.suites import (
+    capture,
+    check,
+    cli,
+    growth,
+    limits,
+    load,
+    peak,
+    planning,
+    put,
+    reuse,
+    save,
+    scale,
+    state,
+    where,
+)
 from bench.suites import compile as compile_suite
 
 SUITES: Final[Mapping[str, Callable[[Sizes, Path], list[Result]]]] = {
@@ -44,9 +59,10 @@ SUITES: Final[Mapping[str, Callable[[Sizes, Path], list[Result]]]] = {
     "capture": capture.run,
     "planning": planning.run,
     "reuse": reuse.run,
+    "put": put.run,
     "compile": compile_suite.run,
 }
-_ON_REQUEST: Final = frozenset({"planning", "compile", "capture", "reuse"})
+_ON_REQUEST: Final = frozenset({"planning", "compile", "capture", "reuse", "put"})
 """Suites that take long and have a separate result: DCP plans for minutes with a thousand ranks, and models take half
 a minute to compile."""
 
