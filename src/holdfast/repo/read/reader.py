@@ -41,6 +41,8 @@ Verify = Literal["full", "fast", False]
 """How bytes are verified: "full" by BLAKE3 of each chunk; "fast" by XXH3, which finds accidents only; False: not."""
 
 _MODES: Final[tuple[Verify, ...]] = ("full", "fast", False)
+_MAP_ALIGNMENT: Final = 16
+"""The size of the largest item of a tensor."""
 _FOLLOWS: Final = 8
 """How often a snapshot that was repacked is opened again before the read fails."""
 
@@ -155,9 +157,10 @@ class SnapshotReader:
             watch.end(want.entry.name)
 
     def map_entry(self, entry: Entry) -> memoryview | None:
-        """Return a private memory map of an entry, unverified; None if it is not contiguous in one pack."""
+        """Return a private memory map of an entry, unverified; None if it is not contiguous and aligned in one pack."""
         first = entry.chunks[0].location if is_in_one_piece(entry) else None
-        if first is None or self._mappable is None:
+        # A reused chunk may be anywhere in a pack, such as in the middle of a file; memory of tensors must be aligned.
+        if first is None or self._mappable is None or first.offset % _MAP_ALIGNMENT:
             return None
         try:
             return self._mappable.map(pack_key(first.pack_id), first.offset, entry.size_bytes)

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import threading
 from array import array
+from pathlib import Path
 
 import pytest
 
 from holdfast.digest import fingerprint, hash_bytes, short_hex
 from holdfast.errors import Corrupt, DigestMismatch, MissingChunk, NewerFormat, NotFound, StoreError
 from holdfast.objects.blocks import PAGE_BYTES
+from holdfast.objects.local.local_store import LocalStore
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.format.chunk import CHUNK_BYTES, UNIT_BYTES, ChunkRef, Location
 from holdfast.repo.format.entry import Entry
 from holdfast.repo.format.layout import manifest_key, pack_key
 from holdfast.repo.format.pack import PackBuilder, parse_pack_key
+from holdfast.repo.format.source import BytesSource
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.read.read_plan import STRETCH_BYTES
 from holdfast.repo.read.reader import SnapshotReader, open_snapshot
+from holdfast.repo.write.writer import Request, save
 from tests.kit.forging import forge_pack, row
 from tests.kit.saving import (
     MIB,
@@ -343,3 +347,18 @@ def test_a_chunk_is_verified_only_by_its_bytes(repo: Repository, store: MemorySt
     assert x.fingerprint == fingerprint(noise(5000))
     with with_entry(repo, entry) as reader:
         assert reader.read_entry("x") == noise(5000)
+
+
+@pytest.mark.parametrize(("shift", "is_mapped"), [(1024, True), (1001, False)])
+def test_an_entry_is_mapped_only_where_it_is_aligned(tmp_path: Path, shift: int, is_mapped: bool) -> None:
+    """The second entry consists of one chunk, which is reused from the middle of the first."""
+    repo = new_repo(LocalStore(tmp_path / "store"))
+    data = noise(shift + 100_000)
+    save(repo, Request("a", [BytesSource("x", data, cuts=[shift, len(data)])]))
+    save_bytes(repo, "b", {"x": data[shift:]})
+
+    with open_snapshot(repo, snapshot_of(repo, "b")) as reader:
+        mapped = reader.map_entry(reader.find_entry("x"))
+
+    assert (mapped is not None) is is_mapped
+    assert mapped is None or bytes(mapped) == data[shift:]
