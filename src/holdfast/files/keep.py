@@ -16,6 +16,7 @@ from holdfast.repo.files import FILE, FileSource, Restored, is_below, plan_files
 from holdfast.repo.format.chunk import cut
 from holdfast.repo.format.layout import verify_user_name
 from holdfast.repo.format.manifest import read_manifest
+from holdfast.repo.format.source import Source
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import read_name
 from holdfast.repo.names.tags import read_tag
@@ -54,15 +55,23 @@ def keep_files(
     """
     verify_user_name(name)
     _verify_no_tag(repo.store, name)
-    pieces = [_cut(source) for source in sources]
-    request = Request(name, pieces, metadata=options.metadata, overwrite=options.overwrite)
+    request = _make_request(name, sources, options)
     try:
         return save(repo, request, progress=progress)
     except NameInUse:
-        stored = None if options.overwrite else _cut_as_stored(repo, name, pieces)
+        stored = None if options.overwrite else _cut_as_stored(repo, request, sources)
         if stored is None:
             raise
-        return save(repo, replace(request, sources=stored), progress=progress)
+        return save(repo, replace(request, sources=stored, runs={}), progress=progress)
+
+
+def _make_request(name: str, sources: Sequence[FileSource], options: KeepOptions) -> Request:
+    found = {number: cuts for number, source in enumerate(sources) if (cuts := read_cuts(source)).ends}
+    pieces = list(sources)
+    for number, cuts in found.items():
+        pieces[number] = replace(pieces[number], cuts=cuts.ends)
+    runs = {number: cuts.runs for number, cuts in found.items()}
+    return Request(name, pieces, runs=runs, metadata=options.metadata, overwrite=options.overwrite)
 
 
 def _find_directory(store: ObjectStore) -> str | None:
@@ -81,18 +90,13 @@ def _verify_no_tag(store: ObjectStore, name: str) -> None:
         )
 
 
-def _cut(source: FileSource) -> FileSource:
-    cuts = read_cuts(source)
-    return replace(source, cuts=cuts) if cuts else source
-
-
-def _cut_as_stored(repo: Repository, name: str, sources: Sequence[FileSource]) -> list[FileSource] | None:
+def _cut_as_stored(repo: Repository, request: Request, sources: Sequence[FileSource]) -> list[FileSource] | None:
     """Return the files, cut as those of the name's snapshot; None if it has other files or the same cuts.
 
     Content digests depend on the cuts. If a version with other rules has saved the same files, they are still found
     to be the same.
     """
-    current = read_name(repo.store, name).snapshot
+    current = read_name(repo.store, request.name).snapshot
     if current is None:
         return None
     try:
@@ -103,12 +107,12 @@ def _cut_as_stored(repo: Repository, name: str, sources: Sequence[FileSource]) -
     if stored != [(source.name, source.size_bytes) for source in sources]:
         return None
     cuts = [[*accumulate(chunk.size_bytes for chunk in entry.chunks)] for entry in manifest.iter_entries()]
-    if cuts == [_list_cuts(source) for source in sources]:
+    if cuts == [_list_cuts(source) for source in request.sources]:
         return None
     return [replace(source, cuts=own) for source, own in zip(sources, cuts, strict=True)]
 
 
-def _list_cuts(source: FileSource) -> list[int]:
+def _list_cuts(source: Source) -> list[int]:
     return [*source.cuts] or [stop for _, stop in cut(source.size_bytes)]
 
 

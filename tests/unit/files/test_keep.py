@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import holdfast
+from holdfast.cli.main import main
 from holdfast.errors import BadName, NameInUse, NotFound, SourceChanged
 from holdfast.files import keep as module
 from holdfast.files.keep import KeepOptions, keep_files, plan_sources
@@ -257,6 +258,45 @@ def test_safetensors_reads_files_from_the_store(store: holdfast.Store, folder: P
 
     with store.open_file("v1", "model.safetensors") as stream:
         assert torch.equal(load(stream.read())["w"], state["w"])
+
+
+@pytest.mark.parametrize("write", [write_safetensors, write_torch], ids=["safetensors", "torch"])
+def test_tensors_that_reuse_chunks_of_a_file_can_be_mapped(store: holdfast.Store, folder: Path, write: object) -> None:
+    """The vector is so odd that the matrix after it would not be aligned, if both were stored back to back."""
+    assert callable(write)
+    state = {"a": torch.randn(5001, dtype=torch.float64).to(torch.bfloat16), "b": torch.randn(700, 1000)}
+    store.put("file", write(folder / "model", state))
+    saved = store.save("tensors", state)
+    again = holdfast.open(folder / "store")
+
+    loaded = again.load("tensors", mmap=True)
+
+    assert saved.new_bytes == 0
+    assert again.statistics().mapped_entries == 2
+    assert all(torch.equal(loaded[name], state[name]) and loaded[name].data_ptr() % 64 == 0 for name in state)
+
+
+def test_many_small_storages_are_packed_densely(store: holdfast.Store, folder: Path) -> None:
+    path = write_torch(folder / "model.pt", [torch.randn(1100) for _ in range(300)])
+    store.put("file", path)
+
+    (pack,) = (folder / "store/packs").iterdir()
+
+    assert pack.stat().st_size < 1.1 * path.stat().st_size
+
+
+def test_a_copied_file_comes_back(store: holdfast.Store, folder: Path) -> None:
+    path = write_torch(folder / "model.pt", torch.randn(700, 1000))
+    store.put("file", path)
+    store.save("tensors", torch.load(path))
+
+    assert main(["-s", store.url, "copy", "file", "tensors", "--to", str(folder / "other")]) == 0
+
+    other = holdfast.open(folder / "other")
+    other.get("file", "out")
+    assert (folder / "out/model.pt").read_bytes() == path.read_bytes()
+    assert torch.equal(other.load("tensors", mmap=True), torch.load(path))
+    assert other.check(read=True) == []
 
 
 def test_a_damaged_chunk_of_a_file_is_an_error(store: holdfast.Store, folder: Path) -> None:

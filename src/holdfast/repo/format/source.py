@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple, Protocol
@@ -76,13 +76,17 @@ class SourceChunk(NamedTuple):
     """The index of the source."""
     start: int
     stop: int
+    begins_run: bool = False
+    """Whether it need not follow the chunk before it in a pack, but should be aligned there."""
 
 
 class SourceChunks:
     """The chunks of many sources, computed at each iteration, because a list of them takes much memory."""
 
-    def __init__(self, sources: Sequence[Source]) -> None:
+    def __init__(self, sources: Sequence[Source], runs: Mapping[int, Container[int]] | None = None) -> None:
+        """Use `runs`: by position in `sources`, the offsets of chunks that begin a run."""
         self._sources = sources
+        self._runs = runs or {}
 
     def __iter__(self) -> Iterator[SourceChunk]:
         """Yield the chunks of all sources, in order."""
@@ -91,8 +95,9 @@ class SourceChunks:
             if len(cuts) == 1:
                 yield SourceChunk(source, position, 0, cuts[0])
                 continue
+            runs = self._runs.get(position, ())
             for start, stop in pairwise((0, *cuts)) if cuts else cut(source.size_bytes):
-                yield SourceChunk(source, position, start, stop)
+                yield SourceChunk(source, position, start, stop, start in runs)
 
 
 def cut_sources(sources: Sequence[Source]) -> list[SourceChunk]:

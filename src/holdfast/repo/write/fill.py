@@ -286,7 +286,7 @@ class Filler:
 
 
 def _read(chunk: SourceChunk) -> memoryview:
-    source, _, start, stop = chunk
+    source, _, start, stop, _ = chunk
     data = source.read(start, stop).cast("B")
     if len(data) != stop - start:
         raise SourceChanged(f"{source.name!r} returned {len(data)} bytes instead of {stop - start}: did it shrink?")
@@ -295,7 +295,9 @@ def _read(chunk: SourceChunk) -> memoryview:
 
 def _choose_alignment(chunk: SourceChunk, last: SourceChunk | None) -> int:
     """Return a chunk's alignment in a pack: 1 if it continues `last` in its source, otherwise that of a new run."""
-    source, position, start, _ = chunk
+    source, position, start, stop, begins_run = chunk
+    if begins_run:
+        return choose_alignment(stop - start)
     if last and last.position == position and last.stop == start:
         return 1
     return choose_alignment(source.size_bytes - start)
@@ -316,7 +318,7 @@ def _group_candidates(doubtful: Iterable[_Candidate]) -> Iterator[tuple[list[_Ca
 
 
 def _count_bytes(batch: Sequence[SourceChunk]) -> int:
-    return sum([stop - start for _, _, start, stop in batch])
+    return sum([stop - start for _, _, start, stop, _ in batch])
 
 
 def _is_small(batch: Sequence[SourceChunk]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import NamedTuple
@@ -86,6 +86,8 @@ class Request:
     """By position in `sources`: the placement of each source that is part of an entry, or belongs to one rank."""
     root: ManifestPart | None = None
     """The whole of all ranks' parts, if there are several ranks; equal on every rank."""
+    runs: Mapping[int, Container[int]] = field(default_factory=dict)
+    """By position in `sources`: the offsets at which tensors begin in a file; they are aligned in the pack."""
     metadata: Mapping[str, Json] = field(default_factory=dict)
     environment: Mapping[str, Json] = field(default_factory=dict)
     """The machine and the versions used; unlike metadata, it may differ when a save is repeated."""
@@ -144,7 +146,7 @@ class _Saving:
 
     def _prepare(self) -> None:
         self._request = _verify_request(self._request)
-        self._chunks = SourceChunks(self._request.sources)
+        self._chunks = SourceChunks(self._request.sources, self._request.runs)
         self._own_bytes = sum([source.size_bytes for source in self._request.sources])
 
     def _read_state(self) -> tuple[bool, int]:
