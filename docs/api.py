@@ -41,6 +41,7 @@ PAGES: Final = (
             "holdfast.Snapshot",
             "holdfast.LazyTensor",
             "holdfast.facade.SaveResult",
+            "holdfast.facade.Restored",
             "holdfast.facade.SaveHandle",
             "holdfast.facade.Tag",
             "holdfast.facade.Diff",

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from holdfast import json_text
+from holdfast.files import cuts
 from holdfast.objects import protocol
 from holdfast.repo.format import chunk, columns, layout, record
 from holdfast.repo.names import leases, snapshots
 from holdfast.trees import encoding, outline
 
 REFERENCE = Path(__file__).parents[2] / "docs/reference"
-MIB = 1 << 20
+KIB, MIB = 1 << 10, 1 << 20
 
 LIMITS = [
     ("format.md", r"A component is 1 to (\d+) characters", protocol.MAX_COMPONENT_BYTES),
@@ -28,6 +29,7 @@ LIMITS = [
     ("format.md", r"of up to (\d+) bytes\.", chunk.INLINE_BYTES),
     ("format.md", r"a save MUST renew its lease at least every (\d+) seconds", int(leases.RENEW_S)),
     ("format.md", r"a lease without a new generation for (\d+) seconds may be", int(leases.EXPIRE_S)),
+    ("format.md", r"where each tensor of (\d+) KiB or more begins", cuts.MIN_TENSOR_BYTES // KIB),
     ("trees.md", r"Containers nest at most (\d+) deep", outline.MAX_TREE_DEPTH),
     ("trees.md", r"text that is not valid Unicode; bytes of at most (\d+)", encoding.MAX_INLINE),
     ("trees.md", r"surrogates passed\) and bytes of more than (\d+)", encoding.MAX_INLINE),

@@ -38,7 +38,8 @@ def declare_put(parser: ArgumentParser) -> None:
         "entries DIR/...; DIR/ and . add the files in them without the directory's name.\n"
         "Hidden files are included, empty directories are not. A link to a file is saved\n"
         "as the file; a link to a directory is refused, unless written as LINK/. Saving\n"
-        "the same content again under the same name writes nothing."
+        "the same content again under the same name writes nothing. A file of safetensors\n"
+        "or torch.save shares its bytes with snapshots that contain the same tensors."
     )
     examples = ["holdfast put run1/step-100 model.pt config.json", "holdfast put data/v1 corpus/ --meta source=web"]
     document(parser, more, examples=examples)
