@@ -341,5 +341,6 @@ def _find_extent(span: TensorSpan, source: TensorSource, spec: TensorSpec) -> Ex
 
 
 def _find_rows(spec: TensorSpec) -> tuple[int, ...]:
-    """Return the shape whose rows cells are cut along; () if the memory is not in C order."""
-    return spec.shape if spec.stride == contiguous_stride(spec.shape) else ()
+    """Return the shape whose rows cells are cut along; () if the memory is not in C order, or rows share bytes."""
+    is_in_order = spec.stride == contiguous_stride(spec.shape) and items_per_byte(spec.dtype) == 1
+    return spec.shape if is_in_order else ()

@@ -86,6 +86,15 @@ def test_quantised_tensors_keep_each_its_own_scale() -> None:
     assert one.spec != other.spec
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_large_tensor_of_packed_items_has_chunks_for_its_bytes_and_no_more(count: int) -> None:
+    values = torch.randn(64, 60_000)
+    tensor = torch.quantize_per_channel(values, torch.ones(64), torch.zeros(64), 0, torch.quint4x2)
+
+    for source in plan(*[tensor] * count):
+        assert source.cuts == [CHUNK_BYTES, 32 * 60_000]
+
+
 def test_the_numbers_of_groups_follow_their_first_tensors() -> None:
     first, second = torch.ones(4), torch.ones(4)
     sources = plan(first, second, second[:2], torch.ones(2), first[2:])
