@@ -21,7 +21,7 @@ from holdfast.repo.write.writer import SaveResult
 
 _PLAIN: Final = "without looking into files"
 _MOST: Final = 1.05
-_ROUNDS: Final = 3
+_ROUNDS: Final = 7
 _SMALL_FILES: Final = 500
 _SMALL_BYTES: Final = 256 << 10
 """Smaller files are not looked into."""
@@ -81,9 +81,9 @@ def _putting(path: Path, store: Path, rule: Callable[[], AbstractContextManager[
 
 
 def _make_row(what: str, timings: dict[str, Timings]) -> Result:
+    """Compare CPU time: to look into files adds no waiting, and wall time depends on how fast the disk syncs."""
     own, plain = timings[what], timings[_PLAIN]
-    note = (
-        f"best of {len(own.seconds)}; CPU {min(own.cpu_seconds):.3f} s, without looking {min(plain.cpu_seconds):.3f} s"
-    )
-    samples = {what: own.seconds, _PLAIN: plain.seconds}
-    return Result(f"put {what}", own.best, "s", _PLAIN, plain.best, Goal("ratio", "<=", _MOST), note, samples)
+    note = f"CPU seconds; best wall {own.best:.3f} s, without looking {plain.best:.3f} s"
+    samples = {what: own.cpu_seconds, _PLAIN: plain.cpu_seconds}
+    figures = min(own.cpu_seconds), min(plain.cpu_seconds)
+    return Result(f"put {what}", figures[0], "s", _PLAIN, figures[1], Goal("ratio", "<=", _MOST), note, samples)
