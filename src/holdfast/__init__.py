@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from holdfast.distributed.checkpoint.training import TrainingState, training_state
     from holdfast.errors import (
         AmbiguousName,
+        BadExpression,
         BadName,
         CommitUnknown,
         CompileCacheError,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
         NameInUse,
         NewerFormat,
         NotAStore,
+        NotBisectable,
         NotFound,
         NotShared,
         ObjectExists,
@@ -51,6 +53,7 @@ __version__ = "0.1.0.dev0"
 
 __all__ = [
     "AmbiguousName",
+    "BadExpression",
     "BadName",
     "Call",
     "CommitUnknown",
@@ -65,6 +68,7 @@ __all__ = [
     "NameInUse",
     "NewerFormat",
     "NotAStore",
+    "NotBisectable",
     "NotFound",
     "NotShared",
     "ObjectExists",

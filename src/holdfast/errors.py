@@ -7,11 +7,13 @@ Grouped by what a handler does next::
         TensorNotFound (FileNotFoundError)   the same in a content store; PyTorch raises FileNotFoundError
         ShardNotFound (ValueError)           the same for a value or shard in a state dict; PyTorch raises ValueError
       BadName (ValueError)          a name or key that no store accepts: choose another
+      BadExpression (ValueError)    a condition, sort key or column that cannot be parsed: correct it at `position`
+      NotBisectable (ValueError)    a series without a good start and a bad end: choose another series
       TooLarge (ValueError)         more than the format allows in one snapshot or record: split it
       Unsupported (TypeError)       a value that the format cannot store: convert it
       Mismatch (ValueError)         the snapshot does not fit the tree it is loaded into: nothing was changed
       OutOfMemory (MemoryError)     no memory for a second copy of the target: load without atomic=True
-      AmbiguousName (LookupError)   two leaves have this name: use a path
+      AmbiguousName (LookupError)   two leaves or snapshots match: use a path, or a whole name
       SourceChanged                 the source changed while it was saved: save again
       NameInUse                     the name has other content: choose another, or overwrite=True
       NotAStore                     nothing here that Holdfast wrote: check the path, or init
@@ -77,6 +79,26 @@ class BadName(HoldfastError, ValueError):
     """A name or key that is not allowed; nothing was read or written."""
 
 
+class BadExpression(HoldfastError, ValueError):
+    """An expression that cannot be parsed; nothing was read. The text shows the place below its first line."""
+
+    def __init__(self, message: str, *, expression: str = "", position: int = 0) -> None:
+        super().__init__(message)
+        self.expression = expression
+        """The whole expression; empty if the mistake has no place in it."""
+        self.position = position
+        """Where the mistake is: the number of characters before it."""
+
+    @property
+    def sentence(self) -> str:
+        """The first line of the text: what is wrong, without the expression."""
+        return str(self).partition("\n")[0]
+
+
+class NotBisectable(HoldfastError, ValueError):
+    """The first snapshot of a series already fails, the last one passes, or too few could be tested."""
+
+
 class TooLarge(HoldfastError, ValueError):
     """More than the format allows in one snapshot or record; nothing was written."""
 
@@ -103,7 +125,7 @@ class OutOfMemory(HoldfastError, MemoryError):
 
 
 class AmbiguousName(HoldfastError, LookupError):
-    """Two leaves of a tree have the same name; use one of `paths`, a tuple of keys, instead."""
+    """Two leaves of a tree have the same name: use one of `paths`, a tuple of keys. Or a glob matches two snapshots."""
 
     def __init__(self, message: str, *, paths: tuple[tuple[object, ...], ...] = ()) -> None:
         super().__init__(message)

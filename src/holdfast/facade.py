@@ -6,7 +6,7 @@ Modules that need torch are imported inside methods: opening, listing and collec
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from io import BufferedReader
 from types import TracebackType
@@ -20,6 +20,9 @@ from holdfast.json_text import Json
 from holdfast.objects.protocol import ObjectStore
 from holdfast.objects.url import open_store
 from holdfast.progress import Progress
+from holdfast.query.bisect import Bisection
+from holdfast.query.lineage import LineageLog
+from holdfast.query.select import BestMode, parse_query
 from holdfast.repo.files import Restored
 from holdfast.repo.format.layout import verify_user_name
 from holdfast.repo.handle.repository import DEFAULT_BUDGET_BYTES, HandleStatistics, Repository, open_repository
@@ -81,6 +84,7 @@ class Store:
             store, budget_bytes=self._budget_bytes, create=create, change_hints=hints, store_id=store_id
         )
         self._saver: AsyncSaver | None = None
+        self._lineage = LineageLog()
 
     @property
     def url(self) -> str:
@@ -148,10 +152,13 @@ class Store:
         from holdfast.snapshot.save.save import SaveOptions
 
         verify_user_name(name)
-        options = SaveOptions(overwrite, metadata or {}, base, allow_pickle, grads, self._environment)
+        lineage = self._lineage.describe(name)
+        options = SaveOptions(overwrite, metadata or {}, base, allow_pickle, grads, self._environment, lineage=lineage)
         repo, saver, world = self.repository, self._find_saver(), find_world(**together)
         saver.wait()
-        return save_together(repo, name, tree, options, types=self._types, world=world, progress=progress)
+        result = save_together(repo, name, tree, options, types=self._types, world=world, progress=progress)
+        self._lineage.note_saved(name)
+        return result
 
     def save_async(
         self,
@@ -176,9 +183,12 @@ class Store:
         from holdfast.snapshot.save.save import SaveOptions
 
         verify_user_name(name)
-        options = SaveOptions(overwrite, metadata or {}, base, allow_pickle, grads, self._environment)
+        lineage = self._lineage.describe(name)
+        options = SaveOptions(overwrite, metadata or {}, base, allow_pickle, grads, self._environment, lineage=lineage)
         repo, saver, world = self.repository, self._find_saver(), find_world(**together)
-        return start_together(saver, repo, name, tree, options, types=self._types, world=world, staging=staging)
+        handle = start_together(saver, repo, name, tree, options, types=self._types, world=world, staging=staging)
+        self._lineage.note_saved(name)
+        return handle
 
     def manager(self, prefix: str, **options: Unpack[ManagerOptions]) -> CheckpointManager:
         """Return a manager that saves the checkpoints of a training run under `prefix`, such as "run/".
@@ -229,7 +239,10 @@ class Store:
         from holdfast.snapshot.load.options import LoadOptions
 
         options = LoadOptions(device, only, verify, mmap, rename or {}, aliases, allow_pickle, dtype)
-        return self._open_snapshot(name).load(options)
+        snapshot = self._open_snapshot(name)
+        tree = snapshot.load(options)
+        self._lineage.note_loaded(snapshot.record)
+        return tree
 
     def load_into(
         self,
@@ -263,9 +276,8 @@ class Store:
 
         options = IntoOptions(strict, rename or {}, cast, assign, verify, allow_pickle, replicas, atomic)
         repo, types, world = self.repository, self._types, find_world(**together)
-        return load_into_together(
-            repo, lambda: self._open_snapshot(name).record, tree, options, types=types, world=world
-        )
+        with self._lineage.loading(lambda: self._open_snapshot(name).record) as find:
+            return load_into_together(repo, find, tree, options, types=types, world=world)
 
     # Files
 
@@ -321,11 +333,45 @@ class Store:
         """Return the snapshot of a name or tag, without loading tensors; raises NotFound."""
         return self._open_snapshot(name)
 
-    def snapshots(self, prefix: str = "") -> list[Snapshot]:
-        """Return the snapshots whose names begin with `prefix`, in natural order, without Holdfast's own ("@...")."""
+    def snapshots(
+        self,
+        prefix: str = "",
+        *,
+        where: str | None = None,
+        sort: str | Sequence[str] | None = None,
+        limit: int | None = None,
+    ) -> list[Snapshot]:
+        """Return the snapshots whose names begin with `prefix`, in natural order, without Holdfast's own ("@...").
+
+        Args:
+            prefix: the start of the names.
+            where: a condition such as "loss < 0.3 and step >= 1000"; docs/reference/expressions.md has the language.
+            sort: the field to sort by, or several; "-loss" sorts descending. Snapshots without the field come last.
+            limit: return at most so many.
+        """
         from holdfast.snapshot.view.lazy import list_snapshots
 
-        return list_snapshots(self.repository, prefix, self._types)
+        return list_snapshots(self.repository, prefix, self._types, parse_query(where=where, sort=sort, limit=limit))
+
+    def best(self, prefix: str, metric: str, *, mode: BestMode = "min", where: str | None = None) -> Snapshot:
+        """Return the snapshot with the best value of a metric, "min" or "max"; of equal ones, the newest.
+
+        Snapshots that lack the metric, or have NaN, are ignored. Raises NotFound if no snapshot has it.
+        """
+        from holdfast.snapshot.view.lazy import open_best
+
+        return open_best(self.repository, prefix, self._types, metric=metric, mode=mode, query=parse_query(where=where))
+
+    def bisect(self, prefix: str, test: Callable[[Snapshot], bool | None]) -> Bisection[Snapshot]:
+        """Return the first snapshot of a series for which `test` returns False, found by halving the series.
+
+        The series are the snapshots whose names begin with `prefix`, by step if each has another one, else by time. If
+        one is bad, those after it must be bad too. `test` returns True for good, False for bad, None to skip. Raises
+        NotBisectable if the first snapshot is bad or the last one is good.
+        """
+        from holdfast.snapshot.view.lazy import bisect_snapshots
+
+        return bisect_snapshots(self.repository, prefix, self._types, test)
 
     def latest(self, prefix: str = "") -> Snapshot | None:
         """Return the snapshot with the latest commit time whose name begins with `prefix`, or None."""

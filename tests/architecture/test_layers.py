@@ -19,6 +19,7 @@ LAYERS: Final = (
     ("progress", "digest", "json_text", "lru", "texts", "moved"),
     ("objects",),
     ("repo",),
+    ("query",),
     ("tensors", "trees", "files"),
     ("snapshot",),
     ("diff", "content"),
@@ -71,7 +72,8 @@ ASIDE: Final = {"testing": "repo"}
 # `ls`, `check` and `gc` must start fast and run where torch is not wanted. numpy may be used wherever torch may.
 WITH_TORCH: Final = {"torch", "numpy"}
 TORCH_FREE: Final = frozenset(
-    ["", "errors", "progress", "digest", "json_text", "lru", "texts", "objects", "repo", "files", "cli", "testing"]
+    ["", "errors", "progress", "digest", "json_text", "lru", "texts", "objects", "repo", "query", "files", "cli"]
+    + ["testing"]
 )
 # ... but for what exists to make process groups.
 TORCH_USERS: Final = {"testing/ranks.py"}

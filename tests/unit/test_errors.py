@@ -10,6 +10,7 @@ import pytest
 from holdfast import errors
 from holdfast.errors import (
     AmbiguousName,
+    BadExpression,
     BadName,
     CommitUnknown,
     CompileCacheError,
@@ -22,6 +23,7 @@ from holdfast.errors import (
     NameInUse,
     NewerFormat,
     NotAStore,
+    NotBisectable,
     NotFound,
     NotShared,
     ObjectExists,
@@ -48,6 +50,8 @@ EXAMPLES: list[HoldfastError] = [
     TensorNotFound(SENTENCE, name="a"),
     ShardNotFound(SENTENCE, name="a"),
     BadName(SENTENCE),
+    BadExpression(SENTENCE, expression="loss <", position=6),
+    NotBisectable(SENTENCE),
     TooLarge(SENTENCE),
     Unsupported(SENTENCE),
     Mismatch(SENTENCE, problems=("'w' has shape [2], not [3]",)),

@@ -66,7 +66,7 @@ CHANGES: Final[dict[str, Callable[[Store], object]]] = {
 }
 READING: Final = frozenset(
     {"load", "load_into", "snapshot", "snapshots", "latest", "tags", "run", "runs", "diff_runs", "check", "diff"}
-    | {"plan_prune", "statistics", "close", "repository", "url", "open_file", "manager"}
+    | {"best", "bisect", "plan_prune", "statistics", "close", "repository", "url", "open_file", "manager"}
 )
 RECORDING: Final = frozenset({"record", "compiler"})
 """Change the store by saves and leases alone, and let no trouble with it reach the training: see below."""

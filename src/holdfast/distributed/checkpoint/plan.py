@@ -25,7 +25,7 @@ from holdfast.repo.write.world import Ranks
 from holdfast.repo.write.writer import Placement, Request
 from holdfast.snapshot.leaves import renumber
 from holdfast.snapshot.load.merge_trees import merge_trees
-from holdfast.snapshot.save.save import SaveOptions, describe_environment, make_leaves
+from holdfast.snapshot.save.save import SaveOptions, make_environment, make_leaves
 from holdfast.tensors.sharding.shard_source import ShardSource, pick_chunks
 from holdfast.tensors.sharding.sharded import LocalLeaf
 from holdfast.texts import list_lines, list_some
@@ -125,7 +125,7 @@ class _Planner:
             places=placements,
             root=root,
             metadata=self._options.metadata,
-            environment=describe_environment() if self._options.environment else {},
+            environment=make_environment(self._options),
             base=self._options.base,
             overwrite=self._options.overwrite,
             verify_reuse=self._options.verify_reuse,

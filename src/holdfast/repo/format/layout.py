@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -152,8 +152,14 @@ def escape_prefix(prefix: str) -> str:
 
 def may_start_with(stem: str, prefix: str) -> bool:
     """Return whether the name at a snapshot's stem may start with `prefix`; only its record is certain."""
+    return make_stem_filter(prefix)(stem)
+
+
+def make_stem_filter(prefix: str) -> Callable[[str], bool]:
+    """Return `may_start_with` for one prefix and many stems."""
     # A stem in digest form may have any name, even if the prefix is short.
-    return split_stem(stem).startswith((escape_prefix(prefix), _DIGEST_FORM))
+    starts = (escape_prefix(prefix), _DIGEST_FORM)
+    return lambda stem: split_stem(stem).startswith(starts)
 
 
 def split_stem(stem: str) -> str:

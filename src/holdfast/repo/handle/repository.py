@@ -12,6 +12,7 @@ from holdfast.objects.protocol import ObjectStore, PlacedStore
 from holdfast.repo.handle.config import Config, confirm_config, create_config, ensure_config, read_config, verify_empty
 from holdfast.repo.handle.index import ChunkIndex
 from holdfast.repo.handle.remembered import ChangeHints, RecentSnapshots, VerifiedChunks
+from holdfast.repo.names.record_cache import RecordCache
 from holdfast.repo.stages import Stage, StageName, Stages
 
 _log = logging.getLogger(__name__)
@@ -84,6 +85,8 @@ class Repository:
     counters: HandleCounters = field(default_factory=HandleCounters)
     proven: VerifiedChunks = field(default_factory=VerifiedChunks)
     identity: StoreIdentity = field(default_factory=StoreIdentity)
+    records: RecordCache = field(default_factory=RecordCache)
+    """Snapshot records that this handle has read, so that a second listing reads only new ones."""
     hints: ChangeHints | None = None
     """Change hints, if the user enabled them (`change_hints`)."""
     index: ChunkIndex = field(init=False)

@@ -17,7 +17,7 @@ from holdfast.repo.format.layout import (
     is_file_id,
     is_reserved,
     is_reserved_stem,
-    may_start_with,
+    make_stem_filter,
     new_write_id,
     snapshot_stem,
     verify_name,
@@ -82,7 +82,7 @@ def read_snapshot(store: ObjectStore, name: str) -> CommittedSnapshot:
 def iter_names(store: ObjectStore, prefix: str = "") -> Iterator[CommittedSnapshot | DamagedName]:
     """Yield the snapshot of every name that starts with `prefix`, in no order; damaged names as DamagedName."""
     prefix = unicodedata.normalize("NFC", prefix)
-    return _iter_names(store, prefix, lambda stem: may_start_with(stem, prefix))
+    return _iter_names(store, prefix, make_stem_filter(prefix))
 
 
 def iter_user_names(store: ObjectStore, prefix: str = "") -> Iterator[CommittedSnapshot | DamagedName]:
@@ -92,7 +92,8 @@ def iter_user_names(store: ObjectStore, prefix: str = "") -> Iterator[CommittedS
         return
     prefix = unicodedata.normalize("NFC", prefix)
     # Filtered by stem, before a record is read: there may be many reserved names.
-    wanted = _iter_names(store, prefix, lambda stem: may_start_with(stem, prefix) and not is_reserved_stem(stem))
+    may_start = make_stem_filter(prefix)
+    wanted = _iter_names(store, prefix, lambda stem: may_start(stem) and not is_reserved_stem(stem))
     yield from (found for found in wanted if isinstance(found, DamagedName) or not is_reserved(found.name))
 
 
@@ -102,14 +103,20 @@ def _iter_names(
     for stem, generations in iter_stems(store, SNAPSHOTS):
         if not is_wanted(stem):
             continue
-        try:
-            newest = read_listed(store, stem, generations)
-            state = _parse_state(newest, newest.fields.text("name")) if newest.fields else None
-        except (Corrupt, NewerFormat) as error:
-            yield DamagedName(stem, error)
-            continue
-        if state and state.snapshot and state.name.startswith(prefix):
-            yield state.snapshot
+        found = read_listed_snapshot(store, stem, generations)
+        if isinstance(found, DamagedName) or (found and found.name.startswith(prefix)):
+            yield found
+
+
+def read_listed_snapshot(
+    store: ObjectStore, stem: str, generations: list[int]
+) -> CommittedSnapshot | DamagedName | None:
+    """Read the snapshot at a stem from an earlier listing; None if the name was deleted."""
+    try:
+        newest = read_listed(store, stem, generations)
+        return _parse_state(newest, newest.fields.text("name")).snapshot if newest.fields else None
+    except (Corrupt, NewerFormat) as error:
+        return DamagedName(stem, error)
 
 
 def commit_snapshot(store: ObjectStore, snapshot: CommittedSnapshot) -> None:

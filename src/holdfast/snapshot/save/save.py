@@ -39,6 +39,8 @@ class SaveOptions:
     grads: bool = False
     environment: bool = True
     verify_reuse: bool = True
+    lineage: Mapping[str, Json] = field(default_factory=dict)
+    """What the snapshot is saved from, as part of its environment (see `query.lineage`)."""
 
 
 class Leaves(NamedTuple):
@@ -82,7 +84,7 @@ def make_request(name: str, tree: object, options: SaveOptions, types: Types) ->
         leaves.sources,
         spec=leaves.spec,
         metadata=options.metadata,
-        environment=describe_environment() if options.environment else {},
+        environment=make_environment(options),
         base=options.base,
         overwrite=options.overwrite,
         verify_reuse=options.verify_reuse,
@@ -110,6 +112,11 @@ def _save_request(repo: Repository, request: Request, pause: ExitStack, progress
     if not is_small(sum([source.size_bytes for source in request.sources]), len(request.sources)):
         pause.close()
     return save(repo, request, progress=progress)
+
+
+def make_environment(options: SaveOptions) -> dict[str, Json]:
+    """Return the environment that is stored with a snapshot; empty if the user does not want one."""
+    return {**describe_environment(), **options.lineage} if options.environment else {}
 
 
 def describe_environment() -> dict[str, Json]:

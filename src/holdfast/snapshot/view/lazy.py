@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cached_property
@@ -16,10 +17,13 @@ import torch
 from holdfast.digest import Digest, hash_kind
 from holdfast.errors import AmbiguousName, NotFound
 from holdfast.json_text import Json, canonical_json
+from holdfast.query.bisect import Bisection, bisect, order_series
+from holdfast.query.select import BestMode, Query, find_best, read_facts, select
 from holdfast.repo.format.entry import Entry, digest_entry
 from holdfast.repo.format.layout import natural_order
 from holdfast.repo.handle.repository import Repository
-from holdfast.repo.names.snapshots import CommittedSnapshot, iter_user_names, read_snapshot
+from holdfast.repo.names.listed import list_user_names
+from holdfast.repo.names.snapshots import CommittedSnapshot, read_snapshot
 from holdfast.repo.names.tags import read_tag
 from holdfast.repo.read.reader import Verify, open_snapshot
 from holdfast.repo.read.stream import open_entry
@@ -78,12 +82,13 @@ class Snapshot:
     @property
     def metadata(self) -> Mapping[str, Json]:
         """The metadata that was passed to `save`."""
-        return self._record.metadata
+        # A copy: handles remember records, and a change here must not show in the next listing.
+        return deepcopy(self._record.metadata)
 
     @property
     def environment(self) -> Mapping[str, Json]:
         """Where it was saved: host, versions, world size."""
-        return self._record.environment
+        return deepcopy(self._record.environment)
 
     @property
     def logical_bytes(self) -> int:
@@ -361,10 +366,25 @@ def open_named(repo: Repository, name: str, types: Types) -> Snapshot:
         return Snapshot(repo, read_snapshot(repo.store, tag.snapshot_name), types)
 
 
-def list_snapshots(repo: Repository, prefix: str, types: Types) -> list[Snapshot]:
-    """Return the user's snapshots whose names begin with `prefix`, in natural order."""
-    found = sorted(_iter_records(repo, prefix), key=lambda record: natural_order(record.name))
-    return [Snapshot(repo, record, types) for record in found]
+def list_snapshots(repo: Repository, prefix: str, types: Types, query: Query) -> list[Snapshot]:
+    """Return the user's snapshots whose names begin with `prefix` and that match a query, in its order."""
+    facts = read_facts(repo.store, _iter_records(repo, prefix), query)
+    return [Snapshot(repo, each.snapshot, types) for each in select(facts, query)]
+
+
+def open_best(repo: Repository, prefix: str, types: Types, *, metric: str, mode: BestMode, query: Query) -> Snapshot:
+    """Return the one of them with the best value of a metric; raises NotFound if none has it."""
+    facts = select(read_facts(repo.store, _iter_records(repo, prefix), query), query)
+    return Snapshot(repo, find_best(facts, metric, mode=mode, prefix=prefix).snapshot, types)
+
+
+def bisect_snapshots(
+    repo: Repository, prefix: str, types: Types, test: Callable[[Snapshot], bool | None]
+) -> Bisection[Snapshot]:
+    """Find the first one of them for which a test returns False."""
+    series, _ = order_series(read_facts(repo.store, _iter_records(repo, prefix), Query()))
+    snapshots = [Snapshot(repo, each.snapshot, types) for each in series]
+    return bisect(snapshots, test, label=lambda each: each.name, prefix=prefix)
 
 
 def open_latest(repo: Repository, prefix: str, types: Types) -> Snapshot | None:
@@ -375,4 +395,5 @@ def open_latest(repo: Repository, prefix: str, types: Types) -> Snapshot | None:
 
 
 def _iter_records(repo: Repository, prefix: str) -> Iterator[CommittedSnapshot]:
-    return (record for record in iter_user_names(repo.store, prefix) if isinstance(record, CommittedSnapshot))
+    listed = list_user_names(repo.store, prefix, repo.records)
+    return (record for record in listed if isinstance(record, CommittedSnapshot))

@@ -1,0 +1,112 @@
+"""Lineage: which snapshots a process had loaded, and which it had saved before, when it saved one.
+
+It is stored in the `environment` of a snapshot record, which is not compared when a save is repeated, and which readers
+that do not know it show as it is.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from holdfast.json_text import Json
+from holdfast.repo.format.layout import split_prefix
+from holdfast.repo.names.snapshots import CommittedSnapshot
+
+LINEAGE: Final = "lineage"
+"""The key in the environment of a record."""
+_MAX_LOADS: Final = 16
+_MAX_SERIES: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedSnapshot:
+    """A snapshot that was loaded before another was saved."""
+
+    name: str
+    digest_hex: str = ""
+    """Its content digest when it was loaded; empty if unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """What a record says about where its state came from."""
+
+    loaded: tuple[LoadedSnapshot, ...] = ()
+    """Snapshots that the process loaded after its save before this one."""
+    previous: str = ""
+    """The snapshot that the process saved before, under the same prefix; empty if this was the first."""
+
+
+class LineageLog:
+    """What one handle has loaded and saved so far. Safe in any thread."""
+
+    def __init__(self) -> None:
+        """Begin with nothing loaded and nothing saved."""
+        self._lock = threading.Lock()
+        self._now = 0
+        self._loads: deque[tuple[int, LoadedSnapshot]] = deque(maxlen=_MAX_LOADS)
+        self._saves: OrderedDict[str, tuple[int, str]] = OrderedDict()
+
+    def note_loaded(self, snapshot: CommittedSnapshot) -> None:
+        """Note that a snapshot was loaded."""
+        origin = LoadedSnapshot(snapshot.name, snapshot.digest.hex())
+        with self._lock:
+            self._now += 1
+            self._loads = deque((pair for pair in self._loads if pair[1] != origin), maxlen=_MAX_LOADS)
+            self._loads.append((self._now, origin))
+
+    @contextmanager
+    def loading(self, find: Callable[[], CommittedSnapshot]) -> Iterator[Callable[[], CommittedSnapshot]]:
+        """Yield a function that calls `find`; what it returned last is noted as loaded unless the block raises."""
+        found: list[CommittedSnapshot] = []
+
+        def find_and_keep() -> CommittedSnapshot:
+            found.append(find())
+            return found[-1]
+
+        yield find_and_keep
+        if found:
+            self.note_loaded(found[-1])
+
+    def note_saved(self, name: str) -> None:
+        """Note that a snapshot was saved, or that its save has begun."""
+        with self._lock:
+            self._now += 1
+            self._saves[split_prefix(name)] = (self._now, name)
+            self._saves.move_to_end(split_prefix(name))
+            while len(self._saves) > _MAX_SERIES:
+                self._saves.popitem(last=False)
+
+    def describe(self, name: str) -> dict[str, Json]:
+        """Return the lineage of a snapshot that is about to be saved, as part of an environment."""
+        with self._lock:
+            saved, previous = self._saves.get(split_prefix(name), (0, ""))
+            loaded = [origin for number, origin in self._loads if number > saved]
+        fields: dict[str, Json] = {}
+        if loaded:
+            fields["loaded"] = [{"name": origin.name, "digest": origin.digest_hex} for origin in loaded]
+        if previous and previous != name:
+            fields["previous"] = previous
+        return {LINEAGE: fields} if fields else {}
+
+
+def parse_lineage(environment: Mapping[str, Json]) -> Lineage:
+    """Return the lineage in an environment; what is malformed there is left out."""
+    fields = environment.get(LINEAGE)
+    if not isinstance(fields, dict):
+        return Lineage()
+    loaded, previous = fields.get("loaded"), fields.get("previous")
+    origins = [_parse_origin(each) for each in loaded[:_MAX_LOADS]] if isinstance(loaded, list) else []
+    return Lineage(tuple(each for each in origins if each), previous if isinstance(previous, str) else "")
+
+
+def _parse_origin(value: Json) -> LoadedSnapshot | None:
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        return None
+    digest = value.get("digest")
+    return LoadedSnapshot(value["name"], digest if isinstance(digest, str) else "")
