@@ -18,6 +18,7 @@ from tests.kit.recordings import Recording, write_recorded
 def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]) -> Cli:
     """A directory without a store, and no store in the environment."""
     monkeypatch.delenv("HOLDFAST_STORE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data/sub").mkdir(parents=True)
     (tmp_path / "data/config.json").write_text('{"lr": 1}\n')

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdfast import __version__
-from holdfast.cli.verbs import names
+from holdfast.cli.verbs.search import ls
 from tests.cli.runs import Cli
 
 
@@ -73,7 +73,7 @@ def test_an_interrupt_ends_with_130(cli: Cli, monkeypatch: pytest.MonkeyPatch) -
     def interrupt(*_: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(names, "run_ls", interrupt)
+    monkeypatch.setattr(ls, "run_ls", interrupt)
 
     ran = cli("ls")
 
@@ -84,7 +84,7 @@ def test_a_bug_does_not_pass_for_findings(cli: Cli, monkeypatch: pytest.MonkeyPa
     def fail(*_: object) -> int:
         raise ZeroDivisionError("oops")
 
-    monkeypatch.setattr(names, "run_ls", fail)
+    monkeypatch.setattr(ls, "run_ls", fail)
 
     ran = cli("ls")
 
@@ -127,7 +127,7 @@ def test_a_package_that_cannot_be_imported_is_named(
 ) -> None:
     (cli.folder / "planted_package.py").write_text(line)
     monkeypatch.syspath_prepend(str(cli.folder))
-    monkeypatch.setattr(names, "run_ls", lambda *_: import_module("planted_package"))
+    monkeypatch.setattr(ls, "run_ls", lambda *_: import_module("planted_package"))
 
     ran = cli("ls")
 
@@ -135,19 +135,19 @@ def test_a_package_that_cannot_be_imported_is_named(
 
 
 def test_a_file_that_is_missing_is_not_taken_for_a_package(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(names, "run_ls", lambda *_: Path("gone").read_text())
+    monkeypatch.setattr(ls, "run_ls", lambda *_: Path("gone").read_text())
 
     assert cli("ls").err == "holdfast: gone: No such file or directory\n"
 
 
 def test_a_module_of_ours_that_is_missing_is_a_bug(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(names, "run_ls", lambda *_: import_module("holdfast.gone"))
+    monkeypatch.setattr(ls, "run_ls", lambda *_: import_module("holdfast.gone"))
 
     assert cli("ls").err.endswith("(this is a bug in Holdfast; please report it)\n")
 
 
 def test_an_import_that_fails_while_the_verb_is_declared_is_reported(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(names, "declare_ls", lambda _: import_module("no_such_package"))
+    monkeypatch.setattr(ls, "declare_ls", lambda _: import_module("no_such_package"))
 
     ran = cli("ls")
 

@@ -106,6 +106,7 @@ def test_ls_as_json(filled: Cli) -> None:
         "generation": 0,
         "tags": ["best"],
         "metadata": {"epoch": "3", "why": "a test"},
+        "environment": {},
     }
 
 

@@ -84,3 +84,51 @@ def test_rm_works_though_the_manifest_is_gone(cli: Cli, damage: str) -> None:
     assert "an unknown amount: a snapshot cannot be read" in ran.out
     assert cli("gc", "--yes").code == 0
     assert list((cli.store / "packs").iterdir()) == []
+
+
+def test_rm_of_a_glob_names_everything_that_it_would_delete(steps: Cli) -> None:
+    before = digest_tree(steps.folder)
+
+    out = steps.ok("rm", "run/step-1*", "run/step-100", "twin")
+
+    assert re.findall(r"would delete (\S+)", out) == ["run/step-100", "run/step-110", "twin"]
+    assert "repeat with --yes to delete 3 snapshots" in out
+    assert digest_tree(steps.folder) == before
+
+
+def test_rm_of_a_glob_deletes_what_matches(steps: Cli) -> None:
+    steps.ok("rm", "run/*", "--yes")
+
+    assert [snapshot["name"] for snapshot in steps("ls", "--json").json["snapshots"]] == ["twin"]
+
+
+def test_rm_takes_a_name_literally_before_it_is_a_glob(cli: Cli) -> None:
+    for name in ("a*", "ab", "a[b]"):
+        cli.ok("put", name, "data/config.json")
+
+    assert re.findall(r"would delete (\S+)", cli.ok("rm", "a*")) == ["a*"]
+    assert re.findall(r"would delete (\S+)", cli.ok("rm", "a[b]")) == ["a[b]"]
+    assert re.findall(r"would delete (\S+)", cli.ok("rm", "a?")) == ["a*", "ab"]
+
+
+@pytest.mark.parametrize(
+    ("names", "reason"),
+    [
+        (["other", "x*"], "no snapshot matches 'x*' in {store}; `holdfast ls` lists the snapshots"),
+        (["run/*"], "'run/step-99' is kept by the tag 'best'; nothing was deleted."),
+    ],
+)
+def test_rm_of_a_glob_is_all_or_nothing(filled: Cli, names: list[str], reason: str) -> None:
+    before = digest_tree(filled.folder)
+
+    ran = filled("rm", *names, "--yes")
+
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith("holdfast: " + reason.format(store=filled.store))
+    assert digest_tree(filled.folder) == before
+
+
+def test_rm_of_a_glob_never_matches_reserved_names(cli: Cli) -> None:
+    cli.ok("put", "mine", "data/config.json")
+
+    assert re.findall(r"would delete (\S+)", cli.ok("rm", "**")) == ["mine"]

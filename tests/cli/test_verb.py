@@ -6,7 +6,7 @@ from argparse import ArgumentParser
 
 import pytest
 
-from holdfast.cli.verb import add_verb, document
+from holdfast.cli.verb import add_verb, document, join_descending, split_command
 from tests.cli.runs import Cli
 
 
@@ -56,3 +56,19 @@ def test_a_help_page_has_the_summary_then_the_text_and_examples_at_the_end() -> 
     text = parser.format_help()
     assert "\nList snapshots.\n\nIn natural order.\n" in text
     assert text.endswith("\nExample:\n\n    holdfast ls\n    holdfast ls run1/\n")
+
+
+def test_a_descending_sort_key_is_joined_to_its_option() -> None:
+    assert join_descending(["ls", "--sort", "-loss", "-l"]) == ["ls", "--sort=-loss", "-l"]
+    assert join_descending(["ls", "--sort", "loss", "-l"]) == ["ls", "--sort", "loss", "-l"]
+    assert join_descending(["ls", "--sort", "--json"]) == ["ls", "--sort", "--json"]
+    assert join_descending(["show", "--", "--sort", "-x"]) == ["show", "--", "--sort", "-x"]
+
+
+def test_a_command_begins_after_the_first_two_dashes() -> None:
+    assert split_command(["-s", "x", "bisect", "run/", "--", "a", "--", "b"], "bisect") == (
+        ["-s", "x", "bisect", "run/"],
+        ["a", "--", "b"],
+    )
+    assert split_command(["bisect", "run/"], "bisect") == (["bisect", "run/"], [])
+    assert split_command(["show", "--", "bisect"], "bisect") == (["show", "--", "bisect"], [])

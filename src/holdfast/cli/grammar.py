@@ -12,6 +12,8 @@ _SUMMARIES: Final = {
     "init": "create an empty store",
     "ls": "list snapshots",
     "show": "show the contents of a snapshot, and its packs",
+    "log": "show which snapshots were saved from which",
+    "bisect": "find the first snapshot of a series that fails a test",
     "diff": "show the differences between two snapshots",
     "put": "save files as a snapshot",
     "get": "write the entries of a snapshot as files",
@@ -46,9 +48,13 @@ def _declare(name: str, parser: ArgumentParser) -> None:  # noqa: C901 - a table
         case "init":
             from holdfast.cli.verbs.names import declare_init as declare
         case "ls":
-            from holdfast.cli.verbs.names import declare_ls as declare
+            from holdfast.cli.verbs.search.ls import declare_ls as declare
         case "show":
             from holdfast.cli.verbs.show import declare_show as declare
+        case "log":
+            from holdfast.cli.verbs.search.log import declare_log as declare
+        case "bisect":
+            from holdfast.cli.verbs.search.bisect import declare_bisect as declare
         case "diff":
             from holdfast.cli.verbs.diff import declare_diff as declare
         case "put":

@@ -1,19 +1,31 @@
-"""Finds the repository and the snapshot that a user typed: names first, then tags, then an error with suggestions."""
+"""Finds the repository and the snapshots that a user typed: names first, then tags, then globs, then suggestions."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
+from typing import NoReturn
 
 from holdfast.cli.output import Output, count
-from holdfast.errors import NotFound
+from holdfast.errors import AmbiguousName, NotFound
 from holdfast.objects.protocol import ObjectStore
 from holdfast.objects.url import open_store
-from holdfast.repo.format.layout import PREFIXES, is_reserved
+from holdfast.query.globs import Glob, is_glob, split_literal
+from holdfast.query.stored import CacheFile
+from holdfast.repo.format.layout import PREFIXES, is_reserved, natural_order
 from holdfast.repo.handle.config import verify_empty
 from holdfast.repo.handle.repository import Repository, open_repository
-from holdfast.repo.names.snapshots import CommittedSnapshot, DamagedName, iter_names, iter_user_names, read_name
+from holdfast.repo.names.listed import Listed, list_user_names
+from holdfast.repo.names.snapshots import (
+    CommittedSnapshot,
+    DamagedName,
+    iter_names,
+    iter_user_names,
+    read_name,
+    read_snapshot,
+)
 from holdfast.repo.names.tags import iter_tags, read_tag
+from holdfast.texts import list_some
 
 
 def open_to_read(url: str, output: Output) -> Repository:
@@ -42,7 +54,7 @@ def verify_possible(store: ObjectStore) -> None:
 def read_named_snapshot(
     store: ObjectStore, name: str, output: Output, *, swapped: tuple[str, str] = ("", "")
 ) -> CommittedSnapshot:
-    """Return the snapshot of a name or tag; raises NotFound with close matches.
+    """Return the snapshot of a name, a tag, or a glob that matches one name; raises NotFound with close matches.
 
     `swapped` is another argument that the user may have typed in place of the name, and the correct usage.
     """
@@ -55,7 +67,7 @@ def read_named_snapshot(
         if other and read_name(store, other).snapshot:
             text = f"no snapshot or tag {name!r} in {store.url}; {other!r} is one: {usage}"
             raise NotFound(text, name=name)
-        raise explain_missing(store, name)
+        return _read_only_match(store, name)
     snapshot = read_name(store, tag.snapshot_name).snapshot
     if snapshot is None:
         raise NotFound(
@@ -66,6 +78,76 @@ def read_named_snapshot(
     if snapshot.digest != tag.digest:
         output.note(f"{snapshot.name!r} was overwritten after the tag {name!r} was set; this is the newer content")
     return snapshot
+
+
+def list_names(repo: Repository, prefix: str, cache_folder: str) -> list[Listed]:
+    """Return the user's snapshots under a prefix; a file in the cache folder remembers their records."""
+    file = CacheFile(cache_folder, repo.identity.store_id)
+    file.read_into(repo.records)
+    found = list_user_names(repo.store, prefix, repo.records)
+    file.write_from(repo.records)
+    return found
+
+
+def list_chosen(repo: Repository, text: str, cache_folder: str) -> list[Listed]:
+    """Return the user's snapshots whose names begin with a text, or if there are none, match it as a glob.
+
+    Damaged names are included if they may be meant.
+    """
+    found = list_names(repo, split_literal(text), cache_folder)
+    damaged = [each for each in found if isinstance(each, DamagedName)]
+    snapshots = [each for each in found if not isinstance(each, DamagedName)]
+    glob = Glob(text)
+    literal = [each for each in snapshots if each.name.startswith(text)]
+    return [*(literal or [each for each in snapshots if glob.matches(each.name)]), *damaged]
+
+
+def read_matching(store: ObjectStore, pattern: str) -> list[str]:
+    """Return the names that match a glob, in natural order; damaged ones cannot be matched."""
+    glob = Glob(pattern)
+    names = iter_names(store) if is_reserved(pattern) else iter_user_names(store)
+    found = (each.name for each in names if not isinstance(each, DamagedName))
+    return sorted(filter(glob.matches, found), key=natural_order)
+
+
+def expand_names(store: ObjectStore, texts: Sequence[str]) -> list[str]:
+    """Return the names that the user typed, with each glob replaced by its matches; raises NotFound for one without.
+
+    A name that exists is meant literally, whatever characters it contains.
+    """
+    expanded: list[str] = []
+    for text in texts:
+        is_literal = not is_glob(text) or read_name(store, text).snapshot or read_tag(store, text)
+        expanded += [text] if is_literal else read_matching(store, text) or _raise_unmatched(store, text)
+    return list(dict.fromkeys(expanded))
+
+
+def choose_tag(store: ObjectStore, text: str) -> str:
+    """Return a tag that exists, or the only one that matches a glob; any other text as it is."""
+    if not is_glob(text) or read_tag(store, text):
+        return text
+    glob = Glob(text)
+    found = [tag.name for tag in iter_tags(store) if not isinstance(tag, DamagedName) and glob.matches(tag.name)]
+    if len(found) > 1:
+        raise _make_ambiguous(text, found, "tags")
+    return found[0] if found else text
+
+
+def _read_only_match(store: ObjectStore, text: str) -> CommittedSnapshot:
+    if not is_glob(text):
+        raise explain_missing(store, text)
+    found = read_matching(store, text) or _raise_unmatched(store, text)
+    if len(found) > 1:
+        raise _make_ambiguous(text, found, "snapshots")
+    return read_snapshot(store, found[0])
+
+
+def _make_ambiguous(text: str, found: Sequence[str], what: str) -> AmbiguousName:
+    return AmbiguousName(f"{text!r} matches {len(found)} {what}, and one is needed: {list_some(found, 10)}")
+
+
+def _raise_unmatched(store: ObjectStore, text: str) -> NoReturn:
+    raise NotFound(f"no snapshot matches {text!r} in {store.url}; `holdfast ls` lists the snapshots", name=text)
 
 
 def explain_missing(store: ObjectStore, name: str) -> NotFound:

@@ -12,8 +12,8 @@ from typing import Final
 from holdfast import __version__
 from holdfast.cli.grammar import add_verbs
 from holdfast.cli.output import Output
-from holdfast.cli.verb import Parser, format_examples
-from holdfast.errors import BadName, Corrupt, HoldfastError, NotAStore, NotFound
+from holdfast.cli.verb import Parser, format_examples, join_descending, split_command
+from holdfast.errors import BadExpression, BadName, Corrupt, HoldfastError, NotAStore, NotFound
 from holdfast.objects.url import holds_config, locate_store_root
 from holdfast.repo.format.layout import MANIFESTS
 
@@ -30,10 +30,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     started = time.monotonic()
     try:
         parser = build_parser(words)
-        options = parser.parse_args(words)
+        own, command = split_command(words, "bisect")
+        options = parser.parse_args(join_descending(own))
         if options.verb is None:
             parser.print_help()
             return ERROR
+        options.command = command
         code = _run(options, output)
         output.flush()
         if options.profile:
@@ -54,6 +56,7 @@ def _run(options: Namespace, output: Output) -> int:
     url = _choose_init_path(options) if options.verb == "init" else _choose_store(options)
     if options.verb == "copy":
         options.to = _verify_not_memory(options.to)
+    options.variables, options.cache_folder = dict(os.environ), _choose_cache_folder()
     run_verb: Callable[[Namespace, str, Output], int] = options.run_verb
     return run_verb(options, url, output)
 
@@ -73,6 +76,13 @@ def _choose_store(options: Namespace) -> str:
             + _hint_misplaced_store(options)
         )
     return root
+
+
+def _choose_cache_folder() -> str:
+    """Return the folder for what may be deleted at any time; empty if the user has none."""
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    parent = given if os.path.isabs(given) else os.path.expanduser("~/.cache")
+    return os.path.join(parent, "holdfast") if os.path.isabs(parent) else ""
 
 
 def _hint_misplaced_store(options: Namespace) -> str:
@@ -104,6 +114,9 @@ def _report(error: Exception, output: Output, *, debug: bool) -> None:
         output.trace(error)
     if package:
         output.note(_explain_broken_package(package, error))
+    elif isinstance(error, BadExpression) and error.expression:
+        output.note(error.sentence)
+        output.point(error.expression, error.position)
     elif isinstance(error, HoldfastError):
         output.note(_advise(error))
     elif isinstance(error, OSError) and error.strerror:

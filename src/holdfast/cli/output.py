@@ -95,6 +95,10 @@ class Output:
         """Print a message to standard error."""
         print(f"holdfast: {clean(text)}", file=sys.stderr)
 
+    def point(self, text: str, position: int) -> None:
+        """Print a text to standard error, with a caret below the character at `position`."""
+        print(f"  {clean(text)}\n  {' ' * len(clean(text[:position]))}^", file=sys.stderr)
+
     def trace(self, error: BaseException) -> None:
         """Print the traceback of an error to standard error."""
         sys.__excepthook__(type(error), error, error.__traceback__)

@@ -58,6 +58,33 @@ def format_examples(*commands: str) -> str:
     return "\nExample:\n\n" + "\n".join(f"    {command}" for command in commands)
 
 
+def add_query(parser: ArgumentParser) -> None:
+    """Add the option --where, which selects snapshots by their metadata."""
+    parser.add_argument("--where", metavar="EXPR", help="only those for which this holds: 'loss < 0.3 and age < 2d'")
+
+
+def split_command(words: Sequence[str], verb: str) -> tuple[list[str], list[str]]:
+    """Split the words at the two dashes after which a verb takes a command; the command is empty for other verbs.
+
+    argparse would remove dashes from the command, and does so in another way in each version of Python.
+    """
+    at = words.index("--") if "--" in words else len(words)
+    return (list(words[:at]), list(words[at + 1 :])) if verb in words[:at] else (list(words), [])
+
+
+def join_descending(words: Sequence[str]) -> list[str]:
+    """Join `--sort -loss`, which argparse would refuse, to `--sort=-loss`; what follows `--` is left alone."""
+    joined: list[str] = []
+    for number, word in enumerate(words):
+        if word == "--":
+            return [*joined, *words[number:]]
+        if joined and joined[-1] == "--sort" and word.startswith("-") and not word.startswith("--"):
+            joined[-1] = f"--sort={word}"
+        else:
+            joined.append(word)
+    return joined
+
+
 def add_json(parser: ArgumentParser) -> None:
     """Add the option --json."""
     parser.add_argument("--json", action="store_true", help="print JSON")

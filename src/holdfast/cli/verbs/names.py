@@ -1,22 +1,22 @@
-"""The verbs `init`, `ls` and `tag`: create a store, list its snapshots and name them."""
+"""The verbs `init` and `tag`: create a store, and give its snapshots second names."""
 
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TypeVar
 
-from holdfast.cli.lookup import open_to_read, open_to_write, read_named_snapshot
-from holdfast.cli.output import Output, format_bytes, format_time, format_utc
-from holdfast.cli.verb import add_json, add_prefix, document
+from holdfast.cli.lookup import choose_tag, open_to_read, open_to_write, read_named_snapshot
+from holdfast.cli.output import Output, format_time, format_utc
+from holdfast.cli.verb import add_json, document
 from holdfast.digest import short_hex
 from holdfast.errors import BadName, Corrupt, HoldfastError, NameInUse, NotFound
-from holdfast.json_text import Json, canonical_json
+from holdfast.json_text import Json
 from holdfast.objects.protocol import ObjectStore
 from holdfast.objects.url import open_store
-from holdfast.repo.format.layout import TAGS, natural_order, split_stem, verify_user_name
+from holdfast.repo.format.layout import TAGS, natural_order, verify_user_name
 from holdfast.repo.handle.repository import init_repository
-from holdfast.repo.names.snapshots import CommittedSnapshot, DamagedName, iter_user_names, read_name
+from holdfast.repo.names.snapshots import CommittedSnapshot, DamagedName, read_name
 from holdfast.repo.names.tags import Tag, delete_tag, iter_tags, read_tag, set_tag
 
 _Found = TypeVar("_Found", CommittedSnapshot, Tag)
@@ -41,43 +41,12 @@ def run_init(options: Namespace, url: str, output: Output) -> int:
     return 0
 
 
-def declare_ls(parser: ArgumentParser) -> None:
-    """Declare the verb `ls`."""
-    more = (
-        "Snapshots are listed in natural order: step-99 comes before step-100. Exits with\n"
-        "1 if a snapshot or a tag is damaged."
-    )
-    document(parser, more, examples=["holdfast ls", "holdfast ls run1/ --json"])
-    add_prefix(parser)
-    parser.add_argument("-l", "--long", action="store_true", help="also show full digests, generations and metadata")
-    add_json(parser)
-    parser.set_defaults(run_verb=run_ls)
-
-
-def run_ls(options: Namespace, url: str, output: Output) -> int:
-    """List snapshots."""
-    store = open_to_read(url, output).store
-    snapshots, damaged = split_damaged(iter_user_names(store, options.prefix))
-    tags, damaged_tags = split_damaged(iter_tags(store))
-    snapshots.sort(key=lambda snapshot: natural_order(snapshot.name))
-    broken = [*damaged, *damaged_tags]
-    if options.json:
-        described = [describe_snapshot(snapshot, tags) for snapshot in snapshots]
-        output.json(
-            {"store": store.url, "snapshots": described, "damaged": [_describe_damage(name) for name in broken]}
-        )
-    else:
-        _print_snapshots(snapshots, damaged, tags, output, long=options.long)
-        _print_damage(broken, output)
-        if not snapshots and not damaged:
-            which = f"starts with {options.prefix!r}" if options.prefix else "was saved yet"
-            output.note(f"no snapshot {which} in {store.url}")
-    return 1 if broken else 0
-
-
 def declare_tag(parser: ArgumentParser) -> None:
     """Declare the verb `tag`."""
-    more = "Without arguments, list all tags. With TAG only, print its snapshot."
+    more = (
+        "Without arguments, list all tags. With TAG only, print its snapshot. NAME may be\n"
+        "a glob that matches one snapshot, and so may the TAG to print or to delete."
+    )
     examples = [
         "holdfast tag best run1/step-100",
         "holdfast tag best run1/step-200 --move",
@@ -97,13 +66,15 @@ def run_tag(options: Namespace, url: str, output: Output) -> int:
     if options.delete is not None:
         if options.tag is not None:
             raise HoldfastError("tag: --delete takes one tag and nothing else; see `holdfast tag --help`")
-        tag = delete_tag(open_to_write(url, output).store, options.delete)
+        store = open_to_write(url, output).store
+        tag = delete_tag(store, choose_tag(store, options.delete))
         output.line(f"deleted tag {tag.name}, which pointed to {tag.snapshot_name}")
         return 0
     if options.tag is None:
         return _list_tags(open_to_read(url, output).store, output, as_json=options.json)
     if options.snapshot is None:
-        return _print_tag(open_to_read(url, output).store, options.tag, output, as_json=options.json)
+        store = open_to_read(url, output).store
+        return _print_tag(store, choose_tag(store, options.tag), output, as_json=options.json)
     verify_user_name(options.tag, what="tag")
     store = open_to_write(url, output).store
     swapped = (options.tag, "the tag comes first, `holdfast tag TAG NAME`")
@@ -151,41 +122,14 @@ def split_damaged(found: Iterable[_Found | DamagedName]) -> tuple[list[_Found], 
     return intact, damaged
 
 
-def _print_snapshots(
-    snapshots: Sequence[CommittedSnapshot],
-    damaged: Sequence[DamagedName],
-    tags: Sequence[Tag],
-    output: Output,
-    *,
-    long: bool,
-) -> None:
-    headers = ["NAME", "WHEN", "ENTRIES", "SIZE", "DIGEST", "TAGS"]
-    rows = [
-        [
-            snapshot.name,
-            format_time(snapshot.time_s),
-            str(snapshot.num_entries),
-            format_bytes(snapshot.logical_bytes),
-            snapshot.digest.hex() if long else short_hex(snapshot.digest),
-            label_tags(snapshot, tags),
-        ]
-        for snapshot in snapshots
-    ]
-    rows += [[split_stem(name.stem), "damaged", "-", "-", "-", ""] for name in damaged]
-    if long:
-        headers += ["GENERATION", "METADATA"]
-        extra = [[str(snapshot.generation), canonical_json(snapshot.metadata).decode()] for snapshot in snapshots]
-        rows = [[*row, *more] for row, more in zip(rows, [*extra, *([["-", ""]] * len(damaged))], strict=True)]
-    if rows:
-        output.table(headers, rows, right="ENTRIES SIZE GENERATION")
-
-
-def _print_damage(broken: Iterable[DamagedName], output: Output) -> None:
+def print_damage(broken: Iterable[DamagedName], output: Output) -> None:
+    """Print a message about each damaged name."""
     for name in broken:
         output.note(f"{name.stem} is damaged: {name.error}; run `holdfast check`")
 
 
-def _describe_damage(name: DamagedName) -> dict[str, Json]:
+def describe_damage(name: DamagedName) -> dict[str, Json]:
+    """Return a damaged name as JSON."""
     return {"key": name.stem, "error": str(name.error)}
 
 
@@ -195,7 +139,7 @@ def _list_tags(store: ObjectStore, output: Output, *, as_json: bool) -> int:
     states = [_judge_tag(store, tag) for tag in tags]
     if as_json:
         described = [_describe_tag(tag, state) for tag, state in zip(tags, states, strict=True)]
-        output.json({"store": store.url, "tags": described, "damaged": [_describe_damage(name) for name in damaged]})
+        output.json({"store": store.url, "tags": described, "damaged": [describe_damage(name) for name in damaged]})
     else:
         rows = [
             [tag.name, tag.snapshot_name, format_time(tag.time_s), state]
@@ -206,7 +150,7 @@ def _list_tags(store: ObjectStore, output: Output, *, as_json: bool) -> int:
             output.table(["TAG", "SNAPSHOT", "SET", "STATE"], rows)
         else:
             output.note(f"no tags in {store.url}; set one with `holdfast tag TAG NAME`")
-        _print_damage(damaged, output)
+        print_damage(damaged, output)
     return 1 if damaged or {"missing", "damaged"} & set(states) else 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Sequence
 
-from holdfast.cli.lookup import explain_missing, open_for_plan
+from holdfast.cli.lookup import expand_names, explain_missing, open_for_plan
 from holdfast.cli.output import Output, count, format_bytes, format_time
 from holdfast.cli.verb import document
 from holdfast.cli.verbs.names import split_damaged
@@ -23,8 +23,9 @@ def declare_rm(parser: ArgumentParser) -> None:
         "Prints what would be deleted, and deletes only with --yes. Refuses a snapshot\n"
         "that a tag points to. `holdfast gc` then frees the space."
     )
-    document(parser, more, examples=["holdfast rm run1/step-100", "holdfast rm run1/step-100 --yes"])
-    parser.add_argument("names", metavar="NAME", nargs="+", help="a snapshot")
+    examples = ["holdfast rm run1/step-100", "holdfast rm run1/step-100 --yes", "holdfast rm 'run1/step-1*'"]
+    document(parser, more, examples=examples)
+    parser.add_argument("names", metavar="NAME", nargs="+", help="a snapshot, or a glob for snapshots")
     parser.add_argument("--yes", action="store_true", help="delete; without it, only print what would be deleted")
     parser.set_defaults(run_verb=run_rm)
 
@@ -33,7 +34,7 @@ def run_rm(options: Namespace, url: str, output: Output) -> int:
     """Delete snapshots with --yes; without it, only print them."""
     repo = open_for_plan(url, output, is_applied=options.yes)
     tags, damaged = split_damaged(iter_tags(repo.store))
-    chosen = [_read_deletable(repo.store, name, tags) for name in dict.fromkeys(options.names)]
+    chosen = [_read_deletable(repo.store, name, tags) for name in expand_names(repo.store, options.names)]
     for broken in damaged:
         output.note(f"{broken.error}; it may point to one of these snapshots. Run `holdfast check`")
     freed = _count_freed(repo.store, chosen)

@@ -15,6 +15,7 @@ from holdfast.digest import short_hex
 from holdfast.errors import NotFound
 from holdfast.json_text import Json, canonical_json
 from holdfast.objects.protocol import ObjectStore
+from holdfast.query.lineage import LINEAGE, parse_lineage
 from holdfast.repo.format.entry import Entry
 from holdfast.repo.format.layout import pack_key
 from holdfast.repo.format.manifest import Manifest
@@ -195,8 +196,12 @@ def _print_record(
         ("manifest", f"{snapshot.manifest.manifest_id} ({format_bytes(snapshot.manifest.size_bytes)})"),
         ("generation", str(snapshot.generation)),
     ]
-    if snapshot.environment:
-        facts.append(("environment", ", ".join(map(_format_fact, snapshot.environment.items()))))
+    lineage = parse_lineage(snapshot.environment)
+    environment = [item for item in snapshot.environment.items() if item[0] != LINEAGE]
+    if environment:
+        facts.append(("environment", ", ".join(map(_format_fact, environment))))
+    facts += [("loaded", origin.name) for origin in lineage.loaded]
+    facts += [("saved after", lineage.previous)] if lineage.previous else []
     for key, value in snapshot.metadata.items():
         facts.append((f"meta {key}", value if isinstance(value, str) else canonical_json(value).decode()))
     output.columns(facts)
