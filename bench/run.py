@@ -37,6 +37,7 @@ from bench.suites import (
     peak,
     planning,
     put,
+    query,
     reuse,
     save,
     scale,
@@ -60,9 +61,10 @@ SUITES: Final[Mapping[str, Callable[[Sizes, Path], list[Result]]]] = {
     "planning": planning.run,
     "reuse": reuse.run,
     "put": put.run,
+    "query": query.run,
     "compile": compile_suite.run,
 }
-_ON_REQUEST: Final = frozenset({"planning", "compile", "capture", "reuse", "put"})
+_ON_REQUEST: Final = frozenset({"planning", "compile", "capture", "reuse", "put", "query"})
 """Suites that take long and have a separate result: DCP plans for minutes with a thousand ranks, and models take half
 a minute to compile."""
 

@@ -73,10 +73,10 @@ class _Runner:
         return Contestant(self.run, self.prepare, partial(verify_output, expected=self._command.expected))
 
 
-def run_program(words: list[str], *, bytecode: Path) -> subprocess.CompletedProcess[bytes]:
-    """Run a program to its end, with its byte-code cache in that folder."""
+def run_program(words: list[str], *, bytecode: Path, **variables: str) -> subprocess.CompletedProcess[bytes]:
+    """Run a program to its end, with its byte-code cache in that folder and these variables in its environment."""
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
-    environment["PYTHONPYCACHEPREFIX"] = str(bytecode)
+    environment |= {"PYTHONPYCACHEPREFIX": str(bytecode), **variables}
     return subprocess.run(words, capture_output=True, check=False, env=environment)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from bench.kit.stores import (
 from bench.suites import check as check_suite
 from bench.suites import cli as cli_suite
 from bench.suites import growth as growth_suite
+from bench.suites import query as query_suite
 from bench.suites import save as save_suite
 from bench.suites.cli import verify_output
 
@@ -66,6 +68,14 @@ def test_the_growth_suite_measures_each_workload_and_leaves_nothing(tmp_path: Pa
     assert {result.unit for result in results} == {"ms", "us", "MB"}
     assert all(result.figure > 0 for result in results)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_the_query_suite_gets_the_same_answer_each_way(tmp_path: Path) -> None:
+    results = query_suite.run(replace(TINY, growth=(2, 4, 80)), tmp_path)
+
+    assert [result.unit for result in results] == ["ms"] * 4
+    assert all(result.figure > 0 for result in results)
 
 
 def test_a_grown_store_that_lacks_a_snapshot_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
