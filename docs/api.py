@@ -44,6 +44,7 @@ PAGES: Final = (
             "holdfast.facade.Restored",
             "holdfast.facade.SaveHandle",
             "holdfast.facade.Tag",
+            "holdfast.facade.Bisection",
             "holdfast.facade.Diff",
             "holdfast.facade.Finding",
             "holdfast.facade.KeepRules",
