@@ -72,8 +72,8 @@ ASIDE: Final = {"testing": "repo"}
 # `ls`, `check` and `gc` must start fast and run where torch is not wanted. numpy may be used wherever torch may.
 WITH_TORCH: Final = {"torch", "numpy"}
 TORCH_FREE: Final = frozenset(
-    ["", "errors", "progress", "digest", "json_text", "lru", "texts"]
-    + ["objects", "repo", "query", "files", "cli", "testing"]
+    {"", "errors", "progress", "digest", "json_text", "lru", "texts"}
+    | {"objects", "repo", "query", "files", "cli", "testing"}
 )
 # ... but for what exists to make process groups.
 TORCH_USERS: Final = {"testing/ranks.py"}
