@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 import holdfast
+from holdfast.query.lineage import parse_lineage
 from holdfast.repo.format.layout import PACKS
 from tests.distributed.conftest import World
 
@@ -39,6 +40,8 @@ def test_a_signal_to_one_rank_saves_and_stops_all_of_them_at_the_same_step(world
     assert first == [(1, [4, 6], "another rank was signalled", 6.0), (1, [4, 6], "SIGTERM", 6.0)]
     assert [snapshot.name for snapshot in holdfast.open(tmp_path).snapshots()] == ["run/step-6"]
     assert world(3)(_train, tmp_path, until=9) == [(7, [8], "", 8.0)] * 3, "on another number of ranks"
+    (resumed,) = holdfast.open(tmp_path).snapshots(where="ranks = 3")
+    assert [each.name for each in parse_lineage(resumed.environment).loaded] == ["run/step-6"]
 
 
 def test_the_time_that_one_rank_sees_counts_for_all(world: World, tmp_path: Path) -> None:
