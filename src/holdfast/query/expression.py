@@ -109,6 +109,8 @@ Condition = Compare | OneOf | Like | Exists | Holds | Negated | AllOf | AnyOf
 
 def parse_expression(text: str) -> Condition:
     """Parse a condition; nothing is evaluated. Raises BadExpression, which shows the place of the mistake."""
+    if type(text) is not str:
+        raise BadExpression(f"a condition is a text such as 'loss < 0.3', not {text!r}")
     return _Parser(text).parse()
 
 
@@ -117,6 +119,8 @@ def parse_field(text: str) -> FieldRef:
 
     A name without brackets is split at its dots, whatever other characters it contains.
     """
+    if type(text) is not str:
+        raise BadExpression(f"a field is a text such as 'loss', not {text!r}")
     if "[" not in text:
         path = tuple(text.strip().split("."))
         if not all(path):

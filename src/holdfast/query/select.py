@@ -61,8 +61,8 @@ def parse_query(
 
 
 def _parse_key(text: str) -> SortKey:
-    text = text.strip()
-    return SortKey(parse_field(text.removeprefix("-")), text.startswith("-"))
+    is_descending = type(text) is str and text.strip().startswith("-")
+    return SortKey(parse_field(text.strip()[1:] if is_descending else text), is_descending)
 
 
 def select(facts: Iterable[Facts], query: Query) -> list[Facts]:

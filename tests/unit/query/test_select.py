@@ -65,7 +65,9 @@ def test_a_condition_and_a_limit_select() -> None:
         ({"limit": 1.5}, "limit is a whole number that is not negative, not 1.5"),
         ({"sort": "loss,"}, "'' is not the name of a field"),
         ({"sort": "-"}, "'' is not the name of a field"),
+        ({"sort": ["loss", 3]}, "a field is a text such as 'loss', not 3"),
         ({"where": "loss <"}, "expected a field or a value"),
+        ({"where": 3}, "a condition is a text such as 'loss < 0.3', not 3"),
     ],
 )
 def test_a_bad_question_is_one_sentence(question: dict[str, Any], reason: str) -> None:
