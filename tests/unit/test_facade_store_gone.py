@@ -63,9 +63,10 @@ CHANGES: Final[dict[str, Callable[[Store], object]]] = {
     "apply_prune": lambda store: store.apply_prune(store.plan_prune(keep_last=1)),
     "prune": lambda store: store.prune(keep_last=1),
     "gc": lambda store: store.gc(),
+    "put": lambda store: store.put("new", __file__),
 }
 READING: Final = frozenset(
-    {"load", "load_into", "snapshot", "snapshots", "latest", "tags", "run", "runs", "diff_runs", "check", "diff"}
+    {"get", "load", "load_into", "snapshot", "snapshots", "latest", "tags", "run", "runs", "diff_runs", "check", "diff"}
     | {"best", "bisect", "plan_prune", "statistics", "close", "repository", "url", "open_file", "manager"}
 )
 RECORDING: Final = frozenset({"record", "compiler"})
