@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from holdfast.errors import (
         AmbiguousName,
         BadExpression,
+        BadFile,
         BadName,
         CommitUnknown,
         CompileCacheError,
@@ -54,6 +55,7 @@ __version__ = "0.1.0.dev0"
 __all__ = [
     "AmbiguousName",
     "BadExpression",
+    "BadFile",
     "BadName",
     "Call",
     "CommitUnknown",

@@ -10,6 +10,7 @@ Grouped by what a handler does next::
       BadExpression (ValueError)    a condition, sort key or column that cannot be parsed: correct it at `position`
       NotBisectable (ValueError)    a series without a good start and a bad end: choose another series
       TooLarge (ValueError)         more than the format allows in one snapshot or record: split it
+      BadFile (ValueError)          a file to import, or a receipt, is not what it claims to be: nothing was changed
       Unsupported (TypeError)       a value that the format cannot store: convert it
       Mismatch (ValueError)         the snapshot does not fit the tree it is loaded into: nothing was changed
       OutOfMemory (MemoryError)     no memory for a second copy of the target: load without atomic=True
@@ -101,6 +102,14 @@ class NotBisectable(HoldfastError, ValueError):
 
 class TooLarge(HoldfastError, ValueError):
     """More than the format allows in one snapshot or record; nothing was written."""
+
+
+class BadFile(HoldfastError, ValueError):
+    """A file to be imported, or a receipt, is damaged or not what it claims to be; nothing was changed."""
+
+    def __init__(self, message: str, *, path: str = "") -> None:
+        super().__init__(message)
+        self.path = path
 
 
 class Unsupported(HoldfastError, TypeError):

@@ -25,7 +25,7 @@ LAYERS: Final = (
     ("diff", "content"),
     ("distributed",),
     ("compile_cache", "capture"),
-    ("checkpointing",),
+    ("checkpointing", "formats"),
     ("facade",),
     ("opening",),
     ("compiling", "content_store", "dcp", "integrations"),
@@ -62,6 +62,7 @@ ROOMS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
         ("torch_2_13", "torch_2_15"),
         ("*",),
     ),
+    "formats": (("receipt",), ("reading", "writing"), ("*",)),
     "capture": (("stored",), ("compare",), ("record", "report")),
     "cli": (("output", "verb"), ("lookup",), ("verbs",), ("grammar",), ("main",)),
 }

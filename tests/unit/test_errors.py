@@ -11,6 +11,7 @@ from holdfast import errors
 from holdfast.errors import (
     AmbiguousName,
     BadExpression,
+    BadFile,
     BadName,
     CommitUnknown,
     CompileCacheError,
@@ -52,6 +53,7 @@ EXAMPLES: list[HoldfastError] = [
     BadName(SENTENCE),
     BadExpression(SENTENCE, expression="loss <", position=6),
     NotBisectable(SENTENCE),
+    BadFile(SENTENCE, path="x"),
     TooLarge(SENTENCE),
     Unsupported(SENTENCE),
     Mismatch(SENTENCE, problems=("'w' has shape [2], not [3]",)),
@@ -104,6 +106,7 @@ def test_every_error_crosses_processes_with_its_facts(error: HoldfastError) -> N
         (NotFound, KeyError),
         (TensorNotFound, FileNotFoundError),
         (ShardNotFound, ValueError),
+        (BadFile, ValueError),
         (BadName, ValueError),
         (TooLarge, ValueError),
         (Unsupported, TypeError),

@@ -1,0 +1,1 @@
+"""Files of other libraries: import, export, and the receipts that prove them."""
