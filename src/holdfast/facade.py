@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from holdfast.compile_cache.backend import CompilerOptions as CompilerChoices
     from holdfast.diff.compare import Diff
     from holdfast.distributed.checkpoint.checkpoint import Together
+    from holdfast.formats.importing import ImportChoices, ImportResult
+    from holdfast.formats.receipt import ReceiptFinding
     from holdfast.snapshot.into.plan import ReplicaMode
     from holdfast.snapshot.load.options import Aliases
     from holdfast.snapshot.optimizers import Optimizers
@@ -207,6 +209,48 @@ class Store:
         from holdfast.checkpointing import CheckpointManager
 
         return CheckpointManager(self, prefix, options)
+
+    # Files of other libraries
+
+    def import_(
+        self,
+        source: str | os.PathLike[str],
+        name: str,
+        *,
+        progress: Progress | None = None,
+        **choices: Unpack[ImportChoices],
+    ) -> ImportResult:
+        """Save a checkpoint of another library under a name, in pieces, and return the result with its receipt.
+
+        Reads files and sharded folders of safetensors, folders of `save_pretrained` with all files in them, files of
+        torch.save, DCP directories, content stores of PyTorch, and ZeRO checkpoints of DeepSpeed. Nothing is unpickled.
+        Raises BadFile or Untrusted, and writes nothing, if the source is damaged or could run code.
+
+        Args:
+            source: a file or folder.
+            name: the name of the snapshot.
+            progress: receives the progress.
+            choices: `format`, if a folder has several; `rename`, prefixes of keys to replace; `dtype`, to cast
+                floating-point tensors, which the receipt states with the largest error; `metadata`; `overwrite`;
+                `unpickle=True` to load a file of torch.save that contains other objects. This can run arbitrary code.
+        """
+        from holdfast.formats.importing import import_checkpoint, make_import_options
+
+        verify_user_name(name)
+        options = make_import_options(choices, environment=self._environment)
+        return import_checkpoint(self.repository, source, name, options, types=self._types, progress=progress)
+
+    def verify_import(
+        self, source: str | os.PathLike[str], name: str | Snapshot, *, progress: Progress | None = None
+    ) -> list[ReceiptFinding]:
+        """Compare files with the receipt and the bytes of the snapshot that was imported from them.
+
+        Returns a finding for each tensor or file that is missing, added or different; none if all is equal.
+        """
+        from holdfast.formats.measuring import check_imported
+
+        record = self._open_snapshot(name).record
+        return list(check_imported(self.repository, record, os.fspath(source), format=None, progress=progress))
 
     # Loading
 

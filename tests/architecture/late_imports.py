@@ -16,6 +16,11 @@ LATE_IMPORTS: Final[dict[str, dict[str, str]]] = {
     "cli/verbs/cache.py": {"holdfast.compile_cache.key.system": "needs torch; only --other-systems uses it"},
     "cli/verbs/diff.py": {"holdfast.diff.values": "needs torch; only --values uses it"},
     "cli/verbs/files.py": {"holdfast.trees.outline": "a snapshot of files has no tree"},
+    "cli/verbs/imports.py": {
+        "holdfast.formats": "needs torch, and `holdfast import --help` does not",
+        "holdfast.tensors.dtypes": "needs torch; only --dtype uses it",
+        "holdfast.trees.registered": "needs torch, as the import does",
+    },
     "cli/verbs/show.py": {"holdfast.diff.facts": "a snapshot of files has no leaves to describe"},
     "cli/verbs/run.py": {
         "holdfast.capture.compare": _RUNS,
@@ -34,6 +39,7 @@ LATE_IMPORTS: Final[dict[str, dict[str, str]]] = {
         "holdfast.compile_cache.backend": _STORE,
         "holdfast.diff": _STORE,
         "holdfast.distributed.checkpoint.checkpoint": _STORE,
+        "holdfast.formats": _STORE,
         "holdfast.snapshot": _STORE,
         "holdfast.trees.registered": _STORE,
     },

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 import torch
+from safetensors.torch import save_file
 
 import holdfast
 from holdfast.repo.format.source import BytesSource
@@ -97,6 +98,15 @@ WITH_TORCH: Final = [
 ]
 """Commands that write nothing to the store, and need torch."""
 
+IMPORTING: Final = [
+    "import model.safetensors in/1 --receipt r.json",
+    "import model.safetensors in/2 --format safetensors --rename a=b --dtype float16 --overwrite",
+    "import model.pt in/3 --unpickle",
+    "verify-import model.safetensors --against in/1",
+    "verify-import model.safetensors --receipt r.json --format safetensors --json",
+]
+"""Commands that save files of other libraries and compare with them; they need torch, and run in this order."""
+
 WRITING: Final = [
     "init fresh",
     "put again data/config.json --meta epoch=3",
@@ -120,6 +130,12 @@ WRITING: Final = [
     "cache clear --yes",
 ]
 """Commands that write, to the store or beside it; they need no torch, and run in this order."""
+
+
+def make_files(folder: Path) -> None:
+    """Write files of other libraries, to be imported."""
+    save_file({"a": torch.ones(3)}, folder / "model.safetensors")
+    torch.save({"a": torch.ones(3)}, folder / "model.pt")
 
 
 def make_store(path: Path) -> None:

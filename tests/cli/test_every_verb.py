@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from tests.architecture.frozen import list_cli_options
-from tests.cli.every_verb import READING, WITH_TORCH, WRITING, make_store
+from tests.cli.every_verb import IMPORTING, READING, WITH_TORCH, WRITING, make_files, make_store
 from tests.cli.runs import Cli, Ran
 
-ALL = [*READING, *WITH_TORCH, *WRITING]
+ALL = [*READING, *WITH_TORCH, *IMPORTING, *WRITING]
 
 ONE_BY_ONE = """
 import contextlib, io, json, shlex, sys
@@ -51,6 +51,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def filled(empty: Cli, made: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
     """The command line on a copy of it, which the environment names."""
     shutil.copytree(made, empty.store)
+    make_files(empty.folder)
     monkeypatch.setenv("HOLDFAST_STORE", str(empty.store))
     return empty
 
@@ -153,7 +154,7 @@ def test_without_torch_a_verb_answers_or_says_that_it_needs_it(filled: Cli, pack
     assert list(found) == ALL
     for command in [*READING, *WRITING]:
         verify(command, found[command])
-    for command in WITH_TORCH:
+    for command in [*WITH_TORCH, *IMPORTING]:
         assert (found[command].code, found[command].out) == (2, ""), command
         assert re.fullmatch(
             r"holdfast: this needs (torch|numpy), which is not installed; install it with `pip install \1`\n",

@@ -86,6 +86,8 @@ VERBS = [
     "put",
     "get",
     "cat",
+    "import",
+    "verify-import",
     "tag",
     "rm",
     "du",

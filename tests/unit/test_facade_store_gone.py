@@ -8,6 +8,7 @@ import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final
 
 import pytest
@@ -53,6 +54,12 @@ def put_another_in_its_place(root: Path) -> None:
     other.rename(root)
 
 
+def _import(store: Store) -> object:
+    with TemporaryDirectory() as folder:
+        torch.save({"w": torch.ones(3)}, f"{folder}/a.pt")
+        return store.import_(f"{folder}/a.pt", "new")
+
+
 CHANGES: Final[dict[str, Callable[[Store], object]]] = {
     "save": lambda store: store.save("new", TREE),
     "save, the same again": lambda store: store.save("b", TREE),
@@ -64,9 +71,24 @@ CHANGES: Final[dict[str, Callable[[Store], object]]] = {
     "prune": lambda store: store.prune(keep_last=1),
     "gc": lambda store: store.gc(),
     "put": lambda store: store.put("new", __file__),
+    "import_": _import,
 }
 READING: Final = frozenset(
-    {"get", "load", "load_into", "snapshot", "snapshots", "latest", "tags", "run", "runs", "diff_runs", "check", "diff"}
+    {
+        "verify_import",
+        "get",
+        "load",
+        "load_into",
+        "snapshot",
+        "snapshots",
+        "latest",
+        "tags",
+        "run",
+        "runs",
+        "diff_runs",
+        "check",
+        "diff",
+    }
     | {"best", "bisect", "plan_prune", "statistics", "close", "repository", "url", "open_file", "manager"}
 )
 RECORDING: Final = frozenset({"record", "compiler"})

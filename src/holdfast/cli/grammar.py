@@ -18,6 +18,8 @@ _SUMMARIES: Final = {
     "put": "save files as a snapshot",
     "get": "write the entries of a snapshot as files",
     "cat": "write one entry to standard output",
+    "import": "save a checkpoint of another library as a snapshot",
+    "verify-import": "compare files with what was imported from them",
     "tag": "list, set, move or delete tags",
     "rm": "delete snapshots",
     "du": "show the disk usage of snapshots",
@@ -63,6 +65,10 @@ def _declare(name: str, parser: ArgumentParser) -> None:  # noqa: C901 - a table
             from holdfast.cli.verbs.files import declare_get as declare
         case "cat":
             from holdfast.cli.verbs.files import declare_cat as declare
+        case "import":
+            from holdfast.cli.verbs.imports import declare_import as declare
+        case "verify-import":
+            from holdfast.cli.verbs.imports import declare_verify_import as declare
         case "tag":
             from holdfast.cli.verbs.names import declare_tag as declare
         case "rm":

@@ -53,12 +53,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(options: Namespace, output: Output) -> int:
-    url = _choose_init_path(options) if options.verb == "init" else _choose_store(options)
+    url = _choose_url(options)
     if options.verb == "copy":
         options.to = _verify_not_memory(options.to)
     options.variables, options.cache_folder = dict(os.environ), _choose_cache_folder()
     run_verb: Callable[[Namespace, str, Output], int] = options.run_verb
     return run_verb(options, url, output)
+
+
+def _choose_url(options: Namespace) -> str:
+    """Return the URL of the store, or an empty text if the verb needs none with these options (`needs_store`)."""
+    if options.verb == "init":
+        return _choose_init_path(options)
+    needs_store: Callable[[Namespace], bool] | None = vars(options).get("needs_store")
+    return "" if needs_store and not needs_store(options) else _choose_store(options)
 
 
 def _choose_store(options: Namespace) -> str:

@@ -11,7 +11,7 @@ from typing import Final
 
 import torch
 
-from holdfast.errors import Corrupt, Unsupported
+from holdfast.errors import BadFile, Corrupt, Unsupported
 
 _ALLOWING: Final = threading.Lock()
 """Locked while torch's list of allowed classes is extended: torch keeps one list for the whole process."""
@@ -116,3 +116,11 @@ def dump_payload(value: object) -> bytes:
     buffer = io.BytesIO()
     torch.save(value, buffer)
     return buffer.getvalue()
+
+
+def load_trusted_file(path: str) -> object:
+    """Load a file of torch.save. This may run any code; the caller must have been told to trust the file."""
+    try:
+        return torch.load(path, map_location="cpu", weights_only=False)
+    except Exception as error:  # a foreign format, which may fail in any way
+        raise BadFile(f"{path} cannot be unpickled here: {str(error)[:300]}", path=path) from error

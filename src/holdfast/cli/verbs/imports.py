@@ -1,0 +1,194 @@
+"""The verbs `import` and `verify-import`: save checkpoints of other libraries, and check them against receipts."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Final
+
+from holdfast.cli.lookup import open_to_read, open_to_write, read_named_snapshot
+from holdfast.cli.output import Output, count, format_bytes
+from holdfast.cli.verb import add_json, document
+from holdfast.digest import short_hex
+from holdfast.errors import BadName
+from holdfast.repo.format.layout import verify_user_name
+
+if TYPE_CHECKING:
+    from holdfast.formats.importing import ImportOptions, ImportResult
+    from holdfast.formats.receipt import Receipt, ReceiptFinding
+
+_FORMATS: Final = ("safetensors", "hf", "torch", "dcp", "content-store", "deepspeed")
+_DTYPES: Final = ("float64", "float32", "float16", "bfloat16")
+
+
+def declare_import(parser: ArgumentParser) -> None:
+    """Declare the verb `import`."""
+    more = (
+        "SRC is a file or folder of safetensors, a folder of save_pretrained, a file of\n"
+        "torch.save, a DCP directory, a content store of PyTorch, or a ZeRO checkpoint of\n"
+        "DeepSpeed. The format is found by content. Nothing is unpickled: a file that\n"
+        "contains more than tensors and plain values is refused, unless --unpickle is\n"
+        "given. Files beside the weights, such as config.json, become entries. The\n"
+        "snapshot keeps a receipt with the digest of every tensor, for verify-import."
+    )
+    examples = [
+        "holdfast import model.safetensors llama/base",
+        "holdfast import last.pt run1/start --rename module.= --receipt r.json",
+        "holdfast import out/ llama/half --dtype bfloat16",
+    ]
+    document(parser, more, examples=examples)
+    parser.add_argument("source", metavar="SRC", help="a file or folder")
+    parser.add_argument("name", metavar="NAME", help="the snapshot's name")
+    _add_format(parser)
+    parser.add_argument(
+        "--rename",
+        metavar="OLD=NEW",
+        action="append",
+        default=[],
+        help="replace the prefix OLD of keys by NEW; may be repeated",
+    )
+    parser.add_argument(
+        "--dtype",
+        metavar="DTYPE",
+        choices=_DTYPES,
+        help=f"cast floating-point tensors to {', '.join(_DTYPES)}; the receipt states the error",
+    )
+    parser.add_argument("--unpickle", action="store_true", help="load the file with torch.load; this can run any code")
+    parser.add_argument("--overwrite", action="store_true", help="replace the snapshot if the name exists, atomically")
+    parser.add_argument("--receipt", metavar="FILE", help="also write the receipt to a file")
+    parser.set_defaults(run_verb=run_import)
+
+
+def _add_format(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--format", metavar="FORMAT", choices=_FORMATS, help=f"if a folder has several: {', '.join(_FORMATS)}"
+    )
+
+
+def run_import(options: Namespace, url: str, output: Output) -> int:
+    """Import a checkpoint, and print what was saved, cast and left out."""
+    from holdfast.formats.importing import import_checkpoint
+    from holdfast.formats.receipt import write_receipt
+    from holdfast.trees.registered import Types
+
+    verify_user_name(options.name)
+    choices = _make_options(options)
+    if options.unpickle:
+        output.note(f"unpickling {options.source}: this can run any code that the file contains")
+    repo = open_to_write(url, output)
+    done = import_checkpoint(repo, options.source, options.name, choices, types=Types(()), progress=output.progress())
+    if options.receipt:
+        write_receipt(options.receipt, done.receipt)
+    _print_result(done, output)
+    return 0
+
+
+def _make_options(options: Namespace) -> ImportOptions:
+    from holdfast.formats.importing import ImportOptions
+    from holdfast.tensors.dtypes import find_dtype
+
+    return ImportOptions(
+        format=options.format,
+        rename=_parse_renames(options.rename),
+        dtype=find_dtype(options.dtype) if options.dtype else None,
+        unpickle=options.unpickle,
+        overwrite=options.overwrite,
+    )
+
+
+def _parse_renames(pairs: Iterable[str]) -> dict[str, str]:
+    renames: dict[str, str] = {}
+    for pair in pairs:
+        old, equals, new = pair.partition("=")
+        if not equals or old in renames:
+            raise BadName(f"--rename {pair!r} is not of the form OLD=NEW, or gives OLD twice")
+        renames[old] = new
+    return renames
+
+
+def _print_result(done: ImportResult, output: Output) -> None:
+    saved, receipt = done.saved, done.receipt
+    files = f", {count(len(receipt.files), 'file')}" if receipt.files else ""
+    what = f"{saved.name}: {count(len(receipt.tensors), 'tensor')}{files}, {format_bytes(saved.logical_bytes)}"
+    if saved.existed:
+        output.line(f"{what}; already present, nothing was written")
+    else:
+        sizes = f"{format_bytes(saved.new_bytes)} new, {format_bytes(saved.reused_bytes)} reused"
+        ended = f"in {saved.seconds:.2f} s; digest {short_hex(saved.digest)}"
+        output.line(f"imported {what} ({sizes}) from {receipt.format} {ended}")
+    _print_casts(receipt, output)
+    for left in receipt.left_out:
+        output.note(f"left out: {left.name}; {left.reason}")
+
+
+def _print_casts(receipt: Receipt, output: Output) -> None:
+    casts = [(tensor.cast, tensor) for tensor in receipt.tensors if tensor.cast is not None]
+    if not casts:
+        return
+    errors, worst = max(casts, key=lambda pair: pair[0].max_rel)
+    overflowed = sum(cast.num_overflowed for cast, _ in casts)
+    output.line(
+        f"cast {count(len(casts), 'tensor')} to {worst.result.dtype}: largest relative error"
+        f" {errors.max_rel:.3g} in {worst.name}, {count(overflowed, 'value')} overflowed"
+    )
+
+
+def declare_verify_import(parser: ArgumentParser) -> None:
+    """Declare the verb `verify-import`."""
+    more = (
+        "Reads every byte of SRC, and compares dtype, shape and BLAKE3 of each tensor\n"
+        "with a receipt: the one in the store (--against), whose snapshot is then also\n"
+        "read and compared, or a file (--receipt), which needs no store. Never writes.\n"
+        "Exits with 1 if anything is missing, added or different."
+    )
+    examples = [
+        "holdfast verify-import model.safetensors --against llama/base",
+        "holdfast verify-import model.safetensors --receipt receipt.json",
+    ]
+    document(parser, more, examples=examples)
+    parser.add_argument("source", metavar="SRC", help="the file or folder that was imported")
+    parser.add_argument("--against", metavar="NAME", help="a snapshot or a tag")
+    parser.add_argument("--receipt", metavar="FILE", help="a receipt that `holdfast import --receipt` wrote")
+    _add_format(parser)
+    add_json(parser)
+    parser.set_defaults(run_verb=run_verify_import, needs_store=lambda options: options.against is not None)
+
+
+def run_verify_import(options: Namespace, url: str, output: Output) -> int:
+    """Compare files with a receipt, and print each difference as soon as it is found."""
+    from holdfast.formats.importing import read_import_receipt
+    from holdfast.formats.measuring import check_import, check_stored
+    from holdfast.formats.receipt import read_receipt
+
+    if options.against is None and options.receipt is None:
+        raise BadName("nothing to compare with: give --against NAME, --receipt FILE, or both")
+    progress = output.progress()
+    receipt = read_receipt(options.receipt) if options.receipt else None
+    findings: list[ReceiptFinding] = []
+    if options.against is None:
+        assert receipt is not None, "one of the two is given"
+    else:
+        repo = open_to_read(url, output)
+        snapshot = read_named_snapshot(repo.store, options.against, output)
+        receipt = receipt or read_import_receipt(repo, snapshot)
+        findings += _print_findings(check_stored(repo, snapshot, receipt, progress), options, output)
+    findings += _print_findings(
+        check_import(options.source, receipt, format=options.format, progress=progress), options, output
+    )
+    what = f"{count(len(receipt.tensors), 'tensor')} and {count(len(receipt.files), 'file')}"
+    if options.json:
+        output.json({"source": options.source, "findings": [asdict(finding) for finding in findings]})
+    else:
+        result = count(len(findings), "difference") if findings else "all equal"
+        output.line(f"compared {what} of {options.source} with the receipt: {result}")
+    return 1 if findings else 0
+
+
+def _print_findings(found: Iterable[ReceiptFinding], options: Namespace, output: Output) -> list[ReceiptFinding]:
+    findings = []
+    for finding in found:
+        findings.append(finding)
+        if not options.json:
+            output.line(str(finding))
+    return findings

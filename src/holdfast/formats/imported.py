@@ -1,0 +1,298 @@
+"""Sources of an import: bytes from files, digested while the save reads them, and cast if that was asked for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from blake3 import blake3
+
+from holdfast.digest import Digest, parse_digest
+from holdfast.formats.reading.byte_ranges import ByteReader, Geometry, gather, iter_gathered, view_items
+from holdfast.formats.reading.placeholders import StoredStorage
+from holdfast.formats.receipt import CarriedFile, CastErrors, ReceiptTensor, TensorDigest
+from holdfast.formats.stream_digest import StreamDigest, WaitingRoom
+from holdfast.json_text import Json
+from holdfast.repo.files import FileSource
+from holdfast.repo.format.boxes import cut_rows, whole
+from holdfast.tensors.dtypes import dtype_name, item_bytes
+from holdfast.tensors.memory import view_bytes, view_raw, wrap_memory
+from holdfast.tensors.sources import SourceForm, TensorSource
+from holdfast.tensors.spec import TensorSpec, contiguous_stride, count_bytes
+
+NOTE: Final = "import"
+"""The key, in the note of an entry, of what its receipt says. Notes are no part of a snapshot's digest."""
+Read = Callable[[int, int], memoryview]
+
+
+class Cast:
+    """Casts the items of one tensor, and measures by how much that changes them."""
+
+    def __init__(self, dtype: torch.dtype, cast_to: torch.dtype) -> None:
+        self.dtype, self.cast_to = dtype, cast_to
+        self._lock = threading.Lock()
+        self._max_abs = self._max_rel = 0.0
+        self._overflowed: dict[int, int] = {}
+
+    @property
+    def errors(self) -> CastErrors:
+        """The errors of all items that were cast so far."""
+        return CastErrors(self._max_abs, self._max_rel, sum(self._overflowed.values()))
+
+    def apply(self, data: memoryview, start: int) -> memoryview:
+        """Return items in the new dtype; `start` is the position of the first one, in bytes of the source."""
+        before = wrap_memory(data).view(self.dtype)
+        after = before.to(self.cast_to)
+        self._measure(before.to(torch.float64), after.to(torch.float64), start)
+        return view_bytes(after.view(torch.uint8))
+
+    def _measure(self, before: torch.Tensor, after: torch.Tensor, start: int) -> None:
+        is_finite = before.isfinite() & after.isfinite()
+        overflowed = int((before.isfinite() & ~after.isfinite()).sum())
+        errors = torch.where(is_finite, (before - after).abs(), 0.0)
+        relative = torch.where(before != 0, errors / before.abs(), 0.0)
+        relative = torch.where(is_finite, relative, 0.0)
+        with self._lock:
+            # By position, because a piece may be read more than once.
+            self._overflowed[start] = overflowed
+            self._max_abs = max(self._max_abs, float(errors.max()) if len(errors) else 0.0)
+            self._max_rel = max(self._max_rel, float(relative.max()) if len(relative) else 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class FileOrigin:
+    """Where a tensor of an import comes from."""
+
+    name_in_files: str
+    file: str
+
+
+class ImportedTensor:
+    """A tensor of an import: a source that the save reads, and the facts for the receipt, which reading collects."""
+
+    def __init__(
+        self, planned: TensorSource, stored: StoredStorage | None, origin: FileOrigin, room: WaitingRoom
+    ) -> None:
+        """Read `planned` from files if `stored` is given, otherwise from memory."""
+        self.name, self.alias = planned.name, planned.alias
+        self.form: SourceForm = planned.form
+        self._origin = origin
+        self._shape = tuple(planned.tensor.shape)
+        self._cast = Cast(stored.dtype, stored.cast_to) if stored and stored.dtype and stored.cast_to else None
+        self._read = planned.read if stored is None else _make_read(planned, stored.reader, self._cast)
+        self._note: Json = None
+        self._streams = _Streams(self._cast, self.size_bytes, room) if _is_c_order(self.form) else None
+        self._digests = None if self._streams else _digest_apart(planned, stored, self._cast)
+
+    @property
+    def size_bytes(self) -> int:
+        """The number of bytes."""
+        return self.form.size_bytes
+
+    @property
+    def spec(self) -> Json:
+        """The spec of the tensor, as JSON."""
+        return self.form.spec
+
+    @property
+    def cuts(self) -> Sequence[int]:
+        """The offsets at which chunks end."""
+        return self.form.cuts
+
+    @property
+    def note(self) -> Json:
+        """What the receipt says of this tensor; None until every byte has been read."""
+        if self._note is None:
+            digests = self._streams.finish() if self._streams else self._digests
+            self._note = None if digests is None else {NOTE: self._encode_note(*digests)}
+        return self._note
+
+    def read(self, start: int, stop: int) -> memoryview:
+        """Return the bytes from `start` to `stop`, and digest them."""
+        if self._cast is None:
+            data = self._read(start, stop)
+            if self._streams:
+                self._streams.result.add(start, data)
+            return data
+        return self._read_cast(self._cast, start, stop)
+
+    def _read_cast(self, cast: Cast, start: int, stop: int) -> memoryview:
+        before, after = item_bytes(cast.dtype), item_bytes(cast.cast_to)
+        low, high = start // after, -(-stop // after)
+        original = self._read(low * before, high * before)
+        data = cast.apply(original, low * before)[start - low * after : stop - low * after]
+        if self._streams and self._streams.source:
+            self._streams.source.add(low * before, original)
+            self._streams.result.add(start, data)
+        return data
+
+    def _encode_note(self, source: Digest, result: Digest) -> Json:
+        note: dict[str, Json] = {
+            "name": self._origin.name_in_files,
+            "file": self._origin.file,
+            "digest": result.hex(),
+        }
+        if self._cast:
+            errors = self._cast.errors
+            note["cast"] = {
+                "dtype": dtype_name(self._cast.dtype),
+                "digest": source.hex(),
+                "max_abs": errors.max_abs,
+                "max_rel": errors.max_rel,
+                "num_overflowed": errors.num_overflowed,
+            }
+        return note
+
+
+class _Streams:
+    """The digests of a tensor whose entry has its items in C order."""
+
+    def __init__(self, cast: Cast | None, size_bytes: int, room: WaitingRoom) -> None:
+        self.result = StreamDigest(size_bytes, room)
+        self.source: StreamDigest | None = None
+        if cast:
+            items = size_bytes // item_bytes(cast.cast_to)
+            self.source = StreamDigest(items * item_bytes(cast.dtype), room)
+
+    def finish(self) -> tuple[Digest, Digest] | None:
+        """Return the digests of source and result, once every byte has been read."""
+        result = self.result.finish()
+        source = self.source.finish() if self.source else result
+        return None if source is None or result is None else (source, result)
+
+
+def _is_c_order(form: SourceForm) -> bool:
+    """Return whether the bytes of an entry are exactly the items of its tensor, in C order."""
+    spec = form.tensor_spec
+    if spec.meta:
+        return True
+    count = 1
+    for size in spec.shape:
+        count *= size
+    if form.size_bytes != count_bytes(spec.dtype, count):
+        return False
+    return spec.packed or spec.stride == contiguous_stride(spec.shape)
+
+
+def _find_geometry(spec: TensorSpec, dtype: torch.dtype, offset: int) -> Geometry:
+    return Geometry(item_bytes(dtype), spec.shape, spec.stride, offset)
+
+
+def _make_read(planned: TensorSource, reader: ByteReader, cast: Cast | None) -> Read:
+    """Return how to read bytes of the entry, before the cast, from a storage in files."""
+    spec = planned.form.tensor_spec
+    dtype = cast.dtype if cast else spec.dtype
+    if spec.packed:
+        return _make_packed_read(planned, reader, dtype)
+    # The plan counts in bytes of the dtype that is saved.
+    start = planned.start // item_bytes(spec.dtype) * item_bytes(dtype)
+    return lambda low, high: reader.read(start + low, start + high)
+
+
+def _make_packed_read(planned: TensorSource, reader: ByteReader, dtype: torch.dtype) -> Read:
+    """Return how to read a tensor with gaps between its items: the items in C order, a block of rows at a time."""
+    spec, tensor = planned.form.tensor_spec, planned.tensor
+    size = item_bytes(dtype)
+    kept = [dim for dim, (length, step) in enumerate(zip(spec.shape, spec.stride, strict=True)) if step or length == 1]
+    shape, stride = tuple(spec.shape[dim] for dim in kept), tuple(spec.stride[dim] for dim in kept)
+    geometry = Geometry(size, shape, stride, int(tensor.storage_offset()))
+    boxes = cut_rows(whole(shape), shape, item_bytes(spec.dtype))
+    ends = list(_accumulate_items(boxes))
+
+    def read(start: int, stop: int) -> memoryview:
+        first, last = start // size, -(-stop // size)
+        found = [
+            view_items(gather(reader, geometry, box))[
+                max(0, (first - end + count) * size) : (last - end + count) * size
+            ]
+            for box, (count, end) in zip(boxes, ends, strict=True)
+            if end > first and end - count < last
+        ]
+        data = found[0] if len(found) == 1 else memoryview(bytearray().join(found))
+        return data[start - first * size : stop - first * size]
+
+    return read
+
+
+def _accumulate_items(boxes: Sequence[Any]) -> Any:
+    end = 0
+    for box in boxes:
+        count = 1
+        for size in box.sizes:
+            count *= size
+        end += count
+        yield count, end
+
+
+def _digest_apart(planned: TensorSource, stored: StoredStorage | None, cast: Cast | None) -> tuple[Digest, Digest]:
+    """Return the digests of a tensor whose entry has other bytes than its items in C order; reads it now."""
+    source, result = blake3(), blake3()
+    for piece, start in _iter_c_order(planned, stored, cast):
+        source.update(piece)
+        result.update(cast.apply(piece, start) if cast else piece)
+    return Digest(source.digest()), Digest(result.digest())
+
+
+def _iter_c_order(planned: TensorSource, stored: StoredStorage | None, cast: Cast | None) -> Any:
+    spec, tensor = planned.form.tensor_spec, planned.tensor
+    at = 0
+    if stored is None:
+        yield view_bytes(view_raw(tensor.detach()).contiguous().view(-1).view(torch.uint8)), 0
+        return
+    dtype = cast.dtype if cast else spec.dtype
+    for piece in iter_gathered(stored.reader, _find_geometry(spec, dtype, int(tensor.storage_offset()))):
+        yield piece, at
+        at += len(piece)
+
+
+class ImportedFile:
+    """A file that is carried along, digested while the save reads it."""
+
+    def __init__(self, inner: FileSource, room: WaitingRoom) -> None:
+        self._inner = inner
+        self._stream = StreamDigest(inner.size_bytes, room)
+        self._note: Json = None
+        self.name, self.size_bytes, self.spec = inner.name, inner.size_bytes, inner.spec
+        self.alias, self.cuts = inner.alias, inner.cuts
+
+    @property
+    def note(self) -> Json:
+        """The modification time, and the digest once every byte has been read."""
+        if self._note is None:
+            digest = self._stream.finish()
+            if digest is None:
+                return self._inner.note
+            self._note = {**self._inner.note, NOTE: {"digest": digest.hex()}}
+        return self._note
+
+    def read(self, start: int, stop: int) -> memoryview:
+        """Return the bytes from `start` to `stop`, and digest them."""
+        data = self._inner.read(start, stop)
+        self._stream.add(start, data)
+        return data
+
+
+def decode_tensor(name: str, spec: Json, note: Json) -> ReceiptTensor | None:
+    """Return what the receipt says of an entry, by its spec and note; None if it was not imported as a tensor."""
+    found = note.get(NOTE) if isinstance(note, dict) else None
+    if not isinstance(found, dict) or "name" not in found:
+        return None
+    shape = tuple(spec["shape"])
+    result = TensorDigest(spec["dtype"], shape, parse_digest(found["digest"], where=name))
+    cast = found.get("cast")
+    if cast is None:
+        return ReceiptTensor(name, found["name"], found["file"], result, result)
+    source = TensorDigest(cast["dtype"], shape, parse_digest(cast["digest"], where=name))
+    errors = CastErrors(cast["max_abs"], cast["max_rel"], cast["num_overflowed"])
+    return ReceiptTensor(name, found["name"], found["file"], source, result, errors)
+
+
+def decode_file(name: str, size_bytes: int, note: Json) -> CarriedFile | None:
+    """Return what the receipt says of a carried file; None if the entry is none."""
+    found = note.get(NOTE) if isinstance(note, dict) else None
+    if not isinstance(found, dict) or "name" in found or "digest" not in found:
+        return None
+    return CarriedFile(name, size_bytes, parse_digest(found["digest"], where=name))

@@ -1,0 +1,245 @@
+"""Imports a checkpoint of another library as a snapshot, in pieces, and returns a receipt for every tensor."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, TypedDict
+
+import torch
+
+from holdfast import __version__
+from holdfast.digest import Digest
+from holdfast.errors import BadName, Mismatch, NotFound, Unsupported
+from holdfast.formats.imported import FileOrigin, ImportedFile, ImportedTensor, decode_file, decode_tensor
+from holdfast.formats.reading.detect import open_checkpoint
+from holdfast.formats.reading.found import FoundCheckpoint, SourceFormat, iter_named_tensors, map_tree
+from holdfast.formats.reading.placeholders import Placeholders, StoredStorage, TensorForm, make_tensor
+from holdfast.formats.receipt import CarriedFile, LeftOut, Receipt, ReceiptTensor
+from holdfast.formats.stream_digest import WaitingRoom
+from holdfast.json_text import Json
+from holdfast.progress import Progress
+from holdfast.repo.files import is_below
+from holdfast.repo.format.source import Source
+from holdfast.repo.handle.repository import Repository
+from holdfast.repo.names.snapshots import CommittedSnapshot
+from holdfast.repo.read.reader import open_snapshot
+from holdfast.repo.write.writer import Request, SaveResult, save
+from holdfast.snapshot.pickled import load_trusted_file
+from holdfast.snapshot.save.save import SaveOptions, make_request
+from holdfast.tensors.sources import TensorSource
+from holdfast.tensors.spec import find_role
+from holdfast.trees.registered import Types
+from holdfast.trees.rename import plan_names
+
+IMPORT: Final = "import"
+"""The key of the facts about an import in the environment of its snapshot."""
+_SAFE_DTYPES: Final = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+
+class ImportChoices(TypedDict, total=False):
+    """Options of `Store.import_`."""
+
+    format: SourceFormat | None
+    rename: Mapping[str, str] | None
+    dtype: torch.dtype | None
+    unpickle: bool
+    overwrite: bool
+    metadata: Mapping[str, Json] | None
+
+
+@dataclass(frozen=True, slots=True)
+class ImportOptions:
+    """How to import; see `Store.import_`."""
+
+    format: str | None = None
+    rename: Mapping[str, str] = field(default_factory=dict)
+    dtype: torch.dtype | None = None
+    unpickle: bool = False
+    overwrite: bool = False
+    metadata: Mapping[str, Json] = field(default_factory=dict)
+    environment: bool = True
+    """Whether the snapshot keeps host and versions, as other saves do."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImportResult:
+    """What an import did: the save of its snapshot, and the receipt."""
+
+    saved: SaveResult
+    receipt: Receipt
+
+
+def make_import_options(choices: ImportChoices, *, environment: bool = True) -> ImportOptions:
+    """Return options with defaults; None means the default."""
+    given: dict[str, Any] = {name: value for name, value in choices.items() if value is not None}
+    return ImportOptions(**given, environment=environment)
+
+
+def import_checkpoint(
+    repo: Repository,
+    source: str | os.PathLike[str],
+    name: str,
+    options: ImportOptions,
+    *,
+    types: Types,
+    progress: Progress | None = None,
+) -> ImportResult:
+    """Save a checkpoint of another library under a name; memory stays within the budget of the repository.
+
+    Raises BadFile or Untrusted if the source is no checkpoint, is damaged, or could run code; nothing is written then.
+    """
+    path = os.fspath(source)
+    if is_below(path, repo.store.url) or is_below(repo.store.url, path):
+        raise BadName(f"{path} is inside the store {repo.store.url}, or contains it; import files outside of it")
+    found = plan_import(path, options)
+    request = _make_request(name, found, path, options, types)
+    saved = save(repo, request, progress=progress)
+    facts = request.environment[IMPORT]
+    tensors, files = _decode((each.name, each.spec, each.size_bytes, each.note) for each in request.sources)
+    receipt = _make_receipt(saved.name, saved.digest, time.time(), facts, tensors, files)
+    return ImportResult(saved, receipt)
+
+
+def plan_import(path: str, options: ImportOptions) -> FoundCheckpoint:
+    """Open a checkpoint, cast and rename it; reads headers and plain values, and no tensor."""
+    found = _unpickle(path) if options.unpickle else open_checkpoint(path, options.format)
+    if options.dtype is not None:
+        found = replace(found, tree=_cast(found, options.dtype))
+    return found
+
+
+def _unpickle(path: str) -> FoundCheckpoint:
+    return FoundCheckpoint("torch", load_trusted_file(path), Placeholders())
+
+
+def _cast(found: FoundCheckpoint, dtype: torch.dtype) -> Any:
+    """Return the tree with placeholders of the new dtype; tensors that share a storage still share one."""
+    if dtype not in _SAFE_DTYPES:
+        names = ", ".join(str(each).removeprefix("torch.") for each in _SAFE_DTYPES)
+        raise Unsupported(f"{dtype} is no dtype to cast to; choose one of {names}")
+    placeholders = found.placeholders
+    casts: dict[int, StoredStorage] = {}
+    done: dict[int, torch.Tensor] = {}
+    originals: dict[int, torch.dtype] = {}
+
+    def change(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point() or value.dtype == dtype:
+            return value
+        stored = placeholders.find(value)
+        if stored is None:
+            raise Unsupported("a file that is unpickled cannot be cast while it is imported; cast it when you load it")
+        key = stored.storage._cdata
+        if originals.setdefault(key, value.dtype) != value.dtype:
+            raise Unsupported("two tensors of different dtypes share memory, so that neither can be cast")
+        if id(value) not in done:
+            casts.setdefault(key, placeholders.add_cast(stored, value.dtype, dtype) if key not in casts else casts[key])
+            form = TensorForm(
+                dtype,
+                tuple(value.shape),
+                value.stride(),
+                int(value.storage_offset()),
+                find_role(value),
+                value.requires_grad,
+            )
+            done[id(value)] = make_tensor(casts[key], form, what="a tensor that is cast")
+        return done[id(value)]
+
+    return map_tree(found.tree, change)
+
+
+def _make_request(name: str, found: FoundCheckpoint, path: str, options: ImportOptions, types: Types) -> Request:
+    names = [tensor_name for tensor_name, _ in iter_named_tensors(found.tree)]
+    tree = _rename(found.tree, options.rename)
+    facts = {
+        "format": found.format,
+        "place": path,
+        "holdfast": __version__,
+        "left_out": [[each.name, each.reason] for each in found.left_out],
+    }
+    saved = SaveOptions(options.overwrite, {**found.metadata, **options.metadata}, environment=options.environment)
+    request = make_request(name, tree, saved, types)
+    sources = list(_iter_sources(request.sources, found, names))
+    return replace(request, sources=sources, environment={**request.environment, IMPORT: facts})
+
+
+def _rename(tree: Any, renames: Mapping[str, str]) -> Any:
+    if not renames:
+        return tree
+
+    def rename(found: Mapping[Any, Any]) -> dict[str, str]:
+        return plan_names([key for key in found if isinstance(key, str)], renames)
+
+    return map_tree(tree, lambda leaf: leaf, rename=rename)
+
+
+def _iter_sources(planned: Sequence[Source], found: FoundCheckpoint, names: Sequence[str]) -> Iterator[Source]:
+    """Yield the sources of the save: tensors and carried files are digested while they are read."""
+    room = WaitingRoom()
+    rest = iter(names)
+    taken = set()
+    for source in planned:
+        taken.add(source.name)
+        if isinstance(source, TensorSource):
+            stored = found.placeholders.find(source.tensor)
+            origin = FileOrigin(next(rest), stored.reader.file if stored else "")
+            yield ImportedTensor(source, stored, origin, room)
+        else:
+            yield source
+    for file in found.files:
+        if file.name in taken:
+            raise Mismatch(f"the file {file.name!r} has the name of a tensor; rename the tensor (--rename, rename=)")
+        yield ImportedFile(file, room)
+
+
+_EntryFacts = tuple[str, Json, int, Json]
+"""Name, spec, size and note of an entry."""
+
+
+def _decode(entries: Iterable[_EntryFacts]) -> tuple[tuple[ReceiptTensor, ...], tuple[CarriedFile, ...]]:
+    tensors, files = [], []
+    for name, spec, size_bytes, note in entries:
+        tensor, file = decode_tensor(name, spec, note), decode_file(name, size_bytes, note)
+        if tensor:
+            tensors.append(tensor)
+        if file:
+            files.append(file)
+    return tuple(tensors), tuple(files)
+
+
+def _make_receipt(
+    name: str,
+    root: Digest,
+    time_s: float,
+    facts: Any,
+    tensors: tuple[ReceiptTensor, ...],
+    files: tuple[CarriedFile, ...],
+) -> Receipt:
+    return Receipt(
+        kind="import",
+        format=facts["format"],
+        snapshot=name,
+        root=root,
+        time=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time_s)),
+        holdfast=facts["holdfast"],
+        place=facts["place"],
+        tensors=tensors,
+        files=files,
+        left_out=tuple(LeftOut(*each) for each in facts["left_out"]),
+    )
+
+
+def read_import_receipt(repo: Repository, snapshot: CommittedSnapshot) -> Receipt:
+    """Return the receipt of an import, which its snapshot keeps; raises NotFound if it was not imported."""
+    facts = snapshot.environment.get(IMPORT)
+    if not isinstance(facts, dict):
+        raise NotFound(
+            f"{snapshot.name!r} was not imported, so the store has no receipt for it; give one with --receipt",
+            name=snapshot.name,
+        )
+    with open_snapshot(repo, snapshot) as reader:
+        entries = reader.manifest.iter_entries()
+        tensors, files = _decode((entry.name, entry.spec, entry.size_bytes, entry.note) for entry in entries)
+    return _make_receipt(snapshot.name, snapshot.digest, snapshot.time_s, facts, tensors, files)

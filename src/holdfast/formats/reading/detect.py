@@ -1,0 +1,85 @@
+"""Finds the format of a file or folder by its content, and opens it with the reader of that format."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Final
+
+from holdfast.errors import BadFile, BadName
+from holdfast.formats.reading.byte_ranges import open_file
+from holdfast.formats.reading.content_folder import STORAGES, TENSORS, read_content_folder
+from holdfast.formats.reading.dcp_folder import METADATA_NAME, read_dcp_folder
+from holdfast.formats.reading.deepspeed_folder import is_zero_folder, read_zero_folder
+from holdfast.formats.reading.found import SOURCE_FORMATS, FoundCheckpoint, SourceFormat
+from holdfast.formats.reading.placeholders import Placeholders
+from holdfast.formats.reading.pretrained import list_weights, read_folder
+from holdfast.formats.reading.safetensors_file import is_safetensors, read_safetensors_file
+from holdfast.formats.reading.torch_file import is_torch_file, read_torch_object
+
+_MAGIC_BYTES: Final = 32
+_FOREIGN: Final = {b"GGUF": "a GGUF file", b"\x89HDF": "an HDF5 file", b"\x93NUM": "a file of numpy"}
+Open = Callable[[str], FoundCheckpoint]
+
+
+def open_checkpoint(path: str, format: str | None = None) -> FoundCheckpoint:
+    """Open a checkpoint of another library; raises BadFile if it is none, or if it could be of two formats.
+
+    `format` decides where a folder has several formats; the content must still be of that format.
+    """
+    if format is not None and format not in SOURCE_FORMATS:
+        raise BadName(f"{format!r} is no format to import; choose one of {', '.join(SOURCE_FORMATS)}")
+    if not os.path.exists(path):
+        raise BadFile(f"{path} does not exist", path=path)
+    candidates = _find_in_folder(path) if os.path.isdir(path) else _find_in_file(path)
+    if format is not None:
+        candidates = {kind: reader for kind, reader in candidates.items() if _is_wanted(kind, format)}
+    if len(candidates) > 1:
+        raise BadFile(
+            f"{path} is of several formats: {' and '.join(candidates)};"
+            f" choose one with --format (format=), such as {next(iter(candidates)).split()[0]}",
+            path=path,
+        )
+    if not candidates:
+        wanted = "a checkpoint of a known format" if format is None else f"of the format {format}"
+        raise BadFile(f"{path} is not {wanted}; known formats are {', '.join(SOURCE_FORMATS)}", path=path)
+    return next(iter(candidates.values()))(path)
+
+
+def _is_wanted(kind: str, format: str) -> bool:
+    return kind == format or (format == "hf" and kind in ("safetensors", "torch"))
+
+
+def _find_in_file(path: str) -> dict[str, Open]:
+    data = open_file(path)
+    start = bytes(data.read(0, min(_MAGIC_BYTES, data.size_bytes)))
+    if is_torch_file(start):
+        return {"torch": read_torch_file}
+    if is_safetensors(data):
+        return {"safetensors": read_safetensors_file}
+    foreign = _FOREIGN.get(start[:4])
+    if foreign:
+        raise BadFile(f"{path} is {foreign}, which cannot be imported; convert it to safetensors first", path=path)
+    return {}
+
+
+def _find_in_folder(path: str) -> dict[str, Open]:
+    names = set(os.listdir(path))
+    found: dict[str, Open] = {}
+    for kind in list_weights(sorted(names)):
+        found[kind] = lambda folder, kind=kind: read_folder(folder, kind)  # type: ignore[misc]  # a default binds it
+    if METADATA_NAME in names:
+        found["dcp"] = read_dcp_folder
+    if {STORAGES, TENSORS} <= names:
+        found["content-store"] = read_content_folder
+    if is_zero_folder(path):
+        found["deepspeed"] = read_zero_folder
+    return found
+
+
+def read_torch_file(path: str) -> FoundCheckpoint:
+    """Open a file of torch.save."""
+    placeholders = Placeholders()
+    tree = read_torch_object(open_file(path), placeholders, where=path)
+    kind: SourceFormat = "torch"
+    return FoundCheckpoint(kind, tree, placeholders)
