@@ -32,6 +32,7 @@ from bench.suites import (
     check,
     cli,
     growth,
+    imports,
     limits,
     load,
     peak,
@@ -62,9 +63,10 @@ SUITES: Final[Mapping[str, Callable[[Sizes, Path], list[Result]]]] = {
     "reuse": reuse.run,
     "put": put.run,
     "query": query.run,
+    "imports": imports.run,
     "compile": compile_suite.run,
 }
-_ON_REQUEST: Final = frozenset({"planning", "compile", "capture", "reuse", "put", "query"})
+_ON_REQUEST: Final = frozenset({"planning", "compile", "capture", "reuse", "put", "query", "imports"})
 """Suites that take long and have a separate result: DCP plans for minutes with a thousand ranks, and models take half
 a minute to compile."""
 
