@@ -58,6 +58,7 @@ def test_import_carries_the_files_of_a_folder(cli: Cli, model: Path) -> None:
 
     assert "6 tensors, 1 file" in out
     assert cli.ok("cat", "m", "config.json") == '{"a": 1}'
+    assert re.search(r"^config\.json +file +8 B ", cli.ok("show", "m"), re.MULTILINE)
 
 
 def test_unpickling_is_announced(cli: Cli) -> None:

@@ -15,6 +15,7 @@ import holdfast
 from holdfast.errors import BadName, Mismatch, NameInUse, SourceChanged, Unsupported, Untrusted
 from holdfast.formats import imported
 from holdfast.formats.importing import read_import_receipt
+from holdfast.repo.upkeep.transfer import copy_snapshot
 from tests.kit.checkpoints import assert_receipt_fits, assert_same, digest_raw, make_state, save_dcp
 
 
@@ -216,6 +217,19 @@ def test_a_file_that_shrinks_meanwhile_raises_and_commits_nothing(
     with pytest.raises(SourceChanged, match=r"m\.safetensors changed"):
         store.import_(path, "m")
     assert store.snapshots() == []
+
+
+def test_a_copy_in_another_store_keeps_the_receipt(store: holdfast.Store, tmp_path: Path) -> None:
+    save_file(make_state(), tmp_path / "m.safetensors")
+    done = store.import_(tmp_path / "m.safetensors", "m")
+    other = holdfast.open(tmp_path / "other")
+    other.save("x", 1)
+
+    copy_snapshot(store.repository, store.snapshot("m").record, other.repository)
+
+    found = read_import_receipt(other.repository, other.snapshot("m").record)
+    assert (found.tensors, found.root) == (done.receipt.tensors, done.receipt.root)
+    assert other.verify_import(tmp_path / "m.safetensors", "m") == []
 
 
 def test_progress_counts_every_byte(store: holdfast.Store, tmp_path: Path) -> None:

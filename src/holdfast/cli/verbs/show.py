@@ -73,6 +73,7 @@ def run_show(options: Namespace, url: str, output: Output) -> int:
             output.line()
         if leaves:
             _print_leaves(leaves, new, output)
+            _print_files(entries, new, output)
         else:
             _print_entries(entries, new, output)
         if options.chunks:
@@ -261,6 +262,14 @@ def _print_entries(entries: Sequence[Entry], new: _NewBytes, output: Output) -> 
         for entry in entries
     ]
     output.table(["ENTRY", "KIND", "SIZE", "CHUNKS", "NEW", "INLINE"], rows, right="SIZE CHUNKS NEW INLINE")
+
+
+def _print_files(entries: Sequence[Entry], new: _NewBytes, output: Output) -> None:
+    """Print the files that an import carried along, beside the leaves of its tree."""
+    files = [entry for entry in entries if _kind(entry) == "file"]
+    if files:
+        output.line()
+        _print_entries(files, new, output)
 
 
 def _print_chunks(entries: Iterable[Entry], output: Output) -> None:
