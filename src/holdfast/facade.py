@@ -241,16 +241,23 @@ class Store:
         return import_checkpoint(self.repository, source, name, options, types=self._types, progress=progress)
 
     def verify_import(
-        self, source: str | os.PathLike[str], name: str | Snapshot, *, progress: Progress | None = None
+        self,
+        source: str | os.PathLike[str],
+        name: str | Snapshot,
+        *,
+        unpickle: bool = False,
+        progress: Progress | None = None,
     ) -> list[ReceiptFinding]:
         """Compare files with the receipt and the bytes of the snapshot that was imported from them.
 
-        Returns a finding for each tensor or file that is missing, added or different; none if all is equal.
+        Returns a finding for each tensor or file that is missing, added or different; none if all is equal. Pass
+        `unpickle=True`, which can run arbitrary code, for a file that was imported with it.
         """
         from holdfast.formats.measuring import check_imported
 
         record = self._open_snapshot(name).record
-        return list(check_imported(self.repository, record, os.fspath(source), format=None, progress=progress))
+        path = os.fspath(source)
+        return list(check_imported(self.repository, record, path, unpickle=unpickle, progress=progress))
 
     # Loading
 

@@ -103,6 +103,7 @@ IMPORTING: Final = [
     "import model.safetensors in/2 --format safetensors --rename a=b --dtype float16 --overwrite",
     "import model.pt in/3 --unpickle",
     "verify-import model.safetensors --against in/1",
+    "verify-import model.pt --against in/3 --unpickle",
     "verify-import model.safetensors --receipt r.json --format safetensors --json",
 ]
 """Commands that save files of other libraries and compare with them; they need torch, and run in this order."""

@@ -105,14 +105,17 @@ def import_checkpoint(
 
 def plan_import(path: str, options: ImportOptions) -> FoundCheckpoint:
     """Open a checkpoint, cast and rename it; reads headers and plain values, and no tensor."""
-    found = _unpickle(path) if options.unpickle else open_checkpoint(path, options.format)
+    found = open_source(path, format=options.format, unpickle=options.unpickle)
     if options.dtype is not None:
         found = replace(found, tree=_cast(found, options.dtype))
     return found
 
 
-def _unpickle(path: str) -> FoundCheckpoint:
-    return FoundCheckpoint("torch", load_trusted_file(path), Placeholders())
+def open_source(path: str, *, format: str | None, unpickle: bool) -> FoundCheckpoint:
+    """Open a checkpoint; with `unpickle`, load it as a file of torch.save, which can run any code."""
+    if unpickle:
+        return FoundCheckpoint("torch", load_trusted_file(path), Placeholders())
+    return open_checkpoint(path, format)
 
 
 def _cast(found: FoundCheckpoint, dtype: torch.dtype) -> Any:

@@ -10,9 +10,8 @@ from blake3 import blake3
 
 from holdfast.digest import Digest
 from holdfast.errors import BadFile
-from holdfast.formats.importing import read_import_receipt
+from holdfast.formats.importing import open_source, read_import_receipt
 from holdfast.formats.reading.byte_ranges import SPAN_BYTES, ByteReader, Geometry, iter_gathered
-from holdfast.formats.reading.detect import open_checkpoint
 from holdfast.formats.reading.found import FoundCheckpoint, iter_named_tensors
 from holdfast.formats.receipt import (
     CarriedFile,
@@ -34,13 +33,22 @@ from holdfast.tensors.spec import TENSOR, TensorSpec, contiguous_stride, decode_
 
 
 def check_import(
-    path: str, receipt: Receipt, *, format: str | None = None, progress: Progress | None = None
+    path: str,
+    receipt: Receipt,
+    *,
+    format: str | None = None,
+    unpickle: bool = False,
+    progress: Progress | None = None,
 ) -> Iterator[ReceiptFinding]:
-    """Yield every difference between the files of a checkpoint and the receipt of its import; reads every byte."""
+    """Yield every difference between the files of a checkpoint and the receipt of its import; reads every byte.
+
+    With `unpickle`, the file is loaded by torch.load, which can run any code: only for files that were imported so.
+    """
     if receipt.kind != "import":
         raise BadFile(f"the receipt is of an {receipt.kind}; `holdfast verify-{receipt.kind}` checks it", path=path)
     # The format of a receipt may be a folder's, and one file of it may be checked alone.
-    found = open_checkpoint(path, format or (receipt.format if os.path.isdir(path) else None))
+    format = format or (receipt.format if os.path.isdir(path) else None)
+    found = open_source(path, format=format, unpickle=unpickle)
     yield from check_tensors(receipt, iter_measured(found, progress or Silent()), side="source", by_file_names=True)
     yield from check_files(receipt, map(_measure_file, found.files))
 
@@ -58,11 +66,16 @@ def check_stored(
 
 
 def check_imported(
-    repo: Repository, snapshot: CommittedSnapshot, path: str, *, format: str | None, progress: Progress | None = None
+    repo: Repository,
+    snapshot: CommittedSnapshot,
+    path: str,
+    *,
+    unpickle: bool = False,
+    progress: Progress | None = None,
 ) -> Iterator[ReceiptFinding]:
     """Yield every difference between the files, the receipt in the store, and the snapshot."""
     receipt = read_import_receipt(repo, snapshot)
-    yield from check_import(path, receipt, format=format, progress=progress)
+    yield from check_import(path, receipt, unpickle=unpickle, progress=progress)
     yield from check_stored(repo, snapshot, receipt, progress)
 
 

@@ -191,6 +191,7 @@ def test_a_file_with_other_objects_is_unpickled_only_if_told(store: holdfast.Sto
     done = store.import_(tmp_path / "a.pt", "a", unpickle=True)
     assert_same(store.load("a"), tree)
     assert_receipt_fits(done.receipt, {"w": weight})
+    assert store.verify_import(tmp_path / "a.pt", "a", unpickle=True) == []
 
 
 def test_a_folder_that_contains_the_store_is_refused(store: holdfast.Store, tmp_path: Path) -> None:

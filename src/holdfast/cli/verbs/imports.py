@@ -54,7 +54,7 @@ def declare_import(parser: ArgumentParser) -> None:
         choices=_DTYPES,
         help=f"cast floating-point tensors to {', '.join(_DTYPES)}; the receipt states the error",
     )
-    parser.add_argument("--unpickle", action="store_true", help="load the file with torch.load; this can run any code")
+    _add_unpickle(parser)
     parser.add_argument("--overwrite", action="store_true", help="replace the snapshot if the name exists, atomically")
     parser.add_argument("--receipt", metavar="FILE", help="also write the receipt to a file")
     parser.set_defaults(run_verb=run_import)
@@ -66,6 +66,15 @@ def _add_format(parser: ArgumentParser) -> None:
     )
 
 
+def _add_unpickle(parser: ArgumentParser) -> None:
+    parser.add_argument("--unpickle", action="store_true", help="load the file with torch.load; this can run any code")
+
+
+def _announce(options: Namespace, output: Output) -> None:
+    if options.unpickle:
+        output.note(f"unpickling {options.source}: this can run any code that the file contains")
+
+
 def run_import(options: Namespace, url: str, output: Output) -> int:
     """Import a checkpoint, and print what was saved, cast and left out."""
     from holdfast.formats.importing import import_checkpoint
@@ -74,8 +83,7 @@ def run_import(options: Namespace, url: str, output: Output) -> int:
 
     verify_user_name(options.name)
     choices = _make_options(options)
-    if options.unpickle:
-        output.note(f"unpickling {options.source}: this can run any code that the file contains")
+    _announce(options, output)
     repo = open_to_write(url, output)
     done = import_checkpoint(repo, options.source, options.name, choices, types=Types(()), progress=output.progress())
     if options.receipt:
@@ -151,6 +159,7 @@ def declare_verify_import(parser: ArgumentParser) -> None:
     parser.add_argument("--against", metavar="NAME", help="a snapshot or a tag")
     parser.add_argument("--receipt", metavar="FILE", help="a receipt that `holdfast import --receipt` wrote")
     _add_format(parser)
+    _add_unpickle(parser)
     add_json(parser)
     parser.set_defaults(run_verb=run_verify_import, needs_store=lambda options: options.against is not None)
 
@@ -163,6 +172,7 @@ def run_verify_import(options: Namespace, url: str, output: Output) -> int:
 
     if options.against is None and options.receipt is None:
         raise BadName("nothing to compare with: give --against NAME, --receipt FILE, or both")
+    _announce(options, output)
     progress = output.progress()
     receipt = read_receipt(options.receipt) if options.receipt else None
     findings: list[ReceiptFinding] = []
@@ -173,9 +183,8 @@ def run_verify_import(options: Namespace, url: str, output: Output) -> int:
         snapshot = read_named_snapshot(repo.store, options.against, output)
         receipt = receipt or read_import_receipt(repo, snapshot)
         findings += _print_findings(check_stored(repo, snapshot, receipt, progress), options, output)
-    findings += _print_findings(
-        check_import(options.source, receipt, format=options.format, progress=progress), options, output
-    )
+    source = check_import(options.source, receipt, format=options.format, unpickle=options.unpickle, progress=progress)
+    findings += _print_findings(source, options, output)
     what = f"{count(len(receipt.tensors), 'tensor')} and {count(len(receipt.files), 'file')}"
     if options.json:
         output.json({"source": options.source, "findings": [asdict(finding) for finding in findings]})
