@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from itertools import accumulate
+from typing import Final
 
 import torch
 from blake3 import blake3
@@ -17,7 +19,7 @@ from holdfast.formats.receipt import CarriedFile, CastErrors, ReceiptTensor, Ten
 from holdfast.formats.stream_digest import StreamDigest, WaitingRoom
 from holdfast.json_text import Json
 from holdfast.repo.files import FileSource
-from holdfast.repo.format.boxes import cut_rows, whole
+from holdfast.repo.format.boxes import cut_rows, volume, whole
 from holdfast.tensors.dtypes import dtype_name, item_bytes
 from holdfast.tensors.memory import view_bytes, view_raw, wrap_memory
 from holdfast.tensors.sources import SourceForm, TensorSource
@@ -169,10 +171,7 @@ def _is_c_order(form: SourceForm) -> bool:
     spec = form.tensor_spec
     if spec.meta:
         return True
-    count = 1
-    for size in spec.shape:
-        count *= size
-    if form.size_bytes != count_bytes(spec.dtype, count):
+    if form.size_bytes != count_bytes(spec.dtype, math.prod(spec.shape)):
         return False
     return spec.packed or spec.stride == contiguous_stride(spec.shape)
 
@@ -200,7 +199,8 @@ def _make_packed_read(planned: TensorSource, reader: ByteReader, dtype: torch.dt
     shape, stride = tuple(spec.shape[dim] for dim in kept), tuple(spec.stride[dim] for dim in kept)
     geometry = Geometry(size, shape, stride, int(tensor.storage_offset()))
     boxes = cut_rows(whole(shape), shape, item_bytes(spec.dtype))
-    ends = list(_accumulate_items(boxes))
+    counts = [volume(box) for box in boxes]
+    ends = list(accumulate(counts))
 
     def read(start: int, stop: int) -> memoryview:
         first, last = start // size, -(-stop // size)
@@ -208,23 +208,13 @@ def _make_packed_read(planned: TensorSource, reader: ByteReader, dtype: torch.dt
             view_items(gather(reader, geometry, box))[
                 max(0, (first - end + count) * size) : (last - end + count) * size
             ]
-            for box, (count, end) in zip(boxes, ends, strict=True)
+            for box, count, end in zip(boxes, counts, ends, strict=True)
             if end > first and end - count < last
         ]
         data = found[0] if len(found) == 1 else memoryview(bytearray().join(found))
         return data[start - first * size : stop - first * size]
 
     return read
-
-
-def _accumulate_items(boxes: Sequence[Any]) -> Any:
-    end = 0
-    for box in boxes:
-        count = 1
-        for size in box.sizes:
-            count *= size
-        end += count
-        yield count, end
 
 
 def _digest_apart(planned: TensorSource, stored: StoredStorage | None, cast: Cast | None) -> tuple[Digest, Digest]:
@@ -236,7 +226,10 @@ def _digest_apart(planned: TensorSource, stored: StoredStorage | None, cast: Cas
     return Digest(source.digest()), Digest(result.digest())
 
 
-def _iter_c_order(planned: TensorSource, stored: StoredStorage | None, cast: Cast | None) -> Any:
+def _iter_c_order(
+    planned: TensorSource, stored: StoredStorage | None, cast: Cast | None
+) -> Iterator[tuple[memoryview, int]]:
+    """Yield the items in C order, in pieces, each with its position in bytes."""
     spec, tensor = planned.form.tensor_spec, planned.tensor
     at = 0
     if stored is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 
@@ -146,10 +147,7 @@ def _is_tensor(entry: Entry) -> bool:
 def _iter_entry(reader: SnapshotReader, entry: Entry, spec: TensorSpec) -> Iterator[memoryview]:
     """Yield the items of a stored tensor in C order."""
     is_plain = spec.packed or (spec.stride == contiguous_stride(spec.shape) and not spec.offset)
-    count = 1
-    for size in spec.shape:
-        count *= size
-    if spec.meta or (is_plain and entry.size_bytes == count * item_bytes(spec.dtype)):
+    if spec.meta or (is_plain and entry.size_bytes == math.prod(spec.shape) * item_bytes(spec.dtype)):
         yield from reader.iter_entry(entry)
         return
     data = bytearray().join(reader.iter_entry(entry))
