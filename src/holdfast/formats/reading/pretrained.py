@@ -33,7 +33,7 @@ def read_folder(folder: str, kind: str) -> FoundCheckpoint:
     found = _read_safetensors(folder) if kind == "safetensors" else _read_torch(folder)
     weights = {os.path.join(folder, name) for name in _list_weight_files(folder, kind)}
     carried = tuple(source for source in _plan(folder) if source.path not in weights)
-    return replace(found, format="hf" if carried else "safetensors", files=carried)
+    return replace(found, format="hf" if carried else found.format, files=carried)
 
 
 def _plan(folder: str) -> list[FileSource]:
@@ -79,4 +79,4 @@ def _read_torch(folder: str) -> FoundCheckpoint:
         tensors.update(found)
     if weight_map is not None and weight_map.keys() != tensors.keys():
         raise BadFile(f"{index} and its files have different tensors; fetch the folder again", path=index)
-    return FoundCheckpoint("hf", tensors, placeholders)
+    return FoundCheckpoint("torch", tensors, placeholders)

@@ -120,8 +120,11 @@ def test_an_index_that_does_not_fit_its_shards_is_refused(
     assert store.snapshots() == []
 
 
-def test_a_folder_without_other_files_is_plain_safetensors(tmp_path: Path) -> None:
+def test_a_folder_without_other_files_has_the_format_of_its_weights(tmp_path: Path) -> None:
     _write_shards(tmp_path / "model", {"m.safetensors": {"a": torch.ones(1)}}, None)
 
     assert read_folder(str(tmp_path / "model"), "safetensors").format == "safetensors"
+    (tmp_path / "older").mkdir()
+    torch.save({"a": torch.ones(1)}, tmp_path / "older" / "pytorch_model.bin")
+    assert read_folder(str(tmp_path / "older"), "torch").format == "torch"
     assert list_weights(["m.safetensors", "x"]) == {"safetensors": ["m.safetensors"]}
