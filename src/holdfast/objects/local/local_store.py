@@ -323,7 +323,7 @@ class LocalStore:
         return self._filesystem_type
 
     def _may_be_direct(self) -> bool:
-        return self._find_type() in _LOCAL_TYPES - _VOLATILE_TYPES
+        return can_bypass_cache(self._find_type())
 
     def _open(self, key: str) -> int:
         verify_key(key)
@@ -391,6 +391,11 @@ class LocalStore:
         if error.errno in _ABSENT:
             return self._not_found(key)
         return StoreError(f"cannot read {self._path(key)}: {error.strerror}", key=key, code=error.errno)
+
+
+def can_bypass_cache(filesystem_type: str) -> bool:
+    """Return whether direct I/O makes sense on a filesystem: it is local, and not in memory."""
+    return filesystem_type in _LOCAL_TYPES - _VOLATILE_TYPES
 
 
 def iter_in_key_order(
