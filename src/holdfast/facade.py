@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from holdfast.compile_cache.backend import CompilerOptions as CompilerChoices
     from holdfast.diff.compare import Diff
     from holdfast.distributed.checkpoint.checkpoint import Together
+    from holdfast.formats.background import ExportHandle, ExportRunner
+    from holdfast.formats.export import ExportChoices, ExportResult
     from holdfast.formats.importing import ImportChoices, ImportResult
     from holdfast.formats.receipt import ReceiptFinding
     from holdfast.snapshot.into.plan import ReplicaMode
@@ -56,6 +58,8 @@ if TYPE_CHECKING:
     from holdfast.snapshot.save.staging import AsyncSaver, SaveHandle, Staging
     from holdfast.snapshot.view.lazy import Snapshot
     from holdfast.trees.registered import Types
+
+StrPath = str | os.PathLike[str]
 
 
 class Store:
@@ -87,6 +91,7 @@ class Store:
         )
         self._saver: AsyncSaver | None = None
         self._lineage = LineageLog()
+        self._exporter: ExportRunner | None = None
 
     @property
     def url(self) -> str:
@@ -248,16 +253,32 @@ class Store:
         unpickle: bool = False,
         progress: Progress | None = None,
     ) -> list[ReceiptFinding]:
-        """Compare files with the receipt and the bytes of the snapshot that was imported from them.
-
-        Returns a finding for each tensor or file that is missing, added or different; none if all is equal. Pass
-        `unpickle=True`, which can run arbitrary code, for a file that was imported with it.
-        """
+        """Compare files with the receipt and the snapshot of their import; return a finding for each difference."""
         from holdfast.formats.measuring import check_imported
 
         record = self._open_snapshot(name).record
         path = os.fspath(source)
         return list(check_imported(self.repository, record, path, unpickle=unpickle, progress=progress))
+
+    def export(self, name: str | Snapshot, destination: StrPath, **choices: Unpack[ExportChoices]) -> ExportResult:
+        """Write a snapshot to files of other libraries; they appear whole and verified, or not at all.
+
+        Creates a file (`format="safetensors"` or "torch") or a folder ("hf" or "dcp"), and a receipt with the digest of
+        every tensor. See `ExportChoices` for the options.
+        """
+        from holdfast.formats.export import export_chosen
+
+        return export_chosen(self.repository, self._open_snapshot(name).record, os.fspath(destination), choices)
+
+    def export_async(
+        self, name: str | Snapshot, destination: StrPath, **choices: Unpack[ExportChoices]
+    ) -> ExportHandle:
+        """Start `export` on threads of low priority, and return at once; `close` raises an error that no wait raised."""
+        from holdfast.formats.background import ExportRunner
+
+        self._exporter = self._exporter or ExportRunner()
+        record, path = self._open_snapshot(name).record, os.path.abspath(destination)
+        return self._exporter.export(self.repository, record, path, choices)
 
     # Loading
 
@@ -541,9 +562,10 @@ class Store:
         return self.repository.counters.read()
 
     def close(self) -> None:
-        """Wait for a background save, raise its error if no `wait` did, and free the staging memory."""
-        if self._saver and os.getpid() == self._pid:
-            self._saver.close()
+        """Wait for background saves and exports, raise an error that no `wait` raised, and free the staging memory."""
+        for worker in (self._saver, self._exporter) if os.getpid() == self._pid else ():
+            if worker is not None:
+                worker.close()
 
     @cached_property
     def _types(self) -> Types:

@@ -33,6 +33,7 @@ LATE_IMPORTS: Final[dict[str, dict[str, str]]] = {
         "holdfast.capture.stored.runs": _RUNS,
     },
     "files/cuts.py": {"holdfast.files.torch_archive": "takes as long as reading 10 MiB; only zip files need it"},
+    "formats/writing/pretrained.py": {"huggingface_hub": "optional; only weights in several files need it"},
     "facade.py": {
         "holdfast.capture": _STORE,
         "holdfast.checkpointing": _STORE,

@@ -1,0 +1,148 @@
+"""Exports in the background: a thread of low priority for each, which the interpreter waits for at exit."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from holdfast.errors import StoreError
+from holdfast.formats.export import ExportChoices, ExportResult, export, make_export_options
+from holdfast.objects.thread_pool import BackgroundThread
+from holdfast.progress import Progress
+from holdfast.repo.handle.repository import Repository
+from holdfast.repo.names.snapshots import CommittedSnapshot
+
+_LOWEST_PRIORITY: Final = 19
+
+Export = Callable[[Progress], ExportResult]
+"""Carries out an export, and reports its progress."""
+
+
+@dataclass(slots=True)
+class ExportMeter:
+    """The progress of an export, for other threads to read."""
+
+    done_bytes: int = 0
+    total_bytes: int = 0
+
+    def begin(self, task: str, total_bytes: int) -> None:
+        """Note the number of bytes."""
+        self.total_bytes = total_bytes
+
+    def advance(self, num_bytes: int) -> None:
+        """Count bytes as done."""
+        self.done_bytes += num_bytes
+
+    def end(self) -> None:
+        """Do nothing."""
+
+
+class ExportHandle:
+    """An export in the background."""
+
+    def __init__(self, name: str, run: Export) -> None:
+        """Prepare the export of the snapshot `name`; `start` begins it."""
+        self.name = name
+        self._meter = ExportMeter()
+        self._result: ExportResult | None = None
+        self._is_error_raised = False
+        self._thread = BackgroundThread(partial(self._run, run), f"holdfast-export {name}")
+
+    def start(self) -> None:
+        """Begin the export."""
+        self._thread.start()
+
+    def done(self) -> bool:
+        """Return whether the export has ended, successfully or not."""
+        return not self._thread.is_alive()
+
+    def progress(self) -> tuple[int, int]:
+        """Return how many bytes are done, and the total."""
+        return self._meter.done_bytes, self._meter.total_bytes
+
+    def wait(self, timeout_s: float | None = None) -> ExportResult:
+        """Wait for the export and return its result; raises its error, or TimeoutError."""
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            raise TimeoutError(f"the export of {self.name!r} is still under way after {timeout_s} s")
+        if self._thread.error is not None:
+            self._is_error_raised = True
+            raise self._thread.error
+        if self._result is None:
+            raise StoreError(f"the export of {self.name!r} was started by another process; wait for it there")
+        return self._result
+
+    def finish(self) -> None:
+        """Wait for the export; raises its error if no `wait` has raised it."""
+        if self._thread.is_own():
+            self._thread.join()
+            if not self._is_error_raised:
+                self.wait()
+
+    def _run(self, run: Export) -> None:
+        _lower_priority()
+        self._result = run(self._meter)
+
+
+class ExportRunner:
+    """Starts exports, and waits for all of them at the end."""
+
+    def __init__(self) -> None:
+        self._handles: list[ExportHandle] = []
+        self._is_awaited = False
+
+    def start(self, name: str, run: Export) -> ExportHandle:
+        """Start an export of the snapshot `name` and return at once."""
+        self._await_at_exit()
+        handle = ExportHandle(name, run)
+        handle.start()
+        # Those that have ended are kept until their error is raised.
+        self._handles.append(handle)
+        return handle
+
+    def export(self, repo: Repository, snapshot: CommittedSnapshot, path: str, choices: ExportChoices) -> ExportHandle:
+        """Validate the options, start an export and return at once."""
+        options = make_export_options(choices)
+        return self.start(snapshot.name, lambda progress: export(repo, snapshot, path, options, progress=progress))
+
+    def close(self) -> None:
+        """Wait for all exports; raises the first error that no `wait` has raised."""
+        while self._handles:
+            self._handles.pop(0).finish()
+
+    def finish(self) -> None:
+        """Wait at interpreter exit, and show errors that were not raised yet."""
+        while self._handles:
+            try:
+                self.close()
+            except BaseException as error:  # noqa: BLE001  # shown like any uncaught error
+                sys.excepthook(type(error), error, error.__traceback__)
+
+    def _await_at_exit(self) -> None:
+        if self._is_awaited:
+            return
+        # Not `atexit`: by then no thread can be started, and an export starts threads.
+        register: Callable[..., None] = threading._register_atexit  # type: ignore[attr-defined]  # not public
+        register(_finish, weakref.ref(self))
+        self._is_awaited = True
+
+
+def _finish(runner: weakref.ref[ExportRunner]) -> None:
+    found = runner()
+    if found is not None:
+        found.finish()
+
+
+def _lower_priority() -> None:
+    """Give this thread, and those that it starts, the lowest priority: the training goes first on every core."""
+    # On Linux a priority belongs to a thread; elsewhere to the process, which must keep its own.
+    if sys.platform == "linux":
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)

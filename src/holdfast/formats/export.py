@@ -1,0 +1,198 @@
+"""Exports a snapshot to the files of another library, with a receipt."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Final, Literal
+
+import torch
+from typing_extensions import TypedDict
+
+from holdfast import __version__
+from holdfast.errors import BadName, NameInUse
+from holdfast.formats.receipt import Receipt, TensorDigest, write_receipt
+from holdfast.formats.writing.copying import TensorCopier
+from holdfast.formats.writing.dcp_folder import export_dcp
+from holdfast.formats.writing.plan import plan_tensors, select_tree
+from holdfast.formats.writing.pretrained import export_hf
+from holdfast.formats.writing.safetensors_file import export_safetensors
+from holdfast.formats.writing.target import RECEIPT_NAME, ExportTarget
+from holdfast.formats.writing.torch_file import export_torch
+from holdfast.formats.writing.work import ExportWork, WrittenExport
+from holdfast.objects.local.files import Files, PosixFiles
+from holdfast.progress import Progress, Silent
+from holdfast.repo.files import is_below
+from holdfast.repo.handle.repository import Repository
+from holdfast.repo.names.snapshots import CommittedSnapshot
+from holdfast.repo.read.reader import open_snapshot
+from holdfast.snapshot.load.cast import verify_dtype
+from holdfast.snapshot.load.opened import Opened
+from holdfast.tensors.dtypes import find_dtype
+
+ExportFormat = Literal["safetensors", "hf", "torch", "dcp"]
+_WRITERS: Final[Mapping[str, Callable[[ExportWork, str], WrittenExport]]] = {
+    "safetensors": export_safetensors,
+    "hf": export_hf,
+    "torch": export_torch,
+    "dcp": export_dcp,
+}
+FORMATS: Final[Mapping[str, ExportFormat]] = {"safetensors": "safetensors", "hf": "hf", "torch": "torch", "dcp": "dcp"}
+_FOLDERS: Final = ("hf", "dcp")
+RECEIPT_SUFFIX: Final = ".receipt.json"
+"""What the receipt of a single file has after the name of the file."""
+_SIZE: Final = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?([KMGT])(i?)B")
+_POWERS: Final = {"K": 1, "M": 2, "G": 3, "T": 4}
+
+
+class ExportChoices(TypedDict, total=False):
+    """The options of `Store.export`."""
+
+    format: str
+    """"safetensors", the default; "hf": shards with an index, and the files beside the weights; "torch", for
+    torch.load(weights_only=True); or "dcp", for torch.distributed.checkpoint on any number of ranks."""
+    select: str
+    """Only what is below this name, without the name itself; all by default."""
+    exclude: Sequence[str]
+    """Patterns of leaf names to leave out."""
+    dtype: torch.dtype | None
+    """Cast floating-point tensors; the receipt states the errors."""
+    max_shard_size: int | str
+    """The largest size of the files of "hf" and "dcp"; "5GB" by default."""
+    replace: bool
+    """Replace a file, or a folder of an earlier export."""
+    receipt: str | os.PathLike[str] | None
+    """Where the receipt is written; by default beside the file, or in the folder."""
+    progress: Progress | None
+
+
+@dataclass(frozen=True, slots=True)
+class ExportOptions:
+    """What to export, and how."""
+
+    format: ExportFormat
+    select: str = ""
+    exclude: Sequence[str] = ()
+    dtype: torch.dtype | None = None
+    max_shard_bytes: int = 5 * 10**9
+    replace: bool = False
+    receipt_path: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ExportResult:
+    """What an export has written."""
+
+    path: str
+    """The file or folder, as an absolute path."""
+    receipt: Receipt
+    receipt_path: str
+    num_bytes: int
+    """The number of bytes of all tensors in the files."""
+
+
+def make_export_options(choices: ExportChoices) -> ExportOptions:
+    """Return validated options; raises ValueError."""
+    format = choices.get("format", "safetensors")
+    if format not in FORMATS:
+        raise ValueError(f"format must be one of {', '.join(FORMATS)}, not {format!r}")
+    verify_dtype(choices.get("dtype"))
+    exclude, receipt = choices.get("exclude", ()), choices.get("receipt")
+    return ExportOptions(
+        FORMATS[format],
+        select=choices.get("select", ""),
+        exclude=(exclude,) if isinstance(exclude, str) else tuple(exclude),
+        dtype=choices.get("dtype"),
+        max_shard_bytes=parse_shard_size(choices.get("max_shard_size", "5GB")),
+        replace=choices.get("replace", False),
+        receipt_path=None if receipt is None else os.fspath(receipt),
+    )
+
+
+def parse_shard_size(size: int | str) -> int:
+    """Return a size in bytes, such as 5GB (10**9) or 500MiB; raises BadName."""
+    found = _SIZE.fullmatch(size) if isinstance(size, str) else None
+    number = size if isinstance(size, int) else 0
+    if found:
+        number = int(float(found[1]) * (1024 if found[3] else 1000) ** _POWERS[found[2]])
+    if number <= 0:
+        raise BadName(f"{size!r} is not the size of a file; write a number of bytes, or one such as 5GB or 500MiB")
+    return number
+
+
+def export_chosen(
+    repo: Repository, snapshot: CommittedSnapshot, destination: str, choices: ExportChoices
+) -> ExportResult:
+    """Validate the options, and export."""
+    return export(repo, snapshot, destination, make_export_options(choices), progress=choices.get("progress"))
+
+
+def export(
+    repo: Repository,
+    snapshot: CommittedSnapshot,
+    destination: str,
+    options: ExportOptions,
+    *,
+    progress: Progress | None = None,
+    files: Files | None = None,
+) -> ExportResult:
+    """Write a snapshot to files of another library, which appear whole or not at all, and return the receipt."""
+    path, progress = os.path.abspath(destination), progress or Silent()
+    _verify_outside(repo, path)
+    is_folder = options.format in _FOLDERS
+    receipt_path = options.receipt_path or (os.path.join(path, RECEIPT_NAME) if is_folder else path + RECEIPT_SUFFIX)
+    _verify_receipt_path(receipt_path, replace=options.replace)
+    with Opened(open_snapshot(repo, snapshot)) as opened:
+        tree = select_tree(opened, options.select, options.exclude)
+        plan = plan_tensors(opened, tree)
+        target = ExportTarget(files or PosixFiles(), path, is_folder=is_folder, replace=options.replace)
+        progress.begin(f"export {snapshot.name}", plan.size_bytes)
+        try:
+            with target, TensorCopier(opened, dtype=options.dtype, progress=progress) as copier:
+                work = ExportWork(opened, tree, plan, copier, target, options.max_shard_bytes)
+                written = _WRITERS[options.format](work, os.path.basename(path))
+                receipt = _make_receipt(snapshot, destination, options.format, written)
+                if is_folder:
+                    write_receipt(target.find_path(RECEIPT_NAME), receipt)
+                target.commit()
+        finally:
+            progress.end()
+    if not is_folder or options.receipt_path:
+        write_receipt(receipt_path, receipt)
+    return ExportResult(path, receipt, receipt_path, sum(_count_bytes(tensor.result) for tensor in receipt.tensors))
+
+
+def _count_bytes(facts: TensorDigest) -> int:
+    return math.prod(facts.shape) * find_dtype(facts.dtype).itemsize
+
+
+def _make_receipt(snapshot: CommittedSnapshot, place: str, format: str, written: WrittenExport) -> Receipt:
+    return Receipt(
+        kind="export",
+        format=format,
+        snapshot=snapshot.name,
+        root=snapshot.digest,
+        time=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        holdfast=__version__,
+        place=place,
+        tensors=tuple(written.tensors),
+        files=tuple(written.files),
+        left_out=tuple(written.left_out),
+    )
+
+
+def _verify_outside(repo: Repository, path: str) -> None:
+    if os.path.isdir(repo.store.url) and is_below(path, repo.store.url):
+        raise BadName(f"{path} is inside the store {repo.store.url}; choose a destination outside of it")
+
+
+def _verify_receipt_path(path: str, *, replace: bool) -> None:
+    if os.path.lexists(path) and not replace:
+        raise NameInUse(
+            f"the receipt {path} exists already; choose another destination, or replace it (--force, replace=True)",
+            name=path,
+        )

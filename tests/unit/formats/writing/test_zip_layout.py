@@ -1,0 +1,57 @@
+"""Zip archives with 64-bit numbers, aligned data and known sizes."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from zlib import crc32
+
+import pytest
+
+from holdfast.formats.writing import zip_layout
+from holdfast.formats.writing.zip_layout import ALIGNMENT, plan_zip
+
+RECORDS = [("a", b"one"), ("folder/b", b""), ("é", b"x" * 5000)]
+
+
+def _write(records: list[tuple[str, bytes]]) -> bytes:
+    layout = plan_zip([(name, len(data)) for name, data in records])
+    crcs = [crc32(data) for _, data in records]
+    archive = bytearray(layout.size_bytes)
+    for record, crc, (_, data) in zip(layout.records, crcs, records, strict=True):
+        header = record.encode_header(crc)
+        assert record.header_at + len(header) == record.data_at
+        archive[record.header_at : record.data_at + len(data)] = header + data
+    archive[layout.directory_at :] = layout.encode_directory(crcs)
+    assert len(archive) == layout.size_bytes
+    return bytes(archive)
+
+
+def _read(archive: bytes) -> list[tuple[str, bytes]]:
+    with zipfile.ZipFile(io.BytesIO(archive)) as found:
+        assert found.testzip() is None
+        return [(info.filename, found.read(info)) for info in found.infolist()]
+
+
+def test_python_reads_the_records() -> None:
+    assert _read(_write(RECORDS)) == RECORDS
+
+
+def test_data_are_aligned() -> None:
+    layout = plan_zip([(name, len(data)) for name, data in RECORDS] + [("large", 1 << 20)])
+
+    assert [record.data_at % ALIGNMENT for record in layout.records] == [0, 0, 0, 0]
+    assert layout.records[-1].data_at % 4096 == 0
+
+
+@pytest.mark.parametrize("limit", [0, 3, 200])
+def test_records_beyond_the_limit_of_32_bits_are_read(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
+    monkeypatch.setattr(zip_layout, "ZIP64_FROM", limit)
+
+    assert _read(_write(RECORDS)) == RECORDS
+
+
+def test_more_records_than_16_bits_count_are_read() -> None:
+    records = [(str(number), b"") for number in range(0x10001)]
+
+    assert len(_read(_write(records))) == 0x10001
