@@ -16,7 +16,7 @@ LATE_IMPORTS: Final[dict[str, dict[str, str]]] = {
     "cli/verbs/cache.py": {"holdfast.compile_cache.key.system": "needs torch; only --other-systems uses it"},
     "cli/verbs/diff.py": {"holdfast.diff.values": "needs torch; only --values uses it"},
     "cli/verbs/files.py": {"holdfast.trees.outline": "a snapshot of files has no tree"},
-    "cli/verbs/imports.py": {
+    "cli/verbs/formats.py": {
         "holdfast.formats": "needs torch, and `holdfast import --help` does not",
         "holdfast.tensors.dtypes": "needs torch; only --dtype uses it",
         "holdfast.trees.registered": "needs torch, as the import does",

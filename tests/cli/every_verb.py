@@ -93,6 +93,10 @@ WITH_TORCH: Final = [
     "run tensor good layers.1 --step 0 --phase forward --kind output --rank 0 --call 0 --path '' --bins 5"
     " --against bad",
     "run tensor good layers.1 --kind output --json",
+    "export run/1 exported.safetensors",
+    "export run/1 folder --format hf --select model --exclude tiny --dtype float16 --max-shard-size 5GB"
+    " --receipt proof.json --json",
+    "export run/1 exported.safetensors --force",
     "run report good bad page.html --noise good-2 --reference good-2 --tolerance table --map a=a --dim *=partial"
     " --steps 0 --rows 10",
 ]

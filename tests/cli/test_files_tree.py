@@ -14,7 +14,10 @@ from tests.cli.runs import Cli
 from tests.kit.saving import noise
 from tests.kit.thread_ranks import ThreadRanks, run_threads
 
-RAW = "holdfast: tensors were written as raw bytes without a header; `holdfast show {name}` prints dtype and shape\n"
+RAW = (
+    "holdfast: tensors were written as raw bytes without a header; `holdfast show {name}` prints dtype and shape,"
+    " `holdfast export {name} DST` writes files that other libraries load\n"
+)
 
 
 @pytest.fixture

@@ -88,6 +88,7 @@ VERBS = [
     "cat",
     "import",
     "verify-import",
+    "export",
     "tag",
     "rm",
     "du",

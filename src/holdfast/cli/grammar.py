@@ -20,6 +20,7 @@ _SUMMARIES: Final = {
     "cat": "write one entry to standard output",
     "import": "save a checkpoint of another library as a snapshot",
     "verify-import": "compare files with what was imported from them",
+    "export": "write a snapshot to files of other libraries",
     "tag": "list, set, move or delete tags",
     "rm": "delete snapshots",
     "du": "show the disk usage of snapshots",
@@ -66,9 +67,11 @@ def _declare(name: str, parser: ArgumentParser) -> None:  # noqa: C901 - a table
         case "cat":
             from holdfast.cli.verbs.files import declare_cat as declare
         case "import":
-            from holdfast.cli.verbs.imports import declare_import as declare
+            from holdfast.cli.verbs.formats import declare_import as declare
         case "verify-import":
-            from holdfast.cli.verbs.imports import declare_verify_import as declare
+            from holdfast.cli.verbs.formats import declare_verify_import as declare
+        case "export":
+            from holdfast.cli.verbs.formats import declare_export as declare
         case "tag":
             from holdfast.cli.verbs.names import declare_tag as declare
         case "rm":

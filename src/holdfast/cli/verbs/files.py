@@ -101,7 +101,8 @@ def declare_get(parser: ArgumentParser) -> None:
         "below DIR are never followed. A tensor becomes a file of raw bytes without a\n"
         "header; `holdfast show` prints its dtype and shape. Plain values, such as\n"
         "numbers and short texts, are not written as files: they are counted and named\n"
-        "on standard error, and the exit code is 0."
+        "on standard error, and the exit code is 0. For files that other libraries\n"
+        "load, use `holdfast export`."
     )
     examples = ["holdfast get run1/step-100 out", "holdfast get best out --only '*.json'"]
     document(parser, more, examples=examples)
@@ -204,7 +205,8 @@ def _note_raw_and_omitted(reader: SnapshotReader, plain: Sequence[str], only: st
     written = [entry for entry in reader.manifest.iter_entries() if only is None or fnmatchcase(entry.name, only)]
     if any(isinstance(entry.spec, dict) and entry.spec.get("type") in _TENSORS for entry in written):
         output.note(
-            f"tensors were written as raw bytes without a header; `holdfast show {name}` prints dtype and shape"
+            f"tensors were written as raw bytes without a header; `holdfast show {name}` prints dtype and shape,"
+            f" `holdfast export {name} DST` writes files that other libraries load"
         )
     if plain:
         were = "was" if len(plain) == 1 else "were"

@@ -1,4 +1,4 @@
-"""The verbs `import` and `verify-import`: save checkpoints of other libraries, and check them against receipts."""
+"""The verbs `import` and `export`, for files of other libraries, and those that check files against receipts."""
 
 from __future__ import annotations
 
@@ -13,12 +13,17 @@ from holdfast.cli.verb import add_json, document
 from holdfast.digest import short_hex
 from holdfast.errors import BadName
 from holdfast.repo.format.layout import verify_user_name
+from holdfast.texts import list_some
 
 if TYPE_CHECKING:
+    from holdfast.formats.export import ExportOptions, ExportResult
     from holdfast.formats.importing import ImportOptions, ImportResult
     from holdfast.formats.receipt import Receipt, ReceiptFinding
 
 _FORMATS: Final = ("safetensors", "hf", "torch", "dcp", "content-store", "deepspeed")
+_EXPORT_FORMATS: Final = ("safetensors", "hf", "torch", "dcp")
+_NAMED: Final = 5
+"""How many names a note lists."""
 _DTYPES: Final = ("float64", "float32", "float16", "bfloat16")
 
 
@@ -201,3 +206,96 @@ def _print_findings(found: Iterable[ReceiptFinding], options: Namespace, output:
         if not options.json:
             output.line(str(finding))
     return findings
+
+
+def declare_export(parser: ArgumentParser) -> None:
+    """Declare the verb `export`."""
+    more = (
+        "DST is a file (safetensors, torch) or a folder (hf, dcp). It appears whole and\n"
+        "verified, or not at all. A receipt with the digest of every tensor is written\n"
+        "beside it: DST.receipt.json, or holdfast-receipt.json in the folder. What a\n"
+        "format cannot contain is left out and named."
+    )
+    examples = [
+        "holdfast export run1/step-500 model.safetensors --select model",
+        "holdfast export run1/last out --format hf --select model --dtype bfloat16",
+        "holdfast export run1/step-500 step-500.pt --format torch",
+        "holdfast export run1/step-500 step-500 --format dcp --force",
+    ]
+    document(parser, more, examples=examples)
+    parser.add_argument("name", metavar="NAME", help="a snapshot or a tag")
+    parser.add_argument("destination", metavar="DST", help="the file or folder to create")
+    parser.add_argument(
+        "--format", choices=_EXPORT_FORMATS, default="safetensors", help="the format (default: safetensors)"
+    )
+    parser.add_argument(
+        "--select", metavar="PREFIX", default="", help="only what is below this name, without the name itself"
+    )
+    parser.add_argument(
+        "--exclude", metavar="PATTERN", action="append", default=[], help="leave these leaves out; may be repeated"
+    )
+    parser.add_argument("--dtype", choices=_DTYPES, help="cast floating-point tensors; the receipt states the error")
+    parser.add_argument("--max-shard-size", metavar="SIZE", default="5GB", help="size of the files of hf and dcp (5GB)")
+    parser.add_argument("--force", action="store_true", help="replace a file, or a folder of an earlier export")
+    parser.add_argument("--receipt", metavar="FILE", help="write the receipt to this file")
+    add_json(parser)
+    parser.set_defaults(run_verb=run_export)
+
+
+def run_export(options: Namespace, url: str, output: Output) -> int:
+    """Export a snapshot, and print what was written, cast and left out."""
+    from holdfast.formats.export import export
+
+    chosen = _make_export_options(options)
+    repo = open_to_read(url, output)
+    snapshot = read_named_snapshot(repo.store, options.name, output)
+    done = export(repo, snapshot, options.destination, chosen, progress=output.progress())
+    if options.json:
+        output.json(_encode_result(done))
+    else:
+        _print_exported(done, output)
+    return 0
+
+
+def _make_export_options(options: Namespace) -> ExportOptions:
+    from holdfast.formats.export import ExportChoices, make_export_options
+    from holdfast.tensors.dtypes import find_dtype
+
+    choices = ExportChoices(
+        select=options.select,
+        exclude=options.exclude,
+        dtype=find_dtype(options.dtype) if options.dtype else None,
+        max_shard_size=int(options.max_shard_size) if options.max_shard_size.isdigit() else options.max_shard_size,
+        replace=options.force,
+        receipt=options.receipt,
+    )
+    return make_export_options(options.format, choices)
+
+
+def _encode_result(done: ExportResult) -> dict[str, object]:
+    receipt = done.receipt
+    left_out = [asdict(each) for each in receipt.left_out]
+    return {
+        "path": done.path,
+        "receipt": done.receipt_path,
+        "format": receipt.format,
+        "snapshot": receipt.snapshot,
+        "digest": receipt.root.hex(),
+        "tensors": len(receipt.tensors),
+        "files": len(receipt.files),
+        "bytes": done.num_bytes,
+        "left_out": left_out,
+    }
+
+
+def _print_exported(done: ExportResult, output: Output) -> None:
+    receipt = done.receipt
+    files = f", {count(len(receipt.files), 'file')}" if receipt.files else ""
+    what = f"{count(len(receipt.tensors), 'tensor')}{files}, {format_bytes(done.num_bytes)}"
+    output.line(f"exported {receipt.snapshot} as {receipt.format} to {done.path}: {what}; receipt {done.receipt_path}")
+    _print_casts(receipt, output)
+    by_reason: dict[str, list[str]] = {}
+    for each in receipt.left_out:
+        by_reason.setdefault(each.reason, []).append(each.name)
+    for reason, names in by_reason.items():
+        output.note(f"left out: {list_some(names, _NAMED)}; {reason}")
