@@ -270,6 +270,18 @@ class Store:
 
         return export_chosen(self.repository, self._open_snapshot(name).record, os.fspath(destination), choices)
 
+    def verify_export(
+        self, destination: str | os.PathLike[str], name: str | Snapshot, *, progress: Progress | None = None
+    ) -> list[ReceiptFinding]:
+        """Compare exported files with the receipt beside them, and the receipt with the bytes of the snapshot.
+
+        Returns a finding for each tensor or file that is missing, added or different; none if all is equal.
+        """
+        from holdfast.formats.verifying import check_all
+
+        record = self._open_snapshot(name).record
+        return list(check_all(self.repository, record, os.fspath(destination), progress=progress))
+
     def export_async(
         self, name: str | Snapshot, destination: StrPath, **choices: Unpack[ExportChoices]
     ) -> ExportHandle:

@@ -97,6 +97,8 @@ WITH_TORCH: Final = [
     "export run/1 folder --format hf --select model --exclude tiny --dtype float16 --max-shard-size 5GB"
     " --receipt proof.json --json",
     "export run/1 exported.safetensors --force",
+    "verify-export exported.safetensors --against run/1",
+    "verify-export folder --receipt proof.json --json",
     "run report good bad page.html --noise good-2 --reference good-2 --tolerance table --map a=a --dim *=partial"
     " --steps 0 --rows 10",
 ]

@@ -1,4 +1,4 @@
-"""The verb `export`: what it writes and prints."""
+"""The verbs `export` and `verify-export`: what they write and print, and their exit codes."""
 
 from __future__ import annotations
 
@@ -77,3 +77,32 @@ def test_a_mistake_is_one_sentence_and_writes_nothing(saved: Cli, arguments: lis
     assert message in ran.err
     assert "Traceback" not in ran.err
     assert sorted(saved.store.parent.iterdir()) == before
+
+
+def test_files_that_agree_are_reported_as_equal(saved: Cli) -> None:
+    saved("export", "run/1", "out.safetensors")
+
+    out = saved.ok("verify-export", "out.safetensors", "--against", "run/1")
+
+    assert out == "compared 2 tensors and 0 files of out.safetensors with the receipt: all equal\n"
+
+
+def test_a_difference_is_named_and_the_exit_code_is_1(saved: Cli) -> None:
+    saved("export", "run/1", "out.safetensors")
+    path = saved.store.parent / "out.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"\x01")
+
+    ran = saved("verify-export", "out.safetensors")
+
+    assert ran.code == 1
+    assert ran.out.startswith("model.w: the receipt has float32 (2, 3)") or ran.out.startswith("model.n: the receipt")
+    assert ran.out.endswith("of out.safetensors with the receipt: 1 difference\n")
+
+
+def test_no_store_is_needed_with_a_receipt(saved: Cli) -> None:
+    saved("export", "run/1", "out.safetensors", "--receipt", "proof.json")
+
+    ran = saved.bare("-s", "/nowhere", "verify-export", "out.safetensors", "--receipt", "proof.json", "--json")
+
+    assert ran.code == 0
+    assert ran.json == {"destination": "out.safetensors", "findings": []}

@@ -89,6 +89,7 @@ VERBS = [
     "import",
     "verify-import",
     "export",
+    "verify-export",
     "tag",
     "rm",
     "du",

@@ -21,6 +21,7 @@ _SUMMARIES: Final = {
     "import": "save a checkpoint of another library as a snapshot",
     "verify-import": "compare files with what was imported from them",
     "export": "write a snapshot to files of other libraries",
+    "verify-export": "compare exported files with their receipt",
     "tag": "list, set, move or delete tags",
     "rm": "delete snapshots",
     "du": "show the disk usage of snapshots",
@@ -72,6 +73,8 @@ def _declare(name: str, parser: ArgumentParser) -> None:  # noqa: C901 - a table
             from holdfast.cli.verbs.formats import declare_verify_import as declare
         case "export":
             from holdfast.cli.verbs.formats import declare_export as declare
+        case "verify-export":
+            from holdfast.cli.verbs.formats import declare_verify_export as declare
         case "tag":
             from holdfast.cli.verbs.names import declare_tag as declare
         case "rm":

@@ -21,7 +21,7 @@ from holdfast.formats.writing.dcp_folder import export_dcp
 from holdfast.formats.writing.plan import plan_tensors, select_tree
 from holdfast.formats.writing.pretrained import export_hf
 from holdfast.formats.writing.safetensors_file import export_safetensors
-from holdfast.formats.writing.target import RECEIPT_NAME, ExportTarget
+from holdfast.formats.writing.target import RECEIPT_NAME, RECEIPT_SUFFIX, ExportTarget
 from holdfast.formats.writing.torch_file import export_torch
 from holdfast.formats.writing.work import ExportWork, WrittenExport
 from holdfast.objects.local.files import Files, PosixFiles
@@ -43,8 +43,6 @@ _WRITERS: Final[Mapping[str, Callable[[ExportWork, str], WrittenExport]]] = {
 }
 FORMATS: Final[Mapping[str, ExportFormat]] = {"safetensors": "safetensors", "hf": "hf", "torch": "torch", "dcp": "dcp"}
 _FOLDERS: Final = ("hf", "dcp")
-RECEIPT_SUFFIX: Final = ".receipt.json"
-"""What the receipt of a single file has after the name of the file."""
 _SIZE: Final = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?([KMGT])(i?)B")
 _POWERS: Final = {"K": 1, "M": 2, "G": 3, "T": 4}
 

@@ -51,7 +51,7 @@ def check_import(
     format = format or (receipt.format if os.path.isdir(path) else None)
     found = open_source(path, format=format, unpickle=unpickle)
     yield from check_tensors(receipt, iter_measured(found, progress or Silent()), side="source", by_file_names=True)
-    yield from check_files(receipt, map(_measure_file, found.files))
+    yield from check_files(receipt, map(measure_file, found.files))
 
 
 def check_stored(
@@ -121,7 +121,8 @@ def _iter_memory(tensor: torch.Tensor) -> Iterator[memoryview]:
         yield memoryview(raw.numpy().data)
 
 
-def _measure_file(source: FileSource) -> CarriedFile:
+def measure_file(source: FileSource) -> CarriedFile:
+    """Return size and digest of a file; reads it in pieces."""
     hasher = blake3()
     for at in range(0, source.size_bytes, SPAN_BYTES):
         hasher.update(source.read(at, min(at + SPAN_BYTES, source.size_bytes)))

@@ -299,3 +299,51 @@ def _print_exported(done: ExportResult, output: Output) -> None:
         by_reason.setdefault(each.reason, []).append(each.name)
     for reason, names in by_reason.items():
         output.note(f"left out: {list_some(names, _NAMED)}; {reason}")
+
+
+def declare_verify_export(parser: ArgumentParser) -> None:
+    """Declare the verb `verify-export`."""
+    more = (
+        "Reads every byte of DST, and compares dtype, shape and BLAKE3 of each tensor\n"
+        "with a receipt: the one beside DST, or a file (--receipt). With --against, the\n"
+        "snapshot is also read and compared; without it, no store is needed. Never\n"
+        "writes. Exits with 1 if anything is missing, added or different."
+    )
+    examples = [
+        "holdfast verify-export model.safetensors --against run1/step-500",
+        "holdfast verify-export model.safetensors --receipt receipt.json",
+    ]
+    document(parser, more, examples=examples)
+    parser.add_argument("destination", metavar="DST", help="the file or folder that was exported")
+    parser.add_argument("--against", metavar="NAME", help="a snapshot or a tag")
+    parser.add_argument("--receipt", metavar="FILE", help="a receipt that `holdfast export` wrote")
+    add_json(parser)
+    parser.set_defaults(run_verb=run_verify_export, needs_store=lambda options: options.against is not None)
+
+
+def run_verify_export(options: Namespace, url: str, output: Output) -> int:
+    """Compare exported files with a receipt, and print each difference as soon as it is found."""
+    from holdfast.formats.receipt import read_receipt
+    from holdfast.formats.verifying import check_export, check_exported, read_export_receipt
+
+    progress, path = output.progress(), options.destination
+    receipt = read_receipt(options.receipt) if options.receipt else read_export_receipt(path)
+    findings: list[ReceiptFinding] = []
+    if options.against is not None:
+        repo = open_to_read(url, output)
+        snapshot = read_named_snapshot(repo.store, options.against, output)
+        findings += _print_findings(check_exported(repo, snapshot, receipt, progress=progress), options, output)
+    findings += _print_findings(check_export(path, receipt, progress=progress), options, output)
+    _print_verdict(path, receipt, findings, options, output)
+    return 1 if findings else 0
+
+
+def _print_verdict(
+    path: str, receipt: Receipt, findings: list[ReceiptFinding], options: Namespace, output: Output
+) -> None:
+    if options.json:
+        output.json({"destination": path, "findings": [asdict(finding) for finding in findings]})
+        return
+    what = f"{count(len(receipt.tensors), 'tensor')} and {count(len(receipt.files), 'file')}"
+    result = count(len(findings), "difference") if findings else "all equal"
+    output.line(f"compared {what} of {path} with the receipt: {result}")

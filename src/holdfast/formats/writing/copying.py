@@ -73,6 +73,16 @@ class Copied(NamedTuple):
     cast: CastErrors | None = None
 
 
+class _Nowhere:
+    """The output of jobs that write nothing."""
+
+    def write_at(self, start: int, data: memoryview) -> None:
+        raise AssertionError("these jobs have no place in a file")
+
+    def append_block(self, start: int, block: LentBlock) -> None:
+        raise AssertionError("these jobs have no place in a file")
+
+
 def reshape(copied: Copied, shape: tuple[int, ...]) -> Copied:
     """Return what was copied, of a tensor that has the same bytes in another shape."""
     source, result = (
@@ -134,6 +144,10 @@ class TensorCopier:
             return tallies.finish()
         finally:
             self._finish_writes()
+
+    def digest(self, tensors: Sequence[SnapshotTensor]) -> list[Copied]:
+        """Read tensors and return their digests before and after a cast; writes nothing."""
+        return self.copy([CopyJob(tensor) for tensor in tensors], _Nowhere())
 
     def _iter_read(self, jobs: Sequence[CopyJob]) -> Iterator[_Batch]:
         batches = _iter_batches(self._iter_pieces(jobs), self._pieces.piece_bytes)

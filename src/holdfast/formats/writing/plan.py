@@ -19,7 +19,7 @@ from holdfast.trees.pick import matches, pick
 
 _NAMED: Final = 5
 """How many tensors an error names."""
-_ROOT: Final = "value"
+ROOT_NAME: Final = "value"
 """The name of a tensor that is the whole tree; its entry has the same name."""
 
 
@@ -33,11 +33,11 @@ class SelectedTree:
 
     def join(self, name: str) -> str:
         """Return the name in the snapshot of a leaf of this part."""
-        return ".".join(part for part in (self.prefix, name) if part) or _ROOT
+        return ".".join(part for part in (self.prefix, name) if part) or ROOT_NAME
 
     def find_own_name(self, name: str) -> str:
         """Return the name that a leaf of this part has in the exported files."""
-        return name or self.prefix.rpartition(".")[2] or _ROOT
+        return name or self.prefix.rpartition(".")[2] or ROOT_NAME
 
 
 @dataclass(frozen=True, slots=True)

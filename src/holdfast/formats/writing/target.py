@@ -21,6 +21,8 @@ from holdfast.objects.local.naming import UNSUPPORTED
 
 RECEIPT_NAME: Final = "holdfast-receipt.json"
 """The name of the receipt in a folder that was exported."""
+RECEIPT_SUFFIX: Final = ".receipt.json"
+"""What the receipt of a single file has after the name of the file."""
 _TEMP: Final = ".holdfast-export-"
 _OLD: Final = ".holdfast-replaced-"
 

@@ -100,7 +100,7 @@ def export_torch(work: ExportWork, file_name: str) -> WrittenExport:
         archive.write(file, 0, copied)
         # The bytes of a view in C order are not those of its storage: another read finds their digest.
         views = {each.tie: each for each in tensors if not plan.is_whole(each.tensor)}
-        digests = work.copier.copy([CopyJob(each.tensor) for each in views.values()], file)
+        digests = work.copier.digest([each.tensor for each in views.values()])
     by_view = dict(zip(views, digests, strict=True))
     lines = []
     for each in tensors:
