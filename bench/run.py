@@ -31,6 +31,7 @@ from bench.suites import (
     capture,
     check,
     cli,
+    exports,
     growth,
     imports,
     limits,
@@ -65,8 +66,9 @@ SUITES: Final[Mapping[str, Callable[[Sizes, Path], list[Result]]]] = {
     "query": query.run,
     "imports": imports.run,
     "compile": compile_suite.run,
+    "exports": exports.run,
 }
-_ON_REQUEST: Final = frozenset({"planning", "compile", "capture", "reuse", "put", "query", "imports"})
+_ON_REQUEST: Final = frozenset({"planning", "compile", "capture", "reuse", "put", "query", "imports", "exports"})
 """Suites that take long and have a separate result: DCP plans for minutes with a thousand ranks, and models take half
 a minute to compile."""
 

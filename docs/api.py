@@ -43,6 +43,8 @@ PAGES: Final = (
             "holdfast.facade.SaveResult",
             "holdfast.facade.Restored",
             "holdfast.facade.SaveHandle",
+            "holdfast.facade.ExportResult",
+            "holdfast.facade.ExportHandle",
             "holdfast.facade.Tag",
             "holdfast.facade.Bisection",
             "holdfast.facade.Diff",
