@@ -143,11 +143,12 @@ def export(
     _verify_outside(repo, path)
     is_folder = options.format in _FOLDERS
     receipt_path = options.receipt_path or (os.path.join(path, RECEIPT_NAME) if is_folder else path + RECEIPT_SUFFIX)
-    _verify_receipt_path(receipt_path, replace=options.replace)
+    if not is_folder or options.receipt_path:
+        _verify_receipt_path(receipt_path, replace=options.replace)
     with Opened(open_snapshot(repo, snapshot)) as opened:
         tree = select_tree(opened, options.select, options.exclude)
         plan = plan_tensors(opened, tree)
-        target = ExportTarget(files or PosixFiles(), path, is_folder=is_folder, replace=options.replace)
+        target = ExportTarget(files or PosixFiles(os.path.dirname(path)), path, is_folder=is_folder, replace=options.replace)
         progress.begin(f"export {snapshot.name}", plan.size_bytes)
         try:
             with target, TensorCopier(opened, dtype=options.dtype, progress=progress) as copier:

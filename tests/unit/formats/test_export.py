@@ -163,6 +163,17 @@ def test_an_older_receipt_is_not_overwritten(store: holdfast.Store, tmp_path: Pa
     assert _list(tmp_path) == ["out.receipt.json", "store"]
 
 
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_destination_may_be_reached_through_a_link(store: holdfast.Store, tmp_path: Path, format: str) -> None:
+    store.save("a", {"x": torch.zeros(2)})
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+
+    store.export("a", tmp_path / "link" / "out", format=format)
+
+    assert store.verify_export(tmp_path / "real" / "out", "a") == []
+
+
 def test_a_destination_in_the_store_is_refused(store: holdfast.Store, tmp_path: Path) -> None:
     store.save("a", {"x": torch.zeros(2)})
 

@@ -13,6 +13,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 import holdfast
+from holdfast.dcp import StorageWriter
 from tests.kit.dcp_calls import ALONE
 from tests.kit.exports import assert_same, make_state
 
@@ -88,3 +89,16 @@ def test_a_pretrained_folder_comes_back_with_its_files(
     assert {file.path for file in done.receipt.files} == {"config.json", "generation_config.json"}
     assert_same(type(model).from_pretrained(tmp_path / "out").state_dict(), model.state_dict())
     assert store.verify_export(tmp_path / "out", "a") == []
+
+
+def test_a_snapshot_of_the_dcp_plug_in_becomes_a_torch_file(store: holdfast.Store, tmp_path: Path) -> None:
+    state = {"model": _make_weights(), "step": 7, "groups": [{"lr": 0.5, "betas": (0.9, 0.99)}]}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # torch warns of a save without ranks
+        save(state, checkpoint_id="a", storage_writer=StorageWriter(store), **ALONE)
+
+    store.export("a", tmp_path / "out.pt", format="torch")
+
+    found = torch.load(tmp_path / "out.pt", weights_only=True)
+    assert_same(found["model"], state["model"])  # type: ignore[arg-type]
+    assert (found["step"], found["groups"]) == (7, state["groups"])
