@@ -43,6 +43,7 @@ PAGES: Final = (
             "holdfast.facade.SaveResult",
             "holdfast.facade.Restored",
             "holdfast.facade.SaveHandle",
+            "holdfast.facade.ExportChoices",
             "holdfast.facade.ExportResult",
             "holdfast.facade.ExportHandle",
             "holdfast.facade.Tag",

@@ -246,14 +246,12 @@ class Store:
         return import_checkpoint(self.repository, source, name, options, types=self._types, progress=progress)
 
     def verify_import(
-        self,
-        source: str | os.PathLike[str],
-        name: str | Snapshot,
-        *,
-        unpickle: bool = False,
-        progress: Progress | None = None,
+        self, source: StrPath, name: str | Snapshot, *, unpickle: bool = False, progress: Progress | None = None
     ) -> list[ReceiptFinding]:
-        """Compare files with the receipt and the snapshot of their import; return a finding for each difference."""
+        """Compare files with the receipt and the snapshot of their import; return a finding for each difference.
+
+        Pass `unpickle=True`, which can run arbitrary code, for a file that was imported with it.
+        """
         from holdfast.formats.measuring import check_imported
 
         record = self._open_snapshot(name).record
@@ -263,29 +261,22 @@ class Store:
     def export(self, name: str | Snapshot, destination: StrPath, **choices: Unpack[ExportChoices]) -> ExportResult:
         """Write a snapshot to files of other libraries; they appear whole and verified, or not at all.
 
-        Creates a file (`format="safetensors"` or "torch") or a folder ("hf" or "dcp"), and a receipt with the digest of
-        every tensor. See `ExportChoices` for the options.
+        `format` is "safetensors", "torch", "hf" or "dcp"; `ExportChoices` has all options. The receipt has all digests.
         """
         from holdfast.formats.export import export_chosen
 
         return export_chosen(self.repository, self._open_snapshot(name).record, os.fspath(destination), choices)
 
-    def verify_export(
-        self, destination: str | os.PathLike[str], name: str | Snapshot, *, progress: Progress | None = None
-    ) -> list[ReceiptFinding]:
-        """Compare exported files with the receipt beside them, and the receipt with the bytes of the snapshot.
-
-        Returns a finding for each tensor or file that is missing, added or different; none if all is equal.
-        """
+    def verify_export(self, destination: StrPath, name: str | Snapshot) -> list[ReceiptFinding]:
+        """Compare exported files, the receipt beside them and the snapshot; return a finding for each difference."""
         from holdfast.formats.verifying import check_all
 
-        record = self._open_snapshot(name).record
-        return list(check_all(self.repository, record, os.fspath(destination), progress=progress))
+        return list(check_all(self.repository, self._open_snapshot(name).record, os.fspath(destination)))
 
     def export_async(
         self, name: str | Snapshot, destination: StrPath, **choices: Unpack[ExportChoices]
     ) -> ExportHandle:
-        """Start `export` on threads of low priority, and return at once; `close` raises an error that no wait raised."""
+        """Start `export` on threads of low priority and return at once; `close` raises errors that no `wait` raised."""
         from holdfast.formats.background import ExportRunner
 
         self._exporter = self._exporter or ExportRunner()

@@ -148,7 +148,9 @@ def export(
     with Opened(open_snapshot(repo, snapshot)) as opened:
         tree = select_tree(opened, options.select, options.exclude)
         plan = plan_tensors(opened, tree)
-        target = ExportTarget(files or PosixFiles(os.path.dirname(path)), path, is_folder=is_folder, replace=options.replace)
+        target = ExportTarget(
+            files or PosixFiles(os.path.dirname(path)), path, is_folder=is_folder, replace=options.replace
+        )
         progress.begin(f"export {snapshot.name}", plan.size_bytes)
         try:
             with target, TensorCopier(opened, dtype=options.dtype, progress=progress) as copier:

@@ -234,7 +234,8 @@ class Killed(PosixFiles):
         os.kill(os.getpid(), signal.SIGKILL)
 
 store = holdfast.open(sys.argv[1])
-export(store.repository, store.snapshot("a").record, sys.argv[2], make_export_options({"format": sys.argv[3]}), files=Killed())
+options = make_export_options({"format": sys.argv[3]})
+export(store.repository, store.snapshot("a").record, sys.argv[2], options, files=Killed())
 """
 
 

@@ -262,6 +262,7 @@ def _make_export_options(options: Namespace) -> ExportOptions:
     from holdfast.tensors.dtypes import find_dtype
 
     choices = ExportChoices(
+        format=options.format,
         select=options.select,
         exclude=options.exclude,
         dtype=find_dtype(options.dtype) if options.dtype else None,
@@ -269,7 +270,7 @@ def _make_export_options(options: Namespace) -> ExportOptions:
         replace=options.force,
         receipt=options.receipt,
     )
-    return make_export_options(options.format, choices)
+    return make_export_options(choices)
 
 
 def _encode_result(done: ExportResult) -> dict[str, object]:
