@@ -6,7 +6,7 @@ Modules that need torch are imported inside methods: opening, listing and collec
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from io import BufferedReader
 from types import TracebackType
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from holdfast.checkpointing import CheckpointManager, ManagerOptions
     from holdfast.compile_cache.backend import Compiler
     from holdfast.compile_cache.backend import CompilerOptions as CompilerChoices
-    from holdfast.diff.compare import Diff
+    from holdfast.diff.changes import Diff
     from holdfast.distributed.checkpoint.checkpoint import Together
     from holdfast.formats.background import ExportHandle, ExportRunner
     from holdfast.formats.export import ExportChoices, ExportResult
@@ -113,6 +113,38 @@ class Store:
     def __repr__(self) -> str:
         """Show the URL."""
         return f"<Store {self.url}>"
+
+    def _repr_html_(self) -> str:
+        """Return a card for notebooks: the snapshots, the newest first."""
+        from holdfast.snapshot.view.display import render_store
+
+        return render_store(self.url, [snapshot.record for snapshot in self.snapshots()], self.tags())
+
+    def _ipython_key_completions_(self) -> list[str]:
+        """Return the keys that a notebook offers after `store["`: the names of snapshots, and tags."""
+        return [*self, *(tag.name for tag in self.tags())]
+
+    def __getitem__(self, name: str) -> Snapshot:
+        """Return the snapshot of a name or tag, without loading tensors; raises NotFound."""
+        return self._open_snapshot(name)
+
+    def __contains__(self, name: object) -> bool:
+        """Return whether there is a snapshot with that name or tag."""
+        from holdfast.snapshot.view.lazy import is_named
+
+        return is_named(self.repository, name, self._types)
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the names of the snapshots, in natural order, without Holdfast's own ("@...")."""
+        return (snapshot.name for snapshot in self.snapshots())
+
+    def __len__(self) -> int:
+        """Return the number of snapshots, without Holdfast's own."""
+        return len(self.snapshots())
+
+    def __bool__(self) -> bool:
+        """Return True: an empty store is a store."""
+        return True
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the URL and the options; unpickling opens the store again."""

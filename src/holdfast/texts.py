@@ -1,4 +1,4 @@
-"""Texts that people read and write: a few names of many, a list of lines, a long text cut short, a duration."""
+"""Texts that people read and write: a few names of many, a list of lines, a long text cut short, a size, a duration."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from holdfast.errors import BadName
 _DURATION: Final = re.compile(
     r"(?:([0-9]{1,12})w)?(?:([0-9]{1,12})d)?(?:([0-9]{1,12})h)?(?:([0-9]{1,12})m)?(?:([0-9]{1,12})s)?"
 )
+_BYTE_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _UNITS_S: Final = (7 * 86400, 86400, 3600, 60, 1)
 
 
@@ -30,6 +31,22 @@ def list_lines(lines: Sequence[str], limit: int) -> str:
 def shorten(text: str, limit: int) -> str:
     """Return a text of at most `limit` characters; a longer one ends in `...`."""
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
+def format_bytes(size_bytes: int) -> str:
+    """Return a size with three or four digits and a binary unit."""
+    size, unit = float(size_bytes), 0
+    while abs(size) >= 1000 and unit + 1 < len(_BYTE_UNITS):
+        size, unit = size / 1024, unit + 1
+    return f"{size_bytes} B" if not unit else f"{size:.{0 if abs(size) >= 100 else 1}f} {_BYTE_UNITS[unit]}"
+
+
+def count(number: int, noun: str) -> str:
+    """Return a number with its noun: 1 entry, 2 entries, 3 keys, 4 leaves."""
+    if noun.endswith("leaf"):
+        return f"{number} {noun if number == 1 else noun[:-1] + 'ves'}"
+    plural = noun[:-1] + "ies" if noun.endswith("y") and noun[-2] not in "aeiou" else noun + "s"
+    return f"{number} {noun if number == 1 else plural}"
 
 
 def add_note(error: BaseException, text: str) -> None:

@@ -17,6 +17,7 @@ from tests.architecture.sources import Import, Source, iter_imports, parse_sourc
 LAYERS: Final = (
     ("errors",),
     ("progress", "digest", "json_text", "lru", "texts", "moved"),
+    ("display",),
     ("objects",),
     ("repo",),
     ("query",),
@@ -73,7 +74,7 @@ ASIDE: Final = {"testing": "repo"}
 # `ls`, `check` and `gc` must start fast and run where torch is not wanted. numpy may be used wherever torch may.
 WITH_TORCH: Final = {"torch", "numpy"}
 TORCH_FREE: Final = frozenset(
-    {"", "errors", "progress", "digest", "json_text", "lru", "texts"}
+    {"", "errors", "progress", "digest", "json_text", "lru", "texts", "display"}
     | {"objects", "repo", "query", "files", "cli", "testing"}
 )
 # ... but for what exists to make process groups.

@@ -13,23 +13,16 @@ from typing import TYPE_CHECKING, Final, TextIO
 from holdfast.json_text import Json
 from holdfast.progress import Progress, Silent
 from holdfast.repo.stages import Stages
+from holdfast.texts import count as count  # noqa: PLC0414 - the verbs import it from here
+from holdfast.texts import format_bytes as format_bytes  # noqa: PLC0414 - the verbs import it from here
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
 
     from holdfast.diff.facts import LeafFacts
 
-_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _BAR_AFTER_S: Final = 0.5
 """Shorter work shows no progress bar, and need not import one."""
-
-
-def format_bytes(size_bytes: int) -> str:
-    """Return a size with three or four digits and a binary unit."""
-    size, unit = float(size_bytes), 0
-    while abs(size) >= 1000 and unit + 1 < len(_UNITS):
-        size, unit = size / 1024, unit + 1
-    return f"{size_bytes} B" if not unit else f"{size:.{0 if abs(size) >= 100 else 1}f} {_UNITS[unit]}"
 
 
 def format_time(time_s: float) -> str:
@@ -47,12 +40,6 @@ def format_utc(time_s: float) -> str | None:
         return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time_s))
     except (OverflowError, ValueError, OSError):
         return None
-
-
-def count(number: int, noun: str) -> str:
-    """Return a number with its noun: 1 entry, 2 entries, 3 keys."""
-    plural = noun[:-1] + "ies" if noun.endswith("y") and noun[-2] not in "aeiou" else noun + "s"
-    return f"{number} {noun if number == 1 else plural}"
 
 
 def clean(text: str) -> str:

@@ -104,6 +104,10 @@ class Compiler:
         self._strict = strict
         self._versions = dict(versions or {})
 
+    def __repr__(self) -> str:
+        """Show the store of the cache."""
+        return f"<Compiler with the cache in {self.cache.repo.store.url}>"
+
     @property
     def statistics(self) -> CacheStatistics:
         """Counts and times of everything done so far."""

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final, Literal
+from dataclasses import dataclass
+from typing import Final
 
+from holdfast.diff.changes import Aspect, Change, Diff
 from holdfast.diff.facts import Content, LeafEntry, LeafFacts, find_facts, is_stored, join_role, parse_leaf, parse_shape
 from holdfast.diff.items import ReadableEntry, find_layout, find_stride, is_same, list_chunks
 from holdfast.errors import NotFound
@@ -44,112 +45,6 @@ _PartKey = tuple[PathKey, str]
 """Identifies a part of a leaf: the path of the leaf, and the role of the part."""
 _Groups = dict[_PartKey, object]
 """For each part, the group of parts that it shares memory or identity with."""
-
-
-@dataclass(frozen=True, slots=True)
-class Aspect:
-    """One property in which a leaf differs."""
-
-    what: str
-    """kind, dtype, shape, strides, values, value, role, requires_grad, conj, neg, quantizer, memory, order, ..."""
-    before: str = ""
-    after: str = ""
-    """The old and the new value, as text; empty where a text would not help."""
-    part: str = ""
-    """The part that differs of a tensor made of other tensors, such as "indices" or "grad"."""
-
-
-@dataclass(frozen=True, slots=True)
-class Distance:
-    """The difference between the old and the new values of a tensor. NaN at the same index on both sides is equal."""
-
-    total: int
-    mismatches: int
-    max_abs: float | None = None
-    """The largest absolute difference, exact for integers; None if the values are not numbers."""
-    at: tuple[int, ...] | None = None
-    """The index of the largest difference; None if no two values that differ can be subtracted."""
-    relative_l2: float | None = None
-    """L2 norm of the difference divided by that of the old values, over values that are finite on both sides."""
-    cosine: float | None = None
-    """Cosine similarity, over values that are finite on both sides; None if one side is zero."""
-    nan: tuple[int, int] = (0, 0)
-    """The number of NaN values, old and new."""
-    inf: tuple[int, int] = (0, 0)
-    """The number of infinite values, old and new."""
-    unit: Literal["item", "byte"] = "item"
-    part: str = ""
-
-    @property
-    def percent(self) -> float:
-        """The share of items, or bytes, that differ."""
-        return 100 * self.mismatches / self.total if self.total else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """A leaf or container that was added, removed or changed."""
-
-    name: str
-    path: tuple[Json, ...]
-    """Encoded keys; unlike names, paths are unique."""
-    before: LeafFacts | None
-    """None if it was added."""
-    after: LeafFacts | None
-    """None if it was removed."""
-    aspects: tuple[Aspect, ...] = ()
-    distances: tuple[Distance, ...] = ()
-    """What `measure` found: one item for a tensor, several for a tensor made of others."""
-
-    @property
-    def kind(self) -> Literal["added", "removed", "changed"]:
-        """Whether it was added, removed or changed."""
-        return "added" if self.before is None else "removed" if self.after is None else "changed"
-
-    @property
-    def what(self) -> tuple[str, ...]:
-        """The properties in which it differs, such as "dtype" or "values"."""
-        return tuple(dict.fromkeys(aspect.what for aspect in self.aspects))
-
-
-@dataclass(frozen=True, slots=True)
-class Diff:
-    """The differences from snapshot `a` to snapshot `b`, in the order of their trees."""
-
-    a: CommittedSnapshot = field(repr=False)
-    b: CommittedSnapshot = field(repr=False)
-    changes: tuple[Change, ...]
-    equal: int
-    """The number of equal leaves; of entries, if both digests are equal, because then the trees are not read."""
-    equal_bytes: int
-    """The size of the equal leaves."""
-    shared_bytes: int
-    """How many bytes of the compared leaves of `b` are in chunks that `a` has, too."""
-
-    @property
-    def is_equal(self) -> bool:
-        """Whether nothing differs."""
-        return not self.changes
-
-    @property
-    def added(self) -> tuple[Change, ...]:
-        """The leaves that only `b` has."""
-        return tuple(change for change in self.changes if change.kind == "added")
-
-    @property
-    def removed(self) -> tuple[Change, ...]:
-        """The leaves that only `a` has."""
-        return tuple(change for change in self.changes if change.kind == "removed")
-
-    @property
-    def changed(self) -> tuple[Change, ...]:
-        """The leaves and containers that both have, and that differ."""
-        return tuple(change for change in self.changes if change.kind == "changed")
-
-    def __str__(self) -> str:
-        """Return a summary in one line."""
-        counts = (len(self.added), len(self.removed), len(self.changed), self.equal)
-        return "{} added, {} removed, {} changed, {} equal".format(*counts)
 
 
 def compare(repo: Repository, a: CommittedSnapshot, b: CommittedSnapshot, *, only: Sequence[str] = ()) -> Diff:

@@ -11,7 +11,8 @@ from typing import Any, Final, Generic, TypeVar
 import numpy as np
 import torch
 
-from holdfast.diff.compare import Change, Diff, Distance, SnapshotSide, find_key
+from holdfast.diff.changes import Change, Diff, Distance
+from holdfast.diff.compare import SnapshotSide, find_key
 from holdfast.diff.facts import LeafEntry
 from holdfast.diff.items import ItemLayout, ReadableEntry, Tile, find_layout, is_too_repetitive, iter_tiles
 from holdfast.repo.handle.repository import Repository

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Literal
 
+from holdfast.display.readable import readable_repr
+
 StageName = Literal["hash", "look up", "append", "commit", "read", "verify"]
 
 
@@ -20,6 +22,8 @@ class Stage:
     """Summed over threads, so it can exceed the elapsed time."""
     size_bytes: int = 0
     calls: int = 0
+
+    __repr__ = readable_repr
 
 
 class Stages:

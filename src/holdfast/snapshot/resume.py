@@ -28,6 +28,10 @@ class RngState:
         """With `cuda` (the default), include the generators of every accelerator."""
         self._cuda = cuda
 
+    def __repr__(self) -> str:
+        """Show which generators it covers."""
+        return f"<RngState of Python, numpy and torch{'' if self._cuda else ', without accelerators'}>"
+
     def state_dict(self) -> dict[str, Any]:
         """Return the states of all generators, without changing them."""
         version, words, gauss = random.getstate()
@@ -185,6 +189,11 @@ class ResumableSampler:
         self._epoch = 0
         self._position = 0
         self._exhausted_at: tuple[int, int] | None = None
+
+    def __repr__(self) -> str:
+        """Show the size of the data and the position in it."""
+        where = f"epoch {self._epoch}, batch {self._position} of {self._num_batches}"
+        return f"<ResumableSampler of {self._length} samples in batches of {self._batch_size}: {where}>"
 
     @property
     def epoch(self) -> int:

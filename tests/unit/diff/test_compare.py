@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from holdfast.diff.compare import Diff, compare
+from holdfast.diff.changes import Diff
+from holdfast.diff.compare import compare
 from holdfast.errors import NotFound
 from holdfast.facade import Store
 from holdfast.json_text import Json

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from holdfast.diff import values
-from holdfast.diff.compare import Diff, Distance
+from holdfast.diff.changes import Diff, Distance
 from holdfast.diff.items import (
     ReadableEntry,
 )

@@ -13,6 +13,7 @@ import torch
 
 from holdfast.capture.stored.events import Stats
 from holdfast.diff.values import DistanceTally, Numbers, unravel
+from holdfast.display.readable import readable_repr
 from holdfast.json_text import Json
 
 _BLOCK_ITEMS: Final = 1 << 13
@@ -81,6 +82,8 @@ class TensorDistance:
     masks: int = 0
     """Number of values that are NaN, or infinite with that sign, on one side only."""
     note: str = ""
+
+    __repr__ = readable_repr
 
     @property
     def percent(self) -> float | None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from holdfast.capture.compare.align import How
 from holdfast.capture.compare.measure import TensorDistance
 from holdfast.capture.compare.step_graph import Standing
 from holdfast.capture.stored.events import Event, EventKind, Phase, Site
+from holdfast.display.markup import Card, render_card
+from holdfast.display.readable import readable_repr
 from holdfast.json_text import Json
 
 Class = Literal["equal", "close", "origin", "propagated", "missing"]
@@ -47,6 +49,10 @@ class Origin:
     measure: TensorDistance | None = None
     notes: tuple[str, ...] = ()
     world: int = 1
+
+    def __repr__(self) -> str:
+        """Show the origin as a sentence."""
+        return f"<Origin {self}>"
 
     def __str__(self) -> str:
         """Describe the origin in one sentence."""
@@ -85,6 +91,8 @@ class EventRow:
     why: str = ""
     floor: float | None = None
     """The relative difference between the first run and its repetition here, if it was measured."""
+
+    __repr__ = readable_repr
 
     @property
     def event(self) -> Event:
@@ -155,6 +163,17 @@ class RunDiff:
     notes: tuple[str, ...] = ()
     left_out: int = 0
     """Number of rows that were counted but not kept in `rows`."""
+
+    def __repr__(self) -> str:
+        """Show both names and the result in one sentence."""
+        return f"<RunDiff {self.a!r} -> {self.b!r}: {self.headline}>"
+
+    def _repr_html_(self) -> str:
+        """Return the result as a card for notebooks: the sentence, the counts and the origins."""
+        facts = [(name, str(number)) for name, number in self.counts.items() if number]
+        rows = [[str(origin.step), origin.fqn or "the model", origin.phase, origin.why] for origin in self.origins]
+        card = Card("Runs", f"{self.a} → {self.b}", facts, headers=("step", "where", "phase", "why"), rows=rows)
+        return render_card(replace(card, right="step", note=self.headline))
 
     @property
     def is_match(self) -> bool:

@@ -107,6 +107,10 @@ class Recorder:
         self._logged: defaultdict[str, int] = defaultdict(int)
         self._pid = os.getpid()
 
+    def __repr__(self) -> str:
+        """Show the name, and whether it has ended."""
+        return f"<Recorder {self.name!r}{', ended' if self._is_ended else ''}>"
+
     # Context manager
 
     def __enter__(self) -> Self:

@@ -97,3 +97,9 @@ class Event(NamedTuple):
     """Name of its bytes in the segments of the run; "" if they were not kept."""
     form: str = ""
     """The form of the call's arguments as JSON; only on the first input of the call."""
+
+    def __repr__(self) -> str:
+        """Show where it was observed, what it is, and its digest."""
+        site = self.site
+        where = f"step {site.step} {site.phase}: {site.kind}{site.path} of {site.fqn or 'the model'}"
+        return f"<Event {where}, {self.dtype} {tuple(self.shape)}, {self.digest.hex()[:12]}>"

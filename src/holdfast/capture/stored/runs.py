@@ -24,6 +24,7 @@ from holdfast.capture.stored.segments import (
     verify_run_name,
 )
 from holdfast.digest import hash_kind
+from holdfast.display.readable import readable_repr
 from holdfast.errors import NotFound
 from holdfast.json_text import Json
 from holdfast.lru import LruCache
@@ -49,6 +50,8 @@ class RunFacts:
     started_s: float = 0.0
     notes: tuple[str, ...] = ()
     """What could not be recorded, and why."""
+
+    __repr__ = readable_repr
 
 
 class RunSource(Protocol):

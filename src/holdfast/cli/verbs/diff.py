@@ -9,13 +9,12 @@ from typing import Final
 from holdfast.cli.lookup import open_to_read, read_named_snapshot
 from holdfast.cli.output import Output, describe_facts, format_bytes
 from holdfast.cli.verb import add_json, document
-from holdfast.diff.compare import Aspect, Change, Diff, Distance, compare
+from holdfast.diff.changes import Change, Diff, Distance
+from holdfast.diff.compare import compare
 from holdfast.digest import short_hex
 from holdfast.json_text import Json
 
 _MAX_LINES: Final = 50
-_SIGNS: Final = {"added": "+", "removed": "-", "changed": "~"}
-_WITHOUT_TEXTS: Final = {"values": "values differ", "order": "different key order"}
 
 
 def declare_diff(parser: ArgumentParser) -> None:
@@ -58,7 +57,7 @@ def run_diff(options: Namespace, url: str, output: Output) -> int:
 
 def _print(diff: Diff, output: Output, *, limit: int, is_filtered: bool) -> None:
     output.line(f"{diff.a.name} ({short_hex(diff.a.digest)}) -> {diff.b.name} ({short_hex(diff.b.digest)})")
-    output.columns([_format_change(change) for change in diff.changes[:limit]])
+    output.columns([change.describe() for change in diff.changes[:limit]])
     output.cut(len(diff.changes) - limit)
     if diff.a.digest == diff.b.digest:
         output.line(f"equal: the digests are the same ({format_bytes(diff.equal_bytes)})")
@@ -66,50 +65,6 @@ def _print(diff: Diff, output: Output, *, limit: int, is_filtered: bool) -> None
         output.line(str(diff))
     else:
         output.line(f"{diff}; {format_bytes(diff.shared_bytes)} of {format_bytes(diff.b.logical_bytes)} shared")
-
-
-def _format_change(change: Change) -> list[str]:
-    name = f"{_SIGNS[change.kind]} {change.name or '(the tree)'}"
-    if change.kind != "changed":
-        return [name, str(change.after or change.before), ""]
-    aspects = [_format_aspect(aspect) for aspect in change.aspects if not _is_redundant(aspect, change)]
-    text = ["  ".join([", ".join(aspects), *map(_format_distance, change.distances)])]
-    # The line of a plain value already shows old and new value.
-    return [name, *text, ""] if _is_plain(change) else [name, str(change.after), *text]
-
-
-def _is_plain(change: Change) -> bool:
-    """Return whether a plain value changed; its old and new text are the whole difference."""
-    return "value" in change.what
-
-
-def _is_redundant(aspect: Aspect, change: Change) -> bool:
-    """Return whether the printed values already show this aspect: the type of a plain value changed."""
-    return aspect.what == "kind" and _is_plain(change)
-
-
-def _format_aspect(aspect: Aspect) -> str:
-    part = f"{aspect.part}: " if aspect.part else ""
-    if not (aspect.before or aspect.after):
-        return part + _WITHOUT_TEXTS.get(aspect.what, aspect.what)
-    name = "" if aspect.what == "value" else f"{aspect.what} "
-    return f"{part}{name}{aspect.before} -> {aspect.after}"
-
-
-def _format_distance(distance: Distance) -> str:
-    part = f"{distance.part}: " if distance.part else ""
-    if not distance.mismatches:
-        return f"{part}values are the same"
-    if distance.unit == "byte":
-        return f"{part}{distance.mismatches} of {distance.total} bytes differ"
-    found = [f"max abs {distance.max_abs:.3g} at {distance.at}"] if distance.at is not None else []
-    found += [f"rel {distance.relative_l2:.2g}"] if distance.relative_l2 is not None else []
-    found += [f"cos {distance.cosine:.6g}"] if distance.cosine is not None else []
-    found.append(f"{distance.percent:.3g} % differ")
-    for name, (before, after) in (("NaN", distance.nan), ("Inf", distance.inf)):
-        if before or after:
-            found.append(f"{name} {before} -> {after}")
-    return part + "  ".join(found)
 
 
 def _describe(diff: Diff) -> dict[str, Json]:

@@ -33,6 +33,11 @@ class TrainingState:
         """Use `parts`, by name: objects with state_dict and load_state_dict, and plain values."""
         self._parts = parts
 
+    def __repr__(self) -> str:
+        """Show the names of the parts, and the step."""
+        step = "" if self.step is None else f", step {self.step!r}"
+        return f"<TrainingState of {', '.join(name for name in self._parts if name != 'step')}{step}>"
+
     @property
     def step(self) -> Any:
         """The value that was passed as `step`; after a load, the loaded value."""

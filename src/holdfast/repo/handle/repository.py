@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from holdfast.display.readable import readable_repr
 from holdfast.errors import NotAStore, ObjectExists, StoreGone
 from holdfast.objects.protocol import ObjectStore, PlacedStore
 from holdfast.repo.handle.config import Config, confirm_config, create_config, ensure_config, read_config, verify_empty
@@ -59,6 +60,8 @@ class HandleStatistics:
     stages: Mapping[StageName, Stage]
     """How long each stage of saving and loading took."""
 
+    __repr__ = readable_repr
+
 
 @dataclass(slots=True)
 class HandleCounters:
@@ -91,6 +94,10 @@ class Repository:
     """Change hints, if the user enabled them (`change_hints`)."""
     index: ChunkIndex = field(init=False)
     """Kept open, so that a save reads only what is new in it; `refresh` it before use."""
+
+    def __repr__(self) -> str:
+        """Show the URL."""
+        return f"<Repository {self.store.url}>"
 
     def __post_init__(self) -> None:
         """Set the store's identity and create the index, without reading."""

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from holdfast.digest import Digest
+from holdfast.digest import Digest, short_hex
+from holdfast.display.readable import format_when
 from holdfast.errors import Corrupt, NewerFormat, NotFound
 from holdfast.json_text import Json
 from holdfast.objects.protocol import ObjectStore
@@ -24,6 +25,7 @@ from holdfast.repo.format.layout import (
 )
 from holdfast.repo.format.record import Fields
 from holdfast.repo.names.generations import Newest, change_name, iter_stems, read_listed, read_newest
+from holdfast.texts import format_bytes
 
 MAX_METADATA_BYTES: Final = 1 << 20
 
@@ -46,6 +48,11 @@ class CommittedSnapshot:
     write_id: str = ""
     environment: dict[str, Json] = field(default_factory=dict)
     """The machine and software that saved it, if recorded."""
+
+    def __repr__(self) -> str:
+        """Show name, digest, size and commit time."""
+        when, size = format_when(self.time_s), format_bytes(self.logical_bytes)
+        return f"<CommittedSnapshot {self.name!r} {short_hex(self.digest)}: {size}, saved {when}>"
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from holdfast.digest import Digest
+from holdfast.digest import Digest, short_hex
+from holdfast.display.readable import format_when
 from holdfast.errors import Corrupt, NameInUse, NewerFormat, NotFound
 from holdfast.json_text import Json
 from holdfast.objects.protocol import ObjectStore
@@ -23,6 +24,10 @@ class Tag:
     digest: Digest
     """Content digest of the snapshot when the tag was set, so that a later overwrite is noticed."""
     time_s: float
+
+    def __repr__(self) -> str:
+        """Show the tag, its snapshot and the digest of that."""
+        return f"<Tag {self.name!r} -> {self.snapshot_name!r} {short_hex(self.digest)}, set {format_when(self.time_s)}>"
 
 
 def read_tag(store: ObjectStore, name: str) -> Tag | None:

@@ -30,6 +30,7 @@ from holdfast.repo.upkeep.sweep import (
     remove_mark,
     sweep,
 )
+from holdfast.texts import count, format_bytes
 
 NETWORK_GRACE_S: Final = 120.0
 """On a network filesystem a listing may be stale for this long."""
@@ -85,6 +86,11 @@ class Collected:
     """Why pending marks were not swept: running saves, or the grace time."""
     unfenced: list[str] = field(default_factory=list)
     """Keys of stale leases that cannot be fenced, their numbers being exhausted; files they may use are kept."""
+
+    def __repr__(self) -> str:
+        """Show how much was deleted, and how much is left for the next collection."""
+        pending = f", {format_bytes(self.pending_bytes)} pending" if self.pending_marks else ""
+        return f"<Collected {count(self.deleted, 'file')}, {format_bytes(self.freed_bytes)} freed{pending}>"
 
 
 def verify_may_collect(store: ObjectStore, *, store_id: str = "") -> None:

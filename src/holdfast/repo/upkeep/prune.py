@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final, Literal, TypedDict, get_args
 
+from holdfast.display.readable import readable_repr
 from holdfast.errors import Corrupt, NameInUse
 from holdfast.objects.protocol import ObjectStore
 from holdfast.repo.format.layout import natural_order
@@ -20,6 +21,7 @@ from holdfast.repo.names.snapshots import (
     read_name,
 )
 from holdfast.repo.names.tags import Tag, iter_tags
+from holdfast.texts import list_some
 
 _STEP: Final = re.compile(r"([0-9]+)[^0-9]*\Z")
 _ANY_NAME: Final = re.compile(r".*", re.DOTALL)
@@ -110,6 +112,8 @@ class PruneDecision:
     snapshot: CommittedSnapshot
     reasons: tuple[str, ...]
 
+    __repr__ = readable_repr
+
 
 @dataclass(frozen=True, slots=True)
 class PrunePlan:
@@ -118,6 +122,12 @@ class PrunePlan:
     verdicts: tuple[PruneDecision, ...]
     heeds_tags: bool = True
     """Also keep snapshots that are tagged between planning and deleting."""
+
+    def __repr__(self) -> str:
+        """Show how many snapshots are kept, and which are deleted."""
+        doomed = [snapshot.name for snapshot in self.delete]
+        names = f": {list_some(doomed, 3)}" if doomed else ""
+        return f"<PrunePlan keeps {len(self.verdicts) - len(doomed)}, deletes {len(doomed)}{names}>"
 
     @property
     def delete(self) -> tuple[CommittedSnapshot, ...]:
@@ -137,6 +147,8 @@ class Pruned:
     deleted: tuple[CommittedSnapshot, ...]
     kept: tuple[PruneDecision, ...]
     """Those that were tagged or overwritten after the plan was made."""
+
+    __repr__ = readable_repr
 
 
 def plan_prune(snapshots: Sequence[CommittedSnapshot], tags: Iterable[Tag], keep: Keep, *, now_s: float) -> PrunePlan:

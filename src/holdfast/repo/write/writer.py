@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import NamedTuple
 
-from holdfast.digest import Digest
+from holdfast.digest import Digest, short_hex
+from holdfast.display.markup import Bar, Card, render_card
 from holdfast.errors import (
     BadName,
     NameInUse,
@@ -34,6 +35,7 @@ from holdfast.repo.write.existing import ExistingChunks, read_base, read_bases
 from holdfast.repo.write.fill import Filler, Hasher
 from holdfast.repo.write.transaction import Draft, ManifestPart, Transaction, make_memory_unknown
 from holdfast.repo.write.world import SINGLE_PROCESS, Ranks
+from holdfast.texts import count, format_bytes, list_some
 
 _log = logging.getLogger(__name__)
 
@@ -60,6 +62,26 @@ class SaveResult:
     """The name already had exactly this content; nothing was written."""
     divergent: tuple[str, ...] = ()
     """Leaves that differed between ranks without being declared per-rank; every rank's value was saved."""
+
+    def __repr__(self) -> str:
+        """Show name, digest, size, how much of it was new, and the time."""
+        differ = f", {count(len(self.divergent), 'leaf')} differ between ranks" if self.divergent else ""
+        return f"<SaveResult {self.name!r} {short_hex(self.digest)}: {self._describe_bytes()}{differ}>"
+
+    def _repr_html_(self) -> str:
+        """Return the same as a card for notebooks."""
+        facts = [("digest", short_hex(self.digest)), ("size", format_bytes(self.logical_bytes))]
+        facts += [("time", f"{self.seconds:.2f} s"), ("generation", str(self.generation))]
+        share = self.new_bytes / max(self.new_bytes + self.reused_bytes, 1)
+        new = f"{format_bytes(self.new_bytes)} new, {format_bytes(self.reused_bytes)} already present"
+        note = f"differs between ranks: {list_some(self.divergent, 5)}" if self.divergent else ""
+        return render_card(Card("Saved", self.name, facts, Bar(share, new), note=note))
+
+    def _describe_bytes(self) -> str:
+        size = format_bytes(self.logical_bytes)
+        if self.existed:
+            return f"{size}, the same content was already present"
+        return f"{size}, {format_bytes(self.new_bytes)} new, in {self.seconds:.2f} s"
 
 
 class Placement(NamedTuple):

@@ -30,6 +30,7 @@ from holdfast.repo.names.snapshots import read_name
 from holdfast.repo.write.writer import Request, SaveResult, save
 from holdfast.tensors.build import CPU
 from holdfast.tensors.memory import new_memory, view_bytes
+from holdfast.texts import format_bytes
 
 Staging = Literal["full", "budget"]
 _ALIGNMENT: Final = 64
@@ -252,6 +253,19 @@ class SaveHandle:
     _write: Write | None = None
     """Saves the request; None for a save by this process alone."""
 
+    def __repr__(self) -> str:
+        """Show the name, and how far the save is or how it ended."""
+        return f"<SaveHandle {self.name!r}: {self._describe()}>"
+
+    def _describe(self) -> str:
+        if not self.done() and not self._meter.total_bytes:
+            return "saving"
+        if not self.done():
+            return f"saving, {format_bytes(self._meter.done_bytes)} of {format_bytes(self._meter.total_bytes)} done"
+        if self._result is not None:
+            return f"saved, {format_bytes(self._result.new_bytes)} new, in {self._result.seconds:.2f} s"
+        return f"failed with {type(self._error).__name__}" if self._error else "ended without a result"
+
     def done(self) -> bool:
         """Return whether the save has ended, successfully or not."""
         return self._thread is None or not self._thread.is_alive()
@@ -270,6 +284,10 @@ class SaveHandle:
         if self._result is None:
             raise StoreError(f"saving {self.name!r} was started by another process; wait for it there")
         return self._result
+
+    def result(self, timeout_s: float | None = None) -> SaveResult:
+        """Return what `wait` returns: the name that the futures of Python's standard library have for it."""
+        return self.wait(timeout_s)
 
     def _join(self, timeout_s: float | None = None) -> None:
         if self._thread is not None:

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from holdfast.digest import Digest, hash_kind
-from holdfast.errors import AmbiguousName, NotFound
+from holdfast.digest import Digest, hash_kind, short_hex
+from holdfast.errors import AmbiguousName, BadName, NotFound
 from holdfast.json_text import Json, canonical_json
 from holdfast.query.bisect import Bisection, bisect, order_series
 from holdfast.query.select import BestMode, Query, find_best, read_facts, select
@@ -36,10 +36,20 @@ from holdfast.snapshot.load.load import load_node, load_tree
 from holdfast.snapshot.load.merge_trees import warn_alone
 from holdfast.snapshot.load.opened import FoundLeaves, Opened
 from holdfast.snapshot.load.options import SAVED, Aliases, LoadOptions
+from holdfast.snapshot.view.display import (
+    LeafLine,
+    complete_keys,
+    describe_leaf,
+    describe_view,
+    render_snapshot,
+    render_tensor,
+    render_view,
+)
 from holdfast.snapshot.view.shared_memory import SharedMemory
 from holdfast.snapshot.view.slices import SliceIndex, read_slice
 from holdfast.tensors.fakes import find_fake_mode
 from holdfast.tensors.spec import TensorSpec, decode_spec
+from holdfast.texts import format_bytes
 from holdfast.trees.encoding import encode_tree, refuse
 from holdfast.trees.outline import Leaf, TreePath
 from holdfast.trees.registered import Types
@@ -97,7 +107,15 @@ class Snapshot:
 
     def __repr__(self) -> str:
         """Show name, size and digest."""
-        return f"<Snapshot {self.name!r} {self.digest.hex()[:12]} {self.logical_bytes} bytes>"
+        return f"<Snapshot {self.name!r} {short_hex(self.digest)}, {format_bytes(self.logical_bytes)}>"
+
+    def _repr_html_(self) -> str:
+        """Return a card for notebooks: facts, and the leaves with repeated layers folded."""
+        return render_snapshot(self._record, self.open())
+
+    def _ipython_key_completions_(self) -> list[str]:
+        """Return the keys that a notebook offers after `snapshot["`."""
+        return complete_keys(self)
 
     def __len__(self) -> int:
         """Return the number of leaves."""
@@ -201,6 +219,18 @@ class View:
         """The prefix of the names of all its leaves."""
         return self._found.name
 
+    def __repr__(self) -> str:
+        """Show the name, the number of leaves and their size."""
+        return f"<View {self.name!r}: {describe_view(self._context.opened, self._found.leaves)}>"
+
+    def _repr_html_(self) -> str:
+        """Return a card for notebooks: the leaves, with repeated layers folded."""
+        return render_view(self.name, self._context.opened, self._found.leaves)
+
+    def _ipython_key_completions_(self) -> list[str]:
+        """Return the keys that a notebook offers after `view["`."""
+        return complete_keys(self)
+
     def __len__(self) -> int:
         """Return the number of leaves."""
         return len(self._found.leaves)
@@ -294,10 +324,19 @@ class LazyTensor:
         return hash_kind("parts", [kind, *digests])
 
     def __repr__(self) -> str:
-        """Show name, dtype and shape."""
+        """Show name, shape, dtype and size."""
         if not self._is_ordinary:
-            return f"<LazyTensor {self.name!r}>"
-        return f"<LazyTensor {self.name!r} {tuple(self.shape)} {self.dtype}>"
+            return f"<LazyTensor {self.name!r} {self._describe().label}, {format_bytes(self.size_bytes)}>"
+        return f"<LazyTensor {self.name!r} {tuple(self.shape)} {self.dtype}, {format_bytes(self.size_bytes)}>"
+
+    def _repr_html_(self) -> str:
+        """Return a card for notebooks, without values."""
+        opened = self._context.opened
+        share = self.size_bytes / max(opened.reader.snapshot.logical_bytes, 1)
+        return render_tensor(self._describe(), self.digest, share=share, snapshot=opened.name)
+
+    def _describe(self) -> LeafLine:
+        return describe_leaf(self._context.opened, self._leaf)
 
     def read(
         self,
@@ -364,6 +403,14 @@ def open_named(repo: Repository, name: str, types: Types) -> Snapshot:
         if tag is None:
             raise
         return Snapshot(repo, read_snapshot(repo.store, tag.snapshot_name), types)
+
+
+def is_named(repo: Repository, name: object, types: Types) -> bool:
+    """Return whether there is a snapshot with a name or tag."""
+    try:
+        return isinstance(name, str) and open_named(repo, name, types) is not None
+    except (NotFound, BadName):
+        return False
 
 
 def list_snapshots(repo: Repository, prefix: str, types: Types, query: Query) -> list[Snapshot]:

@@ -160,7 +160,7 @@ def test_a_tensor_tells_what_it_is_without_being_read(watched: Watched) -> None:
 
     assert isinstance(lazy, LazyTensor)
     assert (lazy.name, lazy.shape, lazy.dtype, lazy.size_bytes) == ("w", (300, 40), torch.bfloat16, 24_000)
-    assert repr(lazy) == "<LazyTensor 'w' (300, 40) torch.bfloat16>"
+    assert repr(lazy) == "<LazyTensor 'w' (300, 40) torch.bfloat16, 23.4 KiB>"
     assert len(lazy.digest) == 32
     assert read_bytes(watched) == 0
 
@@ -182,7 +182,7 @@ def test_composite_tensors_are_read_whole(store: Store) -> None:
     store.save("x", {"s": value, "t": noise(3)})
     lazy = store.snapshot("x")["s"]
 
-    assert repr(lazy) == "<LazyTensor 's'>"
+    assert repr(lazy) == f"<LazyTensor 's' sparse_coo (3, 3), {lazy.size_bytes} B>"
     assert lazy.shape == (3, 3)
     assert lazy.dtype == torch.float32
     assert torch.equal(lazy.read().to_dense(), value.to_dense())
@@ -198,7 +198,7 @@ def test_a_snapshot_tells_what_it_is(store: Store) -> None:
     assert (snap.name, snap.digest, snap.logical_bytes) == ("run/1", result.digest, 8)
     assert snap.metadata == {"loss": 0.5}
     assert snap.environment["torch"] == str(torch.__version__)
-    assert repr(snap) == f"<Snapshot 'run/1' {result.digest.hex()[:12]} 8 bytes>"
+    assert repr(snap) == f"<Snapshot 'run/1' {result.digest.hex()[:12]}, 8 B>"
     assert snap.time.tzinfo is not None
 
 

@@ -1,0 +1,119 @@
+"""HTML for notebooks: one card with a title, facts and a table; every text is escaped, and nothing is loaded.
+
+The colours are the reader's own (`currentColor` and grey with some transparency), so light and dark themes both work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Final
+
+MAX_ROWS: Final = 20
+"""Rows of a card's table that are visible at once; the others open with a click."""
+_MAX_HIDDEN_ROWS: Final = 500
+_MAX_TEXT: Final = 300
+
+_GREY: Final = "rgba(128,128,128,.35)"
+_CARD: Final = f"border:1px solid {_GREY};border-radius:6px;padding:.6em .9em;margin:.3em 0;max-width:64em"
+_TABLE: Final = "border-collapse:collapse;margin:.5em 0 .1em;font-size:.92em"
+_CELL: Final = f"padding:.15em .9em .15em 0;border:0;border-top:1px solid {_GREY};vertical-align:top"
+_HEAD: Final = "padding:.15em .9em .15em 0;border:0;font-weight:600;opacity:.65"
+_CODE: Final = "font-family:ui-monospace,monospace"
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A bar whose filled part shows a share of something."""
+
+    share: float
+    """Between 0 and 1."""
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What a notebook shows of an object."""
+
+    kind: str
+    """What the object is, such as "Snapshot"."""
+    title: str
+    facts: Sequence[tuple[str, str]] = ()
+    bar: Bar | None = None
+    headers: Sequence[str] = ()
+    rows: Sequence[Sequence[str]] = ()
+    right: str = ""
+    """The headers of columns that are aligned to the right, separated by spaces."""
+    note: str = ""
+
+
+def render_card(card: Card) -> str:
+    """Return a card as HTML. It contains no script, and no reference to anything outside of it."""
+    parts = [_render_title(card), _render_facts(card.facts)]
+    parts += [_render_bar(card.bar)] if card.bar else []
+    parts += [_render_rows(card)] if card.rows else []
+    parts += [f'<div style="opacity:.75">{_escape(card.note)}</div>'] if card.note else []
+    return f'<div class="holdfast" style="{_CARD}">{"".join(parts)}</div>'
+
+
+def _escape(text: str) -> str:
+    """Return a text that cannot be markup; control characters and other unprintable ones become escapes."""
+    short = text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}…"
+    visible = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in short)
+    return escape(visible, quote=True)
+
+
+def _render_title(card: Card) -> str:
+    return (
+        f'<div><span style="opacity:.65">{_escape(card.kind)}</span> '
+        f'<strong style="{_CODE}">{_escape(card.title)}</strong></div>'
+    )
+
+
+def _render_facts(facts: Iterable[tuple[str, str]]) -> str:
+    spans = [
+        f'<span style="margin-right:1.4em;white-space:nowrap"><span style="opacity:.65">{_escape(name)}</span> '
+        f"{_escape(value)}</span>"
+        for name, value in facts
+    ]
+    return f'<div style="line-height:1.7">{" ".join(spans)}</div>' if spans else ""
+
+
+def _render_bar(bar: Bar) -> str:
+    percent = 100 * min(max(bar.share, 0.0), 1.0)
+    return (
+        f'<div style="display:flex;align-items:center;gap:.8em;margin:.3em 0"><div style="flex:0 0 14em;height:.55em;'
+        f'border-radius:3px;background:{_GREY}"><div style="width:{percent:.1f}%;height:100%;border-radius:3px;'
+        f'background:currentColor;opacity:.6"></div></div><span>{_escape(bar.label)}</span></div>'
+    )
+
+
+def _render_rows(card: Card) -> str:
+    """Return the table: the first rows, and the others folded below them."""
+    hidden = card.rows[MAX_ROWS : MAX_ROWS + _MAX_HIDDEN_ROWS]
+    shown = _render_table(card, card.rows[:MAX_ROWS])
+    if not hidden:
+        return shown
+    rest = len(card.rows) - MAX_ROWS
+    cut = f"<div>… the last {rest - len(hidden)} are not listed</div>" if rest > len(hidden) else ""
+    return f"{shown}<details><summary>{rest} more</summary>{_render_table(card, hidden)}{cut}</details>"
+
+
+def _render_table(card: Card, rows: Sequence[Sequence[str]]) -> str:
+    aligned = ["right" if header in card.right.split() else "left" for header in card.headers]
+    heads = "".join(
+        f'<th style="{_HEAD};text-align:{align}">{_escape(header)}</th>'
+        for header, align in zip(card.headers, aligned, strict=True)
+    )
+    body = "".join(f"<tr>{_render_cells(row, aligned)}</tr>" for row in rows)
+    table = f'<table style="{_TABLE}"><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>'
+    return f'<div style="overflow-x:auto">{table}</div>'
+
+
+def _render_cells(row: Sequence[str], aligned: Sequence[str]) -> str:
+    cells = [
+        f'<td style="{_CELL};text-align:{align}{";" + _CODE if not position else ""}">{_escape(cell)}</td>'
+        for position, (cell, align) in enumerate(zip(row, aligned, strict=True))
+    ]
+    return "".join(cells)
