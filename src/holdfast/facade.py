@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self, Unpack
 
+from holdfast.display.bars import make_progress
 from holdfast.errors import StoreError
 from holdfast.files.keep import KeepOptions, Paths, keep_files, plan_sources, restore_files
 from holdfast.json_text import Json
 from holdfast.objects.protocol import ObjectStore
 from holdfast.objects.url import open_store
-from holdfast.progress import Progress
+from holdfast.progress import ProgressChoice
 from holdfast.query.bisect import Bisection
 from holdfast.query.lineage import LineageLog
 from holdfast.query.select import BestMode, parse_query
@@ -174,7 +175,7 @@ class Store:
         base: str | None = None,
         allow_pickle: bool = False,
         grads: bool = False,
-        progress: Progress | None = None,
+        progress: ProgressChoice = None,
         **together: Unpack[Together],
     ) -> SaveResult:
         """Save a tree under a name. When this returns, the whole snapshot is visible and durable.
@@ -186,6 +187,8 @@ class Store:
         writes its own part. If one rank fails, or is silent for `timeout_s` (300), all ranks raise RankError and the
         name keeps its old content. A rank raises CommitUnknown if it cannot know whether the snapshot was committed
         before another rank was lost. With `collective=False`, this process saves without the others.
+
+        `progress=True` shows a progress bar (of tqdm, or else of rich); a function receives each `ProgressUpdate`.
         """
         from holdfast.distributed.checkpoint.checkpoint import find_world, save_together
         from holdfast.snapshot.save.save import SaveOptions
@@ -195,7 +198,8 @@ class Store:
         options = SaveOptions(overwrite, metadata or {}, base, allow_pickle, grads, self._environment, lineage=lineage)
         repo, saver, world = self.repository, self._find_saver(), find_world(**together)
         saver.wait()
-        result = save_together(repo, name, tree, options, types=self._types, world=world, progress=progress)
+        bar, types = make_progress(progress), self._types
+        result = save_together(repo, name, tree, options, types=types, world=world, progress=bar)
         self._lineage.note_saved(name)
         return result
 
@@ -210,6 +214,7 @@ class Store:
         base: str | None = None,
         allow_pickle: bool = False,
         grads: bool = False,
+        progress: ProgressChoice = None,
         **together: Unpack[Together],
     ) -> SaveHandle:
         """Copy the tree and save the copy in the background; the tree may change once this returns.
@@ -225,7 +230,10 @@ class Store:
         lineage = self._lineage.describe(name)
         options = SaveOptions(overwrite, metadata or {}, base, allow_pickle, grads, self._environment, lineage=lineage)
         repo, saver, world = self.repository, self._find_saver(), find_world(**together)
-        handle = start_together(saver, repo, name, tree, options, types=self._types, world=world, staging=staging)
+        bar, types = make_progress(progress), self._types
+        handle = start_together(
+            saver, repo, name, tree, options, types=types, world=world, staging=staging, progress=bar
+        )
         self._lineage.note_saved(name)
         return handle
 
@@ -329,6 +337,7 @@ class Store:
         aliases: Aliases = "preserve",
         allow_pickle: bool = False,
         dtype: torch.dtype | None = None,
+        progress: ProgressChoice = None,
     ) -> Any:
         """Load a tree into new memory, with the same containers, values, tensors and memory sharing as saved.
 
@@ -342,10 +351,12 @@ class Store:
             aliases: "preserve" restores memory sharing between tensors; "fresh" gives each tensor its own memory.
             allow_pickle: unpickle values that were saved as pickles. This can run arbitrary code.
             dtype: cast floating-point tensors to this dtype. Other tensors and registered types keep theirs.
+            progress: True for a progress bar, or a function that receives each `ProgressUpdate`.
         """
         from holdfast.snapshot.load.options import LoadOptions
 
-        options = LoadOptions(device, only, verify, mmap, rename or {}, aliases, allow_pickle, dtype)
+        bar = make_progress(progress)
+        options = LoadOptions(device, only, verify, mmap, rename or {}, aliases, allow_pickle, dtype, bar)
         snapshot = self._open_snapshot(name)
         tree = snapshot.load(options)
         self._lineage.note_loaded(snapshot.record)
@@ -364,6 +375,7 @@ class Store:
         allow_pickle: bool = False,
         replicas: ReplicaMode = "auto",
         atomic: bool = False,
+        progress: ProgressChoice = None,
         **together: Unpack[Together],
     ) -> Any:
         """Load a snapshot into an existing tree, in place, and return the tree.
@@ -381,7 +393,8 @@ class Store:
         from holdfast.distributed.checkpoint.checkpoint import find_world, load_into_together
         from holdfast.snapshot.into.plan import IntoOptions
 
-        options = IntoOptions(strict, rename or {}, cast, assign, verify, allow_pickle, replicas, atomic)
+        bar = make_progress(progress)
+        options = IntoOptions(strict, rename or {}, cast, assign, verify, allow_pickle, replicas, atomic, bar)
         repo, types, world = self.repository, self._types, find_world(**together)
         with self._lineage.loading(lambda: self._open_snapshot(name).record) as find:
             return load_into_together(repo, find, tree, options, types=types, world=world)
@@ -395,7 +408,7 @@ class Store:
         *,
         overwrite: bool = False,
         metadata: Mapping[str, Json] | None = None,
-        progress: Progress | None = None,
+        progress: ProgressChoice = None,
     ) -> SaveResult:
         """Save files and directories as one snapshot; `get` restores them byte for byte.
 
@@ -404,7 +417,8 @@ class Store:
         several ranks, call this on one of them.
         """
         options = KeepOptions(metadata or {}, overwrite=overwrite)
-        return keep_files(self.repository, name, plan_sources(self.repository, paths), options, progress=progress)
+        bar = make_progress(progress)
+        return keep_files(self.repository, name, plan_sources(self.repository, paths), options, progress=bar)
 
     def get(
         self,
@@ -414,7 +428,7 @@ class Store:
         only: str | None = None,
         overwrite: bool = False,
         raw: bool = False,
-        progress: Progress | None = None,
+        progress: ProgressChoice = None,
     ) -> Restored:
         """Write the files of a snapshot below `folder`, each whole and verified, or not at all.
 
@@ -422,10 +436,9 @@ class Store:
         NameInUse lists them and nothing is written. Links below `folder` are never followed. A saved tree has no files:
         with `raw`, its tensors are written as raw bytes.
         """
-        with open_snapshot(self.repository, self._open_snapshot(name).record) as reader:
-            return restore_files(
-                self.repository, reader, folder, raw=raw, only=only, overwrite=overwrite, progress=progress
-            )
+        repo, bar = self.repository, make_progress(progress)
+        with open_snapshot(repo, self._open_snapshot(name).record) as reader:
+            return restore_files(repo, reader, folder, raw=raw, only=only, overwrite=overwrite, progress=bar)
 
     def open_file(self, name: str | Snapshot, path: str) -> BufferedReader:
         """Open a file of a snapshot, or another entry, as a seekable stream; close it after use.
@@ -560,10 +573,11 @@ class Store:
 
     # Health and space
 
-    def check(self, *, read: bool = False, progress: Progress | None = None) -> list[Finding]:
+    def check(self, *, read: bool = False, progress: ProgressChoice = None) -> list[Finding]:
         """Check the structure of the store, and with `read` every byte. It is healthy if all findings are notes."""
         stages = self.repository.counters.stages
-        return list(Checker(self.repository.store, read=read, progress=progress, stages=stages).iter_findings())
+        bar = make_progress(progress)
+        return list(Checker(self.repository.store, read=read, progress=bar, stages=stages).iter_findings())
 
     def diff(self, a: str | Snapshot, b: str | Snapshot, *, values: bool = False) -> Diff:
         """Return what was added, removed and changed from `a` to `b`; with `values`, by how much tensors differ."""

@@ -34,6 +34,10 @@ LATE_IMPORTS: Final[dict[str, dict[str, str]]] = {
     },
     "files/cuts.py": {"holdfast.files.torch_archive": "takes as long as reading 10 MiB; only zip files need it"},
     "formats/writing/pretrained.py": {"huggingface_hub": "optional; only weights in several files need it"},
+    "display/bars.py": {
+        "tqdm": "optional, and imported only for a bar that the caller asked for",
+        "rich": "takes as long as all other imports together; only a bar that the caller asked for needs it",
+    },
     "facade.py": {
         "holdfast.capture": _STORE,
         "holdfast.checkpointing": _STORE,

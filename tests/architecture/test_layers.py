@@ -82,7 +82,9 @@ TORCH_USERS: Final = {"testing/ranks.py"}
 
 # Foreign modules that have one home, or none.
 HOME_OF_MODULE: Final[dict[str, set[str]]] = {
-    "rich": {"cli/output.py"},
+    # A bar of a library call is drawn only if the caller asks for it by progress=True.
+    "rich": {"cli/output.py", "display/bars.py"},
+    "tqdm": {"display/bars.py"},
     # What unpickles or unmarshals runs code from the store.
     "pickle": {"snapshot/pickled.py"},  # for values that the user allows by name, on both sides
     "_pickle": set(),

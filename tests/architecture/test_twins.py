@@ -11,7 +11,6 @@ from tests.architecture.sources import read_sources
 # Modules whose tests have another name, and why that is better.
 ELSEWHERE: Final = {
     "dcp.py": "distributed/dcp/test_install.py",  # it only names what the rooms below it define
-    "progress.py": "cli/test_output.py",  # a protocol; the progress bar implements it
     "capture/stored/events.py": "unit/capture/stored/test_segments.py",  # a record; segments write and read it
     "repo/write/world.py": "unit/repo/write/test_writer_ranks.py",  # a protocol; the writer calls it
     "testing/ranks.py": "distributed/test_ranks.py",

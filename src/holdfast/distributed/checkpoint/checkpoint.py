@@ -110,10 +110,11 @@ def start_together(
     types: Types,
     world: World | None,
     staging: Staging,
+    progress: Progress | None = None,
 ) -> SaveHandle:
     """Start a save that continues in the background, with its own `Collectives`; return its handle."""
     if world is None:
-        return saver.start(repo, make_request(name, tree, options, types), staging=staging)
+        return saver.start(repo, make_request(name, tree, options, types), staging=staging, progress=progress)
     saver.wait()
     ranks = world.join("save in the background", str(name))
     try:
@@ -123,7 +124,7 @@ def start_together(
             with ranks:
                 return _add_divergent(save(repo, request, ranks=ranks, progress=progress), planned)
 
-        return saver.start(repo, planned.request, staging=staging, write=write)
+        return saver.start(repo, planned.request, staging=staging, write=write, progress=progress)
     except BaseException as error:
         ranks.fail(error, step=f"save {name!r}")
         ranks.close()
@@ -180,7 +181,9 @@ def load_into_together(
             ranks.broadcast(
                 "warn", lambda: warn_of_variants(record.name, variants, saved_by=saved_by, loaded_by=loaded_by)
             )
-        reader = SnapshotReader(repo, record, verify=options.verify, manifest=chunk_exchange.heads)
+        reader = SnapshotReader(
+            repo, record, verify=options.verify, manifest=chunk_exchange.heads, progress=options.progress
+        )
         with Opened(reader) as opened:
 
             def agree(problems: Sequence[str]) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from time import perf_counter
 from types import TracebackType
@@ -16,6 +17,7 @@ from holdfast.digest import fingerprint, hash_bytes, short_hex
 from holdfast.errors import Corrupt, DigestMismatch, MissingChunk, NewerFormat, NotFound, StoreError
 from holdfast.objects.blocks import PAGE_BYTES, BlockPool
 from holdfast.objects.protocol import MappableStore
+from holdfast.progress import LockedProgress, Progress
 from holdfast.repo.engine import Engine
 from holdfast.repo.format.chunk import RAW, UNIT_BYTES, ChunkRef, Location, verify_chunk
 from holdfast.repo.format.entry import Entry
@@ -70,8 +72,10 @@ class SnapshotReader:
         *,
         verify: Verify = "full",
         manifest: Manifest | None = None,
+        progress: Progress | None = None,
     ) -> None:
         """Read the manifests, unless `manifest`, a merged view of them, is passed; raises NotFound, Corrupt."""
+        self._progress = None if progress is None else LockedProgress(progress)
         self._verify: Verify = verify
         self.snapshot = snapshot
         self.manifests: Manifests | None = None
@@ -101,6 +105,22 @@ class SnapshotReader:
     ) -> None:
         """Stop the reader's threads."""
         self._engine.__exit__(kind, error, trace)
+
+    @contextmanager
+    def reporting(self, task: str, measure: Callable[[], int]) -> Iterator[None]:
+        """Report what is read meanwhile as the progress of a task; `measure` returns its total bytes."""
+        if self._progress is None:
+            yield
+            return
+        self._progress.begin(task, measure())
+        try:
+            yield
+        finally:
+            self._progress.end()
+
+    def _advance(self, wants: Iterable[Want]) -> None:
+        if self._progress is not None:
+            self._progress.advance(sum(want.size_bytes for want in wants))
 
     def find_entry(self, name: str) -> Entry:
         """Return the entry called `name`; raises NotFound, which names the command that lists entries."""
@@ -155,6 +175,7 @@ class SnapshotReader:
         want.put(data)
         if watch is not None:
             watch.end(want.entry.name)
+        self._advance([want])
 
     def map_entry(self, entry: Entry) -> memoryview | None:
         """Return a private memory map of an entry, unverified; None if it is not contiguous and aligned in one pack."""
@@ -192,6 +213,7 @@ class SnapshotReader:
             if watch is not None:
                 for want in stretch.wants:
                     watch.end(want.entry.name)
+            self._advance(stretch.wants)
 
     def _read_stretch(self, stretch: Stretch, watch: WriteObserver | None) -> None:
         """Read adjacent chunks: directly into the target buffer if they fit there, otherwise through a block."""
@@ -338,11 +360,13 @@ def verify_mode(verify: Verify) -> None:
         raise ValueError(f"verify must be 'full', 'fast' or False, not {verify!r}")
 
 
-def open_snapshot(repo: Repository, snapshot: CommittedSnapshot, *, verify: Verify = "full") -> SnapshotReader:
+def open_snapshot(
+    repo: Repository, snapshot: CommittedSnapshot, *, verify: Verify = "full", progress: Progress | None = None
+) -> SnapshotReader:
     """Open a snapshot for reading; raises NotFound if it was deleted or overwritten, and collected since."""
     for _ in range(_FOLLOWS):
         try:
-            return SnapshotReader(repo, snapshot, verify=verify)
+            return SnapshotReader(repo, snapshot, verify=verify, progress=progress)
         except NotFound as error:
             newest = read_name(repo.store, snapshot.name).snapshot
             # A repack moves the bytes but keeps the content: the later generation is what the caller asked for.

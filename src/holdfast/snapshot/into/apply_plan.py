@@ -24,7 +24,7 @@ from holdfast.snapshot.into.undo import Undo
 from holdfast.snapshot.leaves import PICKLE
 from holdfast.snapshot.load.batches import view_tensor_memory
 from holdfast.snapshot.load.entries import ReadTarget
-from holdfast.snapshot.load.load import LeafReader
+from holdfast.snapshot.load.load import LeafReader, count_bytes
 from holdfast.snapshot.load.options import LoadOptions
 from holdfast.tensors.dtypes import items_per_byte
 from holdfast.tensors.memory import new_memory, view_raw
@@ -80,6 +80,15 @@ class Loading:
 
     def read(self, left_out: Collection[int]) -> None:
         """Read all entries, except those that other ranks send to this one."""
+        opened = self._plan.opened
+        with opened.reader.reporting(f"load {opened.name}", lambda: self._count_bytes(left_out)):
+            self._read(left_out)
+
+    def _count_bytes(self, left_out: Collection[int]) -> int:
+        placed = [tensor.nbytes for at, each in self.targets.items() if at not in left_out for tensor in each.memory]
+        return sum(placed) + count_bytes(self._plan.opened, self._plan.nodes)
+
+    def _read(self, left_out: Collection[int]) -> None:
         plan = self._plan
         _verify_pickles(plan)
         options = LoadOptions(allow_pickle=plan.options.allow_pickle)

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from holdfast.json_text import Json
+from holdfast.progress import Progress
 from holdfast.repo.format.manifest import Manifest
 from holdfast.repo.read.read_plan import Region
 from holdfast.repo.read.reader import Verify, verify_mode
@@ -74,6 +75,7 @@ class IntoOptions:
     allow_pickle: bool = False
     replicas: ReplicaMode = "each"
     atomic: bool = False
+    progress: Progress | None = None
 
     def __post_init__(self) -> None:
         """Refuse unknown values."""

@@ -183,7 +183,14 @@ def load_tree(opened: Opened, options: LoadOptions, types: Types) -> Any:
         node = pick(node, lambda name: matches(name, patterns))
     if options.rename:
         node = rename_keys(node, options.rename)
-    return load_node(opened, node, options, types)
+    with opened.reader.reporting(f"load {opened.name}", lambda: count_bytes(opened, iter_stored(node))):
+        return load_node(opened, node, options, types)
+
+
+def count_bytes(opened: Opened, nodes: Iterable[tuple[str, Json]]) -> int:
+    """Return the size of all entries of these named nodes, each counted once."""
+    numbers = {number for name, node in nodes for number in iter_entry_numbers(node, what=name)}
+    return sum(opened.find_facts(number)[1] for number in numbers)
 
 
 def load_node(opened: Opened, node: Json, options: LoadOptions, types: Types) -> Any:

@@ -8,6 +8,7 @@ from typing import Final, Literal
 
 import torch
 
+from holdfast.progress import Progress
 from holdfast.repo.read.reader import Verify, verify_mode
 
 Aliases = Literal["preserve", "fresh"]
@@ -27,6 +28,8 @@ class LoadOptions:
     allow_pickle: bool = False
     dtype: torch.dtype | None = None
     """The dtype that floating tensors are cast to, except those of registered classes; None casts nothing."""
+    progress: Progress | None = None
+    """Receives the progress of a whole load."""
 
     def __post_init__(self) -> None:
         """Refuse unknown values."""

@@ -21,7 +21,7 @@ from holdfast.errors import SourceChanged, StoreError
 from holdfast.json_text import Json
 from holdfast.objects.blocks import copy_bytes
 from holdfast.objects.thread_pool import BackgroundThread
-from holdfast.progress import Progress
+from holdfast.progress import Progress, Silent
 from holdfast.repo.engine import Engine, count_cores
 from holdfast.repo.format.chunk import UNIT_BYTES
 from holdfast.repo.format.source import Source, SourceChunk, cut_sources, group_chunks
@@ -218,14 +218,19 @@ class _Meter:
     on_end: Callable[[], None] | None = None
     done_bytes: int = 0
     total_bytes: int = 0
+    other: Progress = field(default_factory=Silent)
+    """Receives the same calls."""
 
     def begin(self, what: str, total_bytes: int | None) -> None:
         self.total_bytes = total_bytes or 0
+        self.other.begin(what, self.total_bytes)
 
     def advance(self, size_bytes: int) -> None:
         self.done_bytes += size_bytes
+        self.other.advance(size_bytes)
 
     def end(self) -> None:
+        self.other.end()
         # A failing save calls this before it joins its own threads, which may be waiting for pieces.
         if self.on_end is not None:
             self.on_end()
@@ -314,14 +319,22 @@ class AsyncSaver:
         self._pid = os.getpid()
         self._is_awaited = False
 
-    def start(self, repo: Repository, request: Request, *, staging: Staging, write: Write | None = None) -> SaveHandle:
+    def start(
+        self,
+        repo: Repository,
+        request: Request,
+        *,
+        staging: Staging,
+        write: Write | None = None,
+        progress: Progress | None = None,
+    ) -> SaveHandle:
         """Copy the state, start to write, and return; waits for the last save, and raises its error if still unseen."""
         if staging not in ("full", "budget"):
             raise ValueError(f"staging must be 'full' or 'budget', not {staging!r}")
         started = time.monotonic()
         with self._lock:
             self._wait()
-            handle = SaveHandle(request.name, _write=write)
+            handle = SaveHandle(request.name, _write=write, _meter=_Meter(other=progress or Silent()))
             if staging == "full":
                 self._launch(handle, repo, replace(request, sources=self._slabs.copy(request.sources)))
             elif _needs_two_passes(repo, request):

@@ -17,6 +17,7 @@ import torch
 from holdfast.digest import Digest, hash_kind, short_hex
 from holdfast.errors import AmbiguousName, BadName, NotFound
 from holdfast.json_text import Json, canonical_json
+from holdfast.progress import Progress
 from holdfast.query.bisect import Bisection, bisect, order_series
 from holdfast.query.select import BestMode, Query, find_best, read_facts, select
 from holdfast.repo.format.entry import Entry, digest_entry
@@ -169,24 +170,25 @@ class Snapshot:
     def load(self, options: LoadOptions | None = None) -> Any:
         """Load the whole tree into new memory."""
         options = options or LoadOptions()
-        with self._open_for(options.verify) as opened:
+        with self._open_for(options.verify, options.progress) as opened:
             return load_tree(opened, options, self._types)
 
     def load_into(self, tree: Any, options: IntoOptions | None = None) -> Any:
         """Load into an existing tree, in place, and return it."""
         options = options or IntoOptions()
         journal = Journal()
-        with journal.reporting(), self._open_for(options.verify) as opened:
+        with journal.reporting(), self._open_for(options.verify, options.progress) as opened:
             return load_into(opened, tree, options, self._types, journal=journal)
 
     @contextmanager
-    def _open_for(self, verify: Verify) -> Iterator[Opened]:
-        """Yield it opened for a complete load: the open one, or another if bytes are to be verified differently."""
+    def _open_for(self, verify: Verify, progress: Progress | None) -> Iterator[Opened]:
+        """Yield it opened for a complete load: the open one, or another that verifies differently or reports."""
         with ExitStack() as stack:
-            if verify == "full":
+            if verify == "full" and progress is None:
                 opened = self.open()
             else:
-                opened = stack.enter_context(Opened(open_snapshot(self._repo, self._record, verify=verify)))
+                reader = open_snapshot(self._repo, self._record, verify=verify, progress=progress)
+                opened = stack.enter_context(Opened(reader))
             warn_alone(self._record.name, opened.reader.manifests)
             yield opened
 
