@@ -39,12 +39,14 @@ READING: Final = [
     "diff run/1 run/2 --only model.* --all --json",
     "cat files config.json",
     "cat files config.json --range 0:1",
+    "cat files config.json --json",
     "tag",
     "tag best",
     "tag --json",
     "tag be*",
     "rm run/2",
     "rm run/[2-9]",
+    "rm run/2 --json",
     "du",
     "du run/ --json",
     "prune --keep-last 1",
@@ -68,10 +70,20 @@ READING: Final = [
     "cache clear",
     "cache clear --json",
     f"cache why {KEY} {OTHER_KEY}",
+    f"cache why {KEY} {OTHER_KEY} --json",
     "doctor",
     "doctor --json",
 ]
 """Commands that write nothing to the store, and need no torch."""
+
+STORELESS: Final = [
+    "completion bash",
+    "completion zsh --json",
+    "help",
+    "help cache ls",
+    "help run --json",
+]
+"""Commands that need neither a store nor torch."""
 
 WITH_TORCH: Final = [
     "diff run/1 run/2 --values",
@@ -101,6 +113,7 @@ WITH_TORCH: Final = [
     "verify-export folder --receipt proof.json --json",
     "run report good bad page.html --noise good-2 --reference good-2 --tolerance table --map a=a --dim *=partial"
     " --steps 0 --rows 10",
+    "run report good bad page.html --json",
 ]
 """Commands that write nothing to the store, and need torch."""
 
@@ -116,18 +129,25 @@ IMPORTING: Final = [
 
 WRITING: Final = [
     "init fresh",
+    "init fresh-2 --json",
     "put again data/config.json --meta epoch=3",
     "put again data/config.json --overwrite --meta epoch=4",
+    "put third data/config.json --json",
     "get files out",
+    "get files out3 --json",
     "get run/1 out2 --only model.* --overwrite",
     "tag last run/1",
     "tag last run/2 --move",
     "tag --delete last",
+    "tag last run/1 --json",
+    "tag --delete last --json",
     "copy run/ files --to other",
     "copy run/1 --to other --overwrite --no-create",
+    "copy run/1 --to other --json",
     "doctor --write",
     "doctor --write --json",
     "rm again --yes",
+    "rm third --yes --json",
     "prune run/ --keep-last 5 --yes",
     "gc --yes --wait 0s",
     "gc --yes --repack --json",

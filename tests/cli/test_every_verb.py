@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from tests.architecture.frozen import list_cli_options
-from tests.cli.every_verb import IMPORTING, READING, WITH_TORCH, WRITING, make_files, make_store
+from tests.cli.every_verb import IMPORTING, READING, STORELESS, WITH_TORCH, WRITING, make_files, make_store
 from tests.cli.runs import Cli, Ran
 
-ALL = [*READING, *WITH_TORCH, *IMPORTING, *WRITING]
+ALL = [*STORELESS, *READING, *WITH_TORCH, *IMPORTING, *WRITING]
 
 ONE_BY_ONE = """
 import contextlib, io, json, shlex, sys
@@ -152,7 +152,7 @@ def test_without_torch_a_verb_answers_or_says_that_it_needs_it(filled: Cli, pack
     found = run_without(packages, filled.store, filled.folder)
 
     assert list(found) == ALL
-    for command in [*READING, *WRITING]:
+    for command in [*STORELESS, *READING, *WRITING]:
         verify(command, found[command])
     for command in [*WITH_TORCH, *IMPORTING]:
         assert (found[command].code, found[command].out) == (2, ""), command

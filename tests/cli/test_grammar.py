@@ -101,6 +101,8 @@ VERBS = [
     "cache",
     "run",
     "doctor",
+    "completion",
+    "help",
 ]
 
 
@@ -114,9 +116,8 @@ def test_every_verb_and_action_has_help_with_an_example(empty: Cli, words: str) 
 
 
 def test_the_verbs_are_these() -> None:
-    assert (
-        build_parser().format_usage() == "usage: holdfast [-h] [-s STORE] [--debug] [--profile] [--version] VERB ...\n"
-    )
+    usage = " ".join(build_parser().format_usage().split())
+    assert usage == "usage: holdfast [-h] [-s STORE] [--color WHEN] [--debug] [--profile] [--version] VERB ..."
     help_text = build_parser().format_help()
     assert [line.split()[0] for line in help_text.partition("  VERB\n")[2].partition("\n\n")[0].splitlines()] == VERBS
 
@@ -126,3 +127,16 @@ def test_only_a_verb_that_was_typed_has_arguments_yet() -> None:
 
     assert pages["holdfast ls"].startswith("usage: holdfast ls [-h] [-l] [--where EXPR]")
     assert pages["holdfast rm"] == "usage: holdfast rm [-h]\n"
+
+
+def test_every_verb_and_action_prints_json_if_asked() -> None:
+    parsers = dict(iter_verbs(build_parser()))
+    with_actions = {words for words in parsers if any(other.startswith(f"{words} ") for other in parsers)}
+
+    without = [
+        words
+        for words, parser in parsers.items()
+        if words not in with_actions and "--json" not in parser._option_string_actions
+    ]
+
+    assert without == []

@@ -153,3 +153,29 @@ def test_an_import_that_fails_while_the_verb_is_declared_is_reported(cli: Cli, m
 
     assert (ran.code, ran.out) == (2, "")
     assert ran.err.startswith("holdfast: this needs no_such_package, which is not installed")
+
+
+@pytest.mark.parametrize(
+    ("variables", "is_colored"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)]
+)
+def test_no_color_and_a_dumb_terminal_refuse_colours(
+    filled: Cli, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], is_colored: bool
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+
+    assert ("\x1b[1mNAME" in filled("ls").out) is is_colored
+
+
+def test_a_choice_on_the_command_line_counts_more_than_the_environment(
+    filled: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+
+    ran = filled.bare("--color", "always", "-s", str(filled.store), "diff", "run/step-99", "other")
+
+    assert "\x1b[31m- " in ran.out
+    assert "\x1b" not in filled("diff", "run/step-99", "other").out

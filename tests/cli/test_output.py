@@ -138,3 +138,32 @@ def test_short_work_shows_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
         with pytest.raises(BlockingIOError):
             os.read(terminal, 1)
+
+
+@pytest.mark.parametrize(
+    ("choice", "is_refused", "is_terminal", "is_colored"),
+    [
+        ("auto", False, True, True),
+        ("auto", True, True, False),
+        ("auto", False, False, False),
+        ("always", True, False, True),
+        ("never", False, True, False),
+    ],
+)
+def test_colours_are_used_on_a_terminal_unless_they_are_refused(
+    choice: output.ColorChoice,
+    is_refused: bool,
+    is_terminal: bool,
+    is_colored: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    printer = Output()
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
+    printer.choose_color(choice, is_refused=is_refused)
+
+    printer.line("fine", style="good")
+    printer.table(["A", "B"], [["1", "\x1b[31m"]])
+
+    colored = "\x1b[32mfine\x1b[0m\n\x1b[1mA  B\x1b[0m\n1  \\x1b[31m\n"
+    assert capsys.readouterr().out == (colored if is_colored else "fine\nA  B\n1  \\x1b[31m\n")

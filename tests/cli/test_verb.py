@@ -21,11 +21,14 @@ def saved(cli: Cli) -> Cli:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["lss"], "invalid choice: 'lss' (did you mean 'ls'?)"),
-        (["cache", "lst"], "invalid choice: 'lst' (did you mean 'ls'?)"),
+        (["lst"], "error: unknown verb 'lst': did you mean 'ls'?"),
+        (["shwo"], "error: unknown verb 'shwo': did you mean 'show'?"),
+        (["cache", "lst"], "error: unknown action 'lst': did you mean 'ls'?"),
+        (["--color", "alwys", "ls"], "error: argument --color: invalid choice 'alwys': did you mean 'always'?"),
         (["ls", "-s", "ckpts"], "unrecognized arguments: -s (write it before the verb: holdfast -s STORE VERB)"),
         (["ls", "--profile"], "unrecognized arguments: --profile (write it before the verb: holdfast --profile VERB)"),
-        (["ls", "--jsn"], "unrecognized arguments: --jsn"),
+        (["ls", "--jsn"], "unrecognized arguments: --jsn (did you mean '--json'?)"),
+        (["ls", "--zzzzz"], "unrecognized arguments: --zzzzz"),
     ],
 )
 def test_a_word_out_of_place_is_explained(
@@ -43,7 +46,7 @@ def test_a_choice_that_is_like_none_lists_them_all(saved: Cli, capsysbinary: pyt
         saved.bare("zzzzzz")
 
     err = capsysbinary.readouterr().err.decode()
-    assert "invalid choice: 'zzzzzz'" in err
+    assert "unknown verb 'zzzzzz': choose from " in err
     assert "doctor" in err
 
 

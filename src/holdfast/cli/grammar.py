@@ -33,6 +33,8 @@ _SUMMARIES: Final = {
     "cache": "manage compiled graphs",
     "run": "list recorded runs, and find where two diverge",
     "doctor": "check the store and its filesystem",
+    "completion": "print the completion script of a shell",
+    "help": "show the help page of a verb",
 }
 """Every verb with its summary, in the order in which help lists them."""
 
@@ -97,6 +99,10 @@ def _declare(name: str, parser: ArgumentParser) -> None:  # noqa: C901 - a table
             from holdfast.cli.verbs.run import declare_run as declare
         case "doctor":
             from holdfast.cli.verbs.doctor import declare_doctor as declare
+        case "completion":
+            from holdfast.cli.verbs.shell.completion import declare_completion as declare
+        case "help":
+            from holdfast.cli.verbs.shell.help import declare_help as declare
         case _:
             raise AssertionError(f"no module declares the verb {name!r}")
     declare(parser)

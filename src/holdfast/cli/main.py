@@ -19,6 +19,8 @@ from holdfast.repo.format.layout import MANIFESTS
 
 ERROR: Final = 2
 INTERRUPTED: Final = 130
+_STORELESS: Final = ("completion", "help")
+"""Verbs that work without a store."""
 BROKEN_PIPE: Final = 141
 """The exit code that a shell reports for a program killed by SIGPIPE."""
 
@@ -36,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             parser.print_help()
             return ERROR
         options.command = command
+        output.choose_color(options.color, is_refused=_refuses_color())
         code = _run(options, output)
         output.flush()
         if options.profile:
@@ -54,6 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(options: Namespace, output: Output) -> int:
     url = _choose_url(options)
+    options.build_parser = build_parser
     if options.verb == "copy":
         options.to = _verify_not_memory(options.to)
     options.variables, options.cache_folder = dict(os.environ), _choose_cache_folder()
@@ -77,6 +81,8 @@ def _choose_store(options: Namespace) -> str:
         return _verify_not_memory(url)
     here = os.getcwd()
     root = locate_store_root(here)
+    if root is None and options.verb in _STORELESS:
+        return ""
     if root is None:
         raise NotAStore(
             f"no store was given, and there is none at or above {here};"
@@ -91,6 +97,11 @@ def _choose_cache_folder() -> str:
     given = os.environ.get("XDG_CACHE_HOME", "")
     parent = given if os.path.isabs(given) else os.path.expanduser("~/.cache")
     return os.path.join(parent, "holdfast") if os.path.isabs(parent) else ""
+
+
+def _refuses_color() -> bool:
+    """Return whether the user wants no colours: by NO_COLOR, or with a terminal that has none."""
+    return bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
 
 
 def _hint_misplaced_store(options: Namespace) -> str:
@@ -185,6 +196,13 @@ def build_parser(words: Collection[str] | None = None) -> ArgumentParser:
         "--store",
         metavar="STORE",
         help="path of the store; else $HOLDFAST_STORE, else the nearest store at or above the current directory",
+    )
+    parser.add_argument(
+        "--color",
+        metavar="WHEN",
+        choices=("auto", "always", "never"),
+        default="auto",
+        help="use colours: auto (on a terminal, unless NO_COLOR is set), always or never",
     )
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     parser.add_argument("--profile", action="store_true", help="print the time of each stage to standard error")

@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, TextIO
+from typing import TYPE_CHECKING, Final, Literal, TextIO
 
 from holdfast.json_text import Json
 from holdfast.progress import Progress, Silent
@@ -20,7 +20,13 @@ if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
 
     from holdfast.diff.facts import LeafFacts
+    from holdfast.repo.write.writer import SaveResult
 
+ColorChoice = Literal["auto", "always", "never"]
+Style = Literal["", "heading", "good", "bad", "warning", "faint"]
+_CODES: Final[dict[Style, str]] = {"heading": "1", "good": "32", "bad": "31", "warning": "33", "faint": "2"}
+"""The number of the escape sequence of each style; colours of the terminal's own palette."""
+SEVERITY_STYLES: Final[dict[str, Style]] = {"error": "bad", "warning": "warning", "note": "faint", "ok": "good"}
 _BAR_AFTER_S: Final = 0.5
 """Shorter work shows no progress bar, and need not import one."""
 
@@ -60,11 +66,26 @@ def describe_facts(facts: LeafFacts) -> dict[str, Json]:
     }
 
 
+def describe_saved(result: SaveResult) -> dict[str, Json]:
+    """Return what a save or copy did as JSON."""
+    return {
+        "name": result.name,
+        "digest": result.digest.hex(),
+        "generation": result.generation,
+        "logical_bytes": result.logical_bytes,
+        "new_bytes": result.new_bytes,
+        "reused_bytes": result.reused_bytes,
+        "seconds": result.seconds,
+        "existed": result.existed,
+    }
+
+
 class Output:
     """Standard output and standard error of one run."""
 
     def __init__(self) -> None:
         """Use the current streams. Characters that they cannot encode are escaped; output to a closed one is lost."""
+        self._is_colored = False
         self.stages = Stages()
         """The time of each stage of this run."""
         # A closed stream is None in Python, and `print(file=None)` would print to standard output.
@@ -74,9 +95,17 @@ class Output:
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")
 
-    def line(self, text: str = "") -> None:
+    def choose_color(self, choice: ColorChoice, *, is_refused: bool) -> None:
+        """Use colours if `choice` says so; "auto" does on a terminal, unless the user refuses colours in general."""
+        self._is_colored = choice == "always" or (choice == "auto" and not is_refused and sys.stdout.isatty())
+
+    def _paint(self, text: str, style: Style) -> str:
+        """Return a clean text in a style; as it is without colours."""
+        return f"\x1b[{_CODES[style]}m{text}\x1b[0m" if self._is_colored and style else text
+
+    def line(self, text: str = "", *, style: Style = "") -> None:
         """Print one line to standard output."""
-        print(clean(text))
+        print(self._paint(clean(text), style))
 
     def note(self, text: str) -> None:
         """Print a message to standard error."""
@@ -96,24 +125,26 @@ class Output:
 
     def table(self, headers: Sequence[str], rows: Sequence[Sequence[str]], *, right: str = "") -> None:
         """Print aligned rows below headers; `right` names the columns that are aligned to the right."""
-        self._align([list(headers), *rows], [header in right.split() for header in headers])
+        plain: list[Style] = [""] * len(rows)
+        self._align([list(headers), *rows], [header in right.split() for header in headers], ["heading", *plain])
 
     def cut(self, left_out: int) -> None:
         """Print how many lines were left out, if any were, and the option that shows them."""
         if left_out > 0:
             self.line(f"... and {left_out} more; --all shows them")
 
-    def columns(self, rows: Sequence[Sequence[str]]) -> None:
-        """Print aligned rows without headers."""
+    def columns(self, rows: Sequence[Sequence[str]], *, styles: Sequence[Style] = ()) -> None:
+        """Print aligned rows without headers; `styles` has one for each row, or is empty."""
         if rows:
-            self._align(rows, [False] * len(rows[0]))
+            self._align(rows, [False] * len(rows[0]), styles or [""] * len(rows))
 
-    def _align(self, rows: Sequence[Sequence[str]], numeric: Sequence[bool]) -> None:
+    def _align(self, rows: Sequence[Sequence[str]], numeric: Sequence[bool], styles: Sequence[Style]) -> None:
         cells = [[clean(cell) for cell in row] for row in rows]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        for row in cells:
+        for row, style in zip(cells, styles, strict=True):
             padded = zip(row, widths, numeric, strict=True)
-            print("  ".join(cell.rjust(w) if to_right else cell.ljust(w) for cell, w, to_right in padded).rstrip())
+            text = "  ".join(cell.rjust(w) if to_right else cell.ljust(w) for cell, w, to_right in padded)
+            print(self._paint(text.rstrip(), style))
 
     def profile(self, seconds: float) -> None:
         """Print the time of each stage to standard error."""

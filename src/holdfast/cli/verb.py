@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final, NoReturn
 
@@ -14,9 +14,11 @@ if TYPE_CHECKING:
     Verbs = _SubParsersAction[ArgumentParser]
 
 
-_CHOICE: Final = re.compile(r"(.*invalid choice: '(.*)') \(choose from (.*)\)\Z", re.DOTALL)
-_UNKNOWN: Final = re.compile(r"unrecognized arguments:.* (-s|--store|--debug|--profile)\b")
-_BEFORE: Final = {"-s": "-s STORE", "--store": "--store STORE"}
+_CHOICE: Final = re.compile(r"argument (.*): invalid choice: '(.*)' \(choose from (.*)\)\Z", re.DOTALL)
+_WHAT: Final = {"VERB": "unknown verb", "ACTION": "unknown action"}
+_UNKNOWN: Final = re.compile(r"unrecognized arguments:.* (-s|--store|--debug|--profile|--color)\b")
+_MISTYPED: Final = re.compile(r"unrecognized arguments: (--[\w-]+)")
+_BEFORE: Final = {"-s": "-s STORE", "--store": "--store STORE", "--color": "--color WHEN"}
 
 
 class Parser(ArgumentParser):
@@ -27,11 +29,24 @@ class Parser(ArgumentParser):
         choice, unknown = _CHOICE.match(message), _UNKNOWN.match(message)
         if choice:
             close = get_close_matches(choice[2], re.findall(r"[\w-]+", choice[3]), n=1)
-            message = f"{choice[1]} (did you mean {close[0]!r}?)" if close else message
+            what = _WHAT.get(choice[1])
+            known = f"{what} {choice[2]!r}:" if what else f"argument {choice[1]}: invalid choice {choice[2]!r}:"
+            message = f"{known} did you mean {close[0]!r}?" if close else f"{known} choose from {choice[3]}"
         elif unknown:
             option = unknown[1]
             message += f" (write it before the verb: holdfast {_BEFORE.get(option, option)} VERB)"
+        elif mistyped := _MISTYPED.match(message):
+            close = get_close_matches(mistyped[1], list(_iter_options(self)), n=1)
+            message += f" (did you mean {close[0]!r}?)" if close else ""
         super().error(message)
+
+
+def _iter_options(parser: ArgumentParser) -> Iterator[str]:
+    """Yield the options of a parser, and of the verbs below it that are declared."""
+    for action in parser._actions:
+        yield from action.option_strings
+        for below in action.choices.values() if isinstance(action.choices, Mapping) else ():
+            yield from _iter_options(below)
 
 
 def add_verb(verbs: Verbs, name: str, summary: str) -> ArgumentParser:
@@ -85,9 +100,9 @@ def join_descending(words: Sequence[str]) -> list[str]:
     return joined
 
 
-def add_json(parser: ArgumentParser) -> None:
+def add_json(parser: ArgumentParser, text: str = "print JSON") -> None:
     """Add the option --json."""
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--json", action="store_true", help=text)
 
 
 def add_prefix(parser: ArgumentParser) -> None:

@@ -217,6 +217,7 @@ def _declare_why(actions: Verbs) -> None:
     document(parser, more, examples=["holdfast cache why", "holdfast cache why 3f2a", "holdfast cache why 3f2a 9c01"])
     parser.add_argument("a", metavar="A", nargs="?", help="the beginning of a key")
     parser.add_argument("b", metavar="B", nargs="?", help="the beginning of another key")
+    add_json(parser)
     parser.set_defaults(run_verb=_run_why)
 
 
@@ -228,7 +229,11 @@ def _run_why(options: Namespace, url: str, output: Output) -> int:
     newest = max(keys, key=_find_saved, default=None)
     a = _find_key(keys, options.a, repo) if options.a is not None or newest is None else newest
     others = [_find_key(keys, options.b, repo)] if options.b is not None else [key for key in keys if key is not a]
-    for line in _explain(repo, _find_undamaged(a), [_find_undamaged(key) for key in others]).splitlines():
+    lines = _explain(repo, _find_undamaged(a), [_find_undamaged(key) for key in others]).splitlines()
+    if options.json:
+        output.json({"store": repo.store.url, "key": a.digest, "lines": lines})
+        return 0
+    for line in lines:
         output.line(line)
     return 0
 

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import asdict
 
 from holdfast.cli.lookup import verify_possible
-from holdfast.cli.output import Output, count, format_bytes
+from holdfast.cli.output import SEVERITY_STYLES, Output, count, format_bytes
 from holdfast.cli.verb import add_json, document
 from holdfast.errors import NotAStore
 from holdfast.json_text import Json
@@ -43,7 +43,8 @@ def run_check(options: Namespace, url: str, output: Output) -> int:
     if options.json:
         output.json({"store": store.url, "findings": findings, "checked": asdict(checker.tally)})
     else:
-        output.line(_summarise(checker.tally, counts, read=options.read))
+        is_healthy = not (counts["error"] or counts["warning"])
+        output.line(_summarise(checker.tally, counts, read=options.read), style="good" if is_healthy else "")
     return 1 if counts["error"] or counts["warning"] else 0
 
 
@@ -64,7 +65,7 @@ def _open_objects(url: str) -> ObjectStore:
 
 
 def _print_finding(finding: Finding, output: Output) -> None:
-    output.line(f"{finding.severity}: {finding.message} [{finding.code}]")
+    output.line(f"{finding.severity}: {finding.message} [{finding.code}]", style=SEVERITY_STYLES[finding.severity])
     if finding.advice:
         output.line(f"    {finding.advice}")
 

@@ -7,7 +7,7 @@ from argparse import ArgumentParser, Namespace
 from typing import Final
 
 from holdfast.cli.lookup import open_to_read, read_named_snapshot
-from holdfast.cli.output import Output, describe_facts, format_bytes
+from holdfast.cli.output import Output, Style, describe_facts, format_bytes
 from holdfast.cli.verb import add_json, document
 from holdfast.diff.changes import Change, Diff, Distance
 from holdfast.diff.compare import compare
@@ -15,6 +15,7 @@ from holdfast.digest import short_hex
 from holdfast.json_text import Json
 
 _MAX_LINES: Final = 50
+_STYLES: Final[dict[str, Style]] = {"added": "good", "removed": "bad", "changed": "warning"}
 
 
 def declare_diff(parser: ArgumentParser) -> None:
@@ -57,7 +58,8 @@ def run_diff(options: Namespace, url: str, output: Output) -> int:
 
 def _print(diff: Diff, output: Output, *, limit: int, is_filtered: bool) -> None:
     output.line(f"{diff.a.name} ({short_hex(diff.a.digest)}) -> {diff.b.name} ({short_hex(diff.b.digest)})")
-    output.columns([change.describe() for change in diff.changes[:limit]])
+    shown = diff.changes[:limit]
+    output.columns([change.describe() for change in shown], styles=[_STYLES[change.kind] for change in shown])
     output.cut(len(diff.changes) - limit)
     if diff.a.digest == diff.b.digest:
         output.line(f"equal: the digests are the same ({format_bytes(diff.equal_bytes)})")

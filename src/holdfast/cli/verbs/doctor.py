@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Final, Literal
 
 from holdfast.cli.lookup import verify_possible
-from holdfast.cli.output import Output, count, format_bytes
+from holdfast.cli.output import SEVERITY_STYLES, Output, count, format_bytes
 from holdfast.cli.verb import add_json, document
 from holdfast.errors import Corrupt, NewerFormat
 from holdfast.objects.listing import iter_objects
@@ -76,7 +76,7 @@ def run_doctor(options: Namespace, url: str, output: Output) -> int:
     else:
         output.line(f"store {store.url}")
         for verdict in verdicts:
-            output.line(f"{verdict.verdict:7}  {verdict.text}")
+            output.line(f"{verdict.verdict:7}  {verdict.text}", style=SEVERITY_STYLES.get(verdict.verdict, ""))
     return 1 if {verdict.verdict for verdict in verdicts} & {"warning", "error"} else 0
 
 

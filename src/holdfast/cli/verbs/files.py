@@ -6,13 +6,14 @@ import os
 import re
 import time
 from argparse import ArgumentParser, Namespace
+from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import Final
 
 from holdfast.cli.lookup import open_to_read, open_to_write, read_named_snapshot
-from holdfast.cli.output import Output, count, format_bytes
-from holdfast.cli.verb import document
+from holdfast.cli.output import Output, count, describe_saved, format_bytes
+from holdfast.cli.verb import add_json, document
 from holdfast.digest import short_hex
 from holdfast.errors import BadName, NotFound
 from holdfast.files.keep import KeepOptions, keep_files, plan_sources, restore_files, verify_target
@@ -53,6 +54,7 @@ def declare_put(parser: ArgumentParser) -> None:
         default=[],
         help="store this text with the snapshot; may be repeated",
     )
+    add_json(parser)
     parser.set_defaults(run_verb=run_put)
 
 
@@ -65,6 +67,9 @@ def run_put(options: Namespace, url: str, output: Output) -> int:
     sources = plan_sources(repo, options.paths)
     chosen = KeepOptions(metadata, overwrite=options.overwrite)
     result = keep_files(repo, options.name, sources, chosen, progress=output.progress())
+    if options.json:
+        output.json({"store": repo.store.url, "files": len(sources), **describe_saved(result)})
+        return 0
     what = f"{result.name}: {count(len(sources), 'file')}, {format_bytes(result.logical_bytes)}"
     if result.existed:
         output.line(f"{what}; already present, nothing was written")
@@ -110,6 +115,7 @@ def declare_get(parser: ArgumentParser) -> None:
     parser.add_argument("directory", metavar="DIR", help="the target directory; created if it does not exist")
     parser.add_argument("--only", metavar="GLOB", help="only entries whose names match; * matches / too")
     parser.add_argument("--overwrite", action="store_true", help="replace files that exist already")
+    add_json(parser)
     parser.set_defaults(run_verb=run_get)
 
 
@@ -126,7 +132,11 @@ def run_get(options: Namespace, url: str, output: Output) -> int:
         done = restore_files(repo, reader, options.directory, raw=True, progress=output.progress(), **chosen)
         seconds = time.monotonic() - started
         size = f"{count(done.num_files, 'file')}, {format_bytes(done.num_bytes)}"
-        output.line(f"wrote {size} to {options.directory} in {seconds:.2f} s")
+        if options.json:
+            facts: dict[str, Json] = {"name": reader.snapshot.name, "directory": options.directory, "omitted": plain}
+            output.json({**facts, "files": done.num_files, "bytes": done.num_bytes, "seconds": seconds})
+        else:
+            output.line(f"wrote {size} to {options.directory} in {seconds:.2f} s")
         _note_raw_and_omitted(reader, plain, options.only, output)
     return 0
 
@@ -142,6 +152,7 @@ def declare_cat(parser: ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="a snapshot or a tag")
     parser.add_argument("entry", metavar="ENTRY", help="the entry's name, as `holdfast show` lists it")
     parser.add_argument("--range", metavar="START:STOP", help="only these bytes; negative numbers count from the end")
+    add_json(parser, "print JSON: name, entry, range, and the bytes as base64")
     parser.set_defaults(run_verb=run_cat)
 
 
@@ -159,6 +170,11 @@ def run_cat(options: Namespace, url: str, output: Output) -> int:
         size = reader.find_entry(options.entry).size_bytes
         start, stop = _parse_range(options.range, size)
         with open_entry(reader, options.entry, start=start, size_bytes=stop - start) as stream:
+            if options.json:
+                facts: dict[str, Json] = {"name": reader.snapshot.name, "entry": options.entry, "size": size}
+                data = b64encode(stream.read()).decode()
+                output.json({**facts, "start": start, "stop": stop, "base64": data})
+                return 0
             while piece := stream.read(UNIT_BYTES):
                 output.raw(memoryview(piece))
     return 0

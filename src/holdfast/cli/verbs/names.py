@@ -30,6 +30,7 @@ def declare_init(parser: ArgumentParser) -> None:
     )
     document(parser, more, examples=["holdfast init ckpts"])
     parser.add_argument("path", metavar="PATH", nargs="?", help="the directory; created if it does not exist")
+    add_json(parser)
     parser.set_defaults(run_verb=run_init)
 
 
@@ -37,7 +38,10 @@ def run_init(options: Namespace, url: str, output: Output) -> int:
     """Create an empty store."""
     store = open_store(url)
     config = init_repository(store)
-    output.line(f"created an empty store in {store.url} (id {config.store_id})")
+    if options.json:
+        output.json({"store": store.url, "id": config.store_id})
+    else:
+        output.line(f"created an empty store in {store.url} (id {config.store_id})")
     return 0
 
 
@@ -68,8 +72,7 @@ def run_tag(options: Namespace, url: str, output: Output) -> int:
             raise HoldfastError("tag: --delete takes one tag and nothing else; see `holdfast tag --help`")
         store = open_to_write(url, output).store
         tag = delete_tag(store, choose_tag(store, options.delete))
-        output.line(f"deleted tag {tag.name}, which pointed to {tag.snapshot_name}")
-        return 0
+        return _report_tag(tag, f"deleted tag {tag.name}, which pointed to {tag.snapshot_name}", options, output)
     if options.tag is None:
         return _list_tags(open_to_read(url, output).store, output, as_json=options.json)
     if options.snapshot is None:
@@ -85,7 +88,16 @@ def run_tag(options: Namespace, url: str, output: Output) -> int:
             name=options.tag,
         )
     tag = set_tag(store, options.tag, snapshot, move=options.move)
-    output.line(f"tag {tag.name} points to {tag.snapshot_name} ({short_hex(tag.digest)})")
+    return _report_tag(tag, f"tag {tag.name} points to {tag.snapshot_name} ({short_hex(tag.digest)})", options, output)
+
+
+def _report_tag(tag: Tag, text: str, options: Namespace, output: Output) -> int:
+    """Print what happened to a tag, as a sentence or as JSON."""
+    if options.json:
+        is_deleted = options.delete is not None
+        output.json({"tag": tag.name, "name": tag.snapshot_name, "digest": tag.digest.hex(), "is_deleted": is_deleted})
+    else:
+        output.line(text)
     return 0
 
 

@@ -7,11 +7,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 
 from holdfast.cli.lookup import open_for_plan, open_to_read, read_named_snapshot
-from holdfast.cli.output import Output, count, format_bytes
+from holdfast.cli.output import Output, count, describe_saved, format_bytes
 from holdfast.cli.verb import add_json, add_yes, document
 from holdfast.compile_cache.artifacts.artifact import copy_artifact
 from holdfast.compile_cache.artifacts.catalog import ARTIFACTS
 from holdfast.errors import NotFound
+from holdfast.json_text import Json
 from holdfast.objects.protocol import ObjectStore
 from holdfast.objects.url import open_store
 from holdfast.repo.format.layout import natural_order
@@ -19,6 +20,7 @@ from holdfast.repo.handle.repository import Repository, open_repository
 from holdfast.repo.names.snapshots import CommittedSnapshot, DamagedName, iter_user_names
 from holdfast.repo.upkeep.repair import RepairPlan, apply_repair, plan_repair
 from holdfast.repo.upkeep.transfer import copy_snapshot
+from holdfast.repo.write.writer import SaveResult
 
 
 def declare_repair(parser: ArgumentParser) -> None:
@@ -71,6 +73,7 @@ def declare_copy(parser: ArgumentParser) -> None:
         "--overwrite", action="store_true", help="replace the content of these names in the other store"
     )
     parser.add_argument("--no-create", action="store_true", help="fail if there is no store at --to")
+    add_json(parser)
     parser.set_defaults(run_verb=run_copy)
 
 
@@ -79,24 +82,32 @@ def run_copy(options: Namespace, url: str, output: Output) -> int:
     source = open_to_read(url, output)
     target = open_repository(open_store(options.to), create=not options.no_create, stages=output.stages)
     damaged = 0
+    copied: list[Json] = []
     for snapshot in _iter_wanted(source.store, options.names, output):
         if isinstance(snapshot, DamagedName):
             output.note(f"{snapshot.stem} is damaged and was not copied: {snapshot.error}; run `holdfast check`")
             damaged += 1
             continue
-        _copy(source, snapshot, target, output, overwrite=options.overwrite)
+        result = _copy(source, snapshot, target, output, overwrite=options.overwrite)
+        copied.append({"source": snapshot.name, **describe_saved(result)})
+        if not options.json:
+            _print_copied(snapshot, result, target.store.url, output)
+    if options.json:
+        output.json({"store": source.store.url, "to": target.store.url, "copied": copied, "damaged": damaged})
     return 1 if damaged else 0
 
 
 def _copy(
     source: Repository, snapshot: CommittedSnapshot, target: Repository, output: Output, *, overwrite: bool
-) -> None:
+) -> SaveResult:
     if snapshot.name.startswith(ARTIFACTS):
-        result = copy_artifact(source, snapshot, target, progress=output.progress())
-        present = f"{target.store.url} has the equivalent {result.name}"
-    else:
-        result = copy_snapshot(source, snapshot, target, overwrite=overwrite, progress=output.progress())
-        present = f"already present in {target.store.url}"
+        return copy_artifact(source, snapshot, target, progress=output.progress())
+    return copy_snapshot(source, snapshot, target, overwrite=overwrite, progress=output.progress())
+
+
+def _print_copied(snapshot: CommittedSnapshot, result: SaveResult, url: str, output: Output) -> None:
+    is_artifact = snapshot.name.startswith(ARTIFACTS)
+    present = f"{url} has the equivalent {result.name}" if is_artifact else f"already present in {url}"
     if result.existed:
         output.line(f"{snapshot.name}: {present}, nothing was copied")
         return

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Sequence
 
 from holdfast.cli.lookup import expand_names, explain_missing, open_for_plan
 from holdfast.cli.output import Output, count, format_bytes, format_time
-from holdfast.cli.verb import document
-from holdfast.cli.verbs.names import split_damaged
+from holdfast.cli.verb import add_json, document
+from holdfast.cli.verbs.names import describe_snapshot, split_damaged
 from holdfast.errors import Corrupt, NameInUse, NewerFormat, NotFound
+from holdfast.json_text import Json
 from holdfast.objects.protocol import ObjectStore
 from holdfast.repo.names.roots import read_live
 from holdfast.repo.names.snapshots import CommittedSnapshot, delete_snapshot, read_name
@@ -27,6 +28,7 @@ def declare_rm(parser: ArgumentParser) -> None:
     document(parser, more, examples=examples)
     parser.add_argument("names", metavar="NAME", nargs="+", help="a snapshot, or a glob for snapshots")
     parser.add_argument("--yes", action="store_true", help="delete; without it, only print what would be deleted")
+    add_json(parser)
     parser.set_defaults(run_verb=run_rm)
 
 
@@ -37,13 +39,18 @@ def run_rm(options: Namespace, url: str, output: Output) -> int:
     chosen = [_read_deletable(repo.store, name, tags) for name in expand_names(repo.store, options.names)]
     for broken in damaged:
         output.note(f"{broken.error}; it may point to one of these snapshots. Run `holdfast check`")
-    freed = _count_freed(repo.store, chosen)
+    freed_bytes = _read_freed_bytes(repo.store, chosen)
     for snapshot in chosen:
         if options.yes:
             delete_snapshot(repo.store, snapshot.name)
-        size = f"{count(snapshot.num_entries, 'entry')}, {format_bytes(snapshot.logical_bytes)}"
-        verb = "deleted" if options.yes else "would delete"
-        output.line(f"{verb} {snapshot.name} ({size}, saved {format_time(snapshot.time_s)})")
+        if not options.json:
+            _print_snapshot(snapshot, output, is_deleted=options.yes)
+    if options.json:
+        described = [describe_snapshot(snapshot, tags) for snapshot in chosen]
+        facts: dict[str, Json] = {"store": repo.store.url, "snapshots": described, "is_deleted": options.yes}
+        output.json({**facts, "freed_bytes": freed_bytes})
+        return 0
+    freed = "an unknown amount: a snapshot cannot be read" if freed_bytes is None else format_bytes(freed_bytes)
     if options.yes:
         output.line(f"`holdfast gc --yes` can now free {freed}")
     else:
@@ -53,12 +60,18 @@ def run_rm(options: Namespace, url: str, output: Output) -> int:
     return 0
 
 
-def _count_freed(store: ObjectStore, chosen: Sequence[CommittedSnapshot]) -> str:
-    """Return, as text, how many bytes only these snapshots use."""
+def _print_snapshot(snapshot: CommittedSnapshot, output: Output, *, is_deleted: bool) -> None:
+    size = f"{count(snapshot.num_entries, 'entry')}, {format_bytes(snapshot.logical_bytes)}"
+    verb = "deleted" if is_deleted else "would delete"
+    output.line(f"{verb} {snapshot.name} ({size}, saved {format_time(snapshot.time_s)})")
+
+
+def _read_freed_bytes(store: ObjectStore, chosen: Sequence[CommittedSnapshot]) -> int | None:
+    """Return how many bytes only these snapshots use; None if a snapshot cannot be read."""
     try:
-        return format_bytes(read_freed_bytes(store, read_live(store).current, chosen))
+        return read_freed_bytes(store, read_live(store).current, chosen)
     except (Corrupt, NewerFormat, NotFound):
-        return "an unknown amount: a snapshot cannot be read"
+        return None
 
 
 def _read_deletable(store: ObjectStore, name: str, tags: Iterable[Tag]) -> CommittedSnapshot:

@@ -169,6 +169,7 @@ def _declare_report(actions: Verbs) -> None:
     _add_comparison(parser)
     parser.add_argument("file", metavar="FILE", help="the HTML file; replaced if it exists")
     parser.add_argument("--rows", metavar="N", type=int, default=50_000, help="write at most N rows (default: 50000)")
+    add_json(parser)
     parser.set_defaults(run_verb=_run_report)
 
 
@@ -185,8 +186,11 @@ def _run_report(options: Namespace, url: str, output: Output) -> int:
         a, b, diff, tolerance=_describe_tolerance(options), limits=limits, dims=_parse_dims(options.dim)
     )
     write_html(report, options.file)
-    output.line(diff.headline)
-    output.line(f"{options.file}: {count(len(report.rows), 'row')}")
+    if options.json:
+        output.json({"file": options.file, "rows": len(report.rows), "headline": diff.headline})
+    else:
+        output.line(diff.headline)
+        output.line(f"{options.file}: {count(len(report.rows), 'row')}")
     return _find_exit_code(diff)
 
 

@@ -1,0 +1,1 @@
+"""Verbs that help to type commands: help pages, and completion in shells."""
