@@ -165,3 +165,13 @@ def test_no_action_changes_the_store(recorded: Cli, tmp_path: Path) -> None:
     recorded("run", "report", "good", "bad", str(tmp_path / "diff.html"))
 
     assert digest_tree(recorded.store) == before
+
+
+def test_a_large_difference_is_not_counted_in_billions_of_ulp(recorded: Cli) -> None:
+    text = recorded("run", "diff", "good", "bad", "--all").out
+    exact = recorded("run", "diff", "good", "bad", "--json").json
+
+    counts = [row["measure"]["max_ulp"] for row in exact["rows"] if row["measure"]]
+    assert max(count for count in counts if count is not None) > 1000
+    assert "> 1000" in text
+    assert not re.search(r"(?<![.0-9])[0-9]{6,}\b", text)

@@ -54,6 +54,10 @@ TABLE: Final[Mapping[str, Tolerance]] = MappingProxyType(
 """The default tolerances of `torch.testing.assert_close` by dtype; other dtypes must be equal."""
 
 
+MAX_SHOWN_ULP: Final = 1000
+"""Differences up to this many units in the last place are shown as such."""
+
+
 @dataclass(frozen=True, slots=True)
 class TensorDistance:
     """The difference of `b` from `a`. None means not known; NaN at the same index on both sides counts as equal."""
@@ -91,6 +95,16 @@ class TensorDistance:
         if self.mismatches is None:
             return None
         return 100 * self.mismatches / self.total if self.total else 0.0
+
+    @property
+    def ulp_text(self) -> str:
+        """`max_ulp` for people: "3", or "> 1000" for a difference that is more than rounding; empty if not known.
+
+        Beyond that the number means nothing: two small values of opposite sign are billions of units apart.
+        """
+        if self.max_ulp is None:
+            return ""
+        return str(self.max_ulp) if self.max_ulp <= MAX_SHOWN_ULP else f"> {MAX_SHOWN_ULP}"
 
     @property
     def is_close(self) -> bool:

@@ -138,8 +138,11 @@ def _declare_diff(actions: Verbs) -> None:
     more = (
         "Names the first tensor that differs although all its inputs are equal: the\n"
         "ORIGIN. A tensor that differs because its inputs do is PROPAGATED, one within\n"
-        "the tolerance is CLOSE, one that only one run has is MISSING. Exits with 1 if\n"
-        "there is an ORIGIN."
+        "the tolerance is CLOSE, one that only one run has is MISSING. REL is the norm of\n"
+        "the difference divided by that of A, MAX the largest difference, COS the cosine,\n"
+        "OVER the share of values outside the tolerance. ULP is the largest difference in\n"
+        "units in the last place: a few are rounding, > 1000 is more than that. --json\n"
+        "has the exact number. Exits with 1 if there is an ORIGIN."
     )
     examples = ["holdfast run diff good bad", "holdfast run diff good bad --noise good-2 --steps 0-9"]
     document(parser, more, examples=examples)
@@ -296,7 +299,7 @@ def _format_row(row: EventRow) -> list[str]:
     numbers = [_UNKNOWN] * 3
     if measure:
         over = _UNKNOWN if measure.percent is None else f"{measure.percent:.3g}%"
-        numbers = [_format(measure.cosine, ".6f"), _format(measure.max_ulp, "d"), over]
+        numbers = [_format(measure.cosine, ".6f"), measure.ulp_text or _UNKNOWN, over]
     numbers = [*_format_size(measure), *numbers]
     return [row.cls.upper(), str(site.step), site.phase, site.kind, name, *numbers]
 

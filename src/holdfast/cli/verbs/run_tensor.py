@@ -301,7 +301,7 @@ def format_measure(measure: TensorDistance) -> str:
         at = f" at {measure.at}: {_pair_values(measure)}" if measure.at is not None else ""
         found.append(f"max abs {measure.max_abs:.3g}{at}")
     found += [f"cos {measure.cosine:.9g}"] if measure.cosine is not None else []
-    found += [f"ulp {measure.max_ulp}"] if measure.max_ulp is not None else []
+    found += [f"{measure.ulp_text} ulp"] if measure.ulp_text else []
     found += [f"{measure.percent:.3g} % over the tolerance"] if measure.percent is not None else []
     for name, (before, after) in (("NaN", measure.nan), ("Inf", measure.inf)):
         if before or after:

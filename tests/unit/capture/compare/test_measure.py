@@ -13,7 +13,16 @@ from torch.testing import assert_close
 from torch.testing._comparison import default_tolerances
 
 from holdfast.capture.compare import measure as measuring
-from holdfast.capture.compare.measure import EXACT, TABLE, Tolerance, find_tolerance, find_wider, measure, measure_stats
+from holdfast.capture.compare.measure import (
+    EXACT,
+    TABLE,
+    TensorDistance,
+    Tolerance,
+    find_tolerance,
+    find_wider,
+    measure,
+    measure_stats,
+)
 from holdfast.capture.stored.events import Stats
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -214,3 +223,19 @@ def test_stats_without_finite_values_give_no_bound() -> None:
     found = measure_stats(nothing, nothing, 4)
 
     assert (found.max_abs, found.relative_l2) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("b", "text"),
+    [(1.0, "0"), (1.0 + 2**-23, "1"), (1.0 + 1000 * 2**-23, "1000"), (1.001, "> 1000"), (-1e-30, "> 1000")],
+)
+def test_units_in_the_last_place_are_shown_only_where_they_mean_rounding(b: float, text: str) -> None:
+    found = measure(torch.tensor([1.0]), torch.tensor([b]))
+
+    assert found.ulp_text == text
+    assert found.max_ulp is not None
+    assert found.to_json()["max_ulp"] == found.max_ulp
+
+
+def test_a_distance_without_values_has_no_units_to_show() -> None:
+    assert TensorDistance("digest").ulp_text == ""

@@ -60,6 +60,11 @@ function short(number) {
   return Number.isInteger(number) ? count(number) : String(Number(number.toPrecision(4)));
 }
 
+// Beyond this, units in the last place mean nothing: small values of opposite sign are billions of units apart.
+function ulps(number) {
+  return number > 1000 ? "> 1000" : short(number);
+}
+
 // With enough digits to show a difference between two runs.
 function exact(number) {
   return Number.isFinite(number) ? String(Number(number.toPrecision(8))) : short(number);

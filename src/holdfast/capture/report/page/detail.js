@@ -67,7 +67,7 @@ function drawDistance(row, more) {
     ["Largest difference", Number.isNaN(rows.abs[row]) ? "" : el("span", {}, short(rows.abs[row]) + at, ...both)],
     ["Cosine", cosine(rows.cos[row])],
     ["SQNR", Number.isNaN(rows.sqnr[row]) ? "" : short(rows.sqnr[row]) + " dB"],
-    ["Largest in ULP", short(rows.ulp[row])],
+    ["Largest in ULP", ulps(rows.ulp[row])],
     ["Outside tolerance", percent(rows.mismatch[row])],
     ["NaN/Inf", text("bad", row)],
   ]);
