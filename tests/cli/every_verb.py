@@ -34,6 +34,7 @@ READING: Final = [
     "bisect run/ --where 'size > 0' --json -- sh -c 'test $HOLDFAST_SNAPSHOT != run/2'",
     "show run/1",
     "show run/1 model --chunks",
+    "show run/1 --all",
     "show best --json",
     "diff run/1 run/2",
     "diff run/1 run/2 --only model.* --all --json",

@@ -22,9 +22,9 @@ def saved(cli: Cli) -> Cli:
 
 def test_a_sound_store_has_nothing_to_report(saved: Cli) -> None:
     looked = "checked 1 snapshot, 1 manifest, 1 pack, 3 chunks"
-    assert saved.ok("check") == f"{looked} (structure only; --read reads every byte): nothing to report\n"
+    assert saved.ok("check") == f"{looked} (structure of 2.4 MiB; --read reads every byte): nothing to report\n"
     assert re.fullmatch(
-        rf"{looked} \(2\.4 MiB read\): nothing to report\n",
+        rf"{looked} \(2\.4 MiB of 2\.4 MiB read\): nothing to report\n",
         saved.ok("check", "--read"),
     )
 

@@ -22,7 +22,7 @@ def test_show_prints_record_entries_and_packs(saved: Cli) -> None:
 
     record, entries, packs = text.split("\n\n")
     assert [line.split()[0] for line in record.splitlines()] == [
-        "name", "tags", "saved", "digest", "size", "new", "entries", "manifest", "generation", "meta",
+        "name", "tags", "saved", "digest", "size", "new", "stored", "entries", "manifest", "generation", "meta",
     ]  # fmt: skip
     assert "size        2.4 MiB (2500020 bytes)" in record
     assert "new         2.4 MiB; 0 B reused" in record

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -148,3 +149,34 @@ def test_show_and_diff_print_the_deepest_leaf(cli: Cli) -> None:
     assert leaf in cli.ok("show", "a")
     assert leaf in cli.ok("show", "a", leaf)
     assert f"~ {leaf}" in cli("diff", "a", "b", "--values").out
+
+
+def test_repeated_layers_and_rng_state_are_folded_unless_every_leaf_is_asked_for(empty: Cli) -> None:
+    layers = {str(number): {"weight": torch.ones(64, 8)} for number in range(4)}
+    tree = {"model": {"layers": layers}, "rng": holdfast.RngState(), "step": 1}
+    holdfast.open(empty.store).save("run/1", tree)
+
+    folded, full, below = (empty.ok("show", "run/1", *words) for words in ([], ["--all"], ["rng"]))
+
+    assert re.search(r"^model\.layers\.#\.weight +4 x float32 \(64, 8\) +8\.0 KiB", folded, re.MULTILINE)
+    assert re.search(r"^rng +RNG state, 11 values +", folded, re.MULTILINE)
+    assert "16 leaves in 3 lines; --all lists each" in folded
+    assert "rng.python.words" not in folded
+    for text in ("model.layers.3.weight ", "rng.python.words ", "step "):
+        assert text in full
+    assert "--all" not in full
+    assert "rng.python.words " in below
+
+
+def test_folded_sizes_add_up_to_those_of_every_leaf(empty: Cli) -> None:
+    layers = {str(number): torch.full((64, number // 2 + 1), float(number)) for number in range(6)}
+    holdfast.open(empty.store).save("run/1", {"layers": layers, "last": torch.zeros(100)})
+
+    counts = [
+        sum(int(size) for size in re.findall(r" (\d+) B +\d+ B$", empty.ok("show", "run/1", *words), re.MULTILINE))
+        for words in ([], ["--all"])
+    ]
+
+    # Sizes below 1000 bytes are printed in full.
+    assert counts[1] == 2 * (256 + 512 + 768) + 400
+    assert counts[0] == counts[1]

@@ -98,6 +98,8 @@ def test_no_verb_prints_a_negative_size_and_all_agree(empty: Cli, how: str) -> N
 
     assert listed["logical_bytes"] == shown["logical_bytes"] == used["logical_bytes"]
     assert used["stored_bytes"] == used["shared_bytes"] + used["own_bytes"]
+    assert used["stored_bytes"] == shown["stored_bytes"] == shown["packed_bytes"] + shown["manifest_bytes"]
+    assert shown["inline_bytes"] == sum(entry["inline_bytes"] for entry in shown["content"]) or how == "three ranks"
     if how != "three ranks":  # of values that each rank has for itself, `show` lists one
         assert shown["new_bytes"] == sum(entry["new_bytes"] for entry in shown["content"])
         assert shown["new_bytes"] + shown["reused_bytes"] == shown["logical_bytes"]
@@ -131,3 +133,33 @@ def test_a_copy_moves_each_chunk_once_and_then_only_what_lies_in_manifests(empty
     assert (there["new_bytes"], there["reused_bytes"]) == (packed + inline, total - packed - inline)
     for printed, moved in ((first, packed + inline), (again, inline)):
         assert f"({format_bytes(moved)} copied, {format_bytes(total - moved)} already present)" in printed
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_show_du_and_check_print_the_same_sizes(empty: Cli, how: str) -> None:
+    WAYS[how](empty.store)
+    name = empty("ls", "--json").json["snapshots"][-1]["name"]
+    files = [path for kind in ("packs", "manifests") for path in (empty.store / kind).rglob("*") if path.is_file()]
+
+    shown, used, checked = empty.ok("show", name), empty.ok("du"), empty.ok("check", "--read")
+
+    (line,) = [line for line in used.splitlines() if line.startswith(f"{name} ")]
+    _, logical, stored, *_ = re.split(r"  +", line)
+    total = format_bytes(sum(path.stat().st_size for path in files))
+    assert re.search(rf"^size +{logical} \(", shown, re.MULTILINE)
+    assert re.search(rf"^stored +{stored}: ", shown, re.MULTILINE)
+    assert f"stored in {total};" in used
+    assert f"({total} of {total} read)" in checked
+    assert f"(structure of {total};" in empty.ok("check")
+
+
+def test_the_sizes_of_leaves_add_up_to_the_size_of_the_snapshot(empty: Cli) -> None:
+    save_tensors(empty.store)
+    shown = empty("show", "run/1", "--json").json
+
+    listed = {entry["name"]: entry["bytes"] for entry in shown["content"]}
+    of_leaves = {name: listed[name] for leaf in shown["leaves"] for name in leaf["entries"]}
+
+    assert sum(of_leaves.values()) == shown["logical_bytes"]
+    assert shown["inline_bytes"] > 0
+    assert shown["manifest_bytes"] > 0

@@ -8,6 +8,8 @@ from typing import Final
 
 MIN_REPEATS: Final = 3
 """Fewer leaves than this are listed one by one."""
+MIN_VALUES: Final = 8
+"""Fewer plain values than this are listed one by one, unless they are equal."""
 _PLACE: Final = "#"
 _RNG_LEAVES: Final = ("python.version", "python.words", "numpy.bit_generator", "torch")
 """Leaves below the name of an `RngState`, by which it is recognised."""
@@ -32,6 +34,7 @@ class Fold:
     name: str
     """The name of the leaf; of several, their common name with `#` for each number that differs."""
     label: str
+    """What the leaf is; of several, with their number: `6 x float32 (64, 64)`."""
     members: tuple[int, ...]
     """The positions of its leaves in the list."""
 
@@ -49,12 +52,14 @@ def fold_leaves(leaves: Sequence[FoldableLeaf]) -> list[Fold]:
 
 def _fold_group(key: tuple[str, ...], members: list[int], leaves: Sequence[FoldableLeaf]) -> Iterator[Fold]:
     if key[0] == "rng":
-        yield Fold(key[1] or "(the tree)", RNG_LABEL, tuple(members))
-    elif len(members) < MIN_REPEATS or len({leaves[position].name for position in members}) < len(members):
-        yield from (Fold(leaves[position].name, leaves[position].label, (position,)) for position in members)
+        yield Fold(key[1] or "(the tree)", f"{RNG_LABEL}, {len(members)} values", tuple(members))
+        return
+    names, labels = [leaves[at].name for at in members], [leaves[at].label for at in members]
+    least = MIN_REPEATS if len(set(labels)) == 1 else MIN_VALUES
+    if len(members) < least or len(set(names)) < len(names):
+        yield from (Fold(name, label, (at,)) for name, label, at in zip(names, labels, members, strict=True))
     else:
-        labels = [leaves[position].label for position in members]
-        yield Fold(_join_names([leaves[position].name for position in members]), _join_labels(labels), tuple(members))
+        yield Fold(_join_names(names), _join_labels(labels), tuple(members))
 
 
 def _find_group(leaf: FoldableLeaf) -> tuple[str, ...]:
@@ -74,8 +79,10 @@ def _join_names(names: Sequence[str]) -> str:
 
 
 def _join_labels(labels: Sequence[str]) -> str:
-    """Return the common label; of different values, the first and the last."""
-    return labels[0] if len(set(labels)) == 1 else f"{labels[0]}, {labels[1]} ... {labels[-1]}"
+    """Return the common label and the number; of different values, the first and the last."""
+    if len(set(labels)) == 1:
+        return f"{len(labels)} x {labels[0]}"
+    return f"{len(labels)} values: {labels[0]}, {labels[1]} ... {labels[-1]}"
 
 
 def _find_rng_prefixes(leaves: Sequence[FoldableLeaf]) -> list[str]:

@@ -27,27 +27,27 @@ def test_repeated_layers_become_one_line() -> None:
 
     assert fold(("embed", "float32"), *lines) == [
         ("embed", "float32", 1),
-        ("layers.#.w", "float32", 6),
-        ("layers.#.b", "float32", 6),
+        ("layers.#.w", "6 x float32", 6),
+        ("layers.#.b", "6 x float32", 6),
     ]
 
 
 def test_a_number_that_is_the_same_everywhere_is_kept() -> None:
     lines = [(f"stage.1.layers.{number}.w", "float32") for number in range(3)]
 
-    assert fold(*lines) == [("stage.1.layers.#.w", "float32", 3)]
+    assert fold(*lines) == [("stage.1.layers.#.w", "3 x float32", 3)]
 
 
 def test_two_numbers_that_differ_are_both_folded() -> None:
     lines = [(f"layers.{layer}.experts.{expert}", "float32") for layer in range(2) for expert in range(4)]
 
-    assert fold(*lines) == [("layers.#.experts.#", "float32", 8)]
+    assert fold(*lines) == [("layers.#.experts.#", "8 x float32", 8)]
 
 
 def test_leaves_of_another_dtype_or_shape_have_a_line_of_their_own() -> None:
     lines = [(f"layers.{number}", "float32" if number % 2 else "int64") for number in range(6)]
 
-    assert fold(*lines) == [("layers.#", "int64", 3), ("layers.#", "float32", 3)]
+    assert fold(*lines) == [("layers.#", "3 x int64", 3), ("layers.#", "3 x float32", 3)]
 
 
 def test_two_layers_are_listed_one_by_one() -> None:
@@ -61,14 +61,20 @@ def test_different_plain_values_are_folded_to_the_first_and_the_last() -> None:
 
     (found,) = fold_leaves(leaves)
 
-    assert (found.name, found.label) == ("params.#", "0, 1 ... 71")
+    assert (found.name, found.label) == ("params.#", "72 values: 0, 1 ... 71")
+
+
+def test_a_few_different_values_are_listed_one_by_one() -> None:
+    leaves = [FoldableLeaf(f"betas.{number}", str(number), is_plain=True) for number in range(4)]
+
+    assert [found.label for found in fold_leaves(leaves)] == ["0", "1", "2", "3"]
 
 
 def test_rng_state_becomes_one_line_and_what_is_beside_it_stays() -> None:
     names = ["python.version", "python.words", "python.gauss", "numpy.bit_generator", "torch", "accelerator"]
     lines = [("step", "1"), *((f"state.rng.{name}", "bytes") for name in names), ("state.rng2", "bytes")]
 
-    assert fold(*lines) == [("step", "1", 1), ("state.rng", RNG_LABEL, 6), ("state.rng2", "bytes", 1)]
+    assert fold(*lines) == [("step", "1", 1), ("state.rng", f"{RNG_LABEL}, 6 values", 6), ("state.rng2", "bytes", 1)]
 
 
 def test_what_only_looks_like_rng_state_is_listed() -> None:

@@ -21,7 +21,10 @@ from holdfast.repo.upkeep.findings import Finding, Tally
 
 def declare_check(parser: ArgumentParser) -> None:
     """Declare the verb `check`."""
-    more = "Never writes. Exits with 1 if there is an error or a warning, but not for notes."
+    more = (
+        "Never writes. The size is that of all packs and manifests, as `holdfast du`\n"
+        "prints it. Exits with 1 if there is an error or a warning, but not for notes."
+    )
     document(parser, more, examples=["holdfast check", "holdfast check --read --json"])
     parser.add_argument("--read", action="store_true", help="read and verify every byte, not only the structure")
     add_json(parser)
@@ -79,7 +82,10 @@ def _summarise(tally: Tally, counts: Counter[str], *, read: bool) -> str:
             count(tally.chunks, "chunk"),
         )
     )
-    depth = f"{format_bytes(tally.bytes_read)} read" if read else "structure only; --read reads every byte"
+    stored = format_bytes(tally.stored_bytes)
+    depth = f"{format_bytes(tally.bytes_read)} of {stored} read"
+    if not read:
+        depth = f"structure of {stored}; --read reads every byte"
     kinds = ("error", "warning", "note")
     found = ", ".join(count(counts[kind], kind) for kind in kinds if counts[kind]) or "nothing to report"
     return f"checked {checked} ({depth}): {found}"

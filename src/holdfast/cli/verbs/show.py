@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NoReturn
 
@@ -22,7 +22,8 @@ from holdfast.repo.format.manifest import Manifest
 from holdfast.repo.format.rank_manifests import Manifests, read_manifests
 from holdfast.repo.names.snapshots import CommittedSnapshot, DamagedName
 from holdfast.repo.names.tags import Tag, iter_tags
-from holdfast.repo.upkeep.usage import find_leases, find_new_bytes
+from holdfast.repo.upkeep.usage import StoredBytes, find_leases, find_new_bytes, find_stored_bytes
+from holdfast.trees.folding import Fold, FoldableLeaf, fold_leaves
 
 if TYPE_CHECKING:
     from holdfast.diff.facts import Described, LeafEntry
@@ -35,11 +36,17 @@ _NO_TREE: Final = object()
 def declare_show(parser: ArgumentParser) -> None:
     """Declare the verb `show`."""
     more = (
-        "Lists the leaves of a saved tree, or the files that `holdfast put` saved.\n"
-        "NEW counts the bytes that the save, copy or repack of this snapshot wrote; the\n"
-        "others were already in the store. INLINE counts bytes stored in the manifest;\n"
-        "they are always new, because each snapshot has its own manifest. Bytes that two\n"
-        "leaves share count as new for the first. Exits with 1 if a pack is missing."
+        "Lists the leaves of a saved tree, or the files that `holdfast put` saved. RNG\n"
+        "state and leaves of repeated layers (layers.#) are one line each; LEAF and --all\n"
+        "list every leaf.\n\n"
+        "SIZE adds up to the size of the snapshot. NEW counts the bytes that the save,\n"
+        "copy or repack of this snapshot wrote; the others were already in the store.\n"
+        "Small values are inline: they are stored in the manifest and not in a pack, and\n"
+        "are always new, because each snapshot has its own manifest. Plain values (-) are\n"
+        "stored in the manifest too, as part of the tree. Bytes that two leaves share\n"
+        "count as new for the first. `stored` is what `holdfast du` calls STORED: the\n"
+        "chunks in packs, each counted once, and the manifest. Exits with 1 if a pack is\n"
+        "missing."
     )
     examples = [
         "holdfast show run1/step-100",
@@ -49,6 +56,7 @@ def declare_show(parser: ArgumentParser) -> None:
     document(parser, more, examples=examples)
     parser.add_argument("name", metavar="NAME", help="a snapshot or a tag")
     parser.add_argument("leaf", metavar="LEAF", nargs="?", help="only this leaf, or the leaves below this name")
+    parser.add_argument("--all", action="store_true", help="list every leaf, also of RNG state and repeated layers")
     parser.add_argument("--chunks", action="store_true", help="list every chunk")
     add_json(parser)
     parser.set_defaults(run_verb=run_show)
@@ -72,7 +80,7 @@ def run_show(options: Namespace, url: str, output: Output) -> int:
             _print_record(snapshot, manifest, tags, new, output)
             output.line()
         if leaves:
-            _print_leaves(leaves, new, output)
+            _print_leaves(leaves, new, output, is_folded=options.leaf is None and not options.all)
             _print_files(entries, new, output)
         else:
             _print_entries(entries, new, output)
@@ -162,29 +170,31 @@ def _inline_bytes(entry: Entry) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _NewBytes:
-    """How many bytes the save of a snapshot wrote."""
+class _Sizes:
+    """How many bytes the save of a snapshot wrote, and how many it takes in the store."""
 
     total_bytes: int
     """New bytes of all ranks."""
     content_bytes: int
     """Bytes that all ranks saved, new or reused."""
     by_entry: Mapping[str, int]
+    stored: StoredBytes
 
 
-def _find_new(snapshot: CommittedSnapshot, manifests: Manifests, view: Manifest) -> _NewBytes:
+def _find_new(snapshot: CommittedSnapshot, manifests: Manifests, view: Manifest) -> _Sizes:
     leases = find_leases(snapshot, manifests)
     entries = list(view.iter_entries())
     names = [entry.name for entry in entries]
-    return _NewBytes(
+    return _Sizes(
         total_bytes=sum(find_new_bytes(leases, manifests.iter_entries())),
         content_bytes=manifests.content_bytes,
         by_entry=dict(zip(names, find_new_bytes(leases, entries), strict=True)),
+        stored=find_stored_bytes(manifests),
     )
 
 
 def _print_record(
-    snapshot: CommittedSnapshot, manifest: Manifest, tags: Iterable[Tag], new: _NewBytes, output: Output
+    snapshot: CommittedSnapshot, manifest: Manifest, tags: Iterable[Tag], new: _Sizes, output: Output
 ) -> None:
     facts = [
         ("name", snapshot.name),
@@ -193,6 +203,7 @@ def _print_record(
         ("digest", snapshot.digest.hex()),
         ("size", f"{format_bytes(snapshot.logical_bytes)} ({snapshot.logical_bytes} bytes)"),
         ("new", f"{format_bytes(new.total_bytes)}; {format_bytes(new.content_bytes - new.total_bytes)} reused"),
+        ("stored", _format_stored(new.stored)),
         ("entries", f"{snapshot.num_entries} in {count(manifest.num_chunks, 'chunk')}"),
         ("manifest", f"{snapshot.manifest.manifest_id} ({format_bytes(snapshot.manifest.size_bytes)})"),
         ("generation", str(snapshot.generation)),
@@ -208,13 +219,47 @@ def _print_record(
     output.columns(facts)
 
 
+def _format_stored(stored: StoredBytes) -> str:
+    inline = f", of which {format_bytes(stored.inline_bytes)} are inline values" if stored.inline_bytes else ""
+    places = f"{format_bytes(stored.packed_bytes)} in packs, {format_bytes(stored.manifest_bytes)} in the manifest"
+    return f"{format_bytes(stored.total_bytes)}: {places}{inline}"
+
+
 def _format_fact(item: tuple[str, Json]) -> str:
     key, value = item
     return f"{key.replace('_', ' ')} {value if isinstance(value, str) else canonical_json(value).decode()}"
 
 
-def _print_leaves(leaves: Sequence[Described], new: _NewBytes, output: Output) -> None:
-    rows = []
+@dataclass(frozen=True, slots=True)
+class _LeafRow:
+    """A line of the list of leaves, and the lines of its parts."""
+
+    name: str
+    what: str
+    size_bytes: int | None
+    """None for a plain value."""
+    new_bytes: int
+    parts: list[list[str]]
+
+
+def _print_leaves(leaves: Sequence[Described], new: _Sizes, output: Output, *, is_folded: bool) -> None:
+    rows = list(_iter_rows(leaves, new))
+    folds = _fold(rows) if is_folded else [Fold(row.name, row.what, (at,)) for at, row in enumerate(rows)]
+    cells = []
+    for fold in folds:
+        members = [rows[position] for position in fold.members]
+        sizes = [row.size_bytes for row in members if row.size_bytes is not None]
+        new_bytes = sum(row.new_bytes for row in members)
+        cells.append(
+            [fold.name, fold.label, *([format_bytes(sum(sizes)), format_bytes(new_bytes)] if sizes else ["-", "-"])]
+        )
+        cells += members[0].parts if len(members) == 1 else []
+    output.table(["LEAF", "WHAT", "SIZE", "NEW"], cells, right="SIZE NEW")
+    if len(folds) < len(rows):
+        output.line(f"{count(len(rows), 'leaf')} in {count(len(folds), 'line')}; --all lists each")
+
+
+def _iter_rows(leaves: Sequence[Described], new: _Sizes) -> Iterator[_LeafRow]:
     sharing: dict[int, str] = {}
     for described in leaves:
         name, parts = described.leaf.name or "(the tree)", described.parts
@@ -223,11 +268,13 @@ def _print_leaves(leaves: Sequence[Described], new: _NewBytes, output: Output) -
         first = sharing.setdefault(alias, name) if alias else name
         what = _label(described) + ("" if first == name else f", shares memory with {first}")
         new_bytes = sum(new.by_entry[entry.name] for entry in entries)
-        sizes = [format_bytes(described.facts.size_bytes), format_bytes(new_bytes)] if parts else ["-", "-"]
-        rows.append([name, what, *sizes])
-        if len(entries) > 1:
-            rows += [_format_part(role, part, new) for role, part in parts.items()]
-    output.table(["LEAF", "WHAT", "SIZE", "NEW"], rows, right="SIZE NEW")
+        size_bytes = described.facts.size_bytes if parts else None
+        below = [_format_part(role, part, new) for role, part in parts.items()] if len(entries) > 1 else []
+        yield _LeafRow(name, what, size_bytes, new_bytes, below)
+
+
+def _fold(rows: Sequence[_LeafRow]) -> list[Fold]:
+    return fold_leaves([FoldableLeaf(row.name, row.what, row.size_bytes is None) for row in rows])
 
 
 def _label(described: Described) -> str:
@@ -243,13 +290,13 @@ def _label(described: Described) -> str:
     return ", ".join([str(described.facts), *more])
 
 
-def _format_part(role: str, part: LeafEntry, new: _NewBytes) -> list[str]:
+def _format_part(role: str, part: LeafEntry, new: _Sizes) -> list[str]:
     entry, shape = part.entry, part.spec.get("shape")
     what = f"{part.spec.get('dtype', part.kind)} {tuple(shape) if isinstance(shape, list) else ''}".strip()
     return [f"  {role or 'itself'}", what, format_bytes(entry.size_bytes), format_bytes(new.by_entry[entry.name])]
 
 
-def _print_entries(entries: Sequence[Entry], new: _NewBytes, output: Output) -> None:
+def _print_entries(entries: Sequence[Entry], new: _Sizes, output: Output) -> None:
     rows = [
         [
             entry.name,
@@ -305,12 +352,16 @@ def _describe(
     entries: Iterable[Entry],
     packs: Iterable[_PackUse],
     tags: Iterable[Tag],
-    new: _NewBytes,
+    new: _Sizes,
 ) -> dict[str, Json]:
     return {
         **describe_snapshot(snapshot, tags),
         "new_bytes": new.total_bytes,
         "reused_bytes": new.content_bytes - new.total_bytes,
+        "stored_bytes": new.stored.total_bytes,
+        "packed_bytes": new.stored.packed_bytes,
+        "manifest_bytes": new.stored.manifest_bytes,
+        "inline_bytes": new.stored.inline_bytes,
         "environment": snapshot.environment,
         "manifest": {
             "id": snapshot.manifest.manifest_id,
@@ -342,7 +393,7 @@ def _describe_leaves(leaves: Sequence[Described]) -> dict[str, Json]:
     }
 
 
-def _describe_entry(entry: Entry, new: _NewBytes) -> dict[str, Json]:
+def _describe_entry(entry: Entry, new: _Sizes) -> dict[str, Json]:
     return {
         "name": entry.name,
         "bytes": entry.size_bytes,

@@ -23,8 +23,11 @@ from holdfast.texts import parse_duration
 def declare_du(parser: ArgumentParser) -> None:
     """Declare the verb `du`."""
     more = (
-        "STORED is the size of a snapshot in packs and manifests, SHARED the part that\n"
-        "other snapshots also use, OWN the part that deleting the snapshot can free."
+        "LOGICAL is the size of the values, as `holdfast show` prints it. STORED is the\n"
+        "size of a snapshot in packs and manifests, SHARED the part that other snapshots\n"
+        "also use, OWN the part that deleting the snapshot can free. Small values are\n"
+        "inline: in the manifest, so that each snapshot has its own copy of them. The\n"
+        "last line counts whole files, with the headers and padding of packs."
     )
     document(parser, more, examples=["holdfast du", "holdfast du run1/"])
     add_prefix(parser)
@@ -245,6 +248,8 @@ def _sum(usage: Usage) -> dict[str, int]:
     return {
         "logical_bytes": usage.logical_bytes,
         "stored_bytes": usage.stored_bytes,
+        "pack_bytes": usage.stored_bytes - usage.manifest_bytes,
+        "manifest_bytes": usage.manifest_bytes,
         "live_bytes": usage.live_bytes,
         "reclaimable_bytes": usage.reclaimable_bytes,
     }

@@ -91,7 +91,9 @@ class Checker:
 
     def _check_packs(self) -> Iterator[Finding]:
         packs = list(iter_objects(self._store, PACKS))
-        self._progress.begin("check packs", sum(info.size_bytes for info in packs))
+        pack_bytes = sum(info.size_bytes for info in packs)
+        self.tally.stored_bytes += pack_bytes
+        self._progress.begin("check packs", pack_bytes)
         try:
             with Engine("holdfast-scrub", budget_bytes=self._budget_bytes, waits=True) as engine:
                 sections = self._iter_sections([info.key for info in packs])
@@ -289,6 +291,8 @@ class Checker:
         """Report manifests that no current snapshot uses, and check that each can be decoded."""
         used = self._used_manifests | {snapshot.manifest.manifest_id for snapshot in roots.current}
         for info in iter_objects(self._store, MANIFESTS):
+            self.tally.stored_bytes += info.size_bytes
+            self.tally.bytes_read += info.size_bytes if self._read else 0
             if info.key.removeprefix(MANIFESTS) in used:
                 continue
             self.tally.manifests += 1

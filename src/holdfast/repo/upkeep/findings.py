@@ -35,4 +35,7 @@ class Tally:
     manifests: int = 0
     packs: int = 0
     chunks: int = 0
+    stored_bytes: int = 0
+    """The size of all packs and manifests."""
     bytes_read: int = 0
+    """How many of these bytes were read and verified: all of them, if every byte is checked and can be read."""

@@ -114,6 +114,30 @@ def find_new_bytes(leases: Collection[str], entries: Iterable[Entry]) -> list[in
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class StoredBytes:
+    """The bytes that one snapshot takes in the store, by place."""
+
+    packed_bytes: int
+    """Its chunks in packs, each counted once."""
+    manifest_bytes: int
+    """Its manifests: names, specs, the tree with its plain values, and small values that are stored inline."""
+    inline_bytes: int
+    """Small values that are stored in the manifests instead of in a pack; before the manifests are compressed."""
+
+    @property
+    def total_bytes(self) -> int:
+        """All of them: inline values are part of the manifests."""
+        return self.packed_bytes + self.manifest_bytes
+
+
+def find_stored_bytes(manifests: Manifests) -> StoredBytes:
+    """Return the bytes that a snapshot takes in the store."""
+    chunks = (chunk for entry in manifests.iter_entries() for chunk in entry.chunks)
+    inline_bytes = sum(chunk.size_bytes for chunk in chunks if chunk.location is None)
+    return StoredBytes(sum(dict(iter_positions(manifests)).values()), manifests.size_bytes, inline_bytes)
+
+
 def iter_positions(manifests: Manifests) -> Iterator[tuple[PackPosition, int]]:
     """Yield the pack id, offset and stored size of every chunk that a snapshot refers to; repeated ones repeatedly."""
     for entry in manifests.iter_entries():

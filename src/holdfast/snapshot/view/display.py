@@ -108,9 +108,8 @@ def _render_leaves(
 
 
 def _describe_fold(fold: Fold, lines: Sequence[LeafLine]) -> list[str]:
-    what = fold.label if len(lines) == 1 else f"{len(lines)} x {fold.label}"
     sizes = [line.size_bytes for line in lines if line.size_bytes is not None]
-    return [fold.name or "(the tree)", what, format_bytes(sum(sizes)) if sizes else ""]
+    return [fold.name or "(the tree)", fold.label, format_bytes(sum(sizes)) if sizes else ""]
 
 
 def render_tensor(line: LeafLine, digest: bytes, *, share: float, snapshot: str) -> str:

@@ -91,7 +91,8 @@ def test_the_tally_counts_what_was_checked(saved: Repository, store: MemoryStore
     tally = checker.tally
     assert tally.objects == len(store.contents())
     assert (tally.snapshots, tally.manifests, tally.packs, tally.chunks) == (2, 2, 2, 5)
-    assert tally.bytes_read == sum(store.stat(key).size_bytes for key in keys(store, "packs/"))
+    files = [*keys(store, "packs/"), *keys(store, "manifests/")]
+    assert tally.bytes_read == tally.stored_bytes == sum(store.stat(key).size_bytes for key in files)
 
 
 def test_a_quick_check_reads_no_chunk(saved: Repository, store: MemoryStore) -> None:
