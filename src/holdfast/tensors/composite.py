@@ -59,7 +59,7 @@ class TensorTypes(Protocol):
         ...
 
     def find(self, type_id: str, /) -> type:
-        """Return the class with that name; MUST raise Unsupported if it is not registered, and import nothing."""
+        """Return the class with that name; MUST raise Unsupported if it is neither registered nor on an allow-list."""
         ...
 
 

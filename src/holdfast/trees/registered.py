@@ -11,15 +11,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum, Flag
 from types import MemberDescriptorType
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import torch
 
 from holdfast.errors import Unsupported
 from holdfast.json_text import Json
+from holdfast.trees.known import KNOWN, ClassKind, import_known, is_known
 from holdfast.trees.outline import find_bits
-
-ClassKind = Literal["enum", "dataclass", "namedtuple", "tensor"]
 
 # Default factories that run no code of the user; they may fill a field that was not saved.
 _BUILTIN_FACTORIES: Final[tuple[Callable[[], object], ...]] = (list, dict, set)
@@ -45,7 +44,7 @@ class Registered:
 
 
 class Types:
-    """The classes that are registered with a store. No other class is ever created, and none is imported by name."""
+    """The classes that are registered with a store, and the well-known ones of `known`. No other class is created."""
 
     def __init__(self, classes: Iterable[type] = ()) -> None:
         self._by_id: dict[str, Registered] = {}
@@ -55,6 +54,7 @@ class Types:
             if other.cls is not cls:
                 raise Unsupported(f"two different classes passed in types= are called {registered.type_id}; rename one")
         self._by_class = {registered.cls: registered for registered in self._by_id.values()}
+        self._known: dict[type, Registered] = {}
 
     @property
     def classes(self) -> tuple[type, ...]:
@@ -77,7 +77,7 @@ class Types:
 
     def find_by_id(self, type_id: str) -> Registered:
         """Return the registered class with the name `type_id`, or raise Unsupported."""
-        registered = self._by_id.get(type_id)
+        registered = self._by_id.get(type_id) or self._import_known(type_id)
         if registered is None:
             short = type_id[:200]
             raise Unsupported(
@@ -88,7 +88,23 @@ class Types:
 
     def find_by_class(self, cls: type) -> Registered | None:
         """Return the registration of `cls` itself, not of a base class; None if there is none."""
-        return self._by_class.get(cls)
+        registered = self._by_class.get(cls)
+        if registered is None and is_known(cls):
+            registered = self._known.get(cls) or self._register_known(cls)
+        return registered
+
+    def _import_known(self, type_id: str) -> Registered | None:
+        cls = import_known(type_id)
+        return None if cls is None else self._known.get(cls) or self._register_known(cls)
+
+    def _register_known(self, cls: type) -> Registered:
+        registered = _inspect(cls)
+        if registered.kind != KNOWN[registered.type_id]:
+            raise Unsupported(
+                f"class {registered.type_id} is a {registered.kind} here, and should be a {KNOWN[registered.type_id]}:"
+                f" pass types=[{cls.__name__}] to holdfast.open(...) if you trust it"
+            )
+        return self._known.setdefault(cls, registered)
 
 
 def find_kind(cls: type) -> ClassKind | None:
