@@ -156,7 +156,11 @@ class Diff:
         facts = [("added", str(len(self.added))), ("removed", str(len(self.removed)))]
         facts += [("changed", str(len(self.changed))), ("equal", str(self.equal))]
         facts.append(("shared", f"{format_bytes(self.shared_bytes)} of {format_bytes(self.b.logical_bytes)}"))
-        rows, headers = [change.describe() for change in self.changes], ("leaf", "what", "difference")
+        texts, headers = (change.describe() for change in self.changes), ("leaf", "what", "difference")
+        rows = [
+            (name, what, difference.replace("  ", ", ").removeprefix("values differ, "))
+            for name, what, difference in texts
+        ]
         note = "The snapshots are equal." if self.is_equal else ""
         return render_card(Card("Diff", f"{self.a.name} → {self.b.name}", facts, None, headers, rows, note=note))
 

@@ -112,8 +112,10 @@ def _render_table(card: Card, rows: Sequence[Sequence[str]]) -> str:
 
 
 def _render_cells(row: Sequence[str], aligned: Sequence[str]) -> str:
-    cells = [
-        f'<td style="{_CELL};text-align:{align}{";" + _CODE if not position else ""}">{_escape(cell)}</td>'
-        for position, (cell, align) in enumerate(zip(row, aligned, strict=True))
-    ]
+    last = len(row) - 1
+    cells = []
+    for position, (cell, align) in enumerate(zip(row, aligned, strict=True)):
+        # Only the last column is wrapped: it has the long texts.
+        more = (f";{_CODE}" if not position else "") + (";white-space:nowrap" if position < last else "")
+        cells.append(f'<td style="{_CELL};text-align:{align}{more}">{_escape(cell)}</td>')
     return "".join(cells)

@@ -89,7 +89,7 @@ def render_snapshot(record: CommittedSnapshot, opened: Opened) -> str:
     """Return the card of a snapshot: its facts, and its leaves with repeated layers folded."""
     facts = [("saved", format_when(record.time_s)), ("size", format_bytes(record.logical_bytes))]
     facts += [("leaves", str(len(opened.leaves))), ("digest", short_hex(record.digest))]
-    note = _format_metadata(record.metadata)
+    note = f"metadata: {_format_metadata(record.metadata)}" if record.metadata else ""
     return _render_leaves("Snapshot", record.name, facts, opened, opened.leaves, note=note)
 
 

@@ -47,7 +47,7 @@ def test_the_card_of_a_snapshot_folds_layers_and_reads_no_tensor(store: holdfast
     assert "RNG state" in text
     assert "step7" in text
     assert "sparse_coo" in text
-    assert "loss 0.25, note <b>bold</b>" in text
+    assert "metadata: loss 0.25, note <b>bold</b>" in text
     assert "python.words" not in text
 
 
