@@ -56,7 +56,8 @@ PAGES: Final = (
             "holdfast.facade.Rules",
             "holdfast.facade.Collected",
             "holdfast.facade.HandleStatistics",
-            "holdfast.facade.Progress",
+            "holdfast.progress.Progress",
+            "holdfast.progress.ProgressUpdate",
         ),
     ),
     ApiPage(

@@ -15,6 +15,7 @@ from typing import BinaryIO, Final
 
 from typing_extensions import Self
 
+from holdfast.display.readable import readable_repr
 from holdfast.errors import BadName, HoldfastError, NameInUse, NotFound, SourceChanged
 from holdfast.json_text import Json
 from holdfast.objects.local.naming import UNSUPPORTED, new_temp_name
@@ -220,6 +221,8 @@ class Restored:
 
     num_files: int
     num_bytes: int
+
+    __repr__ = readable_repr
 
 
 def restore(
