@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
 
 import holdfast
 from holdfast import NotFound, RngState, Snapshot, Store
+from holdfast.dcp import StorageReader, StorageWriter
 from holdfast.objects.memory import MemoryStore
+from holdfast.testing.faults import FaultyStore
 from tests.kit.recordings import Recording, write_recorded
 
 LONGEST = 500
@@ -66,6 +69,7 @@ def iter_returned(store: Store) -> Iterator[object]:
     yield store.repository
     yield store.save("other", {"w": torch.ones(3)})
     yield store.save("other", {"w": torch.ones(3)})
+    yield from iter_file_values(store)
     handle = store.save_async("async", {"w": torch.ones(2000)})
     yield handle
     yield handle.wait()
@@ -80,6 +84,16 @@ def iter_returned(store: Store) -> Iterator[object]:
     yield from (store.compiler(), RngState(), holdfast.ResumableSampler(10))
     yield holdfast.training_state(torch.nn.Linear(2, 2))
     yield holdfast.Call(torch.zeros(3))
+    yield from (StorageWriter(store, "a"), StorageReader(store, "run/1"))
+    yield from (store.repository.store, FaultyStore(store.repository.store), store.compiler().cache)
+    yield from store.repository.store.list("", limit=1)
+
+
+def iter_file_values(store: Store) -> Iterator[object]:
+    with TemporaryDirectory() as folder:
+        Path(folder, "a.txt").write_text("a", encoding="utf-8")
+        yield store.put("files", Path(folder, "a.txt"))
+        yield store.get("files", Path(folder, "out"))
 
 
 def iter_run_values(store: Store) -> Iterator[object]:

@@ -78,6 +78,10 @@ class CompileCache:
         self._misses: deque[Miss] = deque(maxlen=_REMEMBERED_MISSES)
         atexit.register(_log_at_exit, weakref.ref(self))
 
+    def __repr__(self) -> str:
+        """Show the store."""
+        return f"<CompileCache {self.repo.store.url}>"
+
     @property
     def statistics(self) -> CacheStatistics:
         """Counts and times of everything done so far."""

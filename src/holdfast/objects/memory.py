@@ -68,6 +68,10 @@ class MemoryStore:
         self._objects: dict[str, _Object] = {}
         self._last_version = 0
 
+    def __repr__(self) -> str:
+        """Show the URL."""
+        return f"<MemoryStore {self.url}>"
+
     @property
     def url(self) -> str:
         return self._url

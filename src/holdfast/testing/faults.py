@@ -69,6 +69,10 @@ class FaultyStore:
         with self._lock:
             return tuple(self._log)
 
+    def __repr__(self) -> str:
+        """Show the URL."""
+        return f"<FaultyStore {self.url}>"
+
     @property
     def url(self) -> str:
         return self._inner.url

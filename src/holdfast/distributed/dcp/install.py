@@ -284,6 +284,11 @@ class FileSystemReader(TorchStorageReader, metaclass=StandIn, torch_class=_TORCH
 class Installed:
     """The result of `install`: as a context manager, it calls `uninstall` at the end of the `with`."""
 
+    def __repr__(self) -> str:
+        """Show which store torch.distributed.checkpoint uses."""
+        store = FileSystemWriter.store
+        return f"<Installed {'a store next to each checkpoint' if store is None else store}>"
+
     def __enter__(self) -> Self:
         """Return itself."""
         return self

@@ -116,6 +116,10 @@ class StorageReader(TorchStorageReader):
         self._checkpoint: _Checkpoint | None = None
         self.load_id = str(uuid.uuid4())
 
+    def __repr__(self) -> str:
+        """Show the name of the snapshot, if it is known yet."""
+        return f"<StorageReader {str(self._checkpoint_id)!r}>" if self._checkpoint_id else "<StorageReader>"
+
     @property
     def checkpoint_id(self) -> CheckpointId | None:
         """The name, as it was passed."""

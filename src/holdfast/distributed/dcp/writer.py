@@ -91,6 +91,10 @@ class StorageWriter(TorchStorageWriter):
         self.snapshot: CommittedSnapshot | None = None
         """The snapshot of the last save; set only on the rank that committed it."""
 
+    def __repr__(self) -> str:
+        """Show the name of the snapshot, if it is known yet."""
+        return f"<StorageWriter {str(self._checkpoint_id)!r}>" if self._checkpoint_id else "<StorageWriter>"
+
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the state of a save in progress."""
         return self.__dict__ | {"_commit": None, "_lease_id": "", "snapshot": None}

@@ -74,6 +74,10 @@ class LocalStore:
         self._lock = StoreLock(self._files, self._path(_LOCK_NAME), lock_wait or LockWait())
         self._filesystem_type = ""
 
+    def __repr__(self) -> str:
+        """Show the URL."""
+        return f"<LocalStore {self.url}>"
+
     @property
     def url(self) -> str:
         """The absolute path of the root."""
