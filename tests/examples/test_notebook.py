@@ -90,3 +90,33 @@ def test_the_notebook_is_kept_without_outputs() -> None:
 
     assert [cell["outputs"] for cell in cells if cell.get("outputs")] == []
     assert len({cell["id"] for cell in cells}) == len(cells)
+
+
+COMPLETE: Final = """
+import sys, torch, holdfast
+from IPython.core.interactiveshell import InteractiveShell
+
+shell = InteractiveShell.instance()
+store = holdfast.open(sys.argv[1])
+store.save("run/step-1", {"model": {"weight": torch.ones(3)}, "step": 1})
+shell.user_ns.update(store=store, snapshot=store["run/step-1"])
+for text in ('store["ru', 'snapshot["mo', 'snapshot["model.w'):
+    print(shell.complete(text)[1])
+"""
+
+
+@pytest.mark.slow
+def test_the_tab_key_completes_names_of_snapshots_and_leaves(tmp_path: Path) -> None:
+    pytest.importorskip("IPython")
+    paths = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    variables = os.environ | {"PYTHONPATH": paths, "IPYTHONDIR": str(tmp_path / "ipython")}
+    command = [sys.executable, "-c", COMPLETE, str(tmp_path / "ckpts")]
+
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=variables)
+
+    assert done.returncode == 0, done.stderr
+    names, leaves, below = done.stdout.splitlines()
+    assert "run/step-1" in names
+    assert "model.weight" in leaves
+    assert "step" not in leaves
+    assert below.count("model") == 1
