@@ -26,6 +26,7 @@ VERBS: Final = (
     ("ls",), ("ls", "--json"), ("show", "good"), ("show", "good", "--chunks", "--json"),
     ("check",), ("check", "--read"), ("cat", "good", "config.json"), ("get", "good", "OUT"),
     ("du",), ("tag",), ("tag", "best"), ("doctor",),
+    ("help", "ls"), ("completion", "bash"), ("completion", "--names", ""),
     ("diff", "good", "old/1"), ("cache", "ls"), ("cache", "stat"), ("cache", "clear", "--yes"), ("run", "ls"),
     ("gc",), ("repair",), ("prune", "--keep-last", "1", "old/"), ("prune", "--keep-last", "1", "old/", "--yes"),
     ("put", "new", "FILE"), ("put", "old/2", "FILE", "--overwrite"), ("tag", "newest", "good"),
