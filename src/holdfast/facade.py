@@ -127,6 +127,8 @@ class Store:
 
     def __getitem__(self, name: str) -> Snapshot:
         """Return the snapshot of a name or tag, without loading tensors; raises NotFound."""
+        if not isinstance(name, str):
+            raise TypeError(f"the keys of a store are names of snapshots, not {type(name).__name__}: {name!r:.80}")
         return self._open_snapshot(name)
 
     def __contains__(self, name: object) -> bool:

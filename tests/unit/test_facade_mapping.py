@@ -42,6 +42,11 @@ def test_a_name_that_is_not_there_is_a_key_error(store: Store) -> None:
     assert isinstance(caught.value, NotFound)
 
 
+def test_a_key_that_is_no_name_is_refused(store: Store) -> None:
+    with pytest.raises(TypeError, match="the keys of a store are names of snapshots, not int: 3"):
+        store[3]  # type: ignore[index]  # that is the point
+
+
 @pytest.mark.parametrize(
     ("name", "is_in"), [("run/1", True), ("best", True), ("run", False), ("", False), ("../x", False), (3, False)]
 )
