@@ -61,11 +61,13 @@ _holdfast() {{
             while IFS= read -r line; do
                 [[ $line == "$cur"* ]] && COMPREPLY+=("$(printf %q "$line")")
             done < <("${{COMP_WORDS[0]}}" "${{store[@]}}" completion --names "$cur" 2>/dev/null) ;;
-        files) while IFS= read -r line; do COMPREPLY+=("$line"); done < <(compgen -f -- "$cur") ;;
+        files)
+            compopt -o filenames 2>/dev/null
+            while IFS= read -r line; do COMPREPLY+=("$line"); done < <(compgen -f -- "$cur") ;;
         *) while IFS= read -r line; do COMPREPLY+=("$line"); done < <(compgen -W "$kind $words" -- "$cur") ;;
     esac
 }}
-complete -o filenames -F _holdfast holdfast
+complete -F _holdfast holdfast
 """
 
 _ZSH: Final = """\
