@@ -23,7 +23,7 @@ from holdfast.repo.names.tags import set_tag
 from holdfast.repo.write.writer import Request, save
 
 CASES = [
-    ("holdfast l", ["ls"]),
+    ("holdfast docto", ["doctor"]),
     ("holdfast cache pr", ["prune"]),
     ("holdfast ls --js", ["--json"]),
     ("holdfast -s {store} show run/s", ["run/step-1", "run/step-2"]),
