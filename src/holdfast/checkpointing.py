@@ -63,14 +63,22 @@ class ManagedStore(Protocol):
 
 
 class ManagerOptions(KeepRules, total=False):
-    """Keyword arguments of `Store.manager`."""
+    """Keyword arguments of `Store.manager`: when to save and stop. The rules say what to keep besides the newest.
+
+    `keep_best` is `("val_loss", 2)` or `("accuracy", 2, "max")`. A checkpoint is kept if any rule applies.
+    """
 
     every: int | None
+    """A number of steps."""
     every_seconds: float | timedelta | str | None
     async_: bool
+    """False to save in the foreground."""
     stop_after: float | timedelta | str | None
+    """Save and stop after this time, such as "3h50m"."""
     stop_signals: Iterable[signal.Signals]
+    """Signals that save and stop; SIGTERM and SIGINT by default."""
     gc: bool
+    """False to leave the space of deleted checkpoints to a later `gc`."""
     process_group: dist.ProcessGroup | None
     timeout_s: float
 

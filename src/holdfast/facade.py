@@ -16,14 +16,14 @@ from typing_extensions import Self, Unpack
 
 from holdfast.display.bars import make_progress
 from holdfast.errors import StoreError
-from holdfast.files.keep import KeepOptions, Paths, keep_files, plan_sources, restore_files
+from holdfast.files.keep import GetChoices, KeepOptions, Paths, PutChoices, keep_files, plan_sources, restore_files
 from holdfast.json_text import Json
 from holdfast.objects.protocol import ObjectStore
 from holdfast.objects.url import open_store
 from holdfast.progress import ProgressChoice
 from holdfast.query.bisect import Bisection
 from holdfast.query.lineage import LineageLog
-from holdfast.query.select import BestMode, parse_query
+from holdfast.query.select import BestMode, SortFields, parse_query
 from holdfast.repo.files import Restored
 from holdfast.repo.format.layout import verify_user_name
 from holdfast.repo.handle.repository import DEFAULT_BUDGET_BYTES, HandleStatistics, Repository, open_repository
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from holdfast.compile_cache.backend import CompilerOptions as CompilerChoices
     from holdfast.diff.changes import Diff
     from holdfast.distributed.checkpoint.checkpoint import Together
+    from holdfast.files.keep import GetChoices, PutChoices
     from holdfast.formats.background import ExportHandle, ExportRunner
     from holdfast.formats.export import ExportChoices, ExportResult
     from holdfast.formats.importing import ImportChoices, ImportResult
@@ -103,13 +104,8 @@ class Store:
     def repository(self) -> Repository:
         """The underlying repository, for functions that take one."""
         if os.getpid() != self._pid:
-            self._attach(self._reopen(), self._handle.identity.store_id)
+            self._attach(_open_objects(self._verify_shared(), self._options), self._handle.identity.store_id)
         return self._handle
-
-    def _reopen(self) -> ObjectStore:
-        if self.url.startswith("memory://"):
-            raise StoreError(f"{self.url} belongs to the process that opened it; use a path to share a store")
-        return _open_objects(self.url, self._options)
 
     def __repr__(self) -> str:
         """Show the URL."""
@@ -151,9 +147,13 @@ class Store:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the URL and the options; unpickling opens the store again."""
+        store_id = self._handle.identity.store_id
+        return make_store, (self._verify_shared(), self._budget_bytes, self._classes, self._options, store_id)
+
+    def _verify_shared(self) -> str:
         if self.url.startswith("memory://"):
-            raise StoreError(f"{self.url} belongs to this process and cannot be pickled; use a path to share a store")
-        return make_store, (self.url, self._budget_bytes, self._classes, self._options, self._handle.identity.store_id)
+            raise StoreError(f"{self.url} belongs to the process that opened it; use a path to share a store")
+        return self.url
 
     def __enter__(self) -> Self:
         """Return this store."""
@@ -200,8 +200,8 @@ class Store:
         options = SaveOptions(overwrite, metadata or {}, base, allow_pickle, grads, self._environment, lineage=lineage)
         repo, saver, world = self.repository, self._find_saver(), find_world(**together)
         saver.wait()
-        bar, types = make_progress(progress), self._types
-        result = save_together(repo, name, tree, options, types=types, world=world, progress=bar)
+        bar = make_progress(progress)
+        result = save_together(repo, name, tree, options, types=self._types, world=world, progress=bar)
         self._lineage.note_saved(name)
         return result
 
@@ -242,16 +242,9 @@ class Store:
     def manager(self, prefix: str, **options: Unpack[ManagerOptions]) -> CheckpointManager:
         """Return a manager that saves the checkpoints of a training run under `prefix`, such as "run/".
 
-        `manager.step(step, state)` saves when a step is due, `manager.resume(state)` loads the newest checkpoint.
-
-        Args:
-            prefix: the start of the names; checkpoints are called "<prefix>step-<step>".
-            options: `every`, a number of steps; `every_seconds`; `async_=False` to save in the foreground;
-                `keep_last`, `keep_every`, `keep_within`, `keep_best=("val_loss", 2)` or `("accuracy", 2, "max")`: keep
-                a checkpoint if any of these rules applies, and always the newest (without a rule, all are kept);
-                `stop_after="3h50m"`: save and stop after this time; `stop_signals`: those that save and stop (SIGTERM
-                and SIGINT); `gc=False` to leave the space of deleted checkpoints to a later `gc`; `process_group` and
-                `timeout_s`, as for `save`.
+        `manager.step(step, state)` saves "<prefix>step-<step>" when a step is due (`every=500`, `every_seconds`), and
+        deletes what no rule keeps (`keep_last=3`, `keep_best=("val_loss", 2)` ...); without a rule, all are kept.
+        `manager.resume(state)` loads the newest intact checkpoint. `ManagerOptions` describes all options.
         """
         from holdfast.checkpointing import CheckpointManager
 
@@ -260,35 +253,23 @@ class Store:
     # Files of other libraries
 
     def import_(
-        self,
-        source: str | os.PathLike[str],
-        name: str,
-        *,
-        progress: Progress | None = None,
-        **choices: Unpack[ImportChoices],
+        self, source: StrPath, name: str, *, progress: ProgressChoice = None, **choices: Unpack[ImportChoices]
     ) -> ImportResult:
         """Save a checkpoint of another library under a name, in pieces, and return the result with its receipt.
 
-        Reads files and sharded folders of safetensors, folders of `save_pretrained` with all files in them, files of
-        torch.save, DCP directories, content stores of PyTorch, and ZeRO checkpoints of DeepSpeed. Nothing is unpickled.
-        Raises BadFile or Untrusted, and writes nothing, if the source is damaged or could run code.
-
-        Args:
-            source: a file or folder.
-            name: the name of the snapshot.
-            progress: receives the progress.
-            choices: `format`, if a folder has several; `rename`, prefixes of keys to replace; `dtype`, to cast
-                floating-point tensors, which the receipt states with the largest error; `metadata`; `overwrite`;
-                `unpickle=True` to load a file of torch.save that contains other objects. This can run arbitrary code.
+        Reads safetensors, torch.save, folders of `save_pretrained`, DCP directories, content stores of PyTorch and ZeRO
+        checkpoints of DeepSpeed; `ImportChoices` has all options. Nothing is unpickled. Raises BadFile or Untrusted,
+        and writes nothing, if the source is damaged or could run code.
         """
         from holdfast.formats.importing import import_checkpoint, make_import_options
 
         verify_user_name(name)
         options = make_import_options(choices, environment=self._environment)
-        return import_checkpoint(self.repository, source, name, options, types=self._types, progress=progress)
+        repo, types, bar = self.repository, self._types, make_progress(progress)
+        return import_checkpoint(repo, source, name, options, types=types, progress=bar)
 
     def verify_import(
-        self, source: StrPath, name: str | Snapshot, *, unpickle: bool = False, progress: Progress | None = None
+        self, source: StrPath, name: str | Snapshot, *, unpickle: bool = False, progress: ProgressChoice = None
     ) -> list[ReceiptFinding]:
         """Compare files with the receipt and the snapshot of their import; return a finding for each difference.
 
@@ -296,9 +277,8 @@ class Store:
         """
         from holdfast.formats.measuring import check_imported
 
-        record = self._open_snapshot(name).record
-        path = os.fspath(source)
-        return list(check_imported(self.repository, record, path, unpickle=unpickle, progress=progress))
+        record, bar = self._open_snapshot(name).record, make_progress(progress)
+        return list(check_imported(self.repository, record, os.fspath(source), unpickle=unpickle, progress=bar))
 
     def export(self, name: str | Snapshot, destination: StrPath, **choices: Unpack[ExportChoices]) -> ExportResult:
         """Write a snapshot to files of other libraries; they appear whole and verified, or not at all.
@@ -404,49 +384,30 @@ class Store:
     # Files
 
     def put(
-        self,
-        name: str,
-        paths: Paths,
-        *,
-        overwrite: bool = False,
-        metadata: Mapping[str, Json] | None = None,
-        progress: ProgressChoice = None,
+        self, name: str, paths: Paths, *, progress: ProgressChoice = None, **choices: Unpack[PutChoices]
     ) -> SaveResult:
         """Save files and directories as one snapshot; `get` restores them byte for byte.
 
-        A file becomes an entry with its name, a directory `dir` the entries `dir/...`; `dir/` stands for the files in
-        it. A file of safetensors or torch.save shares the bytes of its tensors with snapshots of the same tensors. With
-        several ranks, call this on one of them.
+        A directory `dir` becomes the entries `dir/...`; `dir/` stands for the files in it. A file of safetensors or
+        torch.save shares its bytes with snapshots of the same tensors. With several ranks, call this on one of them.
         """
-        options = KeepOptions(metadata or {}, overwrite=overwrite)
-        bar = make_progress(progress)
-        return keep_files(self.repository, name, plan_sources(self.repository, paths), options, progress=bar)
+        repo, options, bar = self.repository, KeepOptions(**choices), make_progress(progress)
+        return keep_files(repo, name, plan_sources(repo, paths), options, progress=bar)
 
     def get(
-        self,
-        name: str | Snapshot,
-        folder: str | os.PathLike[str],
-        *,
-        only: str | None = None,
-        overwrite: bool = False,
-        raw: bool = False,
-        progress: ProgressChoice = None,
+        self, name: str | Snapshot, folder: StrPath, *, progress: ProgressChoice = None, **choices: Unpack[GetChoices]
     ) -> Restored:
         """Write the files of a snapshot below `folder`, each whole and verified, or not at all.
 
-        `only` is a pattern of names, in which `*` also matches `/`. If some files exist and `overwrite` is False,
-        NameInUse lists them and nothing is written. Links below `folder` are never followed. A saved tree has no files:
-        with `raw`, its tensors are written as raw bytes.
+        If some files exist, NameInUse lists them and nothing is written, unless `overwrite`. Links below `folder` are
+        never followed. A saved tree has no files: `export` writes it, and `raw=True` its tensors as raw bytes.
         """
         repo, bar = self.repository, make_progress(progress)
         with open_snapshot(repo, self._open_snapshot(name).record) as reader:
-            return restore_files(repo, reader, folder, raw=raw, only=only, overwrite=overwrite, progress=bar)
+            return restore_files(repo, reader, folder, progress=bar, **choices)
 
     def open_file(self, name: str | Snapshot, path: str) -> BufferedReader:
-        """Open a file of a snapshot, or another entry, as a seekable stream; close it after use.
-
-        It can be used like the result of `open(path, "rb")`. Reads fetch and verify only the chunks that they need.
-        """
+        """Open a file of a snapshot as `open(path, "rb")` does; reads fetch and verify only the chunks they need."""
         return self._open_snapshot(name).open_file(path)
 
     # Names
@@ -456,30 +417,19 @@ class Store:
         return self._open_snapshot(name)
 
     def snapshots(
-        self,
-        prefix: str = "",
-        *,
-        where: str | None = None,
-        sort: str | Sequence[str] | None = None,
-        limit: int | None = None,
+        self, prefix: str = "", *, where: str | None = None, sort: SortFields = None, limit: int | None = None
     ) -> list[Snapshot]:
         """Return the snapshots whose names begin with `prefix`, in natural order, without Holdfast's own ("@...").
 
-        Args:
-            prefix: the start of the names.
-            where: a condition such as "loss < 0.3 and step >= 1000"; docs/reference/expressions.md has the language.
-            sort: the field to sort by, or several; "-loss" sorts descending. Snapshots without the field come last.
-            limit: return at most so many.
+        `where` is a condition such as "loss < 0.3 and step >= 1000"; docs/reference/expressions.md has the language.
+        `sort` is a field, or several; "-loss" sorts descending. Snapshots without the field come last.
         """
         from holdfast.snapshot.view.lazy import list_snapshots
 
         return list_snapshots(self.repository, prefix, self._types, parse_query(where=where, sort=sort, limit=limit))
 
     def best(self, prefix: str, metric: str, *, mode: BestMode = "min", where: str | None = None) -> Snapshot:
-        """Return the snapshot with the best value of a metric, "min" or "max"; of equal ones, the newest.
-
-        Snapshots that lack the metric, or have NaN, are ignored. Raises NotFound if no snapshot has it.
-        """
+        """Return the snapshot with the best value of a metric, not NaN; of equal ones the newest. Raises NotFound."""
         from holdfast.snapshot.view.lazy import open_best
 
         return open_best(self.repository, prefix, self._types, metric=metric, mode=mode, query=parse_query(where=where))
@@ -577,9 +527,8 @@ class Store:
 
     def check(self, *, read: bool = False, progress: ProgressChoice = None) -> list[Finding]:
         """Check the structure of the store, and with `read` every byte. It is healthy if all findings are notes."""
-        stages = self.repository.counters.stages
-        bar = make_progress(progress)
-        return list(Checker(self.repository.store, read=read, progress=bar, stages=stages).iter_findings())
+        repo, bar = self.repository, make_progress(progress)
+        return list(Checker(repo.store, read=read, progress=bar, stages=repo.counters.stages).iter_findings())
 
     def diff(self, a: str | Snapshot, b: str | Snapshot, *, values: bool = False) -> Diff:
         """Return what was added, removed and changed from `a` to `b`; with `values`, by how much tensors differ."""

@@ -185,5 +185,5 @@ def test_a_store_is_handed_to_worker_processes(tmp_path: Path, method: Any) -> N
 
 
 def test_a_store_in_memory_is_not_handed_on() -> None:
-    with pytest.raises(StoreError, match=r"memory://.* belongs to this process and cannot be pickled; use a path"):
+    with pytest.raises(StoreError, match=r"memory://.* belongs to the process that opened it; use a path"):
         open_store("memory://").__reduce__()

@@ -239,7 +239,7 @@ def test_a_store_pickles_as_its_place_and_options(tmp_path: Path) -> None:
 
     assert again.load("x") == Settings(0.5)
     assert again.repository.budget_bytes == 32 << 20
-    with pytest.raises(StoreError, match=r"memory://.* belongs to this process and cannot be pickled; use a path"):
+    with pytest.raises(StoreError, match=r"memory://.* belongs to the process that opened it; use a path"):
         pickle.dumps(open_store("memory://"))
 
 

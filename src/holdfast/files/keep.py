@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
+from typing import TypedDict
 
 from holdfast.errors import BadName, Corrupt, NameInUse, NotFound
 from holdfast.files.cuts import read_cuts
@@ -25,6 +26,24 @@ from holdfast.repo.write.writer import Request, SaveResult, save
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 """A file or directory, or several."""
+
+
+class PutChoices(TypedDict, total=False):
+    """Keyword arguments of `Store.put`."""
+
+    metadata: Mapping[str, Json]
+    overwrite: bool
+    """Replace the snapshot that has the name, if there is one."""
+
+
+class GetChoices(TypedDict, total=False):
+    """Keyword arguments of `Store.get`."""
+
+    only: str | None
+    """A pattern of names, in which `*` also matches `/`."""
+    overwrite: bool
+    raw: bool
+    """Also write entries that are no files, as bytes without a header."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,12 +40,16 @@ _SAFE_DTYPES: Final = (torch.float64, torch.float32, torch.float16, torch.bfloat
 
 
 class ImportChoices(TypedDict, total=False):
-    """Options of `Store.import_`."""
+    """Keyword arguments of `Store.import_`."""
 
     format: SourceFormat | None
+    """Which one, if a folder has several."""
     rename: Mapping[str, str] | None
+    """Prefixes of keys to replace."""
     dtype: torch.dtype | None
+    """Cast floating-point tensors to this dtype; the receipt states the largest error."""
     unpickle: bool
+    """Load a file of torch.save that contains other objects. This can run arbitrary code."""
     overwrite: bool
     metadata: Mapping[str, Json] | None
 

@@ -17,6 +17,7 @@ from holdfast.repo.names.tags import Tag, iter_tags
 from holdfast.texts import list_some
 
 BestMode = Literal["min", "max"]
+SortFields = str | Sequence[str] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +48,7 @@ class Query:
         return any(field.path[0] in ("tag", "tags") for field in self.fields)
 
 
-def parse_query(
-    *, where: str | None = None, sort: str | Sequence[str] | None = None, limit: int | None = None
-) -> Query:
+def parse_query(*, where: str | None = None, sort: SortFields = None, limit: int | None = None) -> Query:
     """Parse a question; raises BadExpression for what cannot be parsed.
 
     `sort` is a field, several with commas between them, or a list of fields; a minus before a field sorts descending.

@@ -311,7 +311,7 @@ def _print_entries(entries: Sequence[Entry], new: _Sizes, output: Output) -> Non
     output.table(["ENTRY", "KIND", "SIZE", "CHUNKS", "NEW", "INLINE"], rows, right="SIZE CHUNKS NEW INLINE")
 
 
-def _print_files(entries: Sequence[Entry], new: _NewBytes, output: Output) -> None:
+def _print_files(entries: Sequence[Entry], new: _Sizes, output: Output) -> None:
     """Print the files that an import carried along, beside the leaves of its tree."""
     files = [entry for entry in entries if _kind(entry) == "file"]
     if files:
