@@ -84,6 +84,18 @@ def test_a_load_in_place_reports_every_byte(store: holdfast.Store, atomic: bool)
     verify_complete(seen, "load run/1", 4 * SIZE)
 
 
+def test_an_export_and_an_import_report_every_byte(store: holdfast.Store, tmp_path: Path) -> None:
+    exported: list[ProgressUpdate] = []
+    imported: list[ProgressUpdate] = []
+
+    store.export("run/1", tmp_path / "model.safetensors", progress=exported.append)
+    store.import_(tmp_path / "model.safetensors", "imported", progress=imported.append)
+
+    for seen in (exported, imported):
+        assert seen[-1].is_ended
+        assert seen[-1].done_bytes == seen[-1].total_bytes >= 4 * SIZE
+
+
 def test_a_check_reports_its_progress(store: holdfast.Store) -> None:
     seen: list[ProgressUpdate] = []
 

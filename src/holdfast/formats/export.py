@@ -14,6 +14,7 @@ import torch
 from typing_extensions import TypedDict
 
 from holdfast import __version__
+from holdfast.display.bars import make_progress
 from holdfast.errors import BadName, NameInUse
 from holdfast.formats.receipt import Receipt, TensorDigest, write_receipt
 from holdfast.formats.writing.copying import TensorCopier
@@ -25,7 +26,7 @@ from holdfast.formats.writing.target import RECEIPT_NAME, RECEIPT_SUFFIX, Export
 from holdfast.formats.writing.torch_file import export_torch
 from holdfast.formats.writing.work import ExportWork, WrittenExport
 from holdfast.objects.local.files import Files, PosixFiles
-from holdfast.progress import Progress, Silent
+from holdfast.progress import Progress, ProgressChoice, Silent
 from holdfast.repo.files import is_below
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import CommittedSnapshot
@@ -65,7 +66,8 @@ class ExportChoices(TypedDict, total=False):
     """Replace a file, or a folder of an earlier export."""
     receipt: str | os.PathLike[str] | None
     """Where the receipt is written; by default beside the file, or in the folder."""
-    progress: Progress | None
+    progress: ProgressChoice
+    """True for a progress bar, or a function that receives each `ProgressUpdate`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +128,8 @@ def export_chosen(
     repo: Repository, snapshot: CommittedSnapshot, destination: str, choices: ExportChoices
 ) -> ExportResult:
     """Validate the options, and export."""
-    return export(repo, snapshot, destination, make_export_options(choices), progress=choices.get("progress"))
+    bar = make_progress(choices.get("progress"))
+    return export(repo, snapshot, destination, make_export_options(choices), progress=bar)
 
 
 def export(

@@ -8,10 +8,11 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
 from holdfast.cli.lookup import open_to_read, open_to_write, read_named_snapshot
-from holdfast.cli.output import Output, count, format_bytes
+from holdfast.cli.output import Output, count, describe_saved, format_bytes
 from holdfast.cli.verb import add_json, document
 from holdfast.digest import short_hex
 from holdfast.errors import BadName
+from holdfast.json_text import Json
 from holdfast.repo.format.layout import verify_user_name
 from holdfast.texts import list_some
 
@@ -62,6 +63,7 @@ def declare_import(parser: ArgumentParser) -> None:
     _add_unpickle(parser)
     parser.add_argument("--overwrite", action="store_true", help="replace the snapshot if the name exists, atomically")
     parser.add_argument("--receipt", metavar="FILE", help="also write the receipt to a file")
+    add_json(parser)
     parser.set_defaults(run_verb=run_import)
 
 
@@ -93,8 +95,18 @@ def run_import(options: Namespace, url: str, output: Output) -> int:
     done = import_checkpoint(repo, options.source, options.name, choices, types=Types(()), progress=output.progress())
     if options.receipt:
         write_receipt(options.receipt, done.receipt)
-    _print_result(done, output)
+    if options.json:
+        output.json(_encode_imported(done))
+    else:
+        _print_result(done, output)
     return 0
+
+
+def _encode_imported(done: ImportResult) -> dict[str, Json]:
+    receipt = done.receipt
+    counts: dict[str, Json] = {"tensors": len(receipt.tensors), "files": len(receipt.files)}
+    left_out: list[Json] = [asdict(each) for each in receipt.left_out]
+    return {**describe_saved(done.saved), "format": receipt.format, **counts, "left_out": left_out}
 
 
 def _make_options(options: Namespace) -> ImportOptions:
