@@ -298,7 +298,7 @@ class Store:
     def export_async(
         self, name: str | Snapshot, destination: StrPath, **choices: Unpack[ExportChoices]
     ) -> ExportHandle:
-        """Start `export` on threads of low priority and return at once; `close` raises errors that no `wait` raised."""
+        """Start `export` in a process of low priority and return; `close` raises errors that no `wait` raised."""
         from holdfast.formats.background import ExportRunner
 
         self._exporter = self._exporter or ExportRunner()

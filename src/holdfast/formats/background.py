@@ -1,4 +1,7 @@
-"""Exports in the background: a thread of low priority for each, which the interpreter waits for at exit."""
+"""Exports in the background, each in a process of low priority; the interpreter waits for them at exit.
+
+A store that no other process can open is exported by a thread of low priority.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from typing import Final
 
 from holdfast.errors import StoreError
 from holdfast.formats.export import ExportChoices, ExportResult, export, make_export_options
+from holdfast.formats.export_process import can_export_apart, export_apart
 from holdfast.objects.thread_pool import BackgroundThread
 from holdfast.progress import Progress
 from holdfast.repo.handle.repository import Repository
@@ -110,7 +114,8 @@ class ExportRunner:
     def export(self, repo: Repository, snapshot: CommittedSnapshot, path: str, choices: ExportChoices) -> ExportHandle:
         """Validate the options, start an export and return at once."""
         options = make_export_options(choices)
-        return self.start(snapshot.name, lambda progress: export(repo, snapshot, path, options, progress=progress))
+        act = export_apart if can_export_apart(repo) else export
+        return self.start(snapshot.name, lambda progress: act(repo, snapshot, path, options, progress=progress))
 
     def close(self) -> None:
         """Wait for all exports; raises the first error that no `wait` has raised."""

@@ -14,13 +14,15 @@ from safetensors.torch import load_file
 import holdfast
 from holdfast.formats.background import ExportRunner
 from holdfast.formats.export import ExportResult
+from holdfast.objects.memory import MemoryStore
 from holdfast.progress import Progress
 from tests.kit.patience import PATIENCE_S
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> holdfast.Store:
-    return holdfast.open(tmp_path / "store")
+def store() -> holdfast.Store:
+    # In memory: exports of a directory need a process each, which takes seconds to start.
+    return holdfast.Store(MemoryStore())
 
 
 def test_the_handle_returns_the_result(store: holdfast.Store, tmp_path: Path) -> None:
