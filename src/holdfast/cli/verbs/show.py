@@ -220,7 +220,8 @@ def _print_record(
 
 
 def _format_stored(stored: StoredBytes) -> str:
-    inline = f", of which {format_bytes(stored.inline_bytes)} are inline values" if stored.inline_bytes else ""
+    # A manifest is compressed, so it may be smaller than the inline values in it.
+    inline = f" with {format_bytes(stored.inline_bytes)} of inline values" if stored.inline_bytes else ""
     places = f"{format_bytes(stored.packed_bytes)} in packs, {format_bytes(stored.manifest_bytes)} in the manifest"
     return f"{format_bytes(stored.total_bytes)}: {places}{inline}"
 
