@@ -34,6 +34,8 @@ _TENSORS_AT_ONCE: Final = 256
 def read_export_receipt(path: str) -> Receipt:
     """Return the receipt beside an exported file, or in an exported folder; raises NotFound if there is none."""
     found = os.path.join(path, RECEIPT_NAME) if os.path.isdir(path) else path + RECEIPT_SUFFIX
+    if not os.path.exists(path):
+        raise NotFound(f"{path} does not exist", name=path)
     if not os.path.exists(found):
         raise NotFound(f"{path} has no receipt ({found} is missing); name one with --receipt FILE", name=found)
     return read_receipt(found)

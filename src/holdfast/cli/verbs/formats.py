@@ -340,10 +340,10 @@ def run_verify_export(options: Namespace, url: str, output: Output) -> int:
     from holdfast.formats.verifying import check_export, check_exported, read_export_receipt
 
     progress, path = output.progress(), options.destination
+    repo = None if options.against is None else open_to_read(url, output)
     receipt = read_receipt(options.receipt) if options.receipt else read_export_receipt(path)
     findings: list[ReceiptFinding] = []
-    if options.against is not None:
-        repo = open_to_read(url, output)
+    if repo is not None:
         snapshot = read_named_snapshot(repo.store, options.against, output)
         findings += _print_findings(check_exported(repo, snapshot, receipt, progress=progress), options, output)
     findings += _print_findings(check_export(path, receipt, progress=progress), options, output)

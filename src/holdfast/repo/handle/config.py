@@ -35,6 +35,7 @@ _LEGACY_TORCH: Final = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 """What torch.save wrote before version 1.6: a pickled magic number."""
 _MAX_SAFETENSORS_HEADER: Final = 100_000_000
 
+_IMPORT: Final = "to save its tensors, use `holdfast -s STORE import {path} NAME`"
 _KEEP_FILE: Final = "to keep the file as it is, use `holdfast -s STORE put NAME {path}`"
 _KEEP_FOLDER: Final = "to keep the files as they are, use `holdfast -s STORE put NAME {path}/`"
 _SAVE: Final = "and save what that returns with holdfast.open(STORE).save(NAME, ...)"
@@ -173,19 +174,11 @@ class _Kind:
     advice: str
 
 
-_TORCH_SAVE: Final = _Kind("a file that torch.save wrote", f"load it with torch.load, {_SAVE}; {_KEEP_FILE}")
-_SAFETENSORS: Final = _Kind("a safetensors file", f"load it with safetensors.torch.load_file, {_SAVE}; {_KEEP_FILE}")
-_DCP: Final = _Kind(
-    "a checkpoint that torch.distributed.checkpoint wrote",
-    f"load it with torch.distributed.checkpoint.load, and save the state dict with holdfast.open(STORE).save(NAME, ...)"
-    f"; {_KEEP_FOLDER}",
-)
-_HUGGING_FACE: Final = _Kind(
-    "a model folder as Hugging Face writes it", f"load it with from_pretrained, {_SAVE}; {_KEEP_FOLDER}"
-)
-_SAFETENSORS_FOLDER: Final = _Kind(
-    "a folder of safetensors files", f"load them with safetensors.torch.load_file, {_SAVE}; {_KEEP_FOLDER}"
-)
+_TORCH_SAVE: Final = _Kind("a file that torch.save wrote", f"{_IMPORT}; {_KEEP_FILE}")
+_SAFETENSORS: Final = _Kind("a safetensors file", f"{_IMPORT}; {_KEEP_FILE}")
+_DCP: Final = _Kind("a checkpoint that torch.distributed.checkpoint wrote", f"{_IMPORT}; {_KEEP_FOLDER}")
+_HUGGING_FACE: Final = _Kind("a model folder as Hugging Face writes it", f"{_IMPORT}; {_KEEP_FOLDER}")
+_SAFETENSORS_FOLDER: Final = _Kind("a folder of safetensors files", f"{_IMPORT}; {_KEEP_FOLDER}")
 _MAGIC: Final[Sequence[tuple[bytes, str]]] = (
     (b"\x93NUMPY", "a numpy array file"),
     (b"\x89HDF\r\n\x1a\n", "an HDF5 file"),
