@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from holdfast.formats.receipt import Receipt
+from tests.kit.dcp_calls import ALONE
 
 
 def make_state() -> dict[str, torch.Tensor]:
@@ -32,7 +33,7 @@ def save_dcp(state: dict[str, Any], folder: Path) -> None:
     """Save by torch.distributed.checkpoint from one process, which it warns of."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        save(state, checkpoint_id=str(folder), no_dist=True)
+        save(state, checkpoint_id=str(folder), **ALONE)
 
 
 def read_raw(tensor: torch.Tensor) -> bytes:

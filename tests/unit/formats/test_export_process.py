@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 import holdfast
 from holdfast.errors import NotFound, StoreError
 from holdfast.formats import export_process
-from holdfast.formats.export import make_export_options
+from holdfast.formats.export import ExportChoices, ExportResult, make_export_options
 from holdfast.formats.export_process import can_export_apart, export_apart, serve
 from holdfast.objects.memory import MemoryStore
 
@@ -44,25 +44,24 @@ def store(tmp_path: Path) -> holdfast.Store:
     return opened
 
 
-def run_apart(store: holdfast.Store, path: Path, progress: Seen | None = None, **choices: Any) -> Any:
+def run_apart(store: holdfast.Store, path: Path, choices: ExportChoices, progress: Seen | None = None) -> ExportResult:
     record = store.snapshot("a").record
-    return export_apart(store.repository, record, str(path), make_export_options({**choices}), progress=progress)
+    return export_apart(store.repository, record, str(path), make_export_options(choices), progress=progress)
 
 
 def test_every_option_reaches_the_other_process(store: holdfast.Store, tmp_path: Path) -> None:
     (tmp_path / "out").write_text("old")
     seen = Seen()
 
-    done = run_apart(
-        store,
-        tmp_path / "out",
-        seen,
-        select="model",
-        exclude=["*skipped"],
-        dtype=torch.bfloat16,
-        replace=True,
-        receipt=tmp_path / "receipt.json",
-    )
+    choices: ExportChoices = {
+        "select": "model",
+        "exclude": ["*skipped"],
+        "dtype": torch.bfloat16,
+        "replace": True,
+        "receipt": tmp_path / "receipt.json",
+    }
+
+    done = run_apart(store, tmp_path / "out", choices, seen)
 
     assert {name: tensor.dtype for name, tensor in load_file(tmp_path / "out").items()} == {"x": torch.bfloat16}
     assert done.receipt_path == str(tmp_path / "receipt.json")
@@ -75,7 +74,7 @@ def test_an_error_is_raised_here_as_it_was_raised_there(store: holdfast.Store, t
     (tmp_path / "out").write_text("old")
 
     with pytest.raises(holdfast.NameInUse, match="exists already"):
-        run_apart(store, tmp_path / "out")
+        run_apart(store, tmp_path / "out", {})
 
 
 @pytest.mark.slow
@@ -93,7 +92,7 @@ def test_a_process_that_dies_is_named(store: holdfast.Store, tmp_path: Path, mon
     monkeypatch.setattr(export_process, "_PROGRAM", "import os, sys; sys.stdin.read(); os._exit(7)")
 
     with pytest.raises(StoreError, match="ended with code 7 and without a result"):
-        run_apart(store, tmp_path / "out")
+        run_apart(store, tmp_path / "out", {})
 
 
 @pytest.mark.slow
@@ -102,7 +101,13 @@ def test_a_process_whose_parent_has_died_leaves_nothing(store: holdfast.Store, t
         "import json, sys; job = json.load(sys.stdin); sys.path[:] = job['modules'];"
         "from holdfast.formats.export_process import serve; serve(job)"
     )
-    options = {"format": "safetensors", "select": "", "exclude": [], "dtype": None, "max_shard_bytes": 1 << 30}
+    options: dict[str, Any] = {
+        "format": "safetensors",
+        "select": "",
+        "exclude": [],
+        "dtype": None,
+        "max_shard_bytes": 1 << 30,
+    }
     job = {
         "modules": sys.path,
         "url": store.url,
