@@ -27,6 +27,8 @@ from holdfast.repo.names.snapshots import CommittedSnapshot, read_name
 from holdfast.tensors.dtypes import dtype_name, find_dtype
 
 _LOWEST_PRIORITY: Final = 19
+_ANSWERS: Final = 1
+"""The descriptor of the pipe to the parent."""
 _REPORT_S: Final = 0.2
 """The child reports its progress this often."""
 # The path of modules comes first: the parent may have changed its own.
@@ -162,5 +164,5 @@ def _export(job: dict[str, Any]) -> ExportResult:
 
 def _write(line: dict[str, Any]) -> None:
     # If the parent has died, this raises, and the export leaves nothing behind.
-    sys.stdout.write(json.dumps(line) + "\n")
-    sys.stdout.flush()
+    with open(_ANSWERS, "wb", closefd=False) as pipe:
+        pipe.write(json.dumps(line).encode() + b"\n")

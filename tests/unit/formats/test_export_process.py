@@ -133,7 +133,7 @@ def test_a_process_whose_parent_has_died_leaves_nothing(store: holdfast.Store, t
     assert sorted(os.listdir(tmp_path)) == ["store"]
 
 
-def test_an_unknown_error_is_a_store_error(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_error_is_a_store_error(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     class Strange(Exception):
         pass
 
@@ -143,7 +143,7 @@ def test_an_unknown_error_is_a_store_error(capsys: pytest.CaptureFixture[str], m
     monkeypatch.setattr(export_process, "_export", fail)
     monkeypatch.setattr(os, "nice", lambda by: by)
     serve({})
-    last = json.loads(capsys.readouterr().out)
+    last = json.loads(capfd.readouterr().out)
 
     error = export_process._decode_error(last["error"]["type"], last["error"]["text"])
 
