@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.kit.leftovers import read_group_variables, remove_leftovers
+from tests.kit.leftovers import read_group_variables, read_handlers, remove_leftovers, restore_handlers
 
 # Unsigned compiled graphs are refused where a group can write, as many systems let it by default.
 os.umask(0o022)
@@ -41,7 +41,7 @@ settings.load_profile("dev")
 @pytest.fixture(scope="module", autouse=True)
 def _leave_no_process_group() -> Iterator[None]:
     """Fail the file that leaves a process group: the tests of later files would run as its rank 0, and fail instead."""
-    before = read_group_variables()
+    before, handlers = read_group_variables(), read_handlers()
     yield
-    left = remove_leftovers(before)
+    left = [*remove_leftovers(before), *restore_handlers(handlers)]
     assert not left, f"the tests of this file left behind: {', '.join(left)}"

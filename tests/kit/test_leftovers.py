@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 
-from tests.kit.leftovers import read_group_variables, remove_leftovers
+from tests.kit.leftovers import read_group_variables, read_handlers, remove_leftovers, restore_handlers
 
 
 def test_nothing_left_is_nothing_found() -> None:
@@ -30,3 +31,12 @@ def test_variables_are_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert remove_leftovers(before) == ["the variable MASTER_PORT='29500'", "the variable RANK='2'"]
     assert read_group_variables() == before
+
+
+def test_handlers_of_signals_are_as_before() -> None:
+    before = read_handlers()
+    signal.signal(signal.SIGTERM, lambda number, frame: None)
+
+    assert restore_handlers(before) == ["a handler of SIGTERM"]
+    assert read_handlers() == before
+    assert restore_handlers(before) == []

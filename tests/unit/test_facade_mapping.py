@@ -84,7 +84,9 @@ def iter_returned(store: Store) -> Iterator[object]:
     diff = store.diff("run/1", "run/2", values=True)
     yield from (diff, *diff.changes, *(distance for change in diff.changes for distance in change.distances))
     yield from (store.plan_prune(keep_last=1), store.prune("async", keep_last=1))
-    yield from (store.gc(), store.statistics(), store.manager("run/"))
+    yield from (store.gc(), store.statistics())
+    with store.manager("run/") as manager:
+        yield manager
     yield from iter_run_values(store)
     yield from (store.compiler(), RngState(), holdfast.ResumableSampler(10))
     yield holdfast.training_state(torch.nn.Linear(2, 2))
