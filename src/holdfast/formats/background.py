@@ -13,17 +13,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
 
 from holdfast.errors import StoreError
 from holdfast.formats.export import ExportChoices, ExportResult, export, make_export_options
-from holdfast.formats.export_process import can_export_apart, export_apart
+from holdfast.formats.export_process import LOWEST_PRIORITY, can_export_apart, export_apart
 from holdfast.objects.thread_pool import BackgroundThread
 from holdfast.progress import Progress
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import CommittedSnapshot
-
-_LOWEST_PRIORITY: Final = 19
 
 Export = Callable[[Progress], ExportResult]
 """Carries out an export, and reports its progress."""
@@ -150,4 +147,4 @@ def _lower_priority() -> None:
     # On Linux a priority belongs to a thread; elsewhere to the process, which must keep its own.
     if sys.platform == "linux":
         with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)

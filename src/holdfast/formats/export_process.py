@@ -26,7 +26,7 @@ from holdfast.repo.handle.repository import Repository, open_repository
 from holdfast.repo.names.snapshots import CommittedSnapshot, read_name
 from holdfast.tensors.dtypes import dtype_name, find_dtype
 
-_LOWEST_PRIORITY: Final = 19
+LOWEST_PRIORITY: Final = 19
 _ANSWERS: Final = 1
 """The descriptor of the pipe to the parent."""
 _REPORT_S: Final = 0.2
@@ -141,7 +141,7 @@ class _Reports:
 
 def serve(job: dict[str, Any]) -> None:
     """Carry out a job; the child ends here."""
-    os.nice(_LOWEST_PRIORITY)
+    os.nice(LOWEST_PRIORITY)
     try:
         done = _export(job)
         _write({"result": {"path": done.path, "receipt_path": done.receipt_path, "bytes": done.num_bytes}})

@@ -13,6 +13,7 @@ import torch
 from blake3 import blake3
 
 from holdfast.digest import Digest, parse_digest
+from holdfast.formats.cast_errors import add_cast_errors
 from holdfast.formats.reading.byte_ranges import ByteReader, Geometry, gather, iter_gathered, view_items
 from holdfast.formats.reading.placeholders import StoredStorage
 from holdfast.formats.receipt import CarriedFile, CastErrors, ReceiptTensor, TensorDigest
@@ -48,20 +49,15 @@ class Cast:
         """Return items in the new dtype; `start` is the position of the first one, in bytes of the source."""
         before = wrap_memory(data).view(self.dtype)
         after = before.to(self.cast_to)
-        self._measure(before.to(torch.float64), after.to(torch.float64), start)
+        self._add_errors(add_cast_errors(CastErrors(0.0, 0.0), before, after), start)
         return view_bytes(after.view(torch.uint8))
 
-    def _measure(self, before: torch.Tensor, after: torch.Tensor, start: int) -> None:
-        is_finite = before.isfinite() & after.isfinite()
-        overflowed = int((before.isfinite() & ~after.isfinite()).sum())
-        errors = torch.where(is_finite, (before - after).abs(), 0.0)
-        relative = torch.where(before != 0, errors / before.abs(), 0.0)
-        relative = torch.where(is_finite, relative, 0.0)
+    def _add_errors(self, errors: CastErrors, start: int) -> None:
         with self._lock:
             # By position, because a piece may be read more than once.
-            self._overflowed[start] = overflowed
-            self._max_abs = max(self._max_abs, float(errors.max()) if len(errors) else 0.0)
-            self._max_rel = max(self._max_rel, float(relative.max()) if len(relative) else 0.0)
+            self._overflowed[start] = errors.num_overflowed
+            self._max_abs = max(self._max_abs, errors.max_abs)
+            self._max_rel = max(self._max_rel, errors.max_rel)
 
 
 @dataclass(frozen=True, slots=True)

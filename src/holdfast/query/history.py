@@ -89,7 +89,7 @@ def iter_graph(entries: Sequence[HistoryEntry]) -> Iterator[GraphRow]:
 
 
 def _draw(num_lanes: int, lane: int, others: Iterable[int], sign: str) -> str:
-    """Return a line in which the lanes `others` join the lane `lane`, or part from it."""
+    """Return a line of the graph with an edge between the lane `lane` and each of the lanes `others`."""
     cells = list(" ".join("|" * num_lanes))
     for other in others:
         cells[2 * other - 1 : 2 * other + 1] = [sign, " "]

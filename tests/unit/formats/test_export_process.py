@@ -97,10 +97,6 @@ def test_a_process_that_dies_is_named(store: holdfast.Store, tmp_path: Path, mon
 
 @pytest.mark.slow
 def test_a_process_whose_parent_has_died_leaves_nothing(store: holdfast.Store, tmp_path: Path) -> None:
-    program = (
-        "import json, sys; job = json.load(sys.stdin); sys.path[:] = job['modules'];"
-        "from holdfast.formats.export_process import serve; serve(job)"
-    )
     options: dict[str, Any] = {
         "format": "safetensors",
         "select": "",
@@ -121,7 +117,7 @@ def test_a_process_whose_parent_has_died_leaves_nothing(store: holdfast.Store, t
     os.close(read_end)
 
     ended = subprocess.run(
-        [sys.executable, "-c", program],
+        [sys.executable, "-c", export_process._PROGRAM],
         input=json.dumps(job).encode(),
         stdout=write_end,
         stderr=subprocess.PIPE,

@@ -12,7 +12,26 @@ _MAX_HELP: Final = 60
 
 # The words before the cursor are read once: verbs and actions extend `verb`, options that take a value skip it, and
 # the store of -s is passed on, so that names come from that store.
-_BASH: Final = """\
+_READ_WORD: Final = """\
+        if [[ -n $skip ]]; then
+            [[ $skip == store ]] && store=(-s "$word")
+            skip=""
+        elif [[ $word == -s || $word == --store ]]; then
+            skip=store
+        elif _holdfast_value "$verb $word" >/dev/null; then
+            skip=value
+        elif [[ $word != -* ]] && _holdfast_next "${{verb:+$verb }}$word"; then
+            verb="${{verb:+$verb }}$word"
+        fi
+    done
+    if [[ $skip == store ]]; then
+        kind=files
+    elif [[ $skip == value ]]; then
+"""
+"""What bash and zsh do with each word before the cursor: the rest of a loop over `word`, and what follows it."""
+
+_BASH: Final = (
+    """\
 # Completion of holdfast for bash:  source <(holdfast completion bash)
 _holdfast_next() {{
     case "$1" in
@@ -32,20 +51,9 @@ _holdfast() {{
     COMPREPLY=()
     for ((i = 1; i < COMP_CWORD; i++)); do
         word="${{COMP_WORDS[i]}}"
-        if [[ -n $skip ]]; then
-            [[ $skip == store ]] && store=(-s "$word")
-            skip=""
-        elif [[ $word == -s || $word == --store ]]; then
-            skip=store
-        elif _holdfast_value "$verb $word" >/dev/null; then
-            skip=value
-        elif [[ $word != -* ]] && _holdfast_next "${{verb:+$verb }}$word"; then
-            verb="${{verb:+$verb }}$word"
-        fi
-    done
-    if [[ $skip == store ]]; then
-        kind=files
-    elif [[ $skip == value ]]; then
+"""
+    + _READ_WORD
+    + """\
         kind="$(_holdfast_value "$verb ${{COMP_WORDS[COMP_CWORD-1]}}")"
     else
         case "$verb" in
@@ -69,8 +77,10 @@ _holdfast() {{
 }}
 complete -F _holdfast holdfast
 """
+)
 
-_ZSH: Final = """\
+_ZSH: Final = (
+    """\
 #compdef holdfast
 # Completion of holdfast for zsh:  source <(holdfast completion zsh)
 _holdfast_value() {{
@@ -89,20 +99,9 @@ _holdfast() {{
     local cur="${{words[CURRENT]}}" verb="" skip="" kind="" word
     local -a store found verbs options
     for word in "${{(@)words[2,CURRENT-1]}}"; do
-        if [[ -n $skip ]]; then
-            [[ $skip == store ]] && store=(-s "$word")
-            skip=""
-        elif [[ $word == -s || $word == --store ]]; then
-            skip=store
-        elif _holdfast_value "$verb $word" >/dev/null; then
-            skip=value
-        elif [[ $word != -* ]] && _holdfast_next "${{verb:+$verb }}$word"; then
-            verb="${{verb:+$verb }}$word"
-        fi
-    done
-    if [[ $skip == store ]]; then
-        kind=files
-    elif [[ $skip == value ]]; then
+"""
+    + _READ_WORD
+    + """\
         kind="$(_holdfast_value "$verb ${{words[CURRENT-1]}}")"
     else
         case "$verb" in
@@ -128,6 +127,7 @@ elif (( $+functions[compdef] )); then
     compdef _holdfast holdfast
 fi
 """
+)
 
 _FISH: Final = """\
 # Completion of holdfast for fish:  holdfast completion fish | source
