@@ -1,4 +1,4 @@
-"""Lineage: which snapshots a process had loaded, and which it had saved before, when it saved one.
+"""Lineage: which snapshots a process loaded and saved before it saved this one.
 
 It is stored in the `environment` of a snapshot record, which is not compared when a save is repeated, and which readers
 that do not know it show as it is.

@@ -10,7 +10,7 @@ from typing import Final
 from holdfast.objects.blocks import PAGE_BYTES
 
 ALIGNMENT: Final = 64
-"""Of the data of each record, so that a reader can memory-map it."""
+"""The data of each record begins at a multiple of this, so that a reader can memory-map it."""
 _LARGE_BYTES: Final = 1 << 20
 """Larger records begin with a page of the file, so that they can be written without a copy."""
 ZIP64_FROM: Final = 0xFFFFFFFF
