@@ -67,7 +67,7 @@ $(READY_DEV): $(READY)
 
 # The frameworks that tests of holdfast.integrations need. Not part of READY: `make demo` does not wait for them.
 $(READY_INTEGRATIONS): $(READY_DEV)
-	@PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[accelerate,lightning,peft,transformers,deepspeed,ray]' torchft tyro
+	@PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[accelerate,lightning,peft,transformers,deepspeed,ray,servers]' torchft tyro
 # Without what it needs besides: its checkpoint code needs none of it, and its datasets excludes the pinned fsspec.
 	@PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps torchtitan torch_checkpointing torchdata spmd_types
 	@touch $@

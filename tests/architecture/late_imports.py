@@ -38,6 +38,7 @@ LATE_IMPORTS: Final[dict[str, dict[str, str]]] = {
         "tqdm": "optional, and imported only for a bar that the caller asked for",
         "rich": "takes as long as all other imports together; only a bar that the caller asked for needs it",
     },
+    "objects/url.py": {"holdfast.objects.cloud": "obstore takes 50 ms to import; only URLs of buckets need it"},
     "facade.py": {
         "holdfast.capture": _STORE,
         "holdfast.checkpointing": _STORE,

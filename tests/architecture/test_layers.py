@@ -40,7 +40,13 @@ FACE_LOADS: Final = {"holdfast.moved"}
 # The same rule inside a package: its sub-packages and the modules beside them, low to high. "*" stands for the modules
 # beside them that have no line of their own. Names on one line stay apart, but "*" is one room.
 ROOMS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
-    "objects": (("blocks", "thread_pool"), ("protocol",), ("listing", "settle", "memory"), ("local",), ("url",)),
+    "objects": (
+        ("blocks", "thread_pool"),
+        ("protocol",),
+        ("listing", "settle", "memory", "together"),
+        ("local", "cloud"),
+        ("url",),
+    ),
     "repo": (
         ("format",),
         ("stages", "engine"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final, Protocol, runtime_checkable
 
 from holdfast.errors import BadName
@@ -22,6 +22,9 @@ def is_key(text: str) -> bool:
 
 def iter_objects(store: ObjectStore, prefix: str) -> Iterator[ObjectInfo]:
     """Yield every object whose key starts with `prefix`, ordered by key, with one page at a time in memory."""
+    if isinstance(store, FlatStore):
+        yield from store.list_all(prefix)
+        return
     after, limit = "", PAGE_LIMIT
     while True:
         page = store.list(prefix, after=after, limit=limit)
@@ -31,6 +34,14 @@ def iter_objects(store: ObjectStore, prefix: str) -> Iterator[ObjectInfo]:
         after = page[-1].key
         # Listing a directory reads all its names for every page, so pages of equal size would cost quadratic time.
         limit = min(2 * limit, _MAX_PAGE)
+
+
+@runtime_checkable
+class FlatStore(Protocol):
+    """Extra method of a store that lists all objects below a prefix at the cost of a page."""
+
+    def list_all(self, prefix: str) -> Sequence[ObjectInfo]:
+        """Return every object whose key starts with `prefix`, ordered by key."""
 
 
 @runtime_checkable

@@ -68,6 +68,11 @@ class StoreTraits:
     """Other hosts may use the store, so their clocks and caches matter."""
     replace_if_match: bool = False
     delete_if_match: bool = False
+    upload_bytes: int | None = None
+    """The size from which on a writer should begin another upload: the store keeps an upload in memory until it is
+    committed. None if it does not."""
+    requests_at_once: int = 1
+    """How many requests should be in flight, because most of their time is spent waiting. 1 if requests do not wait."""
 
 
 class Upload(Protocol):

@@ -7,7 +7,7 @@ import re
 import time
 from typing import Final
 
-from holdfast.errors import BadName, StoreError
+from holdfast.errors import BadName
 from holdfast.objects.local.files import PosixFiles
 from holdfast.objects.local.local_store import LocalStore
 from holdfast.objects.memory import MemoryStore
@@ -59,7 +59,7 @@ def open_store(url: str, *, read_only: bool = False, single_writer: bool = False
     if scheme == "memory":
         return MemoryStore(clock=_SystemClock(), read_only=read_only)
     if scheme in _CLOUD:
-        raise StoreError(f"{url}: object stores in the cloud are not supported by this version; use a local path")
+        return _open_cloud(url, read_only=read_only, single_writer=single_writer)
     if scheme not in ("", "file"):
         raise BadName(f"{url}: the scheme {scheme!r} is not supported; use a path, file:// or memory://")
     path = _decode_file_url(url, rest) if scheme else rest
@@ -104,3 +104,10 @@ def holds_config(directory: str) -> bool:
     except OSError:
         # Absent, a link, not a directory, or not readable: not a store that we could use.
         return False
+
+
+def _open_cloud(url: str, *, read_only: bool, single_writer: bool) -> ObjectStore:
+    from holdfast.objects.cloud.cloud_store import CloudStore
+    from holdfast.objects.cloud.place import parse_place
+
+    return CloudStore(parse_place(url), read_only=read_only, single_writer=single_writer)

@@ -73,6 +73,7 @@ class PackBuilder:
         self._store = store
         self._upload = store.upload(pack_key(pack_id))
         self._size = 0
+        self._limit_bytes = min(PACK_LIMIT_BYTES, store.traits.upload_bytes or PACK_LIMIT_BYTES)
         try:
             self._append(encode_header(pack_id))
         except BaseException:
@@ -82,7 +83,7 @@ class PackBuilder:
     @property
     def is_full(self) -> bool:
         """Whether the next chunk must be written to another pack."""
-        return self._size >= PACK_LIMIT_BYTES
+        return self._size >= self._limit_bytes
 
     def append_chunks(self, chunks: Sequence[NewChunk], *, block: LentBlock | None = None) -> list[Location]:
         """Append chunks and return their locations, in order.

@@ -1,0 +1,241 @@
+"""A small S3 server on loopback that counts requests, waits before answers, and misbehaves when a test asks for it."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from email.utils import format_datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Final, Literal
+from urllib.parse import parse_qs, unquote, urlsplit
+from xml.sax.saxutils import escape, unescape
+
+Fault = Literal["lose reply", "lose request", "503 before", "503 after", "409", "403", "bad signature"]
+"""What the server does wrong: "lose reply" and "503 after" carry the request out first."""
+
+BUCKET: Final = "bucket"
+_PAGE: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request that the server has seen."""
+
+    method: str
+    key: str
+    """The key, or the prefix of a listing."""
+    kind: Literal["GET", "HEAD", "PUT", "DELETE", "LIST"]
+
+
+@dataclass(slots=True)
+class Stored:
+    """One object."""
+
+    data: bytes
+    modified_s: float
+
+    @property
+    def etag(self) -> str:
+        return f'"{hashlib.md5(self.data, usedforsecurity=False).hexdigest()}"'
+
+
+@dataclass
+class S3Server:
+    """The state of the server; a test reads and sets it directly."""
+
+    objects: dict[str, Stored] = field(default_factory=dict)
+    requests: list[Request] = field(default_factory=list)
+    fault_of: Callable[[Request], Fault | None] = lambda request: None
+    """Called for each request: what to do wrong this time."""
+    latency_s: float = 0.0
+    skew_s: float = 0.0
+    """How far the clock of the server is ahead."""
+    ignores_conditions: bool = False
+    """Whether a conditional put overwrites, as on servers that do not know the header."""
+    endpoint: str = ""
+    lock: threading.RLock = field(default_factory=threading.RLock)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The storage options for this server."""
+        return {
+            "endpoint": self.endpoint,
+            "access_key_id": "key",
+            "secret_access_key": "secret",
+            "region": "us-east-1",
+        }
+
+    def count(self, kind: str = "", below: str = "") -> int:
+        """Return how many requests of a kind were made for keys that contain a text."""
+        return sum(kind in ("", request.kind) and below in request.key for request in self.requests)
+
+
+@contextmanager
+def serve_s3() -> Iterator[S3Server]:
+    """Run a server with one empty bucket."""
+    state = S3Server()
+
+    class Handler(_Handler):
+        server_state = state
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        state.endpoint = f"http://127.0.0.1:{server.server_address[1]}"
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        thread.start()
+        try:
+            yield state
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    server_state: S3Server
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Print nothing."""
+
+    def do_GET(self) -> None:
+        self._serve()
+
+    do_HEAD = do_PUT = do_DELETE = do_POST = do_GET
+
+    def _serve(self) -> None:
+        state = self.server_state
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        parts = urlsplit(self.path)
+        query = {name: values[0] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
+        bucket, _, key = unquote(parts.path).lstrip("/").partition("/")
+        is_list = self.command == "GET" and "list-type" in query
+        if self.command == "POST" and "delete" in query:  # many deletes in one request
+            key = unescape(re.findall(r"<Key>([^<]*)</Key>", body.decode())[0])
+        kind: Any = "LIST" if is_list else self.command.replace("POST", "DELETE")
+        request = Request(self.command, query.get("prefix", "") if is_list else key, kind)
+        with state.lock:
+            state.requests.append(request)
+            fault = state.fault_of(request)
+        if state.latency_s:
+            time.sleep(state.latency_s)
+        if bucket != BUCKET:
+            self._fail(404, "NoSuchBucket")
+        elif fault == "lose request":
+            self._hang_up()
+        elif fault in _REFUSALS:
+            self._fail(*_REFUSALS[fault])
+        else:
+            with state.lock:
+                answer = self._act(kind, key, query, body)
+            self._finish(fault, answer)
+
+    def _finish(self, fault: Fault | None, answer: tuple[int, dict[str, str], bytes]) -> None:
+        if fault == "lose reply":
+            self._hang_up()
+        elif fault == "503 after":
+            self._fail(503, "SlowDown")
+        else:
+            self._answer(*answer)
+
+    def _act(self, kind: str, key: str, query: dict[str, str], body: bytes) -> tuple[int, dict[str, str], bytes]:
+        state = self.server_state
+        found = state.objects.get(key)
+        if kind == "LIST":
+            return 200, {"Content-Type": "application/xml"}, _list(state.objects, query)
+        if kind == "PUT":
+            if self.headers.get("If-None-Match") == "*" and found and not state.ignores_conditions:
+                return 412, {}, _error("PreconditionFailed")
+            state.objects[key] = Stored(body, time.time() + state.skew_s)
+            return 200, {"ETag": state.objects[key].etag}, b""
+        if kind == "DELETE":
+            state.objects.pop(key, None)
+            deleted = f"<Deleted><Key>{escape(key)}</Key></Deleted>"
+            return 200, {}, f"<?xml version='1.0'?><DeleteResult>{deleted}</DeleteResult>".encode()
+        if found is None:
+            return 404, {}, _error("NoSuchKey")
+        return self._read(found)
+
+    def _read(self, found: Stored) -> tuple[int, dict[str, str], bytes]:
+        modified = datetime.fromtimestamp(found.modified_s, timezone.utc)
+        headers = {"ETag": found.etag, "Last-Modified": format_datetime(modified, usegmt=True)}
+        wanted = self.headers.get("Range")
+        if not wanted:
+            return 200, headers, found.data
+        start, _, last = wanted.removeprefix("bytes=").partition("-")
+        if int(start) >= len(found.data):
+            return 416, {}, _error("InvalidRange")
+        stop = min(int(last) + 1, len(found.data)) if last else len(found.data)
+        headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(found.data)}"
+        return 206, headers, found.data[int(start) : stop]
+
+    def _fail(self, status: int, code: str) -> None:
+        self._answer(status, {}, _error(code))
+
+    def _hang_up(self) -> None:
+        self.close_connection = True
+        self.connection.close()
+
+    def _answer(self, status: int, headers: dict[str, str], body: bytes) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+
+_REFUSALS: Final[dict[str, tuple[int, str]]] = {
+    "503 before": (503, "SlowDown"),
+    "409": (409, "ConditionalRequestConflict"),
+    "403": (403, "AccessDenied"),
+    "bad signature": (403, "SignatureDoesNotMatch"),
+}
+
+
+def _error(code: str) -> bytes:
+    return f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>m</Message></Error>".encode()
+
+
+def _list(objects: dict[str, Stored], query: dict[str, str]) -> bytes:
+    prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
+    after = query.get("continuation-token") or query.get("start-after", "")
+    rows: dict[str, str] = {}
+    for key in sorted(objects):
+        if not key.startswith(prefix) or key <= after:
+            continue
+        head, slash, _ = key[len(prefix) :].partition(delimiter) if delimiter else ("", "", "")
+        name = prefix + head + slash if slash else key
+        if name <= after:
+            continue
+        rows.setdefault(name, _folder(name) if slash else _entry(key, objects[key]))
+        if len(rows) > _PAGE:
+            break
+    names = list(rows)[:_PAGE]
+    is_cut = len(rows) > _PAGE
+    token = f"<NextContinuationToken>{escape(names[-1])}</NextContinuationToken>" if is_cut else ""
+    text = "".join(rows[name] for name in names)
+    return (
+        "<?xml version='1.0'?><ListBucketResult>"
+        f"<Name>{BUCKET}</Name><KeyCount>{len(names)}</KeyCount><IsTruncated>{str(is_cut).lower()}</IsTruncated>"
+        f"{token}{text}</ListBucketResult>"
+    ).encode()
+
+
+def _folder(name: str) -> str:
+    return f"<CommonPrefixes><Prefix>{escape(name)}</Prefix></CommonPrefixes>"
+
+
+def _entry(key: str, found: Stored) -> str:
+    modified = datetime.fromtimestamp(found.modified_s, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.000Z")
+    return (
+        f"<Contents><Key>{escape(key)}</Key><LastModified>{modified}</LastModified><ETag>{escape(found.etag)}</ETag>"
+        f"<Size>{len(found.data)}</Size></Contents>"
+    )

@@ -1,0 +1,229 @@
+"""A store in a bucket: the contract of stores, creates whose replies are lost, clocks, forks, servers that lie."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import Corrupt, NotFound, ObjectExists, StoreError
+from holdfast.objects.listing import iter_objects
+from holdfast.objects.protocol import ObjectStore
+from holdfast.objects.settle import commit_settled, create_settled
+from holdfast.testing.store_contract import StoreContract
+from tests.kit.s3_server import Fault, Request, S3Server, serve_s3
+from tests.unit.objects.cloud.servers import open_cloud
+
+
+class TestCloudStore(StoreContract):
+    """The contract, on one server for all its tests."""
+
+    running: S3Server
+
+    @pytest.fixture(autouse=True, scope="class")
+    @classmethod
+    def _serve(cls) -> Iterator[None]:
+        with serve_s3() as cls.running:
+            yield
+
+    def make_store(self, place: Path, *, read_only: bool = False) -> ObjectStore:
+        prefix = "".join(c if c.isalnum() else "-" for c in f"{place.parent.name}-{place.name}")
+        return open_cloud(self.running, prefix, read_only=read_only)
+
+
+def fail_once(server: S3Server, kind: str, fault: Fault) -> None:
+    """Let the first request of a kind go wrong."""
+    left = [fault]
+
+    def choose(request: Request) -> Fault | None:
+        return left.pop() if request.kind == kind and left else None
+
+    server.fault_of = choose
+
+
+@pytest.mark.parametrize("fault", ["lose reply", "lose request", "503 before", "503 after", "409"])
+def test_a_create_whose_reply_is_lost_succeeds(server: S3Server, fault: Fault) -> None:
+    store = open_cloud(server, single_writer=True)
+    fail_once(server, "PUT", fault)
+
+    create_settled(store, "leases/one", b"with a write id")
+
+    assert store.read("leases/one", limit_bytes=100) == b"with a write id"
+
+
+@pytest.mark.parametrize("fault", ["lose reply", "503 after"])
+def test_a_create_after_another_writers_is_never_taken_for_our_own(server: S3Server, fault: Fault) -> None:
+    theirs, ours = open_cloud(server, single_writer=True), open_cloud(server, single_writer=True)
+    theirs.create("snapshots/one", b"theirs")
+    fail_once(server, "PUT", fault)
+
+    with pytest.raises(ObjectExists):
+        create_settled(ours, "snapshots/one", b"ours!!")
+
+    assert ours.read("snapshots/one", limit_bytes=100) == b"theirs"
+
+
+def test_conflicts_without_an_end_are_not_taken_for_an_object(server: S3Server) -> None:
+    store = open_cloud(server, single_writer=True)
+    server.fault_of = lambda request: "409" if request.kind == "PUT" else None
+
+    with pytest.raises(StoreError, match="overloaded") as caught:
+        create_settled(store, "leases/one", b"x")
+
+    assert not isinstance(caught.value, ObjectExists)
+    assert caught.value.fate == "unknown"
+
+
+def test_an_upload_whose_reply_is_lost_is_committed(server: S3Server) -> None:
+    store = open_cloud(server, single_writer=True)
+    fail_once(server, "PUT", "lose reply")
+
+    with store.upload("packs/one") as upload:
+        upload.append(b"abc")
+        commit_settled(store, upload, "packs/one", 3)
+
+    assert store.read("packs/one", limit_bytes=3) == b"abc"
+
+
+def test_a_large_buffer_may_be_reused_before_the_commit(server: S3Server) -> None:
+    store = open_cloud(server)
+    buffer = bytearray(b"a" * (20 << 20))
+    with store.upload("packs/one") as upload:
+        upload.append(buffer)
+        buffer[:] = b"b" * len(buffer)
+        upload.append(buffer)
+        upload.commit()
+
+    data = store.read("packs/one", limit_bytes=1 << 30)
+
+    assert data == b"a" * len(buffer) + b"b" * len(buffer)
+
+
+def test_a_server_that_ignores_conditions_is_refused_and_left_empty(server: S3Server) -> None:
+    server.ignores_conditions = True
+
+    with pytest.raises(StoreError, match="single_writer=True"):
+        open_cloud(server).create("config/0", b"x")
+
+    assert server.objects == {}
+
+
+def test_a_single_writer_may_use_a_server_that_ignores_conditions(server: S3Server) -> None:
+    server.ignores_conditions = True
+    store = open_cloud(server, single_writer=True)
+
+    store.create("config/0", b"x")
+
+    assert store.read("config/0", limit_bytes=1) == b"x"
+
+
+def test_conditions_are_tested_once(server: S3Server) -> None:
+    store = open_cloud(server)
+    store.create("leases/one", b"x")
+    server.requests.clear()
+
+    store.create("leases/two", b"x")
+
+    assert [request.kind for request in server.requests] == ["PUT"]
+
+
+@pytest.mark.parametrize("skew_s", [-3600.0, 0.0, 7200.0])
+def test_the_clock_is_that_of_the_server(server: S3Server, skew_s: float) -> None:
+    server.skew_s = skew_s
+    store = open_cloud(server)
+
+    store.create("leases/one", b"x")
+
+    assert abs(store.clock() - store.stat("leases/one").modified_s) < 30
+
+
+def test_a_clock_without_an_own_object_is_that_of_the_host(server: S3Server) -> None:
+    store = open_cloud(server)
+    store.create("leases/one", b"x")
+    store.delete("leases/one")
+
+    assert store.clock() > 1_700_000_000
+
+
+def test_a_whole_listing_takes_one_request_for_a_thousand_objects(server: S3Server) -> None:
+    store = open_cloud(server, single_writer=True)
+    for number in range(30):
+        store.create(f"snapshots/name-{number:02}/0", b"x")
+    server.requests.clear()
+
+    keys = [info.key for info in iter_objects(store, "snapshots/")]
+
+    assert keys == [f"snapshots/name-{number:02}/0" for number in range(30)]
+    assert server.count("LIST") == 1
+
+
+def test_another_prefix_of_the_bucket_is_another_store(server: S3Server) -> None:
+    one, two = open_cloud(server, "a"), open_cloud(server, "a-b")
+    one.create("packs/one", b"1")
+    two.create("packs/two", b"2")
+
+    assert [info.key for info in one.list("")] == [info.key for info in one.list_all("")] == ["packs/one"]
+    assert [info.key for info in two.list_all("")] == ["packs/two"]
+
+
+def test_a_read_whose_object_was_cut_is_corrupt(server: S3Server) -> None:
+    store = open_cloud(server)
+    store.create("packs/one", b"12345")
+    server.objects["store/packs/one"].data = b"123"
+
+    with pytest.raises(Corrupt, match="ends before byte 5"):
+        store.read_into("packs/one", 1, memoryview(bytearray(4)))
+
+
+def test_a_forked_child_is_refused_instead_of_hanging(server: S3Server) -> None:
+    store = open_cloud(server)
+    store.create("packs/one", b"1")
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            store.read("packs/one", limit_bytes=1)
+        except StoreError as error:
+            os.write(write_end, str(error).encode())
+        os._exit(0)
+    os.close(write_end)
+    with open(read_end) as pipe:
+        text = pipe.read()
+    os.waitpid(child, 0)
+
+    assert "spawn" in text
+    assert store.read("packs/one", limit_bytes=1) == b"1"
+
+
+def test_a_pickled_store_has_no_secrets(server: S3Server) -> None:
+    store = open_cloud(server)
+
+    data = pickle.dumps(store)
+
+    assert b"secret" not in data
+    assert pickle.loads(data).url == store.url
+    assert "secret" not in repr(vars(store))
+
+
+def test_many_threads_share_a_store(server: S3Server) -> None:
+    store = open_cloud(server)
+    threads = [threading.Thread(target=store.create, args=(f"leases/{n}", b"x")) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len(store.list("leases/")) == 8
+
+
+def test_what_is_deleted_is_not_found(server: S3Server) -> None:
+    store = open_cloud(server)
+    store.create("packs/one", b"1")
+    store.delete("packs/one")
+
+    with pytest.raises(NotFound, match="packs/one"):
+        store.stat("packs/one")
