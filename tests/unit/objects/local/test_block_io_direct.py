@@ -191,7 +191,7 @@ def test_an_aborted_upload_leaves_neither_file_nor_thread(tmp_path: Path) -> Non
     with store.upload("packs/large") as under_way:
         for _ in range(6):
             under_way.append(bytearray(BLOCK_BYTES))
-    assert set(threading.enumerate()) == threads
+    assert set(threading.enumerate()) <= threads
     assert found_below(tmp_path) == ["packs/before"]
 
 
