@@ -33,6 +33,7 @@ LATE_IMPORTS: Final[dict[str, dict[str, str]]] = {
         "holdfast.capture.stored.runs": _RUNS,
     },
     "files/cuts.py": {"holdfast.files.torch_archive": "takes as long as reading 10 MiB; only zip files need it"},
+    "formats/writing/zip_layout.py": {"zlib_ng": "optional; zlib computes the same in six times the time"},
     "formats/writing/pretrained.py": {"huggingface_hub": "optional; only weights in several files need it"},
     "display/bars.py": {
         "tqdm": "optional, and imported only for a bar that the caller asked for",

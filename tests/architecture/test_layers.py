@@ -69,7 +69,7 @@ ROOMS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
         ("torch_2_13", "torch_2_15"),
         ("*",),
     ),
-    "formats": (("receipt",), ("cast_errors",), ("reading", "writing"), ("*",)),
+    "formats": (("receipt",), ("cast_errors", "cell_digest"), ("reading", "writing"), ("*",)),
     "capture": (("stored",), ("compare",), ("record", "report")),
     "cli": (("output", "verb"), ("lookup",), ("verbs",), ("grammar",), ("main",)),
 }

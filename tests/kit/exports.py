@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from blake3 import blake3
 
 from holdfast.formats.receipt import Receipt
 from holdfast.repo.format.layout import PACKS
+from tests.kit.cells import digest_tensor
 
 
 def make_state(seed: int = 0) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def assert_proved(receipt: Receipt, found: Mapping[str, Any]) -> None:
     assert {tensor.name_in_files for tensor in receipt.tensors} == set(found)
     for tensor in receipt.tensors:
         read = found[tensor.name_in_files]
-        assert tensor.result.digest == blake3(read_bytes(read)).digest(), tensor.name
+        assert tensor.result.digest == digest_tensor(read), tensor.name
         assert tensor.result.shape == tuple(read.shape)
         assert f"torch.{tensor.result.dtype}" == str(read.dtype)
 

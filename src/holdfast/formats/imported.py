@@ -7,13 +7,15 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 from blake3 import blake3
 
 from holdfast.digest import Digest, parse_digest
+from holdfast.errors import Corrupt
 from holdfast.formats.cast_errors import add_cast_errors
+from holdfast.formats.cell_digest import CellDigest, cut_cells, find_stored_digest
 from holdfast.formats.reading.byte_ranges import ByteReader, Geometry, gather, iter_gathered, view_items
 from holdfast.formats.reading.placeholders import StoredStorage
 from holdfast.formats.receipt import CarriedFile, CastErrors, ReceiptTensor, TensorDigest
@@ -21,10 +23,11 @@ from holdfast.formats.stream_digest import StreamDigest, WaitingRoom
 from holdfast.json_text import Json
 from holdfast.repo.files import FileSource
 from holdfast.repo.format.boxes import cut_rows, volume, whole
+from holdfast.repo.format.entry import Entry
 from holdfast.tensors.dtypes import dtype_name, item_bytes
 from holdfast.tensors.memory import view_bytes, view_raw, wrap_memory
 from holdfast.tensors.sources import SourceForm, TensorSource
-from holdfast.tensors.spec import TensorSpec, contiguous_stride, count_bytes
+from holdfast.tensors.spec import TensorSpec, contiguous_stride, count_bytes, decode_spec
 
 NOTE: Final = "import"
 """The key, in the note of an entry, of what its receipt says. Notes are no part of a snapshot's digest."""
@@ -78,12 +81,11 @@ class ImportedTensor:
         self.name, self.alias = planned.name, planned.alias
         self.form: SourceForm = planned.form
         self._origin = origin
-        self._shape = tuple(planned.tensor.shape)
         self._cast = Cast(stored.dtype, stored.cast_to) if stored and stored.dtype and stored.cast_to else None
         self._read = planned.read if stored is None else _make_read(planned, stored.reader, self._cast)
         self._note: Json = None
-        self._streams = _Streams(self._cast, self.size_bytes, room) if _is_c_order(self.form) else None
-        self._digests = None if self._streams else _digest_apart(planned, stored, self._cast)
+        self._streams = _Streams(self.form, self._cast, room) if _is_c_order(self.form) else None
+        self._apart = None if self._streams else _digest_apart(planned, stored, self._cast)
 
     @property
     def size_bytes(self) -> int:
@@ -104,40 +106,38 @@ class ImportedTensor:
     def note(self) -> Json:
         """What the receipt says of this tensor; None until every byte has been read."""
         if self._note is None:
-            digests = self._streams.finish() if self._streams else self._digests
-            self._note = None if digests is None else {NOTE: self._encode_note(*digests)}
+            digests = self._streams.finish() if self._streams else self._apart
+            self._note = None if digests is None else {NOTE: self._encode_note(digests)}
         return self._note
 
     def read(self, start: int, stop: int) -> memoryview:
-        """Return the bytes from `start` to `stop`, and digest them."""
+        """Return the bytes from `start` to `stop`, and digest them if the digests of chunks will not do."""
         if self._cast is None:
             data = self._read(start, stop)
-            if self._streams:
-                self._streams.result.add(start, data)
-            return data
-        return self._read_cast(self._cast, start, stop)
+        else:
+            data = self._read_cast(self._cast, start, stop)
+        if self._streams and self._streams.result:
+            self._streams.result.add(start, data)
+        return data
 
     def _read_cast(self, cast: Cast, start: int, stop: int) -> memoryview:
         before, after = item_bytes(cast.dtype), item_bytes(cast.cast_to)
         low, high = start // after, -(-stop // after)
         original = self._read(low * before, high * before)
-        data = cast.apply(original, low * before)[start - low * after : stop - low * after]
         if self._streams and self._streams.source:
             self._streams.source.add(low * before, original)
-            self._streams.result.add(start, data)
-        return data
+        return cast.apply(original, low * before)[start - low * after : stop - low * after]
 
-    def _encode_note(self, source: Digest, result: Digest) -> Json:
-        note: dict[str, Json] = {
-            "name": self._origin.name_in_files,
-            "file": self._origin.file,
-            "digest": result.hex(),
-        }
+    def _encode_note(self, digests: _Digests) -> Json:
+        note: dict[str, Json] = {"name": self._origin.name_in_files, "file": self._origin.file}
+        if digests.result is not None:
+            note["digest"] = digests.result.hex()
         if self._cast:
+            assert digests.source is not None, "the source of a cast has a digest of its own"
             errors = self._cast.errors
             note["cast"] = {
                 "dtype": dtype_name(self._cast.dtype),
-                "digest": source.hex(),
+                "digest": digests.source.hex(),
                 "max_abs": errors.max_abs,
                 "max_rel": errors.max_rel,
                 "num_overflowed": errors.num_overflowed,
@@ -145,21 +145,35 @@ class ImportedTensor:
         return note
 
 
+class _Digests(NamedTuple):
+    """The digests of a tensor that the digests of its chunks do not tell."""
+
+    source: Digest | None
+    """None if it is that of the result."""
+    result: Digest | None
+    """None if it follows from the chunks."""
+
+
 class _Streams:
     """The digests of a tensor whose entry has its items in C order."""
 
-    def __init__(self, cast: Cast | None, size_bytes: int, room: WaitingRoom) -> None:
-        self.result = StreamDigest(size_bytes, room)
+    def __init__(self, form: SourceForm, cast: Cast | None, room: WaitingRoom) -> None:
+        spec = form.tensor_spec
+        self.result: StreamDigest | None = None
         self.source: StreamDigest | None = None
+        if not spec.meta and list(form.cuts) != cut_cells(spec.dtype, spec.shape):
+            # It overlaps with other tensors, whose edges cut it as well.
+            self.result = StreamDigest(form.size_bytes, room, CellDigest(spec.dtype, spec.shape))
         if cast:
-            items = size_bytes // item_bytes(cast.cast_to)
-            self.source = StreamDigest(items * item_bytes(cast.dtype), room)
+            size_bytes = form.size_bytes // item_bytes(cast.cast_to) * item_bytes(cast.dtype)
+            self.source = StreamDigest(size_bytes, room, CellDigest(cast.dtype, spec.shape))
 
-    def finish(self) -> tuple[Digest, Digest] | None:
-        """Return the digests of source and result, once every byte has been read."""
-        result = self.result.finish()
-        source = self.source.finish() if self.source else result
-        return None if source is None or result is None else (source, result)
+    def finish(self) -> _Digests | None:
+        """Return the digests, once every byte has been read."""
+        streams = (self.source, self.result)
+        found = _Digests(*(stream.finish() if stream else None for stream in streams))
+        is_done = all(digest or not stream for stream, digest in zip(streams, found, strict=True))
+        return found if is_done else None
 
 
 def _is_c_order(form: SourceForm) -> bool:
@@ -213,13 +227,16 @@ def _make_packed_read(planned: TensorSource, reader: ByteReader, dtype: torch.dt
     return read
 
 
-def _digest_apart(planned: TensorSource, stored: StoredStorage | None, cast: Cast | None) -> tuple[Digest, Digest]:
+def _digest_apart(planned: TensorSource, stored: StoredStorage | None, cast: Cast | None) -> _Digests:
     """Return the digests of a tensor whose entry has other bytes than its items in C order; reads it now."""
-    source, result = blake3(), blake3()
+    spec = planned.form.tensor_spec
+    source = CellDigest(cast.dtype, spec.shape) if cast else None
+    result = CellDigest(spec.dtype, spec.shape)
     for piece, start in _iter_c_order(planned, stored, cast):
-        source.update(piece)
+        if source:
+            source.update(piece)
         result.update(cast.apply(piece, start) if cast else piece)
-    return Digest(source.digest()), Digest(result.digest())
+    return _Digests(source.digest() if source else None, result.digest())
 
 
 def _iter_c_order(
@@ -242,7 +259,7 @@ class ImportedFile:
 
     def __init__(self, inner: FileSource, room: WaitingRoom) -> None:
         self._inner = inner
-        self._stream = StreamDigest(inner.size_bytes, room)
+        self._stream = StreamDigest(inner.size_bytes, room, blake3())
         self._note: Json = None
         self.name, self.size_bytes, self.spec = inner.name, inner.size_bytes, inner.spec
         self.alias, self.cuts = inner.alias, inner.cuts
@@ -264,24 +281,38 @@ class ImportedFile:
         return data
 
 
-def decode_tensor(name: str, spec: Json, note: Json) -> ReceiptTensor | None:
-    """Return what the receipt says of an entry, by its spec and note; None if it was not imported as a tensor."""
+def decode_tensor(entry: Entry) -> ReceiptTensor | None:
+    """Return what the receipt says of an entry; None if it was not imported as a tensor."""
+    name, note = entry.name, entry.note
     found = note.get(NOTE) if isinstance(note, dict) else None
     if not isinstance(found, dict) or "name" not in found:
         return None
-    shape = tuple(spec["shape"])
-    result = TensorDigest(spec["dtype"], shape, parse_digest(found["digest"], where=name))
+    spec = decode_spec(entry.spec, size_bytes=entry.size_bytes, what=name)
+    digest = _parse(found["digest"], name) if "digest" in found else _find_digest(entry, spec)
+    result = TensorDigest(dtype_name(spec.dtype), spec.shape, digest)
     cast = found.get("cast")
     if cast is None:
         return ReceiptTensor(name, found["name"], found["file"], result, result)
-    source = TensorDigest(cast["dtype"], shape, parse_digest(cast["digest"], where=name))
+    source = TensorDigest(cast["dtype"], spec.shape, _parse(cast["digest"], name))
     errors = CastErrors(cast["max_abs"], cast["max_rel"], cast["num_overflowed"])
     return ReceiptTensor(name, found["name"], found["file"], source, result, errors)
 
 
-def decode_file(name: str, size_bytes: int, note: Json) -> CarriedFile | None:
+def _find_digest(entry: Entry, spec: TensorSpec) -> Digest:
+    shape = (0,) if spec.meta else spec.shape
+    digest = find_stored_digest(entry, spec.dtype, shape)
+    if digest is None:
+        raise Corrupt(f"{entry.name!r}: its note has no digest for the receipt of the import; run `holdfast check`")
+    return digest
+
+
+def _parse(text: Json, name: str) -> Digest:
+    return parse_digest(text, where=name)
+
+
+def decode_file(entry: Entry) -> CarriedFile | None:
     """Return what the receipt says of a carried file; None if the entry is none."""
-    found = note.get(NOTE) if isinstance(note, dict) else None
+    found = entry.note.get(NOTE) if isinstance(entry.note, dict) else None
     if not isinstance(found, dict) or "name" in found or "digest" not in found:
         return None
-    return CarriedFile(name, size_bytes, parse_digest(found["digest"], where=name))
+    return CarriedFile(entry.name, entry.size_bytes, _parse(found["digest"], entry.name))

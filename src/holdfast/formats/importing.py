@@ -22,6 +22,7 @@ from holdfast.formats.stream_digest import WaitingRoom
 from holdfast.json_text import Json
 from holdfast.progress import Progress
 from holdfast.repo.files import is_below
+from holdfast.repo.format.entry import Entry
 from holdfast.repo.format.source import Source
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import CommittedSnapshot
@@ -99,11 +100,10 @@ def import_checkpoint(
     if is_below(path, repo.store.url) or is_below(repo.store.url, path):
         raise BadName(f"{path} is inside the store {repo.store.url}, or contains it; import files outside of it")
     found = plan_import(path, options)
+    lines: list[_Lines] = []
     request = _make_request(name, found, path, options, types)
-    saved = save(repo, request, progress=progress)
-    facts = request.environment[IMPORT]
-    tensors, files = _decode((each.name, each.spec, each.size_bytes, each.note) for each in request.sources)
-    receipt = _make_receipt(saved.name, saved.digest, time.time(), facts, tensors, files)
+    saved = save(repo, replace(request, watch=lambda entries: lines.append(_decode(entries))), progress=progress)
+    receipt = _make_receipt(saved.name, saved.digest, time.time(), request.environment[IMPORT], lines[-1])
     return ImportResult(saved, receipt)
 
 
@@ -201,14 +201,13 @@ def _iter_sources(planned: Sequence[Source], found: FoundCheckpoint, names: Sequ
         yield ImportedFile(file, room)
 
 
-_EntryFacts = tuple[str, Json, int, Json]
-"""Name, spec, size and note of an entry."""
+_Lines = tuple[tuple[ReceiptTensor, ...], tuple[CarriedFile, ...]]
 
 
-def _decode(entries: Iterable[_EntryFacts]) -> tuple[tuple[ReceiptTensor, ...], tuple[CarriedFile, ...]]:
+def _decode(entries: Iterable[Entry]) -> _Lines:
     tensors, files = [], []
-    for name, spec, size_bytes, note in entries:
-        tensor, file = decode_tensor(name, spec, note), decode_file(name, size_bytes, note)
+    for entry in entries:
+        tensor, file = decode_tensor(entry), decode_file(entry)
         if tensor:
             tensors.append(tensor)
         if file:
@@ -216,14 +215,7 @@ def _decode(entries: Iterable[_EntryFacts]) -> tuple[tuple[ReceiptTensor, ...], 
     return tuple(tensors), tuple(files)
 
 
-def _make_receipt(
-    name: str,
-    root: Digest,
-    time_s: float,
-    facts: Any,
-    tensors: tuple[ReceiptTensor, ...],
-    files: tuple[CarriedFile, ...],
-) -> Receipt:
+def _make_receipt(name: str, root: Digest, time_s: float, facts: Any, lines: _Lines) -> Receipt:
     return Receipt(
         kind="import",
         format=facts["format"],
@@ -232,8 +224,8 @@ def _make_receipt(
         time=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time_s)),
         holdfast=facts["holdfast"],
         place=facts["place"],
-        tensors=tensors,
-        files=files,
+        tensors=lines[0],
+        files=lines[1],
         left_out=tuple(LeftOut(*each) for each in facts["left_out"]),
     )
 
@@ -247,6 +239,5 @@ def read_import_receipt(repo: Repository, snapshot: CommittedSnapshot) -> Receip
             name=snapshot.name,
         )
     with open_snapshot(repo, snapshot) as reader:
-        entries = reader.manifest.iter_entries()
-        tensors, files = _decode((entry.name, entry.spec, entry.size_bytes, entry.note) for entry in entries)
-    return _make_receipt(snapshot.name, snapshot.digest, snapshot.time_s, facts, tensors, files)
+        lines = _decode(reader.manifest.iter_entries())
+    return _make_receipt(snapshot.name, snapshot.digest, snapshot.time_s, facts, lines)

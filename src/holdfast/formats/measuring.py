@@ -11,6 +11,7 @@ from blake3 import blake3
 
 from holdfast.digest import Digest
 from holdfast.errors import BadFile
+from holdfast.formats.cell_digest import CellDigest
 from holdfast.formats.importing import open_source, read_import_receipt
 from holdfast.formats.reading.byte_ranges import SPAN_BYTES, ByteReader, Geometry, iter_gathered
 from holdfast.formats.reading.found import FoundCheckpoint, iter_named_tensors
@@ -96,11 +97,11 @@ def iter_measured(found: FoundCheckpoint, progress: Progress) -> Iterator[tuple[
 def _digest(
     dtype: torch.dtype, shape: tuple[int, ...], pieces: Iterator[memoryview], progress: Progress
 ) -> TensorDigest:
-    hasher = blake3(max_threads=blake3.AUTO)
+    cells = CellDigest(dtype, shape)
     for piece in pieces:
-        hasher.update(piece)
+        cells.update(piece)
         progress.advance(len(piece))
-    return TensorDigest(dtype_name(dtype), shape, Digest(hasher.digest()))
+    return TensorDigest(dtype_name(dtype), shape, cells.digest())
 
 
 def _iter_pieces(reader: ByteReader, tensor: torch.Tensor) -> Iterator[memoryview]:

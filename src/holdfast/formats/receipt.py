@@ -39,11 +39,11 @@ class TensorDigest:
     """torch's own name: "float32"."""
     shape: tuple[int, ...]
     digest: Digest
-    """The BLAKE3-256 of all bytes."""
+    """Taken over its cells: docs/reference/receipts.md."""
 
     def __str__(self) -> str:
         """Describe it in a line."""
-        return f"{self.dtype} {self.shape}, BLAKE3 {short_hex(self.digest)}"
+        return f"{self.dtype} {self.shape}, digest {short_hex(self.digest)}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,24 @@
-"""The BLAKE3 of a stream whose pieces arrive from several threads and out of order, computed in one pass."""
+"""The digest of a stream whose pieces arrive from several threads and out of order, computed in one pass."""
 
 from __future__ import annotations
 
 import threading
-from typing import Final
-
-from blake3 import blake3
+from typing import Final, Protocol
 
 from holdfast.digest import Digest
 
 _WAITING_BYTES: Final = 32 << 20
 """Pieces that wait for an earlier one may take this much memory, in all streams of a group."""
+
+
+class StreamHasher(Protocol):
+    """Digests bytes that are passed in order."""
+
+    def update(self, data: memoryview, /) -> object:
+        """Add the next bytes."""
+
+    def digest(self) -> bytes:
+        """Return the digest of all bytes."""
 
 
 class WaitingRoom:
@@ -29,10 +37,10 @@ class StreamDigest:
     always being read, so that waiting for it ends.
     """
 
-    def __init__(self, size_bytes: int, room: WaitingRoom) -> None:
+    def __init__(self, size_bytes: int, room: WaitingRoom, hasher: StreamHasher) -> None:
         self._size_bytes = size_bytes
         self._room = room
-        self._hasher = blake3()
+        self._hasher = hasher
         self._next = 0
         self._waiting: dict[int, memoryview] = {}
         self._is_hashing = False

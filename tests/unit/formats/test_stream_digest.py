@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 import threading
 
+from blake3 import blake3
+
 from holdfast.digest import hash_bytes
 from holdfast.formats.stream_digest import StreamDigest, WaitingRoom
 
@@ -17,7 +19,7 @@ def _piece(start: int) -> memoryview:
 
 
 def test_pieces_in_any_order_give_the_digest_of_the_whole() -> None:
-    stream = StreamDigest(len(_DATA), WaitingRoom())
+    stream = StreamDigest(len(_DATA), WaitingRoom(), blake3())
 
     for start in random.Random(1).sample(_STARTS, len(_STARTS)):
         assert stream.finish() is None
@@ -27,7 +29,7 @@ def test_pieces_in_any_order_give_the_digest_of_the_whole() -> None:
 
 
 def test_a_piece_that_is_read_again_is_ignored() -> None:
-    stream = StreamDigest(len(_DATA), WaitingRoom())
+    stream = StreamDigest(len(_DATA), WaitingRoom(), blake3())
 
     for start in [*_STARTS[:5], *_STARTS, *_STARTS[3:]]:
         stream.add(start, _piece(start))
@@ -36,12 +38,12 @@ def test_a_piece_that_is_read_again_is_ignored() -> None:
 
 
 def test_an_empty_stream_is_complete_at_once() -> None:
-    assert StreamDigest(0, WaitingRoom()).finish() == hash_bytes(b"")
+    assert StreamDigest(0, WaitingRoom(), blake3()).finish() == hash_bytes(b"")
 
 
 def test_readers_ahead_wait_until_there_is_room() -> None:
     room = WaitingRoom(limit_bytes=10_000)
-    stream = StreamDigest(len(_DATA), room)
+    stream = StreamDigest(len(_DATA), room, blake3())
     most = 0
 
     def run(starts: list[int]) -> None:

@@ -71,7 +71,7 @@ def test_one_flipped_bit_is_found_and_named(store: holdfast.Store, tmp_path: Pat
 
     (finding,) = _check(tmp_path / "out")
 
-    assert finding.startswith("x: the receipt has float32 (300000,), BLAKE3 ")
+    assert finding.startswith("x: the receipt has float32 (300000,), digest ")
 
 
 def _change(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import zlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from types import TracebackType
 from typing import Final, NamedTuple, Protocol
 
 import torch
-from blake3 import blake3
 from typing_extensions import Self
 
 from holdfast.digest import Digest
 from holdfast.formats.cast_errors import add_cast_errors
+from holdfast.formats.cell_digest import CellDigest
 from holdfast.formats.receipt import CastErrors, TensorDigest
 from holdfast.formats.writing.snapshot_tensor import PieceReader, SnapshotTensor, TensorPiece
+from holdfast.formats.writing.zip_layout import add_crc
 from holdfast.objects.blocks import BlockPool, LentBlock
 from holdfast.objects.thread_pool import Task, ThreadPool
 from holdfast.progress import Progress, Silent
@@ -83,14 +83,6 @@ class _Nowhere:
         raise AssertionError("these jobs have no place in a file")
 
 
-def reshape(copied: Copied, shape: tuple[int, ...]) -> Copied:
-    """Return what was copied, of a tensor that has the same bytes in another shape."""
-    source, result = (
-        None if facts is None else replace(facts, shape=shape) for facts in (copied.source, copied.result)
-    )
-    return copied._replace(source=source, result=result)
-
-
 @dataclass(frozen=True, slots=True)
 class _Batch:
     """Pieces that are read together, and their bytes."""
@@ -113,6 +105,8 @@ class TensorCopier:
         self._writer = ThreadPool("holdfast-export-write", 1)
         self._blocks = BlockPool(self._pieces.piece_bytes, kept=8, huge=True)
         self._writes: deque[Task[None]] = deque()
+        self._unfinished: _TensorTally | None = None
+        """Of a tensor whose rows are copied into several files."""
 
     def __enter__(self) -> Self:
         """Return the copier."""
@@ -132,7 +126,7 @@ class TensorCopier:
 
     def copy(self, jobs: Sequence[CopyJob], output: TensorOutput) -> list[Copied]:
         """Carry out jobs in order, and return what was copied by each; all bytes are written when this returns."""
-        tallies = _Tallies(jobs, self._dtype)
+        tallies = _Tallies(jobs, self._begin_tally, self._unfinished)
         try:
             for batch in self._iter_read(jobs):
                 writes: list[tuple[int, memoryview]] = []
@@ -141,9 +135,14 @@ class TensorCopier:
                     if jobs[number].offset is not None:
                         self._progress.advance(data.nbytes)
                 self._write(output, writes, batch.block)
-            return tallies.finish()
+            copied = tallies.finish()
+            self._unfinished = tallies.tensor
+            return copied
         finally:
             self._finish_writes()
+
+    def _begin_tally(self, tensor: SnapshotTensor) -> _TensorTally:
+        return _TensorTally(tensor, self.find_dtype(tensor), self._pieces.find_digest(tensor))
 
     def digest(self, tensors: Sequence[SnapshotTensor]) -> list[Copied]:
         """Read tensors and return their digests before and after a cast; writes nothing."""
@@ -213,11 +212,18 @@ def _iter_batches(
 class _Tallies:
     """Hashes and casts the bytes of jobs, which are passed in order."""
 
-    def __init__(self, jobs: Sequence[CopyJob], dtype: torch.dtype | None) -> None:
+    def __init__(
+        self,
+        jobs: Sequence[CopyJob],
+        begin: Callable[[SnapshotTensor], _TensorTally],
+        unfinished: _TensorTally | None,
+    ) -> None:
+        """Continue `unfinished`, the tensor of the first job, if other jobs copied its first rows."""
         self._jobs = jobs
-        self._dtype = dtype
+        self._begin = begin
+        self.tensor = unfinished
+        """The tensor of the last job, unless that job ends it."""
         self._copied: list[Copied] = []
-        self._tensor: _TensorTally | None = None
         self._at = 0
         """How many bytes of the current job were written."""
         self._crc = 0
@@ -228,7 +234,7 @@ class _Tallies:
             self._end_job()
         job = self._jobs[number]
         result = self._find_tensor(job).add(data)
-        self._crc = zlib.crc32(result, self._crc) if job.has_crc else 0
+        self._crc = add_crc(result, self._crc) if job.has_crc else 0
         if job.offset is not None:
             yield job.offset + self._at, result
         self._at += result.nbytes
@@ -240,31 +246,34 @@ class _Tallies:
         return self._copied
 
     def _find_tensor(self, job: CopyJob) -> _TensorTally:
-        if self._tensor is None:
-            self._tensor = _TensorTally(job.tensor, self._dtype)
-        return self._tensor
+        if self.tensor is None:
+            self.tensor = self._begin(job.tensor)
+        return self.tensor
 
     def _end_job(self) -> None:
         job = self._jobs[len(self._copied)]
         tensor = self._find_tensor(job)
         self._copied.append(Copied(self._crc, *(tensor.finish() if job.is_last else (None, None))))
-        self._tensor = None if job.is_last else tensor
+        self.tensor = None if job.is_last else tensor
         self._at = self._crc = 0
 
 
 class _TensorTally:
     """Digests of one tensor before and after its cast, and the errors of the cast."""
 
-    def __init__(self, tensor: SnapshotTensor, dtype: torch.dtype | None) -> None:
+    def __init__(self, tensor: SnapshotTensor, dtype: torch.dtype, stored: Digest | None) -> None:
+        """Digest what is written in `dtype`; `stored` is the digest of the snapshot's tensor, if it is known."""
         self._spec = tensor.spec
-        self._dtype = dtype if dtype is not None and is_cast(tensor.spec, dtype) else tensor.spec.dtype
-        self._source = blake3()
-        self._result: blake3 | None = blake3() if self._dtype != tensor.spec.dtype else None
+        self._dtype = dtype
+        self._stored = stored
+        self._source = None if stored else CellDigest(tensor.spec.dtype, tensor.spec.shape)
+        self._result = CellDigest(dtype, tensor.spec.shape) if dtype != tensor.spec.dtype else None
         self._errors = CastErrors(0.0, 0.0)
 
     def add(self, data: memoryview) -> memoryview:
         """Add bytes, and return them as they are to be written."""
-        self._source.update(data)
+        if self._source:
+            self._source.update(data)
         if self._result is None:
             return data
         before = wrap_memory(data).view(self._spec.dtype)
@@ -276,8 +285,10 @@ class _TensorTally:
 
     def finish(self) -> tuple[TensorDigest, TensorDigest, CastErrors | None]:
         """Return the facts of the tensor before and after its cast."""
-        source = TensorDigest(dtype_name(self._spec.dtype), self._spec.shape, Digest(self._source.digest()))
+        digest = self._stored or (self._source.digest() if self._source else None)
+        assert digest is not None, "a tensor that has no digest yet is hashed"
+        source = TensorDigest(dtype_name(self._spec.dtype), self._spec.shape, digest)
         if self._result is None:
             return source, source, None
-        result = TensorDigest(dtype_name(self._dtype), self._spec.shape, Digest(self._result.digest()))
+        result = TensorDigest(dtype_name(self._dtype), self._spec.shape, self._result.digest())
         return source, result, self._errors

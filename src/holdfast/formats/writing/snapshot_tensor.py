@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from itertools import accumulate, product
 from typing import Final
 
+from holdfast.digest import Digest
+from holdfast.formats.cell_digest import find_stored_digest
 from holdfast.repo.format.boxes import Box, volume, whole
 from holdfast.repo.format.entry import Entry
 from holdfast.repo.read.read_plan import Region
@@ -100,6 +102,13 @@ class PieceReader:
         for slab in iter_slabs(box, tensor.item_bytes, limit):
             start = _find_start(tensor, slab)
             yield TensorPiece(tensor, start, start + volume(slab) * tensor.item_bytes, slab)
+
+    def find_digest(self, tensor: SnapshotTensor) -> Digest | None:
+        """Return the digest of a tensor for a receipt, if its stored chunks tell it; `read` verifies each of them."""
+        entry, spec = self._opened.entry(tensor.number), tensor.spec
+        if not _is_plain(spec) or entry.size_bytes != tensor.size_bytes:
+            return None
+        return find_stored_digest(entry, spec.dtype, spec.shape)
 
     def needs_buffer(self, piece: TensorPiece) -> bool:
         """Return whether `read` reads a piece into the caller's buffer, and not into new memory."""

@@ -34,10 +34,11 @@ class StoragePlan:
     left_out: list[LeftOut] = field(default_factory=list)
 
     def is_whole(self, tensor: SnapshotTensor) -> bool:
-        """Return whether the bytes of a tensor in C order are those of its storage."""
+        """Return whether the items of a tensor in C order are those of its storage, in the same shape."""
         view, spec = self.views[tensor.number], tensor.spec
+        base = self.storages[view.storage]
         is_plain = is_c_order(replace(spec, packed=False, stride=view.stride)) and not (spec.conj or spec.neg)
-        return is_plain and view.offset == 0 and tensor.size_bytes == self.storages[view.storage].size_bytes
+        return is_plain and view.offset == 0 and spec.shape == base.spec.shape
 
 
 def plan_storages(opened: Opened, tensors: Sequence[PlannedTensor]) -> StoragePlan:

@@ -6,9 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
-from zlib import crc32
 
-from holdfast.formats.writing.copying import Copied, CopyJob, TensorCopier, TensorOutput, reshape
+from holdfast.formats.writing.copying import Copied, CopyJob, TensorCopier, TensorOutput
 from holdfast.formats.writing.pickle_text import (
     EMPTY_ORDERED_DICT,
     PickleText,
@@ -24,7 +23,7 @@ from holdfast.formats.writing.plain_values import PlainTree, TensorRef
 from holdfast.formats.writing.snapshot_tensor import SnapshotTensor
 from holdfast.formats.writing.storages import StoragePlan, TensorView, plan_storages
 from holdfast.formats.writing.work import ExportWork, WrittenExport, make_receipt_tensor
-from holdfast.formats.writing.zip_layout import ZipLayout, plan_zip
+from holdfast.formats.writing.zip_layout import ZipLayout, add_crc, plan_zip
 from holdfast.repo.format.boxes import Box
 from holdfast.tensors.dtypes import dtype_name, find_dtype
 from holdfast.tensors.spec import contiguous_stride
@@ -76,7 +75,7 @@ class TorchArchive:
 
     def write(self, output: TensorOutput, base: int, copied: Sequence[Copied]) -> None:
         """Write everything but the storages, which were copied before."""
-        crcs = [*(crc32(data) for _, data in self.literals), *(each.crc for each in copied)]
+        crcs = [*(add_crc(data) for _, data in self.literals), *(each.crc for each in copied)]
         start = bytearray()
         for record, crc, (_, data) in zip(self.layout.records, crcs, self.literals, strict=False):
             start += record.encode_header(crc) + data
@@ -98,14 +97,14 @@ def export_torch(work: ExportWork, file_name: str) -> WrittenExport:
     with work.target.create() as file:
         copied = work.copier.copy(archive.plan_jobs(0), file)
         archive.write(file, 0, copied)
-        # The bytes of a view in C order are not those of its storage: another read finds their digest.
+        # The cells of a view are not those of its storage: another read finds their digest.
         views = {each.tie: each for each in tensors if not plan.is_whole(each.tensor)}
         digests = work.copier.digest([each.tensor for each in views.values()])
     by_view = dict(zip(views, digests, strict=True))
     lines = []
     for each in tensors:
         found = by_view.get(each.tie) or copied[plan.views[each.tensor.number].storage]
-        lines.append(make_receipt_tensor(each, reshape(found, each.tensor.spec.shape), file_name))
+        lines.append(make_receipt_tensor(each, found, file_name))
     return WrittenExport(lines, [*work.plan.left_out, *plan.left_out, *plain.left_out])
 
 

@@ -118,6 +118,9 @@ class Request:
     overwrite: bool = False
     verify_reuse: bool = True
     """Read every chunk that is reused, and write it again if it is damaged. If False, check only that it is present."""
+    watch: Callable[[Sequence[Entry]], None] | None = None
+    """Called with the entries of this process when all their bytes have been read, perhaps more than once. The entries
+    are valid during the call."""
 
 
 def save(
@@ -357,6 +360,8 @@ def _verify_entry_name(name: str, snapshot_name: str) -> None:
 
 def _build_entries(request: Request, refs: ChunkRows) -> Sequence[Entry]:
     rows = EntryRows(request.sources, refs)
+    if request.watch:
+        request.watch(rows)
     if not request.places:
         return rows
     entries = list(rows)

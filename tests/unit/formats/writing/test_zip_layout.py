@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import io
+import random
+import sys
 import zipfile
 from zlib import crc32
 
 import pytest
 
 from holdfast.formats.writing import zip_layout
-from holdfast.formats.writing.zip_layout import ALIGNMENT, plan_zip
+from holdfast.formats.writing.zip_layout import ALIGNMENT, _find_crc32, add_crc, plan_zip
 
 RECORDS = [("a", b"one"), ("folder/b", b""), ("é", b"x" * 5000)]
 
@@ -55,3 +57,27 @@ def test_more_records_than_16_bits_count_are_read() -> None:
     records = [(str(number), b"") for number in range(0x10001)]
 
     assert len(_read(_write(records))) == 0x10001
+
+
+_DATA = random.Random(0).randbytes(100_000)
+
+
+@pytest.mark.parametrize("size", [0, 1, 63, 64, 4097, 100_000])
+def test_checksums_are_those_of_zlib(size: int) -> None:
+    assert add_crc(memoryview(_DATA)[:size]) == crc32(_DATA[:size])
+
+
+def test_a_checksum_continues_from_the_bytes_before() -> None:
+    assert add_crc(_DATA[777:], add_crc(_DATA[:777])) == crc32(_DATA)
+
+
+def test_without_zlib_ng_checksums_are_computed_by_zlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "zlib_ng", None)
+
+    assert _find_crc32() is crc32
+
+
+def test_zlib_ng_is_used_if_it_is_installed() -> None:
+    fast = pytest.importorskip("zlib_ng.zlib_ng")
+
+    assert _find_crc32() is fast.crc32
