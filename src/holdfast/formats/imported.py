@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final, NamedTuple
@@ -86,6 +87,12 @@ class ImportedTensor:
         self._note: Json = None
         self._streams = _Streams(self.form, self._cast, room) if _is_c_order(self.form) else None
         self._apart = None if self._streams else _digest_apart(planned, stored, self._cast)
+
+    def rename(self, planned: TensorSource, origin: FileOrigin) -> ImportedTensor:
+        """Return the same tensor under another name; what is read of the one is known of the other."""
+        other = copy(self)
+        other.name, other.alias, other.form, other._origin = planned.name, planned.alias, planned.form, origin
+        return other
 
     @property
     def size_bytes(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypedDict
 
@@ -168,8 +168,24 @@ def _make_request(name: str, found: FoundCheckpoint, path: str, options: ImportO
     }
     saved = SaveOptions(options.overwrite, {**found.metadata, **options.metadata}, environment=options.environment)
     request = make_request(name, tree, saved, types)
-    sources = list(_iter_sources(request.sources, found, names))
-    return replace(request, sources=sources, environment={**request.environment, IMPORT: facts})
+    repeats = _find_repeats(request.sources)
+    sources = list(_iter_sources(request.sources, found, names, repeats))
+    environment = {**request.environment, IMPORT: facts}
+    return replace(request, sources=sources, repeats=repeats, environment=environment)
+
+
+def _find_repeats(planned: Sequence[Source]) -> dict[int, int]:
+    """Return, by position, the first position of each tensor that has several names."""
+    repeats: dict[int, int] = {}
+    known: dict[Hashable, int] = {}
+    for position, source in enumerate(planned):
+        if isinstance(source, TensorSource) and source.alias and source.size_bytes:
+            spec = source.tensor_spec
+            key = (source.alias, source.start, tuple(source.cuts), spec.dtype, spec.shape, spec.stride, spec.packed)
+            first = known.setdefault(key, position)
+            if first != position:
+                repeats[position] = first
+    return repeats
 
 
 def _rename(tree: Any, renames: Mapping[str, str]) -> Any:
@@ -182,17 +198,24 @@ def _rename(tree: Any, renames: Mapping[str, str]) -> Any:
     return map_tree(tree, lambda leaf: leaf, rename=rename)
 
 
-def _iter_sources(planned: Sequence[Source], found: FoundCheckpoint, names: Sequence[str]) -> Iterator[Source]:
+def _iter_sources(
+    planned: Sequence[Source], found: FoundCheckpoint, names: Sequence[str], repeats: Mapping[int, int]
+) -> Iterator[Source]:
     """Yield the sources of the save: tensors and carried files are digested while they are read."""
     room = WaitingRoom()
     rest = iter(names)
     taken = set()
-    for source in planned:
+    tensors: dict[int, ImportedTensor] = {}
+    for position, source in enumerate(planned):
         taken.add(source.name)
         if isinstance(source, TensorSource):
             stored = found.placeholders.find(source.tensor)
             origin = FileOrigin(next(rest), stored.reader.file if stored else "")
-            yield ImportedTensor(source, stored, origin, room)
+            first = tensors.get(repeats.get(position, -1))
+            tensor = first.rename(source, origin) if first else ImportedTensor(source, stored, origin, room)
+            if source.alias:
+                tensors[position] = tensor
+            yield tensor
         else:
             yield source
     for file in found.files:

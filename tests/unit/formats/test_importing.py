@@ -15,6 +15,7 @@ import holdfast
 from holdfast.errors import BadName, Mismatch, NameInUse, SourceChanged, Unsupported, Untrusted
 from holdfast.formats import imported
 from holdfast.formats.importing import read_import_receipt
+from holdfast.formats.reading.byte_ranges import FileBytes
 from holdfast.repo.upkeep.transfer import copy_snapshot
 from tests.kit.checkpoints import assert_receipt_fits, assert_same, digest_raw, make_state, save_dcp
 
@@ -156,6 +157,41 @@ def test_a_cast_is_stated_with_its_largest_error(store: holdfast.Store, tmp_path
     errors = (state["large"].double() - state["large"].half().double()).abs()
     assert large.cast is not None
     assert large.cast.max_abs == float(errors.max())
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_a_tensor_with_two_names_is_read_once(
+    store: holdfast.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype | None
+) -> None:
+    weight, other = torch.randn(1000, 700), torch.randn(40, 50)
+    state = {"embed": weight, "other": other, "head": weight.view(1000, 700), "turned": weight.t()}
+    torch.save(state, tmp_path / "a.pt")
+    read: list[int] = []
+    original = FileBytes.read
+
+    def count(self: FileBytes, start: int, stop: int) -> memoryview:
+        read.append(stop - start)
+        return original(self, start, stop)
+
+    monkeypatch.setattr(FileBytes, "read", count)
+    steps: list[int] = []
+    done = store.import_(tmp_path / "a.pt", "a", dtype=dtype, progress=lambda update: steps.append(update.done_bytes))
+
+    # The transposed view is read for its digest and for its chunks. Records of the archive take the rest.
+    assert 0 <= sum(read) - 3 * weight.nbytes - other.nbytes < 5000
+    assert steps[-1] == 3 * weight.to(dtype).nbytes + other.to(dtype).nbytes
+    lines = {tensor.name: tensor for tensor in done.receipt.tensors}
+    assert {name: line.source.digest for name, line in lines.items()} == {
+        name: digest_raw(tensor) for name, tensor in state.items()
+    }
+    assert {name: line.result.digest for name, line in lines.items()} == {
+        name: digest_raw(tensor.to(dtype)) for name, tensor in state.items()
+    }
+    assert lines["head"].name_in_files == "head"
+    assert read_import_receipt(store.repository, store.snapshot("a").record).tensors == done.receipt.tensors
+    loaded = store.load("a")
+    assert loaded["embed"].data_ptr() == loaded["head"].data_ptr() == loaded["turned"].data_ptr()
+    assert_same(loaded["head"], weight.to(dtype))
 
 
 def test_a_cast_keeps_ties_and_views(store: holdfast.Store, tmp_path: Path) -> None:

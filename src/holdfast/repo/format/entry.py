@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain
 from math import prod
 from typing import Final, NamedTuple, overload
@@ -178,6 +178,29 @@ class ChunkRows(Sequence[ChunkRef]):
         """Yield the digests of all chunks; after `release_columns`, none if all chunks are inline."""
         starts = range(0, len(self._digests), DIGEST_BYTES)
         return (Digest(bytes(self._digests[start : start + DIGEST_BYTES])) for start in starts)
+
+
+def repeat_rows(sources: Sequence[Source], refs: ChunkRows, repeats: Mapping[int, int]) -> ChunkRows:
+    """Return references to the chunks of all sources, where `refs` has none for those in `repeats`.
+
+    `repeats` has, by position, the position of an earlier source with the same chunks.
+    """
+    if not repeats:
+        return refs
+    known: dict[int, Sequence[ChunkRef]] = {}
+    wanted = set(repeats.values())
+    rows, at = ChunkRows(), 0
+    for position, source in enumerate(sources):
+        first = repeats.get(position)
+        if first is not None:
+            rows.extend(known[first])
+            continue
+        own = refs[at : at + count_chunks(source)]
+        at += len(own)
+        rows.extend(own)
+        if position in wanted:
+            known[position] = own
+    return rows
 
 
 class EntryRows(Sequence[Entry]):

@@ -83,14 +83,22 @@ class SourceChunk(NamedTuple):
 class SourceChunks:
     """The chunks of many sources, computed at each iteration, because a list of them takes much memory."""
 
-    def __init__(self, sources: Sequence[Source], runs: Mapping[int, Container[int]] | None = None) -> None:
-        """Use `runs`: by position in `sources`, the offsets of chunks that begin a run."""
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        runs: Mapping[int, Container[int]] | None = None,
+        repeats: Container[int] = (),
+    ) -> None:
+        """Use `runs`: by position, the offsets of chunks that begin a run. Skip the sources at `repeats`."""
         self._sources = sources
         self._runs = runs or {}
+        self._repeats = repeats
 
     def __iter__(self) -> Iterator[SourceChunk]:
         """Yield the chunks of all sources, in order."""
         for position, source in enumerate(self._sources):
+            if position in self._repeats:
+                continue
             cuts = source.cuts
             if len(cuts) == 1:
                 yield SourceChunk(source, position, 0, cuts[0])

@@ -24,7 +24,7 @@ from holdfast.json_text import EncodedJson, Json, canonical_json
 from holdfast.progress import Progress, Silent
 from holdfast.repo.engine import Engine
 from holdfast.repo.format.chunk import INLINE_BYTES, UNIT_BYTES, ChunkRef
-from holdfast.repo.format.entry import NO_RANK, ChunkRows, Entry, EntryRows, digest_parts, digest_snapshot
+from holdfast.repo.format.entry import NO_RANK, ChunkRows, Entry, EntryRows, digest_parts, digest_snapshot, repeat_rows
 from holdfast.repo.format.layout import find_shelf, verify_name
 from holdfast.repo.format.source import Source, SourceChunk, SourceChunks
 from holdfast.repo.handle.repository import Repository
@@ -110,6 +110,8 @@ class Request:
     """The whole of all ranks' parts, if there are several ranks; equal on every rank."""
     runs: Mapping[int, Container[int]] = field(default_factory=dict)
     """By position in `sources`: the offsets at which tensors begin in a file; they are aligned in the pack."""
+    repeats: Mapping[int, int] = field(default_factory=dict)
+    """By position in `sources`: the position of an earlier source with the same bytes and cuts. They are read once."""
     metadata: Mapping[str, Json] = field(default_factory=dict)
     environment: Mapping[str, Json] = field(default_factory=dict)
     """The machine and the versions used; unlike metadata, it may differ when a save is repeated."""
@@ -171,7 +173,7 @@ class _Saving:
 
     def _prepare(self) -> None:
         self._request = _verify_request(self._request)
-        self._chunks = SourceChunks(self._request.sources, self._request.runs)
+        self._chunks = SourceChunks(self._request.sources, self._request.runs, self._request.repeats)
         self._own_bytes = sum([source.size_bytes for source in self._request.sources])
 
     def _read_state(self) -> tuple[bool, int]:
@@ -237,6 +239,7 @@ class _Saving:
 
                 def write() -> list[ManifestPart]:
                     refs[:] = [filler().fill(self._chunks, self._progress)]
+                    self._progress.advance(sum(request.sources[position].size_bytes for position in request.repeats))
                     return [ManifestPart(request.spec, _build_entries(request, refs[0]))]
 
                 def rewrite(stale: Sequence[ChunkRef]) -> list[ChunkRef]:
@@ -359,7 +362,7 @@ def _verify_entry_name(name: str, snapshot_name: str) -> None:
 
 
 def _build_entries(request: Request, refs: ChunkRows) -> Sequence[Entry]:
-    rows = EntryRows(request.sources, refs)
+    rows = EntryRows(request.sources, repeat_rows(request.sources, refs, request.repeats))
     if request.watch:
         request.watch(rows)
     if not request.places:

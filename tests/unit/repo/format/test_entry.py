@@ -15,6 +15,7 @@ from holdfast.repo.format.entry import (
     digest_entry,
     digest_snapshot,
     find_shape,
+    repeat_rows,
 )
 from holdfast.repo.format.manifest import encode_manifest
 from holdfast.repo.format.source import BytesSource
@@ -113,3 +114,14 @@ def test_the_shape_is_that_of_the_boxes() -> None:
     assert find_shape(Entry("x", 6, boxes, dims=2)) == (2, 3)
     with pytest.raises(Corrupt, match="do not add up to 7 bytes"):
         find_shape(Entry("x", 7, boxes, dims=2))
+
+
+def test_repeated_sources_have_the_references_of_the_first() -> None:
+    refs = ChunkRows()
+    refs.extend(REFS[:3])
+    sources = [*SOURCES[:3], BytesSource("again", b"0123456789", cuts=(4, 10)), SOURCES[3]]
+
+    rows = repeat_rows(sources, refs, {3: 2, 4: 0})
+
+    assert list(rows) == [*REFS[:3], *REFS[1:3], REFS[0]]
+    assert repeat_rows(SOURCES[:3], refs, {}) is refs

@@ -7,7 +7,7 @@ from array import array
 import pytest
 
 from holdfast.repo.format.chunk import CHUNK_BYTES
-from holdfast.repo.format.source import BytesSource, SourceChunk, cut_sources, group_chunks
+from holdfast.repo.format.source import BytesSource, SourceChunk, SourceChunks, cut_sources, group_chunks
 
 SOURCES = [
     BytesSource("a", bytes(CHUNK_BYTES + 5)),
@@ -47,3 +47,7 @@ def test_a_batch_holds_at_least_one_chunk(limit: int) -> None:
 
 def test_no_pieces_make_no_batches() -> None:
     assert group_chunks([], limit_bytes=CHUNK_BYTES) == []
+
+
+def test_repeated_sources_are_skipped() -> None:
+    assert spans(list(SourceChunks([*SOURCES, SOURCES[0]], repeats={3: 0}))) == spans(cut_sources(SOURCES))
