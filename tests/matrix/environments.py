@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
@@ -13,6 +14,7 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAIRS: Final = ROOT / "tests/matrix/pairs"
 CONSTRAINTS: Final = ROOT / "constraints.txt"
+PROJECT: Final = ROOT / "pyproject.toml"
 # The first two come with Python itself.
 _NOT_PINNED: Final = frozenset({"pip", "setuptools", "holdfast"})
 _STAMP: Final = "constraints.txt"
@@ -67,11 +69,17 @@ def find_not_pinned(installed: Mapping[str, str], pins: Mapping[str, str]) -> li
     ]
 
 
+def describe_wanted(pair: str, project: bytes) -> str:
+    """Return the pins of a pair as a file for pip; it differs if pyproject.toml, which names the packages, differs."""
+    pins = "".join(f"{name}=={version}\n" for name, version in sorted(read_pins(pair).items()))
+    return f"# for pyproject.toml {hashlib.sha256(project).hexdigest()}\n{pins}"
+
+
 def build_environment(pair: str, place: Path) -> Path:
-    """Return the Python of the environment of a pair below `place`; creates it, or updates it if a pin has changed."""
+    """Return the Python of the environment of a pair below `place`; creates it, or updates it to what is wanted now."""
     folder = place / pair
     python, stamp = folder / "bin/python", folder / _STAMP
-    wanted = "".join(f"{name}=={version}\n" for name, version in sorted(read_pins(pair).items()))
+    wanted = describe_wanted(pair, PROJECT.read_bytes())
     if not python.exists():
         subprocess.run([find_interpreter(pair.partition("-")[0]), "-m", "venv", str(folder)], check=True)
     if not stamp.is_file() or stamp.read_text(encoding="utf-8") != wanted:

@@ -9,6 +9,7 @@ import pytest
 
 from tests.matrix.environments import (
     CannotBuild,
+    describe_wanted,
     find_interpreter,
     find_not_pinned,
     find_place,
@@ -36,6 +37,13 @@ def test_pins_of_the_pair_come_before_those_of_the_development_environment() -> 
 
     assert pins["numpy"].startswith("2.2.")
     assert pins["rich"] == read_pins("3.11-2.13")["rich"]
+
+
+def test_an_environment_is_updated_when_the_project_names_other_packages() -> None:
+    before, after = describe_wanted("3.10-2.6", b"test = []"), describe_wanted("3.10-2.6", b"test = ['safetensors']")
+
+    assert before != after
+    assert parse_pins(before) == parse_pins(after) == read_pins("3.10-2.6")
 
 
 def test_a_package_without_a_pin_or_with_another_version_is_reported() -> None:
