@@ -34,6 +34,15 @@ def test_import_says_what_was_saved_and_what_was_there(cli: Cli) -> None:
 
 
 @pytest.mark.usefixtures("model")
+def test_import_stores_facts_with_the_snapshot(cli: Cli) -> None:
+    cli.ok("import", "model.safetensors", "m", "--meta", "licence=mit", "--meta", "from=a=b")
+
+    shown = cli("show", "m", "--json").json
+    assert {key: shown["metadata"][key] for key in ("licence", "from")} == {"licence": "mit", "from": "a=b"}
+    assert "--meta 'x' is not of the form KEY=VALUE" in cli("import", "model.safetensors", "n", "--meta", "x").err
+
+
+@pytest.mark.usefixtures("model")
 def test_import_renames_casts_and_writes_the_receipt(cli: Cli) -> None:
     out = cli.ok(
         "import", "model.safetensors", "m", "--rename", "head.=top.", "--dtype", "bfloat16", "--receipt", "r.json"
@@ -117,7 +126,7 @@ def test_verify_import_names_each_difference_and_exits_with_1(cli: Cli, model: P
     as_json = cli("verify-import", "model.safetensors", "--against", "m", "--json")
 
     assert (ran.code, as_json.code) == (1, 1)
-    assert ran.out.startswith("head.codes: the receipt has uint8 (37,), BLAKE3 ")
+    assert ran.out.startswith("head.codes: the receipt has uint8 (37,), digest ")
     assert ran.out.endswith("1 difference\n")
     assert [finding["name"] for finding in as_json.json["findings"]] == ["head.codes"]
 

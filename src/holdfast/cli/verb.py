@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final, NoReturn
+
+from holdfast.errors import BadName
+from holdfast.json_text import Json
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -113,3 +116,27 @@ def add_prefix(parser: ArgumentParser) -> None:
 def add_yes(parser: ArgumentParser) -> None:
     """Add the option --yes of a verb that prints a plan first."""
     parser.add_argument("--yes", action="store_true", help="carry out the plan; without it, only print the plan")
+
+
+def add_metadata(parser: ArgumentParser) -> None:
+    """Add the option `--meta`."""
+    parser.add_argument(
+        "--meta",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="store this text with the snapshot; may be repeated",
+    )
+
+
+def parse_metadata(pairs: Iterable[str]) -> dict[str, Json]:
+    """Return what `--meta` gave; raises BadName."""
+    metadata: dict[str, Json] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise BadName(f"--meta {pair!r} is not of the form KEY=VALUE")
+        if key in metadata:
+            raise BadName(f"--meta gives the key {key!r} twice")
+        metadata[key] = value
+    return metadata

@@ -7,13 +7,13 @@ import re
 import time
 from argparse import ArgumentParser, Namespace
 from base64 import b64encode
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import Final
 
 from holdfast.cli.lookup import open_to_read, open_to_write, read_named_snapshot
 from holdfast.cli.output import Output, count, describe_saved, format_bytes
-from holdfast.cli.verb import add_json, document
+from holdfast.cli.verb import add_json, add_metadata, document, parse_metadata
 from holdfast.digest import short_hex
 from holdfast.errors import BadName, NotFound
 from holdfast.files.keep import KeepOptions, keep_files, plan_sources, restore_files, verify_target
@@ -47,20 +47,14 @@ def declare_put(parser: ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="the snapshot's name")
     parser.add_argument("paths", metavar="PATH", nargs="+", help="a file or directory")
     parser.add_argument("--overwrite", action="store_true", help="replace the snapshot if the name exists, atomically")
-    parser.add_argument(
-        "--meta",
-        metavar="KEY=VALUE",
-        action="append",
-        default=[],
-        help="store this text with the snapshot; may be repeated",
-    )
+    add_metadata(parser)
     add_json(parser)
     parser.set_defaults(run_verb=run_put)
 
 
 def run_put(options: Namespace, url: str, output: Output) -> int:
     """Save files as a snapshot."""
-    metadata = _parse_metadata(options.meta)
+    metadata = parse_metadata(options.meta)
     verify_user_name(options.name)
     repo = open_to_write(url, output)
     _verify_order(options.name, options.paths)
@@ -84,18 +78,6 @@ def _verify_order(name: str, paths: Sequence[str]) -> None:
     missing = next((path for path in paths if not os.path.lexists(path)), None)
     if missing is not None and os.path.exists(name):
         raise NotFound(f"no file {missing!r}; the name comes first: `holdfast put NAME PATH ...`", name=missing)
-
-
-def _parse_metadata(pairs: Iterable[str]) -> dict[str, Json]:
-    metadata: dict[str, Json] = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not equals or not key:
-            raise BadName(f"--meta {pair!r} is not of the form KEY=VALUE")
-        if key in metadata:
-            raise BadName(f"--meta gives the key {key!r} twice")
-        metadata[key] = value
-    return metadata
 
 
 def declare_get(parser: ArgumentParser) -> None:

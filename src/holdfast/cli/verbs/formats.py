@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from holdfast.cli.lookup import open_to_read, open_to_write, read_named_snapshot
 from holdfast.cli.output import Output, count, describe_saved, format_bytes
-from holdfast.cli.verb import add_json, document
+from holdfast.cli.verb import add_json, add_metadata, document, parse_metadata
 from holdfast.digest import short_hex
 from holdfast.errors import BadName
 from holdfast.json_text import Json
@@ -62,6 +62,7 @@ def declare_import(parser: ArgumentParser) -> None:
     )
     _add_unpickle(parser)
     parser.add_argument("--overwrite", action="store_true", help="replace the snapshot if the name exists, atomically")
+    add_metadata(parser)
     parser.add_argument("--receipt", metavar="FILE", help="also write the receipt to a file")
     add_json(parser)
     parser.set_defaults(run_verb=run_import)
@@ -119,6 +120,7 @@ def _make_options(options: Namespace) -> ImportOptions:
         dtype=find_dtype(options.dtype) if options.dtype else None,
         unpickle=options.unpickle,
         overwrite=options.overwrite,
+        metadata=parse_metadata(options.meta),
     )
 
 
