@@ -16,6 +16,8 @@ from holdfast.objects.protocol import MAX_COMPONENT_BYTES, MAX_KEY_BYTES, BlockU
 
 THREADS: Final = 16
 LIMIT_BYTES: Final = 1 << 20
+REUSED_BYTES: Final = 20 << 20
+"""More than the parts in which any client library sends an object."""
 
 BAD_KEYS: Final = {
     "empty": "",
@@ -273,6 +275,18 @@ class StoreContract:
             upload.append(memoryview(buffer))
             upload.commit()
         assert store.read("packs/one", limit_bytes=100) == b"aaaabbbb"
+
+    def test_a_large_buffer_may_be_reused_once_append_returned(self, store: ObjectStore) -> None:
+        buffer = bytearray(b"a" * REUSED_BYTES)
+        with store.upload("packs/one") as upload:
+            upload.append(memoryview(buffer))
+            buffer[:] = bytes(REUSED_BYTES)
+            upload.append(memoryview(buffer))
+            buffer[:] = b"c" * REUSED_BYTES
+            upload.commit()
+        stored = store.read("packs/one", limit_bytes=2 * REUSED_BYTES)
+        assert stored[:REUSED_BYTES].count(b"a") == REUSED_BYTES
+        assert stored[REUSED_BYTES:].count(b"\0") == REUSED_BYTES
 
     def test_an_upload_of_thousands_of_buffers_keeps_them_all(self, store: ObjectStore) -> None:
         with store.upload("packs/one") as upload:
